@@ -35,7 +35,8 @@ from longseq_bench.kernels.base import (
 )
 
 Positions = NDArray[np.int64]
-Counts = NDArray[np.int_] | NDArray[np.bool_]
+Counts = NDArray[np.integer] | NDArray[np.bool_]
+Mask = NDArray[np.bool_]
 
 
 class Attention(ABC):
@@ -151,10 +152,25 @@ class Attention(ABC):
             return k_positions[None, :] <= q_positions[:, None]
         return np.ones((len(q_positions), len(k_positions)), dtype=np.bool_)
 
+    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
+        """Return False for keys that none of the queries sees, (keys,), at little cost.
+
+        It spares the float64 reference of a sparse pattern most pairs. The default is True for all.
+        """
+        return np.ones(len(k_positions), dtype=np.bool_)
+
     @property
     def is_exact(self) -> bool:
         """True if every query sees every key that the mask allows."""
         return type(self).multiplicity is Attention.multiplicity
+
+    @property
+    def sees_itself(self) -> bool:
+        """True if every query that sees a key sees that of its own position, too.
+
+        Then the check of every row can use matching scores. A sparse pattern overrides it.
+        """
+        return self.is_exact
 
     def cost(self) -> Cost:
         """Return FLOPs, floor bytes and bytes sent, by formula. Default: dense attention."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, Counts, Positions
+from longseq_bench.attention.base import Attention, Counts, Mask, Positions
 from longseq_bench.core.cost import Cost
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -73,10 +73,19 @@ class ProjectedAttention(Attention):
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         return self.inner.multiplicity(q_positions, k_positions, head)
 
+    @override
+    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
+        return self.inner.may_see(q_positions, k_positions, head)
+
     @property
     @override
     def is_exact(self) -> bool:
         return self.inner.is_exact
+
+    @property
+    @override
+    def sees_itself(self) -> bool:
+        return self.inner.sees_itself
 
     @override
     def cost(self) -> Cost:

@@ -132,13 +132,22 @@ class BlockLayout:
 
     def multiplicity(self, q_positions: Ints, k_positions: Ints) -> NDArray[np.bool_]:
         """Return True where a query sees a key, (queries, keys), from global positions, int64."""
-        visible = np.zeros((len(q_positions), len(k_positions)), dtype=np.bool_)
         key_blocks, query_blocks = k_positions // self.block, q_positions // self.block
-        for i in np.unique(query_blocks):
-            visible[query_blocks == i] = np.isin(key_blocks, self.row(int(i)))
+        rows, row_of_query = np.unique(query_blocks, return_inverse=True)
+        kept = np.zeros((len(rows), self.rows), dtype=np.bool_)
+        for n, i in enumerate(rows):
+            kept[n, self.row(int(i))] = True
+        visible: NDArray[np.bool_] = kept[:, key_blocks][row_of_query]
         if self.causal:
             visible &= k_positions[None, :] <= q_positions[:, None]
         return visible
+
+    def may_see(self, q_positions: Ints, k_positions: Ints) -> NDArray[np.bool_]:
+        """Return True for keys in a block that a query sees, (keys,); see `Attention.may_see`."""
+        seen = np.zeros(self.rows, dtype=np.bool_)
+        for i in np.unique(q_positions // self.block):
+            seen[self.row(int(i))] = True
+        return seen[k_positions // self.block]
 
 
 def common_sizes(layouts: Sequence[BlockLayout]) -> tuple[int, int, bool]:

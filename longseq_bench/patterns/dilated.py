@@ -90,20 +90,39 @@ class DilationRule:
         head: int,
         causal: bool,
         step_of: NDArray[np.int32] | None = None,
-    ) -> Ints:
+    ) -> NDArray[np.int32]:
         """Return how often each query sees each key, (queries, keys).
 
         step_of: walk step of each original position; None if the walk is the sequence.
         """
         q, k = (p if step_of is None else step_of[p] for p in (q_positions, k_positions))
-        count = np.zeros((len(q), len(k)), dtype=np.int64)
+        count = np.zeros((len(q), len(k)), dtype=np.int32)
         for segment, rate, offset in self.sets_of_head(head):
-            q_in_set, k_in_set = (p % segment % rate == offset for p in (q, k))
-            same_segment = (q // segment)[:, None] == (k // segment)[None, :]
-            count += same_segment & q_in_set[:, None] & k_in_set[None, :]
+            of_query, of_key = (
+                np.where(p % segment % rate == offset, p // segment, outside)
+                for p, outside in ((q, -1), (k, -2))
+            )
+            # many queries share a segment
+            segments, index = np.unique(of_query, return_inverse=True)
+            count += (segments[:, None] == of_key[None, :])[index]
         if causal:
             count *= k_positions[None, :] <= q_positions[:, None]
         return count
+
+    def may_see(
+        self,
+        q_positions: Ints,
+        k_positions: Ints,
+        head: int,
+        step_of: NDArray[np.int32] | None = None,
+    ) -> NDArray[np.bool_]:
+        """Return True for keys in a set of a query, (keys,); see `Attention.may_see`."""
+        q, k = (p if step_of is None else step_of[p] for p in (q_positions, k_positions))
+        seen = np.zeros(len(k), dtype=np.bool_)
+        for segment, rate, offset in self.sets_of_head(head):
+            own = q[q % segment % rate == offset] // segment
+            seen |= np.isin(k // segment, own) & (k % segment % rate == offset)
+        return seen
 
     def visible_pairs(self, seq_len: int, causal: bool) -> int:
         """Return the visible query-key pairs, with multiplicity, summed over heads."""

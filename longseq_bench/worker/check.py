@@ -149,11 +149,16 @@ class _Backward:
             for n, (name, expected) in enumerate(zip(("dk", "dv"), sums, strict=True)):
                 got = self._grads[n + 1][i, j, chunk.at].cpu().double()
                 index = n, chunk.b, chunk.head
-                self._errors.add(name, got, expected, math.inf, chunk.head, usual[n])
-                unseen = got[row_scale(expected) == 0].abs()
-                if unseen.numel():
-                    self._unseen[index] = self._unseen[index].maximum(unseen.max())
-                self._largest[index] = self._largest[index].maximum(expected.value.abs().max())
+                kept = torch.arange(len(got)) if chunk.kept is None else chunk.kept
+                self._errors.add(name, got[kept], expected, math.inf, chunk.head, usual[n])
+                is_seen = torch.zeros(len(got), dtype=torch.bool)
+                is_seen[kept] = row_scale(expected) > 0
+                for found, values in (
+                    (self._unseen, got[~is_seen]),
+                    (self._largest, expected.value),
+                ):
+                    if values.numel():
+                        found[index] = found[index].maximum(values.abs().max())
         dq = gradients.close()
         _compare_rows(
             self._errors,

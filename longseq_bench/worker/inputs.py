@@ -21,16 +21,17 @@ FULL_CHECK_TOKENS = 512
 """Longest sequence of which all rows are checked."""
 
 SAMPLED_ROWS = 256
-"""Checked rows of a longer sequence, as far as MAX_PAIRS allows."""
-
-MAX_PAIRS = 2**25
-"""Maximum number of (checked row, key) pairs of a head: beyond 131,072 tokens fewer rows."""
-
-MIN_ROWS = 32
-"""Checked rows at any length."""
+"""Checked rows of a longer sequence."""
 
 RESIDUES = 128
 """A row of every remainder modulo this number is checked: blocks and tiles are powers of two."""
+
+MAX_PAIRS = 2**24
+"""Maximum number of keys times stretches of 128 tokens that have checked rows, of sparse attention.
+Beyond 65,536 tokens rows share stretches: those of one stretch see mostly the same keys."""
+
+MIN_STRETCHES = 32
+"""Stretches with checked rows at any length."""
 
 BLOCKS = 64, 128
 """Sizes of blocks at whose borders rows are checked, besides those that the options name."""
@@ -89,8 +90,9 @@ class Pass:
 
 
 def checked_rows(
-    seq_len: int, seed: int, ends: Tensor | None = None, blocks: Iterable[int] = ()
-) -> Tensor:
+    seq_len: int, seed: int, ends: Tensor | None = None, blocks: Iterable[int] = (),
+    share_stretches: bool = False,
+) -> Tensor:  # fmt: skip
     """Return the query positions to check, ascending; others for another seed.
 
     All of a short sequence. Else half of them have every remainder modulo 128 once, a quarter are
@@ -101,6 +103,7 @@ def checked_rows(
         seed: of the random choice.
         ends: the first and last position of each rank's queries, (ranks, 2); some are added.
         blocks: sizes of the implementation's blocks, tiles or segments.
+        share_stretches: of a long sequence, choose rows from few stretches of 128 tokens.
     """
     if seq_len <= FULL_CHECK_TOKENS:
         return torch.arange(seq_len)
@@ -109,20 +112,30 @@ def checked_rows(
     def draw(high: int, count: int) -> Tensor:
         return torch.randint(high, (count,), generator=generator)
 
-    count = max(MIN_ROWS, min(SAMPLED_ROWS, MAX_PAIRS // seq_len))
-    residues = torch.randperm(RESIDUES, generator=generator)[: count // 2]
-    rows = [torch.tensor([0, seq_len - 1]), draw(seq_len // RESIDUES, len(residues)) * RESIDUES]
-    rows[1] += residues
+    stretches = max(MIN_STRETCHES, MAX_PAIRS // seq_len) if share_stretches else SAMPLED_ROWS
+    is_shared = stretches < SAMPLED_ROWS
+    # a quarter of the stretches have borders; a border may touch two
+    starts = draw(seq_len // RESIDUES, stretches // 2 if is_shared else RESIDUES) * RESIDUES
+    borders = min(stretches, SAMPLED_ROWS) // 8
+
+    def draw_starts(count: int) -> Tensor:
+        return starts[torch.arange(count) % len(starts)]
+
+    residues = torch.randperm(RESIDUES, generator=generator)
+    rows = [torch.tensor([0, seq_len - 1]), draw_starts(RESIDUES) + residues]
     sizes = sorted({size for size in (*BLOCKS, *blocks) if 1 < size < seq_len})
-    each = max(1, count // 8 // len(sizes))
     for size in sizes:
-        borders = (1 + draw((seq_len - 1) // size, each)) * size
-        rows += [borders - 1, borders.clamp(max=seq_len - 1)]
+        at = (1 + draw((seq_len - 1) // size, max(1, borders // len(sizes)))) * size
+        rows += [at - 1, at.clamp(max=seq_len - 1)]
     known = torch.unique(torch.cat(rows))
     # more than are missing, since some are known already
-    others = torch.unique(draw(seq_len, 4 * count))
+    others = draw(seq_len, 4 * SAMPLED_ROWS)
+    if is_shared:
+        others = draw_starts(len(others)) + others % RESIDUES
+    others = torch.unique(others)
     others = others[~torch.isin(others, known)]
-    others = others[torch.randperm(len(others), generator=generator)[: max(0, count - len(known))]]
+    missing = max(0, SAMPLED_ROWS - len(known))
+    others = others[torch.randperm(len(others), generator=generator)[:missing]]
     more = [] if ends is None else [_edges(ends)]
     return torch.unique(torch.cat([known, others, *more]))  # type: ignore[no-any-return]
 
@@ -143,7 +156,13 @@ def select_checked_rows(
     sizes = (one if isinstance(one, tuple) else (one,) for one in values)
     blocks = [size for some in sizes for size in some if type(size) is int]
     ends = all_gather(attention.group, ends)
-    return checked_rows(attention.workload.seq_len, seed + _SEED_STEP * round_, ends, blocks)
+    return checked_rows(
+        attention.workload.seq_len,
+        seed + _SEED_STEP * round_,
+        ends,
+        blocks,
+        share_stretches=not attention.is_exact,
+    )
 
 
 def _edges(ends: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""Inputs with which exact attention returns one known value for each position.
+"""Inputs with which attention returns one known value for each position.
 
 A position has a code: the bits of its number, as many as head_dim has room for, at most 16. Keys
 are codes as signs, queries are the same codes times a large factor. So a query's largest score is
 that of the keys with its own code; those of other codes are lower by 16 or more, and their weights
-vanish. All keys of a code have the same value, hence out_i = value(code(i)), with or without a
-causal mask: every token sees itself. With unique codes also dv_j = dO_j, summed over query heads.
+vanish. All keys of a code have the same value, hence out_i = value(code(i)) under any pattern in
+which a token sees itself. With unique codes also dv_j = dO_j, summed over query heads.
 
 Neighbours have different values, so a row that is another one's shows in every dtype, at any
 length. Scores reach ±200 where head_dim is 16 or more: exp() of them overflows float32 unless the

@@ -67,16 +67,18 @@ class CheckedRows:
 class KeyChunk:
     """Some of this rank's keys of one batch row and key head (K, D).
 
-    at: their slice of this rank's keys.
+    at: the slice of this rank's keys that they are from.
+    kept: their indices in the slice; None if they are all of it.
     is_counted: if this is the lowest rank that has them (see the module).
     raw: k and v as given; keys, values: after their projections.
-    seen: by query head, the logarithm of how often each row sees each key, (R, K), if known; keys
-    that no row sees are left out then.
+    seen: by query head, the logarithm of how often each row sees each key, (R, K), of a sparse
+    pattern. Keys that no row may see are left out then.
     """
 
     b: int
     head: int
     at: slice
+    kept: Tensor | None
     is_counted: bool
     raw: tuple[Tensor, Tensor]
     keys: Tensor
@@ -172,10 +174,9 @@ class Reference:
             self._kept = batch, kept
 
     def chunks(self, batch: range, counted_only: bool) -> Iterator[KeyChunk]:
-        """Yield own keys and values.
+        """Yield own keys and values, of a sparse pattern only those that a row may see.
 
-        counted_only: without those that another rank counts, and of a sparse pattern without those
-        that no row sees.
+        counted_only: without those that another rank counts, and without chunks of no key.
         """
         shard = self.shard
         for b, head in product(batch, shard.kv_heads):
@@ -185,31 +186,30 @@ class Reference:
             size = min(KEY_CHUNK, max(1024, CHUNK_ELEMENTS // max(1, len(self.rows))))
             for start in range(0, len(shard.keys), size):
                 at = slice(start, min(start + size, len(shard.keys)))
-                kept: slice | Tensor = at
-                seen = None
-                if counted_only and not self.attention.is_exact:
+                kept, seen = None, None
+                if not self.attention.is_exact:
                     kept, seen = self._find_seen(head, at)
-                    if not len(kept):
+                    if counted_only and not len(kept):
                         continue
                 i, j = shard.batch.index(b), shard.kv_heads.index(head)
-                k, v = (t[i, j, kept].cpu().double() for t in (self.k, self.v))
+                own = (t[i, j, at] for t in (self.k, self.v))
+                k, v = ((t if kept is None else t[kept.to(t.device)]).cpu().double() for t in own)
                 keys, values = self.projected(k, "k"), self.projected(v, "v")
-                yield KeyChunk(b, head, at, is_counted, (k, v), keys, values, seen)
+                yield KeyChunk(b, head, at, kept, is_counted, (k, v), keys, values, seen)
 
     def _find_seen(self, kv_head: int, at: slice) -> tuple[Tensor, dict[int, Tensor]]:
-        """Return the indices of the keys of a slice that any row sees, and how often by head."""
+        """Return the indices in a slice of keys that rows may see, and how often by query head."""
         rows, positions = self.rows.numpy(), self.shard.keys[at]
         group = self.workload.heads // self.workload.kv_heads
-        counts = {
-            head: self.attention.multiplicity(rows, positions, head)
-            for head in range(kv_head * group, (kv_head + 1) * group)
-        }
-        found = np.flatnonzero(np.any([count.any(0) for count in counts.values()], 0))
+        heads = range(kv_head * group, (kv_head + 1) * group)
+        may_see = [self.attention.may_see(rows, positions, head) for head in heads]
+        found = np.flatnonzero(np.any(may_see, 0))
+        counts = (self.attention.multiplicity(rows, positions[found], head) for head in heads)
         seen = {
-            head: torch.from_numpy(np.ascontiguousarray(count[:, found])).double().log_()
-            for head, count in counts.items()
+            head: _log_multiplicity(torch.from_numpy(count))
+            for head, count in zip(heads, counts, strict=True)
         }
-        return torch.from_numpy(found) + at.start, seen
+        return torch.from_numpy(found), seen
 
     def heads_of(self, chunk: KeyChunk, batch: range) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the query heads that use a chunk, with their index into the rows' tensors."""
@@ -230,21 +230,16 @@ class Reference:
         """
         if chunk.seen is not None:
             return chunk.seen[head]
-        if not self.attention.is_exact:
-            return self._log_multiplicity(chunk, head)
         # exact attention has the same for all heads
         if chunk.at.start not in self._seen:
             if len(self._seen) * len(self.rows) * len(chunk.keys) > MAX_KEPT_ELEMENTS:
                 self._seen.clear()
-            self._seen[chunk.at.start] = self._log_multiplicity(chunk, head)
+            count = self.attention.multiplicity(self.rows.numpy(), self.shard.keys[chunk.at], head)
+            is_one = bool((count == 1).all())
+            self._seen[chunk.at.start] = (
+                None if is_one else _log_multiplicity(torch.from_numpy(count))
+            )
         return self._seen[chunk.at.start]
-
-    def _log_multiplicity(self, chunk: KeyChunk, head: int) -> Tensor | None:
-        positions = self.shard.keys[chunk.at]
-        count = self.attention.multiplicity(self.rows.numpy(), positions, head)
-        if (count == 1).all():
-            return None
-        return torch.from_numpy(np.ascontiguousarray(count)).double().log_()
 
 
 class Gradients:
@@ -325,6 +320,12 @@ class Gradients:
             return gradient
         squares = None if gradient.squares is None else gradient.squares @ matrix.square().T
         return Sum(gradient.value @ matrix.T, squares)
+
+
+def _log_multiplicity(count: Tensor) -> Tensor:
+    if count.dtype != torch.bool:
+        return count.double().log_()
+    return torch.zeros(count.shape, dtype=torch.float64).masked_fill_(~count, -math.inf)
 
 
 def _exp_inplace(scores: Tensor, row_max: Tensor) -> Tensor:

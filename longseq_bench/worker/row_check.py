@@ -5,8 +5,9 @@
                      Queries are 64 times as large, so scores reach ±200.
     equal scores:    see equal_scores.py; for exact attention, gradients included. In float32 it
                      shows a single key too many or too few in any output row.
-    matching scores: see matching_scores.py; for exact attention, with dv. It shows an output row
-                     that is another one's in any dtype, and a softmax without its maximum.
+    matching scores: see matching_scores.py; for attention in which a query sees its own position,
+                     with dv. It shows an output row that is another one's in any dtype, and a
+                     softmax without its maximum or with a limit on scores.
 
 They cost O(N) next to the pass itself, at any length and over ranks. Sampled rows with random
 inputs (check.py) see what these can't: scores that are a little wrong.
@@ -101,8 +102,8 @@ class EveryRowCheck:
 
     @property
     def can_have_matching_scores(self) -> bool:
-        """True for exact attention without a module's matrices, which mix the bits of a code."""
-        return self._attention.is_exact and not self._attention.projections()
+        """True if queries see themselves; not with a module's matrices, which mix a code's bits."""
+        return self._attention.sees_itself and not self._attention.projections()
 
     @contextmanager
     def warm_up(self, one: Pass) -> Iterator[None]:
@@ -162,7 +163,7 @@ def find_unlike_constant(attention: Attention, out: Tensor) -> str | None:
         size = expected.abs().amax(-1)
         for start in range(0, out.shape[2], _CHUNK):
             rows = out[i, j, start : start + _CHUNK]
-            rows = torch.where((rows == 0).all(-1, keepdim=True), expected.to(rows), rows)
+            rows = _without_zeros(rows, expected)
             wrong.add(rows, expected, size, shard.queries[start : start + _CHUNK], head)
     return wrong.describe()
 
@@ -224,7 +225,8 @@ def fill_matching_scores(attention: Attention, expected: MatchingScores, one: Pa
 def find_unlike_matching(attention: Attention, expected: MatchingScores, one: Pass) -> str | None:
     """Return a sentence about rows of the output or of dv that are wrong; None without.
 
-    For the results of exact attention on the inputs of `fill_matching_scores`.
+    For results on the inputs of `fill_matching_scores`. Sparse attention may have rows of zeros:
+    their number was checked before.
     """
     assert one.out is not None
     w, shard, dtype = attention.workload, attention.shard, attention.coarsest_dtype
@@ -237,17 +239,25 @@ def find_unlike_matching(attention: Attention, expected: MatchingScores, one: Pa
             rows = torch.from_numpy(expected.inputs("v", own) * scale).to(one.out.device)
             sizes = rows.new_full((len(own),), scale)
             for part in one.out[:, j, start : start + _CHUNK]:
+                if not attention.is_exact:
+                    part = _without_zeros(part, rows)
                 wrong.add(part, rows, sizes, own, head)
     found = [wrong.describe()]
     if one.grads is not None and not all(bool(torch.isfinite(g).all()) for g in one.grads):
         found.append("a gradient has values that are not finite")
-    if one.grads is not None and expected.has_unique_codes:
+    covers_all = attention.is_exact or not attention.measures().get("uncovered", 1.0)
+    if one.grads is not None and expected.has_unique_codes and covers_all:
         wrong = _WrongRows("dv", MATCHING_GRADIENT_TOLERANCE[dtype] * _growth(group))
         values = torch.from_numpy(expected.inputs("grad_out", shard.keys) * group)
         sizes = values.new_full((len(shard.keys),), float(group))
         _compare(wrong, one.grads[2], values, sizes, shard.keys, shard.kv_heads)
         found.append(wrong.describe())
     return next(filter(None, found), None)
+
+
+def _without_zeros(rows: Tensor, expected: Tensor) -> Tensor:
+    """Return rows (n, D) with expected ones in place of those that are zero."""
+    return torch.where((rows == 0).all(-1, keepdim=True), expected.to(rows), rows)
 
 
 def _growth(heads: int) -> float:

@@ -59,7 +59,12 @@ def test_multiplicity_pairs_and_density_equal_enumeration(one: BlockLayout) -> N
 def test_multiplicity_takes_any_positions_in_any_order(one: BlockLayout, draw) -> None:  # type: ignore[no-untyped-def]
     queries = np.array([draw.randrange(one.seq_len) for _ in range(7)])
     keys = np.array([draw.randrange(one.seq_len) for _ in range(5)])
-    assert np.array_equal(one.multiplicity(queries, keys), table(one)[np.ix_(queries, keys)])
+    visible = table(one)[np.ix_(queries, keys)]
+    assert np.array_equal(one.multiplicity(queries, keys), visible)
+    may_see = one.may_see(queries, keys)
+    assert not visible[:, ~may_see].any()
+    if not one.causal:
+        assert np.array_equal(may_see, visible.any(0))
 
 
 @settings(max_examples=40, deadline=None)

@@ -68,6 +68,9 @@ def test_segments_follow_a_walk_and_causality_the_sequence(rule, n, causal, draw
             for b in range(n):
                 count = times(rule, step_of[a], step_of[b], head)
                 assert got[a, b] == (0 if causal and b > a else count)
+        queries = np.array(draw.sample(range(n), min(n, 4)))
+        seen = rule.multiplicity(queries, steps, head, False, step_of).any(0)
+        assert np.array_equal(rule.may_see(queries, steps, head, step_of), seen)
 
 
 def test_a_rate_of_one_covers_every_token() -> None:

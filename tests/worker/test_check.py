@@ -16,7 +16,8 @@ from longseq_bench.worker.check import check, count_zero_rows
 from longseq_bench.worker.errors import Errors
 from longseq_bench.worker.inputs import (
     FULL_CHECK_TOKENS,
-    MIN_ROWS,
+    MAX_PAIRS,
+    MIN_STRETCHES,
     SAMPLED_ROWS,
     checked_rows,
     select_checked_rows,
@@ -178,21 +179,24 @@ def test_values_that_are_not_finite_are_infinite_errors(value: float) -> None:
     assert errors.worst == math.inf
 
 
-@pytest.mark.parametrize(("tokens", "count"), [
-    (FULL_CHECK_TOKENS + 1, SAMPLED_ROWS), (10**5, SAMPLED_ROWS), (2**18, 128), (2**30, MIN_ROWS),
-])  # fmt: skip
-def test_checked_rows_are_stratified(tokens: int, count: int) -> None:
-    """All residues of blocks and both sides of their borders; fewer rows where keys are many."""
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("tokens", [FULL_CHECK_TOKENS + 1, 50_000, 2**18, 2**30])
+def test_checked_rows_are_stratified(tokens: int, shared: bool) -> None:
+    """All residues of blocks and both sides of their borders, in few stretches if these count."""
     for seed in range(20):
-        rows = checked_rows(tokens, seed, blocks=[100]).numpy()
+        rows = checked_rows(tokens, seed, blocks=[100], share_stretches=shared).numpy()
         assert (rows[0], rows[-1]) == (0, tokens - 1)
-        assert count <= len(rows) <= count + 4
-        assert len({*rows % 64}) >= min(64, count // 4)
-        if count == SAMPLED_ROWS:
-            assert {*rows % 128} == {*range(128)}
+        assert SAMPLED_ROWS <= len(rows) <= SAMPLED_ROWS + 4
+        assert {*rows % 128} == {*range(128)}
         for size in (64, 100, 128):
             assert sum(rows % size == 0) > 1
             assert sum(rows % size == size - 1) > 0
+        stretches = len({*rows // 128})
+        if shared and tokens > 2**16:
+            allowed = max(MIN_STRETCHES, MAX_PAIRS // tokens)
+            assert allowed // 2 <= stretches <= allowed + 4
+        elif tokens >= 50_000:
+            assert stretches > 100
 
 
 def test_checked_rows_are_all_of_a_short_sequence_and_others_for_another_seed() -> None:

@@ -3,15 +3,21 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts, Positions
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker import row_check
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.matching_scores import MatchingScores
+from longseq_bench.worker.passes import run_forward
+from tests.attention.test_contract import CASES
+from tests.plugins import faulty
+from tests.plugins.faulty import Faulty
 from tests.worker.test_row_check import drawn, judge
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -69,6 +75,68 @@ def test_a_softmax_that_only_mild_scores_suit_is_wrong(kind: str, dtype: Any) ->
     w = Workload(seq_len=300, heads=4, kv_heads=2, head_dim=32, causal=True, dtype=dtype)
     reason = judge(IMPLEMENTATIONS.get("faulty")(w, Group.alone(), kind=kind))
     assert (reason is None) == (kind == "none")
+
+
+class Windowed(Faulty):
+    """The same faults behind a mask: a query sees itself and the 40 keys before it."""
+
+    sees_itself = True
+
+    def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
+        queries, keys = map(torch.from_numpy, (q_positions, k_positions))
+        return in_window(queries[:, None], keys).numpy()
+
+    def measures(self) -> dict[str, float]:
+        return {"uncovered": 0.0}
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen = in_window(self.rows[:, None], torch.arange(self.workload.seq_len))
+        scores = q.float() @ k.float().transpose(-1, -2) / math.sqrt(self.workload.head_dim)
+        weigh = faulty.WEIGHTS.get(self.kind, lambda a, scores: scores.softmax(-1))
+        return (weigh(self, scores.masked_fill(~seen, -math.inf)) @ v.float()).to(v)
+
+
+def in_window(queries: Tensor, keys: Tensor) -> Tensor:
+    return (keys <= queries) & (keys >= queries - 40)
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "kind", ["scores clipped at 20", "one row of all", "dv of one row", "none"]
+)
+def test_every_row_of_sparse_attention_returns_its_own_value(
+    kind: str, dtype: Any, mode: Any
+) -> None:
+    w = Workload(seq_len=700, heads=2, head_dim=32, causal=True, dtype=dtype, mode=mode)
+    reason = judge(Windowed(w, Group.alone(), kind=kind)) or ""
+    if kind == "none" or (kind == "dv of one row" and mode == "forward"):
+        assert not reason
+    else:
+        assert reason.startswith("with matching scores, ")
+        assert ("2 of 1,400 rows of" in reason) == ("one row" in kind)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_what_is_said_to_see_itself_does(name: str, options: dict[str, Any]) -> None:
+    w = Workload(seq_len=519, heads=4, kv_heads=2, head_dim=16, causal=True)
+    attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
+    attention.prepare("cpu")
+    run_forward(attention, drawn(attention))  # an adaptive pattern is chosen by a pass
+    assert attention.sees_itself
+    tokens = np.arange(519)
+    for head in range(4):
+        count = attention.multiplicity(tokens, tokens, head)
+        assert (count.diagonal() > 0).tolist() == count.any(1).tolist()
+
+
+def test_rows_that_no_set_has_are_zero_and_no_fault() -> None:
+    shape: Any = {"seq_len": 700, "heads": 4, "head_dim": 32, "mode": "train"}
+    options: Any = {"segments": (64,), "dilation": (2,)}
+    attention = IMPLEMENTATIONS.get("dilated")(Workload(**shape), Group.alone(), **options)
+    assert attention.measures()["uncovered"] == 0.5
+    attention.prepare("cpu")
+    assert judge(attention) is None
 
 
 def test_queries_of_the_constant_check_are_hard_and_restored() -> None:

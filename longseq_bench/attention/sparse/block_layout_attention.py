@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, Counts, Positions
+from longseq_bench.attention.base import Attention, Counts, Mask, Positions
 from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -59,6 +59,17 @@ class LayoutAttention(Attention):
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         layout = self.layouts[head if len(self.layouts) > 1 else 0]
         return layout.multiplicity(q_positions, k_positions)
+
+    @override
+    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
+        layout = self.layouts[head if len(self.layouts) > 1 else 0]
+        return layout.may_see(q_positions, k_positions)
+
+    @property
+    @override
+    def sees_itself(self) -> bool:
+        # in every layout a block of queries sees its own keys
+        return True
 
     @override
     def cost(self) -> Cost:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, Counts, Positions, implementation
+from longseq_bench.attention.base import Attention, Counts, Mask, Positions, implementation
 from longseq_bench.attention.exact.ring import RingKernel
 from longseq_bench.attention.sparse.segments import SegmentTiles
 from longseq_bench.attention.tiles import TILE_ROWS, Block, LocalShare, TiledBlocks, head_runs
@@ -69,7 +69,6 @@ class Dilated(Attention):
         self.requested_kernel, self.kernel_name = kernel, ""
         w, pairs = workload, tuple(self.rule.pairs())
         self.segments = SegmentTiles(w.seq_len, pairs, w.causal)
-        self.step_of: NDArray[np.int32] | None = None
         self._spans: SpanAttention | None = None
 
     @override
@@ -155,6 +154,21 @@ class Dilated(Attention):
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         causal = self.workload.causal
         return self.rule.multiplicity(q_positions, k_positions, head, causal, self.step_of)
+
+    @override
+    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
+        return self.rule.may_see(q_positions, k_positions, head, self.step_of)
+
+    @property
+    @override
+    def sees_itself(self) -> bool:
+        # the tokens of a set see each other
+        return True
+
+    @property
+    def step_of(self) -> NDArray[np.int32] | None:
+        """The step of the walk at which each position comes; None if the walk is the sequence."""
+        return None
 
     def _pairs_per_head(self) -> float:
         w = self.workload

@@ -5,10 +5,13 @@ q, k and v are never permuted as a whole: the tokens of a segment are gathered w
 and the output is written to its place. Causality is that of the sequence.
 """
 
+from functools import cached_property
+
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
-from longseq_bench.attention.base import Counts, Positions, implementation
+from longseq_bench.attention.base import implementation
 from longseq_bench.attention.sparse.dilated import Dilated
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.patterns.hilbert import hilbert_order
@@ -37,10 +40,10 @@ class Hilbert(Dilated):
             self.segments.walk = hilbert_order(self.workload.seq_len)
         super().prepare(device)
 
+    @cached_property
     @override
-    def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
-        if self.step_of is None:
-            order = hilbert_order(self.workload.seq_len)
-            self.step_of = np.empty_like(order)
-            self.step_of[order] = np.arange(len(order), dtype=np.int32)
-        return super().multiplicity(q_positions, k_positions, head)
+    def step_of(self) -> NDArray[np.int32]:
+        order = hilbert_order(self.workload.seq_len)
+        steps = np.empty_like(order)
+        steps[order] = np.arange(len(order), dtype=np.int32)
+        return steps
