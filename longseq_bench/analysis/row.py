@@ -80,7 +80,9 @@ class Row:
         "Keep", "text",
         "What a pass preserves: all; inputs (recomputation); nothing (in place).", "same",
     )  # fmt: skip
-    allocator: Allocator = declare("Allocator", "text", "CUDA allocator mode.", "same")
+    allocator: Allocator = declare(
+        "Allocator", "text", "Allocator mode: default, expandable (CUDA), fresh (CPU).", "same"
+    )
     peak_bytes: int | None = declare(
         "Peak memory", "bytes", "Largest peak memory of any rank.", "largest", measurement="peak"
     )

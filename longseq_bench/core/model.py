@@ -2,12 +2,12 @@
 
 Workload     the shape of q, k, v and the kind of pass; not the implementation
 Trial        one implementation on one workload under one budget; identified by its key
-Measurement  raw samples of one meter, in SI units
+Measurement  raw samples of one quantity on one rank, in SI units
 Outcome      the result of one trial: status, reason, phase and measurements
 Environment  machine and versions; records with equal fingerprints may be compared
 Record       trial + outcome + environment: one line of a results file
 
-Only these cross the boundary between the parent and a trial's process.
+A Trial crosses to the child and an Outcome comes back. Environment and Record stay in the parent.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Outcome(Frozen):
 
     @property
     def fits(self) -> bool | None:
-        """True for ok, False for out of memory, None if the length is not the cause."""
+        """True for ok, False for out of memory; None: the status says nothing about memory."""
         return {"ok": True, "oom": False}.get(self.status)
 
     def samples(self, name: str) -> tuple[float, ...]:
@@ -314,7 +314,7 @@ class Record(Frozen):
     purpose: measure (a row of a sweep); probe, edge, confirm (steps of a search for the longest
     length); density (a step of a search for the lowest sparsity).
     predicted_tokens: the maximum that the search expected when it requested this run.
-    foreseen: the prediction for this run.
+    foreseen: the memory and time predicted for this run.
     """
 
     schema_: int = Field(default=SCHEMA, alias="schema", strict=True, ge=1, le=SCHEMA)

@@ -218,8 +218,8 @@ class RingGradients:
     def start(self, current: KVPair | None) -> None:
         """Start sending the gradients of the previous step to the next rank, or last to the owner.
 
-        The received gradients are added to `current`, those of the block that is on this rank now
-        (None after the last step); after the last hop to the totals of an own block.
+        current: this rank's gradients of the block that is here now (None after the last step).
+        Received gradients are added to it, after the last hop to the totals of this rank's block.
         """
         self._current, ring, previous = current, self._ring, self._previous_step
         if previous is None:

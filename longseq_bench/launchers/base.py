@@ -1,7 +1,8 @@
 """The contract of a launcher, and the registry of launchers.
 
 To add a launcher, write one file and edit nothing else: a module in this folder, or in another
-package, whose entry point in the group `longseq_bench.launchers` names the class.
+package, whose entry point in the group `longseq_bench.launchers` names the class (without the
+decorator).
 
     @LAUNCHERS.register("my-scheduler")
     class MyLauncher(Launcher):

@@ -2,10 +2,10 @@
 
 A child that raised an exception reports its outcome itself (worker/exception_mapping.py decides
 whether that is out of memory). `outcome_of_exit` is for a child that died without a report; it is
-out of memory only if the kernel's out-of-memory killer killed it. `may_be_out_of_memory` selects
-failures that a failed allocation may have caused: LocalLauncher runs these once more with a larger
-budget (launchers/local.py, `_retry_with_more_memory`). Where nothing enforces the budget, the
-worker compares the peak with it (worker/trial.py, `over_memory_budget`).
+out of memory only if SIGKILL ended it and the kernel's out-of-memory killer was active.
+`may_be_out_of_memory` selects failures that a failed allocation may have caused: LocalLauncher runs
+these once more with a larger budget (launchers/local.py, `_retry_with_more_memory`). Where nothing
+enforces the budget, the worker compares the peak with it (worker/trial.py, `over_memory_budget`).
 The module also parses stack dumps, and removes shared memory that killed ranks leave.
 """
 
@@ -22,7 +22,7 @@ from longseq_bench.core.model import Outcome, Phase
 from longseq_bench.core.stack_markers import CHILD_MAIN
 
 NATIVE_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
-"""Signals that kill native code which uses a failed allocation."""
+"""Signals that may mean that native code used a failed allocation."""
 
 STACK_LINES = 25
 """Lines kept of a rank's stack, innermost first."""
@@ -40,7 +40,7 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 def may_be_out_of_memory(outcome: Outcome, signal_number: int) -> bool:
     """Return whether a failure under a memory budget may be an unchecked allocation.
 
-    Failures near the limit on CPU that disappeared with more memory: SIGSEGV in fused kernels,
+    Seen on the CPU near the limit, and gone with more memory: SIGSEGV in fused kernels,
     oneDNN's "could not create a primitive", and wrong bfloat16 outputs.
     """
     if outcome.facts.get("lost_peer"):

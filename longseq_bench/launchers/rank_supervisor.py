@@ -272,7 +272,7 @@ class RankSupervisor:
         return f"{one.outcome.status}{where}: {one.outcome.reason}"
 
     def _weight(self, rank: int) -> int:
-        """Return the order in which causes are chosen: 0 out of memory, 2 a lost peer, 1 others."""
+        """Return a rank's priority as the cause: 0 out of memory, 1 others, 2 a lost peer."""
         outcome = self._ranks[rank].outcome
         if outcome and outcome.status == "oom":
             return 0

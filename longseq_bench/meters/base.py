@@ -1,7 +1,8 @@
 """The contract of a meter, and the registry of meters.
 
 To add a meter, write one file and edit nothing else: a module in this folder, or in another
-package, whose entry point in the group `longseq_bench.meters` names the class.
+package, whose entry point in the group `longseq_bench.meters` names the class (without the
+decorator). For example (not included):
 
     @METERS.register("gpu-energy")
     class GpuEnergy(Meter):

@@ -1,7 +1,8 @@
 """The contracts of a report: sections make the content of a kind, a format writes it.
 
 kind     Source -> Document; @KINDS.register("summary")
-section  Source -> Section;  @SECTIONS.register("summary.name"), at the end of the kind `summary`
+section  Source -> Section;  @SECTIONS.register("summary.name"), at the end of the kind `summary`;
+         those that are included are listed in kinds.py
 format   Document -> Files;  @FORMATS.register("md"), the name is the main file's suffix
 
 None of them uses a device. Other packages add their own through the entry-point groups

@@ -6,7 +6,8 @@ parent reads it from the exit status (launchers/exit_status.py).
 
 The pass under the budget gives the peak memory, and its output is checked. The memory limit is
 lifted before the harness computes anything of its own. Exact accounting of the heap slows down code
-that allocates often, so it is never used in timed passes, and no pass is called too late under it.
+that allocates often, so it is never used in timed passes, and a pass that was late under it is
+timed again before it counts as a timeout.
 
 A step of a search (repeats 0) has no timed passes. It is one pass, with exact accounting or, far
 from the budget, with an upper bound of the peak. It runs a second pass with exact accounting if

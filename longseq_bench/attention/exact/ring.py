@@ -145,7 +145,7 @@ class Ring(Attention):
         transport: Annotated[
             Literal["p2p", "deepspeed", "fairscale"],
             "p2p: asynchronous send and receive; deepspeed: DeepSpeed's blocking ones; "
-            "fairscale: a module with projections in FairScale's FullyShardedDataParallel",
+            "fairscale: as p2p, in a module with projections that FairScale shards",
         ] = "p2p",
         wire_dtype: Annotated[
             Literal["float32", "bfloat16", "float16"] | None,

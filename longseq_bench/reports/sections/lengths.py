@@ -1,4 +1,4 @@
-"""Swept lengths: one table per workload, one row per trial."""
+"""Swept lengths: one table per workload, one row per trial, its rounds merged."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -21,7 +21,7 @@ from longseq_bench.reports.sections.ranks import explain_rank_columns
 
 
 def _of_standard(name: str) -> ValueColumn:
-    """Return the column of a field of standard attention, in rows that are compared with it."""
+    """Return a column about standard attention, empty in rows that are not compared with it."""
     return replace(
         field_column(SweepRow, name),
         value=lambda row: None if row.memory_reduction is None else getattr(row, name),
