@@ -28,6 +28,8 @@ from longseq_bench.worker.shard_coverage import (
     is_owner,
 )
 
+Pair = tuple[Tensor, Tensor]
+
 KEY_CHUNK = 65_536
 """Keys that are computed together, at most."""
 MAX_KEPT_ELEMENTS = 2**25
@@ -250,7 +252,8 @@ class Gradients:
     k and v cover this rank's keys only.
 
     dS = P (dO·v - dO·out) cancels: between its terms if a row sees few keys, and within each dot
-    product. So the squares of the terms are summed too; they bound the rounding error.
+    product; the terms of dv cancel by chance. So squares of terms are summed too; they bound the
+    rounding error.
     dO·out is called delta, as in FlashAttention-2.
     """
 
@@ -272,14 +275,14 @@ class Gradients:
         """Yield dk and dv (K, D) of every chunk of own keys, summed over its query heads."""
         reference = self._reference
         for chunk in reference.chunks(self._rows.batch, counted_only=False):
-            dk, squares, dv = (torch.zeros_like(chunk.keys) for _ in range(3))
+            dk, dk_squares, dv, dv_squares = (torch.zeros_like(chunk.keys) for _ in range(4))
             for head, row in reference.heads_of(chunk, self._rows.batch):
-                self._add(chunk, head, row, (dk, squares, dv))
+                self._add(chunk, head, row, (dk, dk_squares), (dv, dv_squares))
             if chunk.is_counted:
-                self._add_to_matrix("k", chunk.raw[0], dk, squares)
+                self._add_to_matrix("k", chunk.raw[0], dk, dk_squares)
                 self._add_to_matrix("v", chunk.raw[1], dv, dv.square())
-            value = self._before_projection(Sum(dv), "v")
-            yield chunk, self._before_projection(Sum(dk, squares), "k"), value
+            value = self._before_projection(Sum(dv, dv_squares), "v")
+            yield chunk, self._before_projection(Sum(dk, dk_squares), "k"), value
 
     def close(self) -> Sum:
         """Return dq of the rows, (B, Hq, R, D). All ranks must call it."""
@@ -290,9 +293,11 @@ class Gradients:
         self._add_to_matrix("out", rows.attended, self.grad_out, self.grad_out.square())
         return self._before_projection(found, "q")
 
-    def _add(self, chunk: KeyChunk, head: int, row: tuple[int, int], sums: Triple) -> None:
-        """Add one query head's part to dk, its squares, and dv."""
-        dk, squares, dv = sums
+    def _add(
+        self, chunk: KeyChunk, head: int, row: tuple[int, int], of_k: Pair, of_v: Pair
+    ) -> None:
+        """Add one query head's part to dk and dv, and to the squares of their terms."""
+        (dk, dk_squares), (dv, dv_squares) = of_k, of_v
         q, d_attended, reference = self._rows.q[row], self._d_attended[row], self._reference
         weights = _exp_inplace(reference._scores(q, chunk, head), self._rows.lse[row])
         scaled = weights * reference.scale
@@ -300,8 +305,9 @@ class Gradients:
         squared = d_attended.square() @ chunk.values.square().T + self._delta_squares[row]
         terms = scaled.square() * squared
         dk += d_scores.T @ q
-        squares += terms.T @ q.square()
+        dk_squares += terms.T @ q.square()
         dv += weights.T @ d_attended
+        dv_squares += weights.square().T @ d_attended.square()
         if chunk.is_counted:
             self._dq[row] += d_scores @ chunk.keys
             self._dq_squares[row] += terms @ chunk.keys.square()

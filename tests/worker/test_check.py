@@ -206,3 +206,22 @@ def test_checked_rows_are_all_of_a_short_sequence_and_others_for_another_seed() 
     assert len(set(map(tuple, rounds))) == 3
     assert checked_rows(10**6, 3).tolist() == checked_rows(10**6, 3).tolist()
     assert checked_rows(10**6, 3).tolist() != checked_rows(10**6, 4).tolist()
+
+
+def test_terms_of_dv_that_cancel_are_no_error() -> None:
+    """Two queries weigh keys alike, and their output gradients nearly cancel."""
+    w = Workload(seq_len=2, heads=1, head_dim=4, mode="train")
+    attention = IMPLEMENTATIONS.get("sdpa")(w, Group.alone())
+    q, k, v, grad_out = (torch.randn(1, 1, 2, 4, dtype=torch.float64).float() for _ in range(4))
+    q[:, :, 1] = q[:, :, 0]
+    grad_out[:, :, 1] = -grad_out[:, :, 0] * (1 - 1e-5)
+    inputs = tuple(t.requires_grad_() for t in (q, k, v))
+    out = attention(*inputs)
+    grads = torch.autograd.grad(out, inputs, grad_out)
+    dv = grads[2]
+    dv[0, 0, 1] *= 1 + 1e-3  # far below the rounding of a term
+    errors = check(attention, inputs, out.detach(), torch.arange(2), grad_out, grads)
+    assert errors.over_tolerance("float32") is None
+    dv[0, 0, 1] += 1e-4
+    errors = check(attention, inputs, out.detach(), torch.arange(2), grad_out, grads)
+    assert (errors.over_tolerance("float32") or "").startswith("dv is ")
