@@ -74,6 +74,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {group: i for i, group in enumerate(LONG)}
     items.sort(key=lambda item: order.get(group_of(item.nodeid), len(LONG)))
+    need_gpu = [item for item in items if item.get_closest_marker("cuda")]
+    if need_gpu:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in need_gpu:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
 @pytest.fixture(scope="session")

@@ -147,18 +147,18 @@ class _Backward:
             i, j = shard.batch.index(chunk.b), shard.kv_heads.index(chunk.head)
             usual = plain.add_keys(chunk) if plain else (None, None)
             for n, (name, expected) in enumerate(zip(("dk", "dv"), sums, strict=True)):
-                got = self._grads[n + 1][i, j, chunk.at].cpu().double()
+                got = reference.own(self._grads[n + 1][i, j, chunk.at])
                 index = n, chunk.b, chunk.head
                 kept = torch.arange(len(got)) if chunk.kept is None else chunk.kept
                 self._errors.add(name, got[kept], expected, math.inf, chunk.head, usual[n])
-                is_seen = torch.zeros(len(got), dtype=torch.bool)
+                is_seen = torch.zeros(len(got), dtype=torch.bool, device=got.device)
                 is_seen[kept] = row_scale(expected) > 0
                 for found, values in (
                     (self._unseen, got[~is_seen]),
                     (self._largest, expected.value),
                 ):
                     if values.numel():
-                        found[index] = found[index].maximum(values.abs().max())
+                        found[index] = found[index].maximum(values.abs().max().cpu())
         dq = gradients.close()
         _compare_rows(
             self._errors,
@@ -180,7 +180,7 @@ class _Backward:
             self._errors.raise_to(name, error)
         parameters = self._reference.attention.parameter_gradients()
         for name, sums in self._matrices.items():
-            value, squares = group.all_sum(sums) if name in ("k", "v") else sums
+            value, squares = self._reference.all_sum(sums) if name in ("k", "v") else sums
             got = parameters.get(name, torch.full_like(value, math.nan))
             self._errors.add(PARAMETERS[name], got, Sum(value, squares))
 

@@ -104,7 +104,7 @@ class Errors:
         """
         if not len(got):
             return
-        got = got.detach().cpu().double()
+        got = got.detach().to(expected.value.device).double()
         if not torch.isfinite(got).all():
             self.largest[name] = math.inf
             return
@@ -114,7 +114,7 @@ class Errors:
         error = (got - expected.value) / scale
         self.raise_to(name, float(error.abs().max()))
         at = NAMES.index(name)
-        self.sums[at, head] += _slope_sums(error, expected.value / scale).numpy()
+        self.sums[at, head] += _slope_sums(error, expected.value / scale).cpu().numpy()
         if plain is not None:
             usual = (plain - expected.value) / scale
             self.plain[name] = max(self.plain.get(name, 0.0), float(usual.abs().max()))

@@ -53,6 +53,7 @@ class Pass:
 
     keep: as in Trial.
     original_q: a copy of q on the host, for a pass that overwrites q.
+    redraw: draws such inputs again, in place.
     digests: of the inputs as they were drawn (`digest`), for those that no pass may change.
     keep_output: copy an output that the pass itself drops to the host, so that it can be checked.
     """
@@ -64,6 +65,7 @@ class Pass:
     keep: Keep = "all"
     original_q: Tensor | None = None
     keep_output: bool = True
+    redraw: Callable[[Triple], object] | None = None
     digests: dict[str, Tensor] = field(default_factory=dict)
 
     def protect_inputs(self) -> None:
@@ -204,36 +206,39 @@ def draw_inputs(
     dtype = getattr(torch, w.dtype)
     # tensors in mapped files are filled on the host
     place = "cpu" if attention.on_host and device != "meta" else device
-    fill = _make_filler(attention, place, seed)
 
     def empty(shape: tuple[int, ...]) -> Tensor:
         if attention.on_host:
             return host_memory.zeros(shape, dtype, device)
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def normal(name: str, heads: range, tokens: Positions) -> Tensor:
-        shape = (len(shard.batch), len(heads), len(tokens), w.head_dim)
-        tensor = empty(shape)
-        fill(tensor, name, heads, tokens)
-        return tensor.requires_grad_(w.train)
+    of_keys = shard.kv_heads, shard.keys
+    parts = ("q", shard.heads, shard.queries), ("k", *of_keys), ("v", *of_keys)
+    shapes = [(len(shard.batch), len(heads), len(tokens), w.head_dim) for _, heads, tokens in parts]
 
-    inputs = (
-        normal("q", shard.heads, shard.queries),
-        normal("k", shard.kv_heads, shard.keys),
-        normal("v", shard.kv_heads, shard.keys),
-    )
-    original_q = host_memory.copy(inputs[0], device) if keep == "nothing" else None
+    def draw(inputs: Triple) -> Fill:
+        fill = _make_filler(attention, place, seed)
+        with torch.no_grad():
+            for tensor, part in zip(inputs, parts, strict=True):
+                fill(tensor, *part)
+        return fill
+
+    q, k, v = (empty(shape).requires_grad_(w.train) for shape in shapes)
+    fill = draw((q, k, v))
+    original_q = host_memory.copy(q, device) if keep == "nothing" else None
+    one = Pass((q, k, v), None, keep=keep, original_q=original_q, redraw=draw)
     if not w.train:
-        return Pass(inputs, None, keep=keep, original_q=original_q)
+        return one
     # memory layout (B, N, Hq, D), as the next layer of a model returns it: fused kernels then
     # make no copy
-    b, h, n, d = inputs[0].shape
+    b, h, n, d = q.shape
     grad_out = empty((b, n, h, d)).zero_().transpose(1, 2)
     local, _ = find_rows(shard.queries, rows)
     own = torch.empty((b, h, len(local), d), dtype=dtype, device=place)
     fill(own, "grad_out", shard.heads, shard.queries)
     grad_out[:, :, local.to(place)] = own
-    return Pass(inputs, grad_out, keep=keep, original_q=original_q)
+    one.grad_out = grad_out
+    return one
 
 
 Fill = Callable[[Tensor, str, range, Positions], None]

@@ -33,7 +33,7 @@ class PlainRows:
                 weights = self._weights(chunk, head, row)
                 total[row] += weights.sum(-1, keepdim=True)
                 attended[row] += (self._round(weights) @ values).double()
-        total, attended = reference.group.all_sum(total), reference.group.all_sum(attended)
+        total, attended = reference.all_sum(total), reference.all_sum(attended)
         total = total.where(total > 0, 1.0)
         self._log_total = total.log().float()
         self._attended = self._round((attended / total).float())
@@ -66,7 +66,7 @@ class PlainRows:
 
     def close(self) -> Tensor:
         """Return dq, (B, Hq, R, D). All ranks must call it."""
-        dq = self._reference.group.all_sum(self._dq).float()
+        dq = self._reference.all_sum(self._dq).float()
         return self._before(self._round(dq), "q")
 
     def _weights(self, chunk: KeyChunk, head: int, row: tuple[int, int]) -> Tensor:

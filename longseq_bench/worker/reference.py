@@ -3,10 +3,11 @@
 It is one softmax by definition, from the implementation's own pattern: weights are multiplicity
 times exp(score), divided by their sum. Each rank computes with its own keys, a chunk at a time. The
 ranks exchange the rows, and for each a maximum, a sum and a sum of values; no tensor is gathered on
-one rank. A key that several ranks have is counted on the lowest of them only.
+one rank. A key that several ranks have is counted on the lowest of them only. A GPU with free
+memory checks its own tensors; what ranks exchange goes through the CPU.
 
 Letters: B batch, Hq heads, Hk kv_heads, R rows, K keys of a chunk, D head_dim. All tensors here are
-float64 on the CPU. A module multiplies q, k, v and out by one matrix each.
+float64. A module multiplies q, k, v and out by one matrix each.
 """
 
 import math
@@ -36,6 +37,8 @@ MAX_KEPT_ELEMENTS = 2**25
 """Elements (rows, keys) of multiplicities that are kept for other heads, at most."""
 CHUNK_ELEMENTS = 2**22
 """Elements (rows, keys) of scores that are computed together, unless a chunk has 1,024 keys."""
+MIN_FREE_BYTES = 2**30
+"""Free memory with which a GPU checks by itself: it takes some 700 MB at the limits above."""
 SLAB_ELEMENTS = 2**22
 """Elements (batch, heads, rows, head_dim) of the rows that are computed together."""
 
@@ -99,7 +102,8 @@ class Reference:
         self.workload, self.group = attention.workload, attention.group
         self.shard = attention.shard
         self.q, self.k, self.v = (t.detach() for t in inputs)
-        self.matrices = {n: m.detach().cpu().double() for n, m in attention.projections().items()}
+        self.device = choose_device(self.q.device)
+        self.matrices = {n: self.own(m) for n, m in attention.projections().items()}
         self.own_index, self.row_index = find_rows(self.shard.queries, rows)
         self.queries, self.keys = gather_shards(self.group, self.shard)
         if missing := find_gap(self.workload, self.queries, self.keys):
@@ -107,6 +111,14 @@ class Reference:
         self.scale = 1 / math.sqrt(self.workload.head_dim)
         self._seen: dict[int, Tensor | None] = {}
         self._kept: tuple[range, list[KeyChunk]] | None = None
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in float64 where the reference is computed."""
+        return tensor.detach().to(self.device).double()
+
+    def all_sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum over ranks."""
+        return self.group.all_sum(tensor.cpu()).to(self.device)
 
     def slabs(self) -> Iterator[range]:
         """Yield rows of the batch, so few at a time that their checked rows stay small."""
@@ -118,11 +130,12 @@ class Reference:
     def rows_of(self, tensor: Tensor, batch: range) -> Tensor:
         """Return the checked rows of a tensor that is sharded like q, (B, Hq, R, D)."""
         w, rank = self.workload, self.group.rank
-        found = torch.zeros(len(batch), w.heads, len(self.rows), w.head_dim, dtype=torch.float64)
+        shape = len(batch), w.heads, len(self.rows), w.head_dim
+        found = torch.zeros(shape, dtype=torch.float64, device=self.device)
         for b, head in self.own_queries(batch):
             if is_owner(self.queries, rank, b, head):
                 found[b - batch.start, head, self.row_index] = self.own_rows(tensor, b, head)
-        return self.group.all_sum(found)
+        return self.all_sum(found)
 
     def own_queries(self, batch: range) -> Iterator[tuple[int, int]]:
         """Yield the (batch row, head) pairs whose queries this rank has."""
@@ -131,13 +144,13 @@ class Reference:
     def own_rows(self, tensor: Tensor, b: int, head: int) -> Tensor:
         """Return this rank's checked rows of a tensor like its q, (rows, D)."""
         tokens = tensor[self.shard.batch.index(b), self.shard.heads.index(head)]
-        return tokens.detach()[self.own_index.to(tokens.device)].cpu().double()
+        return self.own(tokens[self.own_index.to(tokens.device)])
 
     def forward(self, batch: range) -> CheckedRows:
         """Compute the output of the checked rows by the online softmax over all keys."""
         raw_q = self.rows_of(self.q, batch)
         q = self.projected(raw_q, "q")
-        row_max = torch.full((*q.shape[:3], 1), -math.inf, dtype=torch.float64)
+        row_max = q.new_full((*q.shape[:3], 1), -math.inf)
         total, attended = torch.zeros_like(row_max), torch.zeros_like(q)
         for chunk in self.seen_chunks(batch):
             for head, row in self.heads_of(chunk, batch):
@@ -147,9 +160,9 @@ class Reference:
                 scale, weights = _exp(old_max, row_max[row]), _exp_inplace(scores, row_max[row])
                 total[row] = total[row] * scale + weights.sum(-1, keepdim=True)
                 attended[row] = attended[row] * scale + weights @ chunk.values
-        global_max = all_reduce_max(self.group, row_max)
+        global_max = all_reduce_max(self.group, row_max.cpu()).to(self.device)
         scale = _exp(row_max, global_max)
-        total, attended = self.group.all_sum(total * scale), self.group.all_sum(attended * scale)
+        total, attended = self.all_sum(total * scale), self.all_sum(attended * scale)
         attended /= total.where(total > 0, 1.0)
         out = self.projected(attended, "out")
         return CheckedRows(batch, raw_q, q, global_max + total.log(), attended, out)
@@ -195,7 +208,7 @@ class Reference:
                         continue
                 i, j = shard.batch.index(b), shard.kv_heads.index(head)
                 own = (t[i, j, at] for t in (self.k, self.v))
-                k, v = ((t if kept is None else t[kept.to(t.device)]).cpu().double() for t in own)
+                k, v = (self.own(t if kept is None else t[kept.to(t.device)]) for t in own)
                 keys, values = self.projected(k, "k"), self.projected(v, "v")
                 yield KeyChunk(b, head, at, kept, is_counted, (k, v), keys, values, seen)
 
@@ -208,7 +221,7 @@ class Reference:
         found = np.flatnonzero(np.any(may_see, 0))
         counts = (self.attention.multiplicity(rows, positions[found], head) for head in heads)
         seen = {
-            head: _log_multiplicity(torch.from_numpy(count))
+            head: _log_multiplicity(torch.from_numpy(count).to(self.device))
             for head, count in zip(heads, counts, strict=True)
         }
         return torch.from_numpy(found), seen
@@ -239,9 +252,18 @@ class Reference:
             count = self.attention.multiplicity(self.rows.numpy(), self.shard.keys[chunk.at], head)
             is_one = bool((count == 1).all())
             self._seen[chunk.at.start] = (
-                None if is_one else _log_multiplicity(torch.from_numpy(count))
+                None if is_one else _log_multiplicity(torch.from_numpy(count).to(self.device))
             )
         return self._seen[chunk.at.start]
+
+
+def choose_device(device: torch.device) -> torch.device:
+    """Return where the reference of tensors on a device is computed: there, if memory is free."""
+    if device.type != "cuda":
+        return torch.device("cpu")
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return device if free >= MIN_FREE_BYTES else torch.device("cpu")
 
 
 class Gradients:
@@ -267,8 +289,7 @@ class Gradients:
         self._delta_squares = terms.square().sum(-1, keepdim=True)
         self._dq, self._dq_squares = torch.zeros_like(rows.q), torch.zeros_like(rows.q)
         self.matrices = {
-            name: torch.zeros(2, *matrix.shape).double()
-            for name, matrix in reference.matrices.items()
+            name: matrix.new_zeros(2, *matrix.shape) for name, matrix in reference.matrices.items()
         }
 
     def of_keys(self) -> Iterator[tuple[KeyChunk, Sum, Sum]]:
@@ -286,7 +307,7 @@ class Gradients:
 
     def close(self) -> Sum:
         """Return dq of the rows, (B, Hq, R, D). All ranks must call it."""
-        total, rows = self._reference.group.all_sum, self._rows
+        total, rows = self._reference.all_sum, self._rows
         found = Sum(total(self._dq), total(self._dq_squares))
         assert found.squares is not None
         self._add_to_matrix("q", rows.raw_q, found.value, found.squares)
@@ -331,7 +352,8 @@ class Gradients:
 def _log_multiplicity(count: Tensor) -> Tensor:
     if count.dtype != torch.bool:
         return count.double().log_()
-    return torch.zeros(count.shape, dtype=torch.float64).masked_fill_(~count, -math.inf)
+    zeros = torch.zeros(count.shape, dtype=torch.float64, device=count.device)
+    return zeros.masked_fill_(~count, -math.inf)
 
 
 def _exp_inplace(scores: Tensor, row_max: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ inputs (check.py) see what these can't: scores that are a little wrong.
 Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 
@@ -65,21 +65,20 @@ class EveryRowCheck:
 
     @contextmanager
     def constant_values(self, one: Pass) -> Iterator[None]:
-        """Check the forward that is run in the block with constant values; restore v after it."""
-        attention, v = self._attention, one.inputs[2]
-        is_mapped = attention.on_host and v.device.type == "cpu"
-        original = host_memory.copy(v, "cpu") if is_mapped else v.detach().to("cpu", copy=True)
+        """Check the forward that is run in the block with constant values; restore the inputs."""
+        attention, (q, _, v) = self._attention, one.inputs
+        originals = _copies(attention, one, [v])
         fill_constant(attention, v)
         with torch.no_grad():
-            one.inputs[0].mul_(_HARD_FACTOR)
+            q.mul_(_HARD_FACTOR)
         yield
         assert one.out is not None
         self._add("constant values", find_unlike_constant(attention, one.out))
         one.out = None
-        with torch.no_grad():
-            v.copy_(original)
-            if one.original_q is None:
-                one.inputs[0].div_(_HARD_FACTOR)
+        _restore(one, [v], originals)
+        if originals and one.original_q is None:
+            with torch.no_grad():
+                q.div_(_HARD_FACTOR)
 
     @property
     def can_have_equal_scores(self) -> bool:
@@ -114,16 +113,15 @@ class EveryRowCheck:
         """
         size = sum(t.numel() * t.element_size() for t in one.inputs)
         is_small = size <= _MAX_COPIED_BYTES and not self._attention.on_host
-        if self._attention.workload.train or not (self.can_have_matching_scores and is_small):
+        can_restore = is_small or _can_redraw(one)
+        if self._attention.workload.train or not (self.can_have_matching_scores and can_restore):
             with self.constant_values(one):
                 yield
             return
-        originals = [t.detach().to("cpu", copy=True) for t in one.inputs]
+        originals = _copies(self._attention, one, one.inputs)
         with self.matching_scores(one):
             yield
-        with torch.no_grad():
-            for tensor, original in zip(one.inputs, originals, strict=True):
-                tensor.copy_(original)
+        _restore(one, one.inputs, originals)
 
     @contextmanager
     def matching_scores(self, one: Pass) -> Iterator[None]:
@@ -139,6 +137,30 @@ class EveryRowCheck:
     def _add(self, inputs: str, reason: str | None) -> None:
         self.done.append(inputs)
         self.reason = self.reason or (reason and f"with {inputs}, {reason}")
+
+
+def _can_redraw(one: Pass) -> bool:
+    """Return True on a GPU, which draws inputs faster than it copies them to the host and back."""
+    return one.redraw is not None and one.inputs[0].is_cuda
+
+
+def _copies(attention: Attention, one: Pass, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of inputs on the host; none if they can be drawn again."""
+    if _can_redraw(one):
+        return []
+    if attention.on_host:
+        return [host_memory.copy(t, "cpu") for t in tensors]
+    return [t.detach().to("cpu", copy=True) for t in tensors]
+
+
+def _restore(one: Pass, tensors: Sequence[Tensor], originals: Sequence[Tensor]) -> None:
+    """Give inputs their values again; without copies draw all of them."""
+    with torch.no_grad():
+        if not originals:
+            assert one.redraw
+            one.redraw(one.inputs)
+        for tensor, original in zip(tensors, originals, strict=False):
+            tensor.copy_(original)
 
 
 def fill_constant(attention: Attention, v: Tensor) -> None:

@@ -20,9 +20,11 @@ from longseq_bench.worker.inputs import (
     MIN_STRETCHES,
     SAMPLED_ROWS,
     checked_rows,
+    draw_inputs,
     select_checked_rows,
 )
-from longseq_bench.worker.reference import Sum
+from longseq_bench.worker.passes import run_pass
+from longseq_bench.worker.reference import Sum, choose_device
 
 SHORT, LONG = 300, 3000
 WRONG: dict[str, tuple[type[Attention], dict[str, Any]]] = {
@@ -225,3 +227,39 @@ def test_terms_of_dv_that_cancel_are_no_error() -> None:
     dv[0, 0, 1] += 1e-4
     errors = check(attention, inputs, out.detach(), torch.arange(2), grad_out, grads)
     assert (errors.over_tolerance("float32") or "").startswith("dv is ")
+
+
+def test_a_gpu_checks_by_itself_if_it_has_memory_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, free = torch.device("cuda", 1), 2**30
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2**36))
+    assert choose_device(gpu) == gpu
+    free -= 1
+    assert choose_device(gpu) == choose_device(torch.device("cpu")) == torch.device("cpu")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["sdpa", "block-sparse", "dilated"])
+def test_a_gpu_finds_the_same_errors(name: str, dtype: Any) -> None:
+    w = Workload(seq_len=3000, heads=4, kv_heads=2, head_dim=32, dtype=dtype, mode="train")
+    attention = IMPLEMENTATIONS.get(name)(w, Group.alone())
+    attention.prepare("cuda")
+    rows = checked_rows(3000, 0)
+    one = draw_inputs(attention, "cuda", 0, rows)
+    run_pass(attention, one)
+    assert one.out is not None
+    results = one.out, one.grads, one.grad_out
+    found = []
+    for device in ("cuda", "cpu"):
+        out, grads, grad_out = (move(result, device) for result in results)
+        errors = check(attention, move(one.inputs, device), out, rows, grad_out, grads)
+        assert errors.over_tolerance(dtype) is None
+        found.append(errors.largest)
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def move(tensors: Any, device: str) -> Any:
+    if isinstance(tensors, tuple):
+        return tuple(t.detach().to(device) for t in tensors)
+    return tensors.detach().to(device)

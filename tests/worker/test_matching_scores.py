@@ -12,7 +12,7 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts, Pos
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker import row_check
-from longseq_bench.worker.inputs import Pass
+from longseq_bench.worker.inputs import Pass, draw_inputs
 from longseq_bench.worker.matching_scores import MatchingScores
 from longseq_bench.worker.passes import run_forward
 from tests.attention.test_contract import CASES
@@ -147,3 +147,21 @@ def test_queries_of_the_constant_check_are_hard_and_restored() -> None:
         assert (q @ one.inputs[1].transpose(2, 3)).abs().max() / 8 > 200
         one.out = attention(*one.inputs)
     assert torch.equal(q, before)
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_a_gpu_draws_its_inputs_again_instead_of_copying_them(
+    mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = Workload(seq_len=200, heads=4, kv_heads=2, head_dim=32, mode=mode)
+    attention, rows = IMPLEMENTATIONS.get("sdpa")(w, Group.alone()), torch.arange(9)
+    one = draw_inputs(attention, "cpu", 3, rows)
+    before = [t.detach().clone() for t in one.inputs]
+    monkeypatch.setattr(row_check, "_can_redraw", lambda one: one.redraw is not None)
+    check = row_check.EveryRowCheck(attention)
+    with check.warm_up(one):
+        assert not torch.equal(one.inputs[2], before[2])
+        run_forward(attention, one)
+    assert check.reason is None
+    assert check.done == (["matching scores"] if mode == "forward" else ["constant values"])
+    assert all(map(torch.equal, one.inputs, before))
