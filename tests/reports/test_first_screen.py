@@ -35,7 +35,7 @@ DOCUMENT = Document(
         (
             "html",
             '<div><dt>Longest</dt><dd class="value">45k tokens</dd><dd>30 s limit</dd></div>',
-            f'<li>{TEXT} <a href="#longest-lengths">rows</a></li>',
+            f'<li>{TEXT} <a href="#longest-lengths-rows">rows</a></li>',
             "<li>Plain.</li>",
         ),
     ],
@@ -50,6 +50,7 @@ def test_files_have_figures_and_links(name: str, figure: str, finding: str, plai
 def test_a_link_leads_to_the_section_of_its_rows() -> None:
     (text,) = FORMATS.get("html")(DOCUMENT).values()
     assert '<section id="longest-lengths"' in text
+    assert '<span id="longest-lengths-rows"></span>' in text
 
 
 def test_json_has_the_figures() -> None:

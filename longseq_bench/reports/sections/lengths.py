@@ -60,6 +60,11 @@ def lengths(source: Source) -> Section:
         )
     if any(row.memory_reduction is not None for row in source.rows):
         explanation.append(_STANDARD_MEMORY)
+    if any(row.uncovered or row.zero_rows for row in source.rows):
+        explanation.append(
+            "Uncovered: share of the (token, head) pairs that see no key; their output is zero. "
+            "Zero rows: share of output rows that are zero."
+        )
     explanation.append(
         "Time per doubling: time divided by that at half the tokens, with the bounds that both "
         "intervals allow; 2× is linear, 4× quadratic."

@@ -12,7 +12,7 @@ from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn
-from longseq_bench.reports.document import Finding, Section, Spread, format_ratio
+from longseq_bench.reports.document import MAX_FINDINGS, Finding, Section, Spread, format_ratio
 from longseq_bench.reports.sections.segments import Partners, segmented
 from longseq_bench.reports.wording import format_range
 
@@ -40,10 +40,18 @@ def sparse(source: Source) -> Section:
     return Section(
         TITLE,
         [*_EXPLANATION, *_explain_high_share(rows)],
-        points=[*_over_dense(rows), *_of_dilation(segmented(source.rows))],
+        points=_findings(rows, segmented(source.rows)),
         tables=source.tables(rows, _COLUMNS),
         charts=drawn[: section_charts.MAX_CHARTS],
     )
+
+
+def _findings(sparse_rows: Sequence[SweepRow], dilated: Sequence[SweepRow]) -> list[Finding]:
+    """Return what sparsity and dilation bring; of many findings the shortest and longest length."""
+    lengths, others = list(_over_dense(sparse_rows)), list(_of_dilation(dilated))
+    if len(lengths) + len(others) > MAX_FINDINGS:
+        lengths = [lengths[0], lengths[-1]]
+    return lengths + others
 
 
 def _over_dense(rows: Sequence[SweepRow]) -> Iterator[Finding]:
@@ -72,6 +80,19 @@ def _of_dilation(rows: Sequence[SweepRow]) -> Iterator[Finding]:
             shares = [_pairs_kept(partners, row) for row, _ in known] if kind == "dilated" else []
             pairs = [share for share in shares if share is not None]
             yield Finding(_describe(start, kind, speeds, reference, pairs), TITLE)
+        if kind == "dilated":
+            yield from _without_keys([row for row, _ in known])
+
+
+def _without_keys(rows: Sequence[SweepRow]) -> Iterator[Finding]:
+    """Yield a finding on the tokens to which dilated rows give no output, if there are any."""
+    shares = [row.uncovered for row in rows if row.uncovered]
+    if shares:
+        text = (
+            f"Dilation: {format_range(shares, format_share)} of (token, head) pairs see no key in "
+        )
+        text += f"{len(shares):,} of these {len(rows):,} rows; their output is zero."
+        yield Finding(text, TITLE)
 
 
 def _pairs_kept(partners: Partners, row: SweepRow) -> float | None:
