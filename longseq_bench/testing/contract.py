@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -264,6 +265,20 @@ class ImplementationContract:
         if "density_achieved" in shares:
             density = self.expected_density(implementation, options, pairs, causal)
             assert shares["density_achieved"] == pytest.approx(density)
+
+    @both_masks
+    def test_what_may_be_seen_is_that_of_the_pattern(
+        self, implementation: Any, options: Options, causal: bool
+    ) -> None:
+        """`may_see` forgets no key, and a query that sees a key sees itself if so stated."""
+        attention, qkv = build_case(implementation, options, 300, causal=causal, kv_heads=2)
+        attention(*qkv)
+        pairs, tokens, some = count_pairs(attention), np.arange(300), np.array([0, 130, 299])
+        for head, count in enumerate(pairs):
+            may_see = torch.from_numpy(attention.may_see(some, tokens, head))
+            assert not count[torch.from_numpy(some)][:, ~may_see].any()
+            if attention.sees_itself:
+                assert ((count.diagonal() > 0) == (count.sum(1) > 0)).all()
 
     @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
     def test_several_ranks_are_accepted_or_refused(

@@ -174,18 +174,21 @@ def fill_constant(attention: Attention, v: Tensor) -> None:
 def find_unlike_constant(attention: Attention, out: Tensor) -> str | None:
     """Return a sentence about rows of `out` (B, Hq, N, D) that are not their head's constant.
 
-    None if all are. Rows of zeros are allowed: their number was checked before.
+    None if all are. A pattern that leaves rows uncovered may have rows of zeros: their number was
+    checked before.
     """
     w, shard = attention.workload, attention.shard
     tolerance = TOLERANCE if attention.projections() else CONSTANT_TOLERANCE
     wrong = _WrongRows("output", tolerance[attention.coarsest_dtype])
+    covers_all = _covers_all(attention)
     for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(shard.heads)):
         constant = _constant(b, head * w.kv_heads // w.heads, w.head_dim)
         expected = _project(attention, constant[None]).to(out.device)
         size = expected.abs().amax(-1)
         for start in range(0, out.shape[2], _CHUNK):
             rows = out[i, j, start : start + _CHUNK]
-            rows = _without_zeros(rows, expected)
+            if not covers_all:
+                rows = _without_zeros(rows, expected)
             wrong.add(rows, expected, size, shard.queries[start : start + _CHUNK], head)
     return wrong.describe()
 
@@ -247,12 +250,12 @@ def fill_matching_scores(attention: Attention, expected: MatchingScores, one: Pa
 def find_unlike_matching(attention: Attention, expected: MatchingScores, one: Pass) -> str | None:
     """Return a sentence about rows of the output or of dv that are wrong; None without.
 
-    For results on the inputs of `fill_matching_scores`. Sparse attention may have rows of zeros:
-    their number was checked before.
+    For results on the inputs of `fill_matching_scores`. A pattern that leaves rows uncovered may
+    have rows of zeros: their number was checked before.
     """
     assert one.out is not None
     w, shard, dtype = attention.workload, attention.shard, attention.coarsest_dtype
-    group = w.heads // w.kv_heads
+    group, covers_all = w.heads // w.kv_heads, _covers_all(attention)
     wrong = _WrongRows("output", MATCHING_TOLERANCE[dtype])
     for j, head in enumerate(shard.heads):
         scale = expected.head_scale(head // group)
@@ -261,13 +264,12 @@ def find_unlike_matching(attention: Attention, expected: MatchingScores, one: Pa
             rows = torch.from_numpy(expected.inputs("v", own) * scale).to(one.out.device)
             sizes = rows.new_full((len(own),), scale)
             for part in one.out[:, j, start : start + _CHUNK]:
-                if not attention.is_exact:
+                if not covers_all:
                     part = _without_zeros(part, rows)
                 wrong.add(part, rows, sizes, own, head)
     found = [wrong.describe()]
     if one.grads is not None and not all(bool(torch.isfinite(g).all()) for g in one.grads):
         found.append("a gradient has values that are not finite")
-    covers_all = attention.is_exact or not attention.measures().get("uncovered", 1.0)
     if one.grads is not None and expected.has_unique_codes and covers_all:
         wrong = _WrongRows("dv", MATCHING_GRADIENT_TOLERANCE[dtype] * _growth(group))
         values = torch.from_numpy(expected.inputs("grad_out", shard.keys) * group)
@@ -275,6 +277,11 @@ def find_unlike_matching(attention: Attention, expected: MatchingScores, one: Pa
         _compare(wrong, one.grads[2], values, sizes, shard.keys, shard.kv_heads)
         found.append(wrong.describe())
     return next(filter(None, found), None)
+
+
+def _covers_all(attention: Attention) -> bool:
+    """Return True if every query sees a key, so that no row of the output is zero."""
+    return attention.is_exact or not attention.measures().get("uncovered", 1.0)
 
 
 def _without_zeros(rows: Tensor, expected: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from longseq_bench.worker import row_check
 from longseq_bench.worker.inputs import Pass, draw_inputs
 from longseq_bench.worker.matching_scores import MatchingScores
 from longseq_bench.worker.passes import run_forward
-from tests.attention.test_contract import CASES
 from tests.plugins import faulty
 from tests.plugins.faulty import Faulty
 from tests.worker.test_row_check import drawn, judge
@@ -115,19 +113,6 @@ def test_every_row_of_sparse_attention_returns_its_own_value(
     else:
         assert reason.startswith("with matching scores, ")
         assert ("2 of 1,400 rows of" in reason) == ("one row" in kind)
-
-
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_what_is_said_to_see_itself_does(name: str, options: dict[str, Any]) -> None:
-    w = Workload(seq_len=519, heads=4, kv_heads=2, head_dim=16, causal=True)
-    attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
-    attention.prepare("cpu")
-    run_forward(attention, drawn(attention))  # an adaptive pattern is chosen by a pass
-    assert attention.sees_itself
-    tokens = np.arange(519)
-    for head in range(4):
-        count = attention.multiplicity(tokens, tokens, head)
-        assert (count.diagonal() > 0).tolist() == count.any(1).tolist()
 
 
 def test_rows_that_no_set_has_are_zero_and_no_fault() -> None:
