@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longseq_bench.attention.base import Attention, Counts
+from longseq_bench.attention.base import Attention
 from longseq_bench.worker.inputs import Triple
 from longseq_bench.worker.shard_coverage import (
     all_reduce_max,
@@ -219,15 +219,16 @@ class Reference:
         heads = range(kv_head * group, (kv_head + 1) * group)
         may_see = [self.attention.may_see(rows, positions, head) for head in heads]
         found = np.flatnonzero(np.any(may_see, 0))
-        counts: list[Counts] = [
-            self.attention.multiplicity(rows, positions[found], head) for head in heads
+        counts = [
+            torch.from_numpy(self.attention.multiplicity(rows, positions[found], head))
+            for head in heads
         ]
         if len(found) == len(positions):
             # a pattern without `may_see`
-            found = np.flatnonzero(np.any([count.any(0) for count in counts], 0))
-            counts = [np.ascontiguousarray(count[:, found]) for count in counts]
+            found = np.flatnonzero(torch.stack([count.any(0) for count in counts]).any(0).numpy())
+            counts = [count[:, torch.from_numpy(found)] for count in counts]
         seen = {
-            head: _log_multiplicity(torch.from_numpy(count).to(self.device))
+            head: _log_multiplicity(count.to(self.device))
             for head, count in zip(heads, counts, strict=True)
         }
         return torch.from_numpy(found), seen
