@@ -308,7 +308,7 @@ class Gradients:
                 self._add(chunk, head, row, (dk, dk_squares), (dv, dv_squares))
             if chunk.is_counted:
                 self._add_to_matrix("k", chunk.raw[0], dk, dk_squares)
-                self._add_to_matrix("v", chunk.raw[1], dv, dv.square())
+                self._add_to_matrix("v", chunk.raw[1], dv, dv_squares)
             value = self._before_projection(Sum(dv, dv_squares), "v")
             yield chunk, self._before_projection(Sum(dk, dk_squares), "k"), value
 
@@ -345,7 +345,10 @@ class Gradients:
         if name in self.matrices:
             x, gradient, squares = (t.flatten(0, -2) for t in (x, gradient, squares))
             self.matrices[name][0] += x.T @ gradient
-            self.matrices[name][1] += x.square().T @ squares
+            # the output of attention is a sum, whose rounding error is like its other elements
+            size = x.square()
+            size = size.maximum(size.mean(-1, keepdim=True)) if name == "out" else size
+            self.matrices[name][1] += size.T @ squares
 
     def _before_projection(self, gradient: Sum, name: str) -> Sum:
         """Return the gradient before a matrix product, from that after it."""

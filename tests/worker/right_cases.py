@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.worker.gradient_sums import SUM_TOLERANCE
+from longseq_bench.worker.gradient_sums import MIN_TOKENS, SUM_TOLERANCE
 from tests.attention.test_contract import COMPILED, NAMES, OPTIONS
 from tests.attention.test_ranks import MANY, options_at
 from tests.trials import complete, run_trial
@@ -53,7 +53,8 @@ def shares(case: Trial, outcome: Outcome) -> Iterator[tuple[str, float]]:
     dtype = case.workload.dtype
     if share := outcome.largest("error_of_allowed"):
         yield f"error, {dtype}", share
-    for name, error in outcome.facts.get("gradient_sums", {}).items():
+    sums = outcome.facts.get("gradient_sums", {}) if case.workload.seq_len >= MIN_TOKENS else {}
+    for name, error in sums.items():
         yield f"{name}, {dtype}", error / SUM_TOLERANCE[dtype]
 
 

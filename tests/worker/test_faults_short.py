@@ -5,7 +5,9 @@ from itertools import cycle
 import pytest
 
 from longseq_bench.launchers.local import LocalLauncher
+from tests.trials import run_trial
 from tests.worker.faults import DTYPES, STAGES, Case, cases, run_case
+from tests.worker.right_cases import draw
 
 KINDS = [kind for kinds in STAGES.values() for kind in kinds]
 HARD = ["no maximum subtracted", "scores clipped at 20", "scores scaled by 1.01",
@@ -19,6 +21,12 @@ CHOSEN = [
 @pytest.mark.parametrize("case", filter(None, CHOSEN), ids=str)
 def test_it_is_wrong(launcher: LocalLauncher, case: Case) -> None:
     assert run_case(launcher, case).status == "wrong"
+
+
+@pytest.mark.parametrize("number", [191, 3445])
+def test_right_cases_that_were_called_wrong_once(launcher: LocalLauncher, number: int) -> None:
+    """Terms of dv, and of an element of the attention's output, that cancel by chance."""
+    assert run_trial(launcher, draw(launcher, number)).status == "ok"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
