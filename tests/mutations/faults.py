@@ -355,7 +355,7 @@ _WORKER = (
           "Sparse attention is not checked with matching scores.",
           "# in every layout a block of queries sees its own keys\n        return True",
           "return False",
-          ("tests/worker/test_matching_scores.py",)),
+          ("tests/worker/test_row_check.py",)),
     Fault("keys-that-rows-see-forgotten", "patterns", "patterns/block_layout.py",
           "The float64 reference leaves out keys that a row sees.",
           "for i in np.unique(q_positions // self.block):\n            seen",
