@@ -16,10 +16,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.worker.gradient_sums import MIN_TOKENS, SUM_TOLERANCE
+from longseq_bench.worker.gradient_sums import SUM_TOLERANCE
 from tests.attention.test_contract import COMPILED, NAMES, OPTIONS
 from tests.attention.test_ranks import MANY, options_at
 from tests.trials import complete, run_trial
@@ -50,11 +51,10 @@ def draw(launcher: LocalLauncher, number: int) -> Trial:
 
 def shares(case: Trial, outcome: Outcome) -> Iterator[tuple[str, float]]:
     """Yield how near the case came to bounds: errors, and sums of gradients."""
-    dtype = case.workload.dtype
+    dtype: Any = case.options.get("wire_dtype") or case.workload.dtype
     if share := outcome.largest("error_of_allowed"):
         yield f"error, {dtype}", share
-    sums = outcome.facts.get("gradient_sums", {}) if case.workload.seq_len >= MIN_TOKENS else {}
-    for name, error in sums.items():
+    for name, error in outcome.facts.get("gradient_sums", {}).items():
         yield f"{name}, {dtype}", error / SUM_TOLERANCE[dtype]
 
 
