@@ -125,21 +125,24 @@ def test_no_peak_above_an_enforced_limit_is_reported(launcher: LocalLauncher) ->
     assert in_child(launcher, peak_under_a_limit, 4, 8 * MIB) == pytest.approx(4 * MIB, rel=0.1)
 
 
-def faults_of_a_pass(release: bool) -> int:
-    """Return the page faults of a second allocation of 16 MiB, in pages of 4 KiB: 4,096 or few."""
+def faults_of_passes(release: bool) -> list[int]:
+    """Return the page faults of allocations of 16 MiB, in pages of 4 KiB: 4,096 or few."""
     limits.use_fast_heap()
-    torch.ones(4 * MIB)
-    if release:
-        limits.release_free_memory()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(4 * MIB)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    found = []
+    for _ in range(5):
+        if release:
+            limits.release_free_memory()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(4 * MIB)
+        found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return found
 
 
 @pytest.mark.skipif(not limits.can_release(), reason="no malloc_trim in this C library")
 def test_released_memory_is_fresh(launcher: LocalLauncher) -> None:
-    warm = in_child(launcher, faults_of_a_pass, False)
-    fresh = in_child(launcher, faults_of_a_pass, True)
+    # now and then a small block lands behind a freed one, and the next allocation gets new pages
+    warm = min(in_child(launcher, faults_of_passes, False))
+    fresh = min(in_child(launcher, faults_of_passes, True))
     assert warm < 100
     # huge pages fault once for 2 MiB
     assert fresh >= warm + 8
