@@ -59,8 +59,12 @@ def settings_suffix(settings: Settings) -> str:
 
 
 def settings_key(settings: Settings) -> Hashable:
-    """Return a key that is equal for settings that a label does not distinguish."""
-    return settings.implementation, options_key(settings.options), settings_suffix(settings)
+    """Return a key that is equal for settings that a label does not distinguish.
+
+    An option that is None or "none" is off, as if it did not exist yet when the records were made.
+    """
+    on = {name: value for name, value in settings.options.items() if value not in (None, "none")}
+    return settings.implementation, options_key(on), settings_suffix(settings)
 
 
 def find_baseline_label(settings: Iterable[Settings], labels: Iterable[str], baseline: str) -> str:

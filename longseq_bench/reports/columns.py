@@ -38,7 +38,7 @@ _OBVIOUS = frozenset({
     "peak_bytes", "max_tokens", "limited_by",
 })  # fmt: skip
 """Fields whose headings need no explanation."""
-_COMPUTED_MARK = "†"
+COMPUTED_MARK = "†"
 _GLOSSARY = {
     "At least": "Lowest ratio that the 95 % intervals of both times allow.",
     "At most": "Highest ratio that the 95 % intervals of both times allow.",
@@ -173,8 +173,8 @@ def explain(row_type: type, tables: Iterable[Table]) -> list[str]:
     shown = {column.name for table in tables for column in table.columns}
     declared = (fields_of(row_type)[name] for name in _EXPLAINED if name in fields_of(row_type))
     lines = [f"{one.heading}: {one.help}" for one in declared if one.heading in shown]
-    if any(str(cell).endswith(_COMPUTED_MARK) for t in tables for row in t.rows for cell in row):
-        lines.append(f"{_COMPUTED_MARK}: the dense time was computed from some of its rows.")
+    if any(str(cell).endswith(COMPUTED_MARK) for t in tables for row in t.rows for cell in row):
+        lines.append(f"{COMPUTED_MARK}: the dense time was computed from some of its rows.")
     return lines
 
 
@@ -188,7 +188,7 @@ def _marked_share(row: SweepRow) -> Cell:
     """Return the share of ideal, marked if no complete dense pass was timed."""
     if row.share_of_ideal is None or row.dense_source == "measured":
         return row.share_of_ideal
-    return format_share(row.share_of_ideal) + _COMPUTED_MARK
+    return format_share(row.share_of_ideal) + COMPUTED_MARK
 
 
 _TERMINAL_VALUES: Mapping[str, Callable[[Any], Cell]] = {

@@ -15,8 +15,13 @@ SAME_TABLE = (
 SIMILAR_DENSITY = 0.9
 """Fraction of the highest density; rows at or above it are treated as equally sparse."""
 
+SHAPE = tuple(n for n in SAME_TABLE if n not in ("memory_budget", "time_budget", "fit_only"))
+"""Fields of SAME_TABLE without budgets: figures of passes that ran depend on these only."""
+
 table_key: Callable[[Row], Hashable] = attrgetter(*SAME_TABLE)
 """Key that is equal for rows of one table."""
+shape_key: Callable[[Row], Hashable] = attrgetter(*SHAPE)
+"""Key that is equal for rows of one shape, under any budgets."""
 
 
 def group_by_workload(rows: Iterable[R]) -> list[list[R]]:

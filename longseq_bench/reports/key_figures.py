@@ -16,9 +16,10 @@ from longseq_bench.reports.groups import (
     group_by_density,
     has_several_ranks,
 )
+from longseq_bench.reports.sections import multi_rank
 from longseq_bench.reports.sections.growth import format_sparsity
 from longseq_bench.reports.sections.recommendations import TIE, find_longest_ties
-from longseq_bench.reports.wording import MAX_NAMES, find_ties, join_names
+from longseq_bench.reports.wording import MAX_NAMES, find_ties, format_range, join_names
 
 
 def fastest(label: str, rows: Iterable[SweepRow]) -> KeyFigure | None:
@@ -117,6 +118,20 @@ def swept_end(rows: Sequence[SweepRow]) -> KeyFigure | None:
     return KeyFigure(
         "Longest swept", f"{format_tokens(tokens)} tokens", f"{', '.join(names)}; {above}"
     )
+
+
+def two_ranks(source: Source) -> KeyFigure | None:
+    """Return the speed and the tokens of two ranks over those of one, lowest to highest."""
+    rows = [row for row in multi_rank.find_compared(source) if row.world_size == 2]
+    maxima = multi_rank.find_over_ranks(source)
+    one = {row.label: row.max_tokens for row in maxima if row.world_size == 1 and row.max_tokens}
+    times = [r.max_tokens / one[r.label] for r in maxima if r.world_size == 2 and r.label in one]
+    tokens = f"{format_range(times, format_ratio)} as many tokens" if times else ""
+    if not rows:
+        return KeyFigure("Two ranks over one", tokens) if tokens else None
+    speed = f"{format_range([require(row.speedup) for row in rows], format_ratio)} the speed"
+    best = f"best {rows[0].label} at {format_tokens(rows[0].tokens)}"
+    return KeyFigure("Two ranks over one", speed, ", ".join(filter(None, (best, tokens))))
 
 
 def minimum_sparsity(row: DensityRow) -> KeyFigure:

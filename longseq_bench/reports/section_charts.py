@@ -71,6 +71,19 @@ def time_of_best(rows: Sequence[SweepRow], best: Sequence[SweepRow]) -> Chart | 
     return chart and replace(chart, colours=FEW)
 
 
+def time_of_kinds(rows: Mapping[str, Sequence[SweepRow]]) -> Chart | None:
+    """Chart the time of the fastest of each kind ("exact", "sparse") against tokens.
+
+    rows: the fastest row of each length.
+    """
+    points = [
+        Point(f"fastest {kind}", r.tokens, require(r.time_s), *_interval(r), r.name)
+        for kind, some in rows.items()
+        for r in some
+    ]
+    return _chart("time-of-kinds", "", TOKENS, Axis("Time", "seconds", True), points)
+
+
 def throughput(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Chart the tokens per second of all ranks against tokens."""
     points = []

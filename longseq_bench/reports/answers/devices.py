@@ -1,6 +1,6 @@
 """The first screen of the kind `devices`: speed-up, memory and communication of several ranks."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import require
@@ -20,7 +20,6 @@ from longseq_bench.reports.document import (
     Table,
     format_ratio,
 )
-from longseq_bench.reports.groups import group_by_workload, longest_shared
 from longseq_bench.reports.sections import growth, multi_rank
 from longseq_bench.reports.sections.findings import index_one_rank
 from longseq_bench.reports.sections.gains import FASTER, SAME, SLOWER, UNKNOWN, judge, speedup
@@ -38,7 +37,7 @@ _VERDICTS = {
 
 def answer(source: Source) -> Answer:
     """Compare several ranks with one at the longest length that most of a workload share."""
-    rows = find_compared(source)
+    rows = multi_rank.find_compared(source)
     if not rows:
         return _of_maxima(source) or _of_ranks(source)
     figures = [*_fastest(rows), *_memory(source, rows), *_exposed(rows)]
@@ -49,26 +48,12 @@ def answer(source: Source) -> Answer:
     )
 
 
-def find_compared(source: Source) -> list[SweepRow]:
-    """Return rows on several ranks of one workload and length, the highest speed-up first.
-
-    The workload with the most rows at its longest shared length; the first of equal ones.
-    """
-    rows = _most_shared(multi_rank.compared(source))
-    return sorted(rows, key=lambda row: -require(row.speedup))
-
-
 def table_of(source: Source, rows: Sequence[SweepRow]) -> Table:
     """Return the table of the first rows, which have one length, next to one rank."""
     cut = f"{MAX_ANSWER_ROWS} of {len(rows):,} rows, " if len(rows) > MAX_ANSWER_ROWS else ""
     at = f"{cut}{format_tokens(rows[0].tokens)} tokens"
     columns = multi_rank.compared_columns(source, short=True)
     return build_table(source.title(rows[0], start=at) or at, columns, rows[:MAX_ANSWER_ROWS])
-
-
-def _most_shared(rows: Iterable[SweepRow]) -> list[SweepRow]:
-    groups = [longest_shared(group) for group in group_by_workload(rows)]
-    return max(groups, key=lambda group: len(group), default=[])
 
 
 def _lists(rows: Sequence[SweepRow], max_names: int) -> Iterator[Finding]:
@@ -143,7 +128,7 @@ def _of_maxima(source: Source) -> Answer | None:
 
 def _of_ranks(source: Source) -> Answer:
     """Describe trials on several ranks where none ran on one rank."""
-    rows = _most_shared(r for r in source.rows if r.world_size > 1 and r.time_s)
+    rows = multi_rank.most_shared(r for r in source.rows if r.world_size > 1 and r.time_s)
     if not rows:
         return Answer()
     where = source.workload(rows[0])

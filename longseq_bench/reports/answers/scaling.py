@@ -11,7 +11,7 @@ from longseq_bench.analysis.scaling import Complexity, RankScaling, complexities
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share
 from longseq_bench.reports import rank_charts, section_charts
-from longseq_bench.reports.answers.devices import find_compared, table_of
+from longseq_bench.reports.answers.devices import table_of
 from longseq_bench.reports.answers.word_limit import first_that_fits
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, build_table
@@ -26,7 +26,7 @@ from longseq_bench.reports.document import (
 )
 from longseq_bench.reports.groups import SAME_TABLE, group_by_workload
 from longseq_bench.reports.sections import bottleneck, growth
-from longseq_bench.reports.sections.multi_rank import find_over_ranks
+from longseq_bench.reports.sections.multi_rank import find_compared, find_over_ranks
 from longseq_bench.reports.wording import format_range
 
 TITLE = "Scaling"

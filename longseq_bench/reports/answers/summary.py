@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.short_labels import MAX_LABEL
 from longseq_bench.reports import key_figures, section_charts
 from longseq_bench.reports.base import Source
@@ -12,8 +13,20 @@ from longseq_bench.reports.sections.findings import problems
 
 
 def answer(source: Source) -> Answer:
-    """Return the first screen: how far, how fast, in what memory; a line per implementation."""
+    """Return the first screen: how far, how fast, in what memory; a line per implementation.
+
+    Where no workload was run at all lengths of its shape, the lines are lengths.
+    """
     found = overview(source)
+    if best := found.best:
+        context = [f"Table and chart: {best.shape}, under any budget."] if best.shape else []
+        return Answer(
+            [*_reach(source, found), *filter(None, [key_figures.two_ranks(source)])],
+            [*problems(source)],
+            best.chart(),
+            best.table(),
+            context,
+        )
     return Answer(
         [*_figures(source, found)],
         [*problems(source)],
@@ -24,25 +37,39 @@ def answer(source: Source) -> Answer:
 
 
 def _figures(source: Source, found: Overview) -> Iterator[KeyFigure]:
-    full = [row for row in source.maxima if row.is_full_pass]
+    figures: list[KeyFigure | None] = [*_reach(source, found)]
     timed = split_by_sparsity(row for row in found.at if row.is_ok)
-    searched = split_by_sparsity(row for row in full if row.max_tokens)
-    several = len({*timed, *searched}) > 1
-    figures = []
-    for kind, rows in searched.items():
-        label = f"Longest{f', {kind}' * several}"
-        best = table_key(max(rows, key=lambda row: row.max_tokens))
-        group = [row for row in rows if table_key(row) == best]
-        is_stated = len(searched) == 1 and best == table_key(found.searched[0])
-        figures.append(key_figures.longest(source, label, group, is_stated))
-    if not searched:
-        figures.append(key_figures.swept_end(found.swept))
-    for kind, some in timed.items():
-        figures.append(key_figures.fastest(f"Fastest{f', {kind}' * several}", some))
+    several = _has_both(source, found)
+    for kind, rows in timed.items():
+        figures.append(key_figures.fastest(f"Fastest{f', {kind}' * several}", rows))
     figures.append(key_figures.least_memory(found.at))
     if not any(figures):
         figures += map(key_figures.minimum_sparsity, source.minima[:2])
     return filter(None, figures)
+
+
+def _reach(source: Source, found: Overview) -> Iterator[KeyFigure]:
+    """Yield the longest lengths of searches, exact and sparse; without searches, of sweeps."""
+    searched = _searched(source)
+    figures = [] if searched else [key_figures.swept_end(found.swept)]
+    for kind, rows in searched.items():
+        label = f"Longest{f', {kind}' * _has_both(source, found)}"
+        best = table_key(max(rows, key=lambda row: row.max_tokens))
+        group = [row for row in rows if table_key(row) == best]
+        is_stated = len(searched) == 1 and best == table_key(found.searched[0])
+        figures.append(key_figures.longest(source, label, group, is_stated))
+    yield from filter(None, figures)
+
+
+def _searched(source: Source) -> dict[str, list[SearchRow]]:
+    full = (row for row in source.maxima if row.is_full_pass and row.max_tokens)
+    return split_by_sparsity(full)
+
+
+def _has_both(source: Source, found: Overview) -> bool:
+    """Return True if there are figures of exact and of sparse attention."""
+    timed = split_by_sparsity(row for row in found.at if row.is_ok)
+    return len({*timed, *_searched(source)}) > 1
 
 
 def _chart(found: Overview) -> Chart | None:

@@ -14,6 +14,7 @@ from longseq_bench.reports.columns import ValueColumn, build_table, time_or_stat
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Section, Table
 from longseq_bench.reports.groups import common_length, group_by_workload, in_brackets, table_key
 from longseq_bench.reports.outcome_text import name_status
+from longseq_bench.reports.sections.by_length import ByLength, by_length
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T", SweepRow, SearchRow)
@@ -53,6 +54,7 @@ class Overview(NamedTuple):
     swept: rows of the workload that most implementations share.  at: those of the common length.
     searched: searches of the workload that most implementations share.
     noun: what a line is of.
+    best: the best of each length, if `swept` has not all lengths of its shape; else None.
     """
 
     noun: str
@@ -60,6 +62,7 @@ class Overview(NamedTuple):
     at: list[SweepRow]
     searched: list[SearchRow]
     lines: list[Glance]
+    best: ByLength | None
 
     def table(self, source: Source, max_rows: int | None = None) -> Table | None:
         """Return the first lines as a table; None if no line has more than a name.
@@ -105,13 +108,18 @@ def overview(source: Source) -> Overview:
         Glance(name, timed.get(name), *find_end(by_name.get(name, ())), longest.get(name))
         for name in names
     ]
-    return Overview(noun, swept, at, searched, sorted(lines, key=_order))
+    best = by_length(source)
+    has_more = len(best.lengths) > len({row.tokens for row in swept if row.is_ok})
+    return Overview(
+        noun, swept, at, searched, sorted(lines, key=_order), best if has_more else None
+    )
 
 
 def all_implementations(source: Source) -> Section:
     """Build the table of all lines, if the first screen has not all of them."""
     found = overview(source)
-    table = found.table(source) if len(found.lines) > MAX_ANSWER_ROWS else None
+    is_cut = len(found.lines) > MAX_ANSWER_ROWS or found.best
+    table = found.table(source) if is_cut else None
     note = "A line has the fastest and the longest variant of an implementation."
     return Section(ALL, [*found.context(source), note], tables=[table]) if table else Section(ALL)
 
@@ -201,7 +209,7 @@ _COLUMNS = (
     ValueColumn("Implementation", "text", _name),
     ValueColumn("Pairs seen", "share", _density),
     ValueColumn("Time", "seconds", lambda line: line.timed and time_or_status(line.timed)),
-    ValueColumn("Peak memory", "bytes", _peak),
+    ValueColumn("Peak memory", "bytes", _peak, help="The largest peak of any rank."),
     ValueColumn("Longest swept", "text", lambda line: describe_end(line.passed, line.failed)),
     ValueColumn("Longest", "text", _longest),
     ValueColumn("Limited by", "text", lambda line: line.longest and line.longest.row.limited_by),

@@ -1,7 +1,9 @@
 """One rank against several: times and memory of sweeps."""
 
+from collections.abc import Iterable
 from operator import attrgetter
 
+from longseq_bench.analysis.row import require
 from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -9,7 +11,7 @@ from longseq_bench.reports import rank_charts, section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, time_with_interval
 from longseq_bench.reports.document import Section
-from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.groups import group_by_workload, longest_shared
 from longseq_bench.reports.sections.findings import index_one_rank
 from longseq_bench.reports.sections.gains import judge, speedup
 
@@ -37,6 +39,21 @@ def against_one(source: Source) -> Section:
 def compared(source: Source) -> list[SweepRow]:
     """Return the rows on several ranks whose trial was also timed on one."""
     return [row for row in source.rows if row.speedup and row.world_size > 1]
+
+
+def find_compared(source: Source) -> list[SweepRow]:
+    """Return rows on several ranks of one workload and length, the highest speed-up first.
+
+    The workload with the most rows at its longest shared length; the first of equal ones.
+    """
+    rows = most_shared(compared(source))
+    return sorted(rows, key=lambda row: -require(row.speedup))
+
+
+def most_shared(rows: Iterable[SweepRow]) -> list[SweepRow]:
+    """Return the rows of the workload with the most rows at its longest shared length."""
+    groups = [longest_shared(group) for group in group_by_workload(rows)]
+    return max(groups, key=lambda group: len(group), default=[])
 
 
 def compared_columns(source: Source, short: bool = False) -> Columns:

@@ -13,7 +13,13 @@ from longseq_bench.core.units import format_seconds, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Section, Table
-from longseq_bench.reports.groups import SAME_TABLE, group_by_density, split_by_sparsity, table_key
+from longseq_bench.reports.groups import (
+    SHAPE,
+    group_by_density,
+    shape_key,
+    split_by_sparsity,
+    table_key,
+)
 from longseq_bench.reports.sections.recommendations import find_longest_ties, name_ties
 from longseq_bench.reports.wording import find_ties, join_names
 
@@ -28,8 +34,6 @@ _EXPLANATION = (
     "Sparse attention does not compute what exact attention does. Of the rows that a range "
     "compares, only the densest (within 10 %) count, and their quality is not measured.",
 )
-_SAME = [n for n in SAME_TABLE if n not in ("memory_budget", "time_budget", "fit_only")]
-_without_budgets = attrgetter(*_SAME)
 
 
 Known = SweepRow | SearchRow
@@ -111,7 +115,7 @@ def _table(source: Source, group: Sequence[Known], max_rows: int, start: str = "
     own = max_rows // len(kinds) - 1
     choices = [choice for kind in kinds for choice in kind.ranges(own)]
     limit = ValueColumn("Limit", "text", lambda choice: _limit(source, choice), 5)
-    return build_table(source.title(group[0], _SAME, start), (*_COLUMNS, limit), choices)
+    return build_table(source.title(group[0], SHAPE, start), (*_COLUMNS, limit), choices)
 
 
 def most_searched(source: Source) -> list[Known]:
@@ -128,7 +132,7 @@ def _groups(source: Source) -> list[list[Known]]:
     """Return the ok rows of full passes of each workload, under all budgets."""
     known: list[Known] = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
     known += [row for row in source.rows if row.is_ok and row.is_full_pass]
-    return list(group_by(known, _without_budgets).values())
+    return list(group_by(known, shape_key).values())
 
 
 def _approach(rows: Sequence[Known], tokens: int) -> Sequence[Known]:
