@@ -94,7 +94,7 @@ class Attention(ABC):
         self.device = device
 
     def build_kernel(self) -> AttentionKernel | None:
-        """Return the kernel that computes this rank's part; None if `__call__` is overridden."""
+        """Return the kernel that computes this rank's part; None if only `__call__` does."""
         return None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ class Registry(Generic[T]):
     """A registry of objects of one kind, by name.
 
     kind: the word for it in messages ("implementation").
-    package: dotted name; every module in it is imported on first use and registers itself.
+    package: dotted name; its modules are imported on first use and register themselves,
+        except those whose names begin with _.
     group: entry-point group through which other packages add objects.
     """
 

@@ -72,7 +72,10 @@ class Group:
 
     @classmethod
     def world(cls, device: str) -> Group:
-        """Return all ranks of an initialised torch.distributed, with a control group of its own."""
+        """Return all ranks of an initialised torch.distributed.
+
+        On CUDA the control messages have a gloo group of their own.
+        """
         control = (
             dist.group.WORLD
             if device == "cpu"

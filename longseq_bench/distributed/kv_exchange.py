@@ -107,7 +107,7 @@ class BlockBuffer:
 
 @dataclass(frozen=True)
 class RingStep:
-    """The step at which block `index` of the rank `hop` ranks back is on this rank."""
+    """A step of a ring: block `index` is here, and it comes from `hop` ranks back."""
 
     index: int
     hop: int
@@ -216,7 +216,7 @@ class RingGradients:
         self._transfer = Pending()
 
     def start(self, current: KVPair | None) -> None:
-        """Start sending the gradients of the previous step to the next rank, or last to the owner.
+        """Send the gradients of the previous step on; after the last hop to the owner.
 
         current: this rank's gradients of the block that is here now (None after the last step).
         Received gradients are added to it, after the last hop to the totals of this rank's block.

@@ -227,7 +227,8 @@ def create_block_sparse_attention(
 
     Raises:
         UnknownNameError: the variant or an option does not exist; the message names the nearest.
-        UserError: an impossible value, or the old option sparsity_ratio, which meant density.
+        UserError: an impossible value, the old option sparsity_ratio, which meant density, or
+            `distributed` without an initialised torch.distributed.
     """
     if variant not in VARIANTS:
         raise UnknownNameError("variant", variant, VARIANTS)

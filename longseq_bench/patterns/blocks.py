@@ -330,7 +330,7 @@ def _power(x: Ints) -> Ints:
 
 
 def _doubling_strides(row: Ints, nth: Ints, count: Ints, room: Ints) -> Ints:
-    """Keep equally many blocks at each of the strides 1, 2, 4, ..., which are levels. A Side.
+    """Keep equally many blocks at each of the strides 1, 2, 4, ...; each stride is a level.
 
     Level l has the next multiples of 2^l before the blocks of the level below. The finest levels
     get one more block each if the count is not divisible. If one block per level does not fill the

@@ -121,9 +121,10 @@ class EdgeModel:
         return edge, max(at_edge, key=lambda n: factors.get(n, 1.0) * at_edge[n])
 
     def _extrapolated(self, passing: list[int]) -> tuple[int, str] | None:
-        """Find the edge by a line through the two longest passes that are not too close.
+        """Find the edge of memory by a line through the two longest passes that are not too close.
 
-        Memory is piecewise linear and convex in the length, so the longest ones fit best.
+        Returns the length and the name of the load that reaches its limit there; None if no load
+        grows. Memory is piecewise linear and convex in the length, so the longest ones fit best.
         """
         b = passing[-1]
         a = max((n for n in passing if n <= b / MIN_LENGTH_RATIO), default=None)

@@ -261,7 +261,10 @@ class Prediction:
 
 
 def predict(trial: Trial, dry_run: DryRun, rates: RateModel) -> Prediction | str:
-    """Predict a trial at its length, or return the reason why it can't be predicted."""
+    """Predict a trial at its length, or return the reason why it can't be predicted.
+
+    The trial has a memory budget.
+    """
     assert trial.memory_budget
     (estimate,) = dry_run([trial.replace(repeats=0, round=0)])
     if estimate.unsupported:

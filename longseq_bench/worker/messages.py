@@ -3,6 +3,8 @@
 {"phase": "forward", "part": ""}    a phase begins
 {"outcome": {...}, "at": 17...}     the outcome, and the time in ns since 1970
 {"answer": ...}                     the answer to a request that is not a trial
+
+The process that forks the children sends {"server": ...} first (launchers/_child_entry.py).
 """
 
 import json

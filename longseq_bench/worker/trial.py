@@ -214,7 +214,7 @@ class _TrialRun:
     def exact_pass(self, mapped: int | None = None) -> Pass:
         """Run the pass under the budget and measure its exact peak.
 
-        mapped: bytes mapped before the trial allocated anything, if that is no longer the case now.
+        mapped: bytes mapped before the trial allocated anything; None if it has not allocated yet.
         """
         context = replace(self._meter_context(), data_limit=self.trial.memory_budget)
         # before the limit: this loads plug-ins, which are not the trial's memory

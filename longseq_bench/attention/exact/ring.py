@@ -3,8 +3,8 @@
 Each of p ranks holds n/p rows of q, k, v and the output. Blocks of keys and values go round the
 ring of ranks. At each step a rank passes the current block on, computes the attention of its own
 queries to that block while the transfer runs, merges the result by log-sum-exp, and waits for the
-next block. A rank holds its own rows and three blocks of keys and values, for any length; in the
-backward also gradients of three blocks.
+next block. A rank holds its own rows and three blocks of keys and values, a small part of
+its rows each; in the backward also gradients of three blocks.
 
 RingKernel is this loop. The transfers and their buffers are in distributed/kv_exchange.py; the
 tiles of queries that see a block are in attention/tiles.py. On one rank the loop runs over chunks

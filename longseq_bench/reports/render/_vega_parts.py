@@ -147,7 +147,7 @@ def pixel(x: float) -> Any:
 
 
 def binary_ticks(low: float, high: float) -> Any:
-    """Return at most nine multiples of a power of two, as round KiB, MiB or GiB are.
+    """Return at most nine ticks that are multiples of a power of two: round KiB, MiB or GiB.
 
     Vega's own ticks would be round numbers of bytes, such as 381 MiB.
     """

@@ -53,7 +53,7 @@ class Length(NamedTuple):
 
 
 class ByLength(NamedTuple):
-    """The lengths of the shape that was run at most lengths, ascending."""
+    """The lengths of one shape, ascending."""
 
     shape: str
     lengths: Sequence[Length]
@@ -78,7 +78,7 @@ class ByLength(NamedTuple):
 
 
 def by_length(source: Source) -> ByLength:
-    """Choose the shape that was run at most lengths, of equal ones that with the most rows."""
+    """Choose the shape with the largest number of lengths; if several have it, the most rows."""
     ok = [row for row in source.rows if row.is_ok and row.is_full_pass]
     found = [_split(rows) for rows in group_by(ok, shape_key).values()]
     most = max(found, key=lambda some: (len(some), sum(len(n.rows) for n in some)), default=[])

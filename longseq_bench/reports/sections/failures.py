@@ -49,7 +49,7 @@ def _count_by_status(records: Sequence[Record]) -> list[str]:
 
 
 def _warnings(source: Source) -> Table:
-    """List rows that thrashed, and rows whose counted bytes differ from their formula."""
+    """List rows whose allocator retried, and rows whose counted bytes differ from their formula."""
     columns = Column("Implementation"), Column("Tokens", "tokens"), Column("Warning")
     found = [
         (row, f"CUDA's allocator freed its cache and retried; times: {row.alloc_retries:,.0f}")

@@ -112,7 +112,7 @@ def _runs(source: Source) -> Iterator[Run]:
 def _judge(runs: Sequence[Run], columns: Iterable[str]) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield verdict and reason of each capability that was run.
 
-    A failure counts against the capability of which fewest trials passed: an implementation that
+    A failure counts against the capability with the lowest share of passed trials: one that
     runs on one rank only fails "Several ranks", not "Train", although it failed to train on two.
     """
     having = {
@@ -132,7 +132,7 @@ def _judge(runs: Sequence[Run], columns: Iterable[str]) -> Iterator[tuple[str, t
 
 
 def _blamed(run: Run, share: dict[str, float], differing: set[str]) -> list[str]:
-    """Return the capabilities of a run of which fewest trials passed.
+    """Return the capabilities of a run that have the lowest share of passed trials.
 
     differing: capabilities that not all runs share; the others are blamed only without these.
     """
@@ -160,7 +160,7 @@ def capabilities(matrix: Matrix) -> Section:
     if matrix.reasons:
         columns = Column("Letter"), Column("Reason")
         tables.append(Table("Reasons", columns, tuple(matrix.reasons.items())))
-    blame = "A failure counts against the capability of which fewest trials passed."
+    blame = "A failure counts against the capability with the lowest share of passed trials."
     return Section(TITLE, [LEGEND, blame], tables=tables)
 
 

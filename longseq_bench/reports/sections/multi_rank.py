@@ -51,7 +51,7 @@ def find_compared(source: Source) -> list[SweepRow]:
 
 
 def most_shared(rows: Iterable[SweepRow]) -> list[SweepRow]:
-    """Return the rows of the workload with the most rows at its longest shared length."""
+    """Choose a workload by its rows at the longest length that several have; return these rows."""
     groups = [longest_shared(group) for group in group_by_workload(rows)]
     return max(groups, key=lambda group: len(group), default=[])
 
