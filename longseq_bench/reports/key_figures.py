@@ -92,14 +92,12 @@ def longest(
 
 
 def describe_cause(row: SearchRow) -> str:
-    """Return what limits a search: "memory limit", "30 s limit; 2.06M would fit in memory"."""
+    """Return what limits a search: "stopped by memory", "stopped by the 30 s limit; ..."."""
     if row.first_failure is None:
         return "no longer length failed"
-    limit = f"limited by {row.limited_by}"
+    limit = f"stopped by {row.limited_by}"
     if row.limited_by == "time" and row.time_budget:
-        limit = f"{format_limit(row.time_budget)} limit"
-    elif row.limited_by in ("memory", "time"):
-        limit = f"{row.limited_by} limit"
+        limit = f"stopped by the {format_limit(row.time_budget)} limit"
     fits = row.fits_tokens or 0
     more = f"; {format_tokens(fits)} would fit in memory" if fits > row.max_tokens else ""
     return limit + more
@@ -120,18 +118,23 @@ def swept_end(rows: Sequence[SweepRow]) -> KeyFigure | None:
     )
 
 
-def two_ranks(source: Source) -> KeyFigure | None:
-    """Return the speed and the tokens of two ranks over those of one, lowest to highest."""
-    rows = [row for row in multi_rank.find_compared(source) if row.world_size == 2]
+def two_ranks(source: Source, rows: Sequence[SweepRow]) -> KeyFigure | None:
+    """Return the speed and the tokens of two ranks over those of one, lowest to highest.
+
+    rows: of one shape, which is stated nearby; the tokens are of any searches.
+    """
+    speeds = [row.speedup for row in rows if row.world_size == 2 and row.speedup]
     maxima = multi_rank.find_over_ranks(source)
     one = {row.label: row.max_tokens for row in maxima if row.world_size == 1 and row.max_tokens}
     times = [r.max_tokens / one[r.label] for r in maxima if r.world_size == 2 and r.label in one]
-    tokens = f"{format_range(times, format_ratio)} as many tokens" if times else ""
-    if not rows:
+    tokens = (
+        f"{format_range(times, format_ratio)} as many tokens, equal memory a rank" if times else ""
+    )
+    if not speeds:
         return KeyFigure("Two ranks over one", tokens) if tokens else None
-    speed = f"{format_range([require(row.speedup) for row in rows], format_ratio)} the speed"
-    best = f"best {rows[0].label} at {format_tokens(rows[0].tokens)}"
-    return KeyFigure("Two ranks over one", speed, ", ".join(filter(None, (best, tokens))))
+    return KeyFigure(
+        "Two ranks over one", f"{format_range(speeds, format_ratio)} the speed", tokens
+    )
 
 
 def minimum_sparsity(row: DensityRow) -> KeyFigure:

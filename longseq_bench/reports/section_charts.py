@@ -64,24 +64,11 @@ def time(rows: Sequence[SweepRow], where: str) -> Chart | None:
 def time_of_best(rows: Sequence[SweepRow], best: Sequence[SweepRow]) -> Chart | None:
     """Chart the times of the rows named as the best, at most FEW in colour, for a first screen.
 
-    rows: of one workload, which is stated nearby.
+    rows: of one workload or shape, which is stated nearby.
     """
     names = {row.name for row in best}
     chart = time([row for row in rows if row.name in names], "")
     return chart and replace(chart, colours=FEW)
-
-
-def time_of_kinds(rows: Mapping[str, Sequence[SweepRow]]) -> Chart | None:
-    """Chart the time of the fastest of each kind ("exact", "sparse") against tokens.
-
-    rows: the fastest row of each length.
-    """
-    points = [
-        Point(f"fastest {kind}", r.tokens, require(r.time_s), *_interval(r), r.name)
-        for kind, some in rows.items()
-        for r in some
-    ]
-    return _chart("time-of-kinds", "", TOKENS, Axis("Time", "seconds", True), points)
 
 
 def throughput(rows: Sequence[SweepRow], where: str) -> Chart | None:

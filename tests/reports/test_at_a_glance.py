@@ -144,7 +144,7 @@ def test_a_search_that_memory_alone_would_not_limit_states_it() -> None:
     records += search("ring", 90_000, fit_only=True)
     (longest,) = build(records).figures
     assert (longest.label, longest.value) == ("Longest", "5,000 tokens")
-    assert longest.words == "ring, 30 s limit; 90,000 would fit in memory"
+    assert longest.words == "ring, stopped by the 30 s limit; 90,000 would fit in memory"
 
 
 def test_words_that_do_not_fit_are_left_out_last_first() -> None:

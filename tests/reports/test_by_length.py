@@ -8,7 +8,7 @@ from longseq_bench.core.model import Record
 from longseq_bench.reports.document import Spread
 from longseq_bench.reports.sections.at_a_glance import ALL
 from tests import make
-from tests.reports.examples import dense_flops, ranked, single
+from tests.reports.examples import dense_flops, single, timings
 from tests.reports.reading import build, rows, section, titles
 
 TITLE = "Answer"
@@ -65,13 +65,27 @@ def test_lines_are_the_lengths_of_the_shape_that_has_most() -> None:
     assert ALL in titles(document)
 
 
-def test_the_chart_has_the_fastest_of_each_kind() -> None:
-    (chart,) = section(build(two_sweeps()), TITLE).charts
-    found = {(p.series, p.x): p.words for p in chart.points}
+def test_the_chart_has_the_attention_that_is_the_fastest_somewhere() -> None:
+    late = make.record(make.trial("ring", 8192, time_budget=30.0), make.outcome("timeout"))
+    (chart,) = section(build([*two_sweeps(), late]), TITLE).charts
+    found = {(point.series, point.x) for point in chart.points}
     assert found == {
-        ("fastest exact", 1024): "sdpa", ("fastest exact", 2048): "ring",
-        ("fastest exact", 8192): "sdpa", ("fastest sparse", 8192): "thin",
+        *(("sdpa", n) for n in (1024, 2048, 8192)), ("ring", 1024), ("ring", 2048), ("thin", 8192)
     }  # fmt: skip
+    assert [(mark.series, mark.x) for mark in chart.failures] == [("ring", 8192)]
+
+
+def test_an_output_with_zeros_is_not_the_fastest() -> None:
+    zeros = sparse("holes", 8192, 0.1, 0.01, 4.0, uncovered=0.5, time_budget=30.0)
+    line = rows(build([*two_sweeps(), zeros]), TITLE)[2]
+    assert line["Fastest sparse"] == "thin"
+
+
+def test_single_passes_have_no_winner() -> None:
+    slower = single("ring", 8192, 7.0, n=1, time_budget=30.0)
+    line = rows(build([*two_sweeps(), slower]), TITLE)[2]
+    assert line["Fastest exact"] == "sdpa, 1 more"
+    assert str(line["Time, exact"]).startswith("from 5.9")
 
 
 def test_times_that_do_not_differ_are_joined() -> None:
@@ -95,10 +109,10 @@ def test_one_workload_keeps_a_line_per_implementation() -> None:
 
 
 def test_two_ranks_are_compared_with_one() -> None:
-    longer = [single("sdpa", n, n * 1e-4) for n in (16384, 32768)]
-    document = build([*two_sweeps(), *longer, *ranked()])
+    trials = [make.trial(name, 2048, world_size=2, time_budget=20.0) for name in ("sdpa", "ring")]
+    several = [make.record(trial, timings(trial, 0.25)) for trial in trials]
+    document = build([*two_sweeps(), *several])
     (figure,) = [one for one in document.figures if one.label == "Two ranks over one"]
-    slowest_rank = 1.01
-    slowest, fastest = (2 * gain / slowest_rank for gain in (0.3, 0.9))
-    assert figure.value == f"{slowest:.3g}× to {fastest:.3g}× the speed"
-    assert figure.words == "best ring chunk 64 at 4k"
+    slowest_rank = 0.25 * 1.01
+    low, high = 0.2 / slowest_rank, 0.4 / slowest_rank
+    assert figure.value == f"{low:.3g}× to {high:.3g}× the speed"

@@ -7,7 +7,7 @@ from longseq_bench.analysis.short_labels import MAX_LABEL
 from longseq_bench.reports import key_figures, section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Answer, Chart, KeyFigure
-from longseq_bench.reports.groups import in_brackets, split_by_sparsity, table_key
+from longseq_bench.reports.groups import SHAPE, in_brackets, split_by_sparsity, table_key
 from longseq_bench.reports.sections.at_a_glance import Overview, overview
 from longseq_bench.reports.sections.findings import problems
 
@@ -19,9 +19,10 @@ def answer(source: Source) -> Answer:
     """
     found = overview(source)
     if best := found.best:
-        context = [f"Table and chart: {best.shape}, under any budget."] if best.shape else []
+        shape = source.workload(best.rows[0], SHAPE)
+        context = [f"Table and chart: {shape}, under any budget."] if shape else []
         return Answer(
-            [*_reach(source, found), *filter(None, [key_figures.two_ranks(source)])],
+            [*_reach(source, found), *filter(None, [key_figures.two_ranks(source, best.rows)])],
             [*problems(source)],
             best.chart(),
             best.table(),

@@ -30,6 +30,7 @@ from longseq_bench.reports.render._vega_parts import (
     binary_ticks,
     clean,
     colours,
+    decimal_ticks,
     failure_word,
     has_rows,
     label_expression,
@@ -317,6 +318,8 @@ def _axis(name: str, chart: Chart) -> Any:
         label.values = powers if first < last else alt.Undefined
     elif axis.kind == "bytes" and values:
         label.values = binary_ticks(min(values), max(values))
+    elif scale["type"] == "log":
+        label.values = decimal_ticks(min(values), max(values))
     channel = alt.X if is_x else alt.Y
     return channel(f"{name}:Q", scale=alt.Scale(**scale), axis=label)
 

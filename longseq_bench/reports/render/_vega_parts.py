@@ -36,6 +36,8 @@ _LABELS: dict[Kind, str] = {
     "error": "format(v, '.2~e')",
 }
 TIP, GREY, PALE = [alt.Tooltip("w:N", title=" ")], "#888888", "#bbbbbb"
+MAX_DECADES, MAX_LOG_TICKS = 5, 16
+"""Most decades with three ticks each, and most ticks, of a logarithmic axis."""
 Datasets = dict[str, list[dict[str, Any]]]
 """Rows of a chart, by the names that its layers use."""
 MIN_MAGNITUDE = 1e-250
@@ -155,6 +157,15 @@ def binary_ticks(low: float, high: float) -> Any:
         return alt.Undefined
     step = 2.0 ** math.ceil(math.log2((high - low) / 8))
     return [step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def decimal_ticks(low: float, high: float) -> Any:
+    """Return ticks 1, 2, 5, 10, ... for a logarithmic axis; Vega would choose 4, 8, 30, 70."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    digits = (1, 2, 5) if last - first <= MAX_DECADES else (1,)
+    ticks = [d * 10.0**power for power in range(first, last + 1) for d in digits]
+    kept = [tick for tick in ticks if low <= tick <= high]
+    return kept if 1 < len(kept) <= MAX_LOG_TICKS else alt.Undefined
 
 
 def label_expression(kind: Kind, log: bool) -> str:

@@ -15,7 +15,7 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from subprocess import DEVNULL, PIPE, Popen
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Status
@@ -190,8 +190,16 @@ def _labels(document: Document) -> list[str]:
 _LABEL = "Implementation"
 
 
-def _navigation(sections: Sequence[Shown]) -> list[tuple[str, Sequence[Shown]]]:
-    """Return the entries of the navigation: a title, and the sections that it stands for.
+class Entry(NamedTuple):
+    """An entry of the navigation, the anchor to which it leads, and the sections of the entry."""
+
+    title: str
+    anchor: str
+    sections: Sequence[Shown]
+
+
+def _navigation(sections: Sequence[Shown]) -> list[Entry]:
+    """Return the entries of the navigation.
 
     The last result, which is the failures if there are any, and the first technical section, the
     commands, have entries of their own.
@@ -201,11 +209,17 @@ def _navigation(sections: Sequence[Shown]) -> list[tuple[str, Sequence[Shown]]]:
     room = MAX_ENTRIES - bool(again) - bool(measured)
     own = len(results) if len(results) <= room else room - 2
     more, last = results[own:-1], results[own:][-1:]
-    entries: list[tuple[str, Sequence[Shown]]]
-    entries = [(one["section"].title, [one]) for one in results[:own]]
-    entries += [("More", more)] if more else []
-    entries += [(one["section"].title, [one]) for one in (*last, *again)]
-    return [*entries, *([("How it was measured", measured)] if measured else [])]
+    entries = [_entry(one) for one in results[:own]]
+    # the anchor of the heading above its sections, so that a reader sees all of their titles
+    entries += [Entry("More", f"more-{more[0]['name']}", more)] if more else []
+    entries += [_entry(one) for one in (*last, *again)]
+    if measured:
+        entries.append(Entry("How it was measured", measured[0]["name"], measured))
+    return entries
+
+
+def _entry(section: Shown) -> Entry:
+    return Entry(section["section"].title, section["name"], [section])
 
 
 def _sections(sections: Sequence[Section]) -> Iterator[Shown]:
