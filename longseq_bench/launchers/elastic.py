@@ -77,7 +77,7 @@ class ElasticLauncher(LocalLauncher):
     ) -> None:
         super().__init__()
         self.cluster, self._identity, self._timeout_s, self._log = cluster, identity, timeout_s, log
-        self._host_ranks = HostRanks(self._context)
+        self._host_ranks = HostRanks(self.context)
         self._server = ControlServer(cluster, identity) if cluster.nodes > 1 else None
         self._timed_out_nodes: set[int] = set()
         self._ready_channels: set[Channel] = set()

@@ -35,7 +35,7 @@ class Follower:
         self._cluster, self._identity, self._timeout_s = cluster, identity, timeout_s
         self._log, self._on_trial = log, on_trial
         self._local = LocalLauncher()
-        self._ranks = HostRanks(self._local._context)
+        self._ranks = HostRanks(self._local.context)
         self._trial: Trial | None = None
         self._trial_count = 0
 

@@ -80,11 +80,14 @@ class _Child:
 
 @LAUNCHERS.register("local")
 class LocalLauncher(Launcher):
-    """Launcher for one host: every rank is a child of a fork server."""
+    """Launcher for one host: every rank is a child of a fork server.
+
+    context: the multiprocessing context that starts children; a subclass may set another one.
+    """
 
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOAD)
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(PRELOAD)
         self._catalogue: Catalogue | None = None
 
     @override
@@ -208,10 +211,10 @@ class LocalLauncher(Launcher):
         """Start a child and add it to `children`; Ctrl-C is deferred until then."""
         fork_server.ready()
         with defer_interrupts():
-            receiver, sender = self._context.Pipe(duplex=False)
+            receiver, sender = self.context.Pipe(duplex=False)
             output = OutputFile()
             arguments = (request, payload, sender, output, listener)
-            process = self._context.Process(target=_child_entry.enter, args=arguments)
+            process = self.context.Process(target=_child_entry.enter, args=arguments)
             try:
                 fork_server.start(process)
             except LauncherError:

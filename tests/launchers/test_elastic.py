@@ -101,7 +101,7 @@ def test_a_node_is_a_possible_cause_until_the_supervisor_knows_that_it_is_lost(
     seconds = 0.0
     channel = Mock(disconnect_reason="", silent_s=lambda: seconds)
     link = NodeLink(NodeIdentity(1, "beta", "one"), channel)
-    ranks = HostRanks(launcher._context)
+    ranks = HostRanks(launcher.context)
     run = _Run(job, RankSupervisor(of, 0.0), ranks, {1: link}, "alpha", ignore)
     run.supervisor.add_outcome(
         0, Outcome(status="error", reason="cut", facts={"lost_peer": True}), 1.0, 1
