@@ -18,7 +18,7 @@ SHAPES = ("circle", "square", "triangle-up", "diamond")
 """Shapes of points, in turn, so that a grey print distinguishes the series as well."""
 CROSS = "M-1,-1L1,1M1,-1L-1,1"
 MAX_SERIES, MAX_POINTS = 32, 2000
-"""Drawn series, those without a colour in grey, and drawn points."""
+"""Drawn series, those without a colour in grey, and drawn points, and failures."""
 LETTER, LINE = 6, 13
 """Width of a letter and height of a line (px)."""
 
@@ -131,7 +131,7 @@ def clean(chart: Chart) -> Chart:
         chart,
         description=printable(chart.description),
         points=tuple(map(point, points[:MAX_POINTS])),
-        failures=tuple(map(mark, failures)),
+        failures=tuple(dict.fromkeys(map(mark, failures)))[:MAX_POINTS],
         guides=guides,
     )
 

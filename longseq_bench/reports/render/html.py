@@ -47,7 +47,7 @@ beyond the maximum of data."""
 MAX_TABLES, MIN_TABLES = 200, 12
 """Number of tables in a section: at most, and after the maximum of data."""
 
-MAX_ROWS, MAX_BYTES = 120_000, 3_000_000
+MAX_ROWS, MAX_BYTES = 120_000, 2_400_000
 """Maximum data of a page: rows of one table, and bytes of all tables."""
 
 MAX_CSV_BYTES = 300_000
