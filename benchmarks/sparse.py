@@ -26,8 +26,9 @@ from longseq_bench.attention.sparse.block_layout_attention import build_layout_k
 from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import LongseqError
 from longseq_bench.core.units import parse_tokens
-from longseq_bench.kernels import sparse_selection, torch_fused
+from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel
+from longseq_bench.kernels.exact.base import Use, select
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 
 HEADS, HEAD_DIM, BLOCK = 8, 64, 128
@@ -104,11 +105,11 @@ def one_pattern(
     kernel, _ = sparse_selection.choose(
         name, "cpu", args.dtype, "gathered", sparse_selection.Blocks(BLOCK, HEAD_DIM, args.train)
     )
-    built = build_layout_kernel(kernel, (layout,), HEADS, HEADS)
+    built = build_layout_kernel(kernel, (layout,), HEADS, HEADS, use_of(args))
     planned = time.perf_counter() - start
     runs: dict[str, Callable[[], Clocked]] = {"ours": passes(built, inputs, args.train)}
     if not (args.no_flex or args.train):
-        runs["flex"] = flex(layout, inputs, args.causal)
+        runs["flex"] = flex(args, layout, inputs)
     times: dict[str, list[Clocked]] = {k: [] for k in (*runs, "dense")}
     for round_ in range(args.rounds + 1):
         for key, run in (*runs.items(), ("dense", lambda: dense(args, inputs))):
@@ -144,11 +145,16 @@ def passes(
     return lambda: clocked(one)
 
 
-def flex(layout: Any, inputs: tuple[Tensor, ...], causal: bool) -> Callable[[], Clocked]:
+def use_of(args: Any) -> Use:
+    """Return what a kernel of exact attention has to compute."""
+    return Use("cpu", getattr(torch, args.dtype), HEAD_DIM, args.train)
+
+
+def flex(args: Any, layout: Any, inputs: tuple[Tensor, ...]) -> Callable[[], Clocked]:
     """Compile FlexAttention on the layout; return a function that times one pass."""
     q, k, v, _ = inputs
     try:
-        kernel = build_layout_kernel("flex", (layout,), HEADS, HEADS)
+        kernel = build_layout_kernel("flex", (layout,), HEADS, HEADS, use_of(args))
         kernel.forward(q, k, v, False)
     except LongseqError as error:
         sys.exit(f"FlexAttention: {error}")
@@ -161,11 +167,12 @@ def dense(args: Any, inputs: tuple[Tensor, ...]) -> Clocked:
     n = q.shape[2]
     rows = n if args.whole else min(n, ROWS)
     causal = args.causal and rows == n
+    kernel, _ = select("aten-flash-cpu", use_of(args))
 
     def one() -> None:
-        out, lse = torch_fused.forward(q[:, :, :rows], k, v, causal)
+        out, lse = kernel.forward(q[:, :, :rows], k, v, causal)
         if args.train:
-            torch_fused.backward((grad[:, :, :rows], q[:, :, :rows], out, lse), (k, v), causal)
+            kernel.backward((grad[:, :, :rows], q[:, :, :rows], out, lse), (k, v), causal)
 
     scale = visible_pairs(n, args.causal) / (visible_pairs(n, causal) * rows / n)
     wall, cpu = clocked(one)
@@ -181,7 +188,9 @@ def growth(args: Any) -> bool:
         inputs = make_inputs(n, args.dtype)
         layout = make_layout("local-window", n, BLOCK, sparsity, args.causal)
         kernel, _ = sparse_selection.choose("auto", "cpu", args.dtype, "gathered")
-        runs[n] = passes(build_layout_kernel(kernel, (layout,), HEADS, HEADS), inputs, args.train)
+        runs[n] = passes(
+            build_layout_kernel(kernel, (layout,), HEADS, HEADS, use_of(args)), inputs, args.train
+        )
         times[n] = []
     for round_ in range(args.rounds + 1):
         for n, run in runs.items():

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import yaml
 
-from longseq_bench.kernels import torch_fused
+from longseq_bench.kernels.exact.base import Use, select
 from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.worker import limits
 
@@ -33,14 +33,11 @@ def measure_workspace(
     k, v = (torch.randn(1, hk, m, d).to(dtype) for _ in range(2))
     # strides as from a model's next layer; the kernel does not copy it
     grad = torch.randn(1, n, hq, d).to(dtype).transpose(1, 2)
-    out, lse = torch_fused.forward(q, k, v)
+    kernel, _ = select("aten-flash-cpu", Use("cpu", dtype, d, backward))
+    out, lse = kernel.forward(q, k, v)
 
     def call() -> Any:
-        return (
-            torch_fused.backward((grad, q, out, lse), (k, v))
-            if backward
-            else torch_fused.forward(q, k, v)
-        )
+        return kernel.backward((grad, q, out, lse), (k, v)) if backward else kernel.forward(q, k, v)
 
     call()
     meter = HeapPeak()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from longseq_bench.core.model import DType, Workload
 from longseq_bench.core.registry import Registry
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.kernels import torch_fused
 from longseq_bench.kernels.base import (
     AttentionKernel,
     InPlaceKernel,
@@ -33,6 +32,7 @@ from longseq_bench.kernels.base import (
     attend,
     disable_autocast,
 )
+from longseq_bench.kernels.exact.base import ExactKernel, Use, check_name, select
 
 Positions = NDArray[np.int64]
 Counts = NDArray[np.integer] | NDArray[np.bool_]
@@ -64,6 +64,11 @@ class Attention(ABC):
     device: str
     """Kind of the device; set by `prepare`."""
 
+    exact_name: str | None = None
+    """The requested kernel of exact attention, or auto; None for attention that calls none."""
+
+    _exact: ExactKernel | None = None
+
     def __init__(self, workload: Workload, group: Group) -> None:
         """Raise UnsupportedError for an unsupported workload, before anything runs.
 
@@ -71,6 +76,8 @@ class Attention(ABC):
         """
         if group.size > 1 and not self.many_ranks:
             raise WorldError(f"runs on one rank, not {group.size}; ddp splits a batch over ranks")
+        if self.exact_name is not None:
+            check_name(self.exact_name)
         self.workload, self.group = workload, group
         self.shard = self.build_shard()
 
@@ -90,8 +97,29 @@ class Attention(ABC):
         return None
 
     def prepare(self, device: str) -> None:
-        """Build layouts and index tables, and compile. Called once, and timed separately."""
+        """Build layouts and index tables, and compile. Called once, and timed separately.
+
+        Chooses the kernel of exact attention, if the implementation calls one.
+        """
         self.device = device
+        if self.exact_name is not None:
+            self.select_exact(self.exact_name)
+
+    def select_exact(self, requested: str) -> None:
+        """Choose the kernel of exact attention; errors are those of kernels.exact.base.select."""
+        self._exact, self._exact_facts = select(requested, self.kernel_use)
+
+    @property
+    def kernel_use(self) -> Use:
+        """What a kernel of exact attention has to compute for this workload."""
+        w = self.workload
+        return Use(self.device, self.torch_dtype, w.head_dim, w.train)
+
+    @property
+    def exact(self) -> ExactKernel:
+        """The kernel of exact attention on this rank, which `prepare` has chosen."""
+        assert self._exact is not None, "call prepare first"
+        return self._exact
 
     def build_kernel(self) -> AttentionKernel | None:
         """Return the kernel that computes this rank's part; None if only `__call__` does."""
@@ -209,15 +237,18 @@ class Attention(ABC):
 
     def facts(self) -> dict[str, Any]:
         """Return facts for the record: kernel, backend, and the reason for a fallback."""
-        if type(self).build_kernel is Attention.build_kernel:
+        if self._exact is None:
             return {}
-        return {"kernel": torch_fused.name(self.device, self.torch_dtype)}
+        return {"kernel": ", ".join(self.exact.ran()) or self.exact.name, **self._exact_facts}
 
 
 _NO_INPLACE = (
     "not supported here, the inputs are read until the end of the pass; on one rank it is "
     "supported by ring, by collective with chunk, and on a CPU by block-sparse, dilated and hilbert"
 )
+
+KernelOption = Annotated[str, "kernel of exact attention; auto: the fastest available one"]
+"""Type of the option `kernel` of implementations that call a kernel of exact attention."""
 
 IMPLEMENTATIONS: Registry[type[Attention]] = Registry(
     "implementation", "longseq_bench.attention", "longseq_bench.implementations"

@@ -29,6 +29,7 @@ from longseq_bench.distributed.token_order import (
 )
 from longseq_bench.kernels import tiling
 from longseq_bench.kernels.base import Queries
+from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, wide
 from longseq_bench.meta_mode import MAX_STEPS, limited
 
@@ -104,21 +105,24 @@ class BlockAttention(Protocol):
 class TiledBlocks:
     """A BlockAttention computed tile by tile.
 
-    tiles: returns the tiles of local queries that see a block; key indices are into the block.
+    exact: computes the tiles.  tiles: returns the tiles of local queries that see a block; key
+    indices are into the block.
     """
 
     group: Group
+    exact: ExactKernel
     tiles: Callable[[Block], Iterable[RowBlock]]
 
     def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
         """Merge the block into out and lse."""
         for tile in self._tiles(block):
-            tiling.merge(q, *kv, tile, out, lse)
+            tiling.merge(self.exact, q, *kv, tile, out, lse)
 
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
         """Add the gradients of the block to dq and dkv."""
         for tile in self._tiles(block):
-            tiling.add_gradients(queries, kv, tile, dq[:, tile.heads, tile.rows], dkv)
+            dq_rows = dq[:, tile.heads, tile.rows]
+            tiling.add_gradients(self.exact, queries, kv, tile, dq_rows, dkv)
 
     def _tiles(self, block: Block) -> Iterable[RowBlock]:
         return limited(self.tiles(block), MAX_STEPS) if self.group.computes else ()

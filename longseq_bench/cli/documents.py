@@ -34,7 +34,13 @@ def catalogue_document(catalogue: Catalogue) -> Document:
         table = Table("", (Column("Option and default"), Column("Meaning")), tuple(rows))
         summary = [capitalize_first(entry.summary), *unavailable]
         sections.append(Section(name, summary, tables=[table] if rows else []))
-    return Document("list", "", [], sections)
+    kernels = tuple(
+        (name, one.summary, one.device, one.unavailable) for name, one in catalogue.kernels.items()
+    )
+    columns = (Column("Kernel"), Column("What it is"), Column("Device"), Column("Not here because"))
+    explanation = "One of these computes exact attention on a device; the option kernel names it."
+    section = Section("Kernels", [explanation], tables=[Table("", columns, kernels)])
+    return Document("list", "", [], [*sections, *([section] if kernels else [])])
 
 
 def trials_document(trials: Sequence[Trial], rounds: int) -> Document:

@@ -46,6 +46,17 @@ class Entry(Frozen):
     source: str = "built-in"
 
 
+class KernelInfo(Frozen):
+    """A kernel of exact attention, the device that it runs on, and why it can't run here.
+
+    unavailable: for bfloat16 on CUDA, float32 on a CPU, with a head_dim of 64.
+    """
+
+    summary: str
+    device: str
+    unavailable: str | None = None
+
+
 class DeviceInfo(Frozen):
     """One kind of device. `unavailable` is the reason why this machine has none."""
 
@@ -58,10 +69,11 @@ class DeviceInfo(Frozen):
 
 
 class Catalogue(Frozen):
-    """Implementations and devices of this machine, by name."""
+    """Implementations, devices and kernels of exact attention of this machine, by name."""
 
     implementations: dict[str, Entry]
     devices: dict[str, DeviceInfo]
+    kernels: dict[str, KernelInfo] = Field(default_factory=dict)
 
     def entry(self, name: str, place: str = "") -> Entry:
         """Return the implementation of that name.

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.errors import UserError
-from longseq_bench.kernels import tiling, torch_fused
+from longseq_bench.kernels import tiling
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.tiling import ALL, Index, Piece, RowBlock
 from longseq_bench.meta_mode import limited
 from longseq_bench.patterns.block_layout import BlockLayout
@@ -51,10 +52,10 @@ class _Batch:
 
 
 class GatheredBlocksKernel:
-    """An AttentionKernel over one layout for all heads."""
+    """An AttentionKernel over one layout for all heads; exact: computes the gathered pieces."""
 
-    def __init__(self, layout: BlockLayout) -> None:
-        self.layout = layout
+    def __init__(self, layout: BlockLayout, exact: ExactKernel) -> None:
+        self.layout, self._exact = layout, exact
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Raise UserError if the tensors are not as long as the layout."""
@@ -73,7 +74,7 @@ class GatheredBlocksKernel:
             out[:, :, block.rows] = 0
             if lse is not None:
                 lse[:, :, block.rows] = -math.inf
-            tiling.block_forward(q, k, v, block, out, lse)
+            tiling.block_forward(self._exact, q, k, v, block, out, lse)
         return out, lse
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
@@ -81,7 +82,7 @@ class GatheredBlocksKernel:
         q = queries[1]
         self._check(q)
         rows = np.arange(self.layout.rows)
-        kernel = tiling.TiledKernel(lambda: self._blocks(rows, q))
+        kernel = tiling.TiledKernel(lambda: self._blocks(rows, q), self._exact)
         return kernel.backward(queries, keys)
 
     def _check(self, q: Tensor) -> None:
@@ -155,9 +156,9 @@ class GatheredBlocksKernel:
         parts: list[tuple[Tensor, Tensor]] = []
         if batch.keys.shape[1]:
             k, v = (self._keys(batch, rows, t, space, i) for i, t in enumerate(keys))
-            parts.append(torch_fused.forward(queries, k, v))
+            parts.append(self._exact.forward(queries, k, v))
         if self.layout.causal:
-            parts.append(torch_fused.forward(queries, own_k, own_v, causal=True))
+            parts.append(self._exact.forward(queries, own_k, own_v, causal=True))
         if len(parts) == 1:
             return parts[0]
         (out, lse), (other, other_lse) = parts

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from longseq_bench import meta_mode
-from longseq_bench.kernels import host_memory, tiling, torch_fused
+from longseq_bench.kernels import host_memory, tiling
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.tiling import Piece, RowBlock, Tiling, wide
 
 Call = tuple[slice, slice, Piece]
@@ -27,11 +28,12 @@ Call = tuple[slice, slice, Piece]
 class StreamedKernel:
     """An AttentionKernel over a tiling whose rows and keys are slices.
 
-    device: the kind of device that computes.
+    exact: computes each piece on its device.
     """
 
-    def __init__(self, tiling: Tiling, device: str) -> None:
-        self._tiling, self._copier = tiling, _TileCopier(device)
+    def __init__(self, tiling: Tiling, exact: ExactKernel) -> None:
+        self._tiling, self._exact = tiling, exact
+        self._copier = _TileCopier(exact.device)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
@@ -44,10 +46,9 @@ class StreamedKernel:
             acc = torch.zeros_like(rows, dtype=wide(q))
             acc_lse = acc.new_full(acc.shape[:3], -math.inf)
             for (heads, _, piece), (k_tile, v_tile) in self._keys(block, q, (k, v)):
-                queries = rows[:, heads, piece.rows]
-                part = torch_fused.forward(queries, k_tile, v_tile, piece.causal)
-                tiling.join(acc, acc_lse, heads, piece.rows, *part)
-                del k_tile, v_tile, part
+                queries, own, own_lse = (t[:, heads, piece.rows] for t in (rows, acc, acc_lse))
+                self._exact.merge(queries, k_tile, v_tile, own, own_lse, piece.causal)
+                del k_tile, v_tile
             out[at] = acc
             if lse is not None:
                 lse[at] = acc_lse
@@ -64,7 +65,7 @@ class StreamedKernel:
             acc = torch.zeros_like(own[1], dtype=wide(q))
             for (heads, kv_heads, piece), pair in self._keys(block, q, (k, v)):
                 do, q_rows, o, row_lse = (t[:, heads, piece.rows] for t in own)
-                parts = torch_fused.backward((do, q_rows, o, row_lse), pair, piece.causal)
+                parts = self._exact.backward((do, q_rows, o, row_lse), pair, piece.causal)
                 acc[:, heads, piece.rows] += parts[0]
                 for total, part in zip((dk, dv), parts[1:], strict=True):
                     total[:, kv_heads, piece.keys] += part.to(total.device, total.dtype)

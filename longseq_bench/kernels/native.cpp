@@ -29,6 +29,8 @@
 #define GROUP (LANES * VECTORS)  // queries multiplied together
 #define ROWS 128                 // queries of a tile
 #define KEYS 128                 // keys per update of the maximum
+// A smaller block would come from the heap, where a warm-up leaves pages that no peak counts.
+#define SMALLEST_MAPPED (132 * 1024)
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -486,7 +488,8 @@ static int64_t scratch_bytes(const Problem &p, bool back) {
     const int64_t s = back ? KEYS * ROWS : KEYS * GROUP;
     const int64_t floats = (back ? 5 : 3) * tile + (back ? 2 : 1) * s + (converts(p) ? 2 * keys : 0) +
                            BATCH * dim + 5 * ROWS;
-    return (floats * sizeof(float) + 63) / 64 * 64;
+    const int64_t bytes = (floats * sizeof(float) + 63) / 64 * 64;
+    return bytes < SMALLEST_MAPPED ? SMALLEST_MAPPED : bytes;
 }
 
 // Allocates the scratch space as one block of zeros, since unused lanes are multiplied too.

@@ -4,6 +4,8 @@ native   compiled C++ on a CPU with a compiler: two to three times as fast as pl
 triton   on CUDA, block layouts only
 torch    torch's fused kernels on gathered keys or on tiles, or plain torch on spans; any device
 flex     FlexAttention compiled by torch, block layouts only; for comparison, never chosen by auto
+
+Patterns that are tiles of exact attention also run on any kernel of kernels/exact, by its name.
 """
 
 import importlib.util
@@ -14,11 +16,11 @@ import torch
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import flex_blocks, native, spans_reference
+from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, select
 from longseq_bench.kernels.spans import SpanKernel
 from longseq_bench.meta_mode import is_meta
 
 Kernel = Literal["auto", "native", "triton", "flex", "torch"]
-SpanKernelName = Literal["auto", "native", "torch"]
 
 FASTEST = ("native", "triton", "torch")
 """The order in which auto tries kernels."""
@@ -63,6 +65,11 @@ def choose(
     if requested == "auto" and (reason := reasons[faster]):
         facts[f"not_{faster}"] = reason
     return name, facts
+
+
+def torch_kernel(use: Use) -> ExactKernel:
+    """Return torch's own kernel of exact attention, which computes gathered keys and tiles."""
+    return select("aten-flash-cpu" if use.device == "cpu" else AUTO, use)[0]
 
 
 def has_triton() -> bool:

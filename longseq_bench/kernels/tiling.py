@@ -20,9 +20,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longseq_bench.kernels import torch_fused
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
-from longseq_bench.meta_mode import is_meta, limited, refuse_limited_loops
+from longseq_bench.kernels.exact.base import ExactKernel
+from longseq_bench.kernels.merge import merge_part
+from longseq_bench.meta_mode import limited, refuse_limited_loops
 
 Index = slice | Tensor
 ALL = slice(None)
@@ -67,10 +68,10 @@ Tiling = Callable[[], Iterator[RowBlock]]
 
 
 class TiledKernel:
-    """An AttentionKernel that computes a tiling."""
+    """An AttentionKernel that computes a tiling, each piece by an exact kernel."""
 
-    def __init__(self, tiling: Tiling) -> None:
-        self._tiling = tiling
+    def __init__(self, tiling: Tiling, exact: ExactKernel) -> None:
+        self._tiling, self._exact = tiling, exact
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp (-inf for rows that see nothing)."""
@@ -79,11 +80,11 @@ class TiledKernel:
         for block in limited(self._tiling()):
             if block.covers(q.shape[1]):
                 refuse_limited_loops()
-                return torch_fused.forward(q, k, v, block.pieces[0].causal)
+                return self._exact.forward(q, k, v, block.pieces[0].causal)
             if out is None:
                 out = torch.zeros_like(q)
                 lse = q.new_full(q.shape[:3], -math.inf, dtype=wide(q)) if keep_lse else None
-            block_forward(q, k, v, block, out, lse)
+            block_forward(self._exact, q, k, v, block, out, lse)
         return torch.zeros_like(q) if out is None else out, lse
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
@@ -92,12 +93,12 @@ class TiledKernel:
         dq = dk = dv = None
         for block in limited(self._tiling()):
             if block.covers(q.shape[1]):
-                return torch_fused.backward(queries, keys, block.pieces[0].causal)
+                return self._exact.backward(queries, keys, block.pieces[0].causal)
             if dq is None or dk is None or dv is None:
                 dq = torch.zeros_like(q)
                 dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
             acc = _accumulator(dq, block)
-            add_gradients(queries, keys, block, acc, (dk, dv))
+            add_gradients(self._exact, queries, keys, block, acc, (dk, dv))
             _store(dq, block, acc)
             del acc
         if dq is None or dk is None or dv is None:
@@ -112,7 +113,7 @@ class InPlaceTiledKernel(TiledKernel):
     def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write the output over q and return it."""
         for block in limited(self._tiling()):
-            acc, _ = _forward_copy(q, k, v, block)
+            acc, _ = _forward_copy(self._exact, q, k, v, block)
             _store(q, block, acc)
             del acc
         return q
@@ -127,42 +128,53 @@ class InPlaceTiledKernel(TiledKernel):
         dq = q if inplace else torch.zeros_like(q)
         dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
         for block in limited(self._tiling()):
-            acc, lse = _forward_copy(q, k, v, block)
+            acc, lse = _forward_copy(self._exact, q, k, v, block)
             out = acc.to(q.dtype)
             del acc
             do, rows = (_take(t, block.heads, block.rows) for t in (grad_out, q))
             dq_rows = torch.zeros_like(out, dtype=wide(q))
             group = q.shape[1] // k.shape[1]
-            _add_rows((do, rows, out, lse), (k, v), group, block, dq_rows, (dk, dv))
+            own = do, rows, out, lse
+            _add_rows(self._exact, own, (k, v), group, block, dq_rows, (dk, dv))
             _store(dq, block, dq_rows)
-            del do, rows, out, dq_rows
+            del do, rows, out, own, dq_rows
         dk = dk.to(k.dtype)
         return dq, dk, dv.to(v.dtype)
 
 
-def _forward_copy(q: Tensor, k: Tensor, v: Tensor, block: RowBlock) -> tuple[Tensor, Tensor]:
+def _forward_copy(
+    exact: ExactKernel, q: Tensor, k: Tensor, v: Tensor, block: RowBlock
+) -> tuple[Tensor, Tensor]:
     """Return the output and log-sum-exp of one row block, in new wide tensors."""
     rows = _take(q, block.heads, block.rows)
     acc = torch.zeros_like(rows, dtype=wide(q))
     acc_lse = acc.new_full(acc.shape[:3], -math.inf)
-    _merge_pieces(rows, (k, v), q.shape[1] // k.shape[1], block, acc, acc_lse)
+    _merge_pieces(exact, rows, (k, v), q.shape[1] // k.shape[1], block, acc, acc_lse)
     return acc, acc_lse
 
 
 def block_forward(
-    q: Tensor, k: Tensor, v: Tensor, block: RowBlock, out: Tensor, lse: Tensor | None
+    exact: ExactKernel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block: RowBlock,
+    out: Tensor,
+    lse: Tensor | None,
 ) -> None:
     """Compute one row block into `out` and `lse`, whose rows are 0 and -inf before."""
     q_block = _take(q, block.heads, block.rows)
     acc = _accumulator(out, block)
     acc_lse = acc.new_full(acc.shape[:3], -math.inf)
-    _merge_pieces(q_block, (k, v), q.shape[1] // k.shape[1], block, acc, acc_lse)
+    _merge_pieces(exact, q_block, (k, v), q.shape[1] // k.shape[1], block, acc, acc_lse)
     _store(out, block, acc)
     if lse is not None:
         _store(lse, block, acc_lse)
 
 
-def merge(q: Tensor, k: Tensor, v: Tensor, block: RowBlock, out: Tensor, lse: Tensor) -> None:
+def merge(
+    exact: ExactKernel, q: Tensor, k: Tensor, v: Tensor, block: RowBlock, out: Tensor, lse: Tensor
+) -> None:
     """Add these keys to the softmax that `out` and `lse` hold for a row block, in place.
 
     out (B, Hq, N, D) and lse (B, Hq, N) are wide; rows without any key so far are 0 and -inf. The
@@ -170,23 +182,28 @@ def merge(q: Tensor, k: Tensor, v: Tensor, block: RowBlock, out: Tensor, lse: Te
     """
     index = (block.heads, block.rows)
     group = q.shape[1] // k.shape[1]
-    _merge_pieces(_take(q, *index), (k, v), group, block, _take(out, *index), _take(lse, *index))
+    own, acc, acc_lse = (_take(t, *index) for t in (q, out, lse))
+    _merge_pieces(exact, own, (k, v), group, block, acc, acc_lse)
 
 
 def _merge_pieces(
-    q: Tensor, keys: Pair, group: int, block: RowBlock, acc: Tensor, acc_lse: Tensor
-) -> None:
+    exact: ExactKernel, q: Tensor, keys: Pair, group: int, block: RowBlock, acc: Tensor,
+    acc_lse: Tensor,
+) -> None:  # fmt: skip
     """Merge all pieces into acc and acc_lse; they and q hold the block's rows and heads only."""
     for heads, kv_heads, piece in limited(calls(block, group)):
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
-        part, part_lse = torch_fused.forward(
-            _take(q, heads, piece.rows), k, v, piece.causal, piece.mask
-        )
-        join(acc, acc_lse, heads, piece.rows, part, part_lse)
-        del k, v, part, part_lse
+        own, out, lse = (_take(t, heads, piece.rows) for t in (q, acc, acc_lse))
+        exact.merge(own, k, v, out, lse, piece.causal, piece.mask)
+        if isinstance(piece.rows, Tensor):
+            _put(acc, heads, piece.rows, out)
+            _put(acc_lse, heads, piece.rows, lse)
+        del k, v, own, out, lse
 
 
-def add_gradients(queries: Queries, keys: Pair, block: RowBlock, acc: Tensor, d_keys: Pair) -> None:
+def add_gradients(
+    exact: ExactKernel, queries: Queries, keys: Pair, block: RowBlock, acc: Tensor, d_keys: Pair
+) -> None:
     """Add the gradients of one row block over these keys to acc and d_keys, in place.
 
     queries: the output and lse belong to the whole softmax.  acc: dq of the block's rows and heads;
@@ -194,22 +211,29 @@ def add_gradients(queries: Queries, keys: Pair, block: RowBlock, acc: Tensor, d_
     """
     grad_out, q, out, lse = (_take(t, block.heads, block.rows) for t in queries)
     group = queries[0].shape[1] // keys[0].shape[1]
-    _add_rows((grad_out, q, out, lse), keys, group, block, acc, d_keys)
+    _add_rows(exact, (grad_out, q, out, lse), keys, group, block, acc, d_keys)
 
 
 def _add_rows(
-    own: Queries, keys: Pair, group: int, block: RowBlock, acc: Tensor, d_keys: Pair
-) -> None:
+    exact: ExactKernel, own: Queries, keys: Pair, group: int, block: RowBlock, acc: Tensor,
+    d_keys: Pair,
+) -> None:  # fmt: skip
     """Add gradients as `add_gradients` does; `own` has only the rows and heads of the block."""
     for heads, kv_heads, piece in limited(calls(block, group)):
         grad_out, q, out, lse = (_take(t, heads, piece.rows) for t in own)
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
-        parts = torch_fused.backward((grad_out, q, out, lse), (k, v), piece.causal, piece.mask)
-        del grad_out, q, out, k, v
-        _add(acc, heads, piece.rows, parts[0])
-        _add(d_keys[0], kv_heads, piece.keys, parts[1])
-        _add(d_keys[1], kv_heads, piece.keys, parts[2])
-        del parts
+        queries, mask = (grad_out, q, out, lse), piece.mask
+        if isinstance(piece.rows, Tensor) or isinstance(piece.keys, Tensor):
+            parts = exact.backward(queries, (k, v), piece.causal, mask)
+            _add(acc, heads, piece.rows, parts[0])
+            _add(d_keys[0], kv_heads, piece.keys, parts[1])
+            _add(d_keys[1], kv_heads, piece.keys, parts[2])
+            del parts
+        else:
+            dq = acc[:, heads, piece.rows]
+            dk, dv = (t[:, kv_heads, piece.keys] for t in d_keys)
+            exact.add_gradients(queries, (k, v), dq, (dk, dv), piece.causal, mask)
+        del grad_out, q, out, queries, k, v
 
 
 def calls(block: RowBlock, group: int) -> Iterator[tuple[slice, slice, Piece]]:
@@ -240,23 +264,16 @@ def kv_heads_of(heads: slice, group: int) -> Iterator[tuple[slice, slice]]:
 def join(
     acc: Tensor, acc_lse: Tensor, heads: slice, rows: Index, part: Tensor, lse: Tensor
 ) -> None:
-    """Merge a softmax into some rows and heads of acc and acc_lse, in place.
-
-    Both are weighted by their shares of the joint denominator: acc + sigmoid(lse - acc_lse) *
-    (part - acc) needs no temporary of the output's size. A side at -inf has weight 0; rows with
-    both at -inf stay 0.
-    """
+    """Merge a softmax into some rows and heads of acc and acc_lse, in place."""
     old, old_lse = _take(acc, heads, rows), _take(acc_lse, heads, rows)
-    if is_meta():
-        # allocate the merge's temporaries only: each operation on meta tensors takes a millisecond
-        torch.empty_like(lse), part.to(old.dtype)
-        return
-    weight = torch.sigmoid(lse - old_lse).nan_to_num_(0.0).unsqueeze(-1)
-    old.lerp_(part if part.dtype == old.dtype else part.to(old.dtype), weight)
-    torch.logaddexp(old_lse, lse, out=old_lse)
+    merge_part(old, old_lse, part, lse)
     if isinstance(rows, Tensor):
-        acc[:, heads].index_copy_(2, rows.to(acc.device), old)
-        acc_lse[:, heads].index_copy_(2, rows.to(acc.device), old_lse)
+        _put(acc, heads, rows, old)
+        _put(acc_lse, heads, rows, old_lse)
+
+
+def _put(target: Tensor, heads: slice, rows: Tensor, value: Tensor) -> None:
+    target[:, heads].index_copy_(2, rows.to(target.device), value)
 
 
 def _accumulator(target: Tensor, block: RowBlock) -> Tensor:

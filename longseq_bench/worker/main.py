@@ -12,12 +12,13 @@ import torch
 
 from longseq_bench import attention
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
+from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInfo
 from longseq_bench.core.cluster_env import RankInfo
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, Outcome, Trial
 from longseq_bench.core.options import specs_of
 from longseq_bench.distributed.group import Group
+from longseq_bench.kernels.exact.base import KERNELS, Use
 from longseq_bench.meters.base import METERS
 from longseq_bench.worker.dry_run import dry_run
 from longseq_bench.worker.exception_mapping import outcome_of_exception
@@ -135,7 +136,18 @@ def build_catalogue() -> Catalogue:
     return Catalogue(
         implementations={name: _entry(name, devices) for name in IMPLEMENTATIONS.names()},
         devices=devices,
+        kernels={name: _kernel(name) for name in KERNELS.names()},
     )
+
+
+def _kernel(name: str) -> KernelInfo:
+    if reason := KERNELS.unavailable_reason(name):
+        return KernelInfo(summary="can't be imported", device="", unavailable=reason)
+    kernel = KERNELS.get(name)
+    dtype = torch.bfloat16 if kernel.device == "cuda" else torch.float32
+    reason = kernel.unavailable_reason(Use(kernel.device, dtype, head_dim=64, train=False))
+    summary = (kernel.__doc__ or "").partition("\n")[0].rstrip(".")
+    return KernelInfo(summary=summary, device=kernel.device, unavailable=reason)
 
 
 def _entry(name: str, devices: dict[str, DeviceInfo]) -> Entry:

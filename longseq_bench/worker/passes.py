@@ -6,7 +6,9 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels import host_memory, torch_fused
+from longseq_bench.kernels import host_memory
+from longseq_bench.kernels.exact.base import Use
+from longseq_bench.kernels.sparse_selection import torch_kernel
 from longseq_bench.worker import limits
 from longseq_bench.worker.inputs import Pass, draw_inputs
 from longseq_bench.worker.messages import MessageSender
@@ -173,6 +175,7 @@ def _allocate_library_buffers(w: Workload) -> None:
     torch.bmm(rows, rows.transpose(1, 2))
     shape = (torch.get_num_threads(), 1, WARM_UP_TOKENS, w.head_dim)
     q, k, v = (torch.zeros(shape, dtype=getattr(torch, w.dtype)) for _ in range(3))
-    out, lse = torch_fused.forward(q, k, v)
+    kernel = torch_kernel(Use("cpu", q.dtype, w.head_dim, w.train))
+    out, lse = kernel.forward(q, k, v)
     if w.train:
-        torch_fused.backward((out, q, out, lse), (k, v))
+        kernel.backward((out, q, out, lse), (k, v))

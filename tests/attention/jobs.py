@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 from unittest.mock import patch
 
@@ -23,7 +24,8 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Positions, Shard
-from longseq_bench.kernels import native, spans_reference, torch_fused
+from longseq_bench.kernels import native, spans_reference
+from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.spans import HeadSpans, SpanTask
 from longseq_bench.testing.definition import Options, Tensors, make_inputs, make_output_gradient
 
@@ -192,34 +194,39 @@ class Kernels:
     pairs: int = 0
 
 
+def _visible(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> int:
+    rows, keys = q.shape[2], k.shape[2]
+    pairs = rows * (rows + 1) // 2 if causal else rows * keys
+    return q.shape[0] * q.shape[1] * (pairs if mask is None else int(mask.sum()))
+
+
+def _count_exact(start: Any, kernels: Kernels) -> Any:
+    """Count the calls of a method of ExactKernel, and the pairs of a forward."""
+
+    def counted(self: ExactKernel, *args: Any, **options: Any) -> Any:
+        bound = signature(start).bind(self, *args, **options)
+        bound.apply_defaults()
+        of = bound.arguments
+        if self._for(of["mask"]).name != "native":  # its calls of native.py are counted
+            kernels.calls += 1
+            if "q" in of:
+                kernels.pairs += _visible(of["q"], of["k"], of["causal"], of["mask"])
+        return start(self, *args, **options)
+
+    return counted
+
+
 @contextmanager
 def _counted() -> Iterator[Kernels]:
     """Count calls of our kernels and of torch's, forward and backward."""
     kernels = Kernels()
-    forward, backward = torch_fused.forward, torch_fused.backward
     from longseq_bench.attention.exact import sdpa
 
     torch_sdpa = sdpa.scaled_dot_product_attention
 
-    def visible(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> int:
-        rows, keys = q.shape[2], k.shape[2]
-        pairs = rows * (rows + 1) // 2 if causal else rows * keys
-        return q.shape[0] * q.shape[1] * (pairs if mask is None else int(mask.sum()))
-
-    def counted_forward(
-        q: Tensor, k: Tensor, v: Tensor, causal: bool = False, mask: Tensor | None = None
-    ) -> Any:
-        kernels.calls += 1
-        kernels.pairs += visible(q, k, causal, mask)
-        return forward(q, k, v, causal, mask)
-
-    def counted_backward(*args: Any) -> Any:
-        kernels.calls += 1
-        return backward(*args)
-
     def counted_sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
         kernels.calls += 1
-        kernels.pairs += visible(q, k, options["is_causal"], None)
+        kernels.pairs += _visible(q, k, options["is_causal"], None)
         return torch_sdpa(q, k, v, **options)
 
     def count_forward(kernel: Any) -> Any:
@@ -246,8 +253,9 @@ def _counted() -> Iterator[Kernels]:
         for kernel in (native, spans_reference):
             stack.enter_context(patch.object(kernel, "forward", count_forward(kernel)))
             stack.enter_context(patch.object(kernel, "backward", count_backward(kernel)))
-        stack.enter_context(patch.object(torch_fused, "forward", counted_forward))
-        stack.enter_context(patch.object(torch_fused, "backward", counted_backward))
+        for name in ("forward", "merge", "backward", "add_gradients"):
+            counted = _count_exact(getattr(ExactKernel, name), kernels)
+            stack.enter_context(patch.object(ExactKernel, name, counted))
         stack.enter_context(patch.object(sdpa, "scaled_dot_product_attention", counted_sdpa))
         yield kernels
 

@@ -93,7 +93,7 @@ class TestBuiltIns(ImplementationContract):
             if hasattr(sys.modules[name], "TILE_ROWS"):
                 monkeypatch.setattr(sys.modules[name], "TILE_ROWS", 40)
         for one, other in zip(untiled, run_pass(implementation, options, w), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6)
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=5e-6)
 
 
 def kept_blocks(table: Tensor, block: int, causal: bool) -> float:

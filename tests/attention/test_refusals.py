@@ -93,13 +93,6 @@ def test_fewer_tokens_than_ranks_are_refused(name: str, options: Options) -> Non
     assert re.match(r"3 tokens( in blocks of \d+)? are too few for 4 ranks; each", message)
 
 
-@pytest.mark.parametrize("name", ["dilated", "hilbert"])
-def test_the_compiled_kernel_is_refused_on_several_ranks(name: str) -> None:
-    attention = IMPLEMENTATIONS.get(name)(Workload(seq_len=4096), Group(0, 2), kernel="native")
-    with pytest.raises(UnsupportedError, match="kernel=native runs on one rank; use auto"):
-        attention.prepare("cpu")
-
-
 @pytest.mark.parametrize(
     ("transport", "library"), [("deepspeed", "DeepSpeed"), ("fairscale", "FairScale")]
 )

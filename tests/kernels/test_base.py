@@ -8,9 +8,10 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Pair, Queries, Triple, attend
+from longseq_bench.kernels.exact.base import OneCall
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, TiledKernel
-from longseq_bench.kernels.torch_fused import FusedKernel
 from tests.kernels import plain_attention as plain
+from tests.kernels.torch_kernel import EXACT
 
 N, HEADS, D = 12, 4, 16
 EVERY_HEAD = slice(0, HEADS)
@@ -24,13 +25,17 @@ def inputs(kv_heads: int = HEADS, dtype: torch.dtype = torch.float32) -> list[Te
     return [torch.randn(s, generator=generator, dtype=torch.double).to(dtype) for s in shapes]
 
 
+def one_call(causal: bool) -> AttentionKernel:
+    return OneCall(EXACT, causal)
+
+
 def tiles(causal: bool) -> AttentionKernel:
     """The same attention as two tiles of keys, or one triangle."""
     halves = (slice(0, 5), slice(5, N))
     pieces = [Piece(ALL, keys, EVERY_HEAD) for keys in halves]
     if causal:
         pieces = [Piece(ALL, ALL, EVERY_HEAD, causal=True)]
-    return TiledKernel(lambda: iter([RowBlock(ALL, EVERY_HEAD, tuple(pieces))]))
+    return TiledKernel(lambda: iter([RowBlock(ALL, EVERY_HEAD, tuple(pieces))]), EXACT)
 
 
 class Recorder:
@@ -51,7 +56,7 @@ class Recorder:
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("make", [FusedKernel, tiles])
+@pytest.mark.parametrize("make", [one_call, tiles])
 def test_output_and_gradients_equal_the_reference(make: type, causal: bool, kv_heads: int) -> None:
     qkv = [t.requires_grad_() for t in inputs(kv_heads)]
     leaves = [t.detach().double().requires_grad_() for t in qkv]
@@ -67,7 +72,7 @@ def test_output_and_gradients_equal_the_reference(make: type, causal: bool, kv_h
 def test_gradcheck_of_the_fused_kernel_in_float64() -> None:
     for causal in (False, True):
         qkv = [t[:1, :2, :5].requires_grad_() for t in inputs(2, torch.float64)]
-        run = partial(attend, kernel=FusedKernel(causal), train=True)
+        run = partial(attend, kernel=one_call(causal), train=True)
         assert torch.autograd.gradcheck(run, qkv)
 
 
@@ -88,7 +93,7 @@ def test_gradients_are_those_of_the_kernel() -> None:
 
 def test_a_second_derivative_is_refused() -> None:
     q, k, v = (torch.randn(1, 1, 8, 8, requires_grad=True) for _ in range(3))
-    out = attend(q, k, v, FusedKernel(False), True)
+    out = attend(q, k, v, one_call(False), True)
     with pytest.raises(UnsupportedError, match="no second derivative"):
         torch.autograd.grad(out.sum(), q, create_graph=True)
 
@@ -96,9 +101,9 @@ def test_a_second_derivative_is_refused() -> None:
 def test_autocast_changes_nothing_inside() -> None:
     """Otherwise forward and backward would run in different dtypes."""
     q, k, v = (torch.randn(1, 1, 8, 8, requires_grad=True) for _ in range(3))
-    plain = attend(q, k, v, FusedKernel(False), True)
+    plain = attend(q, k, v, one_call(False), True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = attend(q, k, v, FusedKernel(False), True)
+        out = attend(q, k, v, one_call(False), True)
     assert torch.equal(out, plain)
 
 

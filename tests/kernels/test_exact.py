@@ -1,10 +1,14 @@
-"""The fused kernels against plain attention: output, log-sum-exp, gradients."""
+"""The contract of kernels of exact attention, over the registry: those that run on a CPU.
+
+Output, log-sum-exp and gradients are compared with plain attention in float64.
+"""
 
 import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.kernels import torch_fused
+from longseq_bench.core.errors import UnknownNameError, UnsupportedError
+from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use, select
 from tests.kernels import plain_attention
 
 SHAPES = [(1, 4, 4, 1, 1), (2, 4, 2, 7, 7), (1, 6, 2, 130, 130), (2, 2, 1, 5, 67), (1, 4, 2, 67, 5)]
@@ -17,6 +21,22 @@ Shape = tuple[int, int, int, int, int]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+ON_CPU = [name for name in KERNELS.names() if KERNELS.get(name).device == "cpu"]
+
+
+def make(name: str, dtype: torch.dtype = torch.float32, masked: bool = False) -> ExactKernel:
+    """Return a kernel; skip the test if it can't run here."""
+    use = Use("cpu", dtype, 16, True, masked)
+    if reason := KERNELS.get(name).unavailable_reason(use):
+        pytest.skip(reason)
+    return select(name, use)[0]
+
+
+@pytest.fixture(params=ON_CPU)
+def name(request: pytest.FixtureRequest) -> str:
+    """Return the name of each kernel that runs on a CPU."""
+    return str(request.param)
 
 
 def inputs(shape: Shape, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -42,9 +62,10 @@ def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("shape", "causal"), [*((s, False) for s in SHAPES), *((s, True) for s in CAUSAL)]
 )
-def test_it_equals_the_reference(shape: Shape, causal: bool, dtype: torch.dtype) -> None:
+def test_it_equals_the_reference(name: str, shape: Shape, causal: bool, dtype: torch.dtype) -> None:
+    kernel = make(name, dtype)
     q, k, v = tensors = inputs(shape, dtype)
-    out, lse = torch_fused.forward(*tensors, causal)
+    out, lse = kernel.forward(*tensors, causal)
     grad_out = gradient_like(out)
     leaves = [t.double().requires_grad_() for t in tensors]
     expected, expected_lse = plain_attention.forward(*leaves, causal)
@@ -53,20 +74,47 @@ def test_it_equals_the_reference(shape: Shape, causal: bool, dtype: torch.dtype)
     assert_near(out, expected, dtype)
     assert_near(lse, expected_lse, dtype)
     expected_grads = torch.autograd.grad(expected, leaves, grad_out.double())
-    grads = torch_fused.backward((grad_out, q, out, lse), (k, v), causal)
+    grads = kernel.backward((grad_out, q, out, lse), (k, v), causal)
     for got, grad in zip(grads, expected_grads, strict=True):
         assert got.shape == grad.shape
         assert_near(got, grad, dtype)
+    assert kernel.calls == {"forward": 1, "backward": 1}
+    assert list(kernel.ran()) == [name]
 
 
-def test_backward_of_a_part_of_a_larger_softmax() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cut", [0, 30, 90])
+def test_merged_parts_equal_one_softmax(name: str, cut: int, dtype: torch.dtype) -> None:
+    """Also if one part has no keys; the sums are float32."""
+    kernel = make(name, dtype)
+    q, k, v = tensors = inputs((2, 4, 2, 40, 90), dtype)
+    grad_out = gradient_like(q)
+    expected, expected_lse, expected_grads = plain_attention.gradients(tensors, grad_out)
+    out, lse = torch.zeros(q.shape), torch.full(q.shape[:3], -torch.inf)
+    dq, dk, dv = (torch.zeros(t.shape) for t in tensors)
+    parts = [own for own in (slice(0, cut), slice(cut, 90)) if own.start < own.stop]
+    for own in parts:
+        kernel.merge(q, k[:, :, own], v[:, :, own], out, lse)
+    queries = grad_out, q, out.to(dtype), lse
+    for own in parts:
+        d_keys = dk[:, :, own], dv[:, :, own]
+        kernel.add_gradients(queries, (k[:, :, own], v[:, :, own]), dq, d_keys)
+    assert_near(out, expected, dtype)
+    assert_near(lse, expected_lse, dtype)
+    for got, grad in zip((dq, dk, dv), expected_grads, strict=True):
+        assert_near(got, grad, dtype)
+    assert kernel.calls == {"forward": len(parts), "backward": len(parts)}
+
+
+def test_backward_of_a_part_of_a_larger_softmax(name: str) -> None:
     """Output and log-sum-exp are those of all keys; the keys are some of them."""
+    kernel = make(name)
     q, k, v = inputs((1, 2, 2, 40, 90))
     grad_out = gradient_like(q)
     out, lse, (dq, dk, dv) = plain_attention.gradients((q, k, v), grad_out)
     out, lse = out.float(), lse.float()
     parts = [
-        torch_fused.backward((grad_out, q, out, lse), (k[:, :, own], v[:, :, own]))
+        kernel.backward((grad_out, q, out, lse), (k[:, :, own], v[:, :, own]))
         for own in (slice(0, 30), slice(30, 90))
     ]
     assert_near(parts[0][0] + parts[1][0], dq, torch.float32)
@@ -75,20 +123,21 @@ def test_backward_of_a_part_of_a_larger_softmax() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_strided_tokens_and_heads_equal_their_copies(causal: bool) -> None:
+def test_strided_tokens_and_heads_equal_their_copies(name: str, causal: bool) -> None:
     """Tiles are views: every third token, every second head, heads next to tokens."""
+    kernel = make(name)
     full = inputs((1, 8, 8, 90, 90))
     views = [t[:, 1::2, 2::3] for t in full]
     views[2] = views[2].transpose(1, 2).contiguous().transpose(1, 2)
     copies = [t.contiguous() for t in views]
-    out, lse = torch_fused.forward(*views, causal)
-    expected, expected_lse = torch_fused.forward(*copies, causal)
+    out, lse = kernel.forward(*views, causal)
+    expected, expected_lse = kernel.forward(*copies, causal)
     assert torch.equal(lse, expected_lse)
     assert torch.equal(out, expected)
     grad_out = torch.randn(1, 30, 4, 16).transpose(1, 2)
     (q, *keys), (q2, *keys2) = views, copies
-    grads = torch_fused.backward((grad_out, q, out, lse), keys, causal)
-    expected_grads = torch_fused.backward(
+    grads = kernel.backward((grad_out, q, out, lse), keys, causal)
+    expected_grads = kernel.backward(
         (grad_out.contiguous(), q2, expected, expected_lse), keys2, causal
     )
     for got, grad in zip(grads, expected_grads, strict=True):
@@ -104,12 +153,6 @@ def test_the_reference_equals_torch() -> None:
         torch.testing.assert_close(plain_attention.forward(q, k, v, causal)[0], expected)
 
 
-def test_the_kernel_has_a_name() -> None:
-    assert torch_fused.name("cpu", torch.bfloat16) == "flash (CPU)"
-    assert torch_fused.name("cuda", torch.float16) == "flash"
-    assert torch_fused.name("cuda", torch.float32) == "efficient"
-
-
 MASKED = [(1, 4, 4, 1, 1), (2, 4, 2, 7, 7), (1, 6, 2, 33, 50), (2, 2, 1, 5, 67), (1, 4, 2, 67, 5)]
 
 
@@ -123,25 +166,27 @@ def masked(shape: Shape) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", MASKED)
-def test_masks_equal_the_reference(shape: Shape, dtype: torch.dtype) -> None:
+def test_masks_equal_the_reference(name: str, shape: Shape, dtype: torch.dtype) -> None:
+    kernel = make(name, dtype)
     q, k, v = tensors = inputs(shape, dtype)
     mask = masked(shape)
-    out, lse = torch_fused.forward(*tensors, mask=mask)
+    out, lse = kernel.forward(*tensors, mask=mask)
     grad_out = gradient_like(out)
     expected, expected_lse, expected_grads = plain_attention.gradients(tensors, grad_out, mask)
     assert (out.dtype, lse.dtype) == (dtype, torch.float)
     assert_near(out, expected, dtype)
     assert_near(lse, expected_lse, dtype)
-    grads = torch_fused.backward((grad_out, q, out, lse), (k, v), mask=mask)
+    grads = kernel.backward((grad_out, q, out, lse), (k, v), mask=mask)
     for got, grad in zip(grads, expected_grads, strict=True):
         assert got.shape == grad.shape
         assert_near(got, grad, dtype)
 
 
-def test_a_mask_of_all_pairs_changes_nothing() -> None:
+def test_a_mask_of_all_pairs_changes_nothing(name: str) -> None:
+    kernel = make(name)
     tensors = inputs((2, 4, 2, 9, 21))
-    out, lse = torch_fused.forward(*tensors, mask=torch.ones(9, 21, dtype=torch.bool))
-    expected, expected_lse = torch_fused.forward(*tensors)
+    out, lse = kernel.forward(*tensors, mask=torch.ones(9, 21, dtype=torch.bool))
+    expected, expected_lse = kernel.forward(*tensors)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(lse, expected_lse)
 
@@ -149,26 +194,83 @@ def test_a_mask_of_all_pairs_changes_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("hidden", [[0], [3, 4], list(range(9))], ids=["first", "some", "all"])
 def test_rows_without_keys_are_zero_and_have_no_weight(
-    hidden: list[int], dtype: torch.dtype
+    name: str, hidden: list[int], dtype: torch.dtype
 ) -> None:
     """As a part of a larger softmax: the log-sum-exp is that of all keys."""
+    kernel = make(name, dtype)
     shape = (2, 4, 2, 9, 21)
     q, k, v = inputs(shape, dtype)
     mask = masked(shape)
     mask[hidden] = False
-    out, lse = torch_fused.forward(q, k, v, mask=mask)
+    out, lse = kernel.forward(q, k, v, mask=mask)
     assert not out[:, :, hidden].any()
     assert (lse[:, :, hidden] == -torch.inf).all()
     visible = [row for row in range(9) if row not in hidden]
     assert torch.isfinite(lse[:, :, visible]).all()
-    full, full_lse = torch_fused.forward(q, k, v)
+    full, full_lse = kernel.forward(q, k, v)
     grad_out = gradient_like(out)
-    grads = torch_fused.backward((grad_out, q, full, full_lse), (k, v), mask=mask)
+    grads = kernel.backward((grad_out, q, full, full_lse), (k, v), mask=mask)
     assert not grads[0][:, :, hidden].any()
     if not visible:
         assert not any(grad.any() for grad in grads)
         return
     rows = [t[:, :, visible].contiguous() for t in (grad_out, q, full, full_lse)]
-    expected_grads = torch_fused.backward(tuple(rows), (k, v), mask=mask[visible])
+    expected_grads = kernel.backward(tuple(rows), (k, v), mask=mask[visible])
     for got, expected in zip((grads[0][:, :, visible], *grads[1:]), expected_grads, strict=True):
         assert_near(got, expected, dtype)
+
+
+# ---- the choice ----------------------------------------------------------------------------------
+
+
+def test_a_mask_goes_to_a_kernel_that_takes_it_and_the_record_says_so() -> None:
+    kernel = make("native")
+    q, k, v = inputs((1, 2, 2, 5, 7))
+    kernel.forward(q, k, v)
+    kernel.forward(q, k, v, mask=masked((1, 2, 2, 5, 7)))
+    assert list(kernel.ran()) == ["native", "aten-flash-cpu (masked)"]
+
+
+@pytest.mark.parametrize(
+    ("requested", "error", "words"),
+    [
+        ("flesh", UnknownNameError, "did you mean 'flash'"),
+        ("flash", UnsupportedError, "kernel=flash: it runs on cuda only"),
+    ],
+)
+def test_a_kernel_that_can_not_run_is_named_with_the_reason(
+    requested: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        select(requested, Use("cpu", torch.float32, 64, False))
+
+
+def test_auto_takes_the_compiled_kernel_and_else_says_why_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from longseq_bench.kernels import native
+
+    use = Use("cpu", torch.float32, 64, False)
+    make("native")
+    assert select("auto", use)[0].name == "native"
+    monkeypatch.setattr(native, "unavailable_reason", lambda dtype: "no compiler")
+    kernel, facts = select("auto", use)
+    assert (kernel.name, facts) == ("aten-flash-cpu", {"not_native": "no compiler"})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flag", "chosen"),
+    [
+        (torch.bfloat16, "amx_bf16", "aten-flash-cpu"),
+        (torch.bfloat16, "avx512f", "native"),
+        (torch.float32, "amx_bf16", "native"),
+    ],
+)
+def test_auto_leaves_16_bits_to_torch_where_the_cpu_has_matrix_units(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, flag: str, chosen: str
+) -> None:
+    from longseq_bench.kernels.exact import native
+
+    make("native", dtype)
+    monkeypatch.setattr(native, "_cpu_flags", lambda: frozenset({flag}))
+    assert select("auto", Use("cpu", dtype, 64, False))[0].name == chosen

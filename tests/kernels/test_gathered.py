@@ -14,6 +14,7 @@ from longseq_bench.kernels.gathered import GatheredBlocksKernel
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 from tests.kernels import plain_attention
+from tests.kernels.torch_kernel import EXACT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,7 +52,7 @@ def assert_layout(layout: BlockLayout, qkvg: Sequence[Tensor], scores: float = 0
     """scores: their magnitude, which scales the error of rounding them."""
     q, k, v, grad_out = qkvg
     expected, expected_lse, grads = reference(layout, (q, k, v), grad_out)
-    kernel = GatheredBlocksKernel(layout)
+    kernel = GatheredBlocksKernel(layout, EXACT)
     out, lse = kernel.forward(q, k, v, True)
     assert lse is not None
     allowed = CLOSE[q.dtype] + 1e-6 * scores
@@ -124,7 +125,7 @@ def test_a_window_is_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     for pattern, gathers in (("local-window", False), ("random", True)):
         calls.clear()
         layout = make_layout(pattern, 320, BLOCK, 0.8, True, 3)
-        GatheredBlocksKernel(layout).forward(q, k, v, False)
+        GatheredBlocksKernel(layout, EXACT).forward(q, k, v, False)
         assert bool(calls) is gathers
 
 
@@ -132,7 +133,9 @@ def test_large_values_do_not_overflow() -> None:
     q, k, v, _ = inputs(160)
     q[..., 0], k[..., 0] = 10, 12
     expected, _, _ = reference(layout_of("random", 160, False), (q, k, v), torch.ones_like(q))
-    out, _ = GatheredBlocksKernel(layout_of("random", 160, False)).forward(q, k, v * 1e30, False)
+    out, _ = GatheredBlocksKernel(layout_of("random", 160, False), EXACT).forward(
+        q, k, v * 1e30, False
+    )
     assert_near(out.double() / 1e30, expected, 1e-5)
 
 
@@ -141,7 +144,7 @@ def test_large_values_do_not_overflow() -> None:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_constant_values_come_back(pattern: str, causal: bool, dtype: torch.dtype) -> None:
     q, k, v, _ = inputs(301, 2, dtype)
-    out, _ = GatheredBlocksKernel(layout_of(pattern, 301, causal)).forward(
+    out, _ = GatheredBlocksKernel(layout_of(pattern, 301, causal), EXACT).forward(
         q, k, v.fill_(0.5), False
     )
     torch.testing.assert_close(out, torch.full_like(out, 0.5), rtol=0, atol=CLOSE[dtype] / 4)
@@ -151,7 +154,7 @@ def test_constant_values_come_back(pattern: str, causal: bool, dtype: torch.dtyp
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_past_does_not_see_the_future(pattern: str, dtype: torch.dtype) -> None:
     q, k, v, _ = inputs(301, 2, dtype)
-    kernel, token = GatheredBlocksKernel(layout_of(pattern, 301, True)), 150
+    kernel, token = GatheredBlocksKernel(layout_of(pattern, 301, True), EXACT), 150
     before, _ = kernel.forward(q, k, v, False)
     k[:, :, token:] *= 30
     v[:, :, token:] += 1e4
@@ -166,7 +169,7 @@ def test_strided_inputs_and_expanded_gradients() -> None:
     q, k, v, _ = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs(171, 2))
     expected, _, grads = reference(layout, (q, k, v), torch.ones_like(q))
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-    out = attend(*leaves, GatheredBlocksKernel(layout), True)
+    out = attend(*leaves, GatheredBlocksKernel(layout, EXACT), True)
     assert_near(out.detach(), expected, 1e-5)
     for got, grad in zip(torch.autograd.grad(out.sum(), leaves), grads, strict=True):
         assert_near(got, grad, 3e-5)
@@ -194,7 +197,7 @@ def test_temporaries_stay_small(pattern: str, dtype: torch.dtype) -> None:
     tokens = 16_384
     q, k, v, _ = inputs(tokens, HEADS, dtype, batch=1)
     special = 128 if pattern in ("global-local", "sink-window") else 0
-    kernel = GatheredBlocksKernel(make_layout(pattern, tokens, 128, 0.95, True, 0, special))
+    kernel = GatheredBlocksKernel(make_layout(pattern, tokens, 128, 0.95, True, 0, special), EXACT)
     out_bytes = q.untyped_storage().nbytes()
     with StorageSizes((q, k, v)) as created:
         kernel.forward(q, k, v, False)
@@ -207,4 +210,4 @@ def test_temporaries_stay_small(pattern: str, dtype: torch.dtype) -> None:
 def test_another_length_is_refused() -> None:
     q, k, v, _ = inputs(160)
     with pytest.raises(UserError, match="171"):
-        GatheredBlocksKernel(layout_of("random", 171, False)).forward(q, k, v, False)
+        GatheredBlocksKernel(layout_of("random", 171, False), EXACT).forward(q, k, v, False)

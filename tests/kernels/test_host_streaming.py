@@ -14,6 +14,7 @@ from longseq_bench.kernels.host_streaming import StreamedKernel
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, TiledKernel
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.heap_peak import HeapPeak
+from tests.kernels.torch_kernel import EXACT
 from tests.make import trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,7 +50,7 @@ def test_it_equals_the_tiled_kernel(causal: bool, kv_heads: int, dtype: torch.dt
     tensors = [torch.randn(2, h, N, 16).to(dtype) for h in (4, kv_heads, kv_heads)]
     grad = torch.randn(2, 4, N, 16).to(dtype)
     found = []
-    for kernel in (StreamedKernel(tiling(causal, 4), "cpu"), TiledKernel(tiling(causal, 4))):
+    for kernel in (StreamedKernel(tiling(causal, 4), EXACT), TiledKernel(tiling(causal, 4), EXACT)):
         leaves = [t.clone().requires_grad_() for t in tensors]
         out = attend(*leaves, kernel, True)
         found.append((out, *torch.autograd.grad(out, leaves, grad)))

@@ -10,13 +10,14 @@ from torch import Tensor
 from longseq_bench.kernels import base, tiling
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, Tiling, kv_heads_of
 from tests.kernels import plain_attention
+from tests.kernels.torch_kernel import EXACT
 
 N, HEADS, D = 60, 4, 16
 EVERY_HEAD = slice(0, HEADS)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, tiles: Tiling, train: bool) -> Tensor:
-    return base.attend(q, k, v, tiling.TiledKernel(tiles), train)
+    return base.attend(q, k, v, tiling.TiledKernel(tiles, EXACT), train)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -196,7 +197,7 @@ def test_keys_of_several_tensors_merge(dtype: torch.dtype) -> None:
     lse = torch.full(q.shape[:3], -math.inf)
     parts = [slice(25, 60), slice(0, 25)]
     for own in parts:
-        tiling.merge(q, k[:, :, own], v[:, :, own], block, out, lse)
+        tiling.merge(EXACT, q, k[:, :, own], v[:, :, own], block, out, lse)
     allowed = {"rtol": 1e-5, "atol": 1e-6} if dtype == wide else {"rtol": 2e-2, "atol": 2e-2}
     torch.testing.assert_close(out.double(), expected, **allowed)
     assert (lse[:, :, 40:] == -math.inf).all()
@@ -207,7 +208,7 @@ def test_keys_of_several_tensors_merge(dtype: torch.dtype) -> None:
         sums = (dk[:, :, own], dv[:, :, own])
         queries = (grad_out, q, out.to(dtype), lse)
         acc = dq[:, block.heads, block.rows]
-        tiling.add_gradients(queries, (k[:, :, own], v[:, :, own]), block, acc, sums)
+        tiling.add_gradients(EXACT, queries, (k[:, :, own], v[:, :, own]), block, acc, sums)
     expected_gradients = torch.autograd.grad(expected, leaves, grad_out.double())
     for got, grad in zip((dq, dk, dv), expected_gradients, strict=True):
         torch.testing.assert_close(got.double(), grad, **{n: 10 * x for n, x in allowed.items()})

@@ -159,6 +159,7 @@ def test_a_row_that_sees_nothing_must_be_zero() -> None:
     options = {"segments": (64,), "dilation": (2,)}
     w = Workload(seq_len=100, heads=1, head_dim=16)
     attention = IMPLEMENTATIONS.get("dilated")(w, Group.alone(), **options)
+    attention.prepare("cpu")
     rows = torch.arange(100)
     qkv, _ = inputs(w, rows, 0)
     out = attention(*qkv)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, implementation
+from longseq_bench.attention.base import Attention, KernelOption, implementation
 from longseq_bench.attention.tiles import (
     BlockAttention,
     ExactTiles,
@@ -29,8 +29,8 @@ from longseq_bench.distributed.kv_exchange import GatherExchange, KVBlocks, KVPa
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import OrderName, TokenOrder
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
+from longseq_bench.kernels.exact.base import AUTO, OneCall
 from longseq_bench.kernels.tiling import InPlaceTiledKernel, wide
-from longseq_bench.kernels.torch_fused import FusedKernel
 from longseq_bench.meta_mode import MAX_STEPS, limited
 
 
@@ -98,7 +98,9 @@ class Collective(Attention):
             int | None, "tokens gathered at a time, over all ranks; none: all at once"
         ] = None,
         order: Annotated[OrderName, "assignment of tokens to ranks"] = "zigzag",
+        kernel: KernelOption = AUTO,
     ) -> None:
+        self.exact_name = kernel
         self.order = TokenOrder(order, workload.seq_len, group.size)
         super().__init__(workload, group)
         self.chunk = chunk
@@ -117,11 +119,11 @@ class Collective(Attention):
         if self.group.size > 1:
             rank = self.group.rank
             tiles = ExactTiles(self.workload, rank, self.order, self.order.runs(rank))
-            return GatherKernel(self.exchange, TiledBlocks(self.group, tiles))
+            return GatherKernel(self.exchange, TiledBlocks(self.group, self.exact, tiles))
         if self.chunk is None:
-            return FusedKernel(self.workload.causal)
+            return OneCall(self.exact, self.workload.causal)
         chunk = self.chunk
-        return InPlaceTiledKernel(lambda: single_rank_tiles(self.workload, chunk))
+        return InPlaceTiledKernel(lambda: single_rank_tiles(self.workload, chunk), self.exact)
 
     @override
     def bytes_sent(self) -> int:

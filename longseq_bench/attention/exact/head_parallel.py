@@ -11,7 +11,7 @@ from typing import Annotated
 
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, implementation
+from longseq_bench.attention.base import Attention, KernelOption, implementation
 from longseq_bench.attention.exact.ulysses import (
     SkippableKernel,
     UlyssesKernel,
@@ -25,7 +25,7 @@ from longseq_bench.distributed.head_exchange import GatherScatter
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder, even_span
 from longseq_bench.kernels.base import AttentionKernel
-from longseq_bench.kernels.torch_fused import FusedKernel
+from longseq_bench.kernels.exact.base import AUTO, OneCall
 
 
 @implementation("head-parallel")
@@ -44,7 +44,9 @@ class HeadParallel(Attention):
         sequence_parallel: Annotated[
             bool, "tokens are split outside: gather before attention, scatter after it (Megatron)"
         ] = False,
+        kernel: KernelOption = AUTO,
     ) -> None:
+        self.exact_name = kernel
         self.sequence_parallel = sequence_parallel
         check_heads(workload, group.size)
         if sequence_parallel:
@@ -61,11 +63,12 @@ class HeadParallel(Attention):
         return replace(Shard.full(w), heads=heads, kv_heads=kv_heads)
 
     def build_kernel(self) -> AttentionKernel:
-        """Return one fused kernel call; with sequence_parallel, between gather and scatter."""
+        """Return one kernel call; with sequence_parallel, between gather and scatter."""
         w, size = self.workload, self.group.size
+        one_call = OneCall(self.exact, w.causal)
         if size == 1:
-            return FusedKernel(w.causal)
-        kernel = SkippableKernel(FusedKernel(w.causal), self.group)
+            return one_call
+        kernel = SkippableKernel(one_call, self.group)
         if not self.sequence_parallel:
             return kernel
         return UlyssesKernel(self.exchange, kernel, head_stages(w, size, w.kv_heads))

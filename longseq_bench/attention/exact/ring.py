@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, implementation
+from longseq_bench.attention.base import Attention, KernelOption, implementation
 from longseq_bench.attention.exact import fairscale_shards
 from longseq_bench.attention.projections import Projected, projection_flops
 from longseq_bench.attention.tiles import (
@@ -53,6 +53,7 @@ from longseq_bench.distributed.kv_exchange import (
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import OrderName, Runs, TokenOrder, positions_of
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
+from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.kernels.host_streaming import StreamedKernel
 from longseq_bench.kernels.tiling import InPlaceTiledKernel, RowBlock, wide
 
@@ -156,7 +157,9 @@ class Ring(Attention):
             "host: keep q, k, v and the output in host memory (pinned; on a CPU a mapped file) and "
             "stream them through the device; one rank",
         ] = "none",
+        kernel: KernelOption = AUTO,
     ) -> None:
+        self.exact_name = kernel
         self.offload, self.on_host = offload, offload == "host"
         if self.on_host and group.size > 1:
             raise WorldError("offload=host runs on one rank")
@@ -204,13 +207,14 @@ class Ring(Attention):
         if self.group.size > 1:
             queries = self._query_runs()
             tiles_of = ExactTiles(self.workload, self.group.rank, self.order, queries)
-            blocks = TiledBlocks(self.group, tiles_of)
+            blocks = TiledBlocks(self.group, self.exact, tiles_of)
             return RingKernel(self._exchange(), blocks, self.queries == "full")
 
         def tiles() -> Iterator[RowBlock]:
             return single_rank_tiles(self.workload, self.chunk)
 
-        return StreamedKernel(tiles, self.device) if self.on_host else InPlaceTiledKernel(tiles)
+        make = StreamedKernel if self.on_host else InPlaceTiledKernel
+        return make(tiles, self.exact)
 
     def _exchange(self) -> RingExchange:
         blocks = ring_blocks(self.order.counts, self.chunk)

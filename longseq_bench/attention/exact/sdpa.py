@@ -13,7 +13,6 @@ from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels import torch_fused
 from longseq_bench.meta_mode import is_meta, refuse_limited_loops
 
 _BACKENDS = {
@@ -45,29 +44,21 @@ class Sdpa(Attention):
         self._ran: str = backend
 
     def prepare(self, device: str) -> None:
-        """Find out which backend torch chooses."""
+        """Without data, choose the kernel that stands for torch's own."""
         super().prepare(device)
         if is_meta():
-            if self.backend not in ("auto", "flash"):
-                raise UnsupportedError(f"backend={self.backend} can't run on meta tensors")
-            return
-        w = self.workload
-        q, k = (
-            torch.empty(1, heads, 64, w.head_dim, dtype=self.torch_dtype, device=device)
-            for heads in (w.heads, w.kv_heads)
-        )
-        q.requires_grad_(w.train)
-        choice = torch._fused_sdp_choice(q, k, k, is_causal=w.causal, enable_gqa=True)
-        names = {b.value: name for name, b in _BACKENDS.items()}
-        if self.backend == "auto":
-            self._ran = names.get(choice, "unknown")
+            if self.backend == "math":
+                raise UnsupportedError("backend=math can't run on meta tensors")
+            self.select_exact("aten-flash-cpu" if device == "cpu" else self.backend)
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if is_meta():
             # the kernel of the device, not the one that torch has for meta tensors
-            return torch_fused.forward(q, k, v, self.workload.causal, keep_lse=q.requires_grad)[0]
+            return self.exact.forward(q, k, v, self.workload.causal, keep_lse=q.requires_grad)[0]
         refuse_limited_loops()
+        if self._ran == "auto":
+            self._ran = self._find_backend(q, k, v)
         backend: AbstractContextManager[Any] = (
             nullcontext() if self.backend == "auto" else sdpa_kernel(_BACKENDS[self.backend])
         )
@@ -75,6 +66,14 @@ class Sdpa(Attention):
             return scaled_dot_product_attention(
                 q, k, v, is_causal=self.workload.causal, enable_gqa=q.shape[1] != k.shape[1]
             )
+
+    def _find_backend(self, q: Tensor, k: Tensor, v: Tensor) -> str:
+        """Return the backend that torch chooses for these tensors."""
+        grouped = q.shape[1] != k.shape[1]
+        choice = torch._fused_sdp_choice(
+            q, k, v, is_causal=self.workload.causal, enable_gqa=grouped
+        )
+        return {b.value: name for name, b in _BACKENDS.items()}.get(choice, "unknown")
 
     @override
     def facts(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, implementation
+from longseq_bench.attention.base import Attention, KernelOption, implementation
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload, divisors
 from longseq_bench.distributed.group import Group
@@ -23,7 +23,7 @@ from longseq_bench.distributed.head_exchange import AllToAll, HeadExchange, Head
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Pair, Queries, Triple
-from longseq_bench.kernels.torch_fused import FusedKernel
+from longseq_bench.kernels.exact.base import AUTO, OneCall
 
 
 class UlyssesKernel:
@@ -148,7 +148,9 @@ class Ulysses(Attention):
         group: Group,
         *,
         stage: Annotated[int, "KV heads that a rank exchanges at a time"] = 1,
+        kernel: KernelOption = AUTO,
     ) -> None:
+        self.exact_name = kernel
         self.order = TokenOrder("contiguous", workload.seq_len, group.size)
         check_heads(workload, group.size)
         super().__init__(workload, group)
@@ -160,12 +162,12 @@ class Ulysses(Attention):
         return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
     def build_kernel(self) -> AttentionKernel:
-        """Return the exchanges around one fused kernel call; on one rank the call alone."""
-        w, fused = self.workload, FusedKernel(self.workload.causal)
+        """Return the exchanges around one kernel call; on one rank the call alone."""
+        w, one_call = self.workload, OneCall(self.exact, self.workload.causal)
         if self.group.size == 1:
-            return fused
+            return one_call
         stages = head_stages(w, self.group.size, self.stage)
-        return UlyssesKernel(self.exchange, SkippableKernel(fused, self.group), stages)
+        return UlyssesKernel(self.exchange, SkippableKernel(one_call, self.group), stages)
 
     @override
     def bytes_sent(self) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, implementation
+from longseq_bench.attention.base import Attention, KernelOption, implementation
 from longseq_bench.attention.exact.ring import Ring
 from longseq_bench.attention.exact.ulysses import (
     SkippableKernel,
@@ -33,6 +33,7 @@ from longseq_bench.distributed.token_order import (
     slice_runs,
 )
 from longseq_bench.kernels.base import AttentionKernel
+from longseq_bench.kernels.exact.base import AUTO
 
 
 @implementation("usp")
@@ -52,7 +53,9 @@ class Usp(Attention):
         ring: Annotated[int | None, "ranks per ring; none: world size / ulysses"] = None,
         chunk: Annotated[int, "maximum keys per step of a ring, in tokens"] = 4 * TILE_ROWS,
         order: Annotated[OrderName, "assignment of tokens to groups of ranks"] = "zigzag",
+        kernel: KernelOption = AUTO,
     ) -> None:
+        self.exact_name = kernel
         self.ulysses, self.ring = choose_degrees(workload, group.size, ulysses, ring)
         check_heads(workload, self.ulysses)
         check_tokens(workload.seq_len, group.size)
@@ -70,7 +73,14 @@ class Usp(Attention):
             group.subgroup([[i * u + j for i in range(r)] for j in range(u)]),
             chunk=chunk,
             order=order,
+            kernel=kernel,
         )
+
+    def prepare(self, device: str) -> None:
+        """Choose the kernel of the ring."""
+        super().prepare(device)
+        self.stage_ring.prepare(device)
+        self._exact = self.stage_ring.exact
 
     @override
     def build_shard(self) -> Shard:

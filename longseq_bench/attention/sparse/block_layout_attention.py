@@ -16,6 +16,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel, SplitKernel
+from longseq_bench.kernels.exact.base import Use
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.spans import spans_of
@@ -91,7 +92,7 @@ class LayoutAttention(Attention):
 
 
 def build_layout_kernel(
-    kernel: str, layouts: tuple[BlockLayout, ...], heads: int, kv_heads: int
+    kernel: str, layouts: tuple[BlockLayout, ...], heads: int, kv_heads: int, use: Use
 ) -> AttentionKernel:
     """Build the kernel of this name over one layout for all query heads, or over one per head.
 
@@ -113,7 +114,8 @@ def build_layout_kernel(
         return FlexBlocks(layouts)
     from longseq_bench.kernels.gathered import GatheredBlocksKernel
 
-    kernels = [GatheredBlocksKernel(layout) for layout in layouts]
+    exact = sparse_selection.torch_kernel(use)
+    kernels = [GatheredBlocksKernel(layout, exact) for layout in layouts]
     if len(kernels) == 1:
         return kernels[0]
     kv = [h * kv_heads // heads for h in range(heads)]

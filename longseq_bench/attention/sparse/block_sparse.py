@@ -144,10 +144,11 @@ class BlockSparse(LayoutAttention):
             raise UnsupportedError(f"kernel={self.requested_kernel} runs on one rank; use auto")
         super().prepare(device)
         w = self.workload
-        self._kernel = (
-            build_layout_kernel(self.kernel_name, self.layouts, w.heads, w.kv_heads)
-            if self.group.size == 1
-            else self._rank_kernel
+        if self.group.size > 1:
+            self._kernel = self._rank_kernel
+            return
+        self._kernel = build_layout_kernel(
+            self.kernel_name, self.layouts, w.heads, w.kv_heads, self.kernel_use
         )
 
     def build_kernel(self) -> AttentionKernel:

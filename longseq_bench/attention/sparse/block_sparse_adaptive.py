@@ -107,7 +107,9 @@ class AdaptiveBlockSparse(LayoutAttention):
         if self.scorer == "learned" and self.workload.train:
             return _Learned.apply(q, k, v, *self.matrices, self, (queries, keys))  # type: ignore[no-any-return, no-untyped-call]
         w = self.workload
-        kernel = build_layout_kernel(self.kernel_name, self._layouts, w.heads, w.kv_heads)
+        kernel = build_layout_kernel(
+            self.kernel_name, self._layouts, w.heads, w.kv_heads, self.kernel_use
+        )
         return attend(q, k, v, kernel, w.train)
 
     @property

@@ -22,16 +22,15 @@ from longseq_bench.core.cost import (
     key_bytes_per_token,
     visible_pairs,
 )
-from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import RingExchange, ring_blocks
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder, even_span
-from longseq_bench.kernels import torch_fused
 from longseq_bench.kernels.base import AttentionKernel
+from longseq_bench.kernels.exact.base import AUTO, check_name
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
-from longseq_bench.kernels.sparse_selection import SpanKernelName, choose, span_kernel
+from longseq_bench.kernels.sparse_selection import choose, span_kernel, torch_kernel
 from longseq_bench.kernels.tiling import RowBlock, TiledKernel
 from longseq_bench.patterns.dilated import DilationRule
 from longseq_bench.patterns.segment_spans import heads_by_sets, segment_spans, sort_walk
@@ -61,15 +60,20 @@ class Dilated(Attention):
         mix: Annotated[
             Mix, "softmax: every head mixes all pairs; groups: each head uses one pair"
         ] = "softmax",
-        kernel: Annotated[SpanKernelName, "kernel; auto: the fastest one available"] = "auto",
+        kernel: Annotated[
+            str, "native, torch, or a kernel of exact attention for tiles; auto: the fastest one"
+        ] = AUTO,
     ) -> None:
         self.order = TokenOrder("contiguous", workload.seq_len, group.size)
         self.rule = DilationRule(tuple(segments), tuple(dilation), workload.heads, mix)
+        if kernel != "torch":
+            check_name(kernel)
         super().__init__(workload, group)
         self.requested_kernel, self.kernel_name = kernel, ""
         w, pairs = workload, tuple(self.rule.pairs())
         self.segments = SegmentTiles(w.seq_len, pairs, w.causal)
         self._spans: SpanAttention | None = None
+        self._kernel_facts: dict[str, str] = {}
 
     @override
     def build_shard(self) -> Shard:
@@ -78,20 +82,25 @@ class Dilated(Attention):
     def prepare(self, device: str) -> None:
         """Choose the kernel, and build the spans of the compiled one."""
         super().prepare(device)
-        if self.group.size > 1 and self.requested_kernel == "native":
-            raise UnsupportedError("kernel=native runs on one rank; use auto")
-        self.kernel_name, self._kernel_facts = choose(
-            self.requested_kernel, device, self.workload.dtype, "tiles"
-        )
-        self._spans = None
-        if self.group.size == 1 and self.kernel_name == "native":
-            self._spans = self._span_attention()
+        self._spans, self._kernel_facts = None, {}
+        if self.group.size == 1 and self.requested_kernel in (AUTO, "native", "torch"):
+            self.kernel_name, self._kernel_facts = choose(
+                self.requested_kernel, device, self.workload.dtype, "tiles"
+            )
+            if self.kernel_name == "native":
+                self._spans = self._span_attention()
+                return
+        if self.requested_kernel == "torch":
+            self._exact, self._exact_facts = torch_kernel(self.kernel_use), {}
+        else:
+            self.select_exact(self.requested_kernel)
 
     def build_kernel(self) -> AttentionKernel:
         """Return a ring; on one rank the compiled kernel, or attention tile by tile."""
         if self.group.size > 1:
-            return RingKernel(self._exchange(), TiledBlocks(self.group, self._ring_tiles))
-        return self._spans or TiledKernel(self._tiles)
+            blocks = TiledBlocks(self.group, self.exact, self._ring_tiles)
+            return RingKernel(self._exchange(), blocks)
+        return self._spans or TiledKernel(self._tiles, self.exact)
 
     def _span_attention(self) -> SpanAttention:
         """Return the compiled kernel over spans."""
@@ -191,9 +200,7 @@ class Dilated(Attention):
     @override
     def facts(self) -> dict[str, Any]:
         w = self.workload
-        facts: dict[str, Any] = {"kernel": torch_fused.name(self.device, self.torch_dtype)}
-        if self.group.size == 1:
-            facts = {**self._kernel_facts}
+        facts: dict[str, Any] = {**self._kernel_facts, **super().facts()}
         if longer := [f"{s:,}" for s in self.rule.segments if s > w.seq_len]:
             lengths = ", ".join(longer)
             facts["segments"] = f"{lengths} exceed {w.seq_len:,} tokens: one segment holds all"

@@ -1,0 +1,47 @@
+"""What kernels for CUDA have in common: half precision, head sizes, the device's generation."""
+
+import torch
+from torch import Tensor
+
+from longseq_bench.kernels.exact.base import Use
+from longseq_bench.meta_mode import is_meta
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def half_reason(use: Use, multiple: int = 8, largest: int = 256) -> str | None:
+    """Return why a half-precision kernel can't take this dtype or head_dim; None if it can.
+
+    torch pads other head sizes before it calls its kernels; a direct call has to refuse them.
+    """
+    if use.dtype not in HALF:
+        return f"it supports bfloat16 and float16, not {str(use.dtype)[6:]}"
+    if use.head_dim % multiple or use.head_dim > largest:
+        return f"it needs a head_dim of at most {largest}, a multiple of {multiple}"
+    return None
+
+
+def capability_reason(least: tuple[int, int]) -> str | None:
+    """Return why this GPU is too old; None if it is not, or if there is none (planning)."""
+    if is_meta():
+        return None
+    if not torch.cuda.is_available():
+        return "there is no CUDA device"
+    found = torch.cuda.get_device_capability()
+    if found >= least:
+        return None
+    return f"it needs compute capability {least[0]}.{least[1]}; this GPU has {found[0]}.{found[1]}"
+
+
+def repeat_heads(q: Tensor, k: Tensor) -> Tensor:
+    """Return k with each KV head repeated for its query heads; k itself without grouped heads."""
+    repeat = q.shape[1] // k.shape[1]
+    return k if repeat == 1 else k.repeat_interleave(repeat, 1)
+
+
+def sum_groups(grad: Tensor, k: Tensor) -> Tensor:
+    """Return the gradient of repeated heads, summed over the query heads of each KV head."""
+    if grad.shape[1] == k.shape[1]:
+        return grad
+    batch, kv_heads, tokens, dim = k.shape
+    return grad.reshape(batch, kv_heads, -1, tokens, dim).sum(2)

@@ -1,0 +1,251 @@
+"""The exact kernel: attention of some queries to some keys on one device, with the log-sum-exp.
+
+Ring, collective, Ulysses, USP and tiles of dilated attention call one of these. As in
+FlashAttention (arXiv 2205.14135) a backward needs only the output and the log-sum-exp. Both may
+belong to a larger softmax of which these keys are a part; the gradients are then this part's
+contribution.
+
+Shapes: q, out, grad_out (B, Hq, Nq, D); k, v (B, Hk, Nk, D), Hk divides Hq; lse (B, Hq, Nq),
+natural, float32 (float64 for float64). `causal` means the lower triangle and needs Nq == Nk. A mask
+is (Nq, Nk), True where a query sees a key.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from longseq_bench.core.errors import UnknownNameError, UnsupportedError
+from longseq_bench.core.registry import Registry
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.merge import merge_part
+from longseq_bench.meta_mode import refuse_limited_loops
+
+K = TypeVar("K", bound="ExactKernel")
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a kernel has to compute.
+
+    device: kind of device.  masked: some calls have a mask.
+    """
+
+    device: str
+    dtype: torch.dtype
+    head_dim: int
+    train: bool
+    masked: bool = False
+
+
+class ExactKernel(ABC):
+    """Forward and backward of one softmax over all given keys.
+
+    A subclass implements `_forward` and `_backward`. It may override `_merge` and `_add_gradients`
+    if it can add to earlier results without temporaries.
+    calls: number of forward and backward calls that this kernel ran, masked ones by another kernel
+    not included.
+    """
+
+    name: ClassVar[str]
+    device: ClassVar[str]
+    """The kind of device that it runs on."""
+    takes_masks: ClassVar[bool] = False
+    optional: ClassVar[bool] = False
+    """True if it needs a package that longseq does not install."""
+
+    def __init__(self, use: Use) -> None:
+        self.use = use
+        self.calls: Counter[str] = Counter()
+        self._masked: ExactKernel | None = None
+
+    @classmethod
+    def unavailable_reason(cls, use: Use) -> str | None:
+        """Return the reason why it can't do this here; None if it can."""
+        if use.device != cls.device:
+            return f"it runs on {cls.device} only"
+        if use.masked and not cls.takes_masks:
+            return "it takes no mask"
+        return None
+
+    @classmethod
+    def priority(cls, use: Use) -> int | None:
+        """Return the rank in which `auto` prefers it, the highest first; None: never."""
+        return None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        keep_lse: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the output (B, Hq, Nq, D) and the log-sum-exp (B, Hq, Nq).
+
+        Rows that see nothing get 0 and -inf. keep_lse: False if the log-sum-exp is not needed; it
+        may be empty then.
+        """
+        own = self._for(mask)
+        own.calls["forward"] += 1
+        return own._forward(q, k, v, causal, mask, keep_lse)
+
+    def backward(
+        self, queries: Queries, keys: Pair, causal: bool = False, mask: Tensor | None = None
+    ) -> Triple:
+        """Return the gradients of q, k, v, given output and log-sum-exp of the whole softmax."""
+        own = self._for(mask)
+        own.calls["backward"] += 1
+        return own._backward(queries, keys, causal, mask)
+
+    def merge(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        causal: bool = False,
+        mask: Tensor | None = None,
+    ) -> None:
+        """Add these keys to the softmax that out and lse hold, in place.
+
+        out and lse are wide (float32, or float64 for float64); rows without any key so far are 0
+        and -inf.
+        """
+        own = self._for(mask)
+        own.calls["forward"] += 1
+        own._merge(q, k, v, out, lse, causal, mask)
+
+    def add_gradients(
+        self,
+        queries: Queries,
+        keys: Pair,
+        dq: Tensor,
+        dkv: Pair,
+        causal: bool = False,
+        mask: Tensor | None = None,
+    ) -> None:
+        """Add the gradients that `backward` returns to dq and dkv, which are wide."""
+        own = self._for(mask)
+        own.calls["backward"] += 1
+        own._add_gradients(queries, keys, dq, dkv, causal, mask)
+
+    def ran(self) -> Iterator[str]:
+        """Yield the names of the kernels that have run for this one."""
+        if self.calls:
+            yield self.name
+        if self._masked and self._masked.calls:
+            yield f"{self._masked.name} (masked)"
+
+    def _for(self, mask: Tensor | None) -> ExactKernel:
+        """Return the kernel for a call: another one if this one takes no mask."""
+        if mask is None or self.takes_masks:
+            return self
+        if self._masked is None:
+            self._masked = select(AUTO, replace(self.use, masked=True))[0]
+        return self._masked
+
+    @abstractmethod
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        """See `forward`."""
+
+    @abstractmethod
+    def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
+        """See `backward`."""
+
+    def _merge(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
+        mask: Tensor | None,
+    ) -> None:  # fmt: skip
+        merge_part(out, lse, *self._forward(q, k, v, causal, mask, True))
+
+    def _add_gradients(
+        self, queries: Queries, keys: Pair, dq: Tensor, dkv: Pair, causal: bool,
+        mask: Tensor | None,
+    ) -> None:  # fmt: skip
+        parts = self._backward(queries, keys, causal, mask)
+        for total, part in zip((dq, *dkv), parts, strict=True):
+            total.add_(part)
+
+
+class OneCall:
+    """An AttentionKernel of one call of an exact kernel: all pairs, or (causal) the triangle."""
+
+    def __init__(self, exact: ExactKernel, causal: bool) -> None:
+        self._exact, self._causal = exact, causal
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
+        """Return the output and the log-sum-exp."""
+        refuse_limited_loops()
+        return self._exact.forward(q, k, v, self._causal, keep_lse=keep_lse)
+
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
+        """Return the gradients of q, k and v."""
+        return self._exact.backward(queries, keys, self._causal)
+
+
+KERNELS: Registry[type[ExactKernel]] = Registry(
+    "attention kernel", "longseq_bench.kernels.exact", "longseq_bench.kernels"
+)
+
+
+def exact_kernel(name: str) -> Callable[[type[K]], type[K]]:
+    """Return a decorator that registers an exact kernel under a name."""
+
+    def add(kernel: type[K]) -> type[K]:
+        kernel.name = name
+        KERNELS.register(name)(kernel)
+        return kernel
+
+    return add
+
+
+def check_name(requested: str) -> None:
+    """Raise UnknownNameError, with the nearest name, if no kernel is called so."""
+    if requested not in (AUTO, *KERNELS.names()):
+        raise UnknownNameError(KERNELS.kind, requested, [AUTO, *KERNELS.names()])
+
+
+def select(requested: str, use: Use) -> tuple[ExactKernel, dict[str, str]]:
+    """Return a kernel, and facts for the record: why `auto` did not take one that it prefers.
+
+    Raises:
+        UnknownNameError: no kernel has that name.
+        UnsupportedError: the requested kernel can't do this here; the message has the reason.
+    """
+    if requested != AUTO:
+        kernel = KERNELS.get(requested)
+        if reason := kernel.unavailable_reason(use):
+            raise UnsupportedError(f"kernel={requested}: {reason}")
+        return kernel(use), {}
+    facts: dict[str, str] = {}
+    for kernel in _preferred(use):
+        reason = kernel.unavailable_reason(use)
+        if reason is None:
+            return kernel(use), facts
+        if not kernel.optional:
+            facts[f"not_{kernel.name}"] = reason
+    raise UnsupportedError(f"no kernel of exact attention for {use.dtype} on {use.device}")
+
+
+def _preferred(use: Use) -> list[type[ExactKernel]]:
+    """Return the kernels that `auto` may take for this device, the preferred one first."""
+    ranked = []
+    for name in KERNELS.names():
+        if KERNELS.unavailable_reason(name) is None:
+            kernel = KERNELS.get(name)
+            rank = kernel.priority(use)
+            if rank is not None and kernel.device == use.device:
+                ranked.append((-rank, name, kernel))
+    return [kernel for _, _, kernel in sorted(ranked, key=lambda one: one[:2])]
