@@ -89,6 +89,14 @@ class SweepRow(Row):
         "Efficiency", "share", "Speed-up divided by the number of ranks.", default=None
     )
     effective_flops: float | None = declare("Effective FLOP/s", "flop_rate", "FLOPs / Time.")
+    matmul_rate: float | None = declare(
+        "Matrix product rate", "flop_rate",
+        "Highest measured FLOP/s of matrix products of this dtype, of all ranks together.",
+        "largest",
+    )  # fmt: skip
+    share_of_peak: float | None = declare(
+        "Share of peak", "share", "Effective FLOP/s divided by the rate of matrix products."
+    )
     sparsity_asked: float | None = declare("Requested sparsity", "share", "1 - Requested density.")
     token_density: float | None = declare(
         "Density of pairs", "share",
@@ -101,7 +109,7 @@ class SweepRow(Row):
     dense_time_s: float | None = declare(
         "Dense time",
         "seconds",
-        "Time of torch's scaled_dot_product_attention on the same inputs (not of `dense`).",
+        "Time of exact attention by Dense kernel on the same inputs (not of `dense`).",
     )
     dense_low_s: float | None = declare(
         "Dense time, low", "seconds", "Lower bound of the dense time."
@@ -112,10 +120,13 @@ class SweepRow(Row):
     dense_source: str | None = declare(
         "Source of dense time", "text", "measured, or computed from the named part."
     )
+    dense_kernel: str | None = declare(
+        "Dense kernel", "text", "Kernel that computed the dense time; sdpa: torch's own choice."
+    )
     speed_over_dense: float | None = declare(
         "Speed over dense",
         "ratio",
-        "Time of torch's scaled_dot_product_attention on the same inputs, divided by the row's.",
+        "Dense time divided by the row's time.",
     )
     share_of_ideal: float | None = declare(
         "Share of ideal", "share",

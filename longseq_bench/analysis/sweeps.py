@@ -27,6 +27,7 @@ from longseq_bench.core.interning import gc_disabled
 from longseq_bench.core.model import Record, Workload
 from longseq_bench.core.stats import median_interval
 
+TORCHS_CHOICE = "sdpa"
 STANDARD = "dense"
 """The implementation whose memory is that of standard attention."""
 
@@ -185,15 +186,16 @@ def _rates(values: Values, workload: Workload) -> Values:
     is_known = values["density_achieved"] is not None and flops is not None
     return {
         "tokens_per_s": workload.batch * workload.seq_len / time_s if time_s else None,
-        "effective_flops": ratio(flops, time_s),
+        "effective_flops": (rate := ratio(flops, time_s)),
+        "share_of_peak": ratio(rate, values["matmul_rate"]),
         "sparsity_asked": None if requested is None else 1 - requested,
         "token_density": ratio(flops - projections, dense) if is_known else None,
     }
 
 
 _AGAINST_DENSE = (
-    "dense_time_s", "dense_low_s", "dense_high_s", "dense_source", "speed_over_dense",
-    "share_of_ideal", "share_low", "share_high",
+    "dense_time_s", "dense_low_s", "dense_high_s", "dense_source", "dense_kernel",
+    "speed_over_dense", "share_of_ideal", "share_low", "share_high",
 )  # fmt: skip
 
 
@@ -213,6 +215,7 @@ def _against_dense(values: Values, runs: Runs) -> Values:
         "dense_low_s": low,
         "dense_high_s": high,
         "dense_source": source,
+        "dense_kernel": _dense_kernel(runs, source),
         "speed_over_dense": ratio(middle, values["time_s"]),
         "share_of_ideal": share_of_ideal(middle, density, values["time_s"]),
         "share_low": share[0],
@@ -231,6 +234,12 @@ def _dense_times(runs: Runs) -> tuple[str | None, list[float]]:
             times[str(record.outcome.facts.get("dense", "not recorded"))] += found
     source = "measured" if "measured" in times else next(iter(times), None)
     return source, times[source] if source else []
+
+
+def _dense_kernel(runs: Runs, source: str | None) -> str:
+    """Return the kernel of the dense times; records of earlier versions have torch's own choice."""
+    facts = (r.outcome.facts for r in runs.records if r.outcome.facts.get("dense") == source)
+    return str(next(facts, {}).get("dense_kernel", TORCHS_CHOICE))
 
 
 def _scaling(row: SweepRow, one_rank: SweepRow | None) -> Values:

@@ -32,7 +32,7 @@ from longseq_bench.kernels.base import (
     attend,
     disable_autocast,
 )
-from longseq_bench.kernels.exact.base import ExactKernel, Use, check_name, select
+from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, check_name, select
 
 Positions = NDArray[np.int64]
 Counts = NDArray[np.integer] | NDArray[np.bool_]
@@ -114,6 +114,11 @@ class Attention(ABC):
         """What a kernel of exact attention has to compute for this workload."""
         w = self.workload
         return Use(self.device, self.torch_dtype, w.head_dim, w.train)
+
+    @property
+    def comparable_kernel(self) -> str:
+        """The kernel of exact attention with which a comparison shows the pattern alone."""
+        return AUTO if self._exact is None else self._exact.name
 
     @property
     def exact(self) -> ExactKernel:

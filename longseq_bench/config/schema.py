@@ -248,6 +248,12 @@ class SweepFile(_Section):
         "expandable: segments that grow (CUDA); fresh: timed passes write to memory that the "
         "process has not used yet (CPU), by default to warm memory.",
     )
+    dense_kernel: Axis[str] = _axis(
+        Trial,
+        "dense_kernel",
+        "Kernel of the dense attention with which a sparse one is compared. same: that of the "
+        "sparse one; auto: the fastest; sdpa: torch's choice; or a kernel of `longseq list`.",
+    )
 
 
 # ---- JSON Schema -------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from longseq_bench.core.options import unknown_option
 MAX_TRIALS = 100_000
 SETTINGS = (
     "device", "world_size", "memory_budget", "time_budget", "repeats", "time_cap", "threads",
-    "seed", "keep", "allocator",
+    "seed", "keep", "allocator", "dense_kernel",
 )  # fmt: skip
 """Keys of a trial that are axes, slowest first."""
 

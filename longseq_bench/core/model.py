@@ -109,6 +109,9 @@ class Workload(Frozen):
         return self.mode == "train"
 
 
+SAME_KERNEL = "same"
+
+
 class Trial(Frozen):
     """One implementation, with all its options, on one workload, under one budget.
 
@@ -123,6 +126,8 @@ class Trial(Frozen):
     place), which needs less than the floor.
     allocator: expandable: segments that grow (CUDA, expandable_segments). fresh: timed passes write
     to memory that the process has not used (CPU); by default they write to warm memory.
+    dense_kernel: kernel of the dense attention with which a sparse one is compared. same: that of
+    the sparse one, if it computes exact attention too; sdpa: torch's choice; or a kernel's name.
     """
 
     implementation: str
@@ -140,6 +145,7 @@ class Trial(Frozen):
     fit_only: bool = False
     keep: Keep = "all"
     allocator: Allocator = "default"
+    dense_kernel: str = SAME_KERNEL
 
     @property
     def key(self) -> str:

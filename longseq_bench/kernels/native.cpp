@@ -11,7 +11,6 @@
 
 #include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #if defined(__AVX512F__)
@@ -70,9 +69,10 @@ struct Problem {
     const int32_t *head;
     int64_t kv_heads, parts;
     const int32_t *kv_head;
-    int64_t *counter;
+    int64_t *counter;  // units of work taken, and threads started
     uint8_t *locks;
     float *bias;  // (batches, heads of the list, runs): sums of score gradients
+    char *scratch;  // working memory of all threads
 };
 
 // Working memory of a thread; sizes follow the padded head_dim.
@@ -482,7 +482,7 @@ static void backward_tile(const Problem &p, int64_t b, int64_t index, int64_t ti
 
 static bool converts(const Problem &p) { return p.dtype || p.dim % BATCH; }
 
-// Bytes that a thread allocates.
+// Bytes that a thread needs.
 static int64_t scratch_bytes(const Problem &p, bool back) {
     const int64_t dim = up(p.dim, GROUP), tile = dim * ROWS, keys = KEYS * dim;
     const int64_t s = back ? KEYS * ROWS : KEYS * GROUP;
@@ -492,15 +492,14 @@ static int64_t scratch_bytes(const Problem &p, bool back) {
     return bytes < SMALLEST_MAPPED ? SMALLEST_MAPPED : bytes;
 }
 
-// Allocates the scratch space as one block of zeros, since unused lanes are multiplied too.
-static float *scratch(const Problem &p, bool back, Scratch &w) {
+// Takes the next thread's part of the scratch space, and fills it with zeros, since unused lanes are multiplied too.
+static void take_scratch(const Problem &p, bool back, Scratch &w) {
     const int64_t dim = up(p.dim, GROUP), tile = dim * ROWS, keys = KEYS * dim;
     const bool convert = converts(p);
     const int64_t s = back ? KEYS * ROWS : KEYS * GROUP;
-    const size_t bytes = scratch_bytes(p, back);
-    float *base = (float *)aligned_alloc(64, bytes), *next = base;
-    if (!base) return 0;
-    memset(base, 0, bytes);
+    const int64_t bytes = scratch_bytes(p, back);
+    float *next = (float *)(p.scratch + bytes * __atomic_fetch_add(p.counter + 1, 1, __ATOMIC_RELAXED));
+    memset(next, 0, bytes);
     auto take = [&](int64_t n) { float *p = next; next += n; return p; };
     w.q = take(tile), w.o = take(tile), w.q_row = take(tile);
     w.g = back ? take(tile) : 0, w.g_row = back ? take(tile) : 0;
@@ -509,21 +508,18 @@ static float *scratch(const Problem &p, bool back, Scratch &w) {
     w.sum = take(BATCH * dim);
     w.m = take(ROWS), w.l = take(ROWS), w.delta = take(ROWS);
     w.at = (int32_t *)take(ROWS), w.row = (int32_t *)take(ROWS);
-    return base;
 }
 
 template <class T>
 static int forward_all(const Problem &p) {
     Scratch w;
-    float *base = scratch(p, false, w);
-    if (!base) return 1;
+    take_scratch(p, false, w);
     const int64_t units = p.batches * p.heads * p.tiles;
     for (;;) {
         const int64_t u = __atomic_fetch_add(p.counter, 1, __ATOMIC_RELAXED);
         if (u >= units) break;
         forward_tile<T>(p, u / p.tiles / p.heads, p.head[u / p.tiles % p.heads], u % p.tiles, w);
     }
-    free(base);
     return 0;
 }
 
@@ -532,8 +528,7 @@ static int forward_all(const Problem &p) {
 template <class T>
 static int backward_all(const Problem &p) {
     Scratch w;
-    float *base = scratch(p, true, w);
-    if (!base) return 1;
+    take_scratch(p, true, w);
     const int64_t units = p.batches * p.kv_heads * p.parts;
     for (;;) {
         const int64_t u = __atomic_fetch_add(p.counter, 1, __ATOMIC_RELAXED);
@@ -543,7 +538,6 @@ static int backward_all(const Problem &p) {
             if (p.head[i] / p.group == kv)
                 for (int64_t t = u % p.parts; t < p.tiles; t += p.parts) backward_tile<T>(p, b, i, t, w);
     }
-    free(base);
     return 0;
 }
 
@@ -554,7 +548,7 @@ static int backward_all(const Problem &p) {
 #endif
 
 extern "C" {
-// Returns 0: done; 1: no memory; 2: dtype not supported by the compiler.
+// Returns 0: done; 2: dtype not supported by the compiler.
 int forward(const Problem *p) { return EACH(forward_all); }
 int backward(const Problem *p) { return EACH(backward_all); }
 // Vector width, and the size of Problem for a check by the caller.

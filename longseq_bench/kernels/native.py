@@ -30,7 +30,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 LOCKS = 4096
 _STACK_BYTES = 512 * 1024
-_NO_MEMORY = 1
 _STEP_ARRAYS = ("q_row", "k_row", "q_at", "k_at")
 _SPAN_ARRAYS = ("tile_start", "tile_count", "runs", "start", "count", "step")
 
@@ -53,7 +52,7 @@ class _Problem(ctypes.Structure):
         ("heads", ctypes.c_int64),
         ("head", ctypes.c_void_p),
         *_fields(ctypes.c_int64, "kv_heads", "parts"),
-        *_fields(ctypes.c_void_p, "kv_head", "counter", "locks", "bias"),
+        *_fields(ctypes.c_void_p, "kv_head", "counter", "locks", "bias", "scratch"),
     ]
 
 
@@ -79,9 +78,10 @@ def name() -> str:
 def forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, task: SpanTask
 ) -> None:
-    """See SpanKernel.forward. Raises MemoryError; UnsupportedError without a compiled kernel."""
+    """See SpanKernel.forward. Raises UnsupportedError without a compiled kernel."""
     if are_loops_limited():
-        _allocate_scratch(q, k, task, False)
+        if device_kind(q) == "cpu":
+            _allocate_scratch(_problem(q, k, task), False, q.device)
         return
     _check(q, k, v)
     problem = _problem(q, k, task)
@@ -103,7 +103,8 @@ def backward(
     grad_out, q, out, lse = queries
     k, v = keys
     if are_loops_limited():
-        _allocate_scratch(q, k, task, True)
+        if device_kind(q) == "cpu":
+            _allocate_scratch(_problem(q, k, task), True, q.device)
         return
     _check(q, k, v)
     grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
@@ -127,12 +128,10 @@ def backward(
         _run("backward", problem)
 
 
-def _allocate_scratch(q: Tensor, k: Tensor, task: SpanTask, back: bool) -> None:
-    """Allocate and free the scratch space of all threads (dry runs on a CPU only)."""
-    if device_kind(q) == "cpu":
-        problem = _problem(q, k, task)
-        thread_bytes = int(_library().thread_bytes(ctypes.byref(problem), int(back)))
-        torch.empty(thread_bytes * torch.get_num_threads(), dtype=torch.uint8, device=q.device)
+def _allocate_scratch(problem: _Problem, back: bool, device: torch.device) -> Tensor:
+    """Return working memory for all threads: a tensor, so that every meter of memory sees it."""
+    thread_bytes = int(_library().thread_bytes(ctypes.byref(problem), int(back)))
+    return torch.empty(thread_bytes * torch.get_num_threads(), dtype=torch.uint8, device=device)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -175,20 +174,21 @@ def _set_spans(problem: _Problem, part: HeadSpans) -> None:
 
 def _run(function: str, problem: _Problem) -> None:
     """Run a function on as many threads as torch has, this one included."""
-    counter = np.zeros(1, dtype=np.int64)
-    problem.counter = counter.ctypes.data
+    counter = np.zeros(2, dtype=np.int64)
+    scratch = _allocate_scratch(problem, function == "backward", torch.device("cpu"))
+    problem.counter, problem.scratch = counter.ctypes.data, scratch.data_ptr()
     call = getattr(_library(), function)
     argument = ctypes.byref(problem)
     others: list[Future[int]] = []
     try:
         others += (_pool().submit(call, argument) for _ in range(torch.get_num_threads() - 1))
-        codes = [call(argument), *(other.result() for other in others)]
+        call(argument)
+        for other in others:
+            other.result()
     finally:
         # also after an interrupt: no thread may still use this call's memory
         counter[0] = np.iinfo(np.int64).max // 2
         wait(others)
-    if _NO_MEMORY in codes:
-        raise MemoryError(f"no memory for the scratch space of the compiled {function}")
 
 
 @functools.cache

@@ -16,7 +16,8 @@ from longseq_bench.reports.outcome_text import name_status
 
 SWEEP_FIELDS = (
     "tokens", "world_size", "time_s", "peak_bytes", "speed", "speedup", "exposed_share",
-    "token_density", "share_of_ideal", "efficiency", "effective_flops", "bytes_sent",
+    "token_density", "share_of_ideal", "efficiency", "effective_flops", "share_of_peak",
+    "bytes_sent",
     "imbalance", "tokens_per_rank", "max_error",
 )  # fmt: skip
 """Columns of a terminal, the most important first; a narrow one leaves out the last ones."""
@@ -30,7 +31,7 @@ _RANK_FIELDS = frozenset({
 })  # fmt: skip
 """Fields whose columns are shown only where rows ran on several ranks."""
 _EXPLAINED = (
-    "speedup", "exposed_share", "efficiency", "token_density", "share_of_ideal",
+    "speedup", "exposed_share", "efficiency", "token_density", "share_of_ideal", "share_of_peak",
     "fraction_of_floor", "fits_tokens",
 )  # fmt: skip
 _OBVIOUS = frozenset({

@@ -1,5 +1,8 @@
 """The dense baseline of a sparse attention: same inputs, same process, one pass per repeat.
 
+It is computed by the same kernel as the sparse attention, if that one computes exact attention too:
+then their ratio shows the pattern, not a kernel.
+
 If a complete dense pass would take too long, its time is computed from a part: some query rows
 against all keys, scaled by the visible pairs. It runs after the pass under the budget, so it is not
 in the measured peak.
@@ -16,7 +19,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from longseq_bench.attention.base import Attention
 from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, visible_pairs
-from longseq_bench.core.model import Trial
+from longseq_bench.core.model import SAME_KERNEL, Trial
+from longseq_bench.kernels.base import attend
+from longseq_bench.kernels.exact.base import AUTO, KERNELS, ExactKernel, OneCall, select
 from longseq_bench.meters.clock import clock_for
 from longseq_bench.worker import limits
 from longseq_bench.worker.inputs import Pass
@@ -35,6 +40,8 @@ TILES_PER_WORKER = 2
 """Tiles of a part per core or multiprocessor, so that none is idle for long."""
 
 CALIBRATION_KEYS = 4096
+SDPA = "sdpa"
+"""The name of torch's scaled_dot_product_attention as the kernel of the baseline."""
 NOT_RUN_ON_RANKS = "not run: over several ranks each holds only a part of the inputs"
 
 
@@ -65,17 +72,19 @@ def part_rows(heads: int, device: str, workers: int) -> int:
 class DenseBaseline:
     """Timed dense passes over a trial's inputs, one after each pass of the sparse attention.
 
-    If it can't run, `source` gives the reason; the trial does not fail.
+    kernel: computes them; None: torch's scaled_dot_product_attention. If it can't run, `source`
+    gives the reason; the trial does not fail.
     """
 
     def __init__(
         self, attention: Attention, one: Pass, device: str, warm_ups: int, time_cap: float,
-        fresh: bool = False,
+        fresh: bool = False, kernel: ExactKernel | None = None,
     ) -> None:  # fmt: skip
         self._attention, self._one, self._device = attention, one, device
         self._warm_ups, self._time_cap, self._fresh = warm_ups, time_cap, fresh
         self._tokens = attention.workload.seq_len
         self._clock = clock_for(device)
+        self._kernel = kernel
         self._rows: int | None = None
         self._failure: str | None = None
 
@@ -115,6 +124,7 @@ class DenseBaseline:
     def add_to(self, log: MeasurementLog) -> None:
         """Log the samples, in seconds of a complete dense pass, and their source."""
         log.facts["dense"] = self.source
+        log.facts["dense_kernel"] = self._kernel.name if self._kernel else SDPA
         if not self._failure and self._rows is not None and self._clock.wall:
             share = 1.0
             if self._rows < self._tokens:
@@ -165,14 +175,33 @@ class DenseBaseline:
                 for name, t, count in zip("qkv", one.inputs, (rows, keys, keys), strict=True)
             }
             q, k, v = (t @ matrices[n] if n in matrices else t for n, t in tensors.items())
-            out: Tensor = scaled_dot_product_attention(
-                q, k, v, is_causal=causal, enable_gqa=w.heads != w.kv_heads
-            )
+            out = self._attend(q, k, v, causal)
             if "out" in matrices:
                 out = out @ matrices["out"]
             if one.grad_out is not None:
                 leaves = [*tensors.values(), *matrices.values()]
                 torch.autograd.grad(out, leaves, one.grad_out[:, :, :rows])
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        if self._kernel is not None:
+            return attend(q, k, v, OneCall(self._kernel, causal), q.requires_grad)
+        grouped = q.shape[1] != k.shape[1]
+        return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+
+
+def choose_dense_kernel(attention: Attention, requested: str) -> ExactKernel | None:
+    """Return the kernel of the dense baseline; None for torch's scaled_dot_product_attention.
+
+    requested: as in Trial.dense_kernel. If the attention's own kernel does not compute exact
+    attention, `same` means the fastest kernel.
+    """
+    if requested == SDPA:
+        return None
+    if requested == SAME_KERNEL:
+        own = attention.comparable_kernel
+        known = own in KERNELS.names()
+        requested = own if known else AUTO
+    return select(requested, attention.kernel_use)[0]
 
 
 def dense_baseline_for(
@@ -188,5 +217,6 @@ def dense_baseline_for(
         log.facts["dense"] = NOT_RUN_ON_RANKS
         return None
     return DenseBaseline(
-        attention, one, trial.device, warm_ups, trial.time_cap, trial.allocator == "fresh"
-    )
+        attention, one, trial.device, warm_ups, trial.time_cap, trial.allocator == "fresh",
+        choose_dense_kernel(attention, trial.dense_kernel),
+    )  # fmt: skip

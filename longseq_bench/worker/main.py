@@ -15,11 +15,12 @@ from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInfo
 from longseq_bench.core.cluster_env import RankInfo
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
-from longseq_bench.core.model import DTYPE_BYTES, Outcome, Trial
+from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, Outcome, Trial
 from longseq_bench.core.options import specs_of
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels.exact.base import KERNELS, Use
+from longseq_bench.kernels.exact.base import KERNELS, Use, check_name
 from longseq_bench.meters.base import METERS
+from longseq_bench.worker.dense_baseline import SDPA
 from longseq_bench.worker.dry_run import dry_run
 from longseq_bench.worker.exception_mapping import outcome_of_exception
 from longseq_bench.worker.messages import MessageSender
@@ -124,6 +125,8 @@ def _find_exception(trial: Trial) -> Exception | None:
     try:
         make = IMPLEMENTATIONS.get(trial.implementation)
         make(trial.workload, Group(0, trial.world_size), **trial.options)
+        if trial.dense_kernel not in (SAME_KERNEL, SDPA):
+            check_name(trial.dense_kernel)
     except Exception as error:
         return error
     return None

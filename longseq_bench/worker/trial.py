@@ -41,6 +41,7 @@ from longseq_bench.worker.dense_baseline import dense_flops
 from longseq_bench.worker.exception_mapping import outcome_of_exception
 from longseq_bench.worker.inputs import Pass, draw_inputs, select_checked_rows
 from longseq_bench.worker.kernel_workspace import KernelWorkspace
+from longseq_bench.worker.matmul_rate import measure_matmul_rate
 from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
 from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.passes import (
@@ -120,6 +121,7 @@ def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: Measureme
         repeats = RepeatCheck(attention, one, rows)
         every_row = repeats.every_row
         run_timed_passes(attention, one, repeats, trial, sender, log)
+        log.add("matmul_rate", "FLOP/s", run.matmul_rate())
         if failure := run.check_repeats(repeats) or run.over_time_budget():
             return failure
     return run.check_every_row(every_row, one) or Outcome(status="ok")
@@ -405,6 +407,12 @@ class _TrialRun:
         if "density_achieved" in shares:
             log.add("dense_flops", "FLOP", dense_flops(attention))
         log.facts |= attention.facts()
+
+    def matmul_rate(self) -> float:
+        """Return the FLOP/s of matrix products of all ranks, in the dtype of the workload."""
+        self.sender.start_phase("check", "matrix product")
+        trial = self.trial
+        return measure_matmul_rate(self.attention.group, trial.device, trial.workload.dtype)
 
     def log_wire_error(self, one: Pass) -> None:
         """Log how much a compressed transfer changes the output.

@@ -47,8 +47,9 @@ ROW = {
     "density_achieved", "batch", "heads", "kv_heads", "head_dim", "tokens_per_rank",
     "compute_time_s", "communication_time_s", "exposed_share", "bytes_sent", "bytes_formula",
     "wire_error", "rank_times", "rank_peaks", "imbalance", "speedup", "efficiency",
-    "effective_flops", "sparsity_asked", "token_density", "uncovered", "dense_time_s",
-    "dense_low_s", "dense_high_s", "dense_source", "speed_over_dense", "share_of_ideal",
+    "effective_flops", "matmul_rate", "share_of_peak", "sparsity_asked", "token_density",
+    "uncovered", "dense_time_s", "dense_low_s", "dense_high_s", "dense_source", "dense_kernel",
+    "speed_over_dense", "share_of_ideal",
     "share_low", "share_high", "dense_flops", "dense_peak_bytes", "dense_memory_source",
     "memory_reduction", "keep", "allocator", "alloc_retries",
 }  # fmt: skip

@@ -24,6 +24,7 @@ def forward(
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if counts is None:
         counts = torch.ones(scores.shape[-2:])
+    counts = counts.to(scores.device)
     if causal:
         counts = counts.tril()
     scores = scores.masked_fill(counts == 0, -math.inf)

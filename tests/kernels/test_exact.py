@@ -1,14 +1,20 @@
-"""The contract of kernels of exact attention, over the registry: those that run on a CPU.
+"""The contract of kernels of exact attention, over the registry.
 
-Output, log-sum-exp and gradients are compared with plain attention in float64.
+Output, log-sum-exp and gradients are compared with plain attention in float64. Kernels for CUDA are
+skipped without a GPU.
 """
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.core.errors import UnknownNameError, UnsupportedError
+from longseq_bench.core.errors import KernelLimitError, UnknownNameError, UnsupportedError
+from longseq_bench.kernels.exact import efficient, flash, flash_attn_2
 from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use, select
+from longseq_bench.kernels.exact.flash import MAX_INDEX, Flash, backward_elements
 from tests.kernels import plain_attention
 
 SHAPES = [(1, 4, 4, 1, 1), (2, 4, 2, 7, 7), (1, 6, 2, 130, 130), (2, 2, 1, 5, 67), (1, 4, 2, 67, 5)]
@@ -22,34 +28,43 @@ Shape = tuple[int, int, int, int, int]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ON_CPU = [name for name in KERNELS.names() if KERNELS.get(name).device == "cpu"]
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.cuda] * (KERNELS.get(name).device == "cuda"))
+    for name in KERNELS.names()
+]
 
 
-def make(name: str, dtype: torch.dtype = torch.float32, masked: bool = False) -> ExactKernel:
+def make(name: str, dtype: torch.dtype = torch.float32) -> ExactKernel:
     """Return a kernel; skip the test if it can't run here."""
-    use = Use("cpu", dtype, 16, True, masked)
+    use = Use(KERNELS.get(name).device, dtype, 16, True)
     if reason := KERNELS.get(name).unavailable_reason(use):
         pytest.skip(reason)
     return select(name, use)[0]
 
 
-@pytest.fixture(params=ON_CPU)
+@pytest.fixture(params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
-    """Return the name of each kernel that runs on a CPU."""
+    """Return the name of each kernel."""
     return str(request.param)
 
 
-def inputs(shape: Shape, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def narrow(name: str) -> torch.dtype:
+    """Return a dtype that every kernel of its device supports."""
+    return torch.float32 if KERNELS.get(name).device == "cpu" else torch.float16
+
+
+def inputs(shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[Tensor]:
     B, Hq, Hk, Nq, Nk = shape
     generator = torch.Generator().manual_seed(0)
     sizes = ((B, Hq, Nq, 16), (B, Hk, Nk, 16), (B, Hk, Nk, 16))
-    return [torch.randn(size, generator=generator).to(dtype) for size in sizes]
+    return [torch.randn(size, generator=generator).to(device, dtype) for size in sizes]
 
 
 def gradient_like(out: Tensor) -> Tensor:
     """Return the same numbers in every run; with others a 16-bit dtype may miss the tolerance."""
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(out.shape, generator=generator, dtype=torch.double).to(out.dtype)
+    numbers = torch.randn(out.shape, generator=generator, dtype=torch.double)
+    return numbers.to(out.device, out.dtype)
 
 
 def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -64,7 +79,7 @@ def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 )
 def test_it_equals_the_reference(name: str, shape: Shape, causal: bool, dtype: torch.dtype) -> None:
     kernel = make(name, dtype)
-    q, k, v = tensors = inputs(shape, dtype)
+    q, k, v = tensors = inputs(shape, dtype, kernel.device)
     out, lse = kernel.forward(*tensors, causal)
     grad_out = gradient_like(out)
     leaves = [t.double().requires_grad_() for t in tensors]
@@ -87,11 +102,12 @@ def test_it_equals_the_reference(name: str, shape: Shape, causal: bool, dtype: t
 def test_merged_parts_equal_one_softmax(name: str, cut: int, dtype: torch.dtype) -> None:
     """Also if one part has no keys; the sums are float32."""
     kernel = make(name, dtype)
-    q, k, v = tensors = inputs((2, 4, 2, 40, 90), dtype)
+    q, k, v = tensors = inputs((2, 4, 2, 40, 90), dtype, kernel.device)
     grad_out = gradient_like(q)
     expected, expected_lse, expected_grads = plain_attention.gradients(tensors, grad_out)
-    out, lse = torch.zeros(q.shape), torch.full(q.shape[:3], -torch.inf)
-    dq, dk, dv = (torch.zeros(t.shape) for t in tensors)
+    out, lse = torch.zeros_like(q, dtype=torch.float32), torch.full_like(expected_lse, -torch.inf)
+    lse = lse.float()
+    dq, dk, dv = (torch.zeros_like(t, dtype=torch.float32) for t in tensors)
     parts = [own for own in (slice(0, cut), slice(cut, 90)) if own.start < own.stop]
     for own in parts:
         kernel.merge(q, k[:, :, own], v[:, :, own], out, lse)
@@ -108,25 +124,26 @@ def test_merged_parts_equal_one_softmax(name: str, cut: int, dtype: torch.dtype)
 
 def test_backward_of_a_part_of_a_larger_softmax(name: str) -> None:
     """Output and log-sum-exp are those of all keys; the keys are some of them."""
-    kernel = make(name)
-    q, k, v = inputs((1, 2, 2, 40, 90))
+    dtype = narrow(name)
+    kernel = make(name, dtype)
+    q, k, v = inputs((1, 2, 2, 40, 90), dtype, kernel.device)
     grad_out = gradient_like(q)
     out, lse, (dq, dk, dv) = plain_attention.gradients((q, k, v), grad_out)
-    out, lse = out.float(), lse.float()
+    out, lse = out.to(dtype), lse.float()
     parts = [
         kernel.backward((grad_out, q, out, lse), (k[:, :, own], v[:, :, own]))
         for own in (slice(0, 30), slice(30, 90))
     ]
-    assert_near(parts[0][0] + parts[1][0], dq, torch.float32)
-    assert_near(torch.cat([parts[0][1], parts[1][1]], 2), dk, torch.float32)
-    assert_near(torch.cat([parts[0][2], parts[1][2]], 2), dv, torch.float32)
+    assert_near(parts[0][0] + parts[1][0], dq, dtype)
+    assert_near(torch.cat([parts[0][1], parts[1][1]], 2), dk, dtype)
+    assert_near(torch.cat([parts[0][2], parts[1][2]], 2), dv, dtype)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_strided_tokens_and_heads_equal_their_copies(name: str, causal: bool) -> None:
     """Tiles are views: every third token, every second head, heads next to tokens."""
-    kernel = make(name)
-    full = inputs((1, 8, 8, 90, 90))
+    kernel = make(name, narrow(name))
+    full = inputs((1, 8, 8, 90, 90), narrow(name), kernel.device)
     views = [t[:, 1::2, 2::3] for t in full]
     views[2] = views[2].transpose(1, 2).contiguous().transpose(1, 2)
     copies = [t.contiguous() for t in views]
@@ -134,7 +151,7 @@ def test_strided_tokens_and_heads_equal_their_copies(name: str, causal: bool) ->
     expected, expected_lse = kernel.forward(*copies, causal)
     assert torch.equal(lse, expected_lse)
     assert torch.equal(out, expected)
-    grad_out = torch.randn(1, 30, 4, 16).transpose(1, 2)
+    grad_out = gradient_like(out).transpose(1, 2).contiguous().transpose(1, 2)
     (q, *keys), (q2, *keys2) = views, copies
     grads = kernel.backward((grad_out, q, out, lse), keys, causal)
     expected_grads = kernel.backward(
@@ -168,7 +185,7 @@ def masked(shape: Shape) -> Tensor:
 @pytest.mark.parametrize("shape", MASKED)
 def test_masks_equal_the_reference(name: str, shape: Shape, dtype: torch.dtype) -> None:
     kernel = make(name, dtype)
-    q, k, v = tensors = inputs(shape, dtype)
+    q, k, v = tensors = inputs(shape, dtype, kernel.device)
     mask = masked(shape)
     out, lse = kernel.forward(*tensors, mask=mask)
     grad_out = gradient_like(out)
@@ -183,12 +200,12 @@ def test_masks_equal_the_reference(name: str, shape: Shape, dtype: torch.dtype) 
 
 
 def test_a_mask_of_all_pairs_changes_nothing(name: str) -> None:
-    kernel = make(name)
-    tensors = inputs((2, 4, 2, 9, 21))
+    kernel = make(name, narrow(name))
+    tensors = inputs((2, 4, 2, 9, 21), narrow(name), kernel.device)
     out, lse = kernel.forward(*tensors, mask=torch.ones(9, 21, dtype=torch.bool))
     expected, expected_lse = kernel.forward(*tensors)
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(lse, expected_lse)
+    assert_near(out, expected, narrow(name))
+    assert_near(lse, expected_lse, narrow(name))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -199,7 +216,7 @@ def test_rows_without_keys_are_zero_and_have_no_weight(
     """As a part of a larger softmax: the log-sum-exp is that of all keys."""
     kernel = make(name, dtype)
     shape = (2, 4, 2, 9, 21)
-    q, k, v = inputs(shape, dtype)
+    q, k, v = inputs(shape, dtype, kernel.device)
     mask = masked(shape)
     mask[hidden] = False
     out, lse = kernel.forward(q, k, v, mask=mask)
@@ -274,3 +291,138 @@ def test_auto_leaves_16_bits_to_torch_where_the_cpu_has_matrix_units(
     make("native", dtype)
     monkeypatch.setattr(native, "_cpu_flags", lambda: frozenset({flag}))
     assert select("auto", Use("cpu", dtype, 64, False))[0].name == chosen
+
+
+# ---- limits of kernels for CUDA, which need no GPU -----------------------------------------------
+
+
+def test_flash_splits_a_backward_that_its_index_can_not_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A3: int32 overflows once B Hq ceil128(N) max(D, 32) exceeds 2^31."""
+    assert backward_elements(1, 32, 524_288, 128) == MAX_INDEX + 1
+    q, k, v = inputs((1, 8, 4, 40, 90))
+    grad_out = gradient_like(q)
+    whole = make("aten-flash-cpu")
+    out, lse = whole.forward(q, k, v)
+    calls = []
+
+    def call(self: Flash, queries: Any, keys: Any, causal: bool) -> Any:
+        calls.append((queries[1].shape[1], keys[0].shape[1]))
+        return whole.backward(queries, keys, causal)
+
+    monkeypatch.setattr(Flash, "_backward_call", call)
+    monkeypatch.setattr(flash, "MAX_INDEX", backward_elements(1, 5, 90, 16))
+    kernel = Flash(Use("cuda", torch.bfloat16, 16, True))
+    grads = kernel.backward((grad_out, q, out, lse), (k, v))
+    assert calls == [(4, 2), (4, 2)]
+    for got, expected in zip(grads, whole.backward((grad_out, q, out, lse), (k, v)), strict=True):
+        assert_near(got, expected, torch.float32)
+    monkeypatch.setattr(flash, "MAX_INDEX", backward_elements(1, 2, 90, 16) - 1)
+    with pytest.raises(KernelLimitError, match="the backward of one KV head has 8,192 elements"):
+        kernel.backward((grad_out, q, out, lse), (k, v))
+
+
+def test_efficient_refuses_heads_that_its_index_can_not_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A8: tokens times head_dim of at least 2^31."""
+    monkeypatch.setattr(efficient, "MAX_INDEX", 100 * 16 - 1)
+    kernel = efficient.Efficient(Use("cuda", torch.float32, 16, True))
+    with pytest.raises(KernelLimitError, match=r"efficient: 1,600 elements of a head"):
+        kernel.forward(*inputs((1, 1, 1, 100, 100)))
+
+
+def test_efficient_backward_gets_an_output_with_heads_next_to_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A7: with another layout than (B, N, Hq, D) its delta is wrong."""
+    seen = {}
+
+    class Aten:
+        def _scaled_dot_product_efficient_attention_backward(self, *args: Any) -> Any:
+            grad_out, q, k, v, bias, out, lse, *_ = args
+            seen.update(out=out, grad_out=grad_out, lse=lse, bias=bias)
+            return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), None
+
+    monkeypatch.setattr(efficient, "_aten", Aten())
+    kernel = efficient.Efficient(Use("cuda", torch.bfloat16, 16, True))
+    q, k, v = inputs((2, 4, 2, 33, 50), torch.bfloat16)
+    lse = torch.zeros(2, 4, 33)
+    grads = kernel.backward((q, q, q, lse), (k, v), mask=masked((2, 4, 2, 33, 50)))
+    for name in ("out", "grad_out"):
+        assert seen[name].transpose(1, 2).is_contiguous()
+        assert torch.equal(seen[name], q)
+    assert seen["lse"].shape == (2, 4, 64)
+    assert seen["bias"].shape == (2, 4, 33, 50)
+    assert seen["bias"].stride(2) % 8 == 0
+    assert [grad.shape for grad in grads] == [q.shape, k.shape, v.shape]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "head_dim", "words"),
+    [
+        ("flash", torch.bfloat16, 36, "a head_dim of at most 256, a multiple of 8"),
+        ("flash", torch.bfloat16, 264, "a head_dim of at most 256"),
+        ("flash", torch.float32, 64, "it supports bfloat16 and float16, not float32"),
+        ("cudnn", torch.bfloat16, 256, "a head_dim of at most 128"),
+        ("efficient", torch.float32, 30, "a multiple of 4"),
+    ],
+)
+def test_what_torch_would_pad_is_refused(
+    name: str, dtype: torch.dtype, head_dim: int, words: str
+) -> None:
+    """A8: direct calls skip the padding of scaled_dot_product_attention."""
+    reason = KERNELS.get(name).unavailable_reason(Use("cuda", dtype, head_dim, False))
+    assert words in (reason or "")
+
+
+SIGNATURE = {
+    "_flash_attn_forward": (
+        "q k v dropout_p softmax_scale causal window_size_left window_size_right softcap "
+        "alibi_slopes return_softmax"
+    ),
+    "_flash_attn_backward": (
+        "dout q k v out softmax_lse dq dk dv dropout_p softmax_scale causal window_size_left "
+        "window_size_right softcap alibi_slopes deterministic rng_state"
+    ),
+}
+"""Parameters of flash_attn 2.8, github.com/Dao-AILab/flash-attention at 0053002."""
+
+
+def test_flash_attn_2_is_called_as_the_package_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's functions are replaced by plain attention with the recorded signatures."""
+    whole = make("aten-flash-cpu")
+
+    def bound(function: str, args: Any, options: Any) -> dict[str, Any]:
+        names = SIGNATURE[function].split()
+        given = dict(zip(names, args, strict=False)) | options
+        assert set(names) - set(given) <= {"rng_state"}
+        return given
+
+    def forward(*args: Any, **options: Any) -> Any:
+        given = bound("_flash_attn_forward", args, options)
+        assert given["softmax_scale"] == 16**-0.5
+        q, k, v = (given[name].transpose(1, 2) for name in "qkv")
+        out, lse = whole.forward(q, k, v, given["causal"])
+        return out.transpose(1, 2), lse, None, None
+
+    def backward(*args: Any, **options: Any) -> Any:
+        given = bound("_flash_attn_backward", args, options)
+        grad_out, q, k, v, out = (given[n].transpose(1, 2) for n in ("dout", *"qkv", "out"))
+        queries = grad_out, q, out, given["softmax_lse"]
+        for name, grad in zip(("dq", "dk", "dv"), whole.backward(queries, (k, v)), strict=True):
+            given[name].copy_(grad.transpose(1, 2))
+
+    package = SimpleNamespace(_flash_attn_forward=forward, _flash_attn_backward=backward)
+    monkeypatch.setattr(flash_attn_2, "_package", lambda: package)
+    kernel = flash_attn_2.FlashAttn2(Use("cuda", torch.bfloat16, 16, True))
+    q, k, v = inputs((2, 4, 2, 33, 33))
+    out, lse = kernel.forward(q, k, v)
+    expected, expected_lse = whole.forward(q, k, v)
+    assert_near(out, expected, torch.float32)
+    assert_near(lse, expected_lse, torch.float32)
+    grad_out = gradient_like(out)
+    grads = kernel.backward((grad_out, q, out, lse), (k, v))
+    for got, grad in zip(grads, whole.backward((grad_out, q, out, lse), (k, v)), strict=True):
+        assert_near(got, grad, torch.float32)

@@ -15,12 +15,14 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.cost import standard_bytes
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.kernels import native
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.clock import Clock
 from longseq_bench.worker import dense_baseline, timing
 from longseq_bench.worker.dense_baseline import (
     NOT_RUN_ON_RANKS,
     DenseBaseline,
+    choose_dense_kernel,
     dense_baseline_for,
     dense_flops,
     part_rows,
@@ -132,6 +134,38 @@ def test_dense_flops_of_a_module_include_projections() -> None:
 )
 def test_a_part_has_rows_for_every_worker(heads: int, device: str, workers: int, rows: int) -> None:
     assert part_rows(heads, device, workers) == rows
+
+
+# the kernel
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "requested", "chosen"),
+    [
+        ("block-sparse", {"sparsity": 0.5}, "same", "native"),
+        ("block-sparse", {"sparsity": 0.5, "kernel": "torch"}, "same", "aten-flash-cpu"),
+        ("block-sparse", {"sparsity": 0.5}, "aten-flash-cpu", "aten-flash-cpu"),
+        ("dilated", {"kernel": "aten-flash-cpu"}, "same", "aten-flash-cpu"),
+        ("dilated", {}, "same", "native"),
+        ("dilated", {}, "sdpa", None),
+    ],
+)
+def test_the_baseline_has_the_kernel_of_the_sparse_attention_unless_asked_otherwise(
+    name: str, options: dict[str, Any], requested: str, chosen: str | None
+) -> None:
+    if reason := native.unavailable_reason():
+        pytest.skip(reason)
+    attention, _ = prepare(name, 512, head_dim=16, options=options)
+    kernel = choose_dense_kernel(attention, requested)
+    assert (kernel and kernel.name) == chosen
+
+
+def test_the_record_names_the_kernel_of_the_baseline(launcher: LocalLauncher) -> None:
+    for requested, fact in {"aten-flash-cpu": "aten-flash-cpu", "sdpa": "sdpa"}.items():
+        fields = {"dense_kernel": requested, "repeats": 2}
+        outcome = run(launcher, "block-sparse", 1024, {"sparsity": 0.5}, **fields)
+        assert outcome.facts["dense_kernel"] == fact
+        assert outcome.samples("dense_time")
 
 
 # a complete pass or a part
@@ -283,7 +317,7 @@ def run_timed(
 def test_sparse_and_dense_passes_alternate_with_their_own_clocks(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, sender = run_timed(bench, monkeypatch, SPARSE, repeats=3)
+    log, sender = run_timed(bench, monkeypatch, SPARSE, repeats=3, dense_kernel="sdpa")
     sparse, dense = "clock 0 starts|sparse|clock 0 stops", "clock 1 starts|dense|clock 1 stops"
     calibrated = "|".join(["clock 2 starts|dense|clock 2 stops"] * 2)
     order = "|".join(bench.log)
@@ -298,7 +332,7 @@ def test_sparse_and_dense_passes_alternate_with_their_own_clocks(
 
 
 def test_a_single_repeat_has_no_warm_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_timed(bench, monkeypatch, SPARSE, repeats=1)
+    run_timed(bench, monkeypatch, SPARSE, repeats=1, dense_kernel="sdpa")
     assert [word for word in bench.log if "clock" not in word] == ["sparse"] + ["dense"] * 3
 
 

@@ -85,6 +85,13 @@ class LayoutAttention(Attention):
         # no query is uncovered: in every layout each sees its own block
         return {**measures, "density_achieved": achieved, "uncovered": 0.0}
 
+    @property
+    @override
+    def comparable_kernel(self) -> str:
+        if self.kernel_name == "torch":
+            return sparse_selection.torch_kernel(self.kernel_use).name
+        return self.kernel_name
+
     @override
     def facts(self) -> dict[str, Any]:
         kept = sum(len(layout.indices) for layout in self.layouts)

@@ -197,6 +197,11 @@ class Dilated(Attention):
             "uncovered": self.rule.uncovered_share(w.seq_len),
         }
 
+    @property
+    @override
+    def comparable_kernel(self) -> str:
+        return self.kernel_name if self._spans else super().comparable_kernel
+
     @override
     def facts(self) -> dict[str, Any]:
         w = self.workload

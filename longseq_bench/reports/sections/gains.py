@@ -93,7 +93,8 @@ def where_it_pays(source: Source, references: Sequence[Reference]) -> Section:
     paragraphs = [_EXPLANATION]
     if DENSE in references:
         paragraphs.append(
-            "Dense attention: torch's scaled_dot_product_attention on the same inputs."
+            "Dense attention: exact attention on the same inputs, by the kernel that the section "
+            "on sparse attention names."
         )
     return Section(TITLE, paragraphs, tables=found)
 

@@ -11,7 +11,7 @@ from longseq_bench.core.cost import ratio
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import Columns, ValueColumn
+from longseq_bench.reports.columns import Columns, ValueColumn, optional
 from longseq_bench.reports.document import MAX_FINDINGS, Finding, Section, Spread, format_ratio
 from longseq_bench.reports.sections.segments import Partners, segmented
 from longseq_bench.reports.wording import format_range
@@ -22,9 +22,9 @@ MAX_LENGTHS = 3
 _EXPLANATION = (
     "Density of pairs: computed pairs divided by those of dense attention; a pair computed twice "
     "counts twice. Achieved density of swept lengths: kept share of the visible blocks, or pairs.",
-    "Dense time: torch's scaled_dot_product_attention on the same inputs, in turn with the sparse "
-    "passes, on one rank only. Share of ideal: dense time times the density of the work divided by "
-    "the time; 100 %: skipped work costs nothing.",
+    "Dense time: exact attention by the kernel in Dense kernel, on the same inputs, in turn with "
+    "the sparse passes, on one rank only. Share of ideal: dense time times the density of the work "
+    "divided by the time; 100 %: skipped work costs nothing.",
     "Preparation time: not part of Time, except for patterns that depend on the inputs.",
 )
 
@@ -135,6 +135,6 @@ def _share_words(row: SweepRow) -> str | None:
 
 _COLUMNS: Columns = (
     ValueColumn("Implementation", "text", attrgetter("name")), "tokens", "token_density",
-    "plan_time_s", "time_s", "dense_time_s", "dense_source", "speed_over_dense",
-    ValueColumn("Share of ideal", "text", _share_words),
+    "plan_time_s", "time_s", "dense_time_s", "dense_source", "dense_kernel", "speed_over_dense",
+    ValueColumn("Share of ideal", "text", _share_words), *optional(SweepRow, "share_of_peak"),
 )  # fmt: skip
