@@ -70,9 +70,19 @@ def unavailable_reason(dtype: torch.dtype = torch.float32) -> str | None:
     return None
 
 
-def name() -> str:
+def name(dtype: torch.dtype = torch.float32) -> str:
     """Return the kernel's name with its vector width."""
-    return f"native ({_library().lanes()} lanes)"
+    pairs = ", pairs" if multiplies_pairs(dtype) else ""
+    return f"native ({_library().lanes()} lanes{pairs})"
+
+
+def multiplies_pairs(dtype: torch.dtype) -> bool:
+    """Return True if numbers are multiplied in pairs: bfloat16, with AVX512_BF16.
+
+    Weights and their gradients are then rounded to bfloat16 before they are multiplied, as in
+    FlashAttention.
+    """
+    return dtype == torch.bfloat16 and bool(_library().multiplies_pairs())
 
 
 def forward(
@@ -197,6 +207,16 @@ def _library() -> Any:
     if compiled.problem_bytes() != ctypes.sizeof(_Problem):
         raise UnsupportedError(f"{SOURCE.name} was compiled for another version of this package")
     return compiled
+
+
+def product_flops(turns: int) -> int:
+    """Multiply float32 matrices in the first-level cache on all threads; return the FLOPs."""
+    others = [
+        _pool().submit(_library().multiply, turns) for _ in range(torch.get_num_threads() - 1)
+    ]
+    flops = int(_library().multiply(turns)) * turns
+    wait(others)
+    return flops * torch.get_num_threads()
 
 
 def has_threads() -> bool:

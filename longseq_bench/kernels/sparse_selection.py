@@ -60,7 +60,7 @@ def choose(
         raise UnsupportedError(f"kernel={requested}: {reason}")
     facts = {"kernel": f"torch ({form})" if name == "torch" else name}
     if name == "native":
-        facts["kernel"] = native.name()
+        facts["kernel"] = native.name(getattr(torch, dtype))
     faster = {"cpu": "native", "cuda": "triton"}[device]
     if requested == "auto" and (reason := reasons[faster]):
         facts[f"not_{faster}"] = reason

@@ -88,8 +88,13 @@ def count_pairs(d: RandomCase) -> Tensor:
     return pairs
 
 
-def run(kernel: Any, d: RandomCase, merge: bool = False) -> dict[str, Tensor]:
-    """Return all outputs of a kernel, forward and backward; untouched elements are NaN."""
+def run(
+    kernel: Any, d: RandomCase, merge: bool = False, given: dict[str, Tensor] | None = None
+) -> dict[str, Tensor]:
+    """Return all outputs of a kernel, forward and backward; untouched elements are NaN.
+
+    given: the outputs of another kernel; the backward starts from them.
+    """
     out = torch.full_like(d.q, math.nan, dtype=torch.float32)
     lse = torch.full(d.q.shape[:3], math.nan)
     dq = torch.full_like(out, math.nan)
@@ -102,8 +107,9 @@ def run(kernel: Any, d: RandomCase, merge: bool = False) -> dict[str, Tensor]:
     task = replace(d.task, merge=merge, bias=[bias])
     kernel.forward(d.q, d.k, d.v, out, lse, task)
     sums = torch.zeros(d.k.shape), torch.zeros(d.v.shape)
-    result = out.to(d.q.dtype).nan_to_num(0.0)
-    queries = (d.grad, d.q, result, lse.nan_to_num(0.0, math.inf, -math.inf))
+    of_softmax = given or {"out": out, "lse": lse}
+    result = of_softmax["out"].to(d.q.dtype).nan_to_num(0.0)
+    queries = (d.grad, d.q, result, of_softmax["lse"].nan_to_num(0.0, math.inf, -math.inf))
     kernel.backward(queries, (d.k, d.v), dq, sums, range(d.k.shape[1]), task)
     d_bias = torch.from_numpy(bias)
     return {"out": out, "lse": lse, "dq": dq, "dk": sums[0], "dv": sums[1], "bias": d_bias}
@@ -151,12 +157,14 @@ def test_the_compiled_kernel_equals_the_reference_kernel(
 ) -> None:
     """Also merged into an earlier softmax, and with the gradient of a bias on each run."""
     d = random_case(seed, dtype)
-    got, expected = run(native, d, merge), run(spans_reference, d, merge)
-    for name in ("out", "lse"):
-        assert_near(got[name], expected[name], 1e-5)
+    expected = run(spans_reference, d, merge)
+    got = run(native, d, merge, expected)
+    # pairs of bfloat16 are multiplied after their weights are rounded
+    is_rounded = native.multiplies_pairs(dtype)
+    assert_near(got["out"], expected["out"], 4e-3 if is_rounded else 1e-5)
+    assert_near(got["lse"], expected["lse"], 1e-5)
     if not merge:  # gradients for a random output of the softmax have no bound
-        # outputs that differ in their last bit may be rounded to different halves
-        tolerance = 1e-4 if dtype == torch.float32 else 2e-3
+        tolerance = 8e-3 if is_rounded else 1e-4
         for name in ("dq", "dk", "dv", "bias"):
             assert_near(got[name], expected[name], tolerance)
 
