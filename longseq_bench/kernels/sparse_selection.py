@@ -92,9 +92,9 @@ def _triton_reason(device: str, dtype: str, blocks: Blocks) -> str | None:
     if device != "cuda":
         return "Triton kernels are for CUDA"
     try:
-        from longseq_bench.kernels import triton_blocks
+        from longseq_bench.kernels import triton_tiles
     except ImportError as error:
         if is_meta():
             return None  # planning for other hardware
         return f"{type(error).__name__}: {error}"
-    return triton_blocks.unavailable_reason(blocks.block, blocks.head_dim, getattr(torch, dtype))
+    return triton_tiles.unavailable_reason(blocks.block, blocks.head_dim, getattr(torch, dtype))

@@ -1,10 +1,10 @@
 """Block-sparse attention on CUDA over compressed block layouts, in Triton: the host side.
 
-triton_kernels.py has the kernels. One program sums each gradient in one order, without atomics, so
-every run gives the same bits. In the list of a row or column at most two blocks need a mask: the
-causal diagonal and the short last block. Long rows and columns start first.
+triton_kernels.py has the kernels, work_items.py the lists that each program walks. One program sums
+each gradient in one order, without atomics, so every run gives the same bits. In the list of a row
+or column at most two blocks need a mask: the causal diagonal and the short last block.
 
-Letters: B batch, Hq query heads, Hk KV heads, N tokens, D head_dim.
+Letters: B batch, Hq query heads, Hk KV heads, N tokens, D head_dim; S slots of split rows.
 
 Needs triton: import it where it is used. Under TRITON_INTERPRET=1, set before triton is imported,
 the same kernels run on CPU tensors.
@@ -13,93 +13,36 @@ the same kernels run on CPU tensors.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import triton
-from numpy.typing import NDArray
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
 
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
-from longseq_bench.kernels import triton_kernels
+from longseq_bench.kernels import triton_kernels, triton_splits
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.triton_tiles import (
+    BLOCKS,
+    Shape,
+    run_fitting,
+    select_shape,
+    unavailable_reason,
+)
+from longseq_bench.kernels.work_items import WorkItems
 from longseq_bench.meta_mode import device_kind, is_meta
-from longseq_bench.patterns.block_layout import BlockLayout, Ints, common_sizes
+from longseq_bench.patterns.block_layout import BlockLayout, common_sizes
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-BLOCKS = (16, 32, 64, 128, 256)
 MAX_PROGRAMS = 2**31 - 1
-
-
-def unavailable_reason(block: int, head_dim: int, dtype: torch.dtype) -> str | None:
-    """Return the reason why these kernels don't support a workload; None if they do."""
-    if block not in BLOCKS:
-        return f"Triton's tiles need a block of 16, 32, 64, 128 or 256 tokens, not {block}"
-    if head_dim % 16 or not 16 <= head_dim <= 256:
-        return f"Triton's tiles need a head_dim of 16 to 256 in steps of 16, not {head_dim}"
-    if dtype not in DTYPES:
-        return f"the Triton kernels support float16, bfloat16, float32, not {str(dtype)[6:]}"
-    return None
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The tile of a kernel: queries by keys, its warps, and its pipeline stages."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
-
-    def smaller(self) -> Shape | None:
-        """Return the next tile that takes less shared memory, or None."""
-        # with one stage no load overlaps computation, so the second stage is removed last
-        if self.stages > 2 or (self.stages == 2 and max(self.queries, self.keys) == 16):
-            return replace(self, stages=self.stages - 1)
-        if max(self.queries, self.keys) == 16:
-            return None
-        if self.queries >= self.keys:
-            return replace(self, queries=self.queries // 2)
-        return replace(self, keys=self.keys // 2)
-
-
-_MAX_HEAD_DIMS = (64, 128, 256)
-_SHAPES = {
-    ("forward", 2): (Shape(128, 128, 8, 3), Shape(128, 64, 8, 3), Shape(64, 64, 8, 2)),
-    ("forward", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 8, 2), Shape(16, 32, 4, 2)),
-    ("dq", 2): (Shape(128, 64, 8, 3), Shape(128, 64, 8, 3), Shape(64, 32, 8, 2)),
-    ("dq", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 4, 2), Shape(16, 16, 4, 2)),
-    ("dkv", 2): (Shape(64, 128, 8, 3), Shape(64, 128, 8, 2), Shape(32, 64, 8, 2)),
-    ("dkv", 4): (Shape(32, 32, 8, 2), Shape(32, 32, 8, 2), Shape(16, 16, 4, 2)),
-}
-"""Tiles by kernel and bytes per element, for a head_dim up to each of _MAX_HEAD_DIMS.
-
-Compiled for compute capabilities 8.0 and 9.0, the 16-bit ones fit the shared memory and spill few
-registers.
-"""
+_JOINED_ROWS = 32
+"""Tokens of a program that joins slots."""
 
 _KERNELS = {
     "forward": triton_kernels.forward,
     "dq": triton_kernels.backward_queries,
     "dkv": triton_kernels.backward_keys,
 }
-
-
-def select_shape(kernel: str, block: int, head_dim: int, dtype: torch.dtype) -> Shape:
-    """Return the first tile to try for `kernel` (forward, dq, dkv), never larger than a block."""
-    shapes = _SHAPES.get((kernel, dtype.itemsize), ())
-    for max_head_dim, shape in zip(_MAX_HEAD_DIMS, shapes, strict=False):
-        if head_dim <= max_head_dim:
-            queries, keys = min(shape.queries, block), min(shape.keys, block)
-            is_full = (queries, keys) == (shape.queries, shape.keys)
-            # dK and dV of 64 keys by 128 take half the registers of 8 warps, all of 4
-            is_large = is_full or (kernel == "dkv" and keys * head_dim > 64 * 64)
-            return Shape(queries, keys, shape.warps if is_large else 4, shape.stages)
-    raise UnsupportedError(unavailable_reason(block, head_dim, dtype) or f"no tile for {kernel}")
 
 
 class TritonBlocks:
@@ -118,29 +61,34 @@ class TritonBlocks:
         self.seq_len, self.block, self.causal = common_sizes(layouts)
         if self.block not in BLOCKS:
             raise UnsupportedError(str(unavailable_reason(self.block, 16, torch.float32)))
-        self._rows: dict[torch.device, Triple] = {}
-        self._columns: dict[torch.device, Triple] = {}
+        self._rows: dict[torch.device, WorkItems] = {}
+        self._columns: dict[tuple[torch.device, int], WorkItems] = {}
         self._shapes: dict[tuple[str, int, torch.dtype], Shape] = {}
 
-    def prepare(self, device: torch.device | str, train: bool = False) -> None:
-        """Copy the lists of rows to a device, once; with `train` also those of columns."""
+    def prepare(self, device: torch.device | str, group: int = 0) -> None:
+        """Copy the lists of rows to a device, once.
+
+        group: query heads per KV head; 0: don't copy those of columns, which training needs.
+        """
         device = torch.empty(0, device=device).device
         if device not in self._rows:
-            rows = [(layout.indptr, layout.indices) for layout in self.layouts]
-            self._rows[device] = _build_lists(rows, device)
-        if train and device not in self._columns:
-            columns = [layout.transpose() for layout in self.layouts]
-            self._columns[device] = _build_lists(columns, device, shared_order=True)
+            self._rows[device] = WorkItems.of_rows(self.layouts, device)
+        if group and (device, group) not in self._columns:
+            self._columns[device, group] = WorkItems.of_columns(self.layouts, group, device)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
         self._check(q, k, v)
         self.prepare(q.device)
-        lists, (q, k, v) = self._rows[q.device], map(_with_dense_rows, (q, k, v))
+        items, (q, k, v) = self._rows[q.device], map(_with_dense_rows, (q, k, v))
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(q.shape[:3] if keep_lse else (1,), dtype=torch.float32, device=q.device)
+        parts = self._slots(q, items)
+        parts_lse = parts.new_empty((*q.shape[:2], items.slots * self.block))
 
-        self._launch("forward", (q, k, v, out, lse), lists, KEEP_LSE=keep_lse)
+        tensors = (q, k, v, out, lse, parts, parts_lse)
+        self._launch("forward", tensors, items, q, KEEP_LSE=keep_lse)
+        self._join(triton_splits.reduce_softmax, (out, lse, parts, parts_lse), items, keep_lse)
         return out, lse if keep_lse else None
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
@@ -151,15 +99,24 @@ class TritonBlocks:
         """
         (grad_out, q, out, lse), (k, v) = queries, keys
         self._check(q, k, v)
-        self.prepare(q.device, train=True)
-        rows, columns = self._rows[q.device], self._columns[q.device]
+        group = q.shape[1] // k.shape[1]
+        self.prepare(q.device, group)
+        rows, columns = self._rows[q.device], self._columns[q.device, group]
         grad_out, q, k, v, out = map(_with_dense_rows, (grad_out, q, k, v, out))
         lse = lse.contiguous()
         delta = torch.empty_like(lse)
         dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+
         # dq writes the delta that dkv reads
-        self._launch("dq", (q, k, v, out, grad_out, lse, delta, dq), rows)
-        self._launch("dkv", (q, k, v, grad_out, lse, delta, dk, dv), columns)
+        parts = self._slots(q, rows)
+        self._launch("dq", (q, k, v, out, grad_out, lse, delta, dq, parts), rows, q)
+        self._join(triton_splits.reduce_sum, (dq, parts), rows)
+        del parts
+        dk_parts, dv_parts = self._slots(k, columns), self._slots(k, columns)
+        tensors = (q, k, v, grad_out, lse, delta, dk, dv, dk_parts, dv_parts)
+        self._launch("dkv", tensors, columns, k)
+        self._join(triton_splits.reduce_sum, (dk, dk_parts), columns)
+        self._join(triton_splits.reduce_sum, (dv, dv_parts), columns)
         return dq, dk, dv
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -182,95 +139,86 @@ class TritonBlocks:
         if device_kind(q) != "cuda" and not triton.knobs.runtime.interpret:
             raise UnsupportedError(f"the Triton kernels need a CUDA device, not {q.device.type}")
 
-    def _constants(self, q: Tensor, k: Tensor, tile: Shape) -> dict[str, Any]:
-        return {
-            "GROUP": q.shape[1] // k.shape[1],
-            "SHARED": len(self.layouts) == 1,
-            "BLOCK": self.block,
-            "DIM": q.shape[3],
-            "WIDE": triton.next_power_of_2(q.shape[3]),
-            "CAUSAL": self.causal,
-            "TAIL": self.seq_len % self.block != 0,
-            "M": tile.queries,
-            "N": tile.keys,
-            "num_warps": tile.warps,
-            "num_stages": tile.stages,
-        }
-
-    def _grid(self, owner: Tensor, tokens: int) -> tuple[int]:
-        """Return a grid of one program per `tokens` tokens of each head and batch of `owner`."""
-        parts = self.block // tokens
-        programs = self.layouts[0].rows * parts * owner.shape[0] * owner.shape[1]
-        if programs > MAX_PROGRAMS:
-            raise KernelLimitError(
-                f"{programs} programs of {tokens} tokens are more than the maximum of one "
-                f"launch, {MAX_PROGRAMS}"
-            )
-        return (programs,)
+    def _slots(self, owner: Tensor, items: WorkItems) -> Tensor:
+        """Return room for the partial results of split rows, (B, H, S, BLOCK, D) float32."""
+        shape = (*owner.shape[:2], items.slots, self.block, owner.shape[3])
+        return torch.empty(shape, dtype=torch.float32, device=owner.device)
 
     def _launch(
-        self, name: str, tensors: Sequence[Tensor], lists: Triple, **constants: Any
-    ) -> None:
+        self, name: str, tensors: Sequence[Tensor], items: WorkItems, owner: Tensor,
+        **constants: Any,
+    ) -> None:  # fmt: skip
         """Run a kernel with the largest tile that fits the device's shared memory.
 
-        tensors: q, k and others in the order of the kernel's parameters.
+        tensors: q, k and others in the order of the kernel's parameters. owner: the tensor whose
+        heads the items belong to.
         """
-        if is_meta():
-            return
         q, k, *_ = tensors
-        kernel = _KERNELS[name]
+        lists = [items.places, items.bounds, items.indices]
         strides = [t.stride()[:3] for t in tensors if t.dim() == 4]
-        sizes = (q.shape[2], self.layouts[0].rows, q.shape[1], q.shape[3] ** -0.5)
+        rows = [self.layouts[0].rows] if name == "dkv" else []
+        sizes = (q.shape[2], *rows, q.shape[1], items.count, items.slots, q.shape[3] ** -0.5)
 
         def run(tile: Shape) -> None:
-            grid = self._grid(k, tile.keys) if name == "dkv" else self._grid(q, tile.queries)
-            fixed = self._constants(q, k, tile) | constants
-            kernel[grid](*tensors, *lists, *strides, *sizes, **fixed)
+            tokens = tile.keys if name == "dkv" else tile.queries
+            grid = _grid(items.count * (self.block // tokens), owner)
+            fixed = self._constants(q) | constants | {"GROUP": q.shape[1] // k.shape[1]}
+            _KERNELS[name][grid](
+                *tensors, *lists, *strides, *sizes, **fixed, SPLIT=items.slots > 0,
+                CAUSAL=self.causal, TAIL=self.seq_len % self.block != 0, M=tile.queries,
+                N=tile.keys, **tile.options,
+            )  # fmt: skip
 
+        if is_meta():
+            return
         key = (name, q.shape[3], q.dtype)
-        tile = self._shapes.get(key) or select_shape(name, self.block, q.shape[3], q.dtype)
-        on_device = torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext()
-        with on_device:
+        tile = self._shapes.get(key) or select_shape(
+            name, self.block, q.shape[3], q.dtype, capability_of(q)
+        )
+        with on_device(q):
             self._shapes[key] = run_fitting(tile, run)
 
+    def _join(
+        self, kernel: Any, tensors: Sequence[Tensor], items: WorkItems, keep_lse: bool | None = None
+    ) -> None:
+        """Join the slots of split rows; tensors: the result, and others as the kernel takes them."""
+        if is_meta() or not items.slots:
+            return
+        total, tokens = tensors[0], min(self.block, _JOINED_ROWS)
+        rows = items.splits.shape[1]
+        sizes = (total.shape[2], rows, total.shape[1], items.slots)
+        constants = {} if keep_lse is None else {"KEEP_LSE": keep_lse}
+        grid = _grid(rows * (self.block // tokens), total)
+        with on_device(total):
+            kernel[grid](
+                *tensors, items.splits, total.stride()[:3], *sizes, M=tokens,
+                **self._constants(total), **constants,
+            )  # fmt: skip
 
-def run_fitting(tile: Shape, run: Callable[[Shape], None]) -> Shape:
-    """Run with `tile`, or with the next smaller one that fits the device; return the tile.
-
-    Raises KernelLimitError if the smallest tile does not fit.
-    """
-    while True:
-        try:
-            run(tile)
-        except OutOfResources as error:
-            if (smaller := tile.smaller()) is None:
-                reason = f"no tile is small enough for this device: {error}"
-                raise KernelLimitError(reason) from error
-            tile = smaller
-        else:
-            return tile
+    def _constants(self, owner: Tensor) -> dict[str, Any]:
+        dim = owner.shape[3]
+        wide = triton.next_power_of_2(dim)
+        return {"SHARED": len(self.layouts) == 1, "BLOCK": self.block, "DIM": dim, "WIDE": wide}
 
 
-def _build_lists(
-    lists: Sequence[tuple[Ints, NDArray[np.int32]]],
-    device: torch.device,
-    shared_order: bool = False,
-) -> Triple:
-    """Return indptr, indices and order of compressed rows (or columns), layout after layout.
+def _grid(programs: int, owner: Tensor) -> tuple[int]:
+    """Return a grid of so many programs for each head and batch of `owner`."""
+    total = programs * owner.shape[0] * owner.shape[1]
+    if total > MAX_PROGRAMS:
+        raise KernelLimitError(
+            f"{total} programs are more than the maximum of one launch, {MAX_PROGRAMS}"
+        )
+    return (total,)
 
-    indptr (layouts, rows + 1) int64, offsets into indices int32; order (layouts, rows) int32, the
-    longest row first; with shared_order (1, rows) for all layouts, by the sum of their lengths.
-    """
-    starts = np.cumsum([0] + [len(indices) for _, indices in lists[:-1]])
-    indptr = np.stack([own + start for (own, _), start in zip(lists, starts, strict=True)])
-    lengths = np.diff(indptr)
-    lengths = lengths.sum(0, keepdims=True) if shared_order else lengths
-    # a stable sort keeps equal rows in sequence, so that neighbouring programs share keys
-    order = np.argsort(-lengths, axis=1, kind="stable")
-    indices = np.concatenate([indices for _, indices in lists])
-    arrays = (indptr.astype(np.int64), indices, order.astype(np.int32))
-    on_device = [torch.from_numpy(array).to(device) for array in arrays]
-    return on_device[0], on_device[1], on_device[2]
+
+def on_device(owner: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Make the device of a tensor the current one, on which Triton launches."""
+    return torch.cuda.device(owner.device) if owner.is_cuda else contextlib.nullcontext()
+
+
+def capability_of(owner: Tensor) -> int:
+    """Return the major number of a device's compute capability; 9 in Triton's interpreter."""
+    return torch.cuda.get_device_capability(owner.device)[0] if owner.is_cuda else 9
 
 
 def _with_dense_rows(t: Tensor) -> Tensor:

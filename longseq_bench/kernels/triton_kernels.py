@@ -3,10 +3,15 @@
 FlashAttention-2 (arXiv 2307.08691): online softmax forward; backward from the output and the
 log-sum-exp, one kernel for dQ over the rows of the layout, one for dK and dV over its columns.
 
+A work item is a part of the list of a row or column. Long lists are split into several items, which
+write partial results to slots; triton_splits.py joins them. The index of the next
+block is loaded one turn ahead, so that its keys can be loaded while the current ones are multiplied.
+
 In kernels M and N are the queries and keys of one tile, WIDE is head_dim (DIM) rounded up to a
 power of two, BLOCK the tokens of a block. TAIL: the last block is short. GROUP: query heads per KV
-head. SHARED: one layout for all heads. Offsets are 64 bits wide: tokens times stride exceeds 32
-bits at tens of millions of tokens.
+head. SHARED: one layout for all heads. SPLIT: some items write to slots. Which blocks of an item
+need a mask comes with the item. Offsets are 64 bits wide: tokens times stride exceeds 32 bits at
+tens of millions of tokens.
 """
 
 import math
@@ -20,34 +25,39 @@ from triton.language import tensor
 _LOG2_E = tl.constexpr(1 / math.log(2))
 _LOG_2 = tl.constexpr(math.log(2))
 
+_SIZES = ["seq_len", "rows", "heads", "items", "slots"]
+"""Sizes that a kernel is not compiled again for; Triton would for multiples of 16 and for 1."""
 
-def _jit(function: Callable[..., Any]) -> Any:
-    return triton.jit(function)
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Let Triton compile a function, but not again for other sizes."""
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return triton.jit(do_not_specialize=[name for name in _SIZES if name in names])(function)
 
 
-@_jit
+@jit
 def _locate(
-    rows: tensor, heads: tensor, order: tensor, PARTS: tl.constexpr, SHARED: tl.constexpr
-) -> tensor:
-    """Return batch, head, layout and block of this program, and its part of the block."""
+    places: tensor, bounds: tensor, items: tensor, heads: tensor, PARTS: tl.constexpr,
+    SHARED: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """Return batch, head and part of this program, and block, slot and bounds of its item."""
     program = tl.program_id(0)
     part = program % PARTS
     position = program // PARTS
-    head = (position // rows % heads).to(tl.int64)
-    batch = (position // rows // heads).to(tl.int64)
+    head = (position // items % heads).to(tl.int64)
+    batch = (position // items // heads).to(tl.int64)
     layout = head * 0 if SHARED else head
-    block = tl.load(order + layout * rows + position % rows).to(tl.int64)
-    return batch, head, layout, block, part
+    item = 2 * (layout * items + position % items)
+    block = tl.load(places + item).to(tl.int64)
+    slot = tl.load(places + item + 1).to(tl.int64)
+    begin = tl.load(bounds + 2 * item)
+    start = tl.load(bounds + 2 * item + 1)
+    stop = tl.load(bounds + 2 * item + 2)
+    end = tl.load(bounds + 2 * item + 3)
+    return batch, head, part, block, slot, begin, start, stop, end
 
 
-@_jit
-def _load_span(indptr: tensor, layout: tensor, rows: tensor, row: tensor) -> tensor:
-    """Return the start and end of a row's blocks in the list."""
-    own = indptr + layout * (rows + 1) + row
-    return tl.load(own), tl.load(own + 1)
-
-
-@_jit
+@jit
 def _tile_pointers(
     base: tensor, first: tensor, stride: tensor, ROWS: tl.constexpr, WIDE: tl.constexpr
 ) -> tensor:
@@ -56,7 +66,7 @@ def _tile_pointers(
     return base + first * stride + tokens[:, None] + tl.arange(0, WIDE)[None, :]
 
 
-@_jit
+@jit
 def _tile_mask(
     first: tensor, seq_len: tensor, ROWS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr
 ) -> tensor:
@@ -65,8 +75,8 @@ def _tile_mask(
     return (tokens < seq_len)[:, None] & (tl.arange(0, WIDE) < DIM)[None, :]
 
 
-@_jit
-def _load(
+@jit
+def load(
     base: tensor, first: tensor, stride: tensor, seq_len: tensor, ROWS: tl.constexpr,
     DIM: tl.constexpr, WIDE: tl.constexpr, TAIL: tl.constexpr,
 ) -> tensor:  # fmt: skip
@@ -82,8 +92,8 @@ def _load(
     return tl.load(at)
 
 
-@_jit
-def _store(
+@jit
+def store(
     base: tensor, first: tensor, stride: tensor, seq_len: tensor, numbers: tensor,
     ROWS: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
 ) -> tensor:  # fmt: skip
@@ -93,7 +103,7 @@ def _store(
     tl.store(at, numbers.to(base.dtype.element_ty), mask=inside)
 
 
-@_jit
+@jit
 def _load_row(
     base: tensor, first: tensor, seq_len: tensor, other: tensor, ROWS: tl.constexpr,
     TAIL: tl.constexpr,
@@ -105,7 +115,7 @@ def _load_row(
     return tl.load(base + tokens)
 
 
-@_jit
+@jit
 def _load_lse(
     base: tensor, first: tensor, seq_len: tensor, ROWS: tl.constexpr, TAIL: tl.constexpr
 ) -> tensor:
@@ -114,34 +124,22 @@ def _load_lse(
     return tl.where(lse == float("-inf"), float("inf"), lse) * _LOG2_E
 
 
-@_jit
+@jit
 def _pair_mask(
     query: tensor, key: tensor, seq_len: tensor, M: tl.constexpr, N: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    CAUSAL: tl.constexpr, TAIL: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Return True where a query from token `query` sees a key from token `key`, (M, N)."""
     keys = key + tl.arange(0, N)
-    visible = (keys < seq_len)[None, :]
+    queries = query + tl.arange(0, M)
+    if CAUSAL and TAIL:
+        return keys[None, :] <= tl.minimum(queries, seq_len - 1)[:, None]
     if CAUSAL:
-        queries = query + tl.arange(0, M)
-        visible = visible & (keys[None, :] <= queries[:, None])
-    return visible
+        return keys[None, :] <= queries[:, None]
+    return (keys < seq_len)[None, :] & (queries >= 0)[:, None]
 
 
-@_jit
-def _end_of_unmasked(
-    indices: tensor, end: tensor, block: tensor, rows: tensor, CAUSAL: tl.constexpr,
-    TAIL: tl.constexpr,
-) -> tensor:  # fmt: skip
-    """Return the end of a row's key blocks that need no mask: the row's end or one before it."""
-    if CAUSAL:
-        return end - (tl.load(indices + end - 1) == block).to(tl.int64)
-    if TAIL:
-        return end - (tl.load(indices + end - 1) == rows - 1).to(tl.int64)
-    return end
-
-
-@_jit
+@jit
 def _count_keys_of_last(
     query: tensor, key: tensor, seq_len: tensor, BLOCK: tl.constexpr, M: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -152,48 +150,59 @@ def _count_keys_of_last(
     return tl.minimum(seq_len - key, BLOCK)
 
 
-@_jit
+@jit
 def _attend(
     q: tensor, sums: tensor, row_max: tensor, row_sum: tensor, k: tensor, v: tensor,
     k_stride: tensor, v_stride: tensor, indices: tensor, begin: tensor, end: tensor,
     query: tensor, seq_len: tensor, scale: tensor, BLOCK: tl.constexpr, DIM: tl.constexpr,
-    WIDE: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, M: tl.constexpr,
+    WIDE: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr,
     N: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Continue the online softmax over the tiles [begin, end) of a list of key blocks."""
+    """Continue the online softmax over the tiles [begin, end) of a list of key blocks.
+
+    CAUSAL, TAIL: whether these tiles need that mask.
+    """
     PARTS: tl.constexpr = BLOCK // N
+    block = tl.load(indices + begin // PARTS, mask=begin < end, other=0)
     for tile in range(begin, end):
-        key = tl.load(indices + tile // PARTS).to(tl.int64) * BLOCK + tile % PARTS * N
-        keys = _load(k, key, k_stride, seq_len, N, DIM, WIDE, MASKED)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
-        if MASKED:
-            scores = tl.where(_pair_mask(query, key, seq_len, M, N, CAUSAL), scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_max[:, None])
+        key = block.to(tl.int64) * BLOCK + tile % PARTS * N
+        block = tl.load(indices + tl.minimum(tile + 1, end - 1) // PARTS)
+        keys = load(k, key, k_stride, seq_len, N, DIM, WIDE, TAIL)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+        if CAUSAL or TAIL:
+            mask = _pair_mask(query, key, seq_len, M, N, CAUSAL, TAIL)
+            scores = tl.where(mask, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale)
+        # one multiplication and addition per score
+        weights = tl.exp2(scores * scale - new_max[:, None])
         rescale = tl.exp2(row_max - new_max)
         row_sum = row_sum * rescale + tl.sum(weights, 1)
         sums = sums * rescale[:, None]
-        values = _load(v, key, v_stride, seq_len, N, DIM, WIDE, MASKED)
+        values = load(v, key, v_stride, seq_len, N, DIM, WIDE, TAIL)
         sums = tl.dot(weights.to(values.dtype), values, sums, input_precision="ieee")
         row_max = new_max
     return sums, row_max, row_sum
 
 
-@_jit
+@jit
 def forward(
-    q: tensor, k: tensor, v: tensor, out: tensor, lse: tensor, indptr: tensor, indices: tensor,
-    order: tensor, q_strides: tl.tuple, k_strides: tl.tuple, v_strides: tl.tuple,
-    out_strides: tl.tuple, seq_len: tensor, rows: tensor, heads: tensor, scale: tensor,
-    GROUP: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
-    WIDE: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    q: tensor, k: tensor, v: tensor, out: tensor, lse: tensor, parts: tensor, parts_lse: tensor,
+    places: tensor, bounds: tensor, indices: tensor, q_strides: tl.tuple, k_strides: tl.tuple,
+    v_strides: tl.tuple, out_strides: tl.tuple, seq_len: tensor, heads: tensor, items: tensor,
+    slots: tensor, scale: tensor, GROUP: tl.constexpr, SHARED: tl.constexpr,
+    SPLIT: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
+    CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     KEEP_LSE: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Compute the output and log-sum-exp of M queries of one head."""
+    """Compute the output and log-sum-exp of M queries of one head, or of a part of their keys."""
     PARTS: tl.constexpr = BLOCK // N
-    batch, head, layout, block, part = _locate(rows, heads, order, BLOCK // M, SHARED)
-    begin, end = _load_span(indptr, layout, rows, block)
+    batch, head, part, block, slot, begin, _, unmasked, end = _locate(
+        places, bounds, items, heads, BLOCK // M, SHARED
+    )
+    if begin >= end:
+        return
     query = block * BLOCK + part * M
-    own = _load(
+    own = load(
         q + batch * q_strides[0] + head * q_strides[1], query, q_strides[2], seq_len,
         M, DIM, WIDE, TAIL,
     )  # fmt: skip
@@ -203,11 +212,10 @@ def forward(
     sums = tl.zeros([M, WIDE], tl.float32)
     row_max = tl.full([M], float("-inf"), tl.float32)
     row_sum = tl.zeros([M], tl.float32)
-    unmasked = _end_of_unmasked(indices, end, block, rows, CAUSAL, TAIL)
     sums, row_max, row_sum = _attend(
         own, sums, row_max, row_sum, k, v, k_strides[2], v_strides[2], indices,
         begin * PARTS, unmasked * PARTS, query, seq_len, scale,
-        BLOCK, DIM, WIDE, CAUSAL, False, M, N,
+        BLOCK, DIM, WIDE, False, False, M, N,
     )  # fmt: skip
     if CAUSAL or TAIL:
         last = tl.load(indices + end - 1).to(tl.int64) * BLOCK
@@ -215,72 +223,87 @@ def forward(
         sums, row_max, row_sum = _attend(
             own, sums, row_max, row_sum, k, v, k_strides[2], v_strides[2], indices,
             unmasked * PARTS, unmasked * PARTS + tl.cdiv(keys, N), query, seq_len, scale,
-            BLOCK, DIM, WIDE, CAUSAL, True, M, N,
+            BLOCK, DIM, WIDE, CAUSAL, TAIL, M, N,
         )  # fmt: skip
-    out += batch * out_strides[0] + head * out_strides[1]
-    _store(out, query, out_strides[2], seq_len, sums / row_sum[:, None], M, DIM, WIDE)
-    if KEEP_LSE:
-        tokens = query + tl.arange(0, M)
-        lse += (batch * heads + head) * seq_len
-        tl.store(lse + tokens, (row_max + tl.log2(row_sum)) * _LOG_2, mask=tokens < seq_len)
+    tokens = query + tl.arange(0, M)
+    of_head = batch * heads + head
+    natural = (row_max + tl.log2(row_sum)) * _LOG_2
+    sums = sums / row_sum[:, None]
+    if SPLIT and slot >= 0:
+        own_slot = (of_head * slots + slot) * BLOCK
+        tl.store(parts_lse + own_slot + part * M + tl.arange(0, M), natural)
+        store(parts + own_slot * DIM, part * M, DIM, BLOCK, sums, M, DIM, WIDE)
+    else:
+        out += batch * out_strides[0] + head * out_strides[1]
+        store(out, query, out_strides[2], seq_len, sums, M, DIM, WIDE)
+        if KEEP_LSE:
+            tl.store(lse + of_head * seq_len + tokens, natural, mask=tokens < seq_len)
 
 
-@_jit
+@jit
 def _add_to_dq(
     dq: tensor, q: tensor, grad: tensor, lse: tensor, delta: tensor, k: tensor, v: tensor,
     k_stride: tensor, v_stride: tensor, indices: tensor, begin: tensor, end: tensor, query: tensor,
     seq_len: tensor, scale: tensor, BLOCK: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Add to dQ, unscaled, from the tiles [begin, end) of a list of key blocks."""
     PARTS: tl.constexpr = BLOCK // N
+    block = tl.load(indices + begin // PARTS, mask=begin < end, other=0)
     for tile in range(begin, end):
-        key = tl.load(indices + tile // PARTS).to(tl.int64) * BLOCK + tile % PARTS * N
-        keys = _load(k, key, k_stride, seq_len, N, DIM, WIDE, MASKED)
-        values = _load(v, key, v_stride, seq_len, N, DIM, WIDE, MASKED)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale
-        if MASKED:
-            scores = tl.where(_pair_mask(query, key, seq_len, M, N, CAUSAL), scores, float("-inf"))
-        weights = tl.exp2(scores - lse[:, None])
+        key = block.to(tl.int64) * BLOCK + tile % PARTS * N
+        block = tl.load(indices + tl.minimum(tile + 1, end - 1) // PARTS)
+        keys = load(k, key, k_stride, seq_len, N, DIM, WIDE, TAIL)
+        values = load(v, key, v_stride, seq_len, N, DIM, WIDE, TAIL)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+        if CAUSAL or TAIL:
+            mask = _pair_mask(query, key, seq_len, M, N, CAUSAL, TAIL)
+            scores = tl.where(mask, scores, float("-inf"))
+        weights = tl.exp2(scores * scale - lse[:, None])
         grad_weights = tl.dot(grad, tl.trans(values), input_precision="ieee")
         grad_scores = weights * (grad_weights - delta[:, None])
         dq = tl.dot(grad_scores.to(keys.dtype), keys, dq, input_precision="ieee")
     return dq
 
 
-@_jit
+@jit
 def backward_queries(
     q: tensor, k: tensor, v: tensor, out: tensor, grad_out: tensor, lse: tensor, delta: tensor,
-    dq: tensor, indptr: tensor, indices: tensor, order: tensor, q_strides: tl.tuple,
-    k_strides: tl.tuple, v_strides: tl.tuple, out_strides: tl.tuple, grad_strides: tl.tuple,
-    dq_strides: tl.tuple, seq_len: tensor, rows: tensor, heads: tensor, scale: tensor,
-    GROUP: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
-    WIDE: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    dq: tensor, parts: tensor, places: tensor, bounds: tensor, indices: tensor,
+    q_strides: tl.tuple, k_strides: tl.tuple, v_strides: tl.tuple, out_strides: tl.tuple,
+    grad_strides: tl.tuple, dq_strides: tl.tuple, seq_len: tensor, heads: tensor, items: tensor, slots: tensor, scale: tensor, GROUP: tl.constexpr, SHARED: tl.constexpr,
+    SPLIT: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
+    CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Compute dQ of M queries of one head, and delta, the sum of out * grad_out, for dK."""
+    """Compute dQ of M queries of one head, and delta, the sum of out * grad_out, for dK.
+
+    Every item of a split row writes the same delta.
+    """
     PARTS: tl.constexpr = BLOCK // N
-    batch, head, layout, block, part = _locate(rows, heads, order, BLOCK // M, SHARED)
-    begin, end = _load_span(indptr, layout, rows, block)
+    batch, head, part, block, slot, begin, _, unmasked, end = _locate(
+        places, bounds, items, heads, BLOCK // M, SHARED
+    )
+    if begin >= end:
+        return
     query = block * BLOCK + part * M
     q += batch * q_strides[0] + head * q_strides[1]
     out += batch * out_strides[0] + head * out_strides[1]
     grad_out += batch * grad_strides[0] + head * grad_strides[1]
     k += batch * k_strides[0] + head // GROUP * k_strides[1]
     v += batch * v_strides[0] + head // GROUP * v_strides[1]
-    grad = _load(grad_out, query, grad_strides[2], seq_len, M, DIM, WIDE, TAIL)
-    outs = _load(out, query, out_strides[2], seq_len, M, DIM, WIDE, TAIL)
+    grad = load(grad_out, query, grad_strides[2], seq_len, M, DIM, WIDE, TAIL)
+    outs = load(out, query, out_strides[2], seq_len, M, DIM, WIDE, TAIL)
     own_delta = tl.sum(outs.to(tl.float32) * grad.to(tl.float32), 1)
     tokens = query + tl.arange(0, M)
     row = (batch * heads + head) * seq_len
     tl.store(delta + row + tokens, own_delta, mask=tokens < seq_len)
     own_lse = _load_lse(lse + row, query, seq_len, M, TAIL)
-    own = _load(q, query, q_strides[2], seq_len, M, DIM, WIDE, TAIL)
+    own = load(q, query, q_strides[2], seq_len, M, DIM, WIDE, TAIL)
     sums = tl.zeros([M, WIDE], tl.float32)
-    unmasked = _end_of_unmasked(indices, end, block, rows, CAUSAL, TAIL)
     sums = _add_to_dq(
         sums, own, grad, own_lse, own_delta, k, v, k_strides[2], v_strides[2], indices,
         begin * PARTS, unmasked * PARTS, query, seq_len, scale * _LOG2_E,
-        BLOCK, DIM, WIDE, CAUSAL, False, M, N,
+        BLOCK, DIM, WIDE, False, False, M, N,
     )  # fmt: skip
     if CAUSAL or TAIL:
         last = tl.load(indices + end - 1).to(tl.int64) * BLOCK
@@ -288,35 +311,65 @@ def backward_queries(
         sums = _add_to_dq(
             sums, own, grad, own_lse, own_delta, k, v, k_strides[2], v_strides[2], indices,
             unmasked * PARTS, unmasked * PARTS + tl.cdiv(keys, N), query, seq_len, scale * _LOG2_E,
-            BLOCK, DIM, WIDE, CAUSAL, True, M, N,
+            BLOCK, DIM, WIDE, CAUSAL, TAIL, M, N,
         )  # fmt: skip
-    dq += batch * dq_strides[0] + head * dq_strides[1]
-    _store(dq, query, dq_strides[2], seq_len, sums * scale, M, DIM, WIDE)
+    if SPLIT and slot >= 0:
+        own_slot = ((batch * heads + head) * slots + slot) * BLOCK * DIM
+        store(parts + own_slot, part * M, DIM, BLOCK, sums * scale, M, DIM, WIDE)
+    else:
+        dq += batch * dq_strides[0] + head * dq_strides[1]
+        store(dq, query, dq_strides[2], seq_len, sums * scale, M, DIM, WIDE)
 
 
-@_jit
-def _add_to_dkv(
-    dk: tensor, dv: tensor, k: tensor, v: tensor, q: tensor, grad_out: tensor, q_stride: tensor,
-    grad_stride: tensor, lse: tensor, delta: tensor, indices: tensor, begin: tensor, end: tensor,
-    key: tensor, seq_len: tensor, scale: tensor, BLOCK: tl.constexpr, DIM: tl.constexpr,
-    WIDE: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+@jit
+def _locate_queries(
+    indices: tensor, turn: tensor, rows: tensor, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    SHARED: tl.constexpr, M: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Add to dK, unscaled, and dV of N keys from the tiles [begin, end) of a list of query blocks.
+    """Return the first query of a turn of a column's list, and its head's place in the group.
 
-    Scores are transposed, (N, M).
+    Each block takes a turn per tile and, in a layout for all heads, per query head of the group.
+    Otherwise the list has the head: head * rows + block.
     """
     PARTS: tl.constexpr = BLOCK // M
-    for tile in range(begin, end):
-        query = tl.load(indices + tile // PARTS).to(tl.int64) * BLOCK + tile % PARTS * M
-        queries = _load(q, query, q_stride, seq_len, M, DIM, WIDE, TAIL)
-        grad = _load(grad_out, query, grad_stride, seq_len, M, DIM, WIDE, TAIL)
-        row_lse = _load_lse(lse, query, seq_len, M, TAIL)
-        row_delta = _load_row(delta, query, seq_len, 0.0, M, TAIL)
-        scores = tl.dot(k, tl.trans(queries), input_precision="ieee") * scale
+    if SHARED:
+        block = tl.load(indices + turn // (PARTS * GROUP)).to(tl.int64)
+        return block * BLOCK + turn // GROUP % PARTS * M, turn % GROUP
+    code = tl.load(indices + turn // PARTS).to(tl.int64)
+    return code % rows * BLOCK + turn % PARTS * M, code // rows
+
+
+@jit
+def _add_to_dkv(
+    dk: tensor, dv: tensor, k: tensor, v: tensor, q: tensor, grad_out: tensor, q_strides: tl.tuple,
+    grad_strides: tl.tuple, lse: tensor, delta: tensor, indices: tensor, begin: tensor, end: tensor,
+    gap: tensor, skipped: tensor, key: tensor, seq_len: tensor, rows: tensor, scale: tensor,
+    GROUP: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
+    WIDE: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """Add to dK, unscaled, and dV of N keys from the turns [begin, end) of a column's list.
+
+    Turns from `gap` on come `skipped` turns later in the list. Scores are transposed, (N, M).
+    """
+    last = tl.maximum(end - 1, begin)
+    at = begin + skipped * (begin >= gap).to(tl.int64)
+    query, member = _locate_queries(indices, at, rows, BLOCK, GROUP, SHARED, M)
+    for turn in range(begin, end):
+        own_query, own = query, member
+        at = tl.minimum(turn + 1, last)
+        at += skipped * (at >= gap).to(tl.int64)
+        query, member = _locate_queries(indices, at, rows, BLOCK, GROUP, SHARED, M)
+        q_own, grad_own = q + own * q_strides[1], grad_out + own * grad_strides[1]
+        queries = load(q_own, own_query, q_strides[2], seq_len, M, DIM, WIDE, TAIL)
+        grad = load(grad_own, own_query, grad_strides[2], seq_len, M, DIM, WIDE, TAIL)
+        row = own * seq_len.to(tl.int64)
+        row_lse = _load_lse(lse + row, own_query, seq_len, M, TAIL)
+        row_delta = _load_row(delta + row, own_query, seq_len, 0.0, M, TAIL)
+        scores = tl.dot(k, tl.trans(queries), input_precision="ieee")
         if CAUSAL:
-            later = (key + tl.arange(0, N))[:, None] > (query + tl.arange(0, M))[None, :]
+            later = (key + tl.arange(0, N))[:, None] > (own_query + tl.arange(0, M))[None, :]
             scores = tl.where(later, float("-inf"), scores)
-        weights = tl.exp2(scores - row_lse[None, :])
+        weights = tl.exp2(scores * scale - row_lse[None, :])
         dv = tl.dot(weights.to(grad.dtype), grad, dv, input_precision="ieee")
         grad_weights = tl.dot(v, tl.trans(grad), input_precision="ieee")
         grad_scores = weights * (grad_weights - row_delta[None, :])
@@ -324,71 +377,54 @@ def _add_to_dkv(
     return dk, dv
 
 
-@_jit
-def _unmasked_queries(
-    indices: tensor, begin: tensor, end: tensor, block: tensor, rows: tensor, CAUSAL: tl.constexpr,
-    TAIL: tl.constexpr,
-) -> tensor:  # fmt: skip
-    """Return start and end of a column's query blocks that need no mask.
-
-    They come after the diagonal block and before the short last block.
-    """
-    start = begin
-    if CAUSAL:
-        first = tl.load(indices + begin, mask=begin < end, other=-1)
-        start = begin + (first == block).to(tl.int64)
-    stop = end
-    if TAIL:
-        last = tl.load(indices + end - 1, mask=start < end, other=-1)
-        stop = end - (last == rows - 1).to(tl.int64)
-    return start, stop
-
-
-@_jit
+@jit
 def backward_keys(
     q: tensor, k: tensor, v: tensor, grad_out: tensor, lse: tensor, delta: tensor, dk: tensor,
-    dv: tensor, indptr: tensor, indices: tensor, order: tensor, q_strides: tl.tuple,
-    k_strides: tl.tuple, v_strides: tl.tuple, grad_strides: tl.tuple, dk_strides: tl.tuple,
-    dv_strides: tl.tuple, seq_len: tensor, rows: tensor, heads: tensor, scale: tensor,
-    GROUP: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
-    WIDE: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    dv: tensor, dk_parts: tensor, dv_parts: tensor, places: tensor, bounds: tensor,
+    indices: tensor, q_strides: tl.tuple, k_strides: tl.tuple,
+    v_strides: tl.tuple, grad_strides: tl.tuple, dk_strides: tl.tuple, dv_strides: tl.tuple,
+    seq_len: tensor, rows: tensor, heads: tensor, items: tensor, slots: tensor, scale: tensor,
+    GROUP: tl.constexpr, SHARED: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr,
+    DIM: tl.constexpr, WIDE: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Compute dK and dV of N keys of one KV head from every query head of its group."""
-    PARTS: tl.constexpr = BLOCK // M
-    batch, head, layout, block, part = _locate(rows, heads // GROUP, order, BLOCK // N, True)
+    TURNS: tl.constexpr = BLOCK // M * (GROUP if SHARED else 1)
+    batch, head, part, block, slot, begin, start, stop, end = _locate(
+        places, bounds, items, heads // GROUP, BLOCK // N, SHARED
+    )
     key = block * BLOCK + part * N
     k += batch * k_strides[0] + head * k_strides[1]
     v += batch * v_strides[0] + head * v_strides[1]
-    keys = _load(k, key, k_strides[2], seq_len, N, DIM, WIDE, TAIL)
-    values = _load(v, key, v_strides[2], seq_len, N, DIM, WIDE, TAIL)
+    q += batch * q_strides[0] + head * GROUP * q_strides[1]
+    grad_out += batch * grad_strides[0] + head * GROUP * grad_strides[1]
+    row = (batch * heads + head * GROUP) * seq_len
+    keys = load(k, key, k_strides[2], seq_len, N, DIM, WIDE, TAIL)
+    values = load(v, key, v_strides[2], seq_len, N, DIM, WIDE, TAIL)
     k_sums = tl.zeros([N, WIDE], tl.float32)
     v_sums = tl.zeros([N, WIDE], tl.float32)
-    for member in range(GROUP):
-        q_head = head * GROUP + member
-        begin, end = _load_span(indptr, layout if SHARED else q_head, rows, block)
-        row = (batch * heads + q_head) * seq_len
-        q_own = q + batch * q_strides[0] + q_head * q_strides[1]
-        grad_own = grad_out + batch * grad_strides[0] + q_head * grad_strides[1]
-        start, stop = _unmasked_queries(indices, begin, end, block, rows, CAUSAL, TAIL)
-        if CAUSAL:
-            first = begin * PARTS + part * N // M
-            k_sums, v_sums = _add_to_dkv(
-                k_sums, v_sums, keys, values, q_own, grad_own, q_strides[2], grad_strides[2],
-                lse + row, delta + row, indices, first, start * PARTS, key, seq_len,
-                scale * _LOG2_E, BLOCK, DIM, WIDE, TAIL, True, M, N,
-            )  # fmt: skip
+    scale_2 = scale * _LOG2_E
+    k_sums, v_sums = _add_to_dkv(
+        k_sums, v_sums, keys, values, q, grad_out, q_strides, grad_strides, lse + row, delta + row,
+        indices, start * TURNS, stop * TURNS, stop * TURNS, 0, key, seq_len, rows, scale_2,
+        GROUP, SHARED, BLOCK, DIM, WIDE, False, False, M, N,
+    )  # fmt: skip
+    if CAUSAL or TAIL:
+        # the blocks before `start`, and those from `stop`
+        masked = (end - begin - (stop - start)) * TURNS
         k_sums, v_sums = _add_to_dkv(
-            k_sums, v_sums, keys, values, q_own, grad_own, q_strides[2], grad_strides[2],
-            lse + row, delta + row, indices, start * PARTS, stop * PARTS, key, seq_len,
-            scale * _LOG2_E, BLOCK, DIM, WIDE, False, False, M, N,
+            k_sums, v_sums, keys, values, q, grad_out, q_strides, grad_strides, lse + row,
+            delta + row, indices, begin * TURNS, begin * TURNS + masked, start * TURNS,
+            (stop - start) * TURNS, key, seq_len, rows, scale_2,
+            GROUP, SHARED, BLOCK, DIM, WIDE, CAUSAL, TAIL, M, N,
         )  # fmt: skip
-        if TAIL:
-            k_sums, v_sums = _add_to_dkv(
-                k_sums, v_sums, keys, values, q_own, grad_own, q_strides[2], grad_strides[2],
-                lse + row, delta + row, indices, stop * PARTS, end * PARTS, key, seq_len,
-                scale * _LOG2_E, BLOCK, DIM, WIDE, True, False, M, N,
-            )  # fmt: skip
-    dk += batch * dk_strides[0] + head * dk_strides[1]
-    dv += batch * dv_strides[0] + head * dv_strides[1]
-    _store(dk, key, dk_strides[2], seq_len, k_sums * scale, N, DIM, WIDE)
-    _store(dv, key, dv_strides[2], seq_len, v_sums, N, DIM, WIDE)
+    if SPLIT and slot >= 0:
+        own_slot = ((batch * (heads // GROUP) + head) * slots + slot) * BLOCK * DIM
+        at = part * N
+        store(dk_parts + own_slot, at, DIM, BLOCK, k_sums * scale, N, DIM, WIDE)
+        store(dv_parts + own_slot, at, DIM, BLOCK, v_sums, N, DIM, WIDE)
+    else:
+        dk += batch * dk_strides[0] + head * dk_strides[1]
+        dv += batch * dv_strides[0] + head * dv_strides[1]
+        store(dk, key, dk_strides[2], seq_len, k_sums * scale, N, DIM, WIDE)
+        store(dv, key, dv_strides[2], seq_len, v_sums, N, DIM, WIDE)

@@ -343,7 +343,6 @@ def refusals() -> dict[str, str]:
     other = make_layout("local-window", 48, 16, 0.0, True)
     q = torch.zeros(1, 4, 40, 16)
     odd = make_layout("local-window", 40, 24, 0.0, True)
-    kernel = triton_blocks.TritonBlocks([layout])
     owner = torch.zeros(1, 1).expand(2**30, 8)
     return {
         "block": refusal(triton_blocks.TritonBlocks, [odd]),
@@ -356,7 +355,7 @@ def refusals() -> dict[str, str]:
         "groups": refusal(forward, [layout], q, q[:, :3]),
         "heads": refusal(forward, [layout] * 3, q, q),
         "shapes": refusal(forward, [layout], q, q, q[:, :2]),
-        "programs": refusal(kernel._grid, owner, 16),
+        "programs": refusal(triton_blocks._grid, 1, owner),
     }
 
 
@@ -379,16 +378,16 @@ def fitted(room: int) -> Any:
     """Return the tile for a device with room for so many numbers, or the reason."""
     from triton.runtime.errors import OutOfResources
 
-    from longseq_bench.kernels import triton_blocks
+    from longseq_bench.kernels import triton_tiles
 
     def attempt(tile: Any) -> None:
         needed = tile.queries * tile.keys * tile.stages
         if needed > room:
             raise OutOfResources(needed, room, "shared memory")
 
-    start = triton_blocks.select_shape("forward", 128, 128, torch.bfloat16)
+    start = triton_tiles.select_shape("forward", 128, 128, torch.bfloat16)
     try:
-        return triton_blocks.run_fitting(start, attempt)
+        return triton_tiles.run_fitting(start, attempt)
     except KernelLimitError as error:
         return str(error)
 
@@ -406,14 +405,14 @@ def test_a_tile_that_does_not_fit_is_replaced_by_a_smaller_one(interpreted: Inte
 
 
 def tiles() -> list[tuple[int, int, Any]]:
-    from longseq_bench.kernels import triton_blocks
+    from longseq_bench.kernels import triton_tiles
 
     return [
-        (block, dim, triton_blocks.select_shape(kernel, block, dim, dtype))
+        (block, dim, triton_tiles.select_shape(kernel, block, dim, dtype))
         for kernel in ("forward", "dq", "dkv")
-        for block in triton_blocks.BLOCKS
+        for block in triton_tiles.BLOCKS
         for dim in range(16, 257, 16)
-        for dtype in triton_blocks.DTYPES
+        for dtype in triton_tiles.DTYPES
     ]
 
 

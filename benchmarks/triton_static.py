@@ -1,0 +1,277 @@
+"""What the Triton kernels compile to, without a GPU: registers, spills, loads in flight.
+
+    python -m benchmarks.triton_static                    # every variant, sm_80, sm_90, sm_100
+    python -m benchmarks.triton_static --capability 90 --kernel forward
+    python -m benchmarks.triton_static --markdown         # the table of docs/gpu.md
+
+Columns: threads' registers; bytes of registers that spill to memory; shared memory of a program;
+programs (CTAs) that fit a multiprocessor at once; groups of asynchronous loads that are still
+in flight when the main loop waits for one; PTX instructions of the main loop; the instruction that
+multiplies matrices. The exit code is 1 if a 16-bit variant spills, or if the forward of head_dim 64
+has fewer than two programs on a multiprocessor or fewer than two loads in flight on sm_90.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CAPABILITIES = (80, 90, 100)
+HEAD_DIMS = (64, 128, 256)
+WARP = 32
+
+MULTIPROCESSOR = {
+    80: (164 * 1024, 2048),
+    90: (228 * 1024, 2048),
+    100: (228 * 1024, 2048),
+}
+"""Shared memory and threads of a multiprocessor (CUDA C++ Programming Guide, table of technical
+specifications per compute capability)."""
+REGISTERS = 64 * 1024
+RESERVED = 1024
+"""Bytes of shared memory that the driver takes from each program."""
+PRODUCTS = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
+
+KINDS = {
+    "lse": "*fp32", "delta": "*fp32", "parts": "*fp32", "parts_lse": "*fp32", "dk_parts": "*fp32",
+    "dv_parts": "*fp32", "places": "*i32", "bounds": "*i64", "indices": "*i32", "indptr": "*i64",
+    "splits": "*i32", "scale": "fp32", "seq_len": "i32", "rows": "i32", "heads": "i32",
+    "items": "i32", "slots": "i32",
+}  # fmt: skip
+"""Types of the kernels' parameters; other pointers have the dtype of the tensors."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel compiled for a head_dim, with or without a causal mask."""
+
+    kernel: str
+    head_dim: int
+    causal: bool
+    dtype: str = "bf16"
+    block: int = 128
+    tile: tuple[int, ...] | None = None
+    """Queries, keys, warps and stages; None: the tile that the package chooses."""
+    tail: bool = False
+    split: bool = False
+    group: int = 1
+    """Query heads per KV head."""
+    shared: bool = True
+    """One layout for all heads."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a variant compiled to."""
+
+    tile: Any
+    registers: int
+    spilled: int
+    shared: int
+    programs: int
+    in_flight: int | None
+    instructions: int
+    product: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--capability", type=int, nargs="+", default=list(CAPABILITIES))
+    parser.add_argument("--kernel", nargs="+", default=["forward", "dq", "dkv"])
+    parser.add_argument("--head-dim", type=int, nargs="+", default=list(HEAD_DIMS))
+    tile_help = "queries, keys, warps, stages and, if wanted, the maximum of registers"
+    parser.add_argument("--tile", type=int, nargs="+", metavar="N", help=tile_help)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--markdown", action="store_true")
+    args = parser.parse_args()
+    os.environ.pop("TRITON_INTERPRET", None)
+    tile = tuple(args.tile) if args.tile else None
+    variants = [
+        Variant(kernel, dim, causal, tile=tile)
+        for kernel in args.kernel for dim in args.head_dim for causal in (False, True)
+    ]  # fmt: skip
+    jobs = [(variant, capability) for capability in args.capability for variant in variants]
+    print_heading(args.markdown)
+    failed = []
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for (variant, capability), made in zip(
+            jobs, pool.map(compile_variant, *zip(*jobs, strict=True)), strict=True
+        ):
+            print(row(variant, capability, made, args.markdown), flush=True)
+            failed += faults(variant, capability, made)
+    print("\n".join(["", *failed] if failed else ["", "no spills; every goal is met"]))
+    sys.exit(bool(failed))
+
+
+def compile_variant(variant: Variant, capability: int) -> Compiled:
+    """Compile a kernel for a compute capability; needs Triton, and no GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    function, tile = kernel_of(variant, capability)
+    signature, constants, known = arguments(function, variant, tile)
+    source = triton.compiler.ASTSource(function, signature, constants, known)
+    target = GPUTarget("cuda", capability, WARP)
+    binary = triton.compile(source, target=target, options=tile.options)
+    ptx, shared = binary.asm["ptx"], binary.metadata.shared
+    registers, spilled = assemble(ptx, capability)
+    return Compiled(
+        tile, registers, spilled, shared, programs_of(capability, registers, shared, tile.warps),
+        loads_in_flight(binary.asm["ttgir"]), max(map(len, loops(ptx)), default=0),
+        next((name for name in PRODUCTS if name in ptx), "none"),
+    )  # fmt: skip
+
+
+def kernel_of(variant: Variant, capability: int) -> tuple[Any, Any]:
+    """Return the kernel's function, and its tile."""
+    import torch
+
+    from longseq_bench.kernels.triton_blocks import _KERNELS
+    from longseq_bench.kernels.triton_tiles import Shape, select_shape
+
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[variant.dtype]
+    shape = select_shape(variant.kernel, variant.block, variant.head_dim, dtype, capability // 10)
+    return _KERNELS[variant.kernel], Shape(*variant.tile) if variant.tile else shape
+
+
+def arguments(
+    function: Any, variant: Variant, tile: Any
+) -> tuple[dict[str, Any], dict[tuple[int], Any], dict[tuple[int, ...], Any]]:
+    """Return signature, constants and known divisors of a kernel's parameters."""
+    constants = {
+        "GROUP": variant.group, "SHARED": variant.shared, "SPLIT": variant.split, "BLOCK": variant.block,
+        "DIM": variant.head_dim, "WIDE": 1 << (variant.head_dim - 1).bit_length(),
+        "CAUSAL": variant.causal, "TAIL": variant.tail, "M": tile.queries, "N": tile.keys, "KEEP_LSE": True,
+    }  # fmt: skip
+    signature: dict[str, Any] = {}
+    fixed, known = {}, {}
+    for i, name in enumerate(function.arg_names):
+        if name in constants:
+            signature[name], fixed[(i,)] = "constexpr", constants[name]
+        elif name.endswith("strides"):
+            signature[name] = ("i64", "i64", "i32")
+            known |= {(i, at): [["tt.divisibility", 16]] for at in range(3)}
+        else:
+            signature[name] = KINDS.get(name, f"*{variant.dtype}")
+            if signature[name].startswith("*"):
+                known[(i,)] = [["tt.divisibility", 16]]
+    return signature, fixed, known
+
+
+def assemble(ptx: str, capability: int) -> tuple[int, int]:
+    """Return registers of a thread and bytes of spills, as NVIDIA's assembler reports them."""
+    from triton import knobs
+
+    tool = knobs.nvidia.ptxas_blackwell if capability >= 100 else knobs.nvidia.ptxas
+    architecture = f"sm_{capability}" + ("a" if capability >= 90 else "")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx)
+        command = [tool.path, "-v", f"--gpu-name={architecture}", path, "-o", path.with_suffix("")]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    registers = re.search(r"Used (\d+) registers", said)
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
+    assert registers, said
+    return int(registers[1]), sum(map(int, spills))
+
+
+def programs_of(capability: int, registers: int, shared: int, warps: int) -> int:
+    """Return how many programs a multiprocessor holds at once."""
+    shared_room, threads = MULTIPROCESSOR[capability]
+    rounded = -(-registers // 8) * 8
+    return min(
+        REGISTERS // (rounded * warps * WARP),
+        shared_room // (shared + RESERVED),
+        threads // (warps * WARP),
+    )
+
+
+def loads_in_flight(ttgir: str) -> int | None:
+    """Return the groups of asynchronous loads that the waits in loops leave in flight, at least.
+
+    None: the kernel has no asynchronous loads in a loop.
+    """
+    waits = [
+        int(found[1])
+        for loop in nested_loops(ttgir)
+        for found in re.finditer(r"ttg\.async_wait .*?num = (\d+)", loop)
+    ]
+    return min(waits) if waits else None
+
+
+def nested_loops(ttgir: str) -> Iterator[str]:
+    """Yield the text of each `scf.for`."""
+    lines = ttgir.splitlines()
+    for start, line in enumerate(lines):
+        if "scf.for" not in line:
+            continue
+        indent = len(line) - len(line.lstrip())
+        end = start + 1
+        while len(lines[end]) - len(lines[end].lstrip()) > indent:
+            end += 1
+        yield "\n".join(lines[start:end])
+
+
+def loops(ptx: str) -> Iterator[list[str]]:
+    """Yield the instructions of each innermost loop: from a label to a branch back to it."""
+    body: dict[str, list[str]] = {}
+    for line in ptx.splitlines():
+        text = line.strip()
+        if label := re.match(r"(\$\w+):", text):
+            body[label[1]] = []
+            continue
+        if not text or text.startswith(("//", ".", "{", "}")):
+            continue
+        for own in body.values():
+            own.append(text)
+        if (branch := re.search(r"bra(?:\.uni)?\s+(\$\w+)", text)) and branch[1] in body:
+            yield body[branch[1]]
+            body.clear()
+
+
+def faults(variant: Variant, capability: int, made: Compiled) -> list[str]:
+    """Return what of the goals a variant does not reach."""
+    name = f"sm_{capability} {variant.kernel} head_dim {variant.head_dim}"
+    found = [f"{name}: {made.spilled} bytes spill"] if made.spilled else []
+    if (capability, variant.kernel, variant.head_dim) == (90, "forward", 64):
+        if made.programs < 2:
+            found.append(f"{name}: {made.programs} program per multiprocessor")
+        if made.in_flight is None or made.in_flight < 2:
+            found.append(f"{name}: {made.in_flight} loads in flight")
+    return found
+
+
+COLUMNS = ("sm", "kernel", "head_dim", "mask", "tile", "registers", "spilled B", "shared KiB",
+           "CTAs/SM", "in flight", "loop", "product")  # fmt: skip
+WIDTHS = (4, 8, 8, 6, 13, 9, 9, 10, 7, 9, 5, 15)
+
+
+def print_heading(markdown: bool) -> None:
+    if markdown:
+        print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
+    else:
+        print(" ".join(f"{name:>{width}}" for name, width in zip(COLUMNS, WIDTHS, strict=True)))
+
+
+def row(variant: Variant, capability: int, made: Compiled, markdown: bool) -> str:
+    tile = made.tile
+    cells = (
+        capability, variant.kernel, variant.head_dim, "causal" if variant.causal else "full",
+        f"{tile.queries}×{tile.keys} {tile.warps}w {tile.stages}s", made.registers, made.spilled,
+        f"{made.shared / 1024:.0f}", made.programs,
+        "–" if made.in_flight is None else made.in_flight, made.instructions, made.product,
+    )  # fmt: skip
+    if markdown:
+        return f"| {' | '.join(map(str, cells))} |"
+    return " ".join(f"{cell!s:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
+
+
+if __name__ == "__main__":
+    main()

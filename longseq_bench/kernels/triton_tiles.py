@@ -1,0 +1,121 @@
+"""Tiles of the Triton kernels: how many queries and keys a program holds, its warps and stages.
+
+`python -m benchmarks.triton_static` compiles each of them without a GPU and prints its registers,
+spills, shared memory, programs per multiprocessor and loads in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from triton.runtime.errors import OutOfResources
+
+from longseq_bench.core.errors import KernelLimitError, UnsupportedError
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+BLOCKS = (16, 32, 64, 128, 256)
+
+
+def unavailable_reason(block: int, head_dim: int, dtype: torch.dtype) -> str | None:
+    """Return the reason why the Triton kernels don't support a workload; None if they do."""
+    if block not in BLOCKS:
+        return f"Triton's tiles need a block of 16, 32, 64, 128 or 256 tokens, not {block}"
+    if head_dim % 16 or not 16 <= head_dim <= 256:
+        return f"Triton's tiles need a head_dim of 16 to 256 in steps of 16, not {head_dim}"
+    if dtype not in DTYPES:
+        return f"the Triton kernels support float16, bfloat16, float32, not {str(dtype)[6:]}"
+    return None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The tile of a kernel: queries by keys, its warps, and its pipeline stages.
+
+    max_registers: of a thread, so that a second program fits the multiprocessor; None: any number.
+    """
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    max_registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Options for Triton's compiler."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return options | ({"maxnreg": self.max_registers} if self.max_registers else {})
+
+    def smaller(self) -> Shape | None:
+        """Return the next tile that takes less shared memory, or None."""
+        # with one stage no load overlaps computation, so the second stage is removed last
+        if self.stages > 2 or (self.stages == 2 and max(self.queries, self.keys) == 16):
+            return replace(self, stages=self.stages - 1)
+        if max(self.queries, self.keys) == 16:
+            return None
+        if self.queries >= self.keys:
+            return replace(self, queries=self.queries // 2)
+        return replace(self, keys=self.keys // 2)
+
+
+_MAX_HEAD_DIMS = (64, 128, 256)
+_SHAPES = {
+    ("forward", 2): (Shape(128, 64, 8, 3, 128), Shape(128, 64, 8, 3), Shape(64, 32, 8, 3)),
+    ("forward", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 8, 2), Shape(16, 32, 4, 2)),
+    ("dq", 2): (Shape(128, 64, 8, 3, 128), Shape(128, 64, 8, 3), Shape(64, 32, 8, 3)),
+    ("dq", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 4, 2), Shape(16, 16, 4, 2)),
+    ("dkv", 2): (Shape(64, 128, 8, 3), Shape(64, 64, 8, 3), Shape(32, 32, 8, 3)),
+    ("dkv", 4): (Shape(32, 32, 8, 2), Shape(32, 32, 8, 2), Shape(16, 16, 4, 2)),
+}
+"""Tiles by kernel and bytes per element, for a head_dim up to each of _MAX_HEAD_DIMS.
+
+The 16-bit ones were chosen by what they compile to for compute capability 9: no spills, and loads
+in flight.
+"""
+
+_OTHERS = {
+    (8, "forward", 64): Shape(128, 64, 8, 3),
+    (8, "dq", 64): Shape(128, 64, 8, 3),
+    (8, "dq", 128): Shape(64, 64, 8, 3),
+    (10, "dq", 64): Shape(128, 64, 8, 3),
+}
+"""16-bit tiles of other capabilities where those of 9 would spill; the head_dim as above."""
+
+
+def select_shape(
+    kernel: str, block: int, head_dim: int, dtype: torch.dtype, capability: int = 9
+) -> Shape:
+    """Return the first tile to try for `kernel` (forward, dq, dkv), never larger than a block.
+
+    capability: major number of the device's compute capability.
+    """
+    shapes = _SHAPES.get((kernel, dtype.itemsize), ())
+    for max_head_dim, shape in zip(_MAX_HEAD_DIMS, shapes, strict=False):
+        if head_dim <= max_head_dim:
+            if dtype.itemsize == 2:
+                shape = _OTHERS.get((capability, kernel, max_head_dim), shape)
+            queries, keys = min(shape.queries, block), min(shape.keys, block)
+            is_full = (queries, keys) == (shape.queries, shape.keys)
+            # dK and dV of 64 keys by 128 take half the registers of 8 warps, all of 4
+            is_large = is_full or (kernel == "dkv" and keys * head_dim > 64 * 64)
+            return replace(shape, queries=queries, keys=keys, warps=shape.warps if is_large else 4)
+    raise UnsupportedError(unavailable_reason(block, head_dim, dtype) or f"no tile for {kernel}")
+
+
+def run_fitting(tile: Shape, run: Callable[[Shape], None]) -> Shape:
+    """Run with `tile`, or with the next smaller one that fits the device; return the tile.
+
+    Raises KernelLimitError if the smallest tile does not fit.
+    """
+    while True:
+        try:
+            run(tile)
+        except OutOfResources as error:
+            if (smaller := tile.smaller()) is None:
+                reason = f"no tile is small enough for this device: {error}"
+                raise KernelLimitError(reason) from error
+            tile = smaller
+        else:
+            return tile
