@@ -137,21 +137,25 @@ def kernel_of(variant: Variant, capability: int) -> tuple[Any, Any]:
     from longseq_bench.kernels.triton_tiles import Shape, select_shape
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[variant.dtype]
-    shape = select_shape(variant.kernel, variant.block, variant.head_dim, dtype, capability // 10)
+    shape = select_shape(
+        variant.kernel, variant.block, variant.head_dim, dtype, capability // 10, variant.tail
+    )
     return _KERNELS[variant.kernel], Shape(*variant.tile) if variant.tile else shape
 
 
 def arguments(
     function: Any, variant: Variant, tile: Any
-) -> tuple[dict[str, Any], dict[tuple[int], Any], dict[tuple[int, ...], Any]]:
+) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
     """Return signature, constants and known divisors of a kernel's parameters."""
     constants = {
-        "GROUP": variant.group, "SHARED": variant.shared, "SPLIT": variant.split, "BLOCK": variant.block,
-        "DIM": variant.head_dim, "WIDE": 1 << (variant.head_dim - 1).bit_length(),
-        "CAUSAL": variant.causal, "TAIL": variant.tail, "M": tile.queries, "N": tile.keys, "KEEP_LSE": True,
+        "GROUP": variant.group, "SHARED": variant.shared, "SPLIT": variant.split,
+        "BLOCK": variant.block, "DIM": variant.head_dim,
+        "WIDE": 1 << (variant.head_dim - 1).bit_length(), "CAUSAL": variant.causal,
+        "TAIL": variant.tail, "M": tile.queries, "N": tile.keys, "KEEP_LSE": True,
     }  # fmt: skip
     signature: dict[str, Any] = {}
-    fixed, known = {}, {}
+    fixed: dict[tuple[int, ...], Any] = {}
+    known: dict[tuple[int, ...], Any] = {}
     for i, name in enumerate(function.arg_names):
         if name in constants:
             signature[name], fixed[(i,)] = "constexpr", constants[name]

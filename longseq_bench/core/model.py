@@ -150,7 +150,11 @@ class Trial(Frozen):
     @property
     def key(self) -> str:
         """16 hex digits that identify this trial: equal trials have equal keys on any machine."""
-        return _digest(self.model_dump(mode="json"))
+        data = self.model_dump(mode="json")
+        if self.dense_kernel == SAME_KERNEL:
+            # records from before this field keep their keys
+            del data["dense_kernel"]
+        return _digest(data)
 
     def key_without(self, *names: str) -> Hashable:
         """Return a key that is equal for trials that differ only in these fields.

@@ -172,8 +172,9 @@ class TritonBlocks:
         if is_meta():
             return
         key = (name, q.shape[3], q.dtype)
+        is_short = self.seq_len % self.block != 0
         tile = self._shapes.get(key) or select_shape(
-            name, self.block, q.shape[3], q.dtype, capability_of(q)
+            name, self.block, q.shape[3], q.dtype, capability_of(q), is_short
         )
         with on_device(q):
             self._shapes[key] = run_fitting(tile, run)
@@ -181,7 +182,7 @@ class TritonBlocks:
     def _join(
         self, kernel: Any, tensors: Sequence[Tensor], items: WorkItems, keep_lse: bool | None = None
     ) -> None:
-        """Join the slots of split rows; tensors: the result, and others as the kernel takes them."""
+        """Join the slots of split rows; tensors: the result, and others that the kernel takes."""
         if is_meta() or not items.slots:
             return
         total, tokens = tensors[0], min(self.block, _JOINED_ROWS)

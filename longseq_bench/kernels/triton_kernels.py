@@ -4,8 +4,8 @@ FlashAttention-2 (arXiv 2307.08691): online softmax forward; backward from the o
 log-sum-exp, one kernel for dQ over the rows of the layout, one for dK and dV over its columns.
 
 A work item is a part of the list of a row or column. Long lists are split into several items, which
-write partial results to slots; triton_splits.py joins them. The index of the next
-block is loaded one turn ahead, so that its keys can be loaded while the current ones are multiplied.
+write partial results to slots; triton_splits.py joins them. The index of the next block is loaded
+one turn ahead, so that its keys can be loaded while the current ones are multiplied.
 
 In kernels M and N are the queries and keys of one tile, WIDE is head_dim (DIM) rounded up to a
 power of two, BLOCK the tokens of a block. TAIL: the last block is short. GROUP: query heads per KV
@@ -271,9 +271,10 @@ def backward_queries(
     q: tensor, k: tensor, v: tensor, out: tensor, grad_out: tensor, lse: tensor, delta: tensor,
     dq: tensor, parts: tensor, places: tensor, bounds: tensor, indices: tensor,
     q_strides: tl.tuple, k_strides: tl.tuple, v_strides: tl.tuple, out_strides: tl.tuple,
-    grad_strides: tl.tuple, dq_strides: tl.tuple, seq_len: tensor, heads: tensor, items: tensor, slots: tensor, scale: tensor, GROUP: tl.constexpr, SHARED: tl.constexpr,
-    SPLIT: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
-    CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    grad_strides: tl.tuple, dq_strides: tl.tuple, seq_len: tensor,
+    heads: tensor, items: tensor, slots: tensor, scale: tensor, GROUP: tl.constexpr,
+    SHARED: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
+    WIDE: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Compute dQ of M queries of one head, and delta, the sum of out * grad_out, for dK.
 

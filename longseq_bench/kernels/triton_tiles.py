@@ -60,13 +60,16 @@ class Shape:
         return replace(self, keys=self.keys // 2)
 
 
+_MAX_REGISTERS = 255
+"""Of a thread. Without a limit the assembler sometimes spills some bytes to fit two programs."""
+
 _MAX_HEAD_DIMS = (64, 128, 256)
 _SHAPES = {
     ("forward", 2): (Shape(128, 64, 8, 3, 128), Shape(128, 64, 8, 3), Shape(64, 32, 8, 3)),
     ("forward", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 8, 2), Shape(16, 32, 4, 2)),
     ("dq", 2): (Shape(128, 64, 8, 3, 128), Shape(128, 64, 8, 3), Shape(64, 32, 8, 3)),
     ("dq", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 4, 2), Shape(16, 16, 4, 2)),
-    ("dkv", 2): (Shape(64, 128, 8, 3), Shape(64, 64, 8, 3), Shape(32, 32, 8, 3)),
+    ("dkv", 2): (Shape(64, 128, 8, 3), Shape(32, 64, 8, 3), Shape(32, 32, 8, 3)),
     ("dkv", 4): (Shape(32, 32, 8, 2), Shape(32, 32, 8, 2), Shape(16, 16, 4, 2)),
 }
 """Tiles by kernel and bytes per element, for a head_dim up to each of _MAX_HEAD_DIMS.
@@ -79,29 +82,53 @@ _OTHERS = {
     (8, "forward", 64): Shape(128, 64, 8, 3),
     (8, "dq", 64): Shape(128, 64, 8, 3),
     (8, "dq", 128): Shape(64, 64, 8, 3),
-    (10, "dq", 64): Shape(128, 64, 8, 3),
+    (8, "dkv", 64): Shape(32, 128, 8, 3),
+    (10, "forward", 64): Shape(64, 64, 4, 3),
+    (10, "forward", 256): Shape(64, 32, 8, 3, _MAX_REGISTERS),
+    (10, "dq", 64): Shape(128, 64, 8, 3, _MAX_REGISTERS),
+    (10, "dq", 256): Shape(64, 32, 8, 3, _MAX_REGISTERS),
+    (10, "dkv", 128): Shape(64, 64, 8, 3),
 }
-"""16-bit tiles of other capabilities where those of 9 would spill; the head_dim as above."""
+"""16-bit tiles of other capabilities where those of 9 would spill or are smaller than possible."""
+
+_TAILS = {
+    (8, "forward", 128): Shape(128, 32, 8, 3),
+    (9, "dq", 256): Shape(64, 16, 8, 3),
+}
+"""16-bit tiles where the masks of a short last block need more registers."""
 
 
 def select_shape(
-    kernel: str, block: int, head_dim: int, dtype: torch.dtype, capability: int = 9
+    kernel: str,
+    block: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    capability: int = 9,
+    tail: bool = False,
 ) -> Shape:
     """Return the first tile to try for `kernel` (forward, dq, dkv), never larger than a block.
 
-    capability: major number of the device's compute capability.
+    capability: major number of the device's compute capability. tail: the last block is short.
     """
     shapes = _SHAPES.get((kernel, dtype.itemsize), ())
     for max_head_dim, shape in zip(_MAX_HEAD_DIMS, shapes, strict=False):
         if head_dim <= max_head_dim:
             if dtype.itemsize == 2:
-                shape = _OTHERS.get((capability, kernel, max_head_dim), shape)
+                shape = _shape_16_bit(shape, (capability, kernel, max_head_dim), tail)
             queries, keys = min(shape.queries, block), min(shape.keys, block)
             is_full = (queries, keys) == (shape.queries, shape.keys)
             # dK and dV of 64 keys by 128 take half the registers of 8 warps, all of 4
             is_large = is_full or (kernel == "dkv" and keys * head_dim > 64 * 64)
             return replace(shape, queries=queries, keys=keys, warps=shape.warps if is_large else 4)
     raise UnsupportedError(unavailable_reason(block, head_dim, dtype) or f"no tile for {kernel}")
+
+
+def _shape_16_bit(shape: Shape, key: tuple[int, str, int], tail: bool) -> Shape:
+    shape = _OTHERS.get(key, shape)
+    if not tail:
+        return shape
+    limit = shape.max_registers and _MAX_REGISTERS
+    return _TAILS.get(key, replace(shape, max_registers=limit))
 
 
 def run_fitting(tile: Shape, run: Callable[[Shape], None]) -> Shape:

@@ -93,7 +93,8 @@ class WorkItems:
         indices = np.concatenate([indices for _, indices in lists])
         slots = int(places[..., 1].max()) + 1
         arrays = (places.astype(np.int32), bounds, indices, splits.astype(np.int32))
-        return cls(*(torch.from_numpy(array).to(device) for array in arrays), slots)
+        own = [torch.from_numpy(array).to(device) for array in arrays]
+        return cls(own[0], own[1], own[2], own[3], slots)
 
 
 def _joint(lists: Lists) -> List:

@@ -51,7 +51,7 @@ def test_more_ranks_take_longer_sequences(capfd: Capture) -> None:
 
 def test_a_kernel_that_is_not_in_the_table_is_named(capfd: Capture) -> None:
     (row,) = document(capfd, "plan", "--impl", "sdpa", *H200)["results"]
-    assert row["untabled"] == ["_scaled_dot_product_flash_attention bfloat16"]
+    assert row["untabled"] == ["_scaled_dot_product_cudnn_attention bfloat16"]
     assert run(["plan", "--impl", "sdpa", *H200]) == 0
     assert "is unknown and not counted" in " ".join(capfd.readouterr().out.split())
 

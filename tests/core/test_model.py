@@ -81,7 +81,7 @@ def test_every_field_of_a_trial_changes_its_key() -> None:
         "implementation": "ring", "options": {"chunk": 2}, "device": "cuda", "world_size": 2,
         "memory_budget": 2**20, "time_budget": 3.0, "repeats": 0, "time_cap": 1.0, "threads": 1,
         "seed": 1, "round": 1, "fit_only": True, "keep": "inputs",
-        "allocator": "expandable", "workload": {"seq_len": 9},
+        "allocator": "expandable", "workload": {"seq_len": 9}, "dense_kernel": "sdpa",
     }  # fmt: skip
     assert set(changes) == set(Trial.model_fields)
     keys = {trial().replace(**{field: value}).key for field, value in changes.items()}

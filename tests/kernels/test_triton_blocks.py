@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.triton_static import Variant, compile_variant
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
@@ -183,6 +184,45 @@ def test_every_head_may_have_another_layout(interpreted: Interpreted, causal: bo
     names = ["local-window", "random", "strided", "dilated-sparse"]
     layouts = [make_layout(p, 75, 16, 0.4 + 0.1 * i, causal) for i, p in enumerate(names)]
     assert_right(interpreted, layouts, *inputs(75, heads=(4, 2)))
+
+
+def run_split(*args: Any) -> tuple[PassResult, int, int]:
+    """Run with lists split from two blocks on; also return the slots of rows and of columns."""
+    from longseq_bench.kernels import triton_blocks, work_items
+
+    names = {"SHORTEST_SPLIT": 2, "MEANS": 0, "ROWS_PER_SLOT": 0.01}
+    made: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name, number in names.items():
+            patch.setattr(work_items, name, number)
+        slots = triton_blocks.TritonBlocks._slots
+
+        def counted(kernel: Any, owner: Tensor, items: Any) -> Tensor:
+            made.append(items.slots)
+            return slots(kernel, owner, items)
+
+        patch.setattr(triton_blocks.TritonBlocks, "_slots", counted)
+        return run(*args), made[0], made[-1]
+
+
+@pytest.mark.parametrize("layouts", [1, 4], ids=["shared", "per-head"])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("dim", [64, 80, 128, 256])
+def test_long_rows_and_columns_are_split(
+    interpreted: Interpreted, dim: int, causal: bool, layouts: int
+) -> None:
+    """Global tokens: the first rows and columns see everything; 75 tokens leave a short block."""
+    names = ["global-local", "sink-window", "random", "strided"][:layouts]
+    sizes = [16, 16, 0, 0]
+    made = [
+        make_layout(name, 75, 16, 0.3, causal, special=size)
+        for name, size in zip(names, sizes, strict=False)
+    ]
+    tensors, grad_out = inputs(75, heads=(4, 2), dim=dim)
+    got, row_slots, column_slots = interpreted(run_split, made, tensors, grad_out)
+    assert row_slots >= 4
+    assert column_slots >= 4
+    assert_passed(got, reference(made, tensors, grad_out), grad_out.dtype)
 
 
 def by_hand(rows: Sequence[Sequence[int]], tokens: int, block: int, causal: bool) -> BlockLayout:
@@ -427,52 +467,24 @@ def test_a_tile_divides_the_block_and_is_at_least_16(interpreted: Interpreted) -
 
 # ---- compiled kernels --------------------------------------------------------------------------
 
-ROOM = {80: 163 * 1024, 90: 227 * 1024}
-"""Maximum shared memory of a program, by compute capability."""
-
-
-def compiled(kernel: str, capability: int) -> tuple[int, str]:
-    """Return shared memory and PTX of a kernel for bfloat16, head_dim 128 and blocks of 128."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    from longseq_bench.kernels import triton_blocks, triton_kernels
-
-    tile = triton_blocks.select_shape(kernel, 128, 128, torch.bfloat16)
-    names = {"forward": "forward", "dq": "backward_queries", "dkv": "backward_keys"}
-    function = getattr(triton_kernels, names[kernel])
-    constants = {
-        "GROUP": 4, "SHARED": True, "BLOCK": 128, "DIM": 128, "WIDE": 128, "CAUSAL": True,
-        "TAIL": False, "M": tile.queries, "N": tile.keys, "KEEP_LSE": True,
-    }  # fmt: skip
-    kinds = {
-        "lse": "*fp32", "delta": "*fp32", "indptr": "*i64", "indices": "*i32", "order": "*i32",
-        "scale": "fp32", "seq_len": "i32", "rows": "i32", "heads": "i32",
-    }  # fmt: skip
-    signature, fixed, known = {}, {}, {}
-    for i, name in enumerate(function.arg_names):
-        if name in constants:
-            signature[name], fixed[(i,)] = "constexpr", constants[name]
-        elif name.endswith("strides"):
-            signature[name] = ("i64", "i64", "i32")
-            known |= {(i, at): [["tt.divisibility", 16]] for at in range(3)}
-        else:
-            signature[name] = kinds.get(name, "*bf16")
-            if signature[name].startswith("*"):
-                known[(i,)] = [["tt.divisibility", 16]]
-    source = triton.compiler.ASTSource(function, signature, fixed, known)
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    return binary.metadata.shared, binary.asm["ptx"]
+HARDEST = {"tail": True, "split": True, "group": 4}
 
 
 @pytest.mark.slow
 def test_the_kernels_compile_for_other_devices(tmp_path: Path) -> None:
-    """They use tensor cores and asynchronous 16-byte loads, and fit the shared memory."""
+    """They use tensor cores and asynchronous loads, and nothing spills."""
+    variants = [
+        (Variant("forward", 64, causal=False), 90),
+        (Variant("dq", 128, causal=True), 90),
+        (Variant("dkv", 128, causal=True, **HARDEST), 90),
+        (Variant("dkv", 64, causal=True, shared=False, group=4), 80),
+    ]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, compile_quietly, (str(tmp_path),)) as pool:
-        for kernel, capability in (("forward", 90), ("dq", 90), ("dkv", 80)):
-            shared, ptx = pool.submit(compiled, kernel, capability).result(LIMIT_S)
-            assert shared <= ROOM[capability], kernel
-            assert ("wgmma.mma_async" if capability == 90 else "mma.sync") in ptx, kernel
-            assert "cp.async.cg.shared.global" in ptx, kernel
+        for variant, capability in variants:
+            made = pool.submit(compile_variant, variant, capability).result(LIMIT_S)
+            assert made.spilled == 0, variant
+            assert made.programs >= (2 if variant.kernel == "forward" else 1), variant
+            assert (made.in_flight or 0) >= 2, variant
+            product = "wgmma.mma_async" if capability == 90 else "mma.sync"
+            assert made.product == product, variant
