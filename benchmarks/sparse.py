@@ -103,7 +103,7 @@ def one_pattern(
     start = time.perf_counter()
     layout = make_layout(pattern, n, BLOCK, sparsity, args.causal)
     kernel, _ = sparse_selection.choose(
-        name, "cpu", args.dtype, "gathered", sparse_selection.Blocks(BLOCK, HEAD_DIM, args.train)
+        name, "cpu", args.dtype, "gathered", HEAD_DIM, sparse_selection.Blocks(BLOCK, args.train)
     )
     built = build_layout_kernel(kernel, (layout,), HEADS, HEADS, use_of(args))
     planned = time.perf_counter() - start
@@ -187,7 +187,7 @@ def growth(args: Any) -> bool:
     for n, sparsity in ((131072, 0.99), (524288, 0.9975)):
         inputs = make_inputs(n, args.dtype)
         layout = make_layout("local-window", n, BLOCK, sparsity, args.causal)
-        kernel, _ = sparse_selection.choose("auto", "cpu", args.dtype, "gathered")
+        kernel, _ = sparse_selection.choose("auto", "cpu", args.dtype, "gathered", HEAD_DIM)
         runs[n] = passes(
             build_layout_kernel(kernel, (layout,), HEADS, HEADS, use_of(args)), inputs, args.train
         )

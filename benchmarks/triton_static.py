@@ -43,8 +43,12 @@ KINDS = {
     "lse": "*fp32", "delta": "*fp32", "parts": "*fp32", "parts_lse": "*fp32", "dk_parts": "*fp32",
     "dv_parts": "*fp32", "places": "*i32", "bounds": "*i64", "indices": "*i32", "indptr": "*i64",
     "splits": "*i32", "scale": "fp32", "seq_len": "i32", "rows": "i32", "heads": "i32",
-    "items": "i32", "slots": "i32",
-}  # fmt: skip
+    "items": "i32", "slots": "i32", "work": "*i32", "head_list": "*i32", "runs": "*i64",
+    "tile_step": "i32", "item_count": "i32", "head_count": "i32", "first_kv_head": "i32",
+    "bias": "*fp32",
+} | dict.fromkeys(
+    ("tile_start", "tile_count", "start", "count", "step", "q_row", "k_row", "q_at", "k_at"), "*i32"
+)  # fmt: skip
 """Types of the kernels' parameters; other pointers have the dtype of the tensors."""
 
 
@@ -133,6 +137,7 @@ def kernel_of(variant: Variant, capability: int) -> tuple[Any, Any]:
     """Return the kernel's function, and its tile."""
     import torch
 
+    from longseq_bench.kernels import triton_span_kernels
     from longseq_bench.kernels.triton_blocks import _KERNELS
     from longseq_bench.kernels.triton_tiles import Shape, select_shape
 
@@ -140,7 +145,11 @@ def kernel_of(variant: Variant, capability: int) -> tuple[Any, Any]:
     shape = select_shape(
         variant.kernel, variant.block, variant.head_dim, dtype, capability // 10, variant.tail
     )
-    return _KERNELS[variant.kernel], Shape(*variant.tile) if variant.tile else shape
+    functions = _KERNELS | {
+        "spans forward": triton_span_kernels.forward,
+        "spans backward": triton_span_kernels.backward,
+    }
+    return functions[variant.kernel], Shape(*variant.tile) if variant.tile else shape
 
 
 def arguments(
@@ -152,10 +161,19 @@ def arguments(
         "BLOCK": variant.block, "DIM": variant.head_dim,
         "WIDE": 1 << (variant.head_dim - 1).bit_length(), "CAUSAL": variant.causal,
         "TAIL": variant.tail, "M": tile.queries, "N": tile.keys, "KEEP_LSE": True,
+        "MERGE": variant.split, "HAS_BIAS": False, "HAS_STEP": True, "HAS_Q_ROW": variant.tail,
+        "HAS_K_ROW": variant.tail, "HAS_Q_AT": variant.tail, "HAS_K_AT": variant.tail,
     }  # fmt: skip
     signature: dict[str, Any] = {}
     fixed: dict[tuple[int, ...], Any] = {}
     known: dict[tuple[int, ...], Any] = {}
+    kinds = KINDS
+    if variant.kernel == "spans backward":
+        kinds = KINDS | {"dk": "*fp32", "dv": "*fp32"}
+    if variant.split:
+        # a merge continues float32 sums
+        kinds = kinds | {"out": "*fp32"} if variant.kernel == "spans forward" else kinds
+        kinds = kinds | {"dq": "*fp32"} if variant.kernel == "spans backward" else kinds
     for i, name in enumerate(function.arg_names):
         if name in constants:
             signature[name], fixed[(i,)] = "constexpr", constants[name]
@@ -163,7 +181,7 @@ def arguments(
             signature[name] = ("i64", "i64", "i32")
             known |= {(i, at): [["tt.divisibility", 16]] for at in range(3)}
         else:
-            signature[name] = KINDS.get(name, f"*{variant.dtype}")
+            signature[name] = kinds.get(name, f"*{variant.dtype}")
             if signature[name].startswith("*"):
                 known[(i,)] = [["tt.divisibility", 16]]
     return signature, fixed, known
@@ -204,14 +222,14 @@ def loads_in_flight(ttgir: str) -> int | None:
     """
     waits = [
         int(found[1])
-        for loop in nested_loops(ttgir)
+        for loop in innermost_loops(ttgir)
         for found in re.finditer(r"ttg\.async_wait .*?num = (\d+)", loop)
     ]
     return min(waits) if waits else None
 
 
-def nested_loops(ttgir: str) -> Iterator[str]:
-    """Yield the text of each `scf.for`."""
+def innermost_loops(ttgir: str) -> Iterator[str]:
+    """Yield the text of each `scf.for` that contains no other."""
     lines = ttgir.splitlines()
     for start, line in enumerate(lines):
         if "scf.for" not in line:
@@ -220,7 +238,8 @@ def nested_loops(ttgir: str) -> Iterator[str]:
         end = start + 1
         while len(lines[end]) - len(lines[end].lstrip()) > indent:
             end += 1
-        yield "\n".join(lines[start:end])
+        if not any("scf.for" in line for line in lines[start + 1 : end]):
+            yield "\n".join(lines[start:end])
 
 
 def loops(ptx: str) -> Iterator[list[str]]:

@@ -1,6 +1,7 @@
 """Attention of tiles of queries to runs of keys: the contract, and an AttentionKernel built on it.
 
-`spans_reference` is the slow, obvious kernel, `native` the compiled one.
+`spans_reference` is the slow, obvious kernel, `native` the compiled one for CPUs, `triton_spans`
+the one for CUDA.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D), Hk divides Hq; log-sum-exp (B, Hq, N) float32.
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.meta_mode import device_kind
 from longseq_bench.patterns.spans import Spans
 
 Ints32 = NDArray[np.int32]
@@ -139,15 +141,16 @@ def span_gradients(
 ) -> Triple:
     """Fill dq, and return it with the gradients of k and v.
 
-    16-bit tensors need float32 sums, which take twice their memory. So only as many KV heads as
-    keep all threads busy are computed at a time.
+    16-bit tensors need float32 sums, which take twice their memory. So only a few KV heads are
+    computed at a time: as many as keep all threads busy, on a GPU an eighth of them.
     """
     dk, dv = (torch.zeros_like(t) for t in keys)
     batch, kv_heads = dk.shape[:2]
     if dk.dtype == torch.float32:
         kernel.backward(queries, keys, dq, (dk, dv), range(kv_heads), task)
         return dq, dk, dv
-    count = min(kv_heads, max(1, -(-torch.get_num_threads() // batch)))
+    count = -(-kv_heads // 8) if device_kind(dk) == "cuda" else torch.get_num_threads()
+    count = min(kv_heads, max(1, -(-count // batch)))
     for start in range(0, kv_heads, count):
         heads = range(start, min(start + count, kv_heads))
         shape = (batch, len(heads), *dk.shape[2:])

@@ -1,7 +1,7 @@
 """Choice of the kernel for a sparse pattern, and the reason if the fastest one is not used.
 
 native   compiled C++ on a CPU with a compiler: two to three times as fast as plain torch
-triton   on CUDA, block layouts only
+triton   on CUDA: block layouts, and spans
 torch    torch's fused kernels on gathered keys or on tiles, or plain torch on spans; any device
 flex     FlexAttention compiled by torch, block layouts only; for comparison, never chosen by auto
 
@@ -25,7 +25,10 @@ Kernel = Literal["auto", "native", "triton", "flex", "torch"]
 FASTEST = ("native", "triton", "torch")
 """The order in which auto tries kernels."""
 
-_NO_BLOCK_LAYOUT = "only kernel=native and kernel=torch support this pattern"
+_NO_BLOCK_LAYOUT = "kernel=flex needs a block layout, and this pattern has none here"
+
+_ANY_BLOCK = 128
+"""Spans have no block; every kernel takes one of this size."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +36,28 @@ class Blocks:
     """Properties of block layouts that block kernels check."""
 
     block: int
-    head_dim: int
     train: bool
 
 
 def choose(
-    requested: str, device: str, dtype: str, form: str, blocks: Blocks | None = None
+    requested: str,
+    device: str,
+    dtype: str,
+    form: str,
+    head_dim: int,
+    blocks: Blocks | None = None,
 ) -> tuple[str, dict[str, str]]:
     """Return the name of the kernel to use, and facts for the record: why not a faster one.
 
     form: input of torch's kernels: gathered (keys), spans or tiles. blocks: None if the pattern has
     no block layout. Raises UnsupportedError with the reason if the requested kernel can't be used.
     """
+    torch_dtype: torch.dtype = getattr(torch, dtype)
     reasons = {
-        "native": _native_reason(device, dtype),
-        "triton": _triton_reason(device, dtype, blocks) if blocks else _NO_BLOCK_LAYOUT,
+        "native": _native_reason(device, torch_dtype),
+        "triton": triton_reason(
+            device, torch_dtype, head_dim, blocks.block if blocks else _ANY_BLOCK
+        ),
         "flex": flex_blocks.unavailable_reason(device, blocks.train)
         if blocks
         else _NO_BLOCK_LAYOUT,
@@ -60,7 +70,7 @@ def choose(
         raise UnsupportedError(f"kernel={requested}: {reason}")
     facts = {"kernel": f"torch ({form})" if name == "torch" else name}
     if name == "native":
-        facts["kernel"] = native.name(getattr(torch, dtype))
+        facts["kernel"] = native.name(torch_dtype)
     faster = {"cpu": "native", "cuda": "triton"}[device]
     if requested == "auto" and (reason := reasons[faster]):
         facts[f"not_{faster}"] = reason
@@ -78,17 +88,28 @@ def has_triton() -> bool:
 
 
 def span_kernel(name: str) -> SpanKernel:
-    """Return the compiled kernel of spans, or the reference for any other name."""
-    return native if name == "native" else spans_reference
+    """Return the kernel of spans of this name; the reference for names that have none.
+
+    Triton is imported here. Where it is missing (in meta mode only), the compiled kernel stands
+    for it, which needs the same memory there.
+    """
+    if name == "triton" and has_triton():
+        from longseq_bench.kernels import triton_spans
+
+        return triton_spans
+    return native if name in ("native", "triton") else spans_reference
 
 
-def _native_reason(device: str, dtype: str) -> str | None:
+def _native_reason(device: str, dtype: torch.dtype) -> str | None:
     if device != "cpu":
         return "the compiled kernel is for CPUs"
-    return native.unavailable_reason(getattr(torch, dtype))
+    return native.unavailable_reason(dtype)
 
 
-def _triton_reason(device: str, dtype: str, blocks: Blocks) -> str | None:
+def triton_reason(
+    device: str, dtype: torch.dtype, head_dim: int, block: int = _ANY_BLOCK
+) -> str | None:
+    """Return the reason why the Triton kernels can't be used; None if they can."""
     if device != "cuda":
         return "Triton kernels are for CUDA"
     try:
@@ -97,4 +118,4 @@ def _triton_reason(device: str, dtype: str, blocks: Blocks) -> str | None:
         if is_meta():
             return None  # planning for other hardware
         return f"{type(error).__name__}: {error}"
-    return triton_tiles.unavailable_reason(blocks.block, blocks.head_dim, getattr(torch, dtype))
+    return triton_tiles.unavailable_reason(block, head_dim, dtype)

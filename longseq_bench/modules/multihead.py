@@ -237,8 +237,8 @@ class MultiheadBlockSparse(nn.Module):
     ) -> tuple[AttentionKernel, Padded | None]:
         """Return the kernel of all rows, and the queries (B, N) that see no key, if any."""
         dtype = dtype_name(q.dtype)
-        if padded is not None and self.kernel in ("triton", "flex"):
-            raise UnsupportedError(f"kernel={self.kernel} does not support padding; use auto")
+        if padded is not None and self.kernel == "flex":
+            raise UnsupportedError("kernel=flex does not support padding; use auto")
         tokens = q.shape[2]
         attention = self._layouts.get(
             (tokens, dtype, q.device), lambda: self._build(tokens, dtype, q.device.type)
@@ -246,7 +246,7 @@ class MultiheadBlockSparse(nn.Module):
         self.ran = attention.facts()
         if padded is None:
             return attention.build_kernel(), None
-        name, _ = sparse_selection.choose(self.kernel, q.device.type, dtype, "spans")
+        name, _ = sparse_selection.choose(self.kernel, q.device.type, dtype, "spans", q.shape[-1])
         self.ran["kernel_of_padded"] = "torch (spans)" if name == "torch" else name
         span_kernel = sparse_selection.span_kernel(name)
         spans, kernels, start = spans_of(attention.layouts[0]), [], 0

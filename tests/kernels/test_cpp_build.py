@@ -13,7 +13,7 @@ from longseq_bench.kernels import cpp_build, native
 from longseq_bench.kernels.sparse_selection import Blocks, choose
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
-BLOCKS = Blocks(128, 64, False)
+BLOCKS = Blocks(128, False)
 needs_compiler = pytest.mark.skipif(
     not any(shutil.which(c) for c in cpp_build.COMPILERS), reason="no C++ compiler here"
 )
@@ -156,26 +156,27 @@ def test_a_temporary_cache_is_reused_unless_others_can_write(
 def test_auto_is_the_fastest_available_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 16: facts name the kernel, and the reason why a faster one was not used."""
     monkeypatch.setattr(native, "unavailable_reason", lambda dtype: None)
-    assert choose("auto", "cpu", "float32", "gathered", BLOCKS)[0] == "native"
-    assert choose("auto", "cpu", "bfloat16", "gathered")[0] == "native"
+    assert choose("auto", "cpu", "float32", "gathered", 64, BLOCKS)[0] == "native"
+    assert choose("auto", "cpu", "bfloat16", "gathered", 64)[0] == "native"
     monkeypatch.setattr(native, "unavailable_reason", lambda dtype: "there is no compiler")
-    assert choose("auto", "cpu", "float32", "gathered")[0] == "torch"
+    assert choose("auto", "cpu", "float32", "gathered", 64)[0] == "torch"
     facts = {"kernel": "torch (gathered)", "not_native": "there is no compiler"}
-    assert choose("auto", "cpu", "float32", "gathered", BLOCKS) == ("torch", facts)
+    assert choose("auto", "cpu", "float32", "gathered", 64, BLOCKS) == ("torch", facts)
     with pytest.raises(UnsupportedError, match="kernel=native: there is no compiler"):
-        choose("native", "cpu", "float32", "gathered")
+        choose("native", "cpu", "float32", "gathered", 64)
 
 
 def test_auto_uses_triton_where_it_supports_blocks_and_heads() -> None:
-    """Not for other block sizes, other head_dims, or patterns in spans."""
+    """Not for other block sizes or head_dims; spans need no block."""
     pytest.importorskip("triton")
-    assert choose("auto", "cuda", "bfloat16", "gathered", BLOCKS)[0] == "triton"
-    for blocks, reason in (
-        (Blocks(100, 64, False), "a block of 16, 32, 64, 128 or 256 tokens, not 100"),
-        (Blocks(128, 40, False), "a head_dim of 16 to 256 in steps of 16, not 40"),
-        (None, "only kernel=native and kernel=torch"),
+    assert choose("auto", "cuda", "bfloat16", "gathered", 64, BLOCKS)[0] == "triton"
+    assert choose("auto", "cuda", "bfloat16", "spans", 64) == ("triton", {"kernel": "triton"})
+    for blocks, head_dim, reason in (
+        (Blocks(100, False), 64, "a block of 16, 32, 64, 128 or 256 tokens, not 100"),
+        (Blocks(128, False), 40, "a head_dim of 16 to 256 in steps of 16, not 40"),
+        (None, 40, "a head_dim of 16 to 256 in steps of 16, not 40"),
     ):
-        name, facts = choose("auto", "cuda", "bfloat16", "spans", blocks)
+        name, facts = choose("auto", "cuda", "bfloat16", "spans", head_dim, blocks)
         assert (name, facts["kernel"]) == ("torch", "torch (spans)")
         assert reason in facts["not_triton"]
 
@@ -183,15 +184,15 @@ def test_auto_uses_triton_where_it_supports_blocks_and_heads() -> None:
 def test_flex_names_what_is_missing_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"kernel=flex: .* there is no g\+\+ or clang"):
-        choose("flex", "cpu", "float32", "gathered", BLOCKS)
+        choose("flex", "cpu", "float32", "gathered", 64, BLOCKS)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    assert choose("flex", "cpu", "float32", "gathered", BLOCKS)[0] == "flex"
+    assert choose("flex", "cpu", "float32", "gathered", 64, BLOCKS)[0] == "flex"
     with pytest.raises(UnsupportedError, match="kernel=flex: FlexAttention has no backward"):
-        choose("flex", "cpu", "float32", "gathered", Blocks(128, 64, True))
+        choose("flex", "cpu", "float32", "gathered", 64, Blocks(128, True))
 
 
 def test_a_kernel_of_another_device_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="kernel=triton: Triton kernels are for CUDA"):
-        choose("triton", "cpu", "float32", "gathered", BLOCKS)
+        choose("triton", "cpu", "float32", "gathered", 64, BLOCKS)
     with pytest.raises(UnsupportedError, match="kernel=native: the compiled kernel is for CPUs"):
-        choose("native", "cuda", "float32", "gathered")
+        choose("native", "cuda", "float32", "gathered", 64)

@@ -47,14 +47,14 @@ class LayoutAttention(Attention):
         blocks, dtype = self.kernel_blocks, self.workload.dtype
         form = "gathered" if blocks else "spans"
         self.kernel_name, self._kernel_facts = sparse_selection.choose(
-            self.requested_kernel, device, dtype, form, blocks
+            self.requested_kernel, device, dtype, form, self.workload.head_dim, blocks
         )
 
     @property
     def kernel_blocks(self) -> sparse_selection.Blocks | None:
         """Return what block kernels have to support; None if only span kernels can be used."""
         w = self.workload
-        return sparse_selection.Blocks(self.block, w.head_dim, w.train)
+        return sparse_selection.Blocks(self.block, w.train)
 
     @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:

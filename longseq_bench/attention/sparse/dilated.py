@@ -37,6 +37,8 @@ from longseq_bench.patterns.segment_spans import heads_by_sets, segment_spans, s
 
 Mix = Literal["softmax", "groups"]
 
+_SPAN_KERNELS = ("native", "triton")
+
 
 @implementation("dilated")
 class Dilated(Attention):
@@ -61,12 +63,14 @@ class Dilated(Attention):
             Mix, "softmax: every head mixes all pairs; groups: each head uses one pair"
         ] = "softmax",
         kernel: Annotated[
-            str, "native, torch, or a kernel of exact attention for tiles; auto: the fastest one"
+            str,
+            "native or triton (spans), torch, or a kernel of exact attention for tiles; auto: the "
+            "fastest one",
         ] = AUTO,
     ) -> None:
         self.order = TokenOrder("contiguous", workload.seq_len, group.size)
         self.rule = DilationRule(tuple(segments), tuple(dilation), workload.heads, mix)
-        if kernel != "torch":
+        if kernel not in (*_SPAN_KERNELS, "torch"):
             check_name(kernel)
         super().__init__(workload, group)
         self.requested_kernel, self.kernel_name = kernel, ""
@@ -83,11 +87,11 @@ class Dilated(Attention):
         """Choose the kernel, and build the spans of the compiled one."""
         super().prepare(device)
         self._spans, self._kernel_facts = None, {}
-        if self.group.size == 1 and self.requested_kernel in (AUTO, "native", "torch"):
+        if self.group.size == 1 and self.requested_kernel in (AUTO, *_SPAN_KERNELS, "torch"):
             self.kernel_name, self._kernel_facts = choose(
-                self.requested_kernel, device, self.workload.dtype, "tiles"
+                self.requested_kernel, device, self.workload.dtype, "tiles", self.workload.head_dim
             )
-            if self.kernel_name == "native":
+            if self.kernel_name in _SPAN_KERNELS:
                 self._spans = self._span_attention()
                 return
         if self.requested_kernel == "torch":

@@ -1,29 +1,23 @@
-"""The compiled CPU kernel over all pairs: every tile of queries sees one run of keys."""
+"""The compiled CPU kernel over all pairs; it merges without temporaries."""
 
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.kernels import native
-from longseq_bench.kernels.base import Pair, Queries, Triple
-from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
-from longseq_bench.kernels.spans import HeadSpans, SpanTask, span_gradients
-from longseq_bench.patterns.spans import Spans
-
-TILE = 128
-"""Queries of a tile, as in native.cpp."""
+from longseq_bench.kernels.exact._spans import OverSpans
+from longseq_bench.kernels.exact.base import Use, exact_kernel
+from longseq_bench.kernels.spans import SpanKernel
 
 _MATRIX_UNITS = {torch.bfloat16: "amx_bf16", torch.float16: "amx_fp16"}
 """CPU flags of units that torch's kernel uses for 16-bit tensors, and the compiled one does not."""
 
 
 @exact_kernel("native")
-class Native(ExactKernel):
-    """The compiled CPU kernel of this package; it merges without temporaries."""
+class Native(OverSpans):
+    """The compiled CPU kernel of this package."""
 
     device = "cpu"
 
@@ -37,48 +31,10 @@ class Native(ExactKernel):
     def priority(cls, use: Use) -> int | None:
         return 0 if _MATRIX_UNITS.get(use.dtype) in _cpu_flags() else 10
 
+    @property
     @override
-    def _forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
-    ) -> tuple[Tensor, Tensor]:
-        out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:3] if keep_lse else (0,), dtype=torch.float32)
-        native.forward(q, k, v, out, lse if keep_lse else None, _task(q, k, causal))
-        return out, lse
-
-    @override
-    def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
-        dq = torch.empty_like(queries[1])
-        return span_gradients(native, _task(dq, keys[0], causal), queries, keys, dq)
-
-    @override
-    def _merge(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
-        mask: Tensor | None,
-    ) -> None:  # fmt: skip
-        native.forward(q, k, v, out, lse, _task(q, k, causal, merge=True))
-
-    @override
-    def _add_gradients(
-        self, queries: Queries, keys: Pair, dq: Tensor, dkv: Pair, causal: bool,
-        mask: Tensor | None,
-    ) -> None:  # fmt: skip
-        task = _task(dq, keys[0], causal, merge=True)
-        native.backward(queries, keys, dq, dkv, range(keys[0].shape[1]), task)
-
-
-def _task(q: Tensor, k: Tensor, causal: bool, merge: bool = False) -> SpanTask:
-    spans = _all_pairs(q.shape[2], k.shape[2], causal)
-    return SpanTask([HeadSpans(spans, range(q.shape[1]))], causal, merge=merge)
-
-
-@lru_cache(maxsize=64)
-def _all_pairs(queries: int, keys: int, causal: bool) -> Spans:
-    """Return tiles of queries that see all keys, or (causal) those up to the tile's end."""
-    first = np.arange(0, queries, TILE, dtype=np.int32)
-    count = np.minimum(TILE, queries - first).astype(np.int32)
-    seen = first + count if causal else np.full_like(first, keys)
-    return Spans(first, count, np.arange(len(first) + 1), np.zeros_like(first), seen)
+    def spans(self) -> SpanKernel:
+        return native
 
 
 @cache

@@ -1,0 +1,72 @@
+"""Exact attention by a kernel of spans: every tile of queries sees one run of keys."""
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from longseq_bench.kernels.base import Pair, Queries, Triple
+from longseq_bench.kernels.exact.base import ExactKernel
+from longseq_bench.kernels.spans import HeadSpans, SpanKernel, SpanTask, span_gradients
+from longseq_bench.patterns.spans import Spans
+
+TILE = 128
+"""Queries of a tile: a program of the compiled kernels takes as many."""
+
+
+class OverSpans(ExactKernel):
+    """An exact kernel that continues earlier softmaxes and sums in place, without temporaries.
+
+    A subclass has `spans`, the kernel that it calls.
+    """
+
+    @property
+    def spans(self) -> SpanKernel:
+        """The kernel of spans."""
+        raise NotImplementedError
+
+    @override
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        out = torch.empty_like(q)
+        lse = q.new_empty(q.shape[:3] if keep_lse else (0,), dtype=torch.float32)
+        self.spans.forward(q, k, v, out, lse if keep_lse else None, _task(q, k, causal))
+        return out, lse
+
+    @override
+    def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
+        dq = torch.empty_like(queries[1])
+        return span_gradients(self.spans, _task(dq, keys[0], causal), queries, keys, dq)
+
+    @override
+    def _merge(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
+        mask: Tensor | None,
+    ) -> None:  # fmt: skip
+        self.spans.forward(q, k, v, out, lse, _task(q, k, causal, merge=True))
+
+    @override
+    def _add_gradients(
+        self, queries: Queries, keys: Pair, dq: Tensor, dkv: Pair, causal: bool,
+        mask: Tensor | None,
+    ) -> None:  # fmt: skip
+        task = _task(dq, keys[0], causal, merge=True)
+        self.spans.backward(queries, keys, dq, dkv, range(keys[0].shape[1]), task)
+
+
+@lru_cache(maxsize=64)
+def _part(queries: int, keys: int, heads: int, causal: bool) -> HeadSpans:
+    """Return tiles of queries that see all keys, or (causal) those up to the tile's end."""
+    first = np.arange(0, queries, TILE, dtype=np.int32)
+    count = np.minimum(TILE, queries - first).astype(np.int32)
+    seen = first + count if causal else np.full_like(first, keys)
+    spans = Spans(first, count, np.arange(len(first) + 1), np.zeros_like(first), seen)
+    return HeadSpans(spans, range(heads))
+
+
+def _task(q: Tensor, k: Tensor, causal: bool, merge: bool = False) -> SpanTask:
+    part = _part(q.shape[2], k.shape[2], q.shape[1], causal)
+    return SpanTask([part], causal, merge=merge)
