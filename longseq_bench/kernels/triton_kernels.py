@@ -26,7 +26,7 @@ _LOG2_E = tl.constexpr(1 / math.log(2))
 _LOG_2 = tl.constexpr(math.log(2))
 
 _SIZES = ["seq_len", "rows", "heads", "items", "slots", "tile_step", "item_count", "head_count",
-          "first_kv_head"]  # fmt: skip
+          "first_kv_head", "tiles"]  # fmt: skip
 """Sizes that a kernel is not compiled again for; Triton would for multiples of 16 and for 1."""
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.kernels import spans_reference
+from longseq_bench.kernels.merge import merge_part
 from longseq_bench.patterns.blocks import make_layout
 from tests.kernels import plain_attention
 from tests.kernels.test_spans import (
@@ -168,3 +169,33 @@ def test_exact_attention_at_once_and_in_parts(
     for results in interpreted(run_exact, tensors, causal):
         for own, other in zip(results, flat, strict=True):
             assert_near(own.float(), other.float(), 2e-5)
+
+
+def run_merges(cases: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+    from longseq_bench.kernels.triton_merge import merge
+
+    for case in cases:
+        merge(*case)
+    return cases
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_one_launch_merges_two_softmaxes(interpreted: Interpreted, dtype: torch.dtype) -> None:
+    """Also where one side or both have seen no key, and for views of other strides."""
+    torch.manual_seed(0)
+    out, part = torch.randn(2, 3, 70, 80), torch.randn(2, 70, 3, 80).transpose(1, 2).to(dtype)
+    lse, part_lse = torch.randn(2, 3, 70), torch.randn(2, 70, 3).transpose(1, 2)
+    for at, sides in (
+        (slice(0, 9), (lse,)),
+        (slice(5, 20), (part_lse,)),
+        (slice(30, 33), (lse, part_lse)),
+    ):
+        for side in sides:
+            side[:, :, at] = -torch.inf
+    out = torch.where((lse == -torch.inf)[..., None], 0.0, out)
+    expected, expected_lse = out.clone(), lse.clone()
+    merge_part(expected, expected_lse, part, part_lse)
+    ((got, got_lse, *_),) = interpreted(run_merges, [(out, lse, part, part_lse)])
+    torch.testing.assert_close(got_lse, expected_lse)
+    torch.testing.assert_close(got, expected)
+    assert not got[:, :, 30:33].any()
