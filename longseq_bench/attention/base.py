@@ -61,7 +61,7 @@ class Attention(ABC):
     layout_s: float = 0.0
     """Seconds that the last call spent on choosing a layout from its inputs; part of the call."""
 
-    device: str
+    device: str = "cpu"
     """Kind of the device; set by `prepare`."""
 
     exact_name: str | None = None

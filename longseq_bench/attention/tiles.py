@@ -45,21 +45,58 @@ TILE_SHARE_OF_Q = 16
 floor. They have at least MIN_TILE_BYTES, because smaller tiles would be slower."""
 
 
-def head_runs(w: Workload, rows: int, local_rows: int) -> list[slice]:
+@dataclass(frozen=True)
+class TileSizes:
+    """Sizes of tiles for a kind of device.
+
+    rows: of a kernel call. block_rows: of one with a block of keys from any rank. chunk: keys of a
+    call on one rank. largest_block, smallest_block: keys of a block of a ring; smaller ones are
+    slower (None: as ring_blocks chooses). min_bytes: of a tile's temporary.
+    """
+
+    rows: int
+    block_rows: int
+    chunk: int
+    largest_block: int
+    smallest_block: int | None
+    min_bytes: int
+
+
+_CUDA = TileSizes(32 * 1024, 64 * 1024, 64 * 1024, 16 * 1024, 16 * 1024, 64 * 1024**2)
+"""A call of 16k queries with 16k keys takes about 3 ms on an H100 at 8 heads of 128, and starting
+one takes 0.05 to 0.1 ms of a CPU (a small multiple of a launch)."""
+
+
+def tile_sizes(device: str) -> TileSizes:
+    """Return the sizes for a kind of device.
+
+    On a GPU a tile is as large as its temporaries allow: the time to start a call does not depend
+    on its size.
+    """
+    if device == "cuda":
+        return _CUDA
+    return TileSizes(TILE_ROWS, RING_TILE_ROWS, 4 * TILE_ROWS, 4 * TILE_ROWS, None, MIN_TILE_BYTES)
+
+
+def head_runs(w: Workload, rows: int, local_rows: int, sizes: TileSizes) -> list[slice]:
     """Return runs of query heads whose tiles of `rows` tokens are small relative to local q."""
     group = w.heads // w.kv_heads
     row_bytes = w.batch * w.head_dim * w.dtype_bytes
-    tile_bytes = max(MIN_TILE_BYTES, row_bytes * w.heads * local_rows // TILE_SHARE_OF_Q)
+    tile_bytes = max(sizes.min_bytes, row_bytes * w.heads * local_rows // TILE_SHARE_OF_Q)
     heads = max(tile_bytes // (rows * row_bytes), -(-torch.get_num_threads() // w.batch))
     run = max(1, heads // group) * group
     return [slice(start, min(start + run, w.heads)) for start in range(0, w.heads, run)]
 
 
-def single_rank_tiles(w: Workload, chunk: int) -> Iterator[RowBlock]:
-    """Yield the tiles of exact attention on one rank, with `chunk` keys in a kernel call."""
-    rows = min(chunk, TILE_ROWS, w.seq_len)
+def single_rank_tiles(w: Workload, chunk: int | None, sizes: TileSizes) -> Iterator[RowBlock]:
+    """Yield the tiles of exact attention on one rank, with at most `chunk` keys in a kernel call.
+
+    chunk None: as many as the device is fast with.
+    """
+    chunk = chunk or sizes.chunk
+    rows = min(chunk, sizes.rows, w.seq_len)
     # keys are views; only their gradients take memory, a chunk at a time
-    for heads in head_runs(w, min(chunk, w.seq_len) if w.train else rows, w.seq_len):
+    for heads in head_runs(w, min(chunk, w.seq_len) if w.train else rows, w.seq_len, sizes):
         all_keys = () if w.causal else _key_chunks(w.seq_len, chunk, heads)
         for start in range(0, w.seq_len, rows):
             tile = slice(start, min(start + rows, w.seq_len))
@@ -134,14 +171,16 @@ class ExactTiles:
     order: assignment of keys to ranks. queries: positions of the local queries.
     """
 
-    def __init__(self, w: Workload, rank: int, order: TokenOrder, queries: Runs) -> None:
+    def __init__(
+        self, w: Workload, rank: int, order: TokenOrder, queries: Runs, sizes: TileSizes
+    ) -> None:
         self._order, self._queries, self._causal = order, queries, w.causal
         self._own_keys = order.runs(rank)
         local_rows = sum(map(len, queries))
-        self._rows = max(1, min(RING_TILE_ROWS, local_rows))
-        self._head_runs = head_runs(w, self._rows, local_rows)
+        self._rows = max(1, min(sizes.block_rows, local_rows))
+        self._head_runs = head_runs(w, self._rows, local_rows, sizes)
         # keys are views; only their gradients take memory
-        self._max_keys = TILE_ROWS if w.train else w.seq_len
+        self._max_keys = sizes.rows if w.train else w.seq_len
 
     def __call__(self, block: Block) -> Iterator[RowBlock]:
         """Yield the tiles of a block."""

@@ -79,9 +79,14 @@ class KVBlocks:
         return KVBlock(owner, start, stop)
 
 
-def ring_blocks(counts: tuple[int, ...], limit: int | None = None) -> KVBlocks:
-    """Return the blocks of a ring: few tokens relative to the shards, and at most `limit`."""
-    tokens = max(MIN_BLOCK, -(-max(counts) // BLOCKS_PER_SHARD))
+def ring_blocks(
+    counts: tuple[int, ...], limit: int | None = None, smallest: int | None = None
+) -> KVBlocks:
+    """Return the blocks of a ring: few tokens relative to the shards, and at most `limit`.
+
+    smallest: tokens of a block from which fewer blocks are no longer faster; None: as on a CPU.
+    """
+    tokens = max(smallest or MIN_BLOCK, -(-max(counts) // BLOCKS_PER_SHARD))
     return KVBlocks(counts, max(1, min(limit or max(counts), tokens)))
 
 

@@ -20,6 +20,7 @@ from longseq_bench.attention.tiles import (
     TiledBlocks,
     empty_softmax,
     single_rank_tiles,
+    tile_sizes,
     wide_zeros,
 )
 from longseq_bench.core.cost import key_bytes_per_token
@@ -118,12 +119,15 @@ class Collective(Attention):
         """Return the all-gather; on one rank a single kernel call, or a loop over chunks."""
         if self.group.size > 1:
             rank = self.group.rank
-            tiles = ExactTiles(self.workload, rank, self.order, self.order.runs(rank))
+            runs, sizes = self.order.runs(rank), tile_sizes(self.device)
+            tiles = ExactTiles(self.workload, rank, self.order, runs, sizes)
             return GatherKernel(self.exchange, TiledBlocks(self.group, self.exact, tiles))
         if self.chunk is None:
             return OneCall(self.exact, self.workload.causal)
-        chunk = self.chunk
-        return InPlaceTiledKernel(lambda: single_rank_tiles(self.workload, chunk), self.exact)
+        chunk, sizes = self.chunk, tile_sizes(self.device)
+        return InPlaceTiledKernel(
+            lambda: single_rank_tiles(self.workload, chunk, sizes), self.exact
+        )
 
     @override
     def bytes_sent(self) -> int:

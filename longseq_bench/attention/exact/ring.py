@@ -28,7 +28,6 @@ from longseq_bench.attention.base import Attention, KernelOption, implementation
 from longseq_bench.attention.exact import fairscale_shards
 from longseq_bench.attention.projections import Projected, projection_flops
 from longseq_bench.attention.tiles import (
-    TILE_ROWS,
     Block,
     BlockAttention,
     ExactTiles,
@@ -36,6 +35,7 @@ from longseq_bench.attention.tiles import (
     TiledBlocks,
     empty_softmax,
     single_rank_tiles,
+    tile_sizes,
     wide_zeros,
 )
 from longseq_bench.core.cost import Cost, key_bytes_per_token
@@ -136,7 +136,9 @@ class Ring(Attention):
         workload: Workload,
         group: Group,
         *,
-        chunk: Annotated[int, "maximum keys per step, in tokens"] = 4 * TILE_ROWS,
+        chunk: Annotated[
+            int | None, "maximum keys per step, in tokens; none: by the kind of device"
+        ] = None,
         order: Annotated[OrderName, "assignment of tokens to ranks"] = "zigzag",
         queries: Annotated[
             Literal["partitioned", "full"],
@@ -206,18 +208,22 @@ class Ring(Attention):
         """Return the ring, or on one rank a loop over chunks."""
         if self.group.size > 1:
             queries = self._query_runs()
-            tiles_of = ExactTiles(self.workload, self.group.rank, self.order, queries)
+            tiles_of = ExactTiles(
+                self.workload, self.group.rank, self.order, queries, tile_sizes(self.device)
+            )
             blocks = TiledBlocks(self.group, self.exact, tiles_of)
             return RingKernel(self._exchange(), blocks, self.queries == "full")
 
         def tiles() -> Iterator[RowBlock]:
-            return single_rank_tiles(self.workload, self.chunk)
+            return single_rank_tiles(self.workload, self.chunk, tile_sizes(self.device))
 
         make = StreamedKernel if self.on_host else InPlaceTiledKernel
         return make(tiles, self.exact)
 
     def _exchange(self) -> RingExchange:
-        blocks = ring_blocks(self.order.counts, self.chunk)
+        sizes = tile_sizes(self.device)
+        limit = self.chunk or sizes.largest_block
+        blocks = ring_blocks(self.order.counts, limit, sizes.smallest_block)
         wire = None if self.wire is None else getattr(torch, self.wire)
         if self.transport == "deepspeed":
             return deepspeed_transport.DeepspeedRing(self.group, blocks, wire)

@@ -18,7 +18,6 @@ from longseq_bench.attention.exact.ulysses import (
     exchange_bytes,
     head_stages,
 )
-from longseq_bench.attention.tiles import TILE_ROWS
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload, divisors
 from longseq_bench.distributed.group import Group
@@ -51,7 +50,9 @@ class Usp(Attention):
         *,
         ulysses: Annotated[int | None, "ranks per Ulysses group; none: as many as possible"] = None,
         ring: Annotated[int | None, "ranks per ring; none: world size / ulysses"] = None,
-        chunk: Annotated[int, "maximum keys per step of a ring, in tokens"] = 4 * TILE_ROWS,
+        chunk: Annotated[
+            int | None, "maximum keys per step of a ring, in tokens; none: by the kind of device"
+        ] = None,
         order: Annotated[OrderName, "assignment of tokens to groups of ranks"] = "zigzag",
         kernel: KernelOption = AUTO,
     ) -> None:

@@ -23,6 +23,7 @@ from longseq_bench.attention.sparse.block_sparse_distributed import (
     ShardedLayout,
     SpanBlocks,
 )
+from longseq_bench.attention.tiles import tile_sizes
 from longseq_bench.core.cost import Cost, key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload
@@ -208,5 +209,6 @@ class BlockSparse(LayoutAttention):
             exchange = "ring" if sharded.sees_nearly_all() else "fetch"
         if exchange == "fetch":
             return FetchKernel(sharded, self.group, kernel, causal)
-        ring = RingExchange(self.group, ring_blocks(sharded.counts))
+        smallest = tile_sizes(self.device).smallest_block
+        ring = RingExchange(self.group, ring_blocks(sharded.counts, smallest=smallest))
         return RingKernel(ring, SpanBlocks(sharded, self.group, kernel, causal))

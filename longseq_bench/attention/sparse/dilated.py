@@ -14,7 +14,7 @@ from typing_extensions import override
 from longseq_bench.attention.base import Attention, Counts, Mask, Positions, implementation
 from longseq_bench.attention.exact.ring import RingKernel
 from longseq_bench.attention.sparse.segments import SegmentTiles
-from longseq_bench.attention.tiles import TILE_ROWS, Block, LocalShare, TiledBlocks, head_runs
+from longseq_bench.attention.tiles import Block, LocalShare, TiledBlocks, head_runs, tile_sizes
 from longseq_bench.core.cost import (
     Cost,
     attention_flops,
@@ -123,27 +123,30 @@ class Dilated(Attention):
 
     def _tiles(self) -> Iterator[RowBlock]:
         """Yield the tiles on one rank."""
-        w = self.workload
-        rows = min(max(TILE_ROWS, *self.rule.segments), w.seq_len)
-        for heads in head_runs(w, rows, w.seq_len):
-            yield from self.segments.single_rank(heads)
+        w, sizes = self.workload, tile_sizes(self.device)
+        rows = min(max(sizes.rows, *self.rule.segments), w.seq_len)
+        for heads in head_runs(w, rows, w.seq_len, sizes):
+            yield from self.segments.single_rank(heads, sizes.rows)
 
     def _ring_tiles(self, block: Block) -> Iterator[RowBlock]:
         """Yield the tiles of this rank's queries with a block of keys."""
         (own,) = self.order.runs(self.group.rank)
+        sizes = tile_sizes(self.device)
         if isinstance(block, LocalShare):
-            tiles = -(-len(own) // TILE_ROWS)
-            first, last = (t * TILE_ROWS for t in even_span(tiles, block.count, block.index))
+            tiles = -(-len(own) // sizes.rows)
+            first, last = (t * sizes.rows for t in even_span(tiles, block.count, block.index))
             rows, keys = own[first:last], own
         else:
             (steps,) = self.order.runs(block.owner)
             rows, keys = own, steps[block.tokens]
-        for heads in head_runs(self.workload, min(TILE_ROWS, len(own)), len(own)):
-            yield from self.segments.many_ranks(heads, own, rows, keys)
+        for heads in head_runs(self.workload, min(sizes.rows, len(own)), len(own), sizes):
+            yield from self.segments.many_ranks(heads, own, rows, keys, sizes.rows)
 
     def _exchange(self) -> RingExchange:
         """Return the transfers along the walk, with as many hops as segments need."""
-        return RingExchange(self.group, ring_blocks(self.order.counts), hops=self._hops())
+        smallest = tile_sizes(self.device).smallest_block
+        blocks = ring_blocks(self.order.counts, smallest=smallest)
+        return RingExchange(self.group, blocks, hops=self._hops())
 
     def _hops(self) -> int:
         """Return the largest number of hops after which a rank still sees a block."""

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from longseq_bench.attention.tiles import TILE_ROWS
 from longseq_bench.distributed.token_order import causal_tiles
 from longseq_bench.kernels.tiling import Index, Piece, RowBlock
 from longseq_bench.patterns.dilated import DilatedSegment
@@ -33,26 +32,28 @@ Tokens = range | NDArray[np.int32]
 
 
 class SegmentTiles:
-    """Row blocks of at most TILE_ROWS tokens; walk: token of each step, None for the sequence."""
+    """Row blocks of few tokens; walk: token of each step, None for the sequence."""
 
     walk: NDArray[np.int32] | None = None
 
     def __init__(self, seq_len: int, segments: tuple[DilatedSegment, ...], causal: bool) -> None:
         self._seq_len, self._segments, self._causal = seq_len, segments, causal
 
-    def single_rank(self, heads: slice) -> Iterator[RowBlock]:
-        """Yield the row blocks of a run of query heads on one rank."""
+    def single_rank(self, heads: slice, max_rows: int) -> Iterator[RowBlock]:
+        """Yield the row blocks, of at most max_rows, of a run of query heads on one rank."""
         size = min(self._seq_len, math.lcm(*(s.segment for s in self._segments)))
         for start in range(0, self._seq_len, size):
             stop = min(start + size, self._seq_len)
             members, sets = self._tokens(start, stop), list(self._sets(heads, start, stop))
-            for i in range(0, len(members), TILE_ROWS):
-                rows = members[i : i + TILE_ROWS]
-                pieces = [p for tokens, of in sets for p in self._pieces(rows, tokens, of)]
+            for i in range(0, len(members), max_rows):
+                rows = members[i : i + max_rows]
+                pieces = [
+                    p for tokens, of in sets for p in self._pieces(rows, tokens, of, max_rows)
+                ]
                 yield RowBlock(_index(rows), heads, tuple(pieces))
 
     def many_ranks(
-        self, heads: slice, own: range, queries: range, keys: range
+        self, heads: slice, own: range, queries: range, keys: range, max_rows: int
     ) -> Iterator[RowBlock]:
         """Yield the row blocks of queries at some steps of the walk with keys at other steps.
 
@@ -60,8 +61,8 @@ class SegmentTiles:
         are into `own`, the steps that this rank holds; key indices are into `keys`, the steps of
         any rank.
         """
-        for start in range(queries.start, queries.stop, TILE_ROWS):
-            rows = range(start, min(start + TILE_ROWS, queries.stop))
+        for start in range(queries.start, queries.stop, max_rows):
+            rows = range(start, min(start + max_rows, queries.stop))
             pieces = [
                 piece
                 for q_steps, k_steps, set_heads in self._set_parts(heads, rows, keys)
@@ -89,15 +90,18 @@ class SegmentTiles:
                     if first + offset < end:
                         yield self._tokens(first + offset, end, pair.rate), set_heads
 
-    def _pieces(self, rows: Tokens, tokens: Tokens, heads: slice) -> Iterator[Piece]:
-        """Yield the pieces of one set for a row block; causal: earlier keys, and a triangle."""
+    def _pieces(self, rows: Tokens, tokens: Tokens, heads: slice, max_keys: int) -> Iterator[Piece]:
+        """Yield the pieces of one set for a row block; causal: earlier keys, and a triangle.
+
+        max_keys: of a piece whose keys are gathered.
+        """
         first = bisect_left(tokens, int(rows[0]))
         stop = bisect_left(tokens, int(rows[-1]) + 1)
         if first >= stop:
             return
         queries = _indices(tokens[first:stop], rows)
         unmasked = first if self._causal else len(tokens)
-        step = unmasked if isinstance(tokens, range) else TILE_ROWS
+        step = unmasked if isinstance(tokens, range) else max_keys
         for i in range(0, unmasked, max(1, step)):
             yield Piece(queries, _index(tokens[i : min(i + step, unmasked)]), heads)
         if self._causal:
