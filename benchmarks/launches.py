@@ -1,0 +1,109 @@
+"""Kernel calls of one pass on a GPU, counted without one.
+
+    python -m benchmarks.launches
+
+A call costs 0.05 to 0.1 ms of a CPU, however little it computes. So a pass of many short calls
+measures the CPU, not the GPU. Nothing is computed: the tiles of a pass are counted, and launches of
+the Triton kernels over spans. The exit code is 1 if a goal is missed.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from longseq_bench import meta_mode
+from longseq_bench.attention.exact.ring import Ring
+from longseq_bench.attention.sparse.dilated import Dilated
+from longseq_bench.attention.sparse.hilbert import Hilbert
+from longseq_bench.attention.tiles import Block, ExactTiles, LocalShare, single_rank_tiles, tile_sizes
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.kernels.tiling import RowBlock, calls
+
+HEADS, HEAD_DIM = 8, 128
+SEGMENTS = {"segments": (2048, 8192, 32768), "dilation": (1, 4, 16)}
+
+GOALS = {
+    ("ring", 2**20, 1): 600,
+    ("ring", 2**20, 8): 300,
+    ("dilated", 2**18, 1): 64,
+    ("hilbert", 2**18, 1): 64,
+}
+"""Calls of a forward pass of each rank, by implementation, tokens and ranks."""
+
+
+def main() -> None:
+    meta_mode.enable("cuda")
+    print(f"{HEADS} heads of {HEAD_DIM}, bfloat16, causal; calls of a kernel of each rank\n")
+    print(f"{'':10}{'tokens':>12}{'ranks':>7}{'forward':>10}{'train':>8}{'goal':>7}")
+    missed = False
+    for (name, tokens, ranks), goal in GOALS.items():
+        forward, train = (count(name, tokens, ranks, mode) for mode in ("forward", "train"))
+        missed |= forward > goal
+        print(f"{name:10}{tokens:>12,}{ranks:>7}{forward:>10,}{train:>8,}{goal:>7,}")
+    sys.exit(missed)
+
+
+def count(name: str, tokens: int, ranks: int, mode: str, device: str = "cuda") -> int:
+    """Return the kernel calls of the rank with the most calls."""
+    w = Workload(
+        seq_len=tokens, heads=HEADS, kv_heads=HEADS, head_dim=HEAD_DIM, dtype="bfloat16",
+        causal=True, mode=mode,
+    )  # fmt: skip
+    if name == "ring":
+        passes = 2 if w.train else 1
+        if ranks == 1:
+            return passes * count_calls(single_rank_tiles(w, None, tile_sizes(device)))
+        return passes * max(ring_calls(w, rank, ranks, device) for rank in range(ranks))
+    return span_launches({"dilated": Dilated, "hilbert": Hilbert}[name], w)
+
+
+def count_calls(tiles: Iterator[RowBlock]) -> int:
+    return sum(1 for tile in tiles for _ in calls(tile, 1))
+
+
+def ring_calls(w: Workload, rank: int, ranks: int, device: str) -> int:
+    """Return the calls of one rank for its own keys and every block that visits it."""
+    attention = Ring(w, Group(rank, ranks))
+    attention.device = device
+    ring = attention._exchange()
+    steps = ring.steps()
+    tiles = ExactTiles(
+        w, rank, attention.order, attention.order.runs(rank), tile_sizes(device)
+    )
+    shares = [LocalShare(i, len(steps) + 1) for i in range(len(steps) + 1)]
+    blocks: list[Block] = [*shares, *(ring.block_at(step) for step in steps)]
+    return sum(count_calls(tiles(block)) for block in blocks)
+
+
+def span_launches(kind: Any, w: Workload) -> int:
+    """Return the launches of the Triton kernels over spans in one pass."""
+    from longseq_bench.kernels import triton_spans
+
+    launched = []
+    launch = triton_spans._launch
+
+    def counted(*args: Any) -> None:
+        launched.append(args[0])
+        launch(*args)
+
+    attention = kind(w, Group.alone(), kernel="triton", **SEGMENTS)
+    attention.prepare("cuda")
+    shape = (w.batch, w.heads, w.seq_len, w.head_dim)
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for _ in range(3)]
+    triton_spans._launch = counted
+    try:
+        for t in tensors:
+            t.requires_grad_(w.train)
+        out = attention(*tensors)
+        if w.train:
+            out.sum().backward()
+    finally:
+        triton_spans._launch = launch
+    return len(launched)
+
+
+if __name__ == "__main__":
+    main()
