@@ -73,7 +73,9 @@ def options_at(name: str, world: int) -> list[Options]:
     if name == "ddp":
         return [{}, {"inner": "ring"}]
     if name in ("dilated", "hilbert"):
-        return SEGMENTS if world == 3 else SEGMENTS[2 * (world == 4) :: 4]
+        in_tiles: Options = {"segments": (24, 100), "dilation": (1, 3), "kernel": "torch"}
+        every_rate = [*SEGMENTS, in_tiles]
+        return every_rate if world == 3 else every_rate[2 * (world == 4) :: 4]
     if name == "block-sparse":
         patterns: list[Options] = [
             {"block": 8, "sparsity": 0.6, "pattern": pattern, "exchange": exchange}

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Counts, Mask, Positions, implementation
 from longseq_bench.attention.exact.ring import RingKernel
+from longseq_bench.attention.sparse.segment_blocks import SegmentBlocks
 from longseq_bench.attention.sparse.segments import SegmentTiles
 from longseq_bench.attention.tiles import Block, LocalShare, TiledBlocks, head_runs, tile_sizes
 from longseq_bench.core.cost import (
@@ -76,7 +77,7 @@ class Dilated(Attention):
         self.requested_kernel, self.kernel_name = kernel, ""
         w, pairs = workload, tuple(self.rule.pairs())
         self.segments = SegmentTiles(w.seq_len, pairs, w.causal)
-        self._spans: SpanAttention | None = None
+        self._spans: AttentionKernel | None = None
         self._kernel_facts: dict[str, str] = {}
 
     @override
@@ -86,13 +87,13 @@ class Dilated(Attention):
     def prepare(self, device: str) -> None:
         """Choose the kernel, and build the spans of the compiled one."""
         super().prepare(device)
-        self._spans, self._kernel_facts = None, {}
-        if self.group.size == 1 and self.requested_kernel in (AUTO, *_SPAN_KERNELS, "torch"):
+        self._spans, self._kernel_facts, self.kernel_name = None, {}, ""
+        if self.requested_kernel in (AUTO, *_SPAN_KERNELS, "torch"):
             self.kernel_name, self._kernel_facts = choose(
                 self.requested_kernel, device, self.workload.dtype, "tiles", self.workload.head_dim
             )
             if self.kernel_name in _SPAN_KERNELS:
-                self._spans = self._span_attention()
+                self._spans = self._build_spans()
                 return
         if self.requested_kernel == "torch":
             self._exact, self._exact_facts = torch_kernel(self.kernel_use), {}
@@ -100,26 +101,36 @@ class Dilated(Attention):
             self.select_exact(self.requested_kernel)
 
     def build_kernel(self) -> AttentionKernel:
-        """Return a ring; on one rank the compiled kernel, or attention tile by tile."""
+        """Return the kernel of spans, or attention tile by tile; on many ranks a ring."""
+        if self._spans:
+            return self._spans
         if self.group.size > 1:
-            blocks = TiledBlocks(self.group, self.exact, self._ring_tiles)
-            return RingKernel(self._exchange(), blocks)
-        return self._spans or TiledKernel(self._tiles, self.exact)
+            tiles = TiledBlocks(self.group, self.exact, self._ring_tiles)
+            return RingKernel(self._exchange(), tiles)
+        return TiledKernel(self._tiles, self.exact)
 
-    def _span_attention(self) -> SpanAttention:
-        """Return the compiled kernel over spans."""
+    def _build_spans(self) -> AttentionKernel:
+        """Return attention by a kernel of spans; on many ranks a ring."""
         w, rule, order = self.workload, self.rule, self.segments.walk
+        kernel = span_kernel(self.kernel_name)
+        if self.group.size > 1:
+            parts = self._parts(w.causal and not self.permuted, None)
+            blocks = SegmentBlocks(self.group, kernel, self.order, parts, w.causal, order)
+            return RingKernel(self._exchange(), blocks)
         steps, sorted_by = StepMap(), None
         if order is not None and w.causal:
             steps, sorted_by = StepMap(*sort_walk(order, rule)), rule
         elif order is not None:
             steps = StepMap(order, order)
-        parts = [
-            HeadSpans(segment_spans(w.seq_len, sets, w.causal, sorted_by), heads)
-            for sets, heads in heads_by_sets(rule).items()
+        task = SpanTask(self._parts(w.causal, sorted_by), w.causal, steps)
+        return SpanAttention(kernel, task, (w.heads, w.seq_len))
+
+    def _parts(self, causal: bool, sorted_by: DilationRule | None) -> list[HeadSpans]:
+        """Return the spans of the heads that use the same sets; arguments as in segment_spans."""
+        return [
+            HeadSpans(segment_spans(self.workload.seq_len, sets, causal, sorted_by), heads)
+            for sets, heads in heads_by_sets(self.rule).items()
         ]
-        kernel = span_kernel(self.kernel_name)
-        return SpanAttention(kernel, SpanTask(parts, w.causal, steps), (w.heads, w.seq_len))
 
     def _tiles(self) -> Iterator[RowBlock]:
         """Yield the tiles on one rank."""
