@@ -1,15 +1,16 @@
 """Attention of tensors in the host's memory: tiles are copied to the device, results back.
 
 A row block of queries stays on the device while its keys and values are copied tile by tile; the
-next tile is copied while the current one is computed. So the device's memory does not limit
-queries, keys or the output. On a CPU tiles are views of mapped files and nothing is copied.
+next tile is copied while the current one is computed. Sums of gradients of keys come and go with
+their keys, so that the host adds nothing. So the device's memory does not limit queries, keys or
+the output. On a CPU tiles are views of mapped files and nothing is copied.
 
 Shapes: as in kernels/tiling.py; q, k, v, out and the gradients are on the host.
 """
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -23,6 +24,7 @@ from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.tiling import Piece, RowBlock, Tiling, wide
 
 Call = tuple[slice, slice, Piece]
+Tiles = list[Tensor]
 
 
 class StreamedKernel:
@@ -63,23 +65,30 @@ class StreamedKernel:
             at = (slice(None), block.heads, block.rows)
             own = [self._copier.copy(t[at]) for t in (grad_out, q, out, lse)]
             acc = torch.zeros_like(own[1], dtype=wide(q))
-            for (heads, kv_heads, piece), pair in self._keys(block, q, (k, v)):
+            for call, (k_tile, v_tile, *sums) in self._keys(block, q, (k, v, dk, dv)):
+                heads, _, piece = call
                 do, q_rows, o, row_lse = (t[:, heads, piece.rows] for t in own)
-                parts = self._exact.backward((do, q_rows, o, row_lse), pair, piece.causal)
-                acc[:, heads, piece.rows] += parts[0]
-                for total, part in zip((dk, dv), parts[1:], strict=True):
-                    total[:, kv_heads, piece.keys] += part.to(total.device, total.dtype)
-                del pair, parts
+                dq_rows = acc[:, heads, piece.rows]
+                self._exact.add_gradients(
+                    (do, q_rows, o, row_lse), (k_tile, v_tile), dq_rows, (sums[0], sums[1]),
+                    piece.causal,
+                )  # fmt: skip
+                self._copier.copy_back((dk, dv), call, sums)
+                del k_tile, v_tile, sums
             dq[at] = acc
+        self._copier.finish()
         return dq, _to_dtype_of(dk, k), _to_dtype_of(dv, v)
 
-    def _keys(self, block: RowBlock, q: Tensor, keys: Pair) -> Iterator[tuple[Call, Pair]]:
-        calls = meta_mode.limited(tiling.calls(block, q.shape[1] // keys[0].shape[1]))
-        yield from self._copier.copy_pairs(keys, calls)
+    def _keys(
+        self, block: RowBlock, q: Tensor, tensors: Sequence[Tensor]
+    ) -> Iterator[tuple[Call, Tiles]]:
+        """Yield the calls of a row block, each with the tiles of its keys on the device."""
+        calls = meta_mode.limited(tiling.calls(block, q.shape[1] // tensors[0].shape[1]))
+        yield from self._copier.copy_tiles(tensors, calls)
 
 
 class _TileCopier:
-    """Copies tiles to the device; on CUDA the next pair on a separate stream."""
+    """Copies tiles to the device and back; on CUDA on a separate stream, in one order."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -100,23 +109,38 @@ class _TileCopier:
                 target.copy_(source, non_blocking=True)
         return copied
 
-    def copy_pairs(self, keys: Pair, calls: Iterable[Call]) -> Iterator[tuple[Call, Pair]]:
-        """Yield each call with its keys and values on the device."""
-        pending: tuple[Call, Pair] | None = None
+    def copy_tiles(
+        self, tensors: Sequence[Tensor], calls: Iterable[Call]
+    ) -> Iterator[tuple[Call, Tiles]]:
+        """Yield each call with the tiles of its keys; no two calls may have the same keys."""
+        pending: tuple[Call, Tiles] | None = None
         for call in itertools.chain(calls, [None]):
-            started = (call, self._start(keys, call)) if call else None
+            started = (call, self._start(tensors, call)) if call else None
             if pending is not None:
                 yield self._wait_for(pending)
             pending = started
             del started
 
-    def _start(self, keys: Pair, call: Call) -> Pair:
-        views = (t[:, call[1], call[2].keys] for t in keys)
-        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-            first, second = (self.copy(t) for t in views)
-        return first, second
+    def copy_back(self, tensors: Sequence[Tensor], call: Call, tiles: Tiles) -> None:
+        """Copy computed tiles back to the host, after their computation and before later tiles."""
+        if not self._is_cuda or meta_mode.is_meta():
+            return  # on a CPU the tiles are views
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for target, tile in zip(tensors, tiles, strict=True):
+                target[:, call[1], call[2].keys].copy_(tile, non_blocking=True)
+                tile.record_stream(self._stream)
 
-    def _wait_for(self, pending: tuple[Call, Pair]) -> tuple[Call, Pair]:
+    def finish(self) -> None:
+        """Wait until everything is in the host's memory."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _start(self, tensors: Sequence[Tensor], call: Call) -> Tiles:
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            return [self.copy(t[:, call[1], call[2].keys]) for t in tensors]
+
+    def _wait_for(self, pending: tuple[Call, Tiles]) -> tuple[Call, Tiles]:
         if self._stream is not None:
             compute_stream = torch.cuda.current_stream()
             compute_stream.wait_stream(self._stream)
