@@ -56,6 +56,8 @@ class Group:
 
     ranks: global ranks of a subgroup, ascending; empty for the world.
     data, control: process groups of torch; None for a group that is not connected.
+    communicators: process groups of subgroups by their ranks. With NCCL each takes up to hundreds
+        of MB of device memory until the process ends, so each is made once.
     """
 
     rank: int = 0
@@ -64,6 +66,9 @@ class Group:
     data: Any = None
     control: Any = None
     traffic: Traffic = field(default_factory=Traffic, compare=False)
+    communicators: dict[tuple[int, ...], Any] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @classmethod
     def alone(cls) -> Group:
@@ -81,24 +86,29 @@ class Group:
             if device == "cpu"
             else dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
         )
-        return cls(dist.get_rank(), dist.get_world_size(), (), dist.group.WORLD, control)
+        rank, size, everyone = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+        made = {tuple(range(size)): everyone}
+        return cls(rank, size, (), everyone, control, communicators=made)
 
     def subgroup(self, parts: Sequence[Sequence[int]]) -> Group:
         """Return the subgroup of the part that contains this rank. It shares this group's traffic.
 
         Every rank calls it with the same parts. A part is a list of global ranks, ascending; each
-        rank of the world is in exactly one.
+        rank of the world is in exactly one. Equal parts share one process group; a part of one rank
+        has none.
         """
         assert all(list(ranks) == sorted(ranks) for ranks in parts), parts
         own_ranks = next(tuple(p) for p in parts if self.rank in p)
-        data = None
         if self.data is not None:
-            for ranks in parts:
-                handle = dist.new_group(list(ranks), timeout=GROUP_TIMEOUT)
-                data = handle if tuple(ranks) == own_ranks else data
+            for ranks in map(tuple, parts):
+                # every rank takes part in making each, so all ranks have made the same ones
+                if len(ranks) > 1 and ranks not in self.communicators:
+                    handle = dist.new_group(list(ranks), timeout=GROUP_TIMEOUT)
+                    self.communicators[ranks] = handle
         return Group(
-            own_ranks.index(self.rank), len(own_ranks), own_ranks, data, self.control, self.traffic
-        )
+            own_ranks.index(self.rank), len(own_ranks), own_ranks,
+            self.communicators.get(own_ranks), self.control, self.traffic, self.communicators,
+        )  # fmt: skip
 
     @contextmanager
     def only(self, *, compute: bool = True, communicate: bool = True) -> Iterator[None]:

@@ -9,11 +9,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from longseq_bench.attention.exact.collective import GatherKernel
 from longseq_bench.attention.exact.ring import RingKernel
+from longseq_bench.attention.exact.usp import Usp
 from longseq_bench.attention.tiles import LocalShare
+from longseq_bench.core.model import Workload
 from longseq_bench.distributed import head_exchange as heads_module
 from longseq_bench.distributed.deepspeed_transport import DeepspeedRing, connect
 from longseq_bench.distributed.group import Group, Pending
@@ -358,4 +361,29 @@ def parts(group: Group, split: list[list[int]]) -> dict[str, Any]:
         "received": got.tolist(),
         "gathered": gathered.flatten().tolist(),
         "sent": group.traffic.bytes_sent,
+    }
+
+
+def shared_parts(group: Group) -> dict[str, Any]:
+    """Make the subgroups of two equal attentions, and count the process groups that torch makes."""
+    made: list[list[int]] = []
+
+    def new_group(ranks: list[int], **settings: Any) -> Any:
+        made.append(ranks)
+        return connect_ranks(ranks, **settings)
+
+    connect_ranks = dist.new_group
+    workload = Workload(seq_len=64, heads=2)
+    with patch.object(dist, "new_group", new_group):
+        one, other = (Usp(workload, group, ulysses=2) for _ in range(2))
+        Usp(workload, group, ulysses=1)
+    pairs = [
+        (one.exchange.group, other.exchange.group),
+        (one.stage_ring.group, other.stage_ring.group),
+    ]
+    return {
+        "made": made,
+        "shared": [a.data is b.data for a, b in pairs],
+        "connected": [a.data is not None for a, _ in pairs],
+        "kinds": len({id(a.data) for a, _ in pairs}),
     }

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from longseq_bench.distributed.group import Group, Pending
-from tests.distributed.jobs import collectives, muted, parts
+from tests.distributed.jobs import collectives, muted, parts, shared_parts
 from tests.ranks import Ranks
 
 WORLDS = (2, 3, 4)
@@ -52,6 +52,15 @@ def test_transfers_inside_a_subgroup_are_counted(ranks: Ranks, split: list[list[
             assert found["received"] == [float(part[index - 1])] * 2
         assert found["gathered"] == [float(r) for r in part]
         assert found["sent"] == (8 + 4 * (size - 1) if size > 1 else 0)
+
+
+def test_two_attentions_share_the_process_groups_of_equal_parts(ranks: Ranks) -> None:
+    """With NCCL each takes hundreds of MB, and a trial builds its attention several times."""
+    for found in ranks(4, shared_parts):
+        # none for single ranks, nor for all ranks, which have one already
+        assert found["made"] == [[0, 1], [2, 3], [0, 2], [1, 3]]
+        assert found["shared"] == found["connected"] == [True, True]
+        assert found["kinds"] == 2
 
 
 def test_a_group_not_yet_connected_has_parts() -> None:
