@@ -16,6 +16,7 @@ class MeasurementLog:
     own_pass_s: seconds of the pass under the budget on this rank; pass_s: on the slowest rank.
     slowest: seconds of the slowest rank, one for each timed pass.
     exact: if the pass under the budget ran with exact heap accounting, which slows it down.
+    compiled: if a rank compiled something in that pass.
     """
 
     rank: int = 0
@@ -25,6 +26,7 @@ class MeasurementLog:
     pass_s: float = 0.0
     slowest: list[float] = field(default_factory=list)
     exact: bool = False
+    compiled: bool = False
 
     def add(self, name: str, unit: str, *samples: float) -> None:
         """Add samples of this rank."""
@@ -35,10 +37,11 @@ class MeasurementLog:
         self.measurements += [replace(m, rank=self.rank) for m in measurements]
 
     def merge(self, other: MeasurementLog) -> None:
-        """Add the measurements, the facts and the pass time of another log."""
+        """Add the measurements, the facts and the pass of another log."""
         self.measurements += other.measurements
         self.facts |= other.facts
         self.own_pass_s, self.pass_s = other.own_pass_s, other.pass_s
+        self.compiled = other.compiled
 
     def attach_to(self, outcome: Outcome) -> Outcome:
         """Return the outcome with these measurements and facts added."""

@@ -7,7 +7,7 @@ parent reads it from the exit status (launchers/exit_status.py).
 The pass under the budget gives the peak memory, and its output is checked. The memory limit is
 lifted before the harness computes anything of its own. Exact accounting of the heap slows down code
 that allocates often, so it is never used in timed passes, and a pass that was late under it is
-timed again before it counts as a timeout.
+timed again before it counts as a timeout. So is a pass in which a rank compiled something.
 
 A step of a search (repeats 0) has no timed passes. It is one pass, with exact accounting or, far
 from the budget, with an upper bound of the peak. It runs a second pass with exact accounting if
@@ -37,6 +37,7 @@ from longseq_bench.meters.base import MeterContext, find_meter
 from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
 from longseq_bench.worker.check import agree, all_finite, check, count_zero_rows, find_invalid
+from longseq_bench.worker.compile_watch import CompileWatch
 from longseq_bench.worker.dense_baseline import dense_flops
 from longseq_bench.worker.exception_mapping import outcome_of_exception
 from longseq_bench.worker.inputs import Pass, draw_inputs, select_checked_rows
@@ -100,7 +101,7 @@ def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: Measureme
     one = run.quick_pass() if run.is_memory_far_from_budget() else run.exact_pass()
     if failure := run.over_memory_budget():
         return failure
-    must_time_again = run.is_late_under_exact_accounting()
+    must_time_again = run.is_late_under_exact_accounting() or run.has_compiled()
     if not must_time_again and (failure := run.judge_pass_time()):
         return failure
     run.log_cost()
@@ -256,11 +257,13 @@ class _TrialRun:
         """Run a pass that all ranks begin together; its time is that of the slowest rank."""
         log = log or self.log
         wait_for_all_ranks(self.attention.group, self.sender)
-        start = time.perf_counter()
-        run_pass(self.attention, one, self.sender, part)
-        synchronize(self.trial.device)
-        log.own_pass_s = time.perf_counter() - start
-        log.pass_s = self.attention.group.all_max(log.own_pass_s)[0]
+        with CompileWatch() as watch:
+            start = time.perf_counter()
+            run_pass(self.attention, one, self.sender, part)
+            synchronize(self.trial.device)
+            log.own_pass_s = time.perf_counter() - start
+        log.pass_s, compiled = self.attention.group.all_max(log.own_pass_s, float(watch.compiled))
+        log.compiled = bool(compiled)
 
     @contextmanager
     def _memory_limit(self, mapped: int | None = None) -> Iterator[None]:
@@ -301,6 +304,16 @@ class _TrialRun:
         trial, log = self.trial, self.log
         late = trial.time_budget is not None and log.pass_s > trial.time_budget
         return late and log.exact and trial.device == "cpu" and not trial.repeats
+
+    def has_compiled(self) -> bool:
+        """Return True if a rank compiled in a pass whose time would be used.
+
+        Timed passes come after a warm-up of the same shape; then this pass gives no time.
+        """
+        if self.trial.repeats or not self.log.compiled:
+            return False
+        self.log.facts["timed_again"] = "the first pass compiled a kernel or a graph"
+        return True
 
     def judge_pass_time(self) -> Outcome | None:
         """Log the time of the one pass; return a timeout if it is over the budget."""

@@ -1,0 +1,157 @@
+"""Compilations inside a pass are noticed, and such a pass is timed again."""
+
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from longseq_bench.core.model import Outcome
+from longseq_bench.distributed.group import Group
+from longseq_bench.worker import trial as trial_module
+from longseq_bench.worker.compile_watch import CompileWatch
+from tests.ranks import Ranks
+from tests.worker.test_ranks import run, trial_for
+
+
+def test_a_pass_without_compilers_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("triton", "triton.knobs", "torch._dynamo.utils"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with CompileWatch() as watch:
+        torch.ones(3).sum()
+    assert not watch.compiled
+    assert not {"triton", "torch._dynamo.utils"} & sys.modules.keys()
+
+
+@pytest.fixture
+def knobs(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Triton's settings, with a hook of somebody else."""
+    runtime = SimpleNamespace(jit_post_compile_hook=None, calls=[])
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    monkeypatch.setitem(sys.modules, "triton.knobs", SimpleNamespace(runtime=runtime))  # type: ignore[arg-type]
+    return runtime
+
+
+def test_a_kernel_that_triton_compiles_is_noticed(knobs: SimpleNamespace) -> None:
+    seen: list[str] = []
+
+    def earlier(*, key: str) -> str:
+        seen.append(key)
+        return "its answer"
+
+    knobs.jit_post_compile_hook = earlier
+    with CompileWatch() as watch:
+        assert knobs.jit_post_compile_hook(key="kernel") == "its answer"
+    assert watch.compiled
+    assert seen == ["kernel"]
+    assert knobs.jit_post_compile_hook is earlier
+
+
+def test_the_hook_is_removed_if_the_pass_fails(knobs: SimpleNamespace) -> None:
+    with pytest.raises(ZeroDivisionError), CompileWatch() as watch:
+        raise ZeroDivisionError
+    assert knobs.jit_post_compile_hook is None
+    assert not watch.compiled
+
+
+def test_the_first_import_of_triton_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    with CompileWatch() as watch:
+        monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    assert watch.compiled
+
+
+def test_triton_has_the_hook() -> None:
+    """The fakes above have the names of the real settings."""
+    knobs = pytest.importorskip("triton.knobs")
+    jit = pytest.importorskip("triton.runtime.jit")
+    assert "jit_post_compile_hook" in type(knobs.runtime).__dict__
+    assert "jit_post_compile_hook" in jit.JITFunction._do_compile.__code__.co_names
+
+
+def test_a_graph_of_torch_compile_is_noticed() -> None:
+    @torch.compile(backend="eager", dynamic=False)
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    for size, compiles in ((3, True), (3, False), (4, True)):
+        with CompileWatch() as watch:
+            double(torch.ones(size))
+        assert watch.compiled == compiles
+
+
+# ---- in a trial --------------------------------------------------------------------------------
+
+
+class FirstPassCompiles(CompileWatch):
+    """Reports a compilation in the first pass that it watches, on one rank."""
+
+    passes = 0
+    compiles = True
+
+    def __exit__(self, *raised: Any) -> None:
+        self.compiled = self.compiles and not FirstPassCompiles.passes
+        FirstPassCompiles.passes += 1
+
+
+@pytest.fixture
+def first_compiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(FirstPassCompiles, "passes", 0)
+    monkeypatch.setattr(trial_module, "CompileWatch", FirstPassCompiles)
+    return
+
+
+@pytest.mark.parametrize(("repeats", "passes"), [(0, 2), (2, 1)])
+def test_a_first_pass_that_compiled_is_timed_again(
+    first_compiles: None, repeats: int, passes: int
+) -> None:
+    """With timed passes it gives no time, so it need not run again."""
+    outcome = run(Group.alone(), trial_for("sdpa", 64, repeats=repeats))
+    assert outcome.status == "ok"
+    assert FirstPassCompiles.passes == passes
+    assert len(outcome.samples("pass_time")) == 1
+    assert ("timed_again" in outcome.facts) == (passes == 2)
+
+
+def slow_first_pass(seconds: float) -> Callable[[], float]:
+    """Return a clock on which the first pass takes some seconds, and any later one none."""
+    readings = iter([0.0, 0.0, 0.0, seconds])
+    return lambda: next(readings, seconds)
+
+
+def test_the_compile_time_is_no_timeout(
+    first_compiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_module, "time", SimpleNamespace(perf_counter=slow_first_pass(10.0)))
+    outcome = run(Group.alone(), trial_for("sdpa", 64, time_budget=5.0))
+    assert (outcome.status, outcome.samples("pass_time")) == ("ok", (0.0,))
+
+
+def test_without_a_compilation_the_same_pass_is_a_timeout(
+    first_compiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FirstPassCompiles, "compiles", False)
+    monkeypatch.setattr(trial_module, "time", SimpleNamespace(perf_counter=slow_first_pass(10.0)))
+    outcome = run(Group.alone(), trial_for("sdpa", 64, time_budget=5.0))
+    assert outcome.status == "timeout"
+
+
+def run_compiling_rank(group: Group) -> tuple[Outcome, int]:
+    """Run a trial whose first pass compiles on the last rank only."""
+
+    class Watch(FirstPassCompiles):
+        compiles = group.rank == group.size - 1
+
+    FirstPassCompiles.passes = 0
+    trial_module.CompileWatch = Watch  # type: ignore[misc]
+    try:
+        return run(group, trial_for()), FirstPassCompiles.passes
+    finally:
+        trial_module.CompileWatch = CompileWatch  # type: ignore[misc]
+
+
+def test_all_ranks_run_again_if_one_compiled(ranks: Ranks) -> None:
+    for outcome, passes in ranks(2, run_compiling_rank):
+        assert (outcome.status, passes) == ("ok", 2)
