@@ -103,6 +103,12 @@ class Row:
         "Number of times CUDA's allocator freed its cache and retried; largest of any run.",
         "largest", json=SWEEP_AND_SEARCH, default=None,
     )  # fmt: skip
+    outside_allocator_bytes: int | None = declare(
+        "Memory outside the allocator", "bytes",
+        "Used memory of the CUDA device after the pass, of all processes, that torch's allocator "
+        "does not hold: contexts, NCCL buffers, workspaces of libraries; of the fullest device.",
+        "largest", measurement="outside_allocator", json=SWEEP_AND_SEARCH, default=None,
+    )  # fmt: skip
     density_achieved: float | None = declare(
         "Achieved density", "share",
         "Share of the visible blocks (or pairs, for patterns without blocks) that is kept.",

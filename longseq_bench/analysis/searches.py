@@ -130,6 +130,7 @@ def _figures(runs: Runs) -> dict[str, Any]:
         "rank_peaks": peaks,
         "imbalance": imbalance(peaks or []),
         "alloc_retries": runs.largest("alloc_retries"),
+        "outside_allocator_bytes": runs.largest_size("outside_allocator"),
         "density_achieved": runs.largest("density_achieved"),
         "confirmations": max(len(runs.records) - 1, 0),
     }

@@ -1,7 +1,8 @@
 """Memory of a CUDA device: allocated and reserved by the caching allocator, and device-wide.
 
-The device-wide figure is the sum over all processes: in a container, NVML gives no figure per
-process.
+The device-wide figures are sums over all processes: in a container, NVML gives no figure per
+process. `outside_allocator` is what no peak and no budget counts: CUDA contexts, NCCL buffers,
+workspaces and code of libraries.
 """
 
 import torch
@@ -41,6 +42,8 @@ class CudaMemory(Meter):
             "peak": torch.cuda.max_memory_allocated() - self._before,
             "reserved": torch.cuda.max_memory_reserved(),
             "device_memory": total - free,
+            # now, not at the peak: both figures are of the same moment
+            "outside_allocator": max(0, total - free - torch.cuda.memory_reserved()),
             "inactive_split": stats.get("inactive_split_bytes.all.peak", 0),
         }
         self.retries = int(stats.get("num_alloc_retries", 0))

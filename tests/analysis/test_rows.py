@@ -733,3 +733,15 @@ def test_a_timeout_does_not_confirm_a_minimum_sparsity() -> None:
     (row,) = density_rows([*passes, late])
     assert (row.least_sparsity, row.runs) == (0.9, 3)
     assert (row.confirmations, row.peak_bytes) == (1, 1000)
+
+
+def test_memory_outside_the_allocator_is_that_of_the_fullest_device() -> None:
+    of = make.trial(world_size=2, device="cuda")
+    uses = make.on_ranks({"outside_allocator": 3e8}, {"outside_allocator": 5e8})
+    assert only([make.record(of, uses)]).outside_allocator_bytes == 500_000_000
+    assert only([make.record()]).outside_allocator_bytes is None
+    step = make.step(4096, purpose="confirm", of=make.trial(repeats=0, device="cuda"))
+    measured = (*step.outcome.measurements, make.measurement("outside_allocator", 7e8))
+    outcome = step.outcome.model_copy(update={"measurements": measured})
+    (found,) = search_rows([step.model_copy(update={"outcome": outcome})])
+    assert found.outside_allocator_bytes == 700_000_000
