@@ -87,8 +87,9 @@ def _torch(environment: Environment) -> Finding:
         else release < _numbers(clause[1:])
         for clause in clauses
     )
+    libraries = "".join(f", {name} {v}" for name, v in environment.gpu_libraries.items())
     note = "" if in_range else f", outside the tested range {', '.join(clauses)}"
-    return _check("torch", in_range, version + note, remedy)
+    return _check("torch", in_range, version + libraries + note, remedy)
 
 
 def torch_range() -> list[str]:
@@ -124,7 +125,12 @@ def _peak_reset(path: Path = Path("/proc/self/clear_refs")) -> Finding:
 
 def _nvml(environment: Environment) -> Finding:
     if environment.gpus:
-        return Finding("nvml", "ok", f"driver {environment.driver}, {', '.join(environment.gpus)}")
+        limits = environment.power_limits_w or (None,) * len(environment.gpus)
+        gpus = [
+            f"{gpu} (power limit {watts:.0f} W)" if watts else gpu
+            for gpu, watts in zip(environment.gpus, limits, strict=True)
+        ]
+        return Finding("nvml", "ok", f"driver {environment.driver}, {', '.join(gpus)}")
     found = read_gpus().reason or "no GPU"
     return Finding("nvml", "note", found, "to measure a GPU, install NVIDIA's driver")
 

@@ -11,6 +11,7 @@ import socket
 import subprocess
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,19 @@ from longseq_bench.core.model import Device, Environment
 
 NOT_INSTALLED = "not installed"
 
-_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_", "MALLOC_", "NCCL_")
+_PREFIXES = (
+    "OMP_", "GOMP_", "KMP_", "MKL_", "MALLOC_", "NCCL_", "TORCH_", "TRITON_", "CUDNN_", "GLOO_",
+)  # fmt: skip
+_PLACES = frozenset({
+    "TORCH_HOME", "TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_TRACE", "TRITON_HOME", "TRITON_CACHE_DIR",
+    "TRITON_DUMP_DIR",
+})  # fmt: skip
+"""Variables with these prefixes that only name a folder or a log, and change no figure."""
 _NAMES = frozenset({
     "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING",
     "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES", "LD_PRELOAD",
+    "OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES", "LD_PRELOAD",
 })  # fmt: skip
 _NO_LIMIT = 2**60  # larger limits mean none: cgroup v1 writes a number near 2^63
 
@@ -37,12 +45,15 @@ class Gpus:
     """Names of all GPUs and the driver's version by NVML, or the reason why NVML fails.
 
     free: free bytes of each GPU; None for a GPU that shares the host's memory.
+    power_limits_w, sm_clocks_mhz: of each GPU now; None where the driver does not tell.
     """
 
     names: tuple[str, ...] = ()
     free: tuple[int | None, ...] = ()
     driver: str | None = None
     reason: str | None = None
+    power_limits_w: tuple[float | None, ...] = ()
+    sm_clocks_mhz: tuple[float | None, ...] = ()
 
 
 def collect() -> Environment:
@@ -61,12 +72,32 @@ def collect() -> Environment:
         torch=installed_version("torch"),
         longseq=__version__,
         commit=commit_of(Path(__file__).parent),
-        variables={
-            k: v for k, v in sorted(os.environ.items()) if k in _NAMES or k.startswith(_PREFIXES)
-        },
+        variables={k: v for k, v in sorted(os.environ.items()) if _changes_figures(k)},
         load=_load(),
         clock_mhz=_clock_mhz(),
+        power_limits_w=gpus.power_limits_w,
+        sm_clocks_mhz=gpus.sm_clocks_mhz,
+        **cuda_versions(),
     )
+
+
+def cuda_versions() -> dict[str, str]:
+    """Return the versions of CUDA, cuDNN, NCCL and Triton by field, without importing torch.
+
+    CUDA's is the one that torch was built for. The others are those of the installed packages; a
+    library that came another way, such as from the system, is left out. A CPU build has none.
+    """
+    spec = find_spec("torch")
+    text = (_read(Path(spec.origin).parent / "version.py") if spec and spec.origin else None) or ""
+    built = re.search(r"""^cuda\b.*=\s*['"]([0-9.]+)['"]""", text, re.MULTILINE)
+    if built is None:
+        return {}
+    major = built[1].partition(".")[0]
+    packages = {
+        "cudnn": f"nvidia-cudnn-cu{major}", "nccl": f"nvidia-nccl-cu{major}", "triton": "triton"
+    }  # fmt: skip
+    found = {field: installed_version(package) for field, package in packages.items()}
+    return {"cuda": built[1]} | {k: v for k, v in found.items() if v != NOT_INSTALLED}
 
 
 def free_memory(device: Device) -> int:
@@ -107,6 +138,8 @@ def read_gpus() -> Gpus:
             names=tuple(_text(pynvml.nvmlDeviceGetName(h)) for h in handles),
             free=tuple(_free_on(h) for h in handles),
             driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+            power_limits_w=tuple(_power_limit_w(h) for h in handles),
+            sm_clocks_mhz=tuple(_sm_clock_mhz(h) for h in handles),
             reason=None if handles else "NVML finds no GPU",
         )
     except pynvml.NVMLError as error:
@@ -189,6 +222,28 @@ def _free_on(handle: Any) -> int | None:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
     except pynvml.NVMLError_NotSupported:
         return None
+
+
+def _power_limit_w(handle: Any) -> float | None:
+    import pynvml
+
+    try:
+        return float(pynvml.nvmlDeviceGetPowerManagementLimit(handle)) / 1000
+    except pynvml.NVMLError:  # for example a part of a GPU (MIG)
+        return None
+
+
+def _sm_clock_mhz(handle: Any) -> float | None:
+    import pynvml
+
+    try:
+        return float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+    except pynvml.NVMLError:
+        return None
+
+
+def _changes_figures(variable: str) -> bool:
+    return variable in _NAMES or (variable.startswith(_PREFIXES) and variable not in _PLACES)
 
 
 def _cores() -> int:

@@ -71,6 +71,11 @@ def test_torch(torch: str, state: str) -> None:
     assert found.remedy == ("" if state == "ok" else "pip install 'torch>=2.11,<2.14'")
 
 
+def test_torch_has_the_versions_of_cuda_libraries() -> None:
+    found = finding("torch", torch="2.13.0+cu130", cuda="13.0", cudnn="9.15.1", triton="3.8.0")
+    assert found.found == "2.13.0+cu130, CUDA 13.0, cuDNN 9.15.1, Triton 3.8.0"
+
+
 def test_hard_budgets_need_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     assert finding("memory budget on cpu").state == "ok"
@@ -102,6 +107,8 @@ def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding("nvml").state == "note"
     found = finding("nvml", gpus=("H200",), driver="580.1")
     assert (found.state, found.found) == ("ok", "driver 580.1, H200")
+    found = finding("nvml", gpus=("H200", "H200"), driver="580.1", power_limits_w=(700.0, None))
+    assert found.found == "driver 580.1, H200 (power limit 700 W), H200"
 
 
 def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from longseq_bench.environment import (
     cgroup_memory,
     collect,
     commit_of,
+    cuda_versions,
     free_memory,
     read_gpus,
 )
@@ -57,7 +58,7 @@ def test_missing_torch_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_variables_that_change_figures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(("OMP_", "MKL_", "MALLOC_", "PYTORCH_", "CUDA_")):
+        if name.startswith(("OMP_", "MKL_", "MALLOC_", "PYTORCH_", "CUDA_", "TORCH_", "TRITON_")):
             monkeypatch.delenv(name)
     kept = {
         "OMP_NUM_THREADS": "2",
@@ -65,12 +66,55 @@ def test_only_variables_that_change_figures_are_kept(monkeypatch: pytest.MonkeyP
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "CUDA_VISIBLE_DEVICES": "0",
         "LD_PRELOAD": "",
+        "TORCH_NCCL_ENABLE_TIMING": "1",
+        "TRITON_ALLOW_NON_CONSTEXPR_GLOBALS": "1",
+        "CUDNN_FRONTEND_LOG_INFO": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
     }
-    for name, value in {**kept, "SECRET_TOKEN": "x", "CUDA_HOME": "/usr"}.items():
+    left_out = {"SECRET_TOKEN", "CUDA_HOME", "TRITON_CACHE_DIR", "TORCH_HOME"}
+    for name, value in {**kept, **dict.fromkeys(left_out, "/x")}.items():
         monkeypatch.setenv(name, value)
     found = collect().variables
     assert kept.items() <= found.items()
-    assert not {"SECRET_TOKEN", "CUDA_HOME"} & set(found)
+    assert not left_out & set(found)
+
+
+def torch_built_for(monkeypatch: pytest.MonkeyPatch, folder: Path, cuda: str) -> None:
+    (folder / "version.py").write_text(f"__version__ = '2.13.0'\ncuda: Optional[str] = {cuda}\n")
+    origin = SimpleNamespace(origin=str(folder / "__init__.py"))
+    monkeypatch.setattr(environment, "find_spec", lambda name: origin)
+    installed = {"nvidia-cudnn-cu13": "9.15.1", "nvidia-nccl-cu13": "2.28.9", "triton": "3.8.0",
+                 "nvidia-cudnn-cu12": "9.1.0"}  # fmt: skip
+    monkeypatch.setattr(
+        environment, "installed_version", lambda package: installed.get(package, "not installed")
+    )
+
+
+@pytest.mark.parametrize(
+    ("cuda", "versions"),
+    [
+        ("'13.0'", {"cuda": "13.0", "cudnn": "9.15.1", "nccl": "2.28.9", "triton": "3.8.0"}),
+        ("'12.8'", {"cuda": "12.8", "cudnn": "9.1.0", "triton": "3.8.0"}),
+        ("None", {}),
+    ],
+)
+def test_versions_are_those_that_belong_to_torchs_cuda(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str, versions: dict[str, str]
+) -> None:
+    """A CPU build has none, so that fingerprints of machines without a GPU stay as they were."""
+    torch_built_for(monkeypatch, tmp_path, cuda)
+    assert cuda_versions() == versions
+    found = collect()
+    assert (found.cuda, found.nccl) == (versions.get("cuda"), versions.get("nccl"))
+
+
+@pytest.mark.cuda
+def test_the_cuda_version_is_that_of_torch() -> None:
+    import torch
+
+    found = collect()
+    assert found.cuda == torch.version.cuda
+    assert found.power_limits_w[0] is None or found.power_limits_w[0] > 0
 
 
 def test_threads_change_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +196,8 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
         "nvmlDeviceGetName": lambda h: [b"Old", "New"][h],
         "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(free=[100, 200][h]),
         "nvmlSystemGetDriverVersion": lambda: "580.1",
+        "nvmlDeviceGetPowerManagementLimit": lambda h: [700_000, 350_500][h],
+        "nvmlDeviceGetClockInfo": lambda h, kind: [345, 1980][h] if kind == 1 else 0,
     }
     for name, fake in {**fakes, **changes}.items():
         monkeypatch.setattr(pynvml, name, fake)
@@ -159,9 +205,37 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 def test_gpus_are_read_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     two_gpus(monkeypatch)
-    assert read_gpus() == Gpus(names=("Old", "New"), free=(100, 200), driver="580.1")
+    assert read_gpus() == Gpus(
+        names=("Old", "New"), free=(100, 200), driver="580.1",
+        power_limits_w=(700.0, 350.5), sm_clocks_mhz=(345.0, 1980.0),
+    )  # fmt: skip
     found = collect()
     assert (found.gpus, found.driver) == (("Old", "New"), "580.1")
+    assert (found.power_limits_w, found.sm_clocks_mhz) == ((700.0, 350.5), (345.0, 1980.0))
+
+
+def test_a_power_limit_changes_the_fingerprint_and_a_clock_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two_gpus(monkeypatch)
+    one = collect()
+    two_gpus(monkeypatch, nvmlDeviceGetClockInfo=lambda h, kind: 900)
+    assert collect().fingerprint == one.fingerprint
+    two_gpus(monkeypatch, nvmlDeviceGetPowerManagementLimit=lambda h: 500_000)
+    assert collect().fingerprint != one.fingerprint
+
+
+def test_a_gpu_without_a_power_limit_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(handle: int, kind: int = 0) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    two_gpus(
+        monkeypatch, nvmlDeviceGetPowerManagementLimit=unsupported,
+        nvmlDeviceGetClockInfo=unsupported,
+    )  # fmt: skip
+    found = read_gpus()
+    assert (found.names, found.reason) == (("Old", "New"), None)
+    assert found.power_limits_w == found.sm_clocks_mhz == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +277,8 @@ def test_a_gpu_without_own_memory_keeps_its_name(monkeypatch: pytest.MonkeyPatch
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     two_gpus(monkeypatch, nvmlDeviceGetMemoryInfo=unsupported)
-    assert read_gpus() == Gpus(names=("Old", "New"), free=(None, None), driver="580.1")
+    found = read_gpus()
+    assert (found.names, found.free, found.driver) == (("Old", "New"), (None, None), "580.1")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(UserError, match="with a memory size from NVML"):
         free_memory("cuda")

@@ -14,7 +14,11 @@ from longseq_bench.analysis.searches import SEARCH_PURPOSES
 from longseq_bench.core.model import Record
 
 HARDWARE = ("host", "cpu", "cores", "memory_bytes", "gpus", "driver")
-SOFTWARE = ("commit", "longseq", "torch", "python", "os", "variables")
+SOFTWARE = (
+    "commit", "longseq", "torch", "cuda", "cudnn", "nccl", "triton", "python", "os", "variables",
+    "power_limits_w",
+)  # fmt: skip
+"""Software and settings. Differences are reported, and don't keep trials from matching."""
 MEMORY_TOLERANCE = 0.01
 """Relative: the memory that a kernel reserves for itself changes with its version."""
 

@@ -11,7 +11,10 @@ from longseq_bench.core.units import format_bytes, format_tokens
 ComparedRow = SweepRow | SearchRow
 """A trial or a search."""
 
-_FIELD_NAMES = {"memory_bytes": "memory", "gpus": "GPUs", "cpu": "CPU"}
+_FIELD_NAMES = {
+    "memory_bytes": "memory", "gpus": "GPUs", "cpu": "CPU", "cuda": "CUDA", "cudnn": "cuDNN",
+    "nccl": "NCCL", "triton": "Triton", "power_limits_w": "power limits in W",
+}  # fmt: skip
 
 
 def name_row(row: ComparedRow) -> str:

@@ -256,7 +256,12 @@ class TrialPrediction(Frozen):
 
 
 class Environment(Frozen):
-    """Machine and versions. `fingerprint` covers all fields except load, clock and commit."""
+    """Machine and versions. `fingerprint` covers all fields except load, clocks and commit.
+
+    cuda: the version that torch was built for.  cudnn, nccl, triton: of the installed packages;
+    all four are None with a CPU build of torch.
+    power_limits_w, sm_clocks_mhz: of each GPU; None for a GPU whose driver does not tell.
+    """
 
     host: str
     os: str
@@ -272,6 +277,18 @@ class Environment(Frozen):
     variables: dict[str, str] = Field(default_factory=dict, description="allocator, threads, CUDA")
     load: tuple[float, ...] = Field(default=(), description="1, 5, 15 minutes")
     clock_mhz: float | None = None
+    cuda: str | None = None
+    cudnn: str | None = None
+    nccl: str | None = None
+    triton: str | None = None
+    power_limits_w: tuple[float | None, ...] = ()
+    sm_clocks_mhz: tuple[float | None, ...] = Field(default=(), description="of multiprocessors")
+
+    @property
+    def gpu_libraries(self) -> dict[str, str]:
+        """Versions of CUDA's libraries by their usual names; without those that are not known."""
+        known = {"CUDA": self.cuda, "cuDNN": self.cudnn, "NCCL": self.nccl, "Triton": self.triton}
+        return {name: version for name, version in known.items() if version}
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -300,7 +317,9 @@ class Environment(Frozen):
         return found
 
 
-_VOLATILE = {"load", "clock_mhz", "commit"}
+_VOLATILE = {"load", "clock_mhz", "sm_clocks_mhz", "commit"}
+_ADDED = {"cuda", "cudnn", "nccl", "triton", "power_limits_w"}
+"""Fields that older records lack: a fingerprint covers them only if they have a value."""
 _STABLE = [name for name in Environment.model_fields if name not in {"variables", *_VOLATILE}]
 _stable_values: Callable[[Environment], tuple[Any, ...]] = attrgetter(*_STABLE)
 
@@ -314,7 +333,9 @@ def _fingerprint(environment: Environment) -> str:
 @lru_cache(maxsize=1024)
 def _fingerprint_of(values: tuple[Any, ...], variables: tuple[tuple[str, str], ...]) -> str:
     # few environments differ in more than load and clock
-    return _digest({**dict(zip(_STABLE, values, strict=True)), "variables": dict(variables)})
+    stable = zip(_STABLE, values, strict=True)
+    data = {name: value for name, value in stable if value or name not in _ADDED}
+    return _digest({**data, "variables": dict(variables)})
 
 
 class Record(Frozen):

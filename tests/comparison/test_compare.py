@@ -187,11 +187,15 @@ def test_budgets_may_differ_and_are_reported() -> None:
 
 
 def test_software_may_differ_and_is_reported() -> None:
-    newer = make.environment("alpha", torch="2.14.0", commit="def5678", memory_bytes=8 * 2**30 + 9)
+    newer = make.environment(
+        "alpha", torch="2.14.0", commit="def5678", memory_bytes=8 * 2**30 + 9,
+        power_limits_w=(500.0,),
+    )  # fmt: skip
     found = compare(rounds(), rounds(where=newer))
     assert only(found).verdict == "same"
     assert [(d.name, d.a, d.b) for d in found.differences] == [
         ("commit", "abc1234", "def5678"), ("torch", "2.13.0", "2.14.0"),
+        ("power limits in W", "none", "1 × 500.0"),
     ]  # fmt: skip
 
 

@@ -152,7 +152,9 @@ def test_a_record_is_one_line_of_json() -> None:
 
 def test_the_fingerprint_ignores_volatile_fields() -> None:
     one = environment()
-    volatile = {"load": (9.0, 9.0, 9.0), "clock_mhz": 800.0, "commit": "other"}
+    volatile = {
+        "load": (9.0, 9.0, 9.0), "clock_mhz": 800.0, "commit": "other", "sm_clocks_mhz": (1980.0,)
+    }  # fmt: skip
     for field, value in volatile.items():
         assert one.model_copy(update={field: value}).fingerprint == one.fingerprint
 
@@ -161,9 +163,11 @@ def test_the_fingerprint_covers_all_other_fields() -> None:
     changes: dict[str, Any] = {
         "host": "beta", "os": "macOS", "cpu": "other", "cores": 3, "memory_bytes": 1,
         "gpus": ("H200",), "driver": "1", "python": "3.12", "torch": "2.12", "longseq": "0.2",
-        "variables": {"OMP_NUM_THREADS": "1"},
+        "variables": {"OMP_NUM_THREADS": "1"}, "cuda": "13.0", "cudnn": "9.10", "nccl": "2.28",
+        "triton": "3.8.0", "power_limits_w": (700.0,),
     }  # fmt: skip
-    assert set(changes) | {"load", "clock_mhz", "commit"} == set(Environment.model_fields)
+    volatile = {"load", "clock_mhz", "commit", "sm_clocks_mhz"}
+    assert set(changes) | volatile == set(Environment.model_fields)
     prints = {
         environment(**{"host": "alpha", field: v}).fingerprint for field, v in changes.items()
     }

@@ -180,6 +180,22 @@ def test_machines_are_never_in_one_table() -> None:
     assert "A (alpha)" not in words(build(records[:1]))
 
 
+def test_the_hardware_has_power_limits_and_versions_of_cuda_libraries() -> None:
+    gpus = {"gpus": ("H200",) * 2, "power_limits_w": (700.0, 700.0), "sm_clocks_mhz": (345.0, None)}
+    where = make.environment("alpha", cuda="13.0", nccl="2.28.9", **gpus)
+    found = {
+        row["What"]: row["Value"]
+        for row in rows(build([make.record(where=where)]), "Hardware and versions")
+    }
+    assert found["Power limit"] == "2 × 700 W"
+    assert found["CUDA libraries"] == "CUDA 13.0, NCCL 2.28.9"
+    assert found["SM clock before trials"] == "345 to 345 MHz"
+    plain = rows(build([make.record()]), "Hardware and versions")
+    assert not {"Power limit", "CUDA libraries", "SM clock before trials"} & {
+        row["What"] for row in plain
+    }
+
+
 def test_how_to_reproduce_comes_from_the_records() -> None:
     records = [
         make.record(make.trial(seed=3), command="longseq sweep a.yaml"),

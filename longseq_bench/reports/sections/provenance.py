@@ -54,13 +54,27 @@ def _facts(environments: Sequence[Environment]) -> Iterator[tuple[str, str]]:
     for gpu, count in Counter(last.gpus).items():
         yield "GPU", f"{count} × {gpu}" if count > 1 else gpu
     yield "Driver", last.driver or ""
+    yield (
+        "Power limit",
+        ", ".join(
+            f"{count} × {watts:.0f} W"
+            for watts, count in Counter(last.power_limits_w).items()
+            if watts
+        ),
+    )
     yield "Versions", f"longseq {last.longseq}, torch {last.torch}, Python {last.python}"
+    yield "CUDA libraries", ", ".join(f"{k} {v}" for k, v in last.gpu_libraries.items())
     yield "Commit", ", ".join(dict.fromkeys(one.commit for one in environments if one.commit))
     yield "Variables", ", ".join(f"{k}={v}" for k, v in sorted(last.variables.items()))
     loads = [one.load[0] for one in environments if one.load]
     yield "Load, 1 minute", f"{min(loads):.2f} to {max(loads):.2f}" if loads else ""
     clocks = [one.clock_mhz for one in environments if one.clock_mhz]
     yield "Clock", f"{min(clocks):.0f} to {max(clocks):.0f} MHz" if clocks else ""
+    sm_clocks = [clock for one in environments for clock in one.sm_clocks_mhz if clock]
+    yield (
+        "SM clock before trials",
+        f"{min(sm_clocks):.0f} to {max(sm_clocks):.0f} MHz" if sm_clocks else "",
+    )
     yield "Fingerprint", last.fingerprint
 
 
