@@ -3,13 +3,15 @@
 It is computed by the same kernel as the sparse attention, if that one computes exact attention too:
 then their ratio shows the pattern, not a kernel.
 
-If a complete dense pass would take too long, its time is computed from a part: some query rows
-against all keys, scaled by the visible pairs. It runs after the pass under the budget, so it is not
-in the measured peak.
+If a complete dense pass would take too long, its time is computed from a part, scaled by the
+visible pairs: some query rows against all keys. A causal mask has another rate than none, so the
+part of a causal pass is causal too: the first tokens, as many as see the same number of pairs. It
+runs after the pass under the budget, so it is not in the measured peak.
 
 Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 """
 
+import math
 import time
 
 import torch
@@ -48,10 +50,14 @@ NOT_RUN_ON_RANKS = "not run: over several ranks each holds only a part of the in
 def dense_flops(attention: Attention, rows: int | None = None, keys: int | None = None) -> float:
     """Return the FLOPs of dense attention for the same workload, projections included.
 
-    rows, keys: of a part in which every row sees every key; the complete workload if None.
+    rows, keys: of a part; the complete workload if None. In a square part of a causal workload a
+    row sees the keys up to its own; in any other part every row sees every key.
     """
     w, matrices = attention.workload, attention.projections()
-    pairs = visible_pairs(w.seq_len, w.causal) if rows is None or keys is None else rows * keys
+    if rows is None or keys is None:
+        pairs = visible_pairs(w.seq_len, w.causal)
+    else:
+        pairs = visible_pairs(rows, w.causal) if rows == keys else rows * keys
     projected = {"q": (w.heads, rows), "k": (w.kv_heads, keys), "v": (w.kv_heads, keys)}
     projected["out"] = projected["q"]
     elements = sum(
@@ -67,6 +73,17 @@ def part_rows(heads: int, device: str, workers: int) -> int:
     """Return the query rows of `heads` = B Hq that keep all threads or multiprocessors busy."""
     tiles = -(-TILES_PER_WORKER * workers // heads)
     return max(MIN_ROWS, tiles * TILE_ROWS[device])
+
+
+def part_shape(rows: int, keys: int, causal: bool) -> tuple[int, int]:
+    """Return the rows and keys of a part with about rows · keys visible pairs.
+
+    A causal part is square, and has at most `keys` rows.
+    """
+    if not causal:
+        return rows, keys
+    side = min(math.ceil(math.sqrt(2 * rows * keys)), keys)
+    return side, side
 
 
 class DenseBaseline:
@@ -85,7 +102,7 @@ class DenseBaseline:
         self._tokens = attention.workload.seq_len
         self._clock = clock_for(device)
         self._kernel = kernel
-        self._rows: int | None = None
+        self._shape: tuple[int, int] | None = None
         self._failure: str | None = None
 
     @property
@@ -93,9 +110,13 @@ class DenseBaseline:
         """Return "measured", "computed from 1,024 of 131,072 rows" or "not run: ..."."""
         if self._failure:
             return self._failure
-        if self._rows == self._tokens:
+        if self._shape is None or self._shape == self._complete:
             return "measured"
-        return f"computed from {self._rows:,} of {self._tokens:,} rows"
+        return f"computed from {self._shape[0]:,} of {self._tokens:,} rows"
+
+    @property
+    def _complete(self) -> tuple[int, int]:
+        return self._tokens, self._tokens
 
     def run(self, sender: MessageSender, sparse_s: float) -> float:
         """Run one timed dense pass. Before the first, choose between a complete pass and a part.
@@ -107,15 +128,15 @@ class DenseBaseline:
         sender.start_phase("check", f"dense pass {len(self._clock.wall) + 1}")
         while not self._failure:
             try:
-                if self._rows is None:
-                    self._rows = self._choose_rows(sparse_s)
+                if self._shape is None:
+                    self._shape = self._choose_shape(sparse_s)
                 if not self._clock.wall:
                     for _ in range(self._warm_ups):
-                        self._run(self._rows, self._tokens)
+                        self._run(*self._shape)
                 if self._fresh:
                     limits.release_free_memory()
                 with self._clock:
-                    self._run(self._rows, self._tokens)
+                    self._run(*self._shape)
                 break
             except RuntimeError as error:
                 self._fall_back(error)
@@ -125,49 +146,50 @@ class DenseBaseline:
         """Log the samples, in seconds of a complete dense pass, and their source."""
         log.facts["dense"] = self.source
         log.facts["dense_kernel"] = self._kernel.name if self._kernel else SDPA
-        if not self._failure and self._rows is not None and self._clock.wall:
-            share = 1.0
-            if self._rows < self._tokens:
-                part = dense_flops(self._attention, self._rows, self._tokens)
-                share = part / dense_flops(self._attention)
+        if not self._failure and self._shape is not None and self._clock.wall:
+            part = dense_flops(self._attention, *self._shape)
+            share = part / dense_flops(self._attention)
             log.add("dense_time", "s", *(seconds / share for seconds in self._clock.wall))
 
-    def _choose_rows(self, sparse_s: float) -> int:
-        """Return the query rows of a pass: all of them if that is quick enough."""
-        part, keys = self._part_rows(), min(self._tokens, CALIBRATION_KEYS)
-        if part == self._tokens:
+    def _choose_shape(self, sparse_s: float) -> tuple[int, int]:
+        """Return the query rows and keys of a pass: all of them if that is quick enough."""
+        part = self._part_shape(self._tokens)
+        if part == self._complete:
             return part
+        short = self._part_shape(min(self._tokens, CALIBRATION_KEYS))
         clock = clock_for(self._device)
         for _ in range(2):
             with clock:
-                self._run(part, keys)
-        rate = dense_flops(self._attention, part, keys) / clock.wall[-1]
+                self._run(*short)
+        rate = dense_flops(self._attention, *short) / clock.wall[-1]
         complete_s = dense_flops(self._attention) / rate
         max_s = max(MAX_TIME_RATIO * sparse_s, self._time_cap)
-        return self._tokens if complete_s <= max_s else part
+        return self._complete if complete_s <= max_s else part
 
     def _fall_back(self, error: RuntimeError) -> None:
         """Fall back from complete passes to parts, then to none. Samples are never mixed."""
         self._clock = clock_for(self._device)
-        part = self._part_rows()
-        if self._rows == self._tokens > part:
-            self._rows = part
+        part = self._part_shape(self._tokens)
+        if self._shape == self._complete != part:
+            self._shape = part
         else:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             self._failure = f"not run: {lines[0]}"
 
-    def _part_rows(self) -> int:
+    def _part_shape(self, keys: int) -> tuple[int, int]:
+        """Return the rows and keys of a part whose rows see at most the first `keys` tokens."""
         w = self._attention.workload
         if self._device == "cuda":
             workers = torch.cuda.get_device_properties(0).multi_processor_count
         else:
             workers = torch.get_num_threads()
-        return min(part_rows(w.batch * w.heads, self._device, workers), self._tokens)
+        rows = min(part_rows(w.batch * w.heads, self._device, workers), keys)
+        return part_shape(rows, keys, w.causal)
 
     def _run(self, rows: int, keys: int) -> None:
-        """Run a pass over the first rows and keys; causal only if these are all."""
+        """Run a pass over the first rows and keys; causal if there are as many of both."""
         w, one = self._attention.workload, self._one
-        causal = w.causal and rows == keys == self._tokens
+        causal = w.causal and rows == keys
         matrices = self._attention.projections()
         with torch.set_grad_enabled(w.train):
             tensors = {

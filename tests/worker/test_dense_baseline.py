@@ -26,6 +26,7 @@ from longseq_bench.worker.dense_baseline import (
     dense_baseline_for,
     dense_flops,
     part_rows,
+    part_shape,
 )
 from longseq_bench.worker.inputs import Pass, draw_inputs
 from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
@@ -171,17 +172,37 @@ def test_the_record_names_the_kernel_of_the_baseline(launcher: LocalLauncher) ->
 # a complete pass or a part
 
 
-@pytest.mark.parametrize(("causal", "pairs"), [(False, 4096**2), (True, 4096 * 4097 // 2)])
-def test_a_part_is_scaled_by_the_visible_pairs(bench: Bench, causal: bool, pairs: int) -> None:
+@pytest.mark.parametrize(
+    ("causal", "shape", "share"),
+    [(False, (1024, 4096), 1 / 4), (True, (2897, 2897), 2897 * 2898 / (4096 * 4097))],
+)
+def test_a_part_is_scaled_by_the_visible_pairs(
+    bench: Bench, causal: bool, shape: tuple[int, int], share: float
+) -> None:
+    """A causal part is causal: the rate of a kernel depends on its mask."""
     log = run_baseline(DenseBaseline(*prepare(n=4096, causal=causal), "cpu", 1, 0.0), sparse_s=1e-9)
-    scaled = 0.5 * pairs / (1024 * 4096)
-    assert samples_of(log.measurements, "dense_time") == pytest.approx([scaled] * 3)
-    assert log.facts["dense"] == FROM_A_PART
-    # the calibration, a warm-up and three passes; a part is a rectangle, so never causal
-    assert [c["is_causal"] for c in bench.calls] == [False] * 6
+    assert samples_of(log.measurements, "dense_time") == pytest.approx([0.5 / share] * 3)
+    assert log.facts["dense"] == f"computed from {shape[0]:,} of 4,096 rows"
+    # the calibration, a warm-up and three passes
+    assert [c["is_causal"] for c in bench.calls] == [causal] * 6
     assert {(c["q"].shape[2], c["k"].shape[2], c["v"].shape[2]) for c in bench.calls} == {
-        (1024, 4096, 4096)
+        (*shape, shape[1])
     }
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "causal", "shape"),
+    [
+        (1024, 131_072, False, (1024, 131_072)),
+        (1024, 131_072, True, (16_384, 16_384)),
+        (1024, 1024, True, (1024, 1024)),
+        (1024, 1500, True, (1500, 1500)),
+    ],
+)
+def test_a_causal_part_has_as_many_visible_pairs(
+    rows: int, keys: int, causal: bool, shape: tuple[int, int]
+) -> None:
+    assert part_shape(rows, keys, causal) == shape
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -202,14 +223,14 @@ def test_a_complete_pass_runs_on_the_inputs_of_the_trial(bench: Bench, causal: b
         (False, 0.51, 0.0, "measured"),
         (False, 0.49, 0.0, FROM_A_PART),
         (True, 0.26, 0.0, "measured"),
-        (True, 0.24, 0.0, FROM_A_PART),
+        (True, 0.24, 0.0, "computed from 2,897 of 4,096 rows"),
         (False, 1e-9, 1e9, "measured"),
     ],
 )
 def test_a_complete_pass_may_take_four_sparse_passes_or_the_cap(
     bench: Bench, causal: bool, sparse_s: float, cap: float, source: str
 ) -> None:
-    """The calibration takes 0.5 s for a quarter of the pairs: 2 s for all, or 1 s if causal."""
+    """The calibration takes 0.5 s for a quarter of the pairs, or for half of them if causal."""
     baseline = DenseBaseline(*prepare(n=4096, causal=causal), "cpu", 0, cap)
     assert run_baseline(baseline, sparse_s).facts["dense"] == source
 
@@ -395,7 +416,7 @@ def test_a_sparse_trial_has_a_dense_sample_a_repeat(
     assert 2 <= len(outcome.samples("time")) <= 4
     assert len(outcome.samples("dense_time")) == len(outcome.samples("time"))
     assert min(outcome.samples("dense_time")) > 0
-    assert outcome.facts["dense"] in ("measured", "computed from 1,024 of 2,048 rows")
+    assert outcome.facts["dense"] == "measured"
     products = 7 if mode == "train" else 2
     assert outcome.samples("dense_flops") == (2 * products * (2048 * 2049 // 2) * 64 * 2,)
 
