@@ -18,10 +18,16 @@ def longseq_wait_for_peers(wait: Callable[P, T], *args: P.args, **kwargs: P.kwar
     return wait(*args, **kwargs)
 
 
+def longseq_wait_for_device(wait: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `wait`, which returns only when the device has done its work."""
+    return wait(*args, **kwargs)
+
+
 def longseq_child_main(main: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `main`, the work of a child process. Frames below this one belong to the launcher."""
     return main(*args, **kwargs)
 
 
 WAIT_FOR_PEERS = longseq_wait_for_peers.__name__
+WAIT_FOR_DEVICE = longseq_wait_for_device.__name__
 CHILD_MAIN = longseq_child_main.__name__

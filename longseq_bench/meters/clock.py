@@ -7,15 +7,27 @@ import torch
 from typing_extensions import override
 
 from longseq_bench.core.model import Measurement
+from longseq_bench.core.stack_markers import longseq_wait_for_device
 from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext, find_meter
+from longseq_bench.meters.device_wait import wait_for_device
+
+CYCLES_PER_S = 2e9
+"""About the highest clock of a multiprocessor. At a lower clock the device sleeps longer."""
+
+MIN_HEAD_START_S = 1e-3
+"""The head start of a clock that knows no dispatch time yet."""
 
 
 @METERS.register("clock")
 class Clock(Meter):
-    """Wall and CPU seconds, one sample per entry. The difference of both shows a busy machine."""
+    """Wall and CPU seconds, one sample per entry. The difference of both shows a busy machine.
+
+    passes: passes that one entry measures; a sample is per pass.
+    """
 
     name = "clock"
     role = "time"
+    passes = 1
 
     def __init__(self, context: MeterContext = ON_CPU) -> None:
         super().__init__(context)
@@ -30,8 +42,8 @@ class Clock(Meter):
     @override
     def stop(self) -> None:
         wall = time.perf_counter()
-        self.cpu.append(time.process_time() - self._cpu)
-        self.wall.append(wall - self._wall)
+        self.cpu.append((time.process_time() - self._cpu) / self.passes)
+        self.wall.append((wall - self._wall) / self.passes)
 
     @override
     def measurements(self) -> list[Measurement]:
@@ -43,10 +55,20 @@ class Clock(Meter):
 
 @METERS.register("cuda-events")
 class CudaClock(Clock):
-    """Device time between two events. The device is idle before and after (warm L2 cache)."""
+    """Device time between two events. The device is idle before and after (warm L2 cache).
+
+    Before the first event the device sleeps for `head_start_s`, in which Python issues the pass:
+    otherwise a pass of many short kernels measures the host. dispatch_s: seconds for which the host
+    issued the last entry. With several ranks the head start is the same on all of them, so that
+    none waits for another one inside its pass.
+    """
 
     name = "CUDA events"
     priority = 10
+
+    def __init__(self, context: MeterContext = ON_CPU) -> None:
+        super().__init__(context)
+        self.head_start_s, self.dispatch_s = MIN_HEAD_START_S, 0.0
 
     @classmethod
     @override
@@ -57,20 +79,22 @@ class CudaClock(Clock):
 
     @override
     def start(self) -> None:
-        torch.cuda.synchronize()
+        wait_for_device()
         self._events = [
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
             for _ in range(2)
         ]
         super().start()
+        torch.cuda._sleep(round(self.head_start_s * CYCLES_PER_S))  # type: ignore[no-untyped-call]
         self._events[0].record()
 
     @override
     def stop(self) -> None:
         self._events[1].record()
-        self._events[1].synchronize()
+        self.dispatch_s = time.perf_counter() - self._wall
+        longseq_wait_for_device(self._events[1].synchronize)
         super().stop()
-        self.wall[-1] = self._events[0].elapsed_time(self._events[1]) / 1e3
+        self.wall[-1] = self._events[0].elapsed_time(self._events[1]) / 1e3 / self.passes
 
 
 def clock_for(device: str) -> Clock:

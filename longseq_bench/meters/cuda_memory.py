@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from longseq_bench.core.model import Measurement
 from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
+from longseq_bench.meters.device_wait import wait_for_device
 
 
 @METERS.register("cuda-memory")
@@ -29,13 +30,13 @@ class CudaMemory(Meter):
 
     @override
     def start(self) -> None:
-        torch.cuda.synchronize()
+        wait_for_device()
         torch.cuda.reset_peak_memory_stats()
         self._before = torch.cuda.memory_allocated()
 
     @override
     def stop(self) -> None:
-        torch.cuda.synchronize()
+        wait_for_device()
         stats = torch.cuda.memory_stats()
         free, total = torch.cuda.mem_get_info()
         self._bytes = {

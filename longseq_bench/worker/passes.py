@@ -9,6 +9,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import host_memory
 from longseq_bench.kernels.exact.base import Use
 from longseq_bench.kernels.sparse_selection import torch_kernel
+from longseq_bench.meters.device_wait import wait_for_device
 from longseq_bench.worker import limits
 from longseq_bench.worker.inputs import Pass, draw_inputs
 from longseq_bench.worker.messages import MessageSender
@@ -163,7 +164,7 @@ def warm_up_tokens(tokens: int, ranks: int) -> int:
 def synchronize(device: str) -> None:
     """Wait until the device is idle."""
     if device == "cuda":
-        torch.cuda.synchronize()
+        wait_for_device()
 
 
 def _allocate_library_buffers(w: Workload) -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from longseq_bench.meters import cuda_memory
 from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.cuda_memory import CudaMemory
 
@@ -15,7 +16,6 @@ def test_memory_outside_the_allocator_is_what_the_device_uses_beyond_it(
 ) -> None:
     """Never negative: another process may free memory between the two readings."""
     fakes = {
-        "synchronize": lambda: None,
         "reset_peak_memory_stats": lambda: None,
         "memory_allocated": lambda: 50,
         "max_memory_allocated": lambda: 180,
@@ -26,6 +26,7 @@ def test_memory_outside_the_allocator_is_what_the_device_uses_beyond_it(
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(cuda_memory, "wait_for_device", lambda: None)
     meter = CudaMemory(MeterContext("cuda"))
     with meter:
         pass

@@ -1,0 +1,257 @@
+"""Timing on a GPU: warm clocks, a head start for the host, several short passes a sample.
+
+The device is a fake: a queue of work in seconds, and events that note when they are reached.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from longseq_bench.distributed.group import Group
+from longseq_bench.meters import clock as clock_module
+from longseq_bench.meters.base import MeterContext
+from longseq_bench.meters.clock import CYCLES_PER_S, MIN_HEAD_START_S, CudaClock
+from longseq_bench.worker import timing
+from longseq_bench.worker.gpu_timing import passes_of_a_sample, prepare_clocks
+from longseq_bench.worker.measurement_log import MeasurementLog
+from tests.make import trial
+from tests.ranks import Ranks
+
+
+class Device:
+    """A stream that works behind the host. now_s: the host's time; done_s: the stream's last work.
+
+    log: what the host did, in order.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = self.done_s = 0.0
+        self.log: list[str] = []
+
+    def launch(self, seconds: float, dispatch_s: float = 0.0) -> None:
+        self.now_s += dispatch_s
+        self.done_s = max(self.done_s, self.now_s) + seconds
+
+    def sleep(self, cycles: int) -> None:
+        self.log.append("sleep")
+        self.launch(cycles / CYCLES_PER_S)
+
+    def wait(self) -> None:
+        self.now_s = max(self.now_s, self.done_s)
+
+    def event(self, enable_timing: bool = False, blocking: bool = False) -> Any:
+        device, self.blocking = self, blocking
+
+        class Event:
+            at_s = 0.0
+
+            def record(self) -> None:
+                device.log.append("event" if enable_timing else "waits")
+                self.at_s = max(device.done_s, device.now_s)
+
+            def synchronize(self) -> None:
+                assert blocking, "the host would spin on a core"
+                device.wait()
+
+            def elapsed_time(self, end: Any) -> float:
+                return 1e3 * float(end.at_s - self.at_s)
+
+        return Event()
+
+
+def install(patch: Callable[..., None]) -> Device:
+    device = Device()
+    patch(torch.cuda, "Event", device.event)
+    patch(torch.cuda, "_sleep", device.sleep)
+    patch(torch.cuda, "synchronize", lambda: device.wait())
+    host = SimpleNamespace(perf_counter=lambda: device.now_s, process_time=lambda: device.now_s)
+    patch(clock_module, "time", host)
+    return device
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    return install(monkeypatch.setattr)
+
+
+def cuda_clock() -> CudaClock:
+    return CudaClock(MeterContext("cuda"))
+
+
+# ---- the clock ---------------------------------------------------------------------------------
+
+
+def test_the_time_in_which_the_host_issues_a_pass_is_hidden(device: Device) -> None:
+    """Ten kernels of 10 µs that the host issues in 50 µs each take 100 µs, not 510 µs."""
+    clock = cuda_clock()
+    with clock:
+        for _ in range(10):
+            device.launch(10e-6, dispatch_s=50e-6)
+    assert clock.wall == [pytest.approx(100e-6)]
+    assert clock.dispatch_s == pytest.approx(500e-6)
+    assert device.log == ["waits", "sleep", "event", "event"]
+
+
+def test_a_sample_of_several_passes_is_their_mean(device: Device) -> None:
+    clock = cuda_clock()
+    clock.passes = 4
+    with clock:
+        for seconds in (1e-4, 2e-4, 3e-4, 4e-4):
+            device.launch(seconds)
+    assert clock.wall == [pytest.approx(2.5e-4)]
+    assert clock.cpu == [pytest.approx((MIN_HEAD_START_S + 1e-3) / 4)]
+
+
+# ---- before the first timed pass ---------------------------------------------------------------
+
+
+def prepare(
+    device: Device, pass_s: float, dispatch_s: float, can_batch: bool = True,
+    group: Group | None = None,
+) -> CudaClock:  # fmt: skip
+    """Return a clock that was prepared by passes of these seconds."""
+
+    def time_pass(clock: CudaClock) -> None:
+        device.log.append("pass")
+        with clock:
+            device.launch(pass_s, dispatch_s)
+
+    clock = cuda_clock()
+    prepare_clocks([clock], time_pass, group or Group.alone(), can_batch)
+    assert clock.wall == []
+    return clock
+
+
+@pytest.mark.parametrize(("pass_s", "passes"), [(0.3, 1), (0.049, 4), (0.001, 100)])
+def test_the_device_is_busy_for_200_ms(device: Device, pass_s: float, passes: int) -> None:
+    prepare(device, pass_s, 1e-5)
+    assert device.log.count("pass") == passes
+
+
+@pytest.mark.parametrize(
+    ("pass_s", "passes"), [(2.0, 1), (1e-3, 1), (0.9e-3, 2), (1e-4, 10), (1e-6, 50), (0.0, 50)]
+)
+def test_a_sample_takes_a_millisecond(pass_s: float, passes: int) -> None:
+    assert passes_of_a_sample(pass_s) == passes
+
+
+@pytest.mark.parametrize(
+    ("dispatch_s", "can_batch", "passes", "head_start_s"),
+    [
+        (1e-5, True, 10, MIN_HEAD_START_S),
+        (5e-4, True, 10, 6e-3),
+        (5e-3, True, 10, 0.02),
+        (2e-3, False, 1, 2.4e-3),
+    ],
+)
+def test_the_head_start_covers_all_passes_of_a_sample(
+    device: Device, dispatch_s: float, can_batch: bool, passes: int, head_start_s: float
+) -> None:
+    clock = prepare(device, 1.05e-4, dispatch_s, can_batch)
+    assert (clock.passes, clock.head_start_s) == (passes, pytest.approx(head_start_s))
+
+
+def prepare_on_rank(group: Group) -> tuple[int, int, float]:
+    """Prepare a clock on a rank whose passes take longer the higher its number."""
+    with pytest.MonkeyPatch.context() as patch:
+        device = install(patch.setattr)
+        slowness = 1 + group.rank
+        clock = prepare(device, 1.05e-4 * slowness, 1e-3 * slowness, group=group)
+    return device.log.count("pass"), clock.passes, clock.head_start_s
+
+
+def test_all_ranks_have_the_passes_and_the_head_start_of_the_slowest(ranks: Ranks) -> None:
+    first, second = ranks(2, prepare_on_rank)
+    assert first == second
+    assert first[1:] == (5, pytest.approx(1.2 * 2e-3 * 5))
+
+
+# ---- timed passes ------------------------------------------------------------------------------
+
+
+def run_timed(
+    device: Device, monkeypatch: pytest.MonkeyPatch, first_pass_s: float, compiled: bool = False,
+    **fields: Any,
+) -> MeasurementLog:  # fmt: skip
+    """Run timed passes of 0.105 ms."""
+    monkeypatch.setattr(timing, "clock_for", lambda kind: cuda_clock())
+    monkeypatch.setattr(timing, "run_forward", lambda *_: device.log.append("forward"))
+
+    def run_pass(*_: Any) -> None:
+        device.log.append("pass")
+        device.launch(1.05e-4, 1e-5)
+
+    monkeypatch.setattr(timing, "run_pass", run_pass)
+    log = MeasurementLog(pass_s=first_pass_s, compiled=compiled)
+    attention = SimpleNamespace(group=Group.alone(), layout_s=0.0, on_host=False)
+    one = SimpleNamespace(out=None, grads=None, grad_out=None)
+    of = trial("sdpa", repeats=3, device="cuda", **fields)
+    timing.run_timed_passes(attention, one, MagicMock(), of, MagicMock(), log)  # type: ignore[arg-type]
+    return log
+
+
+def test_short_passes_are_timed_together(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = run_timed(device, monkeypatch, 1e-4)
+    (time,) = [m for m in log.measurements if m.name == "time"]
+    assert time.samples == pytest.approx([1.05e-4] * len(time.samples))
+    sample = ["waits", "sleep", "event", *["pass"] * 10, "event"]
+    assert device.log[-len(sample) * len(time.samples) :] == sample * len(time.samples)
+    assert device.log.count("pass") > 100
+    assert log.facts["timer"] == "CUDA events, mean of 10 passes a sample"
+
+
+@pytest.mark.parametrize(
+    ("first_pass_s", "fields", "timer"),
+    [(1e-4, {"keep": "nothing"}, "CUDA events"), (5.0, {}, "CUDA events")],
+    ids=["in place", "long"],
+)
+def test_passes_that_spend_their_inputs_or_are_long_are_timed_alone(
+    device: Device, monkeypatch: pytest.MonkeyPatch, first_pass_s: float,
+    fields: dict[str, Any], timer: str,
+) -> None:  # fmt: skip
+    log = run_timed(device, monkeypatch, first_pass_s, **fields)
+    assert log.facts["timer"] == timer
+    assert device.log.count("pass") == device.log.count("event") // 2
+
+
+def test_a_first_pass_that_compiled_says_nothing_about_the_length(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = run_timed(device, monkeypatch, 5.0, compiled=True)
+    assert log.facts["timer"] == "CUDA events, mean of 10 passes a sample"
+
+
+@pytest.mark.cuda
+def test_events_agree_with_the_timer_of_triton() -> None:
+    testing = pytest.importorskip("triton.testing")
+    a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+
+    def time_pass(clock: CudaClock) -> None:
+        with clock:
+            for _ in range(clock.passes):
+                torch.mm(a, a)
+
+    clock = cuda_clock()
+    prepare_clocks([clock], time_pass, Group.alone(), True)
+    for _ in range(20):
+        time_pass(clock)
+    expected = testing.do_bench(lambda: torch.mm(a, a), return_mode="median") / 1e3
+    # do_bench clears the L2 cache between passes, which a product of this size hardly notices
+    assert sorted(clock.wall)[10] == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.cuda
+def test_a_pass_of_short_kernels_does_not_measure_the_host() -> None:
+    x = torch.ones(1024, device="cuda")
+    hidden, exposed = cuda_clock(), cuda_clock()
+    exposed.head_start_s = 0.0
+    hidden.head_start_s = 0.02
+    for clock in [hidden, exposed] * 3:
+        with clock:
+            for _ in range(200):
+                x.mul_(1.0)
+    assert min(hidden.wall) < min(exposed.wall)
