@@ -31,3 +31,9 @@ def longseq_child_main(main: Callable[P, T], *args: P.args, **kwargs: P.kwargs) 
 WAIT_FOR_PEERS = longseq_wait_for_peers.__name__
 WAIT_FOR_DEVICE = longseq_wait_for_device.__name__
 CHILD_MAIN = longseq_child_main.__name__
+
+COLLECTIVE = "longseq collective: "
+"""Begins a line on the collective of a rank, after its stack (worker/flight_recorder.py)."""
+COLLECTIVE_FOLLOWS = "longseq collective follows"
+COLLECTIVE_WAITS = "waits for other ranks"
+"""Ends the line if the device waits in the collective."""

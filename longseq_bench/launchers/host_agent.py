@@ -203,7 +203,8 @@ class HostRanks:
         """Return process samples and stacks of the ranks that have no outcome yet."""
         ranks = self._ranks if self._job else {}
         pids = {rank: r.pid for rank, r in ranks.items() if r.pid and not r.status}
-        samples = sample_processes(pids, True)
+        device = self._job.trial["device"] if self._job else "cpu"
+        samples = sample_processes(pids, True, device)
         pids = {rank: pids[rank] for rank in samples}
         return {
             "samples": {rank: [sample.stopped, sample.busy] for rank, sample in samples.items()},

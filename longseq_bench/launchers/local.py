@@ -178,7 +178,7 @@ class LocalLauncher(Launcher):
             _follow(supervisor, children, on_phase)
             if supervisor.is_late(time.monotonic()):
                 pids = {rank: children[rank].process.pid or 0 for rank in supervisor.running}
-                samples = sample_processes(pids, trial.world_size > 1)
+                samples = sample_processes(pids, trial.world_size > 1, trial.device)
                 outputs = {rank: children[rank].output for rank in pids}
                 supervisor.diagnose(
                     samples, read_stacks(pids, outputs) if supervisor.is_hang(samples) else {}

@@ -6,10 +6,12 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
 from longseq_bench.core.model import Outcome
+from longseq_bench.core.stack_markers import COLLECTIVE, COLLECTIVE_FOLLOWS
 from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.exit_status import stack_lines
 from longseq_bench.launchers.output_file import OutputFile
@@ -23,19 +25,25 @@ CONTINUE_AFTER_S = 0.3
 STACKS_S, STACKS_STEP_S = 1.0, 0.05
 """Time limit for ranks to write their stacks, and the interval of checks."""
 
+AUTOGRAD = "pt_autograd"
+"""Begins the names of the threads in which torch runs a backward pass on CUDA."""
+
 STACK_BYTES = 2**16
 """Bytes at the end of a rank's output that are searched for its stack."""
 
 
-def sample_processes(pids: Mapping[int, int], several: bool) -> dict[int, ProcessSample]:
+def sample_processes(
+    pids: Mapping[int, int], several: bool, device: str = "cpu"
+) -> dict[int, ProcessSample]:
     """Return samples of the processes of ranks, by rank, without ranks that ended.
 
     several: also measure for 0.5 s how busy they are. A rank that waits for a core counts as busy.
+    device: on cuda only threads that issue work count; those of NCCL spin while they wait.
     """
-    readings, start = [_read_processes(pids)], time.monotonic()
+    readings, start = [_read_processes(pids, device)], time.monotonic()
     for _ in range(SAMPLES if several else 1):
         time.sleep(SAMPLE_S / SAMPLES if several else 0.0)
-        readings.append(_read_processes(pids))
+        readings.append(_read_processes(pids, device))
     elapsed_s = max(time.monotonic() - start, SAMPLE_S)
     samples = {}
     for rank in pids:
@@ -48,15 +56,35 @@ def sample_processes(pids: Mapping[int, int], several: bool) -> dict[int, Proces
     return samples
 
 
-def _read_processes(pids: Mapping[int, int]) -> dict[int, tuple[str, float]]:
+def _read_processes(pids: Mapping[int, int], device: str) -> dict[int, tuple[str, float]]:
     """Return the state and the CPU time in s of each process that still exists, by rank."""
     readings: dict[int, tuple[str, float]] = {}
     for rank, pid in pids.items():
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            times = process.cpu_times()
-            readings[rank] = process.status(), times.user + times.system
+            if device == "cuda":
+                cpu_s = _issuing_threads_s(process)
+            else:
+                times = process.cpu_times()
+                cpu_s = times.user + times.system
+            readings[rank] = process.status(), cpu_s
     return readings
+
+
+def _issuing_threads_s(process: psutil.Process) -> float:
+    """Return the CPU seconds of the main thread and of autograd's, which run a pass on CUDA."""
+    return sum(
+        thread.user_time + thread.system_time
+        for thread in process.threads()
+        if thread.id == process.pid or _thread_name(process.pid, thread.id).startswith(AUTOGRAD)
+    )
+
+
+def _thread_name(pid: int, thread: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/task/{thread}/comm").read_text()
+    except OSError:
+        return ""
 
 
 def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> dict[int, list[str]]:
@@ -78,9 +106,18 @@ def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> d
     while pids and time.monotonic() < end:
         time.sleep(STACKS_STEP_S)
         before, sizes = sizes, {rank: outputs[rank].size() for rank in pids}
-        if sizes == before and all(sizes[rank] > starts[rank] for rank in starts):
+        if sizes == before and all(
+            sizes[rank] > starts[rank] and not _will_write(outputs[rank], starts[rank])
+            for rank in starts
+        ):
             break
     return {r: stack_lines(outputs[r].tail(starts[r], STACK_BYTES)) for r in pids}
+
+
+def _will_write(output: OutputFile, start: int) -> bool:
+    """Return whether a rank has said that a line on its collective follows."""
+    text = output.tail(start, STACK_BYTES)
+    return COLLECTIVE_FOLLOWS in text and COLLECTIVE not in text
 
 
 def _request_stack(pid: int) -> None:

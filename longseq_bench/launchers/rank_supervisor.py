@@ -12,7 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from longseq_bench.core.model import Outcome, Phase, Trial
-from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
+from longseq_bench.core.stack_markers import (
+    COLLECTIVE,
+    COLLECTIVE_WAITS,
+    WAIT_FOR_DEVICE,
+    WAIT_FOR_PEERS,
+)
 from longseq_bench.launchers.exit_status import function_of, outcome_of_exit
 
 PHASE_LIMIT_S = 900.0
@@ -165,9 +170,12 @@ class RankSupervisor:
         Args:
             samples: the state of each running rank's process.
             stacks: for a hang, the stack of each rank, as `exit_status.stack_lines` returns it.
+
+        Ranks that wait for a device that computes are late, but don't hang.
         """
-        if not self.is_hang(samples):
-            self._verdict = self._timed_out(samples)
+        computing = self._computing_ranks(samples, stacks)
+        if computing or not self.is_hang(samples):
+            self._verdict = self._timed_out(samples, computing or self.running)
             return
         stopped = self._stopped_ranks(samples)
         where = {rank: self._phase_of(rank, stacks.get(rank, ())) for rank in self.running}
@@ -175,16 +183,18 @@ class RankSupervisor:
         root = (stopped or not_communicating or self.running)[0]
         outcome = Outcome(
             status="hang",
-            reason=self._hang_reason(samples, where),
+            reason=self._hang_reason(samples, where) + self._describe_collectives(stacks),
             phase=where[root],
             facts={"stacks": {str(rank): list(lines) for rank, lines in stacks.items()}},
         )
         self._verdict = root, outcome
 
-    def _timed_out(self, samples: Mapping[int, ProcessSample]) -> tuple[int, Outcome]:
-        """Return the rank to blame, the busiest one that is over its limit, and the outcome."""
-        over = min(self._ranks[rank].deadline for rank in self.running) + GRACE_S
-        late = [rank for rank in self.running if self._ranks[rank].deadline <= over]
+    def _timed_out(
+        self, samples: Mapping[int, ProcessSample], ranks: Sequence[int]
+    ) -> tuple[int, Outcome]:
+        """Return the rank to blame, the busiest of `ranks` over its limit, and the outcome."""
+        over = min(self._ranks[rank].deadline for rank in ranks) + GRACE_S
+        late = [rank for rank in ranks if self._ranks[rank].deadline <= over]
         root = max(late, key=lambda rank: samples[rank].busy if rank in samples else 0.0)
         phase, budget = self._ranks[root].phase, self.trial.time_budget
         if budget and phase in PASSES:
@@ -213,12 +223,33 @@ class RankSupervisor:
             f"{_join_words(names)} {verbs[len(names) > 1]}" for verbs, names in doing.items()
         )
 
+    def _computing_ranks(
+        self, samples: Mapping[int, ProcessSample], stacks: Mapping[int, Sequence[str]]
+    ) -> list[int]:
+        """Return the ranks whose device is not known to wait for other ranks; none in a stop."""
+        if self._stopped_ranks(samples):
+            return []
+        return [
+            rank
+            for rank in self.running
+            if any(function_of(line) == WAIT_FOR_DEVICE for line in stacks.get(rank, ()))
+            and not _collective_of(stacks[rank]).endswith(COLLECTIVE_WAITS)
+        ]
+
+    def _describe_collectives(self, stacks: Mapping[int, Sequence[str]]) -> str:
+        """Return a sentence on the collectives of ranks on CUDA; "" if none is known."""
+        ranks: dict[str, list[str]] = {}
+        for rank in self.running:
+            if text := _collective_of(stacks.get(rank, ())):
+                ranks.setdefault(text, []).append(self.name(rank))
+        return "".join(f"; collective of {_join_words(n)}: {text}" for text, n in ranks.items())
+
     def _stopped_ranks(self, samples: Mapping[int, ProcessSample]) -> list[int]:
         return [rank for rank in self.running if rank in samples and samples[rank].stopped]
 
     def _phase_of(self, rank: int, stack: Sequence[str]) -> Phase:
         """Return the phase that a rank is in; `communication` if its stack shows it waits."""
-        waits = any(
+        waits = _collective_of(stack).endswith(COLLECTIVE_WAITS) or any(
             function_of(line) == WAIT_FOR_PEERS or line.startswith(_COMMUNICATION_LIBRARIES)
             for line in stack
         )
@@ -281,6 +312,12 @@ class RankSupervisor:
     def _lost_peer(self, rank: int) -> bool:
         outcome = self._ranks[rank].outcome
         return bool(outcome and outcome.facts.get("lost_peer"))
+
+
+def _collective_of(stack: Sequence[str]) -> str:
+    """Return what a rank wrote on its collective; "" if it wrote nothing."""
+    lines = [line.removeprefix(COLLECTIVE) for line in stack if line.startswith(COLLECTIVE)]
+    return lines[-1] if lines else ""
 
 
 def _join_words(words: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from longseq_bench.core.cluster_env import LOOPBACK, RankInfo
 from longseq_bench.core.model import Device
 from longseq_bench.distributed.group import GROUP_TIMEOUT
+from longseq_bench.worker import flight_recorder
 
 
 def join_process_group(place: RankInfo, device: Device, listener: socket | None = None) -> None:
@@ -31,6 +32,7 @@ def join_process_group(place: RankInfo, device: Device, listener: socket | None 
     )  # fmt: skip
     device_id = None
     if device == "cuda":
+        flight_recorder.enable()
         torch.cuda.set_device(place.local_rank)
         device_id = torch.device("cuda", place.local_rank)
     dist.init_process_group(

@@ -5,7 +5,12 @@ import signal
 import pytest
 
 from longseq_bench.core.model import Outcome, Phase, Status
-from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
+from longseq_bench.core.stack_markers import (
+    COLLECTIVE,
+    COLLECTIVE_WAITS,
+    WAIT_FOR_DEVICE,
+    WAIT_FOR_PEERS,
+)
 from longseq_bench.launchers.rank_supervisor import (
     CAUSE_S,
     EXACT_FACTOR,
@@ -303,6 +308,49 @@ def test_a_rank_waits_for_peers_only_inside_a_marked_function_or_a_library(
     if phase == "forward":
         where = "rank 0 waits in forward; rank 1 waits in communication"
     assert (late.outcome().reason, late.outcome().phase) == (where, phase)
+
+
+ON_DEVICE = ["torch/cuda/streams.py:5 synchronize", f"core/stack_markers.py:9 {WAIT_FOR_DEVICE}"]
+
+
+def test_a_hang_on_cuda_names_the_collective_in_which_each_device_waits() -> None:
+    late = stuck(3)
+    samples = dict.fromkeys(range(3), IDLE)
+    receives, sums = f"recv 0<-1 #7 {COLLECTIVE_WAITS}", f"all_reduce #4 {COLLECTIVE_WAITS}"
+    stacks = {
+        0: [*ON_DEVICE, COLLECTIVE + receives], 1: ["a/b.py:1 f", COLLECTIVE + "none"],
+        2: [*ON_DEVICE, COLLECTIVE + sums],
+    }  # fmt: skip
+    late.diagnose(samples, stacks)
+    found = late.outcome()
+    assert found.status == "hang"
+    assert found.reason == (
+        "rank 0 and rank 2 wait in communication; rank 1 waits in forward; "
+        "collective of rank 0: recv 0<-1 #7 waits for other ranks; "
+        "collective of rank 1: none; "
+        "collective of rank 2: all_reduce #4 waits for other ranks"
+    )
+    assert found.phase == "forward"
+
+
+@pytest.mark.parametrize(
+    "collective", [[], ["all_reduce #4 is queued"], ["all_reduce #4 makes progress"], ["none"]]
+)
+def test_a_device_that_computes_makes_it_a_timeout(collective: list[str]) -> None:
+    """Its rank sleeps meanwhile, as one that waits for its peers does."""
+    late = stuck()
+    samples = dict.fromkeys(range(2), IDLE)
+    assert late.is_hang(samples)
+    lines = [COLLECTIVE + text for text in collective]
+    late.diagnose(samples, {0: IN_A_TRANSFER, 1: [*ON_DEVICE, *lines]})
+    assert late.outcome().status == "timeout"
+    assert late.outcome().reason == "rank 1: one pass took longer than the 2 s allowed"
+
+
+def test_a_stopped_rank_is_a_hang_even_if_a_device_computes() -> None:
+    late = stuck()
+    late.diagnose({0: STOPPED, 1: IDLE}, {0: ["a/b.py:1 f"], 1: ON_DEVICE})
+    assert late.outcome().status == "hang"
 
 
 def test_a_hang_also_names_ranks_that_are_done() -> None:

@@ -1,0 +1,130 @@
+"""The collective in which a rank's device waits, from recorded operations and from a process."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from longseq_bench.core.stack_markers import COLLECTIVE, COLLECTIVE_WAITS
+from longseq_bench.launchers.output_file import OutputFile
+from longseq_bench.launchers.process_inspection import read_stacks
+from longseq_bench.worker.flight_recorder import describe
+
+
+def entry(number: int, state: str, name: str = "all_reduce") -> Any:
+    """An operation as in torch 2.13 (FlightRecorderDetail.hpp, dump_json)."""
+    return {
+        "record_id": number, "profiling_name": f"nccl:{name}", "state": state, "is_p2p": False,
+        "collective_seq_id": 10 + number, "p2p_seq_id": 0, "pg_id": 0,
+    }  # fmt: skip
+
+
+def step(number: int, state: str) -> list[Any]:
+    """A step of a ring: a send and a receive, launched together, and the entry with their state."""
+    one = {"is_p2p": True, "p2p_seq_id": 20 + number, "collective_seq_id": 5}
+    return [
+        {**entry(number, "scheduled", "send 0->1"), **one},
+        {**entry(number + 1, "scheduled", "recv 0<-1"), **one},
+        {**entry(number + 2, state, "coalesced"), **one},
+    ]
+
+
+DONE = entry(1, "completed")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ([], [], "none"),
+        ([DONE], [DONE, entry(2, "completed")], "all_reduce #12 is done"),
+        ([DONE, entry(2, "started")], [DONE, entry(2, "started"), entry(3, "scheduled")],
+         f"all_reduce #12 {COLLECTIVE_WAITS}"),
+        ([entry(2, "started")], [entry(2, "completed"), entry(3, "started")],
+         "all_reduce #13 makes progress"),
+        ([DONE], [DONE, entry(2, "started")], "all_reduce #12 makes progress"),
+        ([entry(2, "scheduled")], [entry(2, "scheduled")], "all_reduce #12 is queued"),
+        ([entry(2, "scheduled")], [entry(2, "started")], "all_reduce #12 is queued"),
+        (step(2, "started"), step(2, "started"), f"send 0->1 and recv 0<-1 #22 {COLLECTIVE_WAITS}"),
+        (step(2, "started"), [*step(2, "completed"), *step(5, "started")],
+         "send 0->1 and recv 0<-1 #25 makes progress"),
+        (step(2, "completed"), step(2, "completed"), "send 0->1 and recv 0<-1 #22 is done"),
+    ],
+)  # fmt: skip
+def test_the_oldest_unfinished_collective_is_described(
+    before: list[Any], after: list[Any], text: str
+) -> None:
+    """It waits for other ranks if it has started, and is the same in both readings."""
+    assert describe(before, after) == text
+
+
+RANK = """
+import faulthandler, json, signal, sys, time
+faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+from longseq_bench.worker import flight_recorder
+entries = json.loads(sys.argv[1])
+def read():
+    if not entries:
+        raise RuntimeError("no recorder")
+    return entries
+flight_recorder.answer_signal(read)
+import os, threading
+lock = threading.Lock()
+lock.acquire()
+def in_a_wait():
+    os.write(1, b"ready\\n")
+    os.read(0, 1) if sys.argv[2] == "read" else lock.acquire()
+in_a_wait()
+"""
+
+
+def stack_of(entries: list[Any], waits_in: str) -> list[str]:
+    """Return the stack of a process that waits outside of Python, asked for as in a hang."""
+    output = OutputFile()
+    command = [sys.executable, "-c", RANK, json.dumps(entries), waits_in]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output.fileno()
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == b"ready\n"
+        found = read_stacks({0: process.pid}, {0: output})[0]
+        assert process.poll() is None
+        return found
+    finally:
+        process.kill()
+        process.communicate()
+        output.close()
+
+
+@pytest.mark.parametrize("waits_in", ["read", "lock"])
+def test_a_waiting_process_writes_its_stack_and_then_its_collective(waits_in: str) -> None:
+    """Its main thread runs no Python meanwhile."""
+    lines = stack_of([DONE, entry(2, "started")], waits_in)
+    assert lines[0].endswith(" in_a_wait")
+    assert lines[-1] == f"{COLLECTIVE}all_reduce #12 {COLLECTIVE_WAITS}"
+
+
+def test_a_recorder_that_fails_is_named() -> None:
+    assert stack_of([], "read")[-1] == f"{COLLECTIVE}unknown (RuntimeError: no recorder)"
+
+
+@pytest.mark.cuda
+def test_the_entries_of_nccl_have_the_fields_that_are_read() -> None:
+    code = """
+import os, torch, torch.distributed as dist
+from longseq_bench.worker import flight_recorder
+import faulthandler, signal
+flight_recorder.enable()
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+store = dist.HashStore()
+dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+dist.all_reduce(torch.ones(1, device="cuda"))
+torch.cuda.synchronize()
+entries = flight_recorder.read_entries()
+print(flight_recorder.describe(entries, entries))
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("all_reduce #")
