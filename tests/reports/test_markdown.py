@@ -1,5 +1,6 @@
 """Markdown: an independent parser reads back the rendered text."""
 
+import sys
 from itertools import pairwise
 
 import pytest
@@ -32,6 +33,12 @@ def parsed(markdown: str) -> dict[str, list[str]]:
 
 def page(document: Document) -> str:
     return render(document)["report.md"]
+
+
+def test_a_page_without_charts_needs_nothing_that_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that only measures has no altair; a sweep there still ends with its report."""
+    monkeypatch.setitem(sys.modules, "longseq_bench.reports.render._vega", None)
+    assert "last" in page(one("text"))
 
 
 def one(text: str) -> Document:
