@@ -4,11 +4,11 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from longseq_bench.launchers.local import LocalLauncher
 from tests.ranks import Ranks
@@ -23,9 +23,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # threads of trials that wait for each other would keep the cores from the other worker
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# a machine that is busy with other work is not a fault of the code
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+# the tests that need a GPU may run where only pytest is installed (benchmarks/gpu)
+with suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    # a machine that is busy with other work is not a fault of the code
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
 
 # FlexAttention: torch would compile and load a test library first, for 7 s
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")

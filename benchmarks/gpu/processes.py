@@ -1,0 +1,159 @@
+"""Processes that items start: measurements, `longseq` commands and pytest, each with a limit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from benchmarks.gpu.items import ROOT, Figures, ItemFailed, Session
+
+_END_S = 30.0
+"""Time for a command to end after Ctrl-C."""
+_TAIL = 1500
+
+
+class ProcessFailed(Exception):
+    """A process that ended with an error. late: it was killed at its limit."""
+
+    def __init__(self, text: str, late: bool = False) -> None:
+        super().__init__(text)
+        self.late = late
+
+
+def stream(module: str, argument: Any, limit: float) -> Iterator[Figures]:
+    """Run a module of this package with a JSON argument, and yield the objects that it prints.
+
+    Raises ProcessFailed if it does not end with exit code 0 within `limit` seconds.
+    """
+    command = [sys.executable, "-m", f"benchmarks.gpu.{module}", json.dumps(argument)]
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=_environment()
+        )
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(limit, end)
+        timer.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("{"):
+                    yield json.loads(line)
+            code = process.wait()
+        finally:
+            timer.cancel()
+            process.kill()
+            process.wait()
+        if code:
+            errors.seek(0)
+            said = errors.read().strip()[-_TAIL:]
+            cause = f"killed after {limit:.0f} s" if late.is_set() else f"exit code {code}"
+            raise ProcessFailed(f"{module} ended with {cause}: {said}", late.is_set())
+
+
+def measure(what: str, session: Session, **arguments: Any) -> Figures:
+    """Return the figures of a function of measure.py, run in a process of its own."""
+    given = {"what": what, "device": session.device, "toy": session.dry_run, **arguments}
+    limit = max(60.0, session.seconds_left())
+    try:
+        return list(stream("measure", given, limit))[-1]
+    except ProcessFailed as error:
+        raise ItemFailed(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Command:
+    """A `longseq` command that has ended."""
+
+    code: int
+    out: str
+    errors: str
+
+
+def longseq(arguments: Sequence[str], limit: float) -> Command:
+    """Run a `longseq` command. At the limit Ctrl-C ends it with code 130; its records are kept."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "longseq_bench", *arguments], cwd=ROOT, env=_environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        try:
+            out, errors = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            out, errors = process.communicate(timeout=_END_S)
+    finally:
+        process.kill()
+        process.wait()
+    return Command(process.returncode, out, errors)
+
+
+def run_tests(files: Sequence[str], expression: str, folder: Path, session: Session) -> Figures:
+    """Run the tests of some files that a marker expression selects.
+
+    Raises ItemFailed, with the text of each failure, if one fails, or if none runs on a GPU.
+    """
+    if find_spec("pytest") is None:
+        raise ItemFailed("pytest is not installed: pip install pytest")
+    folder.mkdir(parents=True, exist_ok=True)
+    report = folder / "pytest.xml"
+    report.unlink(missing_ok=True)
+    # the options of pyproject.toml need plug-ins that this machine may lack
+    command = [
+        sys.executable, "-m", "pytest", "-o", "addopts=--strict-markers", "-p", "no:cacheprovider",
+        "-m", expression, f"--junitxml={report}", *files,
+    ]  # fmt: skip
+    limit = session.seconds_left()
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        raise session.cut("the tests did not end before the deadline", limit) from None
+    if not report.exists():
+        raise ItemFailed(f"pytest ended with code {done.returncode}: {_tail(done)}")
+    return _read_tests(report, done, session)
+
+
+def _read_tests(report: Path, done: subprocess.CompletedProcess[str], session: Session) -> Figures:
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    bad, skipped = {}, {}
+    for case in cases:
+        name = f"{case.get('classname')}::{case.get('name')}"
+        for problem in (*case.iter("failure"), *case.iter("error")):
+            bad[name] = (problem.text or problem.get("message") or "")[-_TAIL:]
+        for skip in case.iter("skipped"):
+            skipped[name] = skip.get("message") or ""
+    passed = len(cases) - len(bad) - len(skipped)
+    figures: Figures = {"passed": passed, "failed": len(bad), "skipped": len(skipped)}
+    figures |= {"failures": bad, "skip_reasons": sorted(set(skipped.values()))}
+    if bad:
+        raise ItemFailed(f"{len(bad)} of {len(cases)} tests failed: {', '.join(bad)}", figures)
+    if done.returncode:
+        raise ItemFailed(f"pytest ended with code {done.returncode}: {_tail(done)}", figures)
+    if not passed and not session.dry_run:
+        raise ItemFailed(f"none of {len(cases)} tests ran", figures)
+    return figures
+
+
+def _tail(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stdout + done.stderr).strip()[-_TAIL:]
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a process that imports this checkout, without the interpreter."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": path}

@@ -1,0 +1,334 @@
+"""The GPU acceptance command: items are kept and resumed, and a dry run does every step."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import kernels, longest
+from benchmarks.gpu.items import (
+    Figures,
+    Item,
+    ItemFailed,
+    Session,
+    Step,
+    Unfinished,
+    format_table,
+    plain_table,
+    run_step,
+)
+from longseq_bench.core.catalogue import Catalogue, Entry
+from longseq_bench.core.model import Trial, Workload
+from longseq_bench.core.options import OptionSpec
+
+ROOT = Path(__file__).parents[1]
+
+
+def session(out: Path, **settings: Any) -> Session:
+    return Session(out, "cpu", dry_run=True, **settings)
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+# ---- items -------------------------------------------------------------------------------------
+
+
+class Counted:
+    """A step of named functions that counts its runs."""
+
+    def __init__(self, **functions: Any) -> None:
+        self.functions, self.runs = functions, list[str]()
+        self.step = Step("toy", self.items, plain_table)
+
+    def items(self, session: Session) -> Sequence[Item]:
+        def run(name: str) -> Figures:
+            self.runs.append(name)
+            result: Figures = self.functions[name]()
+            return result
+
+        return [Item(name, lambda name=name: run(name)) for name in self.functions]  # type: ignore[misc]
+
+
+def fail(error: Exception) -> Any:
+    def run() -> Figures:
+        raise error
+
+    return run
+
+
+def test_a_failed_item_is_kept_and_the_next_runs(tmp_path: Path) -> None:
+    toy = Counted(
+        first=fail(ItemFailed("no such kernel", {"seen": 3})), second=fail(ValueError("why")),
+        third=lambda: {"rate": 2.5},
+    )  # fmt: skip
+    call = session(tmp_path)
+    results = run_step(toy.step, call)
+    assert [one.status for one in results] == ["failed", "failed", "ok"]
+    first, second, third = (read(tmp_path / "toy" / f"{name}.json") for name in toy.functions)
+    assert (first["status"], first["error"], first["figures"]) == (
+        "failed", "no such kernel", {"seen": 3},
+    )  # fmt: skip
+    assert second["error"].splitlines()[-1] == "ValueError: why"
+    assert (third["status"], third["error"], third["figures"]) == ("ok", None, {"rate": 2.5})
+    assert third["dry_run"] is True
+    assert command.report({toy.step: results}, call) == 1
+
+
+def test_a_second_call_skips_what_is_finished(tmp_path: Path) -> None:
+    toy = Counted(good=lambda: {"rate": 1}, bad=fail(ItemFailed("no")))
+    first = run_step(toy.step, session(tmp_path))
+    assert run_step(toy.step, session(tmp_path)) == first
+    assert toy.runs == ["good", "bad"]
+    toy.functions["bad"] = lambda: {"rate": 2}
+    again = run_step(toy.step, session(tmp_path, retry=True))
+    assert toy.runs == ["good", "bad", "bad"]
+    assert [one.status for one in again] == ["ok", "ok"]
+
+
+def test_the_deadline_leaves_items_to_the_next_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, left = session(tmp_path), [60.0]
+    monkeypatch.setattr(call, "seconds_left", lambda: left[0])
+
+    def slow() -> Figures:
+        left[0] = 0.0
+        return {"rate": 1}
+
+    toy = Counted(cut=fail(Unfinished("3 of 9 tiles are done")), slow=slow, late=dict)
+    results = run_step(toy.step, call)
+    assert toy.runs == ["cut", "slow"]
+    assert [one.item for one in results] == ["slow"]
+    assert command.report({toy.step: results}, call) == 0
+    printed = capsys.readouterr().out
+    assert "2 left: toy cut: 3 of 9 tiles are done, toy late\nrun again to go on" in printed
+    assert "all passed" not in printed
+    toy.functions["cut"] = dict
+    run_step(toy.step, session(tmp_path))
+    assert toy.runs == ["cut", "slow", "cut", "late"]
+
+
+def test_an_item_without_progress_in_a_whole_call_fails(tmp_path: Path) -> None:
+    """Otherwise every call would begin it again."""
+    call = session(tmp_path, minutes=10)
+    assert isinstance(call.cut("0 done", limit=590.0, progress=True), Unfinished)
+    assert isinstance(call.cut("0 done", limit=30.0), Unfinished)
+    assert str(call.cut("0 done", limit=590.0)) == "0 done; 590 s are too short, use --minutes"
+
+
+def test_items_that_can_not_be_listed_are_a_failed_item(tmp_path: Path) -> None:
+    def items(session: Session) -> Sequence[Item]:
+        raise OSError("no config")
+
+    (result,) = run_step(Step("toy", items, plain_table), session(tmp_path))
+    assert result.status == "failed"
+    assert "no config" in (result.error or "")
+
+
+def test_a_dry_run_and_a_run_on_a_gpu_never_share_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy = Counted(one=dict)
+    run_step(toy.step, session(tmp_path))
+    assert command.main(["smoke", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        f"benchmarks.gpu: --out {tmp_path} holds the results of a dry run; choose another folder\n"
+    )
+
+
+def test_a_machine_without_a_gpu_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert command.main(["smoke", "--out", str(tmp_path)]) == 2
+    assert "--dry-run runs toy sizes on the CPU" in capsys.readouterr().err
+    assert command.main(["smoke", "--out", str(tmp_path), "--minutes", "0"]) == 2
+    assert "--minutes 0 is too small" in capsys.readouterr().err
+
+
+def test_columns_of_a_table_are_aligned() -> None:
+    assert format_table([("a", "long"), ("longer", 1)]) == "a       long\nlonger  1"
+
+
+# ---- kernels -----------------------------------------------------------------------------------
+
+CHOSEN = {"tile": [128, 64, 8, 3, 128], "seconds": 2e-3, "difference": 0.0}
+FASTER = {"tile": [64, 64, 4, 3, None], "seconds": 1e-3, "difference": 1e-3}
+
+
+def test_the_grid_begins_with_the_chosen_tile_and_has_no_copies() -> None:
+    chosen = [128, 64, 8, 3, 128]
+    tiles = kernels.grid("forward", chosen)
+    assert tiles[:2] == [chosen, [128, 64, 8, 3, None]]
+    assert len({json.dumps(tile) for tile in tiles}) == len(tiles) >= 30
+    assert [64, 128, 8, 3, None] in tiles
+    assert [32, 128, 8, 2, None] in kernels.grid("dkv", [64, 128, 8, 3, None])
+
+
+def test_the_best_tile_is_the_fastest_with_the_same_result() -> None:
+    other = {"tile": [32, 32, 4, 2, None], "does_not_fit": "too large"}
+    assert kernels.judge([CHOSEN, FASTER, other])["best"] == FASTER
+    wrong = {**FASTER, "difference": 0.5}
+    with pytest.raises(ItemFailed, match=r"tiles with another result .*64, 64") as caught:
+        kernels.judge([CHOSEN, wrong])
+    assert caught.value.figures["best"] == CHOSEN
+
+
+def test_a_chosen_tile_that_does_not_run_fails() -> None:
+    with pytest.raises(ItemFailed, match=r"the chosen tile .*: illegal memory access"):
+        kernels.judge([{"tile": CHOSEN["tile"], "error": "illegal memory access"}, FASTER])
+
+
+def test_a_tile_that_ends_the_process_is_kept_and_the_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    started: list[int] = []
+
+    def stream(module: str, argument: Any, limit: float) -> Any:
+        started.append(len(argument["tiles"]))
+        for i, tile in enumerate(argument["tiles"]):
+            if tile[:2] == [64, 64] and tile[2:4] == [8, 3]:
+                raise kernels.ProcessFailed("illegal memory access")
+            yield {"tile": tile, "seconds": 1e-3 * (i + 1), "difference": 0.0}
+
+    monkeypatch.setattr(kernels, "stream", stream)
+    monkeypatch.setattr(kernels, "_capability", lambda session: 9)
+    call = Session(tmp_path, "cuda")
+    (tmp_path / "kernels").mkdir()
+    figures = kernels.run_tiles(call, "forward", 64, True)
+    (bad,) = [one for one in figures["tiles"] if "error" in one]
+    assert bad["tile"] == [64, 64, 8, 3, None]
+    assert len(started) == 2
+    assert started[0] == len(figures["tiles"])
+    assert kernels.run_tiles(call, "forward", 64, True) == figures
+    assert len(started) == 2
+
+
+TILE = re.compile(r"\| (\d+) \| (\w+) \| (\d+) \| (?:full|causal) \| (\d+)×(\d+) (\d)w (\d)s \|")
+
+
+def test_the_published_compile_table_has_the_tiles_that_are_chosen() -> None:
+    """Make it again with `python -m benchmarks.triton_static --markdown`."""
+    torch = pytest.importorskip("torch")
+    tiles = pytest.importorskip("longseq_bench.kernels.triton_tiles")
+    rows = TILE.findall((ROOT / "docs" / "gpu.md").read_text(encoding="utf-8"))
+    assert len(rows) == 3 * 3 * 3 * 2
+    for capability, kernel, head_dim, *sizes in rows:
+        chosen = tiles.select_shape(
+            kernel, 128, int(head_dim), torch.bfloat16, int(capability) // 10
+        )
+        expected = [chosen.queries, chosen.keys, chosen.warps, chosen.stages]
+        assert list(map(int, sizes)) == expected, (capability, kernel, head_dim)
+
+
+# ---- longest -----------------------------------------------------------------------------------
+
+
+def test_a_search_has_the_command_line_of_its_trial() -> None:
+    specs = [
+        OptionSpec(name="kernel", kind="str", default="auto", help=""),
+        OptionSpec(name="chunk", kind="int", default=None, help="", optional=True),
+    ]
+    catalogue = Catalogue(implementations={"ring": Entry(summary="", options=specs)}, devices={})
+    trial = Trial(
+        implementation="ring", options={"kernel": "cudnn", "chunk": None}, device="cuda",
+        workload=Workload(seq_len=1, heads=8, head_dim=128, dtype="bfloat16", mode="train"),
+        memory_budget=2**31, time_budget=10.0, repeats=0,
+    )  # fmt: skip
+    assert longest.name(trial, catalogue) == "ring kernel=cudnn train d128 2GiB"
+    words = " ".join(longest.arguments(trial, catalogue))
+    assert words.startswith("maxlen --impl ring -o kernel=cudnn --device cuda --dtype bfloat16")
+    for part in ("--mode train", "--head-dim 128", "--memory-budget 2147483648"):
+        assert part in words
+    assert "--time-budget 10.0s" in words
+    assert "--causal" not in words
+
+
+# ---- the dry run -------------------------------------------------------------------------------
+
+ITEMS = {
+    "smoke": 5, "correct": 1, "kernels": 2, "speed": 1, "longest": 1, "faults": 5, "ranks": 3,
+}  # fmt: skip
+ABSENT = ("altair", "vl_convert", "hypothesis", "jsonschema", "mkdocs", "deepspeed")
+"""Packages that a machine with a GPU may lack."""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which those packages can't be imported."""
+    folder = tmp_path_factory.mktemp("bare")
+    for name in ABSENT:
+        (folder / f"{name}.py").write_text(f"raise ImportError('there is no {name}')\n")
+    path = os.pathsep.join(filter(None, [str(folder), str(ROOT), os.environ.get("PYTHONPATH")]))
+    # pytest would load what is installed but can't be imported here
+    return {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+def dry_run(out: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "all", "--dry-run", "--out", str(out)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_dry_run_does_every_step_and_a_second_call_none(
+    tmp_path: Path, bare: dict[str, str]
+) -> None:
+    pytest.importorskip("triton")
+    done = dry_run(tmp_path, bare)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {
+        step: {path.stem: read(path) for path in (tmp_path / step).glob("*.json")} for step in ITEMS
+    }
+    assert {step: len(items) for step, items in found.items()} == ITEMS
+    for items in found.values():
+        for item in items.values():
+            assert item["status"] == "ok", item
+            assert item["figures"]
+    assert_plausible({s: {n: i["figures"] for n, i in items.items()} for s, items in found.items()})
+    assert "DRY RUN" in done.stdout
+    assert "all passed" in done.stdout
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.json")}
+    again = dry_run(tmp_path, bare)
+    assert again.returncode == 0, again.stderr
+    assert not any(line.startswith("[") for line in again.stdout.splitlines())
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.json")} == before
+
+
+def assert_plausible(figures: dict[str, dict[str, Figures]]) -> None:
+    ceilings = figures["smoke"]["ceilings"]
+    assert 1e8 < ceilings["copy_bytes_per_s"] < 1e12
+    assert 1e8 < ceilings["float32_flops"] < 1e14
+    assert figures["smoke"]["tests"]["skipped"] > 0
+    assert figures["smoke"]["versions"]["torch"].startswith("2.")
+    for times in figures["kernels"]["dense-d64-full"]["kernels"].values():
+        assert "unavailable" in times or 0 < times["forward_s"] < 10
+    (chosen, other) = figures["kernels"]["dkv-d64-causal"]["tiles"]
+    assert 16 < chosen["registers"] <= 255
+    assert chosen["tile"] != other["tile"]
+    names = {row["name"]: row for row in figures["speed"]["sweep"]["rows"]}
+    assert set(names) == {"sdpa", "block-sparse"}
+    assert all(0 < row["time_s"] < 10 for row in names.values())
+    assert 0 < names["block-sparse"]["share_of_ideal"] < 10
+    (search,) = figures["longest"].values()
+    assert 1000 < search["max_tokens"] < 2048
+    assert search["limited_by"] == "memory"
+    assert {one["next_status"] for one in figures["faults"].values()} == {"ok"}
+    assert figures["faults"]["kill--9"]["status"] == "crashed"
+    assert figures["faults"]["SIGSTOP"]["status"] == "hang"
+    assert 0 <= figures["ranks"]["ring"]["exposed_share"] < 1
+    assert figures["ranks"]["ring"]["bytes_sent"] > 0
