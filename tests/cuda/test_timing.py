@@ -1,0 +1,83 @@
+"""Times of CUDA events against Triton's own benchmark, and compiling only once."""
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+from longseq_bench.kernels.work_items import WorkItems
+from longseq_bench.meters.clock import CudaClock, clock_for
+from longseq_bench.patterns.blocks import make_layout
+from tests.kernels.test_triton_blocks import inputs, run
+
+pytestmark = pytest.mark.cuda
+
+WARM_UPS, PASSES = 10, 30
+
+
+def test_event_times_equal_those_of_triton() -> None:
+    """Within 3 %: a product of some milliseconds, so that the launch does not count."""
+    triton = pytest.importorskip("triton")
+    a = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty_like(a)
+
+    def work() -> None:
+        torch.mm(a, a, out=out)
+        torch.mm(a, a, out=out)
+
+    clock = clock_for("cuda")
+    assert isinstance(clock, CudaClock)
+    for _ in range(WARM_UPS + PASSES):
+        with clock:
+            work()
+    own = median(clock.wall[WARM_UPS:])
+    theirs = triton.testing.do_bench(work, warmup=100, rep=300, return_mode="median") / 1e3
+    assert own == pytest.approx(theirs, rel=0.03)
+
+
+def test_the_clock_waits_for_the_device() -> None:
+    """Without a wait the time would be that of the launch."""
+    cycles = 100_000_000
+    torch.cuda._sleep(cycles)
+    clock = clock_for("cuda")
+    with clock:
+        torch.cuda._sleep(cycles)
+    # no GPU has a clock of 10 GHz
+    assert clock.wall[0] > cycles / 10e9
+
+
+@pytest.fixture
+def compiled() -> Iterator[list[str]]:
+    """Names of the kernels that Triton compiles, or loads from its cache, during the test."""
+    triton = pytest.importorskip("triton")
+    names: list[str] = []
+    before = triton.knobs.runtime.jit_cache_hook
+
+    def note(*, fn: Any, **_: Any) -> None:
+        names.append(fn.name)
+
+    triton.knobs.runtime.jit_cache_hook = note
+    yield names
+    triton.knobs.runtime.jit_cache_hook = before
+
+
+@pytest.mark.parametrize("pattern", ["local-window", "global-local"])
+@pytest.mark.parametrize(
+    "lengths", [[32_768, 49_152, 65_536], [30_000, 32_001, 50_000]], ids=["whole", "tail"]
+)
+def test_a_second_length_compiles_nothing(
+    compiled: list[str], lengths: list[int], pattern: str
+) -> None:
+    """A10: compiling would be timed as a part of the pass. Global tokens split long columns."""
+    special = 128 if pattern == "global-local" else 0
+    for tokens in lengths:
+        layout = make_layout(pattern, tokens, 128, 0.9, True, special=special)
+        assert bool(WorkItems.of_columns([layout], 2, torch.device("cpu")).slots) == bool(special)
+        tensors, grad_out = inputs(tokens, torch.bfloat16, (4, 2), 64)
+        run([layout], [t.cuda() for t in tensors], grad_out.cuda())
+        if tokens == lengths[0]:
+            assert compiled, "the hook saw nothing"
+            compiled.clear()
+    assert compiled == []

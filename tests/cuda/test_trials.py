@@ -1,0 +1,75 @@
+"""Whole trials on a GPU: one after the other, with other allocators, and from host memory."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from longseq_bench.core.model import Outcome
+from longseq_bench.launchers.local import LocalLauncher
+from tests.trials import run
+
+pytestmark = pytest.mark.cuda
+
+GIB = 2**30
+SHAPE: dict[str, Any] = {
+    "device": "cuda", "heads": 8, "head_dim": 64, "dtype": "bfloat16", "threads": None,
+}  # fmt: skip
+
+
+def passed(outcome: Outcome) -> Outcome:
+    assert outcome.status == "ok", outcome.reason
+    return outcome
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_a_second_trial_in_one_fork_server(launcher: LocalLauncher, mode: str) -> None:
+    """Nothing of the first trial is left: CUDA can't be used in a process forked after it was."""
+    first, larger, second = (
+        passed(run(launcher, "sdpa", tokens, mode=mode, **SHAPE))
+        for tokens in (16_384, 65_536, 16_384)
+    )
+    assert (larger.largest("peak") or 0) > 3 * (first.largest("peak") or 0)
+    assert second.largest("peak") == first.largest("peak")
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_the_expandable_allocator_runs_and_has_the_same_peak(
+    launcher: LocalLauncher, mode: str
+) -> None:
+    peaks = [
+        passed(run(launcher, "fused", 65_536, mode=mode, allocator=allocator, **SHAPE)).largest(
+            "peak"
+        )
+        for allocator in ("default", "expandable")
+    ]
+    assert peaks[0]
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.01)
+
+
+def test_the_expandable_allocator_is_the_one_that_is_used() -> None:
+    """In a process of its own, because it has to be chosen before the first allocation."""
+    code = (
+        "import torch; from longseq_bench.worker.limits import use_allocator\n"
+        "use_allocator('expandable'); kept = torch.empty(2**24, device='cuda')\n"
+        "print(all(s['is_expandable'] for s in torch.cuda.memory_snapshot()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "True", done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_offload_runs_under_a_budget_below_the_floor(
+    launcher: LocalLauncher, causal: bool, mode: str
+) -> None:
+    """q, k, v and the output take 2 GiB, with gradients 4; they stay in host memory."""
+    settings: dict[str, Any] = {**SHAPE, "mode": mode, "causal": causal}
+    resident = run(launcher, "ring", 2**19, memory_budget=2 * GIB, **settings)
+    assert resident.status == "oom", resident.reason
+    options = {"offload": "host", "chunk": 16_384}
+    outcome = passed(run(launcher, "ring", 2**19, options, memory_budget=2 * GIB, **settings))
+    assert outcome.samples("max_error")
+    assert 0 < (outcome.largest("peak") or 0) < GIB
