@@ -22,6 +22,8 @@ TRANSPORTS = ("deepspeed", "fairscale")
 MIN_SHARED_MEMORY = 2**30
 """Bytes. Docker gives a container 64 MiB, which is too little for NCCL and data loaders."""
 
+ACCEPTANCE_COMMAND = "python -m benchmarks.gpu smoke --out gpu-results"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -52,6 +54,7 @@ def examine(
         _peak_reset(),
         _nvml(environment),
         _cuda(catalogue),
+        *_gpu_acceptance(catalogue),
         _ranks(catalogue, environment),
         _transports(),
         _shared_memory(),
@@ -144,6 +147,15 @@ def _cuda(catalogue: Catalogue | None) -> Finding:
         return Finding("cuda", "note", info.unavailable, remedy)
     memory = f"{format_bytes(info.free_bytes)} of {format_bytes(info.total_bytes)} free"
     return Finding("cuda", "ok", f"{info.count} x {info.name}, {memory}")
+
+
+def _gpu_acceptance(catalogue: Catalogue | None) -> list[Finding]:
+    """Say on a machine with a GPU that no GPU has run this code, and which command would."""
+    info = catalogue.devices.get("cuda") if catalogue else None
+    if info is None or info.unavailable:
+        return []
+    remedy = f"please run {ACCEPTANCE_COMMAND} in a checkout, and send the folder (docs/gpu.md)"
+    return [Finding("gpu acceptance", "note", "longseq: not yet run on a GPU", remedy)]
 
 
 def _ranks(catalogue: Catalogue | None, environment: Environment) -> Finding:
