@@ -48,7 +48,7 @@ SHARED = {
 }  # fmt: skip
 """Folders and files whose tests share a worker: they share scripts of a page, or compiled code."""
 LONG = (
-    "attention/test_ranks", "compiled", "html",
+    "attention/test_ranks", "compiled", "html", "tests/test_gpu_command",
     "kernels/test_triton_blocks", "worker/test_dry_run", "tests/test_testing", "worker/test_keep",
     "worker/test_ranks", "cli/test_plan", "launchers/test_elastic", "search/test_strategy",
     "search/test_bracket", "cli/test_launch", "launchers/test_hosts", "cli/test_survival",

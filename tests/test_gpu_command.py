@@ -7,16 +7,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import kernels, longest
+from benchmarks.gpu import faults, kernels, longest, speed
 from benchmarks.gpu.items import (
     Figures,
     Item,
     ItemFailed,
+    Result,
     Session,
     Step,
     Unfinished,
@@ -24,9 +26,11 @@ from benchmarks.gpu.items import (
     plain_table,
     run_step,
 )
+from benchmarks.gpu.processes import Command
 from longseq_bench.core.catalogue import Catalogue, Entry
-from longseq_bench.core.model import Trial, Workload
+from longseq_bench.core.model import Record, Trial, Workload
 from longseq_bench.core.options import OptionSpec
+from tests.make import outcome, record, trial, write_records
 
 ROOT = Path(__file__).parents[1]
 
@@ -217,6 +221,31 @@ def test_a_tile_that_ends_the_process_is_kept_and_the_others_run(
     assert len(started) == 2
 
 
+def test_the_table_of_kernels_has_the_share_of_ideal() -> None:
+    """Dense time times density over the time; dq and dkv are one backward."""
+    pairs = {"density": 0.05, "pairs": 2**20}
+    dense = {
+        "cudnn": {"forward_s": 20e-3, "backward_s": 60e-3, "forward_flops": 4e14,
+                  "backward_flops": 3e14},
+        "flex": {"unavailable": "no compiler"},
+    }  # fmt: skip
+    results = [
+        Result("dense-d64-full", "ok", 1.0, {"kernels": dense}),
+        *(
+            Result(f"{kernel}-d64-full", "ok", 1.0, {"chosen": CHOSEN, "best": {**FASTER, **pairs}})
+            for kernel in kernels.KERNELS
+        ),
+    ]
+    rows = {row[0]: row for row in kernels.make_table(results)}
+    assert rows["dense-d64-full cudnn forward"][5:7] == ("20.000 ms", "400")
+    assert rows["dense-d64-full flex forward"][5:7] == ("–", "–")
+    flops = f"{2 * 2 * 2**20 * 64 * 8 / 1e-3 / 1e12:.0f}"
+    expected = ("128×64 8w 3s 128r", "2.000 ms", "64×64 4w 3s", "1.000 ms", flops, "1.00")
+    assert rows["forward-d64-full"][2:] == expected
+    assert rows["dq-d64-full"][-1] == "with dkv"
+    assert rows["dkv-d64-full"][-1] == "1.50"
+
+
 TILE = re.compile(r"\| (\d+) \| (\w+) \| (\d+) \| (?:full|causal) \| (\d+)×(\d+) (\d)w (\d)s \|")
 
 
@@ -234,6 +263,81 @@ def test_the_published_compile_table_has_the_tiles_that_are_chosen() -> None:
         assert list(map(int, sizes)) == expected, (capability, kernel, head_dim)
 
 
+# ---- speed -------------------------------------------------------------------------------------
+
+
+def sweep_ends(
+    out: Path, monkeypatch: pytest.MonkeyPatch, code: int, records: Sequence[Record] = ()
+) -> Figures:
+    """Run the step's item, where the command writes these records and ends with a code."""
+
+    def command(arguments: Sequence[str], limit: float) -> Command:
+        if records:
+            write_records(arguments[arguments.index("--out") + 1], records)
+        return Command(code, "", "Traceback: why")
+
+    monkeypatch.setattr(speed, "longseq", command)
+    return speed.run_sweep(session(out))
+
+
+def test_a_sweep_that_the_deadline_cut_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = record(trial(), outcome(facts={"kernel": "cudnn"}, time=0.1))
+    with pytest.raises(Unfinished, match="1 trials are done"):
+        sweep_ends(tmp_path, monkeypatch, 130, [done])
+    with pytest.raises(ItemFailed, match=r"1 trials are done; .* use --minutes"):
+        sweep_ends(tmp_path, monkeypatch, 130)
+    figures = sweep_ends(tmp_path, monkeypatch, 0)
+    assert [(row["time_s"], row["kernel"]) for row in figures["rows"]] == [(0.1, "cudnn")]
+
+
+def test_a_sweep_with_wrong_results_fails_with_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [
+        record(trial(), outcome(time=0.1)),
+        record(trial("ring"), outcome("wrong", "dv is 2", "check")),
+        record(trial("dense"), outcome("oom", "no memory", "forward")),
+    ]  # fmt: skip
+    with pytest.raises(ItemFailed, match="1 trials failed: ring 4096: dv is 2") as caught:
+        sweep_ends(tmp_path, monkeypatch, 3, records)
+    assert [row["status"] for row in caught.value.figures["rows"]] == ["ok", "wrong", "oom"]
+    with pytest.raises(ItemFailed, match="ended with 1: Traceback: why"):
+        sweep_ends(tmp_path / "other", monkeypatch, 1)
+
+
+# ---- faults ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statuses", "left", "problem"),
+    [
+        (("oom", "ok"), (0, 0), None),
+        (("error", "ok"), (0, 0), "error instead of oom"),
+        (("oom", "crashed"), (0, 0), "the next trial: crashed"),
+        (("oom", "ok"), (2**30, 0), "memory or processes are left"),
+        (("oom", "ok"), (0, 1), "memory or processes are left"),
+    ],
+)
+def test_a_fault_that_leaves_a_trace_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statuses: tuple[Any, Any],
+    left: tuple[int, int], problem: str | None,
+) -> None:  # fmt: skip
+    call, outcomes = session(tmp_path), iter(outcome(status, "why") for status in statuses)
+    call.__dict__["launcher"] = SimpleNamespace(catalogue=lambda: None)
+    traces = iter([faults.Trace(2**30, 2), faults.Trace(2**30 + left[0], 2 + left[1])])
+    monkeypatch.setattr(faults, "run", lambda *_, **__: next(outcomes))
+    monkeypatch.setattr(faults.Trace, "now", lambda device: next(traces))
+    monkeypatch.setattr(faults, "FREE_WITHIN_S", 0.0)
+    fault = faults.Fault("bad-eats", ("oom",))
+    if problem is None:
+        assert faults.provoke(call, fault)["next_status"] == "ok"
+        return
+    with pytest.raises(ItemFailed, match=problem):
+        faults.provoke(call, fault)
+
+
 # ---- longest -----------------------------------------------------------------------------------
 
 
@@ -243,13 +347,13 @@ def test_a_search_has_the_command_line_of_its_trial() -> None:
         OptionSpec(name="chunk", kind="int", default=None, help="", optional=True),
     ]
     catalogue = Catalogue(implementations={"ring": Entry(summary="", options=specs)}, devices={})
-    trial = Trial(
+    search = Trial(
         implementation="ring", options={"kernel": "cudnn", "chunk": None}, device="cuda",
         workload=Workload(seq_len=1, heads=8, head_dim=128, dtype="bfloat16", mode="train"),
         memory_budget=2**31, time_budget=10.0, repeats=0,
     )  # fmt: skip
-    assert longest.name(trial, catalogue) == "ring kernel=cudnn train d128 2GiB"
-    words = " ".join(longest.arguments(trial, catalogue))
+    assert longest.name(search, catalogue) == "ring kernel=cudnn train d128 2GiB"
+    words = " ".join(longest.arguments(search, catalogue))
     assert words.startswith("maxlen --impl ring -o kernel=cudnn --device cuda --dtype bfloat16")
     for part in ("--mode train", "--head-dim 128", "--memory-budget 2147483648"):
         assert part in words
