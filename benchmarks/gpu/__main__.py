@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu smoke --out gpu-results       # 3 minutes
     python -m benchmarks.gpu all --out gpu-results         # again, until nothing is left
-    python -m benchmarks.gpu all --dry-run --out /tmp/dry  # toy sizes on a CPU
+    python -m benchmarks.gpu all --dry-run --out dry-run  # toy sizes on a CPU
 
 Steps: smoke, correct, kernels, speed, longest, faults, ranks; `all` runs them in this order. Each
 call ends after --minutes and says what is left; the same command goes on there. Every item's result
