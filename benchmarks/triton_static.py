@@ -1,13 +1,15 @@
 """What the Triton kernels compile to, without a GPU: registers, spills, loads in flight.
 
-    python -m benchmarks.triton_static                    # every variant, sm_80, sm_90, sm_100
+    python -m benchmarks.triton_static                    # sm_80, sm_90 and sm_100
+    python -m benchmarks.triton_static --every            # also short blocks, splits, groups, ...
     python -m benchmarks.triton_static --capability 90 --kernel forward
     python -m benchmarks.triton_static --markdown         # the table of docs/gpu.md
 
 Columns: threads' registers; bytes of registers that spill to memory; shared memory of a program;
 programs (CTAs) that fit a multiprocessor at once; groups of asynchronous loads that are still
 in flight when the main loop waits for one; PTX instructions of the main loop; the instruction that
-multiplies matrices. The exit code is 1 if a 16-bit variant spills, or if the forward of head_dim 64
+multiplies matrices. --every compiles the other variants as well, and prints only those that spill.
+The exit code is 1 if a 16-bit variant spills, or if the forward of head_dim 64
 has fewer than two programs on a multiprocessor or fewer than two loads in flight on sm_90.
 """
 
@@ -19,12 +21,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 CAPABILITIES = (80, 90, 100)
 HEAD_DIMS = (64, 128, 256)
+KERNELS = ("forward", "dq", "dkv", "spans forward", "spans backward")
 WARP = 32
 
 MULTIPROCESSOR = {
@@ -64,7 +67,9 @@ class Variant:
     tile: tuple[int, ...] | None = None
     """Queries, keys, warps and stages; None: the tile that the package chooses."""
     tail: bool = False
+    """The last block is short; for spans: rows and positions come from tables."""
     split: bool = False
+    """Some items write to slots; for spans: earlier results are continued."""
     group: int = 1
     """Query heads per KV head."""
     shared: bool = True
@@ -88,12 +93,13 @@ class Compiled:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--capability", type=int, nargs="+", default=list(CAPABILITIES))
-    parser.add_argument("--kernel", nargs="+", default=["forward", "dq", "dkv"])
+    parser.add_argument("--kernel", nargs="+", choices=KERNELS, default=list(KERNELS))
     parser.add_argument("--head-dim", type=int, nargs="+", default=list(HEAD_DIMS))
     tile_help = "queries, keys, warps, stages and, if wanted, the maximum of registers"
     parser.add_argument("--tile", type=int, nargs="+", metavar="N", help=tile_help)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--every", action="store_true", help="also compile every other variant")
     args = parser.parse_args()
     os.environ.pop("TRITON_INTERPRET", None)
     tile = tuple(args.tile) if args.tile else None
@@ -105,13 +111,42 @@ def main() -> None:
     print_heading(args.markdown)
     failed = []
     with ProcessPoolExecutor(args.jobs) as pool:
-        for (variant, capability), made in zip(
-            jobs, pool.map(compile_variant, *zip(*jobs, strict=True)), strict=True
-        ):
+        for variant, capability, made in compile_all(pool, jobs):
             print(row(variant, capability, made, args.markdown), flush=True)
             failed += faults(variant, capability, made)
+        if args.every:
+            more = [
+                (other, capability) for variant, capability in jobs for other in others(variant)
+            ]
+            made_more = list(compile_all(pool, more))
+            failed += [fault for one in made_more for fault in faults(*one)]
+            print(f"\n{len(made_more)} other variants compiled")
     print("\n".join(["", *failed] if failed else ["", "no spills; every goal is met"]))
     sys.exit(bool(failed))
+
+
+def others(variant: Variant) -> Iterator[Variant]:
+    """Yield the variants that need more registers: masks, slots, groups, layouts per head."""
+    is_span = variant.kernel.startswith("spans")
+    for tail in (False, True):
+        for split in (False, True):
+            groups = [(1, True)] if is_span else [(1, True), (4, True), (4, False)]
+            for group, shared in groups:
+                other = replace(variant, tail=tail, split=split, group=group, shared=shared)
+                if other != variant:
+                    yield other
+    yield replace(variant, dtype="fp16")
+    if variant.head_dim == 128:
+        yield replace(variant, head_dim=80)
+
+
+def compile_all(
+    pool: ProcessPoolExecutor, jobs: list[tuple[Variant, int]]
+) -> Iterator[tuple[Variant, int, Compiled]]:
+    for (variant, capability), made in zip(
+        jobs, pool.map(compile_variant, *zip(*jobs, strict=True)), strict=True
+    ):
+        yield variant, capability, made
 
 
 def compile_variant(variant: Variant, capability: int) -> Compiled:
@@ -261,9 +296,10 @@ def loops(ptx: str) -> Iterator[list[str]]:
 
 def faults(variant: Variant, capability: int, made: Compiled) -> list[str]:
     """Return what of the goals a variant does not reach."""
-    name = f"sm_{capability} {variant.kernel} head_dim {variant.head_dim}"
+    name = f"sm_{capability} {variant}"
     found = [f"{name}: {made.spilled} bytes spill"] if made.spilled else []
-    if (capability, variant.kernel, variant.head_dim) == (90, "forward", 64):
+    is_plain = variant == Variant(variant.kernel, variant.head_dim, variant.causal)
+    if is_plain and (capability, variant.kernel, variant.head_dim) == (90, "forward", 64):
         if made.programs < 2:
             found.append(f"{name}: {made.programs} program per multiprocessor")
         if made.in_flight is None or made.in_flight < 2:
@@ -273,7 +309,7 @@ def faults(variant: Variant, capability: int, made: Compiled) -> list[str]:
 
 COLUMNS = ("sm", "kernel", "head_dim", "mask", "tile", "registers", "spilled B", "shared KiB",
            "CTAs/SM", "in flight", "loop", "product")  # fmt: skip
-WIDTHS = (4, 8, 8, 6, 13, 9, 9, 10, 7, 9, 5, 15)
+WIDTHS = (4, 14, 8, 6, 13, 9, 9, 10, 7, 9, 5, 15)
 
 
 def print_heading(markdown: bool) -> None:
