@@ -9,6 +9,7 @@ import ctypes
 import os
 import tempfile
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -37,14 +38,17 @@ def copy(t: Tensor, device: str) -> Tensor:
 
     Raises UnsupportedError as `zeros` does.
     """
-    result = zeros(t.shape, t.dtype, device)
-    if meta_mode.is_meta() or device == "cuda":
-        return result.copy_(t.detach())
-    for target, source in zip(result.flatten(0, 1), t.detach().flatten(0, 1), strict=True):
-        step = max(1, RESIDENT_BYTES // max(1, source[:1].nbytes))
-        for start in range(0, len(source), step):
-            target[start : start + step] = source[start : start + step]
-            _evict(result)
+    result, t = zeros(t.shape, t.dtype, device), t.detach()
+    if meta_mode.is_meta():
+        return result.copy_(t)
+    copied_bytes = _COPIED_BYTES if device == "cuda" else RESIDENT_BYTES
+    step = max(1, copied_bytes // max(1, t.shape[-1] * t.element_size()))
+    # head by head: torch first copies a tensor whose heads are next to its tokens where it is
+    for b, head in product(range(t.shape[0]), range(t.shape[1])):
+        for start in range(0, t.shape[2], step):
+            result[b, head, start : start + step] = t[b, head, start : start + step]
+            if device != "cuda":
+                _evict(result)
     return result
 
 
@@ -58,6 +62,8 @@ def _evict(mapped: Tensor) -> None:
 
 
 RESIDENT_BYTES, _DONTNEED = 2**20, 4
+_COPIED_BYTES = 2**24
+"""Bytes that are copied together from a GPU."""
 
 
 def zeros_like(t: Tensor, dtype: torch.dtype | None = None) -> Tensor:

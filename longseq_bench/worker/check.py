@@ -19,10 +19,8 @@ from longseq_bench.worker.errors import PARAMETERS, TINY, Errors, row_scale
 from longseq_bench.worker.inputs import Pass, Triple
 from longseq_bench.worker.plain import PlainRows
 from longseq_bench.worker.reference import CheckedRows, Gradients, Reference, Sum
+from longseq_bench.worker.row_slices import is_finite, row_slices
 from longseq_bench.worker.shard_coverage import all_gather, all_reduce_max
-
-_ZERO_ROWS = 32_768
-"""Rows that are searched for zeros together, so that they stay in a cache."""
 
 _MAX_SENTENCE = 300
 """Bytes of a sentence that ranks exchange."""
@@ -72,18 +70,16 @@ def _errors_for(attention: Attention) -> Errors:
 def count_zero_rows(out: Tensor, group: Group) -> tuple[int, int]:
     """Return how many (batch, head, token) rows of the output are zero, and all, over all ranks."""
     zeros = rows = 0
-    for head in out.detach().flatten(0, 1):
-        for part in head.split(_ZERO_ROWS):
-            zeros += int((part.abs().amax(-1) == 0).sum())
-            rows += len(part)
+    for part in row_slices(out):
+        zeros += int((part.abs().amax(-1) == 0).sum())
+        rows += len(part)
     zeros, rows = group.all_sum(torch.tensor([zeros, rows])).tolist()
     return int(zeros), int(rows)
 
 
 def all_finite(tensors: list[Tensor], group: Group) -> bool:
     """Return whether every number on every rank is finite."""
-    # a sum is not finite if a term is not, and is much cheaper; it may overflow, though
-    found = all(bool(torch.isfinite(t.detach().sum()) or torch.isfinite(t).all()) for t in tensors)
+    found = all(is_finite(tensor) for tensor in tensors)
     return not group.all_max(float(not found))[0]
 
 

@@ -96,6 +96,11 @@ def limit_cuda(budget: int) -> None:
     torch.cuda.set_per_process_memory_fraction(allowed / total)
 
 
+def lift_cuda_limit() -> None:
+    """Let the caching allocator use the whole device, for the benchmark's own work."""
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def use_allocator(name: Allocator) -> None:
     """Select CUDA's caching allocator. Call it before the first allocation."""
     torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{name == 'expandable'}")

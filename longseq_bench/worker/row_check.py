@@ -30,6 +30,7 @@ from longseq_bench.worker.equal_scores import MAX_FLOAT16_TOKENS, EqualScores, t
 from longseq_bench.worker.errors import GRADIENT_TOLERANCE, TOLERANCE
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.matching_scores import MatchingScores
+from longseq_bench.worker.row_slices import is_finite
 
 OUTPUT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 2**-6, "float16": 2**-8}
 """Allowed error of an output row over its largest magnitude: four roundings of the weights and of
@@ -268,7 +269,7 @@ def find_unlike_matching(attention: Attention, expected: MatchingScores, one: Pa
                     part = _without_zeros(part, rows)
                 wrong.add(part, rows, sizes, own, head)
     found = [wrong.describe()]
-    if one.grads is not None and not all(bool(torch.isfinite(g).all()) for g in one.grads):
+    if one.grads is not None and not all(map(is_finite, one.grads)):
         found.append("a gradient has values that are not finite")
     if one.grads is not None and expected.has_unique_codes and covers_all:
         wrong = _WrongRows("dv", MATCHING_GRADIENT_TOLERANCE[dtype] * _growth(group))

@@ -1,0 +1,126 @@
+"""Checks of whole tensors: what they find, and how little memory they take."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.distributed.group import Group
+from longseq_bench.kernels import host_memory
+from longseq_bench.meters.base import MeterContext
+from longseq_bench.meters.storage_peak import StoragePeak
+from longseq_bench.worker import limits, row_slices
+from longseq_bench.worker.check import all_finite, count_zero_rows
+from longseq_bench.worker.trial import _TrialRun
+from tests.make import trial
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL = 2**14
+
+
+def heads_next_to_tokens(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor (B, H, N, D) as fused kernels return it: (B, N, H, D) in memory."""
+    b, h, n, d = shape
+    return torch.ones(b, n, h, d, dtype=dtype).transpose(1, 2)
+
+
+def memory_of(call: Callable[[Tensor], object], tensor: Tensor) -> int:
+    """Return the peak of the tensors that a call with a tensor creates, in bytes."""
+    meter = StoragePeak(MeterContext("cpu"))
+    with meter:
+        tensor.detach()  # the meter counts it from here on
+        before = meter.current
+        call(tensor)
+    assert before == tensor.nbytes
+    return int(meter.peak) - before
+
+
+@pytest.mark.parametrize("make", [heads_next_to_tokens, lambda s, d: torch.ones(s, dtype=d)])
+def test_checks_need_little_memory_at_any_size(
+    make: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that copies the output would not fit where a pass has used all memory."""
+    monkeypatch.setattr(row_slices, "MAX_BYTES", SMALL)
+    # the sum of these numbers overflows float16, so every number is looked at
+    out = make((2, 2, 4096, 32), torch.float16) * 0 + 60_000
+    assert out.nbytes > 32 * SMALL
+    alone = Group.alone()
+    assert memory_of(lambda t: all_finite([t], alone), out) < 4 * SMALL
+    assert memory_of(lambda t: count_zero_rows(t, alone), out) < 4 * SMALL
+
+
+def test_a_slice_is_small() -> None:
+    """At most 64 MiB with the temporaries of a check, also for one long head."""
+    wide = torch.empty(1, 1, 2**18, 256, device="meta")
+    parts = list(row_slices.row_slices(wide))
+    assert sum(len(part) for part in parts) == 2**18
+    assert max(part.nbytes for part in parts) <= 2**24
+    assert max(len(part) for part in row_slices.row_slices(wide[..., :1])) <= 2**15
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("at", [(0, 0, 0, 0), (1, 2, 4095, 7)])
+def test_one_bad_number_is_found(value: float, at: tuple[int, ...]) -> None:
+    out = heads_next_to_tokens((2, 3, 4096, 8), torch.float32)
+    assert row_slices.is_finite(out)
+    out[at] = value
+    assert not row_slices.is_finite(out)
+    assert not all_finite([torch.ones(1, 1, 1, 1), out], Group.alone())
+
+
+def test_a_copy_on_the_host_makes_no_other_copy() -> None:
+    out = heads_next_to_tokens((2, 4, 4096, 32), torch.float32)
+    out[1, 3, 5] = 7
+    kept = list[Tensor]()
+    assert memory_of(lambda t: kept.append(host_memory.copy(t, "cpu")), out) < out.nbytes / 16
+    assert torch.equal(kept[0], out)
+    assert kept[0].is_contiguous()
+
+
+def run_on(device: str, budget: int) -> Any:
+    steps = SimpleNamespace(facts={})
+    parts = trial(device=device, memory_budget=budget), None, None, None, steps
+    return _TrialRun(*parts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_cap_on_a_gpu_ends_with_the_pass(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the check would run out of memory at lengths that fit."""
+    fractions: list[float] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (75 * 2**30, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**30)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
+
+    def run_pass() -> None:
+        with run_on("cuda", 44 * 2**30)._memory_limit():
+            assert fractions == [0.5]
+            if fails:
+                raise torch.OutOfMemoryError
+
+    if fails:
+        with pytest.raises(torch.OutOfMemoryError):
+            run_pass()
+    else:
+        run_pass()
+    assert fractions == [0.5, 1.0]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("make", [heads_next_to_tokens, lambda s, d: torch.ones(s, dtype=d)])
+def test_checks_of_a_gpu_s_tensors_need_little_memory(make: Callable[..., Tensor]) -> None:
+    """With a cap that is 256 MiB above an output of 1 GiB, whose sum overflows."""
+    out = (make((2, 4, 2**19, 128), torch.float16) * 0 + 60_000).to("cuda")
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    room = torch.cuda.memory_reserved() + 2**28
+    torch.cuda.set_per_process_memory_fraction(room / total)
+    try:
+        assert all_finite([out], Group.alone())
+        assert count_zero_rows(out, Group.alone()) == (0, 2 * 4 * 2**19)
+        assert torch.equal(host_memory.copy(out, "cuda")[1, 3], out[1, 3].cpu())
+    finally:
+        limits.lift_cuda_limit()
