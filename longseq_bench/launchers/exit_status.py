@@ -4,8 +4,10 @@ A child that raised an exception reports its outcome itself (worker/exception_ma
 whether that is out of memory). `outcome_of_exit` is for a child that died without a report; it is
 out of memory only if SIGKILL ended it and the kernel's out-of-memory killer was active.
 `may_be_out_of_memory` selects failures that a failed allocation may have caused: LocalLauncher runs
-these once more with a larger budget (launchers/local.py, `_retry_with_more_memory`). Where nothing
-enforces the budget, the worker compares the peak with it (worker/trial.py, `over_memory_budget`).
+these once more with a larger budget (launchers/local.py, `_retry_with_more_memory`).
+`is_device_error` selects errors of a GPU or of NCCL: these trials run once more as they are.
+Where nothing enforces the budget, the worker compares the peak with it (worker/trial.py,
+`over_memory_budget`).
 The module also parses stack dumps, and removes shared memory that killed ranks leave.
 """
 
@@ -43,11 +45,28 @@ def may_be_out_of_memory(outcome: Outcome, signal_number: int) -> bool:
     Seen on the CPU near the limit, and gone with more memory: SIGSEGV in fused kernels,
     oneDNN's "could not create a primitive", and wrong bfloat16 outputs.
     """
-    if outcome.facts.get("lost_peer"):
+    if outcome.facts.get("lost_peer") or is_device_error(outcome):
         return False
     if outcome.status == "crashed":
         return signal_number in NATIVE_CRASHES
     return outcome.status == "wrong" or "RuntimeError" in (outcome.reason or "")
+
+
+def is_device_error(outcome: Outcome) -> bool:
+    """Return whether the GPU or NCCL failed; a fresh process may not see it again."""
+    return bool(outcome.facts.get("device_error"))
+
+
+def with_first_attempt(outcome: Outcome, first: Outcome) -> Outcome:
+    """Return the outcome of a second process, with the failure of the first in its reason."""
+    if outcome.reason == first.reason:
+        text = f"{first.reason}; a second process failed alike"
+    elif outcome.status == "ok":
+        text = f"passed in a second process; the first failed: {first.reason}"
+    else:
+        text = f"{outcome.reason}; a first process failed: {first.reason}"
+    facts = {**outcome.facts, "first_attempt": first.reason}
+    return outcome.model_copy(update={"reason": text, "facts": facts})
 
 
 def outcome_of_exit(exitcode: int, phase: Phase, printed: str, kernel_killed: bool) -> Outcome:

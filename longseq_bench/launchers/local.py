@@ -35,9 +35,11 @@ from longseq_bench.launchers.base import (
 )
 from longseq_bench.launchers.exit_status import (
     find_nccl_files,
+    is_device_error,
     kernel_kills,
     may_be_out_of_memory,
     remove_nccl_files,
+    with_first_attempt,
 )
 from longseq_bench.launchers.interrupts import defer_interrupts
 from longseq_bench.launchers.output_file import OutputFile
@@ -122,10 +124,15 @@ class LocalLauncher(Launcher):
     @override
     def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
         outcome, signal_number = self._attempt(trial, on_phase)
-        if not trial.memory_budget or not may_be_out_of_memory(outcome, signal_number):
-            return LaunchResult(outcome, trial.world_size)
-        outcome = self._retry_with_more_memory(trial, outcome, on_phase)
-        return LaunchResult(outcome, 2 * trial.world_size)
+        first, attempts = None, 1
+        if is_device_error(outcome):
+            first, attempts = outcome, 2
+            outcome, signal_number = self._attempt(trial, on_phase)
+        if trial.memory_budget and may_be_out_of_memory(outcome, signal_number):
+            attempts += 1
+            outcome = self._retry_with_more_memory(trial, outcome, on_phase)
+        outcome = with_first_attempt(outcome, first) if first else outcome
+        return LaunchResult(outcome, attempts * trial.world_size)
 
     def _retry_with_more_memory(self, trial: Trial, first: Outcome, on_phase: OnPhase) -> Outcome:
         """Run a failed trial again with more memory: out of memory if it passes, else as it was.

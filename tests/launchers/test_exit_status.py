@@ -47,7 +47,6 @@ def test_what_the_end_of_a_peer_looks_like_is_marked(error: Exception) -> None:
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "error"),
         (ValueError("Connection closed by peer"), "error"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "oom"),
-        (RuntimeError("CUDA error: invalid argument"), "limit"),
         (dist.DistBackendError("NCCL Error 5: invalid usage"), "error"),
         (dist.DistNetworkError("The server socket has failed to listen: EADDRINUSE"), "error"),
     ],

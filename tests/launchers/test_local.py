@@ -8,8 +8,10 @@ import time
 import pytest
 
 from longseq_bench.core.errors import UnknownNameError
+from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.process_inspection import kill_orphans
+from tests.make import outcome, trial
 from tests.trials import MIB, complete, run
 
 
@@ -149,3 +151,59 @@ def test_trials_do_not_share_a_process(launcher: LocalLauncher) -> None:
     small = peak(2048)
     assert peak(16384) > 6 * small
     assert peak(2048) == pytest.approx(small, rel=0.1)
+
+
+def attempts(*outcomes: Outcome) -> tuple[LocalLauncher, list[int | None]]:
+    """A launcher whose processes end with these outcomes, and the budgets that they had."""
+    launcher, budgets, left = LocalLauncher(), list[int | None](), list(outcomes)
+
+    def attempt(trial: Trial, on_phase: object) -> tuple[Outcome, int]:
+        budgets.append(trial.memory_budget)
+        return left.pop(0), 0
+
+    launcher._attempt = attempt  # type: ignore[method-assign]
+    return launcher, budgets
+
+
+LOST = outcome("error", "AcceleratorError: CUDA error: unspecified", facts={"device_error": True})
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        (outcome("ok"), f"passed in a second process; the first failed: {LOST.reason}"),
+        (LOST, f"{LOST.reason}; a second process failed alike"),
+        (outcome("oom", "too large"), f"too large; a first process failed: {LOST.reason}"),
+    ],
+)
+@pytest.mark.parametrize("budget", [None, 2**30])
+def test_an_error_of_a_device_is_tried_once_more(
+    second: Outcome, reason: str, budget: int | None
+) -> None:
+    """In a fresh process, with the same budget; the record names the first failure."""
+    launcher, budgets = attempts(LOST, second)
+    found = launcher.run(trial(world_size=2, memory_budget=budget), print)
+    assert (found.outcome.status, found.outcome.reason) == (second.status, reason)
+    assert found.outcome.facts["first_attempt"] == LOST.reason
+    assert found.processes == 4
+    assert budgets == [budget, budget]
+
+
+def test_another_error_is_not() -> None:
+    once, budgets = attempts(outcome("error", "ValueError: no"))
+    assert once.run(trial(), print).outcome.reason == "ValueError: no"
+    assert budgets == [None]
+
+
+def test_a_crash_of_the_second_process_is_tried_with_more_memory() -> None:
+    launcher, budgets = attempts(LOST, outcome("wrong", "dq is off"), outcome("ok"))
+    found = launcher.run(trial(memory_budget=2**40, device="cuda"), print)
+    assert (found.outcome.status, found.processes) == ("oom", 3)
+    assert budgets[:2] == [2**40, 2**40]
+    assert (budgets[2] or 0) > 2**40
+
+
+def test_a_trial_with_a_failing_device_runs_twice(launcher: LocalLauncher) -> None:
+    launched = launcher.run(complete(launcher, "bad-device"), print)
+    assert (launched.outcome.status, launched.processes) == ("error", 2)
+    assert "a second process failed alike" in (launched.outcome.reason or "")

@@ -1,0 +1,132 @@
+"""Errors of torch, CUDA, NCCL and Triton by their texts: what they mean, and what to do.
+
+torch raises most of them as a RuntimeError, so only the text tells them apart.
+"""
+
+import re
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+OUT_OF_MEMORY = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory"
+    r"|std::bad_alloc"
+    r"|CUDA out of memory"
+    # the driver; the caching allocator raises OutOfMemoryError instead
+    r"|CUDA (driver )?error: out of memory"
+    r"|Triton Error \[CUDA\]: out of memory"
+    # NCCL, with and without the number of the error
+    r"|Cuda failure (\d+ )?'out of memory'"
+    # cuBLAS, cuSPARSE, cuSOLVER, cuDNN
+    r"|CU[A-Z]+_STATUS_(\w+_)?ALLOC(ATION)?_FAILED"
+)
+
+KERNEL_LIMIT = re.compile(
+    r"invalid configuration argument|too many resources requested"
+    # a grid that is too large; `CUDA error: invalid argument` has other causes too
+    r"|Triton Error \[CUDA\]: invalid argument"
+    r"|canUse32BitIndexMath|integer out of range|exceeds the maximum"
+    # FlexAttention of an older torch
+    r"|64-bit indexing is not yet implemented"
+)
+
+LOST_PEER = re.compile(
+    # gloo, and the store through which ranks connect
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout"
+    r"|Timed out waiting|timed out after|Application timeout caused pair closure"
+    r"|Connection refused|failed to connect to"
+    # NCCL
+    r"|communicator was aborted|remote process exited|ncclRemoteError"
+    r"|Watchdog caught collective operation timeout"
+)
+
+_DEVICE_ERROR = re.compile(r"Triton Error \[CUDA\]")
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Return True for an error of a GPU or of NCCL, after which a process can't use the GPU."""
+    if isinstance(error, (torch.AcceleratorError, dist.DistBackendError)):
+        return True
+    return isinstance(error, RuntimeError) and bool(_DEVICE_ERROR.search(str(error)))
+
+
+def explain_unusable(error: BaseException) -> str | None:
+    """Return a sentence for an error that shows that this machine can't run something.
+
+    It names what is missing and what to do. None for any other error.
+    """
+    # torch.compile wraps the errors of the compilers that it calls
+    error = getattr(error, "inner_exception", error)
+    if isinstance(error, subprocess.CalledProcessError):
+        return _explain_compiler(error)
+    if not isinstance(error, (RuntimeError, AssertionError)):
+        return None
+    for pattern, sentence in _UNUSABLE:
+        if re.search(pattern, str(error)):
+            return sentence if isinstance(sentence, str) else sentence()
+    return None
+
+
+def _explain_old_driver() -> str:
+    built = f" (built for CUDA {torch.version.cuda})" if torch.version.cuda else ""
+    return (
+        f"the NVIDIA driver is too old for this torch{built}; update the driver, or install a "
+        "torch that is built for an older CUDA"
+    )
+
+
+def _explain_architecture() -> str:
+    own, built = "", ""
+    with suppress(Exception):
+        major, minor = torch.cuda.get_device_capability()
+        own, built = f" (sm_{major}{minor})", f", which has {', '.join(torch.cuda.get_arch_list())}"
+    return (
+        f"this GPU's architecture{own} has no code in this torch{built}, or in the package that "
+        "has the kernel; install a build for this GPU"
+    )
+
+
+def _explain_compiler(error: subprocess.CalledProcessError) -> str | None:
+    """Return why Triton could not compile its launcher; None for another command."""
+    command = [str(part) for part in ([error.cmd] if isinstance(error.cmd, str) else error.cmd)]
+    if "-shared" not in command:
+        return None
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").exists():
+        return f"Triton needs Python's headers, and {headers} has no Python.h; install python3-dev"
+    return f"Triton's C compiler failed: {command[0]}; its messages are in the trial's output"
+
+
+_UNUSABLE: tuple[tuple[str, str | Callable[[], str]], ...] = (
+    (
+        "Torch not compiled with CUDA",
+        "this torch is a CPU build; install a torch that is built for CUDA",
+    ),
+    (
+        "Found no NVIDIA driver",
+        "there is no NVIDIA driver here; install one, or give the container access to the GPU",
+    ),
+    (
+        "NVIDIA driver on your system is too old|CUDA driver version is insufficient",
+        _explain_old_driver,
+    ),
+    (
+        "No CUDA GPUs are available|no CUDA-capable device",
+        "torch finds no GPU; compare nvidia-smi with CUDA_VISIBLE_DEVICES",
+    ),
+    ("no kernel image is available", _explain_architecture),
+    (
+        "Duplicate GPU detected",
+        "two ranks have the same GPU, and NCCL needs one for each; use fewer ranks, or make more "
+        "GPUs visible (CUDA_VISIBLE_DEVICES)",
+    ),
+    (
+        "Failed to find C compiler",
+        "Triton needs a C compiler, and there is none; install gcc, or set CC",
+    ),
+)

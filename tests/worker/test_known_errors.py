@@ -1,0 +1,170 @@
+"""Errors of CUDA, NCCL and Triton, as their libraries write them: what a trial makes of each."""
+
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from longseq_bench.launchers.exit_status import is_device_error, may_be_out_of_memory
+from longseq_bench.worker import known_errors
+from longseq_bench.worker.exception_mapping import outcome_of_exception
+
+NCCL = "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, "
+UNHANDLED = NCCL + "unhandled cuda error, NCCL version 2.27.5\nLast error:\n"
+DUPLICATE = NCCL + "invalid usage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on "
+SEARCH = "\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda for more"
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update"
+TOO_LARGE = "NotImplementedError: 64-bit indexing is not yet implemented for triton templates"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        torch.AcceleratorError("CUDA error: out of memory" + SEARCH),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("InductorError: OutOfMemoryError: CUDA out of memory. Tried to allocate"),
+        dist.DistBackendError(UNHANDLED + "Cuda failure 2 'out of memory'"),
+        dist.DistBackendError(UNHANDLED + "Cuda failure 'out of memory'"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        MemoryError(),
+        RuntimeError("std::bad_alloc"),
+    ],
+    ids=str,
+)
+def test_every_lack_of_memory_is_out_of_memory(error: Exception) -> None:
+    """Any other status would end a search at this length."""
+    found = outcome_of_exception(error, "forward")
+    assert (found.status, found.phase, found.fits) == ("oom", "forward", False)
+    assert not is_device_error(found)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        torch.AcceleratorError("CUDA error: invalid argument"),
+        dist.DistBackendError(UNHANDLED + "Cuda failure 1 'invalid argument'"),
+        dist.DistBackendError(NCCL + "unhandled system error"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    ],
+    ids=str,
+)
+def test_other_errors_of_a_device_are_for_a_fresh_process(error: Exception) -> None:
+    """Not `limit`, and no reason to try with more memory."""
+    found = outcome_of_exception(error, "forward")
+    assert (found.status, is_device_error(found)) == ("error", True)
+    assert not may_be_out_of_memory(found, 0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: invalid configuration argument"),
+        RuntimeError("Triton Error [CUDA]: invalid argument"),
+        RuntimeError("InductorError: LoweringException: " + TOO_LARGE),
+        NotImplementedError(TOO_LARGE),
+    ],
+    ids=str,
+)
+def test_limits_of_kernels(error: Exception) -> None:
+    assert outcome_of_exception(error, "forward").status == "limit"
+
+
+@pytest.mark.parametrize("text", ["CUDA error: invalid argument", "invalid argument"])
+def test_an_invalid_argument_alone_is_no_limit(text: str) -> None:
+    found = outcome_of_exception(RuntimeError(text), "forward")
+    assert (found.status, found.facts.get("lost_peer")) == ("error", None)
+
+
+@pytest.mark.parametrize(
+    ("error", "problem", "remedy"),
+    [
+        (RuntimeError("Found no NVIDIA driver on your system."), "no NVIDIA driver", "install"),
+        (RuntimeError(TOO_OLD), "too old for this torch", "update the driver"),
+        (
+            torch.AcceleratorError("CUDA error: CUDA driver version is insufficient for CUDA"),
+            "too old for this torch",
+            "update the driver",
+        ),
+        (RuntimeError("No CUDA GPUs are available"), "finds no GPU", "CUDA_VISIBLE_DEVICES"),
+        (AssertionError("Torch not compiled with CUDA enabled"), "CPU build", "install a torch"),
+        (
+            torch.AcceleratorError("CUDA error: no kernel image is available for execution on the"),
+            "this GPU's architecture has no code",
+            "install a build for this GPU",
+        ),
+        (
+            dist.DistBackendError(DUPLICATE + "CUDA device 4000"),
+            "two ranks have the same GPU",
+            "use fewer ranks",
+        ),
+        (
+            RuntimeError("Failed to find C compiler. Please specify via CC environment variable"),
+            "Triton needs a C compiler",
+            "install gcc",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_is_missing_is_named_with_a_remedy(
+    error: Exception, problem: str, remedy: str
+) -> None:
+    found = outcome_of_exception(error, "start")
+    assert found.status == "unsupported"
+    assert problem in (found.reason or "")
+    assert remedy in (found.reason or "")
+    assert "\n" not in (found.reason or "")
+    # the words of the library are kept
+    assert found.facts["exception"] in " ".join(str(error).split())
+    assert not is_device_error(found)
+
+
+def test_the_driver_s_sentence_names_the_cuda_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "(built for CUDA 13.0)" in (
+        outcome_of_exception(RuntimeError(TOO_OLD), "start").reason or ""
+    )
+
+
+def test_the_architectures_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
+    error = torch.AcceleratorError("CUDA error: no kernel image is available for execution")
+    reason = outcome_of_exception(error, "forward").reason or ""
+    assert "(sm_61)" in reason
+    assert "sm_80, sm_90" in reason
+
+
+def compiler_error(*more: str) -> subprocess.CalledProcessError:
+    return subprocess.CalledProcessError(1, ["/usr/bin/gcc", "/tmp/x/cuda_utils.c", *more])
+
+
+def test_missing_headers_of_python_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton compiles its launcher; gcc's own message goes to the output of the trial."""
+    monkeypatch.setattr(sysconfig, "get_paths", lambda **_: {"include": str(tmp_path)})
+    reason = known_errors.explain_unusable(compiler_error("-O3", "-shared"))
+    assert reason == (
+        f"Triton needs Python's headers, and {tmp_path} has no Python.h; install python3-dev"
+    )
+    (tmp_path / "Python.h").touch()
+    assert "C compiler failed: /usr/bin/gcc" in (
+        known_errors.explain_unusable(compiler_error("-shared")) or ""
+    )
+    assert known_errors.explain_unusable(compiler_error("--version")) is None
+
+
+def test_an_error_inside_a_compiler_s_error_is_seen(tmp_path: Path) -> None:
+    class Wrapped(RuntimeError):
+        inner_exception = compiler_error("-shared")
+
+    assert "Triton" in (known_errors.explain_unusable(Wrapped("backend failed")) or "")
+    assert known_errors.explain_unusable(RuntimeError("backend failed")) is None
