@@ -22,6 +22,7 @@ At any time: {"heartbeat": true} from both, and {"interrupted": true} from N aft
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 import uuid
@@ -35,6 +36,7 @@ from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.core.model import Outcome, Phase, Trial
+from longseq_bench.core.rank_start import CONNECTING, OPENING
 from longseq_bench.launchers import control_channel
 from longseq_bench.launchers.base import LAUNCHERS, LaunchSettings, OnPhase
 from longseq_bench.launchers.control_channel import (
@@ -51,7 +53,7 @@ from longseq_bench.launchers.process_inspection import SAMPLE_S, STACKS_S, with_
 from longseq_bench.launchers.rank_supervisor import PHASE_LIMIT_S, ProcessSample, RankSupervisor
 
 RENDEZVOUS_TIMEOUT_S = 120.0
-"""Time limit for started ranks to connect to each other."""
+"""Time limit for ranks to connect to each other, from when the last of them begins to."""
 
 SILENT_S = 2.5 * HEARTBEAT_S
 """A node that is silent for this long may be lost; until that is decided, a trial goes on."""
@@ -236,7 +238,8 @@ class _Run:
     """One trial on this node and those of `links`.
 
     host: the name of this host. started: nodes whose ranks run.
-    phases: the last phase of each rank that reported. lost_nodes: reported to the supervisor.
+    phases: the last phase of each rank that reported, and its part.
+    lost_nodes: reported to the supervisor.
     """
 
     job: HostJob
@@ -246,7 +249,7 @@ class _Run:
     host: str
     on_phase: OnPhase
     started: set[int] = field(default_factory=set)
-    phases: dict[int, Phase | None] = field(default_factory=dict)
+    phases: dict[int, tuple[Phase, str]] = field(default_factory=dict)
     lost_nodes: set[int] = field(default_factory=set)
 
     def follow(self) -> None:
@@ -284,7 +287,8 @@ class _Run:
         """Process an event of a node's ranks (host_agent.py)."""
         now, rank = time.monotonic(), event.get("rank", -1)
         if message := event.get("message"):
-            self.phases[rank] = message.get("phase", self.phases.get(rank))
+            if "phase" in message:
+                self._enter_phase(rank, message["phase"], message["part"], now)
             self.supervisor.add_message(rank, message, now)
             if rank == 0 and "phase" in message:
                 self.on_phase(message["phase"], message["part"])
@@ -300,12 +304,20 @@ class _Run:
         elif "started" in event:
             self.started.add(node)
             if len(self.started) == self.job.nodes:
-                self._rendezvous_deadline = now + RENDEZVOUS_TIMEOUT_S
+                # the supervisor limits the time until they try to connect
+                self._rendezvous_deadline = math.inf
+
+    def _enter_phase(self, rank: int, phase: Phase, part: str, now: float) -> None:
+        """Note a rank's phase; when the last rank tries to connect, limit the time for that."""
+        self.phases[rank] = phase, part
+        waits = [known != ("start", OPENING) for known in self.phases.values()]
+        if part == CONNECTING and len(waits) == self.supervisor.trial.world_size and all(waits):
+            self._rendezvous_deadline = now + RENDEZVOUS_TIMEOUT_S
 
     def _fail(self, node: int, reason: str) -> None:
         """Set the outcome of a node's ranks that have none yet."""
         for rank in replace(self.job, node=node).ranks:
-            phase = self.phases.get(rank) or "start"
+            phase, _ = self.phases.get(rank, ("start", ""))
             outcome = Outcome(status="error", reason=reason, phase=phase)
             self.supervisor.add_outcome(rank, outcome, time.monotonic(), time.time_ns())
 
@@ -317,7 +329,8 @@ class _Run:
 
     def _fail_late_rendezvous(self) -> None:
         """Fail ranks that did not connect to each other in time, as when a firewall blocks them."""
-        are_connected = len(self.phases) == self.supervisor.trial.world_size
+        connected = [known[1] not in (OPENING, CONNECTING) for known in self.phases.values()]
+        are_connected = len(connected) == self.supervisor.trial.world_size and all(connected)
         if are_connected or time.monotonic() < self._rendezvous_deadline:
             return
         question = "do the hosts reach each other at every port?"

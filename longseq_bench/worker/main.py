@@ -17,14 +17,16 @@ from longseq_bench.core.cluster_env import RankInfo
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, Outcome, Trial
 from longseq_bench.core.options import specs_of
+from longseq_bench.core.rank_start import CONNECTING, OPENING, WARMING_UP
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.exact.base import KERNELS, Use, check_name
 from longseq_bench.meters.base import METERS
 from longseq_bench.worker.dense_baseline import SDPA
 from longseq_bench.worker.dry_run import dry_run
 from longseq_bench.worker.exception_mapping import outcome_of_exception
+from longseq_bench.worker.known_errors import explain_unusable
 from longseq_bench.worker.messages import MessageSender
-from longseq_bench.worker.rendezvous import join_process_group, share_cores
+from longseq_bench.worker.rendezvous import join_process_group, open_gpu, share_cores
 from longseq_bench.worker.trial import run_trial
 
 TOKENS_PER_RANK = 4096
@@ -68,19 +70,25 @@ def run_rank(
     trial: Trial, place: RankInfo, sender: MessageSender, listener: socket | None = None
 ) -> Outcome:
     """Run one rank of a trial. Unsupported trials are refused before the ranks connect."""
+    # the first message: a cold file cache makes the first use of a GPU or of NCCL slow
+    sender.start_phase("start", OPENING)
     try:
         make = IMPLEMENTATIONS.get(trial.implementation)
         if reason := make.unavailable_reason(trial.device):
             raise UnsupportedError(reason)
-        if place.size == 1:
-            return run_trial(trial, sender, Group.alone())
-        make(trial.workload, Group(place.rank, place.size), **trial.options)
-        if trial.device == "cpu":
-            share_cores(place.local_ranks or place.size)
-        join_process_group(place, trial.device, listener)
-        group = Group.world(trial.device)
+        if trial.device == "cuda":
+            open_gpu(place.local_rank)
+        group = Group.alone()
+        if place.size > 1:
+            make(trial.workload, Group(place.rank, place.size), **trial.options)
+            if trial.device == "cpu":
+                share_cores(place.local_ranks or place.size)
+            sender.start_phase("start", CONNECTING)
+            join_process_group(place, trial.device, listener)
+            group = Group.world(trial.device)
     except Exception as error:
         return outcome_of_exception(error, sender.phase)
+    sender.start_phase("start", WARMING_UP)
     return run_trial(trial, sender, group)
 
 
@@ -174,8 +182,10 @@ def _entry(name: str, devices: dict[str, DeviceInfo]) -> Entry:
 def _cuda() -> DeviceInfo:
     if not torch.version.cuda:
         return DeviceInfo(unavailable="this torch is a CPU build")
-    if not torch.cuda.is_available():
-        return DeviceInfo(unavailable="torch finds no CUDA device or driver")
+    try:
+        open_gpu(0)
+    except Exception as error:
+        return DeviceInfo(unavailable=explain_unusable(error) or str(error).partition("\n")[0])
     free, total = torch.cuda.mem_get_info()
     half = ("bfloat16",) if torch.cuda.is_bf16_supported(including_emulation=False) else ()
     return DeviceInfo(

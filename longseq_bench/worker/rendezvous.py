@@ -1,4 +1,4 @@
-"""Join the other ranks of a trial, and take a share of the host's cores."""
+"""Take a GPU or a share of the host's cores, and join the other ranks of a trial."""
 
 import os
 import sys
@@ -10,9 +10,25 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from longseq_bench.core.cluster_env import LOOPBACK, RankInfo
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Device
 from longseq_bench.distributed.group import GROUP_TIMEOUT
 from longseq_bench.worker import flight_recorder
+
+
+def open_gpu(number: int) -> None:
+    """Initialise CUDA and use this GPU of the visible ones, counted from 0.
+
+    Raises UnsupportedError if there are fewer, and torch's own error if it can't use any.
+    """
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    visible = torch.cuda.device_count()
+    if number >= visible:
+        raise UnsupportedError(
+            f"rank {number} of this host needs a GPU of its own, and {visible} are visible; use "
+            "fewer ranks, or make more visible (CUDA_VISIBLE_DEVICES)"
+        )
+    torch.cuda.set_device(number)
 
 
 def join_process_group(place: RankInfo, device: Device, listener: socket | None = None) -> None:
@@ -20,7 +36,7 @@ def join_process_group(place: RankInfo, device: Device, listener: socket | None 
 
     Args:
         place: rank, world size and address of the store.
-        device: `cuda` selects NCCL, `cpu` gloo.
+        device: `cuda` selects NCCL, after `open_gpu`; `cpu` gloo.
         listener: an open socket at the store's port, if rank 0 inherited one.
     """
     if place.address in (LOOPBACK, "localhost"):
@@ -33,7 +49,6 @@ def join_process_group(place: RankInfo, device: Device, listener: socket | None 
     device_id = None
     if device == "cuda":
         flight_recorder.enable()
-        torch.cuda.set_device(place.local_rank)
         device_id = torch.device("cuda", place.local_rank)
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo", store=store, rank=place.rank,

@@ -1,5 +1,6 @@
 """Ranks started by torch's elastic agents, on one node and on two; the second is a process here."""
 
+import copy
 import json
 import multiprocessing
 import os
@@ -22,10 +23,16 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from longseq_bench.core.cluster_env import NodeInfo
 from longseq_bench.core.model import Outcome, Trial
+from longseq_bench.core.rank_start import CONNECTING, OPENING, WARMING_UP
 from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
 from longseq_bench.launchers import control_channel, elastic, host_agent, rank_supervisor
 from longseq_bench.launchers.control_channel import NodeIdentity, NodeLink
-from longseq_bench.launchers.elastic import ElasticLauncher, _Run, split
+from longseq_bench.launchers.elastic import (
+    RENDEZVOUS_TIMEOUT_S,
+    ElasticLauncher,
+    _Run,
+    split,
+)
 from longseq_bench.launchers.host_agent import HostJob, HostRanks, _Rank
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.process_inspection import sample_processes
@@ -254,6 +261,35 @@ def test_ranks_that_do_not_connect_time_out(
     outcome = run(alone, ranks_trial("ring"))
     assert outcome.status == "error"
     assert "did not meet at 127.0.0.1:" in (outcome.reason or "")
+
+
+def test_only_connecting_has_the_time_limit_of_the_rendezvous(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first use of a GPU may be slow before it, and a compiler after it."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    of = ranks_trial("ring")
+    job = HostJob("run", of.model_dump(mode="json"), 1, 2, "127.0.0.1", 1, timeout_s=10.0)
+    one = _Run(job, RankSupervisor(of, now), None, {}, "alpha", ignore)  # type: ignore[arg-type]
+
+    def enter(rank: int, part: str, later_s: float) -> list[int]:
+        """Return the ranks that failed a while after a rank entered a part of its start."""
+        nonlocal now
+        one._add_event(0, {"rank": rank, "message": {"phase": "start", "part": part}})
+        now += later_s
+        one._fail_late_rendezvous()
+        return one.supervisor.failed
+
+    one._add_event(0, {"started": True})
+    assert [enter(rank, OPENING, 200.0) for rank in range(2)] == [[], []]
+    assert enter(0, CONNECTING, 200.0) == []
+    assert enter(1, CONNECTING, RENDEZVOUS_TIMEOUT_S - 1) == []
+    connected = copy.deepcopy(one)
+    assert enter(0, WARMING_UP, 2.0) == [0, 1]
+    one, now = connected, now - 2.0
+    assert [enter(rank, WARMING_UP, 0.5) for rank in range(2)] == [[], []]
+    assert enter(0, WARMING_UP, 200.0) == []
 
 
 def test_a_world_larger_than_the_launch_is_unsupported(alone: ElasticLauncher) -> None:

@@ -118,7 +118,7 @@ def test_phases_are_reported_in_order(launcher: LocalLauncher) -> None:
     phases: list[str] = []
     trial = complete(launcher, "sdpa", 256, mode="train", repeats=2)
     launcher.run(trial, lambda phase, part: phases.append(phase))
-    order = ["inputs", "plan", "forward", "backward", "check", "time"]
+    order = ["start", "inputs", "plan", "forward", "backward", "check", "time"]
     assert list(dict.fromkeys(phases)) == order
 
 

@@ -1,0 +1,102 @@
+"""The start of a rank: what it reports before anything slow, and which GPU it takes."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from longseq_bench.core.cluster_env import RankInfo
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.model import Outcome, Phase, Trial
+from longseq_bench.core.rank_start import CONNECTING, OPENING, WARMING_UP
+from longseq_bench.distributed.group import Group
+from longseq_bench.worker import main
+from longseq_bench.worker.rendezvous import open_gpu
+from tests.make import outcome, trial
+
+
+class Listener:
+    """A sender that notes what is reported."""
+
+    phase: Phase = "start"
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+
+    def start_phase(self, phase: Phase, part: str = "") -> None:
+        self.phase = phase
+        self._events.append(f"{phase}: {part}")
+
+
+def start(monkeypatch: pytest.MonkeyPatch, of: Trial, rank: int = 0) -> tuple[Outcome, list[str]]:
+    """Return the outcome of a rank, and the order of its messages and steps."""
+    events: list[str] = []
+
+    def step(name: str, result: Any = None) -> Any:
+        return lambda *_: (events.append(name), result)[1]
+
+    monkeypatch.setattr(main, "open_gpu", step("CUDA"))
+    monkeypatch.setattr(main, "share_cores", step("cores"))
+    monkeypatch.setattr(main, "join_process_group", step("NCCL"))
+    monkeypatch.setattr(Group, "world", step("group", Group.alone()))
+    monkeypatch.setattr(main, "run_trial", step("warm-up", outcome()))
+    place = RankInfo(rank, of.world_size, rank)
+    return main.run_rank(of, place, Listener(events)), events  # type: ignore[arg-type]
+
+
+def test_a_rank_reports_before_cuda_nccl_and_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them may take minutes with a cold file cache."""
+    _, events = start(monkeypatch, trial("ring", 64, world_size=2, device="cuda"))
+    assert events == [
+        f"start: {OPENING}", "CUDA",
+        f"start: {CONNECTING}", "NCCL", "group",
+        f"start: {WARMING_UP}", "warm-up",
+    ]  # fmt: skip
+
+
+def test_one_rank_connects_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, events = start(monkeypatch, trial("sdpa", 64))
+    assert events == [f"start: {OPENING}", f"start: {WARMING_UP}", "warm-up"]
+
+
+def test_what_a_rank_can_not_run_is_refused_before_it_connects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, events = start(monkeypatch, trial("sdpa", 64, world_size=2))
+    assert found.status == "unsupported"
+    assert events == [f"start: {OPENING}"]
+
+
+def test_a_rank_without_a_gpu_of_its_own_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    open_gpu(1)
+    assert used == [1]
+    with pytest.raises(UnsupportedError, match=r"rank 2 of this host .* 2 are visible"):
+        open_gpu(2)
+    assert used == [1]
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is built for CUDA")
+def test_a_trial_on_a_gpu_says_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    found = main.run_rank(
+        trial("sdpa", 64, device="cuda"),
+        RankInfo(0, 1, 0),
+        Listener(events),  # type: ignore[arg-type]
+    )
+    assert (found.status, found.phase) == ("unsupported", "start")
+    assert found.reason == "this torch is a CPU build; install a torch that is built for CUDA"
+    assert main.build_catalogue().devices["cuda"].unavailable == "this torch is a CPU build"
+
+
+def test_the_catalogue_says_why_a_driver_can_not_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    reason = main.build_catalogue().devices["cuda"].unavailable or ""
+    assert "too old for this torch (built for CUDA 13.0); update the driver" in reason
