@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import KernelLimitError, UnknownNameError, UnsupportedError
-from longseq_bench.kernels.exact import efficient, flash, flash_attn_2
+from longseq_bench.kernels.exact import _flash_backward, efficient, flash_attn_2
+from longseq_bench.kernels.exact._flash_backward import MAX_INDEX, backward_elements
 from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use, select
-from longseq_bench.kernels.exact.flash import MAX_INDEX, Flash, backward_elements
+from longseq_bench.kernels.exact.flash import Flash
 from tests.kernels import plain_attention
 
 SHAPES = [(1, 4, 4, 1, 1), (2, 4, 2, 7, 7), (1, 6, 2, 130, 130), (2, 2, 1, 5, 67), (1, 4, 2, 67, 5)]
@@ -296,31 +297,57 @@ def test_auto_leaves_16_bits_to_torch_where_the_cpu_has_matrix_units(
 # ---- limits of kernels for CUDA, which need no GPU -----------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("most", "calls"),
+    [
+        (16, [(2, 8, 4)]),
+        (15, [(1, 8, 4)] * 2),
+        (7, [(1, 6, 3), (1, 2, 1)] * 2),
+        (5, [(1, 4, 2)] * 4),
+        (3, [(1, 2, 1)] * 8),
+        (1, [(1, 1, 1)] * 16),
+    ],
+)
+@pytest.mark.parametrize("name", ["flash", "flash-attn-2"])
 def test_flash_splits_a_backward_that_its_index_can_not_address(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, name: str, most: int, calls: list[tuple[int, ...]]
 ) -> None:
-    """A3: int32 overflows once B Hq ceil128(N) max(D, 32) exceeds 2^31."""
-    assert backward_elements(1, 32, 524_288, 128) == MAX_INDEX + 1
-    q, k, v = inputs((1, 8, 4, 40, 90))
+    """A3: by rows of the batch, then by KV heads, then by query heads of one KV head."""
+    q, k, v = inputs((2, 8, 4, 40, 90))
     grad_out = gradient_like(q)
     whole = make("aten-flash-cpu")
     out, lse = whole.forward(q, k, v)
-    calls = []
+    seen = []
 
-    def call(self: Flash, queries: Any, keys: Any, causal: bool) -> Any:
-        calls.append((queries[1].shape[1], keys[0].shape[1]))
+    def call(*part: Any) -> Any:
+        queries, keys, causal = part[-3:]
+        seen.append((*queries[1].shape[:2], keys[0].shape[1]))
         return whole.backward(queries, keys, causal)
 
     monkeypatch.setattr(Flash, "_backward_call", call)
-    monkeypatch.setattr(flash, "MAX_INDEX", backward_elements(1, 5, 90, 16))
-    kernel = Flash(Use("cuda", torch.bfloat16, 16, True))
+    monkeypatch.setattr(flash_attn_2, "_backward_call", call)
+    monkeypatch.setattr(_flash_backward, "MAX_INDEX", backward_elements(1, most, 90, 16))
+    kernel = KERNELS.get(name)(Use("cuda", torch.bfloat16, 16, True))
     grads = kernel.backward((grad_out, q, out, lse), (k, v))
-    assert calls == [(4, 2), (4, 2)]
+    assert seen == calls
     for got, expected in zip(grads, whole.backward((grad_out, q, out, lse), (k, v)), strict=True):
         assert_near(got, expected, torch.float32)
-    monkeypatch.setattr(flash, "MAX_INDEX", backward_elements(1, 2, 90, 16) - 1)
-    with pytest.raises(KernelLimitError, match="the backward of one KV head has 8,192 elements"):
-        kernel.backward((grad_out, q, out, lse), (k, v))
+
+
+def test_one_head_that_flash_can_not_address_is_a_limit() -> None:
+    """2^31 is reached from 16.7 million tokens on with a head_dim of 128."""
+    kernel = Flash(Use("cuda", torch.bfloat16, 128, True))
+    q, lse = torch.empty(1, 1, 2**24, 128, device="meta"), torch.empty(1, 1, 2**24, device="meta")
+    with pytest.raises(KernelLimitError, match="flash: the backward of one head has 2,147,483,648"):
+        kernel.backward((q, q, q, lse), (q, q))
+
+
+def test_elements_of_the_backward_of_flash() -> None:
+    """The kernel rounds tokens up to 128 and head_dim up to 32, and to 256 beyond 192."""
+    assert backward_elements(1, 32, 524_288, 128) == MAX_INDEX + 1
+    assert backward_elements(1, 1, 1, 8) == backward_elements(1, 1, 128, 32) == 128 * 32
+    assert backward_elements(2, 3, 129, 80) == 2 * 3 * 256 * 96
+    assert backward_elements(1, 1, 128, 200) == 128 * 256
 
 
 def test_efficient_refuses_heads_that_its_index_can_not_address(

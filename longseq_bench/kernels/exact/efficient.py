@@ -10,9 +10,9 @@ from typing_extensions import override
 from longseq_bench.core.errors import KernelLimitError
 from longseq_bench.kernels.base import Pair, Queries, Triple, check_strides
 from longseq_bench.kernels.exact._cuda import capability_reason, repeat_heads, sum_groups
+from longseq_bench.kernels.exact._flash_backward import MAX_INDEX
 from longseq_bench.kernels.exact._masks import bias_of, clear_empty_rows, hide_empty_rows
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
-from longseq_bench.kernels.exact.flash import MAX_INDEX
 
 _aten: Any = torch.ops.aten
 _LSE_ALIGN = 32

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from longseq_bench.kernels.base import Pair, Queries, Triple
 from longseq_bench.kernels.exact._cuda import capability_reason, half_reason
+from longseq_bench.kernels.exact._flash_backward import backward_in_parts
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
 from longseq_bench.meta_mode import is_meta
 
@@ -48,18 +49,24 @@ class FlashAttn2(ExactKernel):
 
     @override
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
-        (grad_out, q, out, lse), (k, v) = queries, keys
-        dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
-        if is_meta():
-            return dq, dk, dv
-        tensors = (t.transpose(1, 2) for t in (grad_out, q, k, v, out))
-        gradients = (t.transpose(1, 2) for t in (dq, dk, dv))
-        _package()._flash_attn_backward(
-            *tensors, lse.contiguous(), *gradients, dropout_p=0.0,
-            softmax_scale=q.shape[3] ** -0.5, causal=causal, window_size_left=-1,
-            window_size_right=-1, softcap=0.0, alibi_slopes=None, deterministic=False,
-        )  # fmt: skip
+        return backward_in_parts(
+            self.name, queries, keys, lambda *part: _backward_call(*part, causal)
+        )
+
+
+def _backward_call(queries: Queries, keys: Pair, causal: bool) -> Triple:
+    (grad_out, q, out, lse), (k, v) = queries, keys
+    dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+    if is_meta():
         return dq, dk, dv
+    tensors = (t.transpose(1, 2) for t in (grad_out, q, k, v, out))
+    gradients = (t.transpose(1, 2) for t in (dq, dk, dv))
+    _package()._flash_attn_backward(
+        *tensors, lse.contiguous(), *gradients, dropout_p=0.0,
+        softmax_scale=q.shape[3] ** -0.5, causal=causal, window_size_left=-1,
+        window_size_right=-1, softcap=0.0, alibi_slopes=None, deterministic=False,
+    )  # fmt: skip
+    return dq, dk, dv
 
 
 def _package() -> Any:

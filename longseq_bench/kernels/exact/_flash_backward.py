@@ -1,0 +1,82 @@
+"""The backward of FlashAttention-2 in parts that its 32-bit index can address.
+
+Its float32 sums of dQ are one buffer of all heads of a call. Beyond 2^31 elements it writes to
+other memory (an illegal memory access, or silent errors). So a call gets fewer rows of the batch
+or fewer heads.
+
+Letters: B batch, Hq query heads, Hk KV heads, N tokens, D head_dim.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from longseq_bench.core.errors import KernelLimitError
+from longseq_bench.kernels.base import Pair, Queries, Triple
+
+MAX_INDEX = 2**31 - 1
+
+_TILE_ROWS, _DIM_STEP = 128, 32
+_WIDE_DIM, _WIDEST_DIM = 192, 256
+
+Call = Callable[[Queries, Pair], Triple]
+_Part = tuple[slice, slice, slice]
+"""Rows of the batch, query heads and KV heads of a call."""
+
+
+def backward_elements(batch: int, heads: int, tokens: int, head_dim: int) -> int:
+    """Return the elements of the backward's largest buffer."""
+    dim = _WIDEST_DIM if head_dim > _WIDE_DIM else _round_up(head_dim, _DIM_STEP)
+    return batch * heads * _round_up(tokens, _TILE_ROWS) * dim
+
+
+def backward_in_parts(name: str, queries: Queries, keys: Pair, call: Call) -> Triple:
+    """Return the gradients of q, k and v by as many calls as the index needs.
+
+    Args:
+        name: of the kernel, for the error.
+        queries: grad_out, q, out (B, Hq, N, D) and lse (B, Hq, N).
+        keys: k and v (B, Hk, N, D).
+        call: the backward of one part.
+
+    Raises KernelLimitError if not even one query head can be addressed.
+    """
+    (grad_out, q, out, lse), (k, v) = queries, keys
+    of_one = backward_elements(1, 1, max(q.shape[2], k.shape[2]), q.shape[3])
+    if of_one > MAX_INDEX:
+        raise KernelLimitError(
+            f"{name}: the backward of one head has {of_one:,} elements; its kernel indexes at most "
+            f"{MAX_INDEX:,}"
+        )
+    heads = MAX_INDEX // of_one
+    if heads >= q.shape[0] * q.shape[1]:
+        return call(queries, keys)
+    grads = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for batch, own, kv in _parts(q.shape[0], q.shape[1], k.shape[1], heads):
+        rows, seen = (batch, own), (batch, kv)
+        part = call((grad_out[rows], q[rows], out[rows], lse[rows]), (k[seen], v[seen]))
+        grads[0][rows] = part[0]
+        # query heads of one KV head may be in several parts
+        grads[1][seen] += part[1]
+        grads[2][seen] += part[2]
+    return grads
+
+
+def _parts(batch: int, heads: int, kv_heads: int, most: int) -> Iterator[_Part]:
+    """Yield parts of at most `most` query heads, counted over the batch."""
+    group = heads // kv_heads
+    rows = max(1, most // heads)
+    kv_step, own_step = max(1, min(kv_heads, most // group)), min(group, most)
+    for first in range(0, batch, rows):
+        for kv in range(0, kv_heads, kv_step):
+            seen = slice(kv, min(kv + kv_step, kv_heads))
+            if own_step == group:
+                yield slice(first, first + rows), slice(kv * group, seen.stop * group), seen
+                continue
+            for start in range(kv * group, seen.stop * group, own_step):
+                own = slice(start, min(start + own_step, seen.stop * group))
+                yield slice(first, first + rows), own, seen
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
