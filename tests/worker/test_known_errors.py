@@ -143,7 +143,7 @@ def test_the_architectures_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compiler_error(*more: str) -> subprocess.CalledProcessError:
-    return subprocess.CalledProcessError(1, ["/usr/bin/gcc", "/tmp/x/cuda_utils.c", *more])
+    return subprocess.CalledProcessError(1, ["/usr/bin/gcc", "cuda_utils.c", *more])
 
 
 def test_missing_headers_of_python_are_named(

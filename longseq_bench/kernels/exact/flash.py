@@ -41,7 +41,7 @@ class Flash(ExactKernel):
     @override
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
         return backward_in_parts(
-            self.name, queries, keys, lambda *part: self._backward_call(*part, causal)
+            self.name, queries, keys, lambda rows, seen: self._backward_call(rows, seen, causal)
         )
 
     def _backward_call(self, queries: Queries, keys: Pair, causal: bool) -> Triple:

@@ -50,7 +50,7 @@ class FlashAttn2(ExactKernel):
     @override
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
         return backward_in_parts(
-            self.name, queries, keys, lambda *part: _backward_call(*part, causal)
+            self.name, queries, keys, lambda rows, seen: _backward_call(rows, seen, causal)
         )
 
 
