@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
+from longseq_bench.attention.exact.flex import Flex
 from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import flex_blocks
 from longseq_bench.kernels.cpp_build import COMPILERS
 from longseq_bench.kernels.flex_blocks import FlexBlocks, attend, compiled, tile_options
+from longseq_bench.meters.base import MeterContext
+from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 from tests.kernels import plain_attention
@@ -74,6 +80,58 @@ def test_training_has_the_columns_too(causal: bool) -> None:
     assert [sorted(a + b) for a, b in zip(whole, partly, strict=True)] == seen_by
     assert [len(row) for row in partly] == [int(causal)] * layout.rows
     assert all(row == sorted(row) for row in whole)
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize("tokens", [1, 128, 129, 1000])
+def test_the_causal_mask_of_flex_holds_the_triangle(tokens: int, mode: Any) -> None:
+    rows = -(-tokens // 128)
+    w = Workload(seq_len=tokens, heads=2, head_dim=16, causal=True, mode=mode)
+    mask = Flex(w, Group.alone())._causal_mask("cpu")
+    assert mask.seq_lengths == (tokens, tokens)
+    assert mask.BLOCK_SIZE == (128, 128)
+    assert parts(mask) == ([list(range(i)) for i in range(rows)], [[i] for i in range(rows)])
+    if mode == "forward":
+        assert (mask.q_indices, mask.full_q_indices) == (None, None)
+        return
+    whole = listed(mask.full_q_num_blocks, mask.full_q_indices, 0)
+    assert whole == [list(range(i + 1, rows)) for i in range(rows)]
+    assert listed(mask.q_num_blocks, mask.q_indices, 0) == [[i] for i in range(rows)]
+
+
+def test_the_causal_mask_of_flex_is_small() -> None:
+    """A13: ten million tokens; dense tables of this many rows take 24 GB each."""
+    w = Workload(seq_len=10_000_000, causal=True, mode="train")
+    meter = StoragePeak(MeterContext("cpu"))
+    with meter:
+        mask = Flex(w, Group.alone())._causal_mask("cpu")
+    assert mask.full_q_indices.shape == (1, 1, 78_125, 78_125)
+    assert meter.peak < 8 * 4 * 78_125
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("tokens", [256, 1000])
+def test_the_causal_backward_of_flex_equals_the_definition(tokens: int) -> None:
+    w = Workload(
+        seq_len=tokens, heads=4, kv_heads=2, head_dim=64, causal=True, mode="train",
+        dtype="bfloat16",
+    )  # fmt: skip
+    flex = Flex(w, Group.alone())
+    flex.prepare("cuda")
+    draw = torch.Generator("cuda").manual_seed(0)
+    shapes = [(1, heads, tokens, 64) for heads in (4, 2, 2, 4)]
+    tensors = [torch.randn(s, generator=draw, device="cuda").bfloat16() for s in shapes]
+    found = []
+    for attend_, dtype in ((flex, torch.bfloat16), (plain_causal, torch.float64)):
+        leaves = [t.to(dtype).requires_grad_() for t in tensors[:3]]
+        out = attend_(*leaves)
+        found.append((out, *torch.autograd.grad(out, leaves, tensors[3].to(dtype))))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=4e-2, atol=4e-2)
+
+
+def plain_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 def test_heads_may_have_layouts_of_their_own() -> None:

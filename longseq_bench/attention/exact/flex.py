@@ -7,6 +7,7 @@ function of positions would take 10 n² bytes.
 """
 
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import torch
@@ -77,19 +78,25 @@ class Flex(Attention):
         """Return a mask whose row i has blocks 0 to i - 1 in full and block i in part.
 
         The tables are views: the compiler wants them as wide as there are rows, but they hold few
-        different numbers.
+        different numbers. Those of a backward, by columns, are given too: torch would compute them
+        with dense tables of rows² numbers, 24 GB for ten million tokens.
         """
         from torch.nn.attention.flex_attention import BlockMask
 
         n, rows = self.workload.seq_len, -(-self.workload.seq_len // self.block)
         steps = torch.arange(2 * rows, dtype=torch.int32, device=device)
-        return BlockMask.from_kv_blocks(
-            torch.ones(1, 1, rows, dtype=torch.int32, device=device),
-            steps.as_strided((1, 1, rows, rows), (0, 0, 1, 1)),
-            steps[:rows].reshape(1, 1, rows),
-            steps.as_strided((1, 1, rows, rows), (0, 0, 0, 1)),
-            BLOCK_SIZE=self.block,
-            mask_mod=causal_mask_mod,
-            compute_q_blocks=self.workload.train,
-            seq_lengths=(n, n),
-        )
+
+        def table(row_step: int, first: int = 0) -> Tensor:
+            """Return a table whose row i counts from first + i * row_step on."""
+            return steps.as_strided((1, 1, rows, rows), (0, 0, row_step, 1), first)
+
+        ones = torch.ones(1, 1, rows, dtype=torch.int32, device=device)
+        counts, diagonal = steps[:rows].reshape(1, 1, rows), table(1)
+        by_column: tuple[Tensor | None, ...] = (None,) * 4
+        if self.workload.train:
+            # rows i + 1 to the last see block i in full
+            by_column = ones, diagonal, counts.flip(-1), table(1, first=1)
+        make: Callable[..., Any] = BlockMask
+        by_row = ones, diagonal, counts, table(0)
+        blocks = self.block, self.block
+        return make((n, n), *by_row, *by_column, blocks, causal_mask_mod)
