@@ -157,6 +157,9 @@ def _notes(one: Prediction | str, trial: Trial) -> list[str]:
     if one.trial.world_size != trial.world_size:
         ranks = one.trial.world_size
         notes.append(f"{name}: does not fit on {trial.world_size} rank(s); the row is for {ranks}")
+    if one.estimate.host_bytes:
+        pinned = " of pinned memory" if one.trial.device == "cuda" else ""
+        notes.append(f"{name}: takes {format_bytes(one.estimate.host_bytes)}{pinned} on the host")
     if one.estimate.untabled:
         kernels = ", ".join(one.estimate.untabled)
         notes.append(f"{name}: the workspace of {kernels} is unknown and not counted")
@@ -175,7 +178,8 @@ def _row(one: Prediction | str, trial: Trial) -> dict[str, Any]:
         "world_size": one.trial.world_size, "tokens": one.trial.workload.seq_len,
         "fits": one.fits, "memory_budget": one.trial.memory_budget,
         "fraction_of_floor": one.fraction_of_floor, "peak_bytes": one.estimate.peak_bytes,
-        "inside_bytes": one.estimate.inside_bytes, "untabled": list(one.estimate.untabled),
+        "inside_bytes": one.estimate.inside_bytes, "host_bytes": one.estimate.host_bytes,
+        "untabled": list(one.estimate.untabled),
         "seconds": one.times.total, "compute_s": one.times.compute, "memory_s": one.times.memory,
         "bytes_sent": one.estimate.bytes_sent, "transfers": one.estimate.transfers,
         "communication_s": one.times.transfers, "exposed_s": one.times.exposed,

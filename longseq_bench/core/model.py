@@ -229,14 +229,16 @@ class Outcome(Frozen):
 class DryRunEstimate(Frozen):
     """The predicted cost of a trial, without running it, on the rank that needs most memory.
 
-    inside_bytes: the part of the peak that fused kernels hold, from a table.  untabled: fused
-    kernels that are missing in the table.  flops: per pass, the mean of the ranks.  busiest: FLOPs
-    of the busiest rank over that mean.  bytes_sent, transfers: per pass, of the fullest rank.
-    overlaps: transfers overlap with compute.  unsupported: the reason why nothing is known.
+    inside_bytes: the part of the peak that fused kernels hold, from a table.  host_bytes: tensors
+    in host memory, not in the peak.  untabled: fused kernels that are missing in the table.
+    flops: per pass, the mean of the ranks.  busiest: FLOPs of the busiest rank over that mean.
+    bytes_sent, transfers: per pass, of the fullest rank.  overlaps: transfers overlap with compute.
+    unsupported: the reason why nothing is known.
     """
 
     peak_bytes: int = 0
     inside_bytes: int = 0
+    host_bytes: int = 0
     untabled: tuple[str, ...] = ()
     flops: float = 0.0
     busiest: float = 1.0

@@ -22,6 +22,7 @@ from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import LongseqError, UnsupportedError
 from longseq_bench.core.model import DryRunEstimate, Trial
 from longseq_bench.distributed.group import Group
+from longseq_bench.kernels import host_memory
 from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.meters.storage_peak import StoragePeak
@@ -129,6 +130,7 @@ def _predict_rank(attention: Attention, trial: Trial) -> DryRunEstimate:
     # the heap of the host includes the layout, so add it if the trial is measured by the heap
     by_heap = trial.device == "cpu" and HeapPeak.unavailable_reason() is None
     heap = HeapPeak() if by_heap else None
+    host_memory.usage.restart()
     with meter:
         rows = torch.zeros(1, dtype=torch.long)
         one = draw_inputs(attention, "meta", trial.seed, rows, trial.keep)
@@ -141,6 +143,7 @@ def _predict_rank(attention: Attention, trial: Trial) -> DryRunEstimate:
     return DryRunEstimate(
         peak_bytes=max(prepared, meter.peak + (heap.kept if heap else 0)),
         inside_bytes=meter.peak_workspace,
+        host_bytes=host_memory.usage.peak,
         untabled=tuple(sorted(workspace.unknown)),
         flops=cost.flops,
         floor_bytes=cost.floor_bytes,

@@ -26,6 +26,7 @@ from longseq_bench.worker.dry_run import dry_run
 from longseq_bench.worker.exception_mapping import outcome_of_exception
 from longseq_bench.worker.known_errors import explain_unusable
 from longseq_bench.worker.messages import MessageSender
+from longseq_bench.worker.passes import unsupported_setting
 from longseq_bench.worker.rendezvous import join_process_group, open_gpu, share_cores
 from longseq_bench.worker.trial import run_trial
 
@@ -74,7 +75,7 @@ def run_rank(
     sender.start_phase("start", OPENING)
     try:
         make = IMPLEMENTATIONS.get(trial.implementation)
-        if reason := make.unavailable_reason(trial.device):
+        if reason := make.unavailable_reason(trial.device) or unsupported_setting(trial):
             raise UnsupportedError(reason)
         if trial.device == "cuda":
             open_gpu(place.local_rank)

@@ -33,6 +33,7 @@ from longseq_bench.core.cost import floor_bytes
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.distributed.group import Group
+from longseq_bench.kernels import host_memory
 from longseq_bench.meters.base import MeterContext, find_meter
 from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
@@ -238,6 +239,7 @@ class _TrialRun:
     def _first_pass(self, log: MeasurementLog, part: str = "") -> Pass:
         """Draw the inputs, prepare the layout and run one pass. part: its kind, for the parent."""
         trial, attention = self.trial, self.attention
+        host_memory.usage.restart()
         self.sender.start_phase("inputs")
         one = draw_inputs(attention, trial.device, trial.seed, self.rows, trial.keep)
         if not trial.fit_only:
@@ -250,6 +252,8 @@ class _TrialRun:
         log.add("own_tokens", "1", len(attention.shard.queries))
         attention.group.traffic.bytes_sent = 0
         self.time_one_pass(one, log, part)
+        if host_bytes := host_memory.usage.peak:
+            log.add("host_memory", "B", host_bytes)
         log.add("plan_time", "s", prepared_s + attention.layout_s)
         log.add("bytes_sent", "B", attention.group.traffic.bytes_sent)
         return one

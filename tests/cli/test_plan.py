@@ -186,6 +186,18 @@ def test_offload_to_the_host_is_planned(capfd: Capture) -> None:
     assert row["fraction_of_floor"] >= 0.9
 
 
+def test_a_plan_counts_pinned_memory_as_torch_rounds_it(capfd: Capture) -> None:
+    """A9: four tensors of 384 MiB, the output included, take 512 MiB each."""
+    shape = ("--heads", "8", "--head-dim", "64", "--dtype", "bfloat16", "--target", "384k")
+    command = ("plan", "--impl", "ring", "-o", "offload=host", *H200, *shape)
+    (row,) = document(capfd, *command)["results"]
+    assert row["host_bytes"] == 4 * 2**29
+    assert run([*command]) == 0
+    assert "takes 2 GiB of pinned memory on the host" in capfd.readouterr().out
+    (other,) = document(capfd, *command[:3], *command[5:])["results"]
+    assert other["host_bytes"] == 0
+
+
 def test_causal_work_is_that_of_the_busiest_rank(capfd: Capture) -> None:
     command = ("plan", "--impl", "ring", *H200, "--causal", "--world-size", "8", "--target", "1M")
     (even,) = document(capfd, *command)["results"]

@@ -1,7 +1,9 @@
 """Tensors in the host's memory: the same attention, with a budget smaller than the tensors."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from longseq_bench.kernels.host_streaming import StreamedKernel
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, TiledKernel
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.heap_peak import HeapPeak
+from longseq_bench.worker.exception_mapping import outcome_of_exception
 from tests.kernels.torch_kernel import EXACT
 from tests.make import trial
 
@@ -111,3 +114,99 @@ def test_it_runs_on_one_rank(launcher: LocalLauncher) -> None:
     one = trial("ring", 1024, options, world_size=2, repeats=0)
     outcome = launcher.run(one, lambda phase, part: None).outcome
     assert (outcome.status, outcome.reason) == ("unsupported", "offload=host runs on one rank")
+
+
+# ---- pinned memory -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replace pinned memory by ordinary memory, or by an error of the driver."""
+
+    def replace(available: int = 2**40, error: Exception | None = None) -> None:
+        real = torch.zeros
+
+        def zeros(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+            if pin_memory and error:
+                raise error
+            return real(*shape, **options)
+
+        monkeypatch.setattr(torch, "zeros", zeros)
+        memory = SimpleNamespace(available=available)
+        monkeypatch.setattr(host_memory.psutil, "virtual_memory", lambda: memory)
+
+    return replace
+
+
+def test_pinned_memory_is_counted_as_torch_rounds_it(pins: Callable[..., None]) -> None:
+    """A9: torch rounds up to a power of two, almost twice as much as is asked for."""
+    sizes = {0: 0, 1: 1, 4: 4, 5: 8, 2**20: 2**20, 2**20 + 1: 2**21, 3 * 2**33: 2**35}
+    assert {size: host_memory.pinned_bytes(size) for size in sizes} == sizes
+    pins()
+    before = host_memory.usage.current
+    host_memory.usage.restart()
+    tensor = host_memory.zeros((3, 5, 100), torch.float32, "cuda")
+    view = tensor[0]
+    assert host_memory.usage.current == before + 8192
+    del tensor
+    assert host_memory.usage.current == before + 8192  # the view holds it
+    del view
+    assert (host_memory.usage.current, host_memory.usage.peak) == (before, before + 8192)
+    host_memory.usage.restart()
+    assert host_memory.usage.peak == before
+
+
+def test_mapped_memory_is_counted_as_it_is() -> None:
+    before = host_memory.usage.current
+    tensor = host_memory.zeros((3, 5, 100), torch.float32, "cpu")
+    assert host_memory.usage.current == before + 6000
+    del tensor
+    assert host_memory.usage.current == before
+
+
+@pytest.mark.parametrize("text", ["out of memory", "invalid argument"])
+def test_memory_that_can_not_be_pinned_is_out_of_memory(
+    pins: Callable[..., None], text: str
+) -> None:
+    pins(error=torch.AcceleratorError(f"CUDA error: {text}\nSearch for"))
+    with pytest.raises(MemoryError) as caught:
+        host_memory.zeros((3, 2**19), torch.float32, "cuda")
+    found = outcome_of_exception(caught.value, "inputs")
+    assert (found.status, found.reason) == (
+        "oom",
+        "6 MiB of pinned host memory take 8 MiB, and the driver can't pin them "
+        f"(CUDA error: {text})",
+    )
+
+
+def test_another_error_while_pinning_is_not(pins: Callable[..., None]) -> None:
+    pins(error=torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        host_memory.zeros((2**20,), torch.float32, "cuda")
+
+
+def test_more_than_the_host_has_is_not_tried(pins: Callable[..., None]) -> None:
+    """The size fits, but not what torch would take for it."""
+    pins(available=7 * MIB, error=AssertionError("it was tried"))
+    with pytest.raises(MemoryError, match=r"6 MiB of .* take 8 MiB, and 7 MiB are available"):
+        host_memory.zeros((3, 2**19), torch.float32, "cuda")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("size", [3 * MIB, 4 * MIB, 5 * MIB])
+def test_torch_pins_as_much_as_is_counted(size: int) -> None:
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    tensor = host_memory.zeros((size // 4,), torch.float32, "cuda")
+    assert tensor.is_pinned()
+    taken = torch.cuda.host_memory_stats()["allocated_bytes.current"] - before
+    assert taken == host_memory.pinned_bytes(size)
+
+
+def test_the_record_has_the_memory_of_the_host(launcher: LocalLauncher) -> None:
+    """q, k, v and the output of a forward: mapped files on a CPU."""
+    options = launcher.catalogue().options("ring", {"offload": "host"})
+    one = trial("ring", 2048, options, heads=2, head_dim=64, repeats=0)
+    outcome = launcher.run(one, print).outcome
+    assert outcome.samples("host_memory") == (4 * 2048 * 2 * 64 * 4,)
+    on_device = launcher.run(one.replace(options={**options, "offload": "none"}), print).outcome
+    assert (on_device.status, on_device.samples("host_memory")) == ("ok", ())
