@@ -21,12 +21,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from longseq_bench.attention.base import Attention
 from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, visible_pairs
+from longseq_bench.core.errors import LongseqError
 from longseq_bench.core.model import SAME_KERNEL, Trial
 from longseq_bench.kernels.base import attend
 from longseq_bench.kernels.exact.base import AUTO, KERNELS, ExactKernel, OneCall, select
 from longseq_bench.meters.clock import clock_for
 from longseq_bench.worker import limits
 from longseq_bench.worker.inputs import Pass
+from longseq_bench.worker.known_errors import is_device_error
 from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
 from longseq_bench.worker.messages import MessageSender
 
@@ -90,7 +92,7 @@ class DenseBaseline:
     """Timed dense passes over a trial's inputs, one after each pass of the sparse attention.
 
     kernel: computes them; None: torch's scaled_dot_product_attention. If it can't run, `source`
-    gives the reason; the trial does not fail.
+    gives the reason; the trial does not fail, unless the GPU itself did.
     """
 
     def __init__(
@@ -138,7 +140,9 @@ class DenseBaseline:
                 with self._clock:
                     self._run(*self._shape)
                 break
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError, LongseqError) as error:
+                if is_device_error(error):
+                    raise  # the sparse attention could not go on, and would be blamed
                 self._fall_back(error)
         return time.perf_counter() - start
 
@@ -166,7 +170,7 @@ class DenseBaseline:
         max_s = max(MAX_TIME_RATIO * sparse_s, self._time_cap)
         return self._complete if complete_s <= max_s else part
 
-    def _fall_back(self, error: RuntimeError) -> None:
+    def _fall_back(self, error: Exception) -> None:
         """Fall back from complete passes to parts, then to none. Samples are never mixed."""
         self._clock = clock_for(self._device)
         part = self._part_shape(self._tokens)

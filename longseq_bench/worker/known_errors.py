@@ -49,7 +49,12 @@ _DEVICE_ERROR = re.compile(r"Triton Error \[CUDA\]")
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Return True for an error of a GPU or of NCCL, after which a process can't use the GPU."""
+    """Return True for an error of a GPU or of NCCL, after which a process can't use the GPU.
+
+    A lack of memory is none.
+    """
+    if OUT_OF_MEMORY.search(str(error)):
+        return False
     if isinstance(error, (torch.AcceleratorError, dist.DistBackendError)):
         return True
     return isinstance(error, RuntimeError) and bool(_DEVICE_ERROR.search(str(error)))

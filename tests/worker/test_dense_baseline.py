@@ -13,6 +13,7 @@ from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.cost import standard_bytes
+from longseq_bench.core.errors import KernelLimitError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
@@ -56,6 +57,7 @@ class Bench:
         self.log: list[str] = []
         self.calls: list[dict[str, Any]] = []
         self.fails = lambda rows: False
+        self.error: Exception = RuntimeError("no room for it\nat all")
         self.seconds, self.clocks = seconds, 0
         real = dense_baseline.scaled_dot_product_attention
 
@@ -63,7 +65,7 @@ class Bench:
             self.log.append("dense")
             self.calls.append({"q": q, "k": k, "v": v, **options})
             if self.fails(q.shape[2]):
-                raise RuntimeError("no room for it\nat all")
+                raise self.error
             out: Tensor = real(q, k, v, **options)
             return out
 
@@ -300,6 +302,29 @@ def test_a_failed_part_is_a_fact_and_nothing_is_timed(bench: Bench, n: int) -> N
     log = run_baseline(DenseBaseline(*prepare(n=n), "cpu", 1, 0.0), sparse_s=100)
     assert log.facts["dense"] == "not run: no room for it"
     assert log.measurements == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        KernelLimitError("flash: the backward of one head has too many elements"),
+        MemoryError("not enough"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_kernel_that_can_not_compute_it_is_a_fact(bench: Bench, error: Exception) -> None:
+    bench.fails, bench.error = (lambda rows: True), error
+    log = run_baseline(DenseBaseline(*prepare(), "cpu", 0, 1.0), 0.5)
+    assert log.facts["dense"] == f"not run: {error}"
+
+
+def test_a_failing_gpu_is_not_blamed_on_the_next_sparse_pass(bench: Bench) -> None:
+    bench.fails = lambda rows: True
+    bench.error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        run_baseline(DenseBaseline(*prepare(), "cpu", 0, 1.0), 0.5)
 
 
 # attentions with a baseline
