@@ -1,12 +1,17 @@
-"""Workspace of torch's fused CPU kernels, the table in data/workspaces.yaml.
+"""Workspace of torch's fused kernels, the table in data/workspaces.yaml.
 
-    python benchmarks/workspaces.py
+    python -m benchmarks.workspaces                 # fit the coefficients of CPU kernels
+    python -m benchmarks.workspaces --device cuda   # compare the formulas of CUDA kernels
 
-Each kernel is called twice on tensors of several shapes, the second time under the exact heap
+CPU: each kernel is called twice on tensors of several shapes, the second time under the exact heap
 meter; the size of its results is subtracted. Coefficients are fitted by least squares with a lower
 bound of 0 and printed in the format of the table, with the largest residual.
+
+CUDA: the peak of torch's allocator in one call, beside the results and workspace that a dry run
+counts for the same call.
 """
 
+import argparse
 import itertools
 from typing import Any
 
@@ -14,9 +19,13 @@ import numpy as np
 import torch
 import yaml
 
+from longseq_bench.core.errors import LongseqError
 from longseq_bench.kernels.exact.base import Use, select
+from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.heap_peak import HeapPeak
+from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
+from longseq_bench.worker.kernel_workspace import KernelWorkspace
 
 TOKENS = ((128, 2048), (512, 1024), (1024, 1024), (1024, 8192), (4096, 4096), (2048, 16384))
 HEADS = ((8, 8), (8, 2), (1, 1))
@@ -69,7 +78,61 @@ def fit(rows: list[list[float]], measured: list[float]) -> tuple[dict[str, float
     return dict(zip(NAMES, whole.round(4).tolist(), strict=True)), float(abs(a @ whole - b).max())
 
 
+def measure_on_cuda(
+    name: str, backward: bool, tokens: int, hq: int, hk: int, d: int
+) -> tuple[int, int]:
+    """Return the peak of one call in bytes: as the allocator measured it, and as a dry run counts.
+
+    name: an exact kernel for CUDA, in bfloat16.
+    """
+    kernel, _ = select(name, Use("cuda", torch.bfloat16, d, backward))
+    make: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda"}
+    q = torch.randn(1, hq, tokens, d, **make)
+    k, v = (torch.randn(1, hk, tokens, d, **make) for _ in range(2))
+    grad = torch.randn(1, tokens, hq, d, **make).transpose(1, 2)
+    out, lse = kernel.forward(q, k, v)
+
+    def call() -> Any:
+        return kernel.backward((grad, q, out, lse), (k, v)) if backward else kernel.forward(q, k, v)
+
+    call()  # cuDNN's plan, and one-time allocations
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    measured = torch.cuda.max_memory_allocated() - before
+    meter = StoragePeak(MeterContext("cuda", workspace=KernelWorkspace(1)))
+    with meter:
+        call()
+    return measured, int(meter.peak)
+
+
+def compare_on_cuda() -> None:
+    print(f"# torch {torch.__version__}, {torch.cuda.get_device_name()}; bytes of one call")
+    print("kernel backward tokens heads head_dim measured counted ratio")
+    cases = itertools.product(
+        ("flash", "cudnn", "efficient"), (False, True), (1024, 65_536), HEADS, DIMS
+    )
+    for name, backward, tokens, (hq, hk), d in cases:
+        try:
+            measured, counted = measure_on_cuda(name, backward, tokens, hq, hk, d)
+        except LongseqError as error:
+            print(f"{name} {backward} {tokens} {hq}/{hk} {d} {error}")
+            continue
+        ratio = measured / counted
+        print(f"{name} {backward} {tokens} {hq}/{hk} {d} {measured} {counted} {ratio:.3f}")
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    if parser.parse_args().device == "cuda":
+        compare_on_cuda()
+    else:
+        fit_on_cpu()
+
+
+def fit_on_cpu() -> None:
     limits.use_exact_heap()
     # MKL keeps the buffers of its first large product; no call is charged for them
     warm_up = torch.zeros(torch.get_num_threads(), 2048, 64)

@@ -1,12 +1,25 @@
-"""Memory that fused kernels allocate outside tensors, from data/workspaces.yaml."""
+"""Memory that fused kernels allocate outside tensors, from data/workspaces.yaml.
 
+Letters: B batch, Hq query heads, Hk KV heads, N query tokens, M key tokens, D head_dim, E bytes per
+element.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from math import prod
 from typing import Any
 
 import yaml
+from torch import Tensor
 
 _FUSED = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")
+_MULTIPROCESSORS = 132
+"""Of an H100 and H200. FlashAttention splits the keys of calls with too few blocks of queries for
+them."""
+
+Row = Mapping[str, Any]
 
 
 class KernelWorkspace:
@@ -27,18 +40,21 @@ class KernelWorkspace:
             return 0
         table = _load_table() if self._given_table is None else self._given_table
         arguments = dict(zip((a.name for a in op._schema.arguments), args, strict=False))
-        q, k = arguments["query"], arguments["key"]
-        grad_out = arguments.get("grad_out")
-        # torch's CPU kernel copies a gradient (B, Hq, N, D) unless its layout is (B, N, Hq, D)
-        copied = 0
-        if grad_out is not None and not grad_out.transpose(1, 2).is_contiguous():
-            copied = grad_out.nbytes
-        dtype = str(q.dtype).removeprefix("torch.")
-        row = table.get(name, {}).get(dtype)
-        if row is None:
+        entry = table.get(name, {})
+        if "buffers" in entry:
+            return _sum_buffers(entry["buffers"], _Call.of(arguments))
+        dtype = str(arguments["query"].dtype).removeprefix("torch.")
+        if dtype not in entry:
             self.unknown.add(f"{name} {dtype}")
             return 0
-        b, h, n, d = q.shape  # batch, heads, query tokens, head_dim
+        return self._fitted(entry[dtype], arguments)
+
+    def _fitted(self, row: Row, arguments: Mapping[str, Any]) -> int:
+        """Return the workspace of a CPU kernel by the fitted coefficients of its row."""
+        q, k, grad_out = arguments["query"], arguments["key"], arguments.get("grad_out")
+        # torch's CPU kernel copies a gradient (B, Hq, N, D) unless its layout is (B, N, Hq, D)
+        copied = 0 if grad_out is None else _copied_bytes(grad_out)
+        b, h, n, d = q.shape
         m = k.shape[2]
         # torch's CPU kernel works on 256 rows at a time from 768 rows on, on fewer before
         thread = row["thread"] if n >= 768 else row["thread_short"]
@@ -49,6 +65,55 @@ class KernelWorkspace:
             + b * h * row["row"] * n
             + copied
         )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Sizes by letter, conditions by name, and arguments of one call of a CUDA kernel."""
+
+    sizes: Mapping[str, int]
+    conditions: Mapping[str, bool]
+    arguments: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> "_Call":
+        q, k = arguments["query"], arguments["key"]
+        b, h, n, d = q.shape
+        sizes = {"B": b, "Hq": h, "Hk": k.shape[1], "N": n, "M": k.shape[2], "D": d}
+        conditions = {
+            "grouped": h != k.shape[1],
+            "half": q.itemsize == 2,
+            "narrow": d <= 128,
+            "wide": d > 128,
+            "few_rows": b * h * -(-n // 64) < 0.8 * 2 * _MULTIPROCESSORS,
+        }
+        return cls({**sizes, "E": q.itemsize}, conditions, arguments)
+
+    def size(self, factor: Any) -> int:
+        """Return a factor of a shape: a number, a letter, or {letter: multiple} rounded up."""
+        if isinstance(factor, dict):
+            ((letter, multiple),) = factor.items()
+            return -(-self.sizes[letter] // int(multiple)) * int(multiple)
+        return self.sizes[factor] if isinstance(factor, str) else int(factor)
+
+
+def _sum_buffers(buffers: Mapping[str, Row], call: _Call) -> int:
+    """Return the bytes of a kernel's buffers; all of them exist at the same time."""
+    total = 0
+    for buffer in buffers.values():
+        if not all(call.conditions[name] for name in buffer.get("when", ())):
+            continue
+        if "copy_of" in buffer:
+            total += _copied_bytes(call.arguments[buffer["copy_of"]])
+            continue
+        size = prod(call.size(factor) for factor in buffer["bytes"])
+        total += size if size <= buffer.get("at_most", size) else 0
+    return total
+
+
+def _copied_bytes(tensor: Tensor) -> int:
+    """Return the bytes of the copy of a tensor (B, H, N, D) that is not laid out (B, N, H, D)."""
+    return 0 if tensor.transpose(1, 2).is_contiguous() else tensor.nbytes
 
 
 @cache

@@ -50,10 +50,18 @@ def test_more_ranks_take_longer_sequences(capfd: Capture) -> None:
 
 
 def test_a_kernel_that_is_not_in_the_table_is_named(capfd: Capture) -> None:
-    (row,) = document(capfd, "plan", "--impl", "sdpa", *H200)["results"]
-    assert row["untabled"] == ["_scaled_dot_product_cudnn_attention bfloat16"]
-    assert run(["plan", "--impl", "sdpa", *H200]) == 0
+    command = ("plan", "--impl", "bad-unlisted-kernel", *SMALL, "--kv-heads", "32")
+    (row,) = document(capfd, *command)["results"]
+    assert row["untabled"] == ["_flash_attention_forward bfloat16"]
+    assert run([*command]) == 0
     assert "is unknown and not counted" in " ".join(capfd.readouterr().out.split())
+
+
+def test_every_kernel_of_torch_for_cuda_is_in_the_table(capfd: Capture) -> None:
+    command = ("plan", "--impl", "sdpa", *SMALL, "--mode", "train", "-o")
+    for backend in ("flash", "cudnn", "efficient"):
+        (row,) = document(capfd, *command, f"backend={backend}")["results"]
+        assert (row["untabled"], row["inside_bytes"] > 0) == ([], True), backend
 
 
 def test_a_target_that_fits_has_its_peak(capfd: Capture) -> None:

@@ -46,6 +46,16 @@ class Sound(ForTests):
         """What goes wrong."""
 
 
+class UnlistedKernel(ForTests):
+    """Calls a fused kernel that the table of workspaces lacks."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        by_token = [t.transpose(1, 2) for t in (q, k, v)]
+        n = q.shape[2]
+        call = torch.ops.aten._flash_attention_forward
+        return call(*by_token, None, None, n, n, 0.0, False, False)[0].transpose(1, 2)
+
+
 class KillsItself(Sound):
     def fault(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,151 @@
+"""Workspaces of CUDA kernels: the formulas by hand, in a dry run, and on a GPU as allocated."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.workspaces import measure_on_cuda
+from longseq_bench.launchers.local import LocalLauncher
+from longseq_bench.worker.kernel_workspace import KernelWorkspace
+from tests.trials import complete
+
+aten: Any = torch.ops.aten
+
+B, HQ, HK, N, D = 2, 4, 2, 70_000, 96
+ROWS = 70_016
+"""N, rounded up to a multiple of 128."""
+
+
+def tensors(dtype: torch.dtype, kv_heads: int, dim: int = D) -> tuple[Tensor, Tensor]:
+    q = torch.empty(B, HQ, N, dim, dtype=dtype, device="meta")
+    return q, torch.empty(B, kv_heads, N, dim, dtype=dtype, device="meta")
+
+
+def workspace_of(op: Any, *arguments: Any) -> int:
+    workspace = KernelWorkspace(1)
+    size = workspace(op.default, arguments, {})
+    assert not workspace.unknown
+    return size
+
+
+def backward_of(name: str, q: Tensor, k: Tensor, out: Tensor, grad_out: Tensor) -> int:
+    op = getattr(aten, f"_scaled_dot_product_{name}_attention_backward")
+    bias = (None,) if name == "efficient" else ()
+    return workspace_of(op, grad_out, q, k, k, *bias, out)
+
+
+def by_token(q: Tensor) -> Tensor:
+    """The same sizes, laid out (B, N, H, D)."""
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).transpose(1, 2)
+
+
+def test_flash_adds_dq_in_float32_and_copies_what_is_not_by_token() -> None:
+    q, k = tensors(torch.bfloat16, HQ)
+    sums = 4 * B * HQ * ROWS * (D + 1)
+    assert backward_of("flash", q, k, by_token(q), by_token(q)) == sums
+    assert backward_of("flash", q, k, q, by_token(q)) == sums + q.nbytes
+    assert backward_of("flash", q, k, q, q) == sums + 2 * q.nbytes
+    # head_dim counts in steps of 32, above 128 in steps of 64
+    q, k = tensors(torch.bfloat16, HQ, 72)
+    assert backward_of("flash", q, k, by_token(q), by_token(q)) == 4 * B * HQ * ROWS * (96 + 1)
+    q, k = tensors(torch.bfloat16, HQ, 136)
+    assert backward_of("flash", q, k, by_token(q), by_token(q)) == 4 * B * HQ * ROWS * (192 + 1)
+
+
+@pytest.mark.parametrize("name", ["flash", "cudnn"])
+def test_grouped_heads_expand_dk_and_dv(name: str) -> None:
+    q, k = tensors(torch.bfloat16, HK)
+    whole = tensors(torch.bfloat16, HQ)[1]
+    out = by_token(q)
+    grouped, even = (backward_of(name, q, keys, out, out) for keys in (k, whole))
+    assert grouped - even == 2 * whole.nbytes
+
+
+def test_flash_splits_the_keys_of_few_queries_only() -> None:
+    q, k = tensors(torch.bfloat16, HQ)
+    op = aten._scaled_dot_product_flash_attention
+    assert workspace_of(op, q, k, k) == 0
+    assert workspace_of(op, q[:1, :1, :64], k, k) == 4 * 264 * 64 * (96 + 1)
+
+
+def test_cudnn_adds_dq_and_only_for_short_sequences_dp() -> None:
+    q, k = tensors(torch.bfloat16, HQ)
+    assert workspace_of(aten._scaled_dot_product_cudnn_attention, q, k, k, None, True) == 0
+    assert backward_of("cudnn", q, k, q, q) == 4 * B * HQ * N * (D + 1)
+    q, k = q[:, :, :1000], k[:, :, :1000]
+    assert backward_of("cudnn", q, k, q, q) == B * HQ * (4 * 1000 * (D + 1) + 2 * 1024 * 1024)
+
+
+def test_efficient_attention_adds_dq_and_delta() -> None:
+    q, k = tensors(torch.float32, HQ)
+    out = by_token(q)
+    assert workspace_of(aten._scaled_dot_product_efficient_attention, q, k, k, None, True) == 0
+    assert backward_of("efficient", q, k, out, out) == 4 * B * HQ * (N + ROWS * 128)
+    # 16-bit outputs wider than registers are summed in float32
+    q, k = tensors(torch.float16, HQ, 256)
+    forward = aten._scaled_dot_product_efficient_attention
+    assert workspace_of(forward, q, k, k, None, True) == 4 * B * HQ * N * 256
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kernel_bytes"),
+    [
+        ("sdpa", {}, 4 * 65),  # cuDNN: dQ and its softmax_sum
+        (
+            "sdpa",
+            {"backend": "flash"},
+            4 * 65 + 2 * 64,
+        ),  # FlashAttention: a copy of the output, too
+        ("block-sparse", {"kernel": "triton", "sparsity": 0.9}, 0),
+    ],
+)
+def test_a_dry_run_on_cuda_knows_every_kernel(
+    launcher: LocalLauncher, name: str, options: dict[str, Any], kernel_bytes: int
+) -> None:
+    tokens, heads = 2**16, 8
+    one = complete(
+        launcher, name, tokens, options, heads=heads, mode="train", dtype="bfloat16"
+    ).replace(device="cuda")
+    (estimate,) = launcher.dry_run([one])
+    assert (estimate.unsupported, estimate.untabled) == (None, ())
+    assert estimate.inside_bytes == kernel_bytes * tokens * heads
+
+
+def test_a_package_without_operators_is_counted_as_well(launcher: LocalLauncher) -> None:
+    tokens, heads = 2**16, 8
+    peaks = []
+    for mode in ("forward", "train"):
+        one = complete(
+            launcher, "fused", tokens, {"kernel": "flash-attn-2"}, heads=heads, mode=mode,
+            dtype="bfloat16",
+        ).replace(device="cuda")  # fmt: skip
+        (estimate,) = launcher.dry_run([one])
+        assert estimate.unsupported is None
+        peaks.append(estimate.peak_bytes / tokens / heads)
+    # q, k, v, out; then all with gradients, the log-sum-exp, and dQ and its sums in float32
+    assert peaks == pytest.approx([4 * 128 + 4, 8 * 128 + 4 + 4 * 65], rel=0.01)
+
+
+def test_a_triton_kernel_is_counted_once(launcher: LocalLauncher) -> None:
+    """Its buffers are tensors of torch: log-sum-exp, delta, the lists and no slots here."""
+    tokens, heads = 2**16, 8
+    options: dict[str, Any] = {"kernel": "triton", "sparsity": 0.9, "globals": 0}
+    one = complete(
+        launcher, "block-sparse", tokens, options, heads=heads, mode="train", dtype="bfloat16"
+    ).replace(device="cuda")
+    (estimate,) = launcher.dry_run([one])
+    row = heads * (8 * 64 * 2 + 2 * 4)  # q, k, v, out and their gradients; log-sum-exp, delta
+    assert row * tokens <= estimate.peak_bytes < 1.02 * row * tokens
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kv_heads", [HQ, HK])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("name", ["flash", "cudnn", "efficient"])
+def test_the_formula_is_what_the_allocator_hands_out(name: str, dim: int, kv_heads: int) -> None:
+    for tokens in (1024, 20_000):
+        for backward in (False, True):
+            measured, counted = measure_on_cuda(name, backward, tokens, HQ, kv_heads, dim)
+            assert measured == pytest.approx(counted, rel=0.03, abs=2**22)
