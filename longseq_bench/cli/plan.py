@@ -42,7 +42,8 @@ def plan(
     memory: Annotated[
         str | None,
         typer.Option(
-            help="Memory budget of a rank, in bytes: 139GiB. Default: all memory of the profile."
+            help="Memory of the device that a rank may use, in bytes: 139GiB; tensors get what the "
+            "CUDA context, cuBLAS and NCCL leave. Default: all memory of the profile."
         ),
     ] = None,
     target: Annotated[
@@ -143,10 +144,11 @@ def _predict(
     trial: Trial, launcher: Launcher, rates: RateModel, tokens: int | None
 ) -> Prediction | str:
     """Predict a trial at the target, on more ranks if it does not fit; else its longest length."""
+    from longseq_bench.search.memory_curve import add_outside
     from longseq_bench.search.prediction import find_longest_fit, find_smallest_world, predict
     from longseq_bench.search.strategy import CEILING_TOKENS
 
-    dry_run = partial(launcher.dry_run, limit=DRY_RUN_LIMIT_S)
+    dry_run = add_outside(partial(launcher.dry_run, limit=DRY_RUN_LIMIT_S), rates.hardware)
     if tokens is None:
         return find_longest_fit(trial, dry_run, rates, CEILING_TOKENS * trial.world_size)
     result = predict(trial.at(tokens), dry_run, rates)

@@ -16,8 +16,8 @@ from longseq_bench.search.prediction import Accuracy, Prediction
 
 _EXPLANATION = (
     "Predicted; nothing was run. Tokens are those of all ranks together. Peak and Sent: of the "
-    "rank with most, per pass. Exposed: time that communication adds to a pass. Past error: median "
-    "of predicted / measured - 1 on this machine."
+    "rank with most, per pass. Outside tensors: CUDA context, cuBLAS, NCCL. Exposed: time that "
+    "communication adds to a pass. Past error: median of predicted / measured - 1 on this machine."
 )
 
 
@@ -109,6 +109,7 @@ def _columns(accuracies: Sequence[Accuracy]) -> list[ValueColumn]:
             "Fraction of floor", "share", lambda one: one.fraction_of_floor if one.fits else None, 4
         ),
         ValueColumn("Peak", "bytes", lambda one: one.estimate.peak_bytes, 8),
+        ValueColumn("Outside tensors", "bytes", _outside, 4),
         ValueColumn("Time per pass", "seconds", lambda one: one.times.total, 8),
         ValueColumn("Sent", "bytes", if_several_ranks(lambda one: one.estimate.bytes_sent), 3),
         ValueColumn("Exposed", "seconds", if_several_ranks(lambda one: one.times.exposed), 2),
@@ -120,6 +121,10 @@ def _columns(accuracies: Sequence[Accuracy]) -> list[ValueColumn]:
 def _tokens(one: Prediction) -> Cell:
     tokens = one.trial.workload.seq_len
     return tokens if one.fits else f"{format_tokens(tokens)} don't fit"
+
+
+def _outside(one: Prediction) -> Cell:
+    return one.estimate.outside_bytes or None
 
 
 def _name_kind(one: Accuracy) -> str:
@@ -179,7 +184,8 @@ def _row(one: Prediction | str, trial: Trial) -> dict[str, Any]:
         "fits": one.fits, "memory_budget": one.trial.memory_budget,
         "fraction_of_floor": one.fraction_of_floor, "peak_bytes": one.estimate.peak_bytes,
         "inside_bytes": one.estimate.inside_bytes, "host_bytes": one.estimate.host_bytes,
-        "untabled": list(one.estimate.untabled),
+        "untabled": list(one.estimate.untabled), "outside_bytes": one.estimate.outside,
+        "kernel": one.estimate.kernel,
         "seconds": one.times.total, "compute_s": one.times.compute, "memory_s": one.times.memory,
         "bytes_sent": one.estimate.bytes_sent, "transfers": one.estimate.transfers,
         "communication_s": one.times.transfers, "exposed_s": one.times.exposed,

@@ -1,5 +1,6 @@
 """Profiles of hardware, also of other machines: data/hardware.yaml, and users' own files."""
 
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -7,6 +8,7 @@ from typing import Annotated, Any, get_args
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 
+from longseq_bench.core.cost import BACKWARD_MATMULS, FORWARD_MATMULS
 from longseq_bench.core.errors import ConfigError, UnknownNameError, UserError
 from longseq_bench.core.model import Device, DType, Frozen, Mode
 from longseq_bench.core.units import parse_bytes
@@ -30,6 +32,41 @@ class Link(Frozen):
     bandwidth: Positive
 
 
+class KernelRates(Frozen):
+    """Published FLOP/s of a kernel of exact attention by head_dim: 16 bits, long, not causal."""
+
+    forward: dict[int, Positive]
+    backward: dict[int, Positive] = Field(default_factory=dict)
+    source: str
+
+    def rate(self, mode: Mode, head_dim: int) -> float | None:
+        """Return the FLOP/s of a pass; None without a figure for it."""
+        forward, backward = self.forward.get(head_dim), self.backward.get(head_dim)
+        if mode == "forward" or forward is None or backward is None:
+            return forward if mode == "forward" else None
+        time = FORWARD_MATMULS / forward + BACKWARD_MATMULS / backward
+        return (FORWARD_MATMULS + BACKWARD_MATMULS) / time
+
+
+class OutsideMemory(Frozen):
+    """Bytes of a device that a rank needs outside its tensors.
+
+    context: CUDA's context.  libraries: workspaces of cuBLAS.  connection: NCCL's buffers for one
+    peer of a communicator on the same node.  network: NCCL's buffers of a communicator that leaves
+    the node.
+    """
+
+    context: int = Field(ge=0)
+    libraries: int = Field(ge=0)
+    connection: int = Field(ge=0)
+    network: int = Field(ge=0)
+
+    @field_validator("context", "libraries", "connection", "network", mode="before")
+    @classmethod
+    def _read_bytes(cls, value: Any) -> Any:
+        return parse_bytes(value) if isinstance(value, str) else value
+
+
 class Hardware(Frozen):
     """One device and its networks; data/hardware.yaml explains the keys (fields or aliases)."""
 
@@ -44,6 +81,8 @@ class Hardware(Frozen):
     per_node: int = Field(ge=1)
     intra_node: Link = Field(alias="inside")
     inter_node: Link = Field(alias="between")
+    outside: OutsideMemory | None = None
+    kernels: dict[str, KernelRates] = Field(default_factory=dict)
     source: str
 
     @field_validator("memory", mode="before")
@@ -68,6 +107,29 @@ class Hardware(Frozen):
             known = ", ".join(self.flops)
             raise UserError(f"the profile of {self.name} has no {dtype}; it has {known}")
         return self.flops[dtype] * self.efficiency[mode]
+
+    def kernel_rate(
+        self, kernel: str, dtype: DType, mode: Mode, head_dim: int
+    ) -> tuple[float, str] | None:
+        """Return the published FLOP/s of a kernel and their source; None without a figure."""
+        rates = self.kernels.get(kernel)
+        if rates is None or dtype not in ("float16", "bfloat16"):
+            return None
+        rate = rates.rate(mode, head_dim)
+        return None if rate is None else (rate, rates.source)
+
+    def outside_tensors(self, ranks: int, peers: Sequence[int]) -> dict[str, int]:
+        """Return the bytes outside the tensors of a rank by their use; empty if they are unknown.
+
+        peers: for each communicator the number of ranks that this one sends to.
+        """
+        if self.outside is None:
+            return {}
+        near = sum(min(of_one, self.per_node - 1) for of_one in peers)
+        network = len(peers) if ranks > self.per_node else 0
+        nccl = near * self.outside.connection + network * self.outside.network
+        own = {"context": self.outside.context, "libraries": self.outside.libraries}
+        return own | ({"nccl": nccl} if ranks > 1 else {})
 
 
 def this_cpu(name: str, cores: int, memory: int) -> Hardware:
@@ -116,13 +178,15 @@ def _read(text: str, place: str) -> dict[str, Hardware]:
 
 
 def _profile(name: str, entry: Any, place: str) -> Hardware:
-    keys = tuple(field.alias or key for key, field in Hardware.model_fields.items())
+    fields = Hardware.model_fields
+    keys = tuple(field.alias or key for key, field in fields.items())
+    required = [f.alias or key for key, f in fields.items() if f.is_required()]
     if not isinstance(entry, dict):
-        raise ConfigError(f"{place}: {name} is not a profile; it needs {', '.join(keys)}")
+        raise ConfigError(f"{place}: {name} is not a profile; it needs {', '.join(required)}")
     for key in entry:
         if key not in keys:
             raise UnknownNameError("key", str(key), keys, f"{name} of {place}")
-    if missing := [key for key in keys if key not in entry]:
+    if missing := [key for key in required if key not in entry]:
         raise ConfigError(f"{place}: {name} has no {' and no '.join(missing)}")
     try:
         return Hardware.model_validate(entry)

@@ -234,6 +234,10 @@ class DryRunEstimate(Frozen):
     flops: per pass, the mean of the ranks.  busiest: FLOPs of the busiest rank over that mean.
     bytes_sent, transfers: per pass, of the fullest rank.  overlaps: transfers overlap with compute.
     unsupported: the reason why nothing is known.
+
+    kernel: name of the kernel that computes most, if it has one.  peers: for each communicator the
+    number of ranks that this one sends to.  outside: bytes of the device outside tensors by their
+    use, if a plan counts them.
     """
 
     peak_bytes: int = 0
@@ -247,6 +251,14 @@ class DryRunEstimate(Frozen):
     transfers: int = 0
     overlaps: bool = True
     unsupported: str | None = None
+    kernel: str = ""
+    peers: tuple[int, ...] = ()
+    outside: dict[str, int] = Field(default_factory=dict)
+
+    @property
+    def outside_bytes(self) -> int:
+        """Bytes of the device outside tensors."""
+        return sum(self.outside.values())
 
 
 class TrialPrediction(Frozen):

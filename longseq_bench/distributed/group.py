@@ -26,10 +26,14 @@ GROUP_TIMEOUT = timedelta(days=7)
 
 @dataclass
 class Traffic:
-    """Bytes and transfers that a rank has sent; and the halves of a pass that are switched on."""
+    """Bytes and transfers that a rank has sent; and the halves of a pass that are switched on.
+
+    peers: for each group, by its ranks, those that this rank has sent to.
+    """
 
     bytes_sent: int = 0
     transfers: int = 0
+    peers: dict[tuple[int, ...], set[int]] = field(default_factory=dict)
     communicates: bool = True
     computes: bool = True
 
@@ -136,6 +140,7 @@ class Group:
         if self.size == 1 or not self.traffic.communicates:
             return Pending()
         self.count(*send)
+        self._note_peers(to)
         if is_meta():
             return Pending()
         ops = [dist.P2POp(dist.isend, t, self._peer(to), self.data) for t in send]
@@ -148,6 +153,7 @@ class Group:
             out[self.rank].copy_(own)
             return Pending()
         self._add((self.size - 1) * own.nbytes)
+        self._note_peers((self.rank + 1) % self.size)
         if is_meta():
             return Pending(kept_alive=own)
         if device_kind(out) == "cpu":
@@ -165,6 +171,7 @@ class Group:
             out.copy_(parts[self.rank])
             return Pending()
         self._add((self.size - 1) * out.nbytes)
+        self._note_peers((self.rank + 1) % self.size)
         if is_meta():
             return Pending()
         joined = parts.flatten(0, 1)
@@ -188,6 +195,7 @@ class Group:
         own = sent_sizes[self.rank] if sent_sizes else sent.shape[0] // self.size
         row = sent[:1].nbytes if sent.shape[0] else 0
         self._add((sent.shape[0] - own) * row)
+        self._note_peers(*range(self.size))
         if is_meta():
             return Pending(kept_alive=sent)
         if device_kind(out) == "cpu":
@@ -215,6 +223,12 @@ class Group:
     def _add(self, sent: int) -> None:
         self.traffic.bytes_sent += sent
         self.traffic.transfers += 1
+
+    def _note_peers(self, *ranks: int) -> None:
+        """Add ranks of this group to the peers. NCCL's own gather and scatter send to the next."""
+        known = self.traffic.peers.setdefault(self.ranks, set())
+        if len(known) < self.size - 1:
+            known.update(rank for rank in ranks if rank != self.rank)
 
     # ---- control, not counted ------------------------------------------------------------------
 

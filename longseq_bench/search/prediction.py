@@ -8,9 +8,8 @@ machine where there are any (RateModel), else from a profile (core/hardware.py).
 """
 
 import math
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -21,97 +20,16 @@ from longseq_bench.core.cost import (
     FORWARD_MATMULS,
     attention_flops,
     floor_bytes_per_token,
-    floor_tokens,
 )
 from longseq_bench.core.hardware import Hardware
-from longseq_bench.core.model import DryRunEstimate, Record, Trial, TrialPrediction
+from longseq_bench.core.model import DryRunEstimate, Record, Trial, TrialPrediction, Workload
+from longseq_bench.search.memory_curve import Curve, DryRun, dry_run_curve, find_edge
 
-DryRun = Callable[[Sequence[Trial]], list[DryRunEstimate]]
-"""A launcher's `dry_run`: the predicted cost of each trial, by a dry run."""
-
-GRID = (0.02, 0.2, 0.5, 0.8, 0.9, 0.96, 1.0)
-"""Lengths of dry runs, as shares of the floor's length: memory is nearly linear in between, and
-most edges are near the end."""
-MAX_REFINEMENTS = 6  # further dry runs at the edge of the curve
-EDGE_TOLERANCE = 0.002  # a dry run within this share of the edge ends the refinement
-MAX_EDGE_GAP = 1.07  # so do dry runs on both sides of the edge with at most this length ratio
-MIN_TREND = 0.5  # minimum growth of memory beyond the last length, as a share of the mean before
 MOVES_PER_BYTE = 2.0  # minimum moves of each byte of the peak: it is written once and read once
 ALWAYS_DRY_RUN_TOKENS = 4096  # dry runs up to this many tokens per rank ignore the time limit
 DRY_RUN_TIME_FACTOR = 4.0  # longer ones: while a pass may take at most this many time limits
 PROFILE_UNCERTAINTY = 6.0  # the factor by which a rate from a profile may be wrong
 RECORD_UNCERTAINTY = 1.3  # the factor by which a rate from records of this machine may be wrong
-
-
-Point = tuple[int, DryRunEstimate]  # a length and the estimate of its dry run
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Dry runs of a trial at some lengths, ascending, and the interpolation between them."""
-
-    points: tuple[Point, ...]
-
-    def peak(self, tokens: int) -> float:
-        """Return the peak bytes of the fullest rank, interpolated linearly."""
-        return self._between(tokens, lambda estimate: estimate.peak_bytes, power=False)
-
-    def at(self, tokens: int) -> DryRunEstimate:
-        """Return the cost at a length, interpolated by powers of the length, the peak linearly."""
-        (_, shorter), _ = self._neighbours(tokens)
-        return shorter.model_copy(
-            update={
-                "peak_bytes": round(self.peak(tokens)),
-                "flops": self._between(tokens, lambda estimate: estimate.flops, power=True),
-                "bytes_sent": round(self._between(tokens, lambda e: e.bytes_sent, power=True)),
-                "transfers": round(self._between(tokens, lambda e: e.transfers, power=True)),
-            }
-        )
-
-    def gap(self, tokens: int) -> float:
-        """Return the ratio of the neighbouring lengths; infinite beyond the last one."""
-        (a, _), (b, _) = self._neighbours(tokens)
-        return b / a if a <= tokens <= b else math.inf
-
-    def _neighbours(self, tokens: int) -> tuple[Point, Point]:
-        """Return the points around a length; beyond the last one, the last two."""
-        lengths = [n for n, _ in self.points]
-        at = min(max(1, bisect_left(lengths, tokens)), len(lengths) - 1)
-        return self.points[at - 1], self.points[at]
-
-    def _between(self, tokens: int, value: Callable[[DryRunEstimate], float], power: bool) -> float:
-        (a, first), (b, last) = self._neighbours(tokens)
-        low, high = value(first), value(last)
-        if power and min(low, high) > 0:
-            slope = math.log(high / low) / math.log(b / a)
-            return float(low * (tokens / a) ** slope)
-        line = low + (high - low) * (tokens - a) / (b - a)
-        # a longer length may need less, if it is split into other blocks; that is not a trend
-        minimum = high + MIN_TREND * high * (tokens - b) / b
-        return max(line, minimum) if tokens > b else max(0.0, line)
-
-
-def dry_run_curve(trial: Trial, budget: int, dry_run: DryRun, ceiling: int) -> Curve | str:
-    """Return a trial's curve up to the length whose floor fills the budget, or why not."""
-    floor = floor_tokens(trial.workload, budget, trial.world_size)
-    min_tokens = 2 * trial.world_size
-    lengths = sorted({max(min_tokens, min(ceiling, round(share * floor))) for share in GRID})
-    lengths = lengths if len(lengths) > 1 else [lengths[0], 2 * lengths[0]]
-    estimates = dry_run([trial.at(n).replace(repeats=0, round=0) for n in lengths])
-    points = [(n, e) for n, e in zip(lengths, estimates, strict=True) if not e.unsupported]
-    if len(points) < 2:
-        return next((e.unsupported for e in estimates if e.unsupported), "too short")
-    for _ in range(MAX_REFINEMENTS):
-        curve = Curve(tuple(sorted(points)))
-        edge = max(min_tokens, find_edge(curve, budget, ceiling))
-        near_edge = any(abs(edge - n) <= EDGE_TOLERANCE * n for n, _ in points)
-        if near_edge or curve.gap(edge) <= MAX_EDGE_GAP:
-            break
-        (estimate,) = dry_run([trial.at(edge).replace(repeats=0, round=0)])
-        if estimate.unsupported:
-            break
-        points.append((edge, estimate))
-    return Curve(tuple(sorted(points)))
 
 
 # ---- rates ----------------------------------------------------------------------------------
@@ -159,10 +77,11 @@ class RateModel:
         if sent and (transfer_s := per_iteration(record, "communication_time")):
             self._bandwidths.append(sent / median(transfer_s))
 
-    def rate(self, trial: Trial) -> Rate:
+    def rate(self, trial: Trial, kernel: str = "") -> Rate:
         """Return the rate of the records of the nearest length, else that of the profile.
 
-        Raises UserError for a dtype that the hardware does not have.
+        kernel: name of the kernel that computes most. Raises UserError for a dtype that the
+        hardware does not have.
         """
         known = self._rates.get(_rate_key(trial))
         if known:
@@ -172,12 +91,23 @@ class RateModel:
             source = f"{len(known)} record(s), nearest at {nearest:,} tokens"
             return Rate(median(rates), RECORD_UNCERTAINTY, source, median(exposed))
         w = trial.workload
-        rate = self.hardware.rate(w.dtype, w.mode)
+        rate, source = self._profile_rate(w, kernel)
         if w.train and trial.keep != "all":
             # the forward runs twice, but the FLOPs count it once
             matmuls = FORWARD_MATMULS + BACKWARD_MATMULS
             rate *= matmuls / (matmuls + FORWARD_MATMULS)
-        return Rate(rate, PROFILE_UNCERTAINTY, f"profile of {self.hardware.name}")
+        return Rate(rate, PROFILE_UNCERTAINTY, source)
+
+    def _profile_rate(self, w: Workload, kernel: str) -> tuple[float, str]:
+        """Return FLOP/s and their source: published ones of the kernel, else the profile's."""
+        hardware = self.hardware
+        usual, source = hardware.rate(w.dtype, w.mode), f"profile of {hardware.name}"
+        if published := hardware.kernel_rate(kernel, w.dtype, w.mode, w.head_dim):
+            return published[0], f"{source}: {kernel}, head_dim {w.head_dim}, {published[1]}"
+        if kernel and hardware.device == "cuda":
+            what = f"{kernel}, {w.mode}, {w.dtype}, head_dim {w.head_dim}"
+            source += f", which has no figure for {what}"
+        return usual, source
 
     def bandwidth(self, ranks: int) -> float:
         """Return the bytes/s that a rank sends."""
@@ -224,7 +154,8 @@ def predict_times(
 
     rate: a rate to use instead of that of this length.
     """
-    link, rate = rates.hardware.link(trial.world_size), rate or rates.rate(trial)
+    link = rates.hardware.link(trial.world_size)
+    rate = rate or rates.rate(trial, estimate.kernel)
     # a rate from records is mean FLOPs over the slowest rank's time, so it includes imbalance
     imbalance = estimate.busiest if rate.exposed is None else 1.0
     compute = estimate.flops * imbalance / rate.flops
@@ -269,9 +200,9 @@ def predict(trial: Trial, dry_run: DryRun, rates: RateModel) -> Prediction | str
     (estimate,) = dry_run([trial.replace(repeats=0, round=0)])
     if estimate.unsupported:
         return estimate.unsupported
-    fits = estimate.peak_bytes <= trial.memory_budget
-    times = predict_times(trial, estimate, rates)
-    return Prediction(trial, estimate, times, rates.rate(trial), fits)
+    fits = estimate.peak_bytes + estimate.outside_bytes <= trial.memory_budget
+    rate = rates.rate(trial, estimate.kernel)
+    return Prediction(trial, estimate, predict_times(trial, estimate, rates, rate), rate, fits)
 
 
 def find_longest_fit(
@@ -293,12 +224,14 @@ def find_longest_fit(
         result = predict(trial.at(max(tokens, trial.world_size)), cached_dry_run, rates)
         if isinstance(result, str):
             # too long for a dry run: take the longest length that had one
-            fits = [n for n, e in curve.points if e.peak_bytes <= trial.memory_budget]
+            left = trial.memory_budget - curve.outside_bytes
+            fits = [n for n, e in curve.points if e.peak_bytes <= left]
             return predict(trial.at(max(fits)), cached_dry_run, rates) if fits else result
         if result.fits:
             return result
         # a little over: the interpolation was below the real peak
-        ratio = trial.memory_budget / result.estimate.peak_bytes
+        left = trial.memory_budget - result.estimate.outside_bytes
+        ratio = left / result.estimate.peak_bytes
         tokens = int(tokens * min(0.999, max(0.98, ratio)))
     return result
 
@@ -329,11 +262,6 @@ def find_smallest_world(
         result = predict_fit(middle)
         low, best = (low, result) if result else (middle, best)
     return best
-
-
-def find_edge(curve: Curve, budget: int, ceiling: int) -> int:
-    """Return the longest length whose peak on a curve is within the budget; 0 without any."""
-    return bisect_right(range(1, ceiling + 1), budget, key=lambda n: math.ceil(curve.peak(n)))
 
 
 # ---- accuracy ----------------------------------------------------------------------------------
@@ -415,7 +343,8 @@ class LengthModel:
 
     def __init__(self, curve: Curve, trial: Trial, rates: RateModel) -> None:
         self._curve, self._trial, self._rates = curve, trial, rates
-        self._rate = rates.rate(trial.at(max(curve.points[-1][0], trial.world_size)))
+        longest, estimate = curve.points[-1]
+        self._rate = rates.rate(trial.at(max(longest, trial.world_size)), estimate.kernel)
         self.uncertainty = {"time": self._rate.uncertainty}
 
     def loads(self, tokens: int) -> Mapping[str, float]:
@@ -481,7 +410,7 @@ class Predictor:
             trial.key: TrialPrediction(
                 peak_bytes=estimate.peak_bytes,
                 seconds=predict_times(trial, estimate, self._rates).total,
-                rate=self._rates.rate(trial).source,
+                rate=self._rates.rate(trial, estimate.kernel).source,
             )
             for group in groups.values()
             for trial, estimate in zip(group, self._dry_run(group), strict=True)

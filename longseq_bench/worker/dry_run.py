@@ -23,6 +23,7 @@ from longseq_bench.core.errors import LongseqError, UnsupportedError
 from longseq_bench.core.model import DryRunEstimate, Trial
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import host_memory
+from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.meters.storage_peak import StoragePeak
@@ -102,7 +103,7 @@ def _predict(trial: Trial, threads: int) -> DryRunEstimate:
         update={
             "flops": fullest.flops / ranks,
             "busiest": max(1.0, busiest * ranks),
-            **sends_most.model_dump(include={"bytes_sent", "transfers", "overlaps"}),
+            **sends_most.model_dump(include={"bytes_sent", "transfers", "overlaps", "peers"}),
         }
     )
 
@@ -150,7 +151,30 @@ def _predict_rank(attention: Attention, trial: Trial) -> DryRunEstimate:
         bytes_sent=sent,
         transfers=round(traffic.transfers * sent / traffic.bytes_sent) if traffic.bytes_sent else 0,
         overlaps=attention.overlaps,
+        kernel=_kernel_name(attention),
+        peers=_count_peers(attention.group),
     )
+
+
+def _kernel_name(attention: Attention) -> str:
+    """Return the name of the kernel that computes most; empty if the attention names none.
+
+    "sparse" before it: the calls are short, or the kernel has a list of blocks.
+    """
+    name = attention.comparable_kernel
+    if name == AUTO:
+        return ""
+    return name if attention.is_exact else f"sparse {name}"
+
+
+def _count_peers(group: Group) -> tuple[int, ...]:
+    """Return for each communicator of a rank the number of ranks that it sends to.
+
+    The communicator of all ranks always exists.
+    """
+    if group.size == 1:
+        return ()
+    return tuple(len(peers) for peers in ({(): set[int]()} | group.traffic.peers).values())
 
 
 def _work_share(attention: Attention) -> float:

@@ -46,6 +46,24 @@ def test_the_rate_is_a_share_of_the_peak_of_the_dtype() -> None:
         card.rate("bfloat16", "forward")
 
 
+def test_published_rates_of_kernels_are_plausible_and_have_a_source() -> None:
+    for one in profiles().values():
+        for kernel, rates in one.kernels.items():
+            assert rates.source
+            for head_dim, rate in rates.forward.items():
+                assert 0.2 < rate / one.flops["bfloat16"] < 0.8, (one.name, kernel, head_dim)
+            assert all(rates.backward[dim] < rates.forward[dim] * 1.1 for dim in rates.backward)
+
+
+def test_memory_outside_tensors_grows_with_the_peers_on_the_node() -> None:
+    h200 = profiles()["h200"]
+    assert h200.outside_tensors(1, ()) == {"context": 2**29, "libraries": 2**25}
+    assert h200.outside_tensors(8, (7,))["nccl"] == 7 * 448 * 2**20
+    # ranks of other nodes use buffers of the network, which all share
+    assert h200.outside_tensors(16, (15, 1))["nccl"] == (8 * 448 + 2 * 512) * 2**20
+    assert this_cpu("a processor", 2, 2**30).outside_tensors(4, (3,)) == {}
+
+
 def test_a_users_file_adds_and_replaces_profiles(file: Path) -> None:
     write(file)
     file.write_text(file.read_text() + file.read_text().replace("card:", "H200:"))
@@ -68,6 +86,9 @@ def test_a_users_file_adds_and_replaces_profiles(file: Path) -> None:
         ({"flops": {"float32": 0}}, "card: flops.float32: .*greater than 0"),
         ({"flops": {"float32": float("nan")}}, "card: flops.float32: .*"),
         ({"flops": {}}, "card: flops: .*at least 1"),
+        ({"outside": {"context": "1GiB"}}, "card: outside.libraries: .*required"),
+        ({"kernels": {"cudnn": {"forward": {64: 0}}}}, r"card: kernels.cudnn.forward.64: .*than 0"),
+        ({"kernels": {"cudnn": {"forward": {64: 1}}}}, "card: kernels.cudnn.source: .*required"),
     ],
 )
 def test_a_mistake_in_a_profile_is_named_with_its_key(

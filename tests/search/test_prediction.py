@@ -7,18 +7,16 @@ import pytest
 
 from longseq_bench.core.cost import attention_flops, floor_bytes_per_token
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.hardware import Hardware, this_cpu
+from longseq_bench.core.hardware import Hardware, profiles, this_cpu
 from longseq_bench.core.model import DryRunEstimate, Record, Trial, TrialPrediction
+from longseq_bench.search.memory_curve import Curve, add_outside, dry_run_curve, find_edge
 from longseq_bench.search.prediction import (
     MOVES_PER_BYTE,
     PROFILE_UNCERTAINTY,
     RECORD_UNCERTAINTY,
-    Curve,
     Predictor,
     RateModel,
-    dry_run_curve,
     find_accuracy,
-    find_edge,
     find_longest_fit,
     find_smallest_world,
     predict,
@@ -247,6 +245,54 @@ def test_a_length_over_the_budget_does_not_fit_and_the_smallest_world_is_found()
     fewer = predict(trial.replace(world_size=12), dry_run, RateModel(CPU))
     assert not isinstance(fewer, str)
     assert not fewer.fits
+
+
+def test_what_lies_outside_tensors_is_taken_from_the_device() -> None:
+    fields = {"context": 8 * MIB, "libraries": 2 * MIB, "connection": 3 * MIB, "network": 5 * MIB}
+    hardware = Hardware.model_validate(NETWORK.model_dump() | {"outside": fields})
+
+    def sending(trials: Sequence[Trial]) -> list[DryRunEstimate]:
+        return [e.model_copy(update={"peers": (0, 1)}) for e in dry_run(trials)]
+
+    rates, of_device = RateModel(hardware), add_outside(sending, hardware)
+    # one peer on the same node; with a third rank two communicators leave the node
+    for ranks, outside in ((1, 10), (2, 13), (3, 23)):
+        trial = ring_trial(world_size=ranks)
+        found = find_longest_fit(trial, of_device, rates, 2**30)
+        assert not isinstance(found, str)
+        exact = ranks * (64 - outside) * MIB / floor_bytes_per_token(trial.workload)
+        assert found.trial.workload.seq_len == pytest.approx(exact, rel=0.002)
+        assert found.estimate.outside_bytes == outside * MIB
+        over = predict(trial.at(round(1.01 * exact)), of_device, rates)
+        assert not isinstance(over, str)
+        assert not over.fits
+
+
+def test_the_rate_of_a_plan_is_that_of_its_kernel() -> None:
+    h100 = profiles()["h100"]
+    rates = RateModel(h100)
+
+    def rate(kernel: str, **fields: Any) -> tuple[float, str]:
+        trial = ring_trial(device="cuda", **{"dtype": "bfloat16", "head_dim": 128} | fields)
+        estimate = dry_run([trial])[0].model_copy(update={"kernel": kernel})
+        found = predict(trial, lambda trials: [estimate], rates)
+        assert not isinstance(found, str)
+        assert found.times.compute == pytest.approx(estimate.flops / found.rate.flops)
+        return found.rate.flops, found.rate.source
+
+    flops, source = rate("cudnn")
+    assert flops == 595e12
+    assert source.startswith("profile of NVIDIA H100 SXM: cudnn, head_dim 128, FlashAttention-3 p")
+    assert rate("flash", mode="train")[0] == pytest.approx(7 / (2 / 370e12 + 5 / 322e12))
+    usual = h100.rate("bfloat16", "forward")
+    assert rate("cudnn", head_dim=80) == (
+        usual,
+        "profile of NVIDIA H100 SXM, which has no figure for cudnn, forward, bfloat16, head_dim 80",
+    )
+    assert rate("flash", head_dim=256, mode="train")[0] == h100.rate("bfloat16", "train")
+    assert rate("efficient", dtype="float32")[0] == h100.rate("float32", "forward")
+    assert rate("flash", dtype="float32")[0] == h100.rate("float32", "forward")
+    assert rate("") == (usual, "profile of NVIDIA H100 SXM")
 
 
 def test_a_dtype_that_the_hardware_lacks_is_an_error() -> None:

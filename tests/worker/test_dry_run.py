@@ -53,6 +53,42 @@ def test_work_and_bytes_are_those_of_one_rank(launcher: LocalLauncher) -> None:
     assert shared.peak_bytes < 0.4 * alone.peak_bytes
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "peers"),
+    [
+        ("ring", {}, (1,)),
+        ("collective", {}, (1,)),
+        ("ulysses", {}, (3,)),
+        # the communicator of all ranks exists too; the others have two ranks each
+        ("usp", {"ulysses": 2, "ring": 2}, (0, 1, 1)),
+    ],
+)
+def test_the_peers_of_each_communicator_are_counted(
+    launcher: LocalLauncher, name: str, options: dict[str, OptionValue], peers: tuple[int, ...]
+) -> None:
+    one = complete(launcher, name, 4096, options, heads=8, world_size=4)
+    alone = complete(launcher, "ring", 4096, heads=8)
+    assert [e.peers for e in launcher.dry_run([one, alone])] == [peers, ()]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kernel"),
+    [
+        ("ring", {}, "cudnn"),
+        ("ring", {"kernel": "flash"}, "flash"),
+        ("sdpa", {"backend": "efficient"}, "efficient"),
+        ("block-sparse", {"sparsity": 0.9}, "sparse triton"),
+        ("dense", {}, ""),
+    ],
+)
+def test_a_dry_run_names_the_kernel(
+    launcher: LocalLauncher, name: str, options: dict[str, OptionValue], kernel: str
+) -> None:
+    one = complete(launcher, name, 4096, options, heads=8, dtype="bfloat16").replace(device="cuda")
+    (estimate,) = launcher.dry_run([one])
+    assert estimate.kernel == kernel
+
+
 def test_a_dry_run_of_a_thousand_ranks(launcher: LocalLauncher) -> None:
     one = trial_on(launcher, "ring", 2**20 * 1024, 1024, mode="train", dtype="bfloat16")
     (estimate,) = launcher.dry_run([one.replace(device="cuda")])

@@ -1,0 +1,114 @@
+"""Memory of a trial over its length: dry runs at some lengths, interpolated between them."""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from longseq_bench.core.cost import floor_tokens
+from longseq_bench.core.hardware import Hardware
+from longseq_bench.core.model import DryRunEstimate, Trial
+
+DryRun = Callable[[Sequence[Trial]], list[DryRunEstimate]]
+"""A launcher's `dry_run`: the predicted cost of each trial, by a dry run."""
+
+GRID = (0.02, 0.2, 0.5, 0.8, 0.9, 0.96, 1.0)
+"""Lengths of dry runs, as shares of the floor's length: memory is nearly linear in between, and
+most edges are near the end."""
+MAX_REFINEMENTS = 6  # further dry runs at the edge of the curve
+EDGE_TOLERANCE = 0.002  # a dry run within this share of the edge ends the refinement
+MAX_EDGE_GAP = 1.07  # so do dry runs on both sides of the edge with at most this length ratio
+MIN_TREND = 0.5  # minimum growth of memory beyond the last length, as a share of the mean before
+
+Point = tuple[int, DryRunEstimate]  # a length and the estimate of its dry run
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Dry runs of a trial at some lengths, ascending, and the interpolation between them."""
+
+    points: tuple[Point, ...]
+
+    def peak(self, tokens: int) -> float:
+        """Return the peak bytes of the fullest rank, interpolated linearly."""
+        return self._between(tokens, lambda estimate: estimate.peak_bytes, power=False)
+
+    @property
+    def outside_bytes(self) -> int:
+        """Bytes of the device outside tensors, which hardly depend on the length."""
+        return max(estimate.outside_bytes for _, estimate in self.points)
+
+    def at(self, tokens: int) -> DryRunEstimate:
+        """Return the cost at a length, interpolated by powers of the length, the peak linearly."""
+        (_, shorter), _ = self._neighbours(tokens)
+        return shorter.model_copy(
+            update={
+                "peak_bytes": round(self.peak(tokens)),
+                "flops": self._between(tokens, lambda estimate: estimate.flops, power=True),
+                "bytes_sent": round(self._between(tokens, lambda e: e.bytes_sent, power=True)),
+                "transfers": round(self._between(tokens, lambda e: e.transfers, power=True)),
+            }
+        )
+
+    def gap(self, tokens: int) -> float:
+        """Return the ratio of the neighbouring lengths; infinite beyond the last one."""
+        (a, _), (b, _) = self._neighbours(tokens)
+        return b / a if a <= tokens <= b else math.inf
+
+    def _neighbours(self, tokens: int) -> tuple[Point, Point]:
+        """Return the points around a length; beyond the last one, the last two."""
+        lengths = [n for n, _ in self.points]
+        at = min(max(1, bisect_left(lengths, tokens)), len(lengths) - 1)
+        return self.points[at - 1], self.points[at]
+
+    def _between(self, tokens: int, value: Callable[[DryRunEstimate], float], power: bool) -> float:
+        (a, first), (b, last) = self._neighbours(tokens)
+        low, high = value(first), value(last)
+        if power and min(low, high) > 0:
+            slope = math.log(high / low) / math.log(b / a)
+            return float(low * (tokens / a) ** slope)
+        line = low + (high - low) * (tokens - a) / (b - a)
+        # a longer length may need less, if it is split into other blocks; that is not a trend
+        minimum = high + MIN_TREND * high * (tokens - b) / b
+        return max(line, minimum) if tokens > b else max(0.0, line)
+
+
+def dry_run_curve(trial: Trial, budget: int, dry_run: DryRun, ceiling: int) -> Curve | str:
+    """Return a trial's curve up to the length whose floor fills the budget, or why not."""
+    floor = floor_tokens(trial.workload, budget, trial.world_size)
+    min_tokens = 2 * trial.world_size
+    lengths = sorted({max(min_tokens, min(ceiling, round(share * floor))) for share in GRID})
+    lengths = lengths if len(lengths) > 1 else [lengths[0], 2 * lengths[0]]
+    estimates = dry_run([trial.at(n).replace(repeats=0, round=0) for n in lengths])
+    points = [(n, e) for n, e in zip(lengths, estimates, strict=True) if not e.unsupported]
+    if len(points) < 2:
+        return next((e.unsupported for e in estimates if e.unsupported), "too short")
+    for _ in range(MAX_REFINEMENTS):
+        curve = Curve(tuple(sorted(points)))
+        edge = max(min_tokens, find_edge(curve, budget, ceiling))
+        near_edge = any(abs(edge - n) <= EDGE_TOLERANCE * n for n, _ in points)
+        if near_edge or curve.gap(edge) <= MAX_EDGE_GAP:
+            break
+        (estimate,) = dry_run([trial.at(edge).replace(repeats=0, round=0)])
+        if estimate.unsupported:
+            break
+        points.append((edge, estimate))
+    return Curve(tuple(sorted(points)))
+
+
+def add_outside(dry_run: DryRun, hardware: Hardware) -> DryRun:
+    """Return a dry run whose estimates also have the memory of the device outside tensors."""
+
+    def complete(trial: Trial, estimate: DryRunEstimate) -> DryRunEstimate:
+        outside = hardware.outside_tensors(trial.world_size, estimate.peers)
+        return estimate.model_copy(update={"outside": outside})
+
+    return lambda trials: [
+        complete(trial, estimate) for trial, estimate in zip(trials, dry_run(trials), strict=True)
+    ]
+
+
+def find_edge(curve: Curve, budget: int, ceiling: int) -> int:
+    """Return the longest length whose peak on a curve is within the budget; 0 without any."""
+    left = budget - curve.outside_bytes
+    return bisect_right(range(1, ceiling + 1), left, key=lambda n: math.ceil(curve.peak(n)))
