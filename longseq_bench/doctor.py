@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import shutil
+import sysconfig
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from longseq_bench.core.catalogue import Catalogue, Entry
+from longseq_bench.core.gpus import VISIBLE, GpuReport, read_visible_gpus
 from longseq_bench.core.model import Environment
 from longseq_bench.core.units import format_bytes
 from longseq_bench.environment import NOT_INSTALLED, read_gpus
@@ -47,13 +49,16 @@ def examine(
     catalogue: None if the implementations could not be listed.
     results: the folder that records go to; it need not exist yet.
     """
+    report = read_visible_gpus()
     return [
         _python(environment),
         _torch(environment),
         _data_limit(),
         _peak_reset(),
         _nvml(environment),
+        *_gpus(report, environment),
         _cuda(catalogue),
+        *_triton_build(catalogue),
         *_gpu_acceptance(catalogue),
         _ranks(catalogue, environment),
         _transports(),
@@ -138,12 +143,51 @@ def _nvml(environment: Environment) -> Finding:
     return Finding("nvml", "note", found, "to measure a GPU, install NVIDIA's driver")
 
 
+def _gpus(report: GpuReport, environment: Environment) -> list[Finding]:
+    """Report the GPUs that CUDA shows to this process, and what disturbs them."""
+    if report.driver is None:
+        return []  # said by nvml
+    if not report.visible:
+        remedy = f"set {VISIBLE} to an index or a UUID of nvidia-smi -L"
+        return [Finding("visible gpus", "note", report.reason or "none", remedy)]
+    findings = [Finding("visible gpus", "ok", "; ".join(map(str, report.visible)))]
+    if in_use := [reason for gpu in report.visible if (reason := gpu.in_use_reason())]:
+        remedy = f"times and memory will suffer; end it, or choose another GPU with {VISIBLE}"
+        findings.append(Finding("gpus in use", "note", "; ".join(in_use), remedy))
+    by_pci = environment.variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if len(set(environment.gpus)) > 1 and not by_pci:
+        found = "these GPUs differ; CUDA numbers them by speed, this tool by PCI bus"
+        remedy = "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        findings.append(Finding("order of gpus", "note", found, remedy))
+    return findings
+
+
+def _triton_build(catalogue: Catalogue | None) -> list[Finding]:
+    """Check what Triton needs to build its launcher: a C compiler and Python's headers."""
+    info = catalogue.devices.get("cuda") if catalogue else None
+    if info is None or info.unavailable:
+        return []
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang")), None)
+    # Debian's default scheme names a folder without headers; Triton avoids it too
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    header = Path(sysconfig.get_path("include", scheme)) / "Python.h"
+    missing, remedies = [], []
+    if compiler is None or not shutil.which(compiler.split()[0]):
+        missing.append(f"CC={compiler} was not found" if compiler else "there is no gcc or clang")
+        remedies.append("install gcc")
+    if not header.is_file():
+        missing.append(f"there is no {header}")
+        remedies.append("install Python's headers (python3-dev or python3-devel)")
+    found = f"{', '.join(missing)}: Triton's kernels can't start" if missing else str(compiler)
+    return [_check("triton on cuda", not missing, found, "; ".join(remedies))]
+
+
 def _cuda(catalogue: Catalogue | None) -> Finding:
     info = catalogue.devices.get("cuda") if catalogue else None
     if info is None:
         return Finding("cuda", "note", "unknown, the devices could not be listed")
     if info.unavailable:
-        remedy = "trials run on the cpu; for cuda, install a CUDA build of torch and a driver"
+        remedy = f"trials run on the cpu; {info.remedy or 'see the reason'}"
         return Finding("cuda", "note", info.unavailable, remedy)
     memory = f"{format_bytes(info.free_bytes)} of {format_bytes(info.total_bytes)} free"
     return Finding("cuda", "ok", f"{info.count} x {info.name}, {memory}")
@@ -162,7 +206,7 @@ def _ranks(catalogue: Catalogue | None, environment: Environment) -> Finding:
     found = f"any number on cpu, where they share {environment.cores} cores"
     info = catalogue.devices.get("cuda") if catalogue else None
     if info is not None and not info.unavailable:
-        found += f"; up to {info.count} on cuda, one per device"
+        found += f"; up to {info.count} on cuda, one per device: two ranks can't share one"
     return Finding("ranks of a trial", "ok", found)
 
 

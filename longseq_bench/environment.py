@@ -19,6 +19,7 @@ import psutil
 
 from longseq_bench import __version__
 from longseq_bench.core.errors import UserError
+from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.model import Device, Environment
 
 NOT_INSTALLED = "not installed"
@@ -44,12 +45,10 @@ _NO_LIMIT = 2**60  # larger limits mean none: cgroup v1 writes a number near 2^6
 class Gpus:
     """Names of all GPUs and the driver's version by NVML, or the reason why NVML fails.
 
-    free: free bytes of each GPU; None for a GPU that shares the host's memory.
     power_limits_w, sm_clocks_mhz: of each GPU now; None where the driver does not tell.
     """
 
     names: tuple[str, ...] = ()
-    free: tuple[int | None, ...] = ()
     driver: str | None = None
     reason: str | None = None
     power_limits_w: tuple[float | None, ...] = ()
@@ -100,23 +99,22 @@ def cuda_versions() -> dict[str, str]:
     return {"cuda": built[1]} | {k: v for k, v in found.items() if v != NOT_INSTALLED}
 
 
-def free_memory(device: Device) -> int:
+def free_memory(device: Device, ranks: int = 1) -> int:
     """Return the bytes that can be allocated on the device now, without starting the device.
 
     cpu: the smaller of the system's available memory and the rest of the cgroup's limit.
-    cuda: free bytes by NVML on the first GPU of CUDA_VISIBLE_DEVICES.
+    cuda: the least of the first visible GPUs, one per rank, by NVML.
 
     Raises:
         UserError: there is no such GPU; the message has the reason.
     """
     if device == "cuda":
-        gpus = read_gpus()
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-        index = int(first) if first.isdigit() else 0
-        visible = gpus.free[index : index + 1] if first not in ("", "-1") else ()
-        if visible and visible[0] is not None:
-            return visible[0]
-        reason = gpus.reason or "CUDA_VISIBLE_DEVICES shows no GPU with a memory size from NVML"
+        report = read_visible_gpus()
+        free = [gpu.free for gpu in report.visible[:ranks]]
+        known = [size for size in free if size is not None]
+        if known and len(known) == len(free):
+            return min(known)
+        reason = report.reason or f"NVML has no memory size of {report.visible[0]}"
         raise UserError(f"the free memory of cuda can't be read: {reason}")
     available, limit = psutil.virtual_memory().available, cgroup_memory()
     return max(0, min(available, limit[1])) if limit else available
@@ -136,7 +134,6 @@ def read_gpus() -> Gpus:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         return Gpus(
             names=tuple(_text(pynvml.nvmlDeviceGetName(h)) for h in handles),
-            free=tuple(_free_on(h) for h in handles),
             driver=_text(pynvml.nvmlSystemGetDriverVersion()),
             power_limits_w=tuple(_power_limit_w(h) for h in handles),
             sm_clocks_mhz=tuple(_sm_clock_mhz(h) for h in handles),
@@ -213,15 +210,6 @@ def _limit_at(level: Path, limit: str, usage: str, cache: str) -> tuple[int, int
         return None
     match = re.search(rf"^{cache} (\d+)$", _read(level / "memory.stat") or "", re.MULTILINE)
     return int(maximum), int(maximum) - int(used) + (int(match[1]) if match else 0)
-
-
-def _free_on(handle: Any) -> int | None:
-    import pynvml
-
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
-    except pynvml.NVMLError_NotSupported:
-        return None
 
 
 def _power_limit_w(handle: Any) -> float | None:

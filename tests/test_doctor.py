@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,11 @@ from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.model import Environment
 from longseq_bench.doctor import Finding, examine, torch_range
 from longseq_bench.environment import Gpus
+from tests.fake_nvml import FakeGpu, install
 
 CPU = DeviceInfo(name="a CPU", dtypes=("float32",))
 H200 = DeviceInfo(name="H200", free_bytes=2**36, total_bytes=2**37, count=2)
-NO_CUDA = DeviceInfo(unavailable="torch is a CPU build")
+NO_CUDA = DeviceInfo(unavailable="torch is a CPU build", remedy="install a CUDA build of torch")
 
 
 def machine(**fields: Any) -> Environment:
@@ -107,6 +109,70 @@ def test_a_machine_with_a_gpu_is_asked_to_run_the_acceptance_command() -> None:
     assert "python -m benchmarks.gpu smoke --out gpu-results" in found.remedy
     for other in (catalogue(NO_CUDA), None):
         assert "gpu acceptance" not in {f.name for f in examine(other, machine())}
+
+
+def found_by_name(given: Catalogue | None = None, **fields: Any) -> dict[str, Finding]:
+    return {f.name: f for f in examine(given, machine(**fields))}
+
+
+def test_visible_gpus_and_slices_have_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = FakeGpu("H100 MIG 1g.10gb", "MIG-a", 10 * 2**30, 10 * 2**30)
+    whole = FakeGpu("H100", "GPU-b", 79 * 2**30, 79 * 2**30)
+    install(monkeypatch, whole, FakeGpu("H100", "GPU-c", in_slices=True, slices=[own]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,MIG-a")
+    found = found_by_name(gpus=("H100", "H100"), driver="580.1")
+    assert found["visible gpus"] == Finding(
+        "visible gpus", "ok", "GPU 0: H100, 79 GiB; MIG slice of GPU 1: H100 MIG 1g.10gb, 10 GiB"
+    )
+    assert not {"gpus in use", "order of gpus"} & set(found)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-x")
+    hidden = found_by_name(gpus=("H100", "H100"), driver="580.1")["visible gpus"]
+    assert (hidden.state, "CUDA_VISIBLE_DEVICES=GPU-x shows no GPU" in hidden.found) == (
+        "note",
+        True,
+    )
+    assert "nvidia-smi -L" in hidden.remedy
+
+
+def test_a_gpu_in_use_is_a_note_with_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    install(monkeypatch, FakeGpu("H100", "GPU-b", 2**30, 2**35, processes={4242: 2**34}))
+    found = found_by_name(gpus=("H100",), driver="580.1")["gpus in use"]
+    assert (found.state, found.found) == ("note", "GPU 0 is in use: process 4242 holds 16 GiB")
+    assert "CUDA_VISIBLE_DEVICES" in found.remedy
+
+
+def test_unlike_gpus_need_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    install(monkeypatch, FakeGpu("A", "GPU-a"), FakeGpu("B", "GPU-b"))
+    found = found_by_name(gpus=("A", "B"))["order of gpus"]
+    assert found.remedy == "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert "order of gpus" not in found_by_name(gpus=("A", "B"), variables=order)
+
+
+def test_triton_needs_a_c_compiler_and_headers_where_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    there = {"gcc": "/usr/bin/gcc"}
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(shutil, "which", there.get)
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+    (tmp_path / "Python.h").write_text("")
+    assert "triton on cuda" not in found_by_name(catalogue(NO_CUDA))
+    assert found_by_name(catalogue(H200))["triton on cuda"] == Finding(
+        "triton on cuda", "ok", "gcc"
+    )
+    there.clear()
+    (tmp_path / "Python.h").unlink()
+    found = found_by_name(catalogue(H200))["triton on cuda"]
+    assert found.state == "note"
+    assert found.found == (
+        f"there is no gcc or clang, there is no {tmp_path}/Python.h: Triton's kernels can't start"
+    )
+    assert found.remedy == ("install gcc; install Python's headers (python3-dev or python3-devel)")
+    monkeypatch.setenv("CC", "mycc -v")
+    assert "CC=mycc -v was not found" in found_by_name(catalogue(H200))["triton on cuda"].found
 
 
 def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from longseq_bench.environment import (
     free_memory,
     read_gpus,
 )
+from tests.fake_nvml import FakeGpu, install, missing
 
 
 def test_collect_agrees_with_python() -> None:
@@ -188,25 +189,15 @@ def test_free_memory_is_the_minimum_of_system_and_cgroup(monkeypatch: pytest.Mon
 
 
 def two_gpus(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    fakes: dict[str, Any] = {
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetHandleByIndex": lambda i: i,
-        "nvmlDeviceGetName": lambda h: [b"Old", "New"][h],
-        "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(free=[100, 200][h]),
-        "nvmlSystemGetDriverVersion": lambda: "580.1",
-        "nvmlDeviceGetPowerManagementLimit": lambda h: [700_000, 350_500][h],
-        "nvmlDeviceGetClockInfo": lambda h, kind: [345, 1980][h] if kind == 1 else 0,
-    }
-    for name, fake in {**fakes, **changes}.items():
-        monkeypatch.setattr(pynvml, name, fake)
+    old = FakeGpu("Old", "GPU-ab", free=100)
+    new = FakeGpu("New", "GPU-cd", free=200, power_limit_mw=350_500, sm_clock_mhz=1980)
+    install(monkeypatch, old, new, **changes)
 
 
 def test_gpus_are_read_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     two_gpus(monkeypatch)
     assert read_gpus() == Gpus(
-        names=("Old", "New"), free=(100, 200), driver="580.1",
+        names=("Old", "New"), driver="580.1",
         power_limits_w=(700.0, 350.5), sm_clocks_mhz=(345.0, 1980.0),
     )  # fmt: skip
     found = collect()
@@ -239,7 +230,8 @@ def test_a_gpu_without_a_power_limit_keeps_its_name(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("visible", "free"), [(None, 100), ("1", 200), ("1,0", 200), ("GPU-ab", 100)]
+    ("visible", "free"),
+    [(None, 100), ("1", 200), ("1,0", 200), ("GPU-ab", 100), ("GPU-cd", 200), ("GPU-c,0", 200)],
 )
 def test_free_memory_is_that_of_the_visible_gpu(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, free: int
@@ -251,19 +243,24 @@ def test_free_memory_is_that_of_the_visible_gpu(
     assert free_memory("cuda") == free
 
 
+def test_the_memory_of_several_ranks_is_that_of_the_fullest_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two_gpus(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert (free_memory("cuda", 1), free_memory("cuda", 2)) == (200, 100)
+
+
 @pytest.mark.parametrize("visible", ["", "-1", "7"])
 def test_a_hidden_gpu_has_no_free_memory(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
     two_gpus(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES shows no GPU"):
+    with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES=.* shows no GPU"):
         free_memory("cuda")
 
 
 def test_no_driver_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_driver() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    two_gpus(monkeypatch, nvmlInit=no_driver)
+    two_gpus(monkeypatch, nvmlInit=missing(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
     found = read_gpus()
     assert (found.names, found.driver) == ((), None)
     assert found.reason == "NVML: NVML Shared Library Not Found"
@@ -273,14 +270,11 @@ def test_no_driver_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_without_own_memory_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(handle: int) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    two_gpus(monkeypatch, nvmlDeviceGetMemoryInfo=unsupported)
+    install(monkeypatch, FakeGpu("GB10", "GPU-ab", None, None))
     found = read_gpus()
-    assert (found.names, found.free, found.driver) == (("Old", "New"), (None, None), "580.1")
+    assert (found.names, found.driver, found.reason) == (("GB10",), "580.1", None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(UserError, match="with a memory size from NVML"):
+    with pytest.raises(UserError, match="NVML has no memory size of GPU 0: GB10"):
         free_memory("cuda")
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 
 from benchmarks.gpu.items import Figures, Item, ItemFailed, Session, Step, plain_table
+from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.model import Outcome, Trial, Workload
-from longseq_bench.environment import read_gpus
 
 TOKENS = 2048
 """Faults show from this length on; warm-ups are shorter."""
@@ -111,10 +111,11 @@ class Trace:
         """Read it."""
         used = 0
         if device == "cuda":
-            gpus = read_gpus()
-            if None in gpus.free or not gpus.free:
-                raise ItemFailed(f"NVML gives no free memory: {gpus.reason or gpus.names}")
-            used = -sum(free or 0 for free in gpus.free)
+            report = read_visible_gpus()
+            free = [gpu.free for gpu in report.visible]
+            if None in free or not free:
+                raise ItemFailed(f"NVML gives no free memory: {report.reason or report.visible}")
+            used = -sum(number or 0 for number in free)
         return cls(used, len(psutil.Process().children(recursive=True)))
 
     @classmethod

@@ -33,7 +33,9 @@ def launch(
     nproc_per_node: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Ranks on each host. Default: under srun one per GPU of a host, else 1."
+            min=1,
+            help="Ranks on each host. Default: under srun one per GPU that Slurm or the driver "
+            "shows, else 1.",
         ),
     ] = None,
     node_rank: Annotated[
@@ -68,10 +70,16 @@ def launch(
 
     from longseq_bench.cli.session import LaunchTarget, use_launch_target
     from longseq_bench.core import cluster_env
+    from longseq_bench.core.gpus import read_visible_gpus
     from longseq_bench.launchers.base import LaunchSettings, create_launcher
 
-    cluster = cluster_env.find_node(os.environ, nnodes, nproc_per_node, node_rank, rdzv_endpoint)
+    gpus = 0 if nproc_per_node else len(read_visible_gpus().visible)
+    cluster = cluster_env.find_node(
+        os.environ, nnodes, nproc_per_node, node_rank, rdzv_endpoint, gpus
+    )
     parsed = _parse(command)
+    if not nproc_per_node and cluster.ranks_reason:
+        _print(f"{cluster.ranks_per_node} rank(s) on each host: {cluster.ranks_reason}")
     identity = _identify(cluster, command, parsed.params.get("config"))
     if cluster.node:
         return _follow(cluster, identity, rdzv_timeout)

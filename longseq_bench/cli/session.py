@@ -198,14 +198,26 @@ def build_trials(
 
 
 def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
-    """Return a line with the devices and dtypes of trials, and why CUDA is unavailable."""
+    """Return a line with the devices and dtypes of trials, and why CUDA is not used.
+
+    It also says which GPUs other processes use, because they change figures.
+    """
+    from longseq_bench.core.gpus import read_visible_gpus
+
+    trials = list(trials)
+    ranks = max((trial.world_size for trial in trials), default=1)
     used = dict.fromkeys((trial.device, trial.workload.dtype) for trial in trials)
     devices = list(dict.fromkeys(device for device, _ in used))
     names = [f"{d} ({catalogue.devices[d].name})" if d == "cuda" else d for d in devices]
     line = f"device: {', '.join(names)}; dtype: {', '.join(dict.fromkeys(d for _, d in used))}"
     cuda = catalogue.devices.get("cuda")
-    if "cuda" not in devices and cuda is not None and cuda.unavailable:
+    if "cuda" in devices:
+        gpus = read_visible_gpus().visible[:ranks]
+        return "; ".join([line, *(reason for gpu in gpus if (reason := gpu.in_use_reason()))])
+    if cuda is not None and cuda.unavailable:
         line += f"; no cuda here: {cuda.unavailable}"
+    elif cuda is not None and cuda.count < ranks:
+        line += f"; no cuda for {ranks} ranks: {cuda.count} GPU(s), and two ranks can't share one"
     return line
 
 
@@ -365,8 +377,8 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
     except StoreError:
         earlier = []
     target = _target.get()
-    sharing_ranks = min(ranks, target.ranks_per_host if target else ranks)
-    sharing_ranks = sharing_ranks if device == "cpu" else 1
+    local_ranks = min(ranks, target.ranks_per_host if target else ranks)
+    sharing_ranks = local_ranks if device == "cpu" else 1
     for record in reversed(earlier):
         budget = record.trial.memory_budget
         if record.trial.device != device or not budget:
@@ -374,6 +386,6 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
         if sharing_ranks == 1 or sharing_ranks * budget <= record.environment.memory_bytes:
             return budget
 
-    free = int(free_memory(device) * MEMORY_SHARE) // sharing_ranks
+    free = int(free_memory(device, local_ranks) * MEMORY_SHARE) // sharing_ranks
     step = _COARSE if free >= 4 * _COARSE else _FINE
     return max(step, free // step * step)

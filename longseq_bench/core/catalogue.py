@@ -58,10 +58,14 @@ class KernelInfo(Frozen):
 
 
 class DeviceInfo(Frozen):
-    """One kind of device. `unavailable` is the reason why this machine has none."""
+    """One kind of device.
+
+    unavailable: the reason why this machine has none.  remedy: what to do about it.
+    """
 
     name: str = ""
     unavailable: str | None = None
+    remedy: str = ""
     dtypes: tuple[str, ...] = ()
     free_bytes: int = 0
     total_bytes: int = 0
@@ -114,6 +118,7 @@ class Catalogue(Frozen):
         info = self.devices.get(device)
         if info is None or info.unavailable:
             reason = info.unavailable if info else "this machine lists no such device"
+            reason = f"{reason}; {info.remedy}" if info and info.remedy else reason
             available = [name for name, other in self.devices.items() if not other.unavailable]
             hint = f"; available: {', '.join(available)}" if available else ""
             raise UserError(f"device {device} is not available: {reason}{hint}")
@@ -130,4 +135,7 @@ class Catalogue(Frozen):
         count = self.devices[device].count
         if device == "cuda" and ranks > count:
             devices = "1 CUDA device" if count == 1 else f"{count} CUDA devices"
-            raise UserError(f"{option} {ranks} is too large: this machine has {devices}")
+            raise UserError(
+                f"{option} {ranks} is too large: this machine has {devices}, and two ranks can't "
+                "share one"
+            )

@@ -7,7 +7,7 @@ each host and starts the ranks there.
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from longseq_bench.core.errors import UserError
 
@@ -42,13 +42,17 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """Node `node` of `nodes`, which starts `ranks_per_node` ranks; node 0 listens at host:port."""
+    """Node `node` of `nodes`, which starts `ranks_per_node` ranks; node 0 listens at host:port.
+
+    ranks_reason: the source of `ranks_per_node`, where it needs one.
+    """
 
     nodes: int = 1
     ranks_per_node: int = 1
     node: int = 0
     host: str = LOOPBACK
     port: int = 0
+    ranks_reason: str = field(default="", compare=False)
 
     @property
     def ranks(self) -> int:
@@ -67,19 +71,36 @@ def find_node(
     ranks_per_node: int | None = None,
     node: int | None = None,
     endpoint: str | None = None,
+    gpus: int = 0,
 ) -> NodeInfo:
     """Return the node of this process in its launch; the default is one node alone.
 
     Given values have priority over those of srun, mpirun and torchrun.
+    gpus: number of GPUs that are visible on this host.
 
     Raises:
         UserError: a value is missing or invalid.
     """
     complete = None not in (nodes, node, endpoint) or nodes == 1
-    detected = None if complete else _detect_node(environ)
+    detected = None if complete else _detect_node(environ, gpus)
     default = detected or NodeInfo()
+    reason = "--nproc-per-node" if ranks_per_node else default.ranks_reason or _default_reason(gpus)
     nodes = default.nodes if nodes is None else nodes
     ranks_per_node = default.ranks_per_node if ranks_per_node is None else ranks_per_node
+    found = _complete_node(default, detected is not None, nodes, node, endpoint)
+    return replace(found, ranks_per_node=ranks_per_node, ranks_reason=reason)
+
+
+def _default_reason(gpus: int) -> str:
+    if gpus <= 1:
+        return ""
+    return f"the default; this host has {gpus} GPUs, --nproc-per-node {gpus} uses all"
+
+
+def _complete_node(
+    default: NodeInfo, is_detected: bool, nodes: int, node: int | None, endpoint: str | None
+) -> NodeInfo:
+    """Return the node with its place and endpoint. Raises UserError as `find_node`."""
     if node is None:
         if nodes != default.nodes:
             raise UserError(
@@ -89,17 +110,18 @@ def find_node(
     if not 0 <= node < nodes:
         raise UserError(f"--node-rank {node} is not one of --nnodes {nodes}: 0 to {nodes - 1}")
     if nodes == 1:
-        return NodeInfo(1, ranks_per_node)
+        return NodeInfo()
     if endpoint:
-        return NodeInfo(nodes, ranks_per_node, node, *_parse_endpoint(endpoint))
-    if detected:
-        return NodeInfo(nodes, ranks_per_node, node, detected.host, detected.port)
+        host, port = _parse_endpoint(endpoint)
+        return NodeInfo(nodes, node=node, host=host, port=port)
+    if is_detected:
+        return NodeInfo(nodes, node=node, host=default.host, port=default.port)
     raise UserError(
         f"--nnodes {nodes} needs --rdzv-endpoint HOST:PORT, an address of node 0 for all nodes"
     )
 
 
-def _detect_node(environ: Mapping[str, str]) -> NodeInfo | None:
+def _detect_node(environ: Mapping[str, str], gpus: int) -> NodeInfo | None:
     """Return the node that torchrun, mpirun or srun describes; None without them.
 
     mpirun has priority over srun, because it also runs inside allocations of Slurm.
@@ -110,7 +132,7 @@ def _detect_node(environ: Mapping[str, str]) -> NodeInfo | None:
         return _from_mpirun(environ)
     # a batch script has a SLURM_PROCID but no step
     if "SLURM_PROCID" in environ and ("SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ):
-        return _from_srun(environ)
+        return _from_srun(environ, gpus)
     return None
 
 
@@ -133,21 +155,38 @@ def _from_mpirun(environ: Mapping[str, str]) -> NodeInfo:
     return NodeInfo(nodes, 1, node, host, _find_port(environ, job))
 
 
-def _from_srun(environ: Mapping[str, str]) -> NodeInfo:
+def _from_srun(environ: Mapping[str, str], visible_gpus: int) -> NodeInfo:
     """Return the node in a Slurm step; node 0 is the first host of the step's list."""
     _check_one_per_host(environ, "SLURM_LOCALID", "srun", "--ntasks-per-node=1")
-    gpus = environ.get("SLURM_GPUS_ON_NODE", "")
+    ranks, reason = _ranks_of_slurm(environ.get("SLURM_GPUS_ON_NODE", ""), visible_gpus)
     lists = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
     hosts = next((name for name in lists if environ.get(name)), lists[-1])
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
     name = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
     return NodeInfo(
         nodes=_require_int(environ, name),
-        ranks_per_node=int(gpus) if gpus.isdigit() and int(gpus) else 1,
+        ranks_per_node=ranks,
         node=_require_int(environ, "SLURM_NODEID"),
         host=environ.get("MASTER_ADDR") or first_host(_require(environ, hosts), hosts),
         port=_find_port(environ, f"{_require(environ, 'SLURM_JOB_ID')}.{step}"),
+        ranks_reason=reason,
     )
+
+
+def _ranks_of_slurm(text: str, visible: int) -> tuple[int, str]:
+    """Return the ranks of a host, one per GPU, and the reason; text: of SLURM_GPUS_ON_NODE.
+
+    Two ranks can't share a GPU, so no more ranks than CUDA shows.
+    """
+    name = "SLURM_GPUS_ON_NODE"
+    said = f"{name} is {text!r}" if text else f"{name} is not set"
+    if text.isdigit() and int(text):
+        if not visible or int(text) <= visible:
+            return int(text), f"{name} is {text}"
+        said = f"{name} is {text}"
+    if visible:
+        return visible, f"{said}, and {visible} GPU(s) are visible here"
+    return 1, f"{said}, and no GPU is visible here"
 
 
 def _check_one_per_host(environ: Mapping[str, str], name: str, launcher: str, remedy: str) -> None:

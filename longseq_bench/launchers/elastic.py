@@ -103,11 +103,18 @@ class ElasticLauncher(LocalLauncher):
         self._shut_down(raised[1])
 
     def catalogue(self) -> Catalogue:
-        """Return the catalogue of this host, with the CUDA devices of all hosts (assumed alike)."""
+        """Return the catalogue of this host, with the CUDA devices of all hosts (assumed alike).
+
+        CUDA is unavailable if two ranks would share a GPU.
+        """
         here = super().catalogue()
-        cuda = here.devices["cuda"]
-        count = min(cuda.count, self.cluster.ranks_per_node) * self.cluster.nodes
-        devices = here.devices | {"cuda": cuda.model_copy(update={"count": count})}
+        cuda, ranks = here.devices["cuda"], self.cluster.ranks_per_node
+        changes: dict[str, Any] = {"count": ranks * self.cluster.nodes}
+        if ranks > cuda.count and not cuda.unavailable:
+            reason = f"{ranks} ranks on a host with {cuda.count} GPU(s), and two can't share one"
+            remedy = f"use --nproc-per-node {cuda.count}"
+            changes = {"unavailable": reason, "remedy": remedy}
+        devices = here.devices | {"cuda": cuda.model_copy(update=changes)}
         return here.model_copy(update={"devices": devices})
 
     def _wait_for_all_nodes(self) -> None:

@@ -15,6 +15,11 @@ from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInfo
 from longseq_bench.core.cluster_env import RankInfo
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
+from longseq_bench.core.gpus import (
+    explain_no_cuda,
+    read_visible_gpus,
+    unsupported_architecture,
+)
 from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, Outcome, Trial
 from longseq_bench.core.options import specs_of
 from longseq_bench.core.rank_start import CONNECTING, OPENING, WARMING_UP
@@ -24,7 +29,6 @@ from longseq_bench.meters.base import METERS
 from longseq_bench.worker.dense_baseline import SDPA
 from longseq_bench.worker.dry_run import dry_run
 from longseq_bench.worker.exception_mapping import outcome_of_exception
-from longseq_bench.worker.known_errors import explain_unusable
 from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.passes import unsupported_setting
 from longseq_bench.worker.rendezvous import join_process_group, open_gpu, share_cores
@@ -182,11 +186,17 @@ def _entry(name: str, devices: dict[str, DeviceInfo]) -> Entry:
 
 def _cuda() -> DeviceInfo:
     if not torch.version.cuda:
-        return DeviceInfo(unavailable="this torch is a CPU build")
-    try:
-        open_gpu(0)
-    except Exception as error:
-        return DeviceInfo(unavailable=explain_unusable(error) or str(error).partition("\n")[0])
+        remedy = "for cuda, install a CUDA build of torch"
+        return DeviceInfo(unavailable="this torch is a CPU build", remedy=remedy)
+    if not torch.cuda.is_available():
+        reason, remedy = explain_no_cuda(torch.version.cuda, read_visible_gpus())
+        return DeviceInfo(unavailable=reason, remedy=remedy)
+    count, built_for = torch.cuda.device_count(), torch.cuda.get_arch_list()
+    for i in range(count):
+        name, capability = torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)
+        if mismatch := unsupported_architecture(name, capability, built_for):
+            remedy = "install a torch that was built for it, or hide it with CUDA_VISIBLE_DEVICES"
+            return DeviceInfo(unavailable=mismatch, remedy=remedy)
     free, total = torch.cuda.mem_get_info()
     half = ("bfloat16",) if torch.cuda.is_bf16_supported(including_emulation=False) else ()
     return DeviceInfo(
@@ -194,5 +204,5 @@ def _cuda() -> DeviceInfo:
         dtypes=("float32", *half, "float16"),
         free_bytes=free,
         total_bytes=total,
-        count=torch.cuda.device_count(),
+        count=count,
     )

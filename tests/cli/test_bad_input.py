@@ -98,6 +98,7 @@ def test_more_ranks_than_cuda_devices_are_refused(
 
     monkeypatch.setattr("longseq_bench.cli.session.make_launcher", Machine)
     command = ["maxlen", "--impl", "ring", "--device", "cuda", "--memory-budget", "1MiB"]
+    devices += ", and two ranks can't share one"
     message = refusal(capfd, *command, "--world-size", "4", "--out", "out")
     assert message == f"--world-size 4 is too large: this machine has {devices}"
     Path("four.yaml").write_text(
@@ -365,7 +366,7 @@ def test_small_changes_of_free_memory_repeat_no_trial(
 ) -> None:
     """Without a budget in the config, the one of the records in the folder goes on."""
     Path("free.yaml").write_text(SOUND.replace("memory_budget: 64MiB\n", ""))
-    free: list[Callable[[str], int]] = [lambda _: 10 * 2**30, lambda _: 10 * 2**30 - 2**28]
+    free: list[Callable[..., int]] = [lambda *_: 10 * 2**30, lambda *_: 10 * 2**30 - 2**28]
     for read in free:
         monkeypatch.setattr(environment, "free_memory", read)
         assert run(["sweep", "free.yaml", "--out", "out"]) == 0

@@ -24,6 +24,7 @@ from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import RECORDS, load
 from tests import make
 from tests.cli.commands import Capture, document
+from tests.fake_nvml import FakeGpu, install
 from tests.make import record, step, trial
 
 TINY = """\
@@ -399,7 +400,21 @@ def test_the_default_device_is_cuda_where_it_works_and_the_first_line_says_so(
     assert {(trial.device, trial.workload.dtype) for trial in trials} == {(device, dtype)}
     first = capfd.readouterr().err.splitlines()[0]
     name = "cuda (simulated)" if device == "cuda" else "cpu"
-    assert first == f"device: {name}; dtype: {dtype}"
+    reason = "" if device == "cuda" or "--device" in more else "; no cuda for 2 ranks: 1 GPU(s)"
+    assert first.startswith(f"device: {name}; dtype: {dtype}{reason}")
+    assert bool(reason) == ("can't share" in first)
+
+
+def test_the_first_line_says_that_a_gpu_is_in_use(
+    monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    monkeypatch.setattr("longseq_bench.cli.session.make_launcher", OneGpu)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    install(monkeypatch, FakeGpu("H100", "GPU-a", 2**30, 2**35, processes={4242: 2**34}))
+    command = ["maxlen", "--impl", "ring", "--memory-budget", "8MiB", "--ceiling", "64"]
+    assert run([*command, "--out", "out"]) == 0
+    first = capfd.readouterr().err.splitlines()[0]
+    assert first.endswith("; GPU 0 is in use: process 4242 holds 16 GiB")
 
 
 @pytest.mark.parametrize(
@@ -444,7 +459,7 @@ def test_a_sweep_over_ranks_has_speed_ups(tmp_path: Path, capfd: Capture) -> Non
 def test_ranks_share_the_free_memory_of_a_cpu_and_not_of_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(environment, "free_memory", lambda _: 10 * 2**30)
+    monkeypatch.setattr(environment, "free_memory", lambda *_: 10 * 2**30)
     command = ["maxlen", "--impl", "ring", "--ceiling", "64", "--json"]
 
     def budget(out: str, *more: str, device: str = "cpu") -> int | None:
@@ -454,10 +469,10 @@ def test_ranks_share_the_free_memory_of_a_cpu_and_not_of_gpus(
     assert budget("one") == 8 * 2**30
     assert budget("two", "--world-size", "2") == 4 * 2**30
     assert budget("gpus", "--world-size", "2", device="cuda") == 8 * 2**30
-    monkeypatch.setattr(environment, "free_memory", lambda _: 2**60)
+    monkeypatch.setattr(environment, "free_memory", lambda *_: 2**60)
     assert budget("huge") > 2**59
     # going on where it stopped asks for the same, whatever is free now
-    monkeypatch.setattr(environment, "free_memory", lambda _: 5 * 2**30)
+    monkeypatch.setattr(environment, "free_memory", lambda *_: 5 * 2**30)
     assert budget("two", "--world-size", "2") == 4 * 2**30
     assert budget("huge") > 2**59
     # what one rank had is more than two can have

@@ -10,6 +10,7 @@ import pytest
 from longseq_bench.cli import run
 from longseq_bench.store import RECORDS, load
 from tests.cli.commands import Capture
+from tests.fake_nvml import FakeGpu, install
 from tests.launchers.nodes import Nodes
 
 TINY = """\
@@ -66,6 +67,26 @@ def test_one_node_needs_no_options(capfd: Capture) -> None:
     assert run(["launch", "--nproc-per-node", "2", "sweep", "sweep.yaml", "--out", "out"]) == 0
     (record,) = load("out").records
     assert (record.trial.world_size, record.outcome.status) == (2, "ok")
+
+
+def test_the_number_of_ranks_of_slurm_has_its_reason(
+    capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("sweep.yaml").write_text(TINY + "device: cpu\n")
+    slurm = {
+        "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "812", "SLURM_STEP_ID": "0",
+        "SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_NODELIST": "n03",
+    }  # fmt: skip
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    install(monkeypatch, FakeGpu("H100", "GPU-a"), FakeGpu("H100", "GPU-b"))
+    assert run(["launch", "sweep", "sweep.yaml", "--out", "out"]) == 0
+    first = capfd.readouterr().err.splitlines()[0]
+    reason = "SLURM_GPUS_ON_NODE is not set, and 2 GPU(s) are visible here"
+    assert first == f"2 rank(s) on each host: {reason}"
+    (record,) = load("out").records
+    assert record.trial.world_size == 2
 
 
 def test_a_config_sets_the_number_of_ranks(capfd: Capture) -> None:

@@ -68,6 +68,35 @@ def test_srun() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "gpus", "ranks", "reason"),
+    [
+        ("8", 8, 8, "SLURM_GPUS_ON_NODE is 8"),
+        ("8", 0, 8, "SLURM_GPUS_ON_NODE is 8"),
+        ("2", 8, 2, "SLURM_GPUS_ON_NODE is 2"),
+        (None, 4, 4, "SLURM_GPUS_ON_NODE is not set, and 4 GPU(s) are visible here"),
+        (None, 0, 1, "SLURM_GPUS_ON_NODE is not set, and no GPU is visible here"),
+        ("x", 4, 4, "SLURM_GPUS_ON_NODE is 'x', and 4 GPU(s) are visible here"),
+        # two ranks can't share a GPU
+        ("8", 1, 1, "SLURM_GPUS_ON_NODE is 8, and 1 GPU(s) are visible here"),
+    ],
+)
+def test_the_ranks_of_a_host_under_srun_have_a_reason(
+    text: str | None, gpus: int, ranks: int, reason: str
+) -> None:
+    environ = SRUN if text is None else SRUN | {"SLURM_GPUS_ON_NODE": text}
+    found = find_node(environ, gpus=gpus)
+    assert (found.ranks_per_node, found.ranks_reason) == (ranks, reason)
+    given = find_node(environ, ranks_per_node=3, gpus=gpus)
+    assert (given.ranks_per_node, given.ranks_reason) == (3, "--nproc-per-node")
+
+
+def test_unused_gpus_of_a_host_are_said() -> None:
+    assert find_node({}, gpus=1).ranks_reason == ""
+    assert "this host has 4 GPUs, --nproc-per-node 4 uses all" in find_node({}, gpus=4).ranks_reason
+    assert "has 4 GPUs" in find_node(TORCHRUN, gpus=4).ranks_reason
+
+
+@pytest.mark.parametrize(
     ("nodes", "first"),
     [
         ("alpha", "alpha"),

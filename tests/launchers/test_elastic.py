@@ -21,6 +21,7 @@ import pytest
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from longseq_bench.core.catalogue import DeviceInfo
 from longseq_bench.core.cluster_env import NodeInfo
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.core.rank_start import CONNECTING, OPENING, WARMING_UP
@@ -134,6 +135,24 @@ def alone(launcher: LocalLauncher) -> Iterator[ElasticLauncher]:
         # run once, so that files that stay open are open already
         run(node_0, ranks_trial("ring", 1))
         yield node_0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "reason"), [(4, None), (1, "2 ranks on a host with 1 GPU(s), and two can't share one")]
+)
+def test_cuda_needs_a_gpu_for_each_rank_of_a_host(
+    alone: ElasticLauncher, monkeypatch: pytest.MonkeyPatch, gpus: int, reason: str | None
+) -> None:
+    here = alone.catalogue()
+    cuda = DeviceInfo(name="G", count=gpus)
+    known = here.model_copy(update={"devices": here.devices | {"cuda": cuda}})
+    monkeypatch.setattr(LocalLauncher, "catalogue", lambda _: known)
+    found = alone.catalogue().devices["cuda"]
+    assert (found.unavailable, found.remedy) == (
+        reason, "use --nproc-per-node 1" if reason else "",
+    )  # fmt: skip
+    if reason is None:
+        assert found.count == 2
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -1,0 +1,65 @@
+"""The description of CUDA in the catalogue, with a torch and a driver that are described here."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from longseq_bench.worker import main
+from tests.fake_nvml import FakeGpu, install
+
+
+def describe(monkeypatch: pytest.MonkeyPatch, **cuda: Any) -> Any:
+    """Return the description; cuda: what functions of torch.cuda return."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    answers = {
+        "is_available": True, "device_count": 1, "get_arch_list": ["sm_80", "sm_90"],
+        "get_device_name": "H100", "get_device_capability": (9, 0), "mem_get_info": (30, 80),
+        "is_bf16_supported": True,
+    } | cuda  # fmt: skip
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+    return main._cuda()
+
+
+def test_a_gpu_that_torch_supports(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = describe(monkeypatch)
+    assert (found.unavailable, found.name, found.count) == (None, "H100", 1)
+    assert (found.free_bytes, found.total_bytes) == (30, 80)
+    assert found.dtypes == ("float32", "bfloat16", "float16")
+
+
+def test_an_old_driver_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeGpu("H100", "GPU-a"), driver="535.54", cuda=12020)
+    found = describe(monkeypatch, is_available=False)
+    assert found.unavailable == (
+        "driver 535.54 is too old for this torch: it supports CUDA 12.2, and torch was built for "
+        "CUDA 13.0"
+    )
+    assert found.remedy == "update the driver, or install a torch for CUDA 12"
+
+
+def test_a_gpu_without_kernels_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = describe(monkeypatch, get_device_name="GTX 1080", get_device_capability=(6, 1))
+    assert found.unavailable == (
+        "this torch has no kernels for GTX 1080 (compute capability 6.1); it was built for sm_80, "
+        "sm_90"
+    )
+
+
+def test_a_cpu_build_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert main._cuda().unavailable == "this torch is a CPU build"
+
+
+@pytest.mark.cuda
+def test_the_visible_gpus_of_nvml_are_those_of_cuda() -> None:
+    from longseq_bench.core.gpus import read_visible_gpus
+
+    visible = read_visible_gpus().visible
+    assert len(visible) == torch.cuda.device_count()
+    for i, gpu in enumerate(visible):
+        properties = torch.cuda.get_device_properties(i)
+        assert str(properties.uuid) in gpu.uuid
+        assert gpu.total == pytest.approx(properties.total_memory, rel=0.03)
