@@ -105,7 +105,7 @@ _OTHERS = {
 _TAILS = {
     (8, "forward", 128): Shape(128, 32, 8, 3),
     (9, "dq", 256): Shape(64, 16, 8, 3),
-    (10, "dkv", 64): Shape(32, 128, 8, 3),
+    (10, "dkv", 64): Shape(32, 128, 8, 3, _MAX_REGISTERS),
 }
 """16-bit tiles where the masks of a short last block need more registers."""
 
