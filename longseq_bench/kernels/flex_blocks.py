@@ -66,6 +66,34 @@ def causal_mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return q >= k
 
 
+def causal_block_mask(tokens: int, block: int, device: torch.device | str, train: bool) -> Any:
+    """Return a block mask whose row i has blocks 0 to i - 1 in full and block i in part.
+
+    Its tables are views of O(tokens / block) numbers: the compiler wants them as wide as there are
+    rows, but they hold few different numbers. To build the mask from a function of positions would
+    take 10 tokens² bytes. train: add the tables of a backward, by columns; torch would compute them
+    with dense tables of rows² numbers, 24 GB for ten million tokens.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    rows = -(-tokens // block)
+    steps = torch.arange(2 * rows, dtype=torch.int32, device=device)
+
+    def table(row_step: int, first: int = 0) -> Tensor:
+        """Return a table whose row i counts from first + i * row_step on."""
+        return steps.as_strided((1, 1, rows, rows), (0, 0, row_step, 1), first)
+
+    ones = torch.ones(1, 1, rows, dtype=torch.int32, device=device)
+    counts, diagonal = steps[:rows].reshape(1, 1, rows), table(1)
+    by_column: tuple[Tensor | None, ...] = (None,) * 4
+    if train:
+        # rows i + 1 to the last see block i in full
+        by_column = ones, diagonal, counts.flip(-1), table(1, first=1)
+    make: Callable[..., Any] = BlockMask
+    by_row = ones, diagonal, counts, table(0)
+    return make((tokens, tokens), *by_row, *by_column, (block, block), causal_mask_mod)
+
+
 def unavailable_reason(device: str, train: bool) -> str | None:
     """Return the reason why FlexAttention can't run on a device, or None."""
     if device != "cpu":
