@@ -33,6 +33,9 @@ MAX_UNCHECKED_BYTES = 2**28
 MAX_PADDING = 16
 """Entries per kept block that a larger table may have."""
 
+MAX_COMPILATIONS = 64
+"""Variants that a process may compile: by dtype, heads, mask, stride order, and with gradients."""
+
 
 @functools.cache
 def compiled() -> Callable[..., Any]:
@@ -48,6 +51,8 @@ def compiled() -> Callable[..., Any]:
     if dynamo.disable:
         raise UnsupportedError("FlexAttention has to be compiled, and torch.compile is disabled")
     inductor.compile_threads = 1
+    # a ring or stages of heads compile more variants than torch's 8, where it would raise
+    dynamo.recompile_limit = max(dynamo.recompile_limit, MAX_COMPILATIONS)
     # fullgraph: raise instead of running a part of the graph uncompiled
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 

@@ -220,6 +220,15 @@ def test_nothing_runs_uncompiled() -> None:
         compiled()
 
 
+def test_it_may_be_compiled_for_more_variants_than_torch_allows() -> None:
+    import torch._dynamo.config as dynamo
+
+    compiled.cache_clear()
+    with dynamo.patch(recompile_limit=8):
+        compiled()
+        assert dynamo.recompile_limit == flex_blocks.MAX_COMPILATIONS
+
+
 @pytest.mark.slow
 def test_compiled_it_equals_its_definition() -> None:
     """Compiling takes most of the time: once for all lengths, again for each kind of mask."""
