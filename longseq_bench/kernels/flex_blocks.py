@@ -27,6 +27,9 @@ from longseq_bench.patterns.block_layout import BlockLayout, Ints, common_sizes
 Entries = tuple[Ints, NDArray[np.int32]]
 """The row and the block of each entry of a table, row by row."""
 
+MIN_HEAD_DIM = 16
+"""The smallest head_dim that the kernels can multiply."""
+
 MAX_UNCHECKED_BYTES = 2**28
 """Bytes of a table up to which any padding is accepted."""
 
@@ -108,6 +111,12 @@ def unavailable_reason(device: str, train: bool) -> str | None:
     return "FlexAttention has no backward on a CPU" if train else None
 
 
+def check_head_dim(head_dim: int) -> None:
+    """Raise UnsupportedError for a head_dim that FlexAttention can't compute."""
+    if head_dim < MIN_HEAD_DIM:
+        raise UnsupportedError(f"FlexAttention needs head_dim >= {MIN_HEAD_DIM}, not {head_dim}")
+
+
 class FlexBlocks:
     """An AttentionKernel over one layout, or over one layout per query head.
 
@@ -157,8 +166,7 @@ class FlexBlocks:
             raise UnsupportedError(f"q has {q.shape[2]} tokens, but the layout has {self.seq_len}")
         if len(self.layouts) not in (1, q.shape[1]):
             raise UnsupportedError(f"{len(self.layouts)} layouts for {q.shape[1]} query heads")
-        if q.shape[3] < 16:
-            raise UnsupportedError(f"FlexAttention needs head_dim >= 16, not {q.shape[3]}")
+        check_head_dim(q.shape[3])
         if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise UnsupportedError(f"FlexAttention has no kernel for {q.dtype}")
         options = tile_options(self.block, q.shape[3], q.dtype) if q.is_cuda else {}

@@ -15,7 +15,12 @@ from longseq_bench.attention.base import Attention, implementation
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels.flex_blocks import attend, causal_block_mask, unavailable_reason
+from longseq_bench.kernels.flex_blocks import (
+    attend,
+    causal_block_mask,
+    check_head_dim,
+    unavailable_reason,
+)
 from longseq_bench.meta_mode import is_meta
 
 _compile_s: dict[str, float] = {}
@@ -35,8 +40,7 @@ class Flex(Attention):
         block: Annotated[int, "block size of the causal mask, in tokens"] = 128,
     ) -> None:
         super().__init__(workload, group)
-        if workload.head_dim < 16:
-            raise UnsupportedError(f"FlexAttention needs head_dim >= 16, not {workload.head_dim}")
+        check_head_dim(workload.head_dim)
         self.block = block
         self._mask: Any = None
 
