@@ -219,15 +219,16 @@ def choose_dense_kernel(attention: Attention, requested: str) -> ExactKernel | N
     """Return the kernel of the dense baseline; None for torch's scaled_dot_product_attention.
 
     requested: as in Trial.dense_kernel. If the attention's own kernel does not compute exact
-    attention, `same` means the fastest kernel.
+    attention on its device, `same` means the fastest kernel.
     """
     if requested == SDPA:
         return None
+    use = attention.kernel_use
     if requested == SAME_KERNEL:
         own = attention.comparable_kernel
-        known = own in KERNELS.names()
-        requested = own if known else AUTO
-    return select(requested, attention.kernel_use)[0]
+        is_exact = own in KERNELS.names() and KERNELS.get(own).device == use.device
+        requested = own if is_exact else AUTO
+    return select(requested, use)[0]
 
 
 def dense_baseline_for(

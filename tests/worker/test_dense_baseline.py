@@ -148,6 +148,8 @@ def test_a_part_has_rows_for_every_worker(heads: int, device: str, workers: int,
         ("block-sparse", {"sparsity": 0.5}, "same", "native"),
         ("block-sparse", {"sparsity": 0.5, "kernel": "torch"}, "same", "aten-flash-cpu"),
         ("block-sparse", {"sparsity": 0.5}, "aten-flash-cpu", "aten-flash-cpu"),
+        # FlexAttention computes a pattern on a CPU, but exact attention on CUDA only
+        ("block-sparse", {"sparsity": 0.5, "kernel": "flex"}, "same", "native"),
         ("dilated", {"kernel": "aten-flash-cpu"}, "same", "aten-flash-cpu"),
         ("dilated", {}, "same", "native"),
         ("dilated", {}, "sdpa", None),
