@@ -1,0 +1,165 @@
+"""FlexAttention as a kernel of exact attention: its backward for a part of a larger softmax.
+
+A plain, differentiable attention stands for FlexAttention, so float64 shows the formula without
+rounding. What the compiled kernel returns on a GPU is in the contract test, test_exact.py.
+"""
+
+import shutil
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.kernels import flex_blocks
+from longseq_bench.kernels.cpp_build import COMPILERS
+from longseq_bench.kernels.exact.base import KERNELS, Use
+from longseq_bench.kernels.exact.flex import Flex, own_gradients
+from tests.kernels import plain_attention
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KERNEL = Flex(Use("cuda", torch.float64, 16, True))
+
+
+def stand_in(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, **options: Any) -> Any:
+    """Return what FlexAttention returns for no mask or for the causal block mask."""
+    causal = block_mask is not None
+    if causal:
+        assert block_mask.seq_lengths == (q.shape[2], k.shape[2])
+        assert block_mask.mask_mod is flex_blocks.causal_mask_mod
+        assert (block_mask.q_indices is not None) == torch.is_grad_enabled()
+    assert options["return_aux"].lse
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out, lse = plain_attention.forward(q.to(wide), k.to(wide), v.to(wide), causal)
+    return out.to(q.dtype), SimpleNamespace(lse=lse)
+
+
+@pytest.fixture(autouse=True)
+def plain_flex(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the stand-in for FlexAttention, except in slow tests, which compile it."""
+    if "slow" not in request.keywords:
+        monkeypatch.setattr(flex_blocks, "attend", stand_in)
+
+
+def inputs(queries: int, keys: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Return grad_out, q, k and v of two batch rows and grouped heads."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(2, 4, queries, 16)] * 2 + [(2, 2, keys, 16)] * 2
+    return [torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_gradients_of_its_own_softmax(causal: bool) -> None:
+    grad_out, q, k, v = inputs(70, 70)
+    out, lse = KERNEL.forward(q, k, v, causal)
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    expected, expected_lse = plain_attention.forward(*leaves, causal)
+    assert not out.requires_grad
+    assert torch.equal(out, expected)
+    assert torch.equal(lse, expected_lse)
+    grads = KERNEL.backward((grad_out, q, out, lse), (k, v), causal)
+    for got, want in zip(grads, torch.autograd.grad(expected, leaves, grad_out), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("cut", [1, 30, 69])
+def test_the_gradients_of_parts_add_up_to_those_of_the_whole_softmax(cut: int) -> None:
+    """Large scores, so that the parts have very different weights; exact to float64's rounding."""
+    grad_out, q, k, v = inputs(40, 70)
+    k[:, :, 20:40] *= 8
+    out, lse, (dq, dk, dv) = plain_attention.gradients((q, k, v), grad_out)
+    parts = [
+        KERNEL.backward((grad_out, q, out, lse), (k[:, :, own], v[:, :, own]))
+        for own in (slice(0, cut), slice(cut, 70))
+    ]
+    got = parts[0][0] + parts[1][0], *(torch.cat([parts[0][i], parts[1][i]], 2) for i in (1, 2))
+    for one, want in zip(got, (dq, dk, dv), strict=True):
+        torch.testing.assert_close(one, want, rtol=1e-10, atol=1e-12)
+
+
+def test_a_causal_part_of_a_larger_softmax() -> None:
+    """As in a ring: 35 earlier keys for all queries, and the triangle of the rank's own."""
+    grad_out, q, k, v = inputs(35, 70)
+    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+    seen = torch.cat([torch.ones(35, 35), torch.ones(35, 35).tril()], 1)
+    out, lse = plain_attention.forward(*leaves, counts=seen)
+    dq, dk, dv = torch.autograd.grad(out, leaves, grad_out)
+    queries = grad_out, q, out.detach(), lse.detach()
+    early = KERNEL.backward(queries, (k[:, :, :35], v[:, :, :35]))
+    late = KERNEL.backward(queries, (k[:, :, 35:], v[:, :, 35:]), causal=True)
+    got = early[0] + late[0], *(torch.cat([early[i], late[i]], 2) for i in (1, 2))
+    for one, want in zip(got, (dq, dk, dv), strict=True):
+        torch.testing.assert_close(one, want, rtol=1e-10, atol=1e-12)
+
+
+def test_rows_that_see_nothing_get_no_gradient() -> None:
+    """Their log-sum-exp is -inf and their output 0."""
+    grad_out, q, k, v = inputs(12, 20)
+    out, lse = KERNEL.forward(q, k, v)
+    hidden, visible = [0, 5, 11], [row for row in range(12) if row not in (0, 5, 11)]
+    expected = KERNEL.backward(
+        (grad_out[:, :, visible], q[:, :, visible], out[:, :, visible], lse[:, :, visible]), (k, v)
+    )
+    out[:, :, hidden], lse[:, :, hidden] = 0.0, -torch.inf
+    dq, dk, dv = KERNEL.backward((grad_out, q, out, lse), (k, v))
+    assert not dq[:, :, hidden].any()
+    for got, want in zip((dq[:, :, visible], dk, dv), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
+
+
+def test_what_autograd_has_saved_is_not_overwritten() -> None:
+    """The compiled backward reads the part's own output again."""
+    grad_out, q, k, v = inputs(12, 20)
+    out, lse = KERNEL.forward(q, k, v)
+    own_out, own_lse = KERNEL.forward(q, k[:, :, :5], v[:, :, :5])
+    tensors = grad_out, q, out, lse, own_out, own_lse
+    copies = [t.clone() for t in tensors]
+    own_gradients((grad_out, q, out, lse), own_out, own_lse)
+    assert all(torch.equal(t, copy) for t, copy in zip(tensors, copies, strict=True))
+
+
+def test_half_precision_is_weighted_in_float32() -> None:
+    grad_out, q, k, v = inputs(40, 70, torch.bfloat16)
+    out, lse, expected = plain_attention.gradients((q, k, v), grad_out)
+    queries = grad_out, q, out.bfloat16(), lse.float()
+    parts = [
+        KERNEL.backward(queries, (k[:, :, own], v[:, :, own]))
+        for own in (slice(0, 5), slice(5, 70))
+    ]
+    got = parts[0][0] + parts[1][0], *(torch.cat([parts[0][i], parts[1][i]], 2) for i in (1, 2))
+    for one, want in zip(got, expected, strict=True):
+        assert one.dtype == torch.bfloat16
+        torch.testing.assert_close(one.double(), want, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "words"),
+    [
+        (torch.float64, 64, "it supports bfloat16, float16 and float32, not float64"),
+        (torch.float32, 8, "it needs a head_dim of at least 16"),
+    ],
+)
+def test_what_it_can_not_compute_is_refused(dtype: torch.dtype, head_dim: int, words: str) -> None:
+    reason = KERNELS.get("flex").unavailable_reason(Use("cuda", dtype, head_dim, True))
+    assert words in (reason or "")
+
+
+def test_it_is_for_cuda_and_never_chosen_by_auto() -> None:
+    assert Flex.priority(Use("cuda", torch.bfloat16, 64, True)) is None
+    reason = Flex.unavailable_reason(Use("cpu", torch.float32, 64, False))
+    assert reason == "it runs on cuda only"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+def test_compiled_on_a_cpu_its_output_equals_the_definition(causal: bool) -> None:
+    """A CPU has neither the log-sum-exp nor a backward; other lengths of keys than of queries."""
+    if not any(shutil.which(name) for name in COMPILERS):
+        pytest.skip(f"there is no {' or '.join(COMPILERS)}")
+    _, q, k, v = inputs(150, 150 if causal else 215, torch.float32)
+    out, lse = KERNEL.forward(q, k, v, causal, keep_lse=False)
+    expected, _ = plain_attention.forward(q.double(), k.double(), v.double(), causal)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
+    assert lse.numel() == 0
