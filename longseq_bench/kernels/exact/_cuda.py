@@ -33,6 +33,22 @@ def capability_reason(least: tuple[int, int]) -> str | None:
     return f"it needs compute capability {least[0]}.{least[1]}; this GPU has {found[0]}.{found[1]}"
 
 
+def generation_reason(majors: tuple[int, ...]) -> str | None:
+    """Return why a kernel for some generations can't run on this GPU; None if it can, or planning.
+
+    majors: the first numbers of their compute capabilities.
+    """
+    if reason := capability_reason((min(majors), 0)):
+        return reason
+    if is_meta():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    if major in majors:
+        return None
+    names = " or ".join(f"{m}.x" for m in majors)
+    return f"it needs compute capability {names}; this GPU has {major}.{minor}"
+
+
 def repeat_heads(q: Tensor, k: Tensor) -> Tensor:
     """Return k with each KV head repeated for its query heads; k itself without grouped heads."""
     repeat = q.shape[1] // k.shape[1]

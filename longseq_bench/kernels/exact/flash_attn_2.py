@@ -1,6 +1,6 @@
 """The flash-attn package, version 2, for CUDA (arXiv 2307.08691)."""
 
-import importlib.util
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,10 +10,21 @@ from typing_extensions import override
 from longseq_bench.kernels.base import Pair, Queries, Triple
 from longseq_bench.kernels.exact._cuda import capability_reason, half_reason
 from longseq_bench.kernels.exact._flash_backward import backward_in_parts
+from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
 from longseq_bench.meta_mode import is_meta
 
-INSTALL = "pip install flash-attn --no-build-isolation"
+PACKAGE = Package(
+    distribution="flash-attn",
+    module="flash_attn.flash_attn_interface",
+    install="pip install flash-attn --no-build-isolation",
+    parameters={
+        "_flash_attn_forward": "q k v dropout_p softmax_scale causal window_size_left "
+        "window_size_right softcap alibi_slopes return_softmax",
+        "_flash_attn_backward": "dout q k v out softmax_lse dq dk dv dropout_p softmax_scale "
+        "causal window_size_left window_size_right softcap alibi_slopes deterministic",
+    },
+)
 
 
 @exact_kernel("flash-attn-2")
@@ -29,9 +40,7 @@ class FlashAttn2(ExactKernel):
         reason = super().unavailable_reason(use) or half_reason(use)
         if reason or is_meta():
             return reason
-        if importlib.util.find_spec("flash_attn") is None:
-            return f"the package flash-attn is not installed: {INSTALL}"
-        return capability_reason((8, 0))
+        return PACKAGE.unavailable_reason() or capability_reason((8, 0))
 
     @override
     def _forward(
@@ -80,7 +89,6 @@ def _allocate_sums(q: Tensor, k: Tensor) -> None:
         sums += [k.new_empty(batch, k.shape[2], heads, dim) for _ in range(2)]
 
 
+@cache
 def _package() -> Any:
-    from flash_attn import flash_attn_interface
-
-    return flash_attn_interface
+    return PACKAGE.load()

@@ -1,0 +1,90 @@
+"""Optional packages that have a kernel: whether one is installed, and whether its functions fit.
+
+A package is recognised by the name under which pip installed it. Modules do not tell: flash-attn-4
+makes a folder `flash_attn`, and flash-attn 2 has a folder `flash_attn/cute`.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longseq_bench.core.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that the user installs.
+
+    distribution: its name for pip.  module: where its functions are.  install: one command.
+    parameters: by function, the parameters that the kernel gives, with spaces between them.
+    """
+
+    distribution: str
+    module: str
+    install: str
+    parameters: Mapping[str, str]
+
+    def unavailable_reason(self) -> str | None:
+        """Return how to install it; None if it is installed."""
+        try:
+            version(self.distribution)
+        except PackageNotFoundError:
+            return f"the package {self.distribution} is not installed: {self.install}"
+        return None
+
+    def load(self) -> Any:
+        """Return the module.
+
+        Raises UnsupportedError if it can't be imported, or if its functions need other parameters.
+        """
+        try:
+            module = importlib.import_module(self.module)
+        except (ImportError, OSError, RuntimeError) as error:
+            raise UnsupportedError(
+                f"{self.distribution} is installed but can't be imported ({error}); install it "
+                f"again for this torch: {self.install}"
+            ) from error
+        for name, given in self.parameters.items():
+            if not _accepts(getattr(module, name, None), set(given.split())):
+                raise UnsupportedError(
+                    f"{name} of the installed {self.distribution} takes other parameters than "
+                    f"{given}; install the current version: {self.install}"
+                )
+        return module
+
+
+def _accepts(function: Callable[..., Any] | None, given: set[str]) -> bool:
+    """Return True if a function or a custom operator can be called with these parameters alone."""
+    if function is None:
+        return False
+    operator = getattr(function, "_opoverload", None)
+    if operator is not None:
+        has_default = {a.name: a.has_default_value() for a in operator._schema.arguments}
+    else:
+        parameters = inspect.signature(function).parameters
+        has_default = {n: p.default is not p.empty for n, p in parameters.items()}
+    needed = {name for name, default in has_default.items() if not default}
+    return needed <= given <= set(has_default)
+
+
+def allocate_backward_buffers(q: Tensor, k: Tensor) -> list[Tensor]:
+    """Return tensors about as large as those that FlashAttention-3 and 4 allocate in a backward.
+
+    They are float32: sums of dq, those of dk and dv for grouped heads, and two numbers a query. In
+    meta mode nothing else accounts for them.
+    """
+    sums = [q] if q.shape[1] == k.shape[1] else [q, k, k]
+    sizes = [*map(sum_elements, sums), 2 * q.shape[:3].numel()]
+    return [q.new_empty(size, dtype=torch.float32) for size in sizes]
+
+
+def sum_elements(t: Tensor) -> int:
+    """Return the elements of the sums of a gradient: tokens and head_dim are rounded up."""
+    batch, heads, tokens, head_dim = t.shape
+    return batch * heads * (-(-tokens // 128) * 128) * (-(-head_dim // 32) * 32)
