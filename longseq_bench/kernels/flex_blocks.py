@@ -169,12 +169,21 @@ class FlexBlocks:
         check_head_dim(q.shape[3])
         if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise UnsupportedError(f"FlexAttention has no kernel for {q.dtype}")
-        options = tile_options(self.block, q.shape[3], q.dtype) if q.is_cuda else {}
         mask = self.prepare(q.device, train)
-        return attend(q, k, v, mask, kernel_options=options or None, **more)
+        return attend(q, k, v, mask, kernel_options=self._kernel_options(q) or None, **more)
+
+    def _kernel_options(self, q: Tensor) -> dict[str, Any]:
+        return {**tile_options(self.block, q.shape[3], q.dtype)} if q.is_cuda else {}
+
+    @property
+    def _mask_mod(self) -> Any:
+        """The function of positions that partly seen blocks have."""
+        from torch.nn.attention.flex_attention import noop_mask
+
+        return causal_mask_mod if self.causal else noop_mask
 
     def _mask(self, device: torch.device, train: bool) -> Any:
-        from torch.nn.attention.flex_attention import BlockMask, noop_mask
+        from torch.nn.attention.flex_attention import BlockMask
 
         masked, full = [], []
         for one in self.layouts:
@@ -188,7 +197,7 @@ class FlexBlocks:
             tables += self._table(columns, device) if train else (None, None)
         make: Callable[..., Any] = BlockMask
         lengths, blocks = (self.seq_len, self.seq_len), (self.block, self.block)
-        return make(lengths, *tables, blocks, causal_mask_mod if self.causal else noop_mask)
+        return make(lengths, *tables, blocks, self._mask_mod)
 
     def _table(self, entries: Sequence[Entries], device: torch.device) -> tuple[Tensor, Tensor]:
         """Return blocks per row (1, H, R) and their indices (1, H, R, W), padded with 0, int32.

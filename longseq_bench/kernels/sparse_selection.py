@@ -1,9 +1,12 @@
 """Choice of the kernel for a sparse pattern, and the reason if the fastest one is not used.
 
-native   compiled C++ on a CPU with a compiler: two to three times as fast as plain torch
-triton   on CUDA: block layouts, and spans
-torch    torch's fused kernels on gathered keys or on tiles, or plain torch on spans; any device
-flex     FlexAttention compiled by torch, block layouts only; for comparison, never chosen by auto
+native      compiled C++ on a CPU with a compiler: two to three times as fast as plain torch
+triton      on CUDA: block layouts, and spans
+torch       torch's fused kernels on gathered keys or tiles, or plain torch on spans; any device
+flex        FlexAttention compiled by torch, block layouts only; for comparison
+flex-flash  the same with the kernels of FlashAttention-4, a package that the user installs
+
+The last two are never chosen by auto.
 
 Patterns that are tiles of exact attention also run on any kernel of kernels/exact, by its name.
 """
@@ -15,17 +18,20 @@ from typing import Literal
 import torch
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels import flex_blocks, native, spans_reference
+from longseq_bench.kernels import flex_blocks, flex_flash, native, spans_reference
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, select
 from longseq_bench.kernels.spans import SpanKernel
 from longseq_bench.meta_mode import is_meta
 
-Kernel = Literal["auto", "native", "triton", "flex", "torch"]
+Kernel = Literal["auto", "native", "triton", "flex", "flex-flash", "torch"]
+
+FLEX = ("flex", flex_flash.NAME)
+"""Kernels for block layouts only: one rank, no padding, no gradients of scores."""
 
 FASTEST = ("native", "triton", "torch")
 """The order in which auto tries kernels."""
 
-_NO_BLOCK_LAYOUT = "kernel=flex needs a block layout, and this pattern has none here"
+_NO_BLOCK_LAYOUT = "it needs a block layout, and this pattern has none here"
 
 _ANY_BLOCK = 128
 """Spans have no block; every kernel takes one of this size."""
@@ -53,16 +59,17 @@ def choose(
     no block layout. Raises UnsupportedError with the reason if the requested kernel can't be used.
     """
     torch_dtype: torch.dtype = getattr(torch, dtype)
+    use = Use(device, torch_dtype, head_dim, blocks is not None and blocks.train)
+    block = blocks.block if blocks else _ANY_BLOCK
     reasons = {
         "native": _native_reason(device, torch_dtype),
-        "triton": triton_reason(
-            device, torch_dtype, head_dim, blocks.block if blocks else _ANY_BLOCK
-        ),
-        "flex": flex_blocks.unavailable_reason(device, blocks.train)
-        if blocks
-        else _NO_BLOCK_LAYOUT,
+        "triton": triton_reason(device, torch_dtype, head_dim, block),
+        "flex": flex_blocks.unavailable_reason(device, use.train),
+        flex_flash.NAME: flex_flash.unavailable_reason(use, block),
         "torch": None,
     }
+    if blocks is None:
+        reasons |= dict.fromkeys(FLEX, _NO_BLOCK_LAYOUT)
     name = requested
     if requested == "auto":
         name = next(name for name in FASTEST if reasons[name] is None)

@@ -237,8 +237,8 @@ class MultiheadBlockSparse(nn.Module):
     ) -> tuple[AttentionKernel, Padded | None]:
         """Return the kernel of all rows, and the queries (B, N) that see no key, if any."""
         dtype = dtype_name(q.dtype)
-        if padded is not None and self.kernel == "flex":
-            raise UnsupportedError("kernel=flex does not support padding; use auto")
+        if padded is not None and self.kernel in sparse_selection.FLEX:
+            raise UnsupportedError(f"kernel={self.kernel} does not support padding; use auto")
         tokens = q.shape[2]
         attention = self._layouts.get(
             (tokens, dtype, q.device), lambda: self._build(tokens, dtype, q.device.type)

@@ -379,6 +379,8 @@ def test_a_dtype_without_a_kernel_is_refused() -> None:
         module().double()(y, y, y)
 
 
-def test_a_kernel_without_padding_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="kernel=flex does not support padding; use auto"):
-        module(kernel="flex")(X, X, X, padding("end", 20))
+@pytest.mark.parametrize("kernel", ["flex", "flex-flash"])
+def test_a_kernel_without_padding_is_refused(kernel: str) -> None:
+    message = f"kernel={kernel} does not support padding; use auto"
+    with pytest.raises(UnsupportedError, match=message):
+        module(kernel=kernel)(X, X, X, padding("end", 20))

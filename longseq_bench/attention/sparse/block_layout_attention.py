@@ -14,7 +14,7 @@ from longseq_bench.attention.base import Attention, Counts, Mask, Positions
 from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels import sparse_selection
+from longseq_bench.kernels import flex_flash, sparse_selection
 from longseq_bench.kernels.base import AttentionKernel, SplitKernel
 from longseq_bench.kernels.exact.base import Use
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask
@@ -90,7 +90,7 @@ class LayoutAttention(Attention):
     def comparable_kernel(self) -> str:
         if self.kernel_name == "torch":
             return sparse_selection.torch_kernel(self.kernel_use).name
-        return self.kernel_name
+        return {flex_flash.NAME: "flash-attn-4"}.get(self.kernel_name, self.kernel_name)
 
     @override
     def facts(self) -> dict[str, Any]:
@@ -119,6 +119,8 @@ def build_layout_kernel(
         from longseq_bench.kernels.flex_blocks import FlexBlocks
 
         return FlexBlocks(layouts)
+    if kernel == flex_flash.NAME:
+        return flex_flash.FlexFlashBlocks(layouts)
     from longseq_bench.kernels.gathered import GatheredBlocksKernel
 
     exact = sparse_selection.torch_kernel(use)

@@ -141,8 +141,8 @@ class BlockSparse(LayoutAttention):
         self._layout = None
         for name in ("_sharded", "_rank_kernel"):
             vars(self).pop(name, None)
-        if self.group.size > 1 and self.requested_kernel == "flex":
-            raise UnsupportedError("kernel=flex runs on one rank; use auto")
+        if self.group.size > 1 and self.requested_kernel in sparse_selection.FLEX:
+            raise UnsupportedError(f"kernel={self.requested_kernel} runs on one rank; use auto")
         super().prepare(device)
         w = self.workload
         if self.group.size > 1:
