@@ -12,7 +12,7 @@ from torch import Tensor
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels.exact import _cuda, _packages
 from longseq_bench.kernels.exact._packages import Package, allocate_backward_buffers
-from longseq_bench.kernels.exact.base import KERNELS, Use
+from longseq_bench.kernels.exact.base import KERNELS, Use, select
 
 PACKAGE = Package(
     "some-kernels", "some_kernels.interface", "pip install some-kernels", {"run": "q causal"}
@@ -137,3 +137,24 @@ def test_buffers_of_a_backward_are_float32_sums(kv_heads: int, sums: int) -> Non
     q, k = (torch.empty(3, heads, 130, 80, dtype=torch.bfloat16) for heads in (4, kv_heads))
     buffers = allocate_backward_buffers(q, k)
     assert sum(t.nbytes for t in buffers) == 4 * 3 * (sums * 256 * 96 + 2 * 4 * 130)
+
+
+@pytest.mark.parametrize("name", ["flash-attn-3", "flash-attn-4"])
+def test_planning_needs_no_package_and_counts_the_buffers(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    install(monkeypatch)
+    kernel_class = KERNELS.get(name)
+    module = sys.modules[kernel_class.__module__]
+    for one in (module, _cuda):
+        monkeypatch.setattr(one, "is_meta", lambda: True)
+    allocated = []
+    monkeypatch.setattr(module, "allocate_backward_buffers", lambda *t: allocated.append(t))
+    kernel = select(name, Use("cuda", torch.bfloat16, 64, True))[0]
+    q = torch.empty(1, 4, 1000, 64, dtype=torch.bfloat16, device="meta")
+    k = v = q[:, :2]
+    out, lse = kernel.forward(q, k, v)
+    assert (out.shape, lse.shape, lse.dtype) == (q.shape, q.shape[:3], torch.float32)
+    grads = kernel.backward((q, q, out, lse), (k, v))
+    assert [grad.shape for grad in grads] == [q.shape, k.shape, v.shape]
+    assert len(allocated) == 1
