@@ -150,7 +150,7 @@ def test_every_pattern_equals_its_definition(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [32, 64, 80, 128])
+@pytest.mark.parametrize("dim", [32, 64, 80, 128, 256])
 def test_every_head_dim_and_dtype(interpreted: Interpreted, dim: int, dtype: torch.dtype) -> None:
     """The kernel pads 80 to 128."""
     layout = make_layout("random", 38, 32, 0.3, dim != 64)

@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 LIMIT_S = 120.0
-DIMS = (16, 64, 80, 128)
+DIMS = (16, 64, 80, 128, 256)
 
 Interpreted = Callable[..., Any]
 
