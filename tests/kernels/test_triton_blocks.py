@@ -7,7 +7,7 @@ import of triton. Other tests compile the kernels, which needs no device.
 import importlib.util
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,34 +23,18 @@ from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 from tests.kernels import plain_attention
-from tests.kernels.triton_interpreter import interpret
+from tests.kernels.triton_interpreter import LIMIT_S, Interpreted
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed"),
 ]
 
-LIMIT_S = 120.0
 ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
-Interpreted = Callable[..., Any]
 
-
-# ---- the process that interprets ---------------------------------------------------------------
-
-
-def compile_quietly(cache: str) -> None:
-    os.environ.pop("TRITON_INTERPRET", None)
-    os.environ["TRITON_CACHE_DIR"] = cache
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[Interpreted]:
-    """`interpreted(function, *arguments)` calls a function of this module in that process."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, interpret) as pool:
-        yield lambda function, *args: pool.submit(function, *args).result(LIMIT_S)
+# ---- passes in Triton's interpreter -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -468,6 +452,11 @@ def test_a_tile_divides_the_block_and_is_at_least_16(interpreted: Interpreted) -
 # ---- compiled kernels --------------------------------------------------------------------------
 
 HARDEST = {"tail": True, "split": True, "group": 4}
+
+
+def compile_quietly(cache: str) -> None:
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ["TRITON_CACHE_DIR"] = cache
 
 
 @pytest.mark.slow

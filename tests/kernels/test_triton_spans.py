@@ -1,9 +1,6 @@
 """The Triton kernels over spans, in Triton's interpreter."""
 
 import importlib.util
-import multiprocessing
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -23,25 +20,14 @@ from tests.kernels.test_spans import (
     random_case,
     run,
 )
-from tests.kernels.triton_interpreter import interpret
+from tests.kernels.triton_interpreter import Interpreted
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed"),
 ]
 
-LIMIT_S = 120.0
 DIMS = (16, 64, 80, 128, 256)
-
-Interpreted = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def interpreted() -> Iterator[Interpreted]:
-    """`interpreted(function, *arguments)` calls a function of this module in another process."""
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, interpret) as pool:
-        yield lambda function, *args: pool.submit(function, *args).result(LIMIT_S)
 
 
 def run_triton(*args: Any) -> dict[str, Tensor]:

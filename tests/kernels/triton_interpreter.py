@@ -1,10 +1,17 @@
 """Triton's interpreter, for a separate process."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+
+LIMIT_S = 120.0
+"""Time limit of a function in that process."""
+
+Interpreted = Callable[..., Any]
+"""Type of the fixture `interpreted`."""
 
 
 def interpret() -> None:
