@@ -17,14 +17,13 @@ from typing_extensions import override
 
 from benchmarks.gpu.items import Figures
 from benchmarks.triton_static import Variant, compile_variant
-from longseq_bench.kernels.triton_blocks import TritonBlocks, capability_of
+from longseq_bench.kernels.triton_blocks import TritonBlocks
+from longseq_bench.kernels.triton_launch import capability_of
 from longseq_bench.kernels.triton_tiles import Shape, select_shape
 from longseq_bench.patterns.blocks import make_layout
 
 TOKENS, HEADS, BLOCK, SPARSITY = 2**16, 8, 128, 0.95
 REPEATS = 8
-ALLOWED = 2e-2
-"""Largest difference from the chosen tile's result over its largest value, in bfloat16."""
 
 
 class TimedBlocks(TritonBlocks):

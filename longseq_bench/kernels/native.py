@@ -21,7 +21,7 @@ from torch import Tensor
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels.base import Pair, Queries, check_strides
 from longseq_bench.kernels.cpp_build import library
-from longseq_bench.kernels.spans import HeadSpans, SpanTask
+from longseq_bench.kernels.spans import SPAN_ARRAYS, STEP_ARRAYS, HeadSpans, SpanTask
 from longseq_bench.meta_mode import are_loops_limited, device_kind
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -30,8 +30,6 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 LOCKS = 4096
 _STACK_BYTES = 512 * 1024
-_STEP_ARRAYS = ("q_row", "k_row", "q_at", "k_at")
-_SPAN_ARRAYS = ("tile_start", "tile_count", "runs", "start", "count", "step")
 
 
 def _fields(kind: type, *names: str) -> list[tuple[str, type]]:
@@ -46,9 +44,9 @@ class _Problem(ctypes.Structure):
     _fields_ = [
         *_fields(ctypes.c_int64, "dtype", "dim", "batches", "group", "causal", "wide", "merge"),
         *_fields(_Tensor, "q", "k", "v", "out", "lse", "grad", "dq", "dk", "dv"),
-        *_fields(ctypes.c_void_p, *_STEP_ARRAYS),
+        *_fields(ctypes.c_void_p, *STEP_ARRAYS),
         *_fields(ctypes.c_int64, "tiles", "tile_step"),
-        *_fields(ctypes.c_void_p, *_SPAN_ARRAYS),
+        *_fields(ctypes.c_void_p, *SPAN_ARRAYS),
         ("heads", ctypes.c_int64),
         ("head", ctypes.c_void_p),
         *_fields(ctypes.c_int64, "kv_heads", "parts"),
@@ -158,7 +156,7 @@ def _problem(q: Tensor, k: Tensor, task: SpanTask) -> _Problem:
         dtype=DTYPES.index(q.dtype), dim=q.shape[3], batches=q.shape[0],
         group=q.shape[1] // k.shape[1], causal=task.causal, merge=task.merge,
     )  # fmt: skip
-    _set_arrays(problem, task.steps, _STEP_ARRAYS)
+    _set_arrays(problem, task.steps, STEP_ARRAYS)
     return problem
 
 
@@ -178,7 +176,7 @@ def _set(problem: _Problem, **tensors: Tensor | None) -> None:
 
 def _set_spans(problem: _Problem, part: HeadSpans) -> None:
     problem.tiles, problem.tile_step = part.spans.tiles, part.spans.tile_step
-    _set_arrays(problem, part.spans, _SPAN_ARRAYS)
+    _set_arrays(problem, part.spans, SPAN_ARRAYS)
     problem.heads, problem.head = len(part.head), part.head.ctypes.data
 
 

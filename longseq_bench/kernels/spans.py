@@ -23,6 +23,12 @@ from longseq_bench.patterns.spans import Spans
 
 Ints32 = NDArray[np.int32]
 
+STEP_ARRAYS = ("q_row", "k_row", "q_at", "k_at")
+"""Arrays of a StepMap, in the order in which compiled kernels take them."""
+
+SPAN_ARRAYS = ("tile_start", "tile_count", "runs", "start", "count", "step")
+"""Arrays of Spans, in the order in which compiled kernels take them."""
+
 
 @dataclass(frozen=True, eq=False)
 class HeadSpans:

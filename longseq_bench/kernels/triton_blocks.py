@@ -12,7 +12,6 @@ the same kernels run on CPU tensors.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,9 +19,15 @@ import torch
 import triton
 from torch import Tensor
 
-from longseq_bench.core.errors import KernelLimitError, UnsupportedError
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import triton_kernels, triton_splits
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.triton_launch import (
+    capability_of,
+    grid_of,
+    on_device,
+    with_dense_rows,
+)
 from longseq_bench.kernels.triton_tiles import (
     BLOCKS,
     Shape,
@@ -34,7 +39,6 @@ from longseq_bench.kernels.work_items import WorkItems
 from longseq_bench.meta_mode import device_kind, is_meta
 from longseq_bench.patterns.block_layout import BlockLayout, common_sizes
 
-MAX_PROGRAMS = 2**31 - 1
 _JOINED_ROWS = 32
 """Tokens of a program that joins slots."""
 
@@ -80,7 +84,7 @@ class TritonBlocks:
         """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
         self._check(q, k, v)
         self.prepare(q.device)
-        items, (q, k, v) = self._rows[q.device], map(_with_dense_rows, (q, k, v))
+        items, (q, k, v) = self._rows[q.device], map(with_dense_rows, (q, k, v))
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(q.shape[:3] if keep_lse else (1,), dtype=torch.float32, device=q.device)
         parts = self._slots(q, items)
@@ -102,7 +106,7 @@ class TritonBlocks:
         group = q.shape[1] // k.shape[1]
         self.prepare(q.device, group)
         rows, columns = self._rows[q.device], self._columns[q.device, group]
-        grad_out, q, k, v, out = map(_with_dense_rows, (grad_out, q, k, v, out))
+        grad_out, q, k, v, out = map(with_dense_rows, (grad_out, q, k, v, out))
         lse = lse.contiguous()
         delta = torch.empty_like(lse)
         dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
@@ -204,23 +208,4 @@ class TritonBlocks:
 
 def _grid(programs: int, owner: Tensor) -> tuple[int]:
     """Return a grid of so many programs for each head and batch of `owner`."""
-    total = programs * owner.shape[0] * owner.shape[1]
-    if total > MAX_PROGRAMS:
-        raise KernelLimitError(
-            f"{total} programs are more than the maximum of one launch, {MAX_PROGRAMS}"
-        )
-    return (total,)
-
-
-def on_device(owner: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Make the device of a tensor the current one, on which Triton launches."""
-    return torch.cuda.device(owner.device) if owner.is_cuda else contextlib.nullcontext()
-
-
-def capability_of(owner: Tensor) -> int:
-    """Return the major number of a device's compute capability; 9 in Triton's interpreter."""
-    return torch.cuda.get_device_capability(owner.device)[0] if owner.is_cuda else 9
-
-
-def _with_dense_rows(t: Tensor) -> Tensor:
-    return t if t.stride(-1) == 1 else t.contiguous()
+    return grid_of(programs * owner.shape[0] * owner.shape[1])

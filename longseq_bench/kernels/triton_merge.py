@@ -8,9 +8,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from longseq_bench.core.errors import KernelLimitError
-from longseq_bench.kernels.triton_blocks import MAX_PROGRAMS, on_device
 from longseq_bench.kernels.triton_kernels import jit
+from longseq_bench.kernels.triton_launch import grid_of, on_device, with_dense_rows
 
 ROWS = 32
 """Rows of a program."""
@@ -52,18 +51,14 @@ def _merge(
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """Merge part (B, H, N, D) and part_lse (B, H, N) into out and lse, float32, in place."""
     batch, heads, tokens, dim = out.shape
-    part = part if part.stride(-1) == 1 else part.contiguous()
+    part = with_dense_rows(part)
     tiles = -(-tokens // ROWS)
     programs = batch * heads * tiles
-    if programs > MAX_PROGRAMS:
-        raise KernelLimitError(
-            f"{programs} programs are more than the maximum of one launch, {MAX_PROGRAMS}"
-        )
     if not programs:
         return
     strides = (out.stride()[:3], lse.stride(), part.stride()[:3], part_lse.stride())
     with on_device(out):
-        _merge[(programs,)](
+        _merge[grid_of(programs)](
             out, lse, part, part_lse, *strides, tokens, heads, tiles,
             DIM=dim, WIDE=triton.next_power_of_2(dim), M=ROWS,
         )  # fmt: skip

@@ -16,19 +16,16 @@ import torch
 import triton
 from torch import Tensor
 
-from longseq_bench.core.errors import KernelLimitError, UnsupportedError
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import triton_span_kernels
 from longseq_bench.kernels.base import Pair, Queries, check_strides
-from longseq_bench.kernels.spans import HeadSpans, SpanTask
-from longseq_bench.kernels.triton_blocks import MAX_PROGRAMS, capability_of, on_device
+from longseq_bench.kernels.spans import SPAN_ARRAYS, STEP_ARRAYS, HeadSpans, SpanTask
+from longseq_bench.kernels.triton_launch import capability_of, grid_of, on_device, with_dense_rows
 from longseq_bench.kernels.triton_tiles import Shape, run_fitting, select_shape, unavailable_reason
 from longseq_bench.meta_mode import are_loops_limited, device_kind
 
 LARGEST_TILE = 128
 """Queries and keys of a program, at most; dilated patterns make tiles of as many queries."""
-
-_STEP_ARRAYS = ("q_row", "k_row", "q_at", "k_at")
-_SPAN_ARRAYS = ("tile_start", "tile_count", "runs", "start", "count", "step")
 
 _on_device: weakref.WeakKeyDictionary[Any, dict[Any, Mapping[str, Tensor]]] = (
     weakref.WeakKeyDictionary()
@@ -63,8 +60,7 @@ def backward(
     """
     (grad_out, q, out, lse), (k, v) = queries, keys
     _check(q, k, v)
-    grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
-    out = out if out.stride(-1) == 1 else out.contiguous()
+    grad_out, out = with_dense_rows(grad_out), with_dense_rows(out)
     group = q.shape[1] // k.shape[1]
     for i, part in enumerate(task.parts):
         used = [h for h in part.heads if h // group in kv_heads]
@@ -92,8 +88,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _arrays(part: HeadSpans, task: SpanTask, device: torch.device) -> Mapping[str, Tensor]:
     """Return the arrays of a part and of the steps on a device; only those that are given."""
-    spans = _copied(part, device, part.spans, _SPAN_ARRAYS)
-    steps = _copied(task.steps, device, task.steps, _STEP_ARRAYS)
+    spans = _copied(part, device, part.spans, SPAN_ARRAYS)
+    steps = _copied(task.steps, device, task.steps, STEP_ARRAYS)
     heads = _copied(part, (device, "heads"), part, ("head",))["head"]
     return {**spans, **steps, "heads": heads}
 
@@ -133,7 +129,7 @@ def _items(part: HeadSpans, device: torch.device, queries: int) -> Tensor:
 def _constants(
     q: Tensor, k: Tensor, task: SpanTask, arrays: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    given = {f"HAS_{name.upper()}": name in arrays for name in ("step", *_STEP_ARRAYS)}
+    given = {f"HAS_{name.upper()}": name in arrays for name in ("step", *STEP_ARRAYS)}
     dim = q.shape[3]
     return {
         "GROUP": q.shape[1] // k.shape[1], "DIM": dim, "WIDE": triton.next_power_of_2(dim),
@@ -159,17 +155,13 @@ def _launch(
     items = _items(part, q.device, tile.queries)
     if are_loops_limited() or not len(items):
         return
-    lists = [arrays.get(name, items) for name in (*_SPAN_ARRAYS, *_STEP_ARRAYS)]
+    lists = [arrays.get(name, items) for name in (*SPAN_ARRAYS, *STEP_ARRAYS)]
     scale = q.shape[3] ** -0.5
 
     def run(tile: Shape) -> None:
         items = _items(part, q.device, tile.queries)
         programs = len(items) * len(heads) * q.shape[0]
-        if programs > MAX_PROGRAMS:
-            raise KernelLimitError(
-                f"{programs} programs are more than the maximum of one launch, {MAX_PROGRAMS}"
-            )
-        getattr(triton_span_kernels, name)[(programs,)](
+        getattr(triton_span_kernels, name)[grid_of(programs)](
             *tensors, items, heads, *lists, *strides, part.spans.tile_step, len(items),
             len(heads), *sizes, scale, **fixed, M=tile.queries, N=tile.keys, **tile.options,
         )  # fmt: skip
