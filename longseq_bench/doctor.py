@@ -4,13 +4,13 @@ import os
 import platform
 import re
 import shutil
-import sysconfig
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from longseq_bench.core import triton_build
 from longseq_bench.core.catalogue import Catalogue, Entry
 from longseq_bench.core.gpus import VISIBLE, GpuReport, read_visible_gpus
 from longseq_bench.core.model import Environment
@@ -146,7 +146,7 @@ def _nvml(environment: Environment) -> Finding:
 def _gpus(report: GpuReport, environment: Environment) -> list[Finding]:
     """Report the GPUs that CUDA shows to this process, and what disturbs them."""
     if report.driver is None:
-        return []  # said by nvml
+        return []  # the finding `nvml` has the reason
     if not report.visible:
         remedy = f"set {VISIBLE} to an index or a UUID of nvidia-smi -L"
         return [Finding("visible gpus", "note", report.reason or "none", remedy)]
@@ -167,19 +167,10 @@ def _triton_build(catalogue: Catalogue | None) -> list[Finding]:
     info = catalogue.devices.get("cuda") if catalogue else None
     if info is None or info.unavailable:
         return []
-    compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang")), None)
-    # Debian's default scheme names a folder without headers; Triton avoids it too
-    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
-    header = Path(sysconfig.get_path("include", scheme)) / "Python.h"
-    missing, remedies = [], []
-    if compiler is None or not shutil.which(compiler.split()[0]):
-        missing.append(f"CC={compiler} was not found" if compiler else "there is no gcc or clang")
-        remedies.append("install gcc")
-    if not header.is_file():
-        missing.append(f"there is no {header}")
-        remedies.append("install Python's headers (python3-dev or python3-devel)")
-    found = f"{', '.join(missing)}: Triton's kernels can't start" if missing else str(compiler)
-    return [_check("triton on cuda", not missing, found, "; ".join(remedies))]
+    missing = triton_build.find_missing()
+    names = ", ".join(what for what, _ in missing)
+    found = f"{names}: Triton's kernels can't start" if missing else str(triton_build.c_compiler())
+    return [_check("triton on cuda", not missing, found, "; ".join(todo for _, todo in missing))]
 
 
 def _cuda(catalogue: Catalogue | None) -> Finding:

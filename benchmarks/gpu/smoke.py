@@ -1,15 +1,13 @@
 """Step smoke: versions, what Triton needs, the device's ceilings, the doctor, the quick tests."""
 
 import json
-import shutil
-import sysconfig
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from benchmarks.gpu.correct import test_files
 from benchmarks.gpu.items import Figures, Item, ItemFailed, Session, Step, plain_table
 from benchmarks.gpu.processes import longseq, measure, run_tests
+from longseq_bench.core.triton_build import c_compiler, find_missing, python_header
 
 
 def list_items(session: Session) -> Sequence[Item]:
@@ -25,16 +23,14 @@ def list_items(session: Session) -> Sequence[Item]:
 
 def find_compiler(session: Session) -> Figures:
     """Find the C compiler and Python's header, with which Triton builds its launcher."""
-    compiler = next((path for name in ("gcc", "clang", "cc") if (path := shutil.which(name))), None)
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    figures: Figures = {"compiler": compiler or "none", "python_h": str(header)}
-    figures["has_python_h"] = header.is_file()
-    missing = [
-        *([] if compiler else ["gcc: install gcc"]),
-        *([] if header.is_file() else [f"{header}: install python3-dev"]),
-    ]
+    figures: Figures = {
+        "compiler": c_compiler() or "none", "python_h": str(python_header()),
+        "has_python_h": python_header().is_file(),
+    }  # fmt: skip
+    missing = find_missing()
     if missing and session.device == "cuda":
-        raise ItemFailed(f"Triton needs {', and '.join(missing)}", figures)
+        text = "; ".join(f"{what}: {remedy}" for what, remedy in missing)
+        raise ItemFailed(f"Triton's kernels can't start: {text}", figures)
     return figures
 
 

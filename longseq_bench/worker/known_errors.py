@@ -5,13 +5,13 @@ torch raises most of them as a RuntimeError, so only the text tells them apart.
 
 import re
 import subprocess
-import sysconfig
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from longseq_bench.core.triton_build import python_header
 
 OUT_OF_MEMORY = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory"
@@ -101,9 +101,9 @@ def _explain_compiler(error: subprocess.CalledProcessError) -> str | None:
     command = [str(part) for part in ([error.cmd] if isinstance(error.cmd, str) else error.cmd)]
     if "-shared" not in command:
         return None
-    headers = Path(sysconfig.get_paths()["include"])
-    if not (headers / "Python.h").exists():
-        return f"Triton needs Python's headers, and {headers} has no Python.h; install python3-dev"
+    header = python_header()
+    if not header.is_file():
+        return f"Triton needs Python's headers, and there is no {header}; install python3-dev"
     return f"Triton's C compiler failed: {command[0]}; its messages are in the trial's output"
 
 

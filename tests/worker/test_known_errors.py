@@ -150,10 +150,10 @@ def test_missing_headers_of_python_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Triton compiles its launcher; gcc's own message goes to the output of the trial."""
-    monkeypatch.setattr(sysconfig, "get_paths", lambda **_: {"include": str(tmp_path)})
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
     reason = known_errors.explain_unusable(compiler_error("-O3", "-shared"))
     assert reason == (
-        f"Triton needs Python's headers, and {tmp_path} has no Python.h; install python3-dev"
+        f"Triton needs Python's headers, and there is no {tmp_path}/Python.h; install python3-dev"
     )
     (tmp_path / "Python.h").touch()
     assert "C compiler failed: /usr/bin/gcc" in (
