@@ -12,10 +12,10 @@ from typing import Literal
 
 from longseq_bench.core import triton_build
 from longseq_bench.core.catalogue import Catalogue, Entry
-from longseq_bench.core.gpus import VISIBLE, GpuReport, read_visible_gpus
+from longseq_bench.core.gpus import VISIBLE, GpuReport, read_installed_gpus, read_visible_gpus
 from longseq_bench.core.model import Environment
 from longseq_bench.core.units import format_bytes
-from longseq_bench.environment import NOT_INSTALLED, read_gpus
+from longseq_bench.environment import NOT_INSTALLED
 
 MIN_PYTHON = (3, 11)
 TRANSPORTS = ("deepspeed", "fairscale")
@@ -139,7 +139,7 @@ def _nvml(environment: Environment) -> Finding:
             for gpu, watts in zip(environment.gpus, limits, strict=True)
         ]
         return Finding("nvml", "ok", f"driver {environment.driver}, {', '.join(gpus)}")
-    found = read_gpus().reason or "no GPU"
+    found = read_installed_gpus().reason or "no GPU"
     return Finding("nvml", "note", found, "to measure a GPU, install NVIDIA's driver")
 
 

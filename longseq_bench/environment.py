@@ -9,17 +9,15 @@ import platform
 import re
 import socket
 import subprocess
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from longseq_bench import __version__
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.gpus import read_visible_gpus
+from longseq_bench.core.gpus import read_installed_gpus, read_visible_gpus
 from longseq_bench.core.model import Device, Environment
 
 NOT_INSTALLED = "not installed"
@@ -41,23 +39,9 @@ _NAMES = frozenset({
 _NO_LIMIT = 2**60  # larger limits mean none: cgroup v1 writes a number near 2^63
 
 
-@dataclass(frozen=True)
-class Gpus:
-    """Names of all GPUs and the driver's version by NVML, or the reason why NVML fails.
-
-    power_limits_w, sm_clocks_mhz: of each GPU now; None where the driver does not tell.
-    """
-
-    names: tuple[str, ...] = ()
-    driver: str | None = None
-    reason: str | None = None
-    power_limits_w: tuple[float | None, ...] = ()
-    sm_clocks_mhz: tuple[float | None, ...] = ()
-
-
 def collect() -> Environment:
     """Return the machine and versions as they are now, within a second."""
-    gpus = read_gpus()
+    gpus = read_installed_gpus()
     total, limit = psutil.virtual_memory().total, cgroup_memory()
     return Environment(
         host=socket.gethostname(),
@@ -118,31 +102,6 @@ def free_memory(device: Device, ranks: int = 1) -> int:
         raise UserError(f"the free memory of cuda can't be read: {reason}")
     available, limit = psutil.virtual_memory().available, cgroup_memory()
     return max(0, min(available, limit[1])) if limit else available
-
-
-def read_gpus() -> Gpus:
-    """Return the GPUs by NVML, in PCI order, or the reason why there are none."""
-    try:
-        import pynvml
-    except ImportError as error:
-        return Gpus(reason=f"NVML can't be imported: {error}")
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return Gpus(reason=f"NVML: {error}")
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return Gpus(
-            names=tuple(_text(pynvml.nvmlDeviceGetName(h)) for h in handles),
-            driver=_text(pynvml.nvmlSystemGetDriverVersion()),
-            power_limits_w=tuple(_power_limit_w(h) for h in handles),
-            sm_clocks_mhz=tuple(_sm_clock_mhz(h) for h in handles),
-            reason=None if handles else "NVML finds no GPU",
-        )
-    except pynvml.NVMLError as error:
-        return Gpus(reason=f"NVML: {error}")
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def cgroup_memory(
@@ -212,24 +171,6 @@ def _limit_at(level: Path, limit: str, usage: str, cache: str) -> tuple[int, int
     return int(maximum), int(maximum) - int(used) + (int(match[1]) if match else 0)
 
 
-def _power_limit_w(handle: Any) -> float | None:
-    import pynvml
-
-    try:
-        return float(pynvml.nvmlDeviceGetPowerManagementLimit(handle)) / 1000
-    except pynvml.NVMLError:  # for example a part of a GPU (MIG)
-        return None
-
-
-def _sm_clock_mhz(handle: Any) -> float | None:
-    import pynvml
-
-    try:
-        return float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
-    except pynvml.NVMLError:
-        return None
-
-
 def _changes_figures(variable: str) -> bool:
     return variable in _NAMES or (variable.startswith(_PREFIXES) and variable not in _PLACES)
 
@@ -273,7 +214,3 @@ def _read(path: Path) -> str | None:
         return path.read_text(errors="replace")
     except OSError:
         return None
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name

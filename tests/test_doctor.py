@@ -12,9 +12,9 @@ import pytest
 
 from longseq_bench import doctor
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
+from longseq_bench.core.gpus import InstalledGpus
 from longseq_bench.core.model import Environment
 from longseq_bench.doctor import Finding, examine, torch_range
-from longseq_bench.environment import Gpus
 from tests.fake_nvml import FakeGpu, install
 
 CPU = DeviceInfo(name="a CPU", dtypes=("float32",))
@@ -176,7 +176,8 @@ def test_triton_needs_a_c_compiler_and_headers_where_there_is_a_gpu(
 
 
 def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "read_gpus", lambda: Gpus(reason="NVML: no driver"))
+    none = InstalledGpus(reason="NVML: no driver")
+    monkeypatch.setattr(doctor, "read_installed_gpus", lambda: none)
     assert finding("nvml").found == "NVML: no driver"
     assert finding("nvml").state == "note"
     found = finding("nvml", gpus=("H200",), driver="580.1")

@@ -14,15 +14,14 @@ import pytest
 
 from longseq_bench import environment
 from longseq_bench.core.errors import UserError
+from longseq_bench.core.gpus import InstalledGpus, read_installed_gpus
 from longseq_bench.core.model import Environment
 from longseq_bench.environment import (
-    Gpus,
     cgroup_memory,
     collect,
     commit_of,
     cuda_versions,
     free_memory,
-    read_gpus,
 )
 from tests.fake_nvml import FakeGpu, install, missing
 
@@ -196,7 +195,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 def test_gpus_are_read_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     two_gpus(monkeypatch)
-    assert read_gpus() == Gpus(
+    assert read_installed_gpus() == InstalledGpus(
         names=("Old", "New"), driver="580.1",
         power_limits_w=(700.0, 350.5), sm_clocks_mhz=(345.0, 1980.0),
     )  # fmt: skip
@@ -224,7 +223,7 @@ def test_a_gpu_without_a_power_limit_keeps_its_name(monkeypatch: pytest.MonkeyPa
         monkeypatch, nvmlDeviceGetPowerManagementLimit=unsupported,
         nvmlDeviceGetClockInfo=unsupported,
     )  # fmt: skip
-    found = read_gpus()
+    found = read_installed_gpus()
     assert (found.names, found.reason) == (("Old", "New"), None)
     assert found.power_limits_w == found.sm_clocks_mhz == (None, None)
 
@@ -261,7 +260,7 @@ def test_a_hidden_gpu_has_no_free_memory(monkeypatch: pytest.MonkeyPatch, visibl
 
 def test_no_driver_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     two_gpus(monkeypatch, nvmlInit=missing(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
-    found = read_gpus()
+    found = read_installed_gpus()
     assert (found.names, found.driver) == ((), None)
     assert found.reason == "NVML: NVML Shared Library Not Found"
     assert collect().gpus == ()
@@ -271,7 +270,7 @@ def test_no_driver_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_without_own_memory_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeGpu("GB10", "GPU-ab", None, None))
-    found = read_gpus()
+    found = read_installed_gpus()
     assert (found.names, found.driver, found.reason) == (("GB10",), "580.1", None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(UserError, match="NVML has no memory size of GPU 0: GB10"):

@@ -1,4 +1,4 @@
-"""The GPUs that this process may use, by NVML: CUDA is not started.
+"""The GPUs of this machine, and those that this process may use, by NVML: CUDA is not started.
 
 NVML lists all GPUs of a machine. CUDA shows those of CUDA_VISIBLE_DEVICES: by index, by UUID, or by
 the UUID of a MIG slice (CUDA C++ Programming Guide, "CUDA Environment Variables").
@@ -14,14 +14,32 @@ from typing import Any
 from longseq_bench.core.units import format_bytes
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+NO_GPU = "NVML finds no GPU"
 UNSEEN_BYTES = 2**30
-"""Memory in use above which a process must hold some, although NVML lists none. The driver takes
-less than that."""
+"""More than the driver itself uses. If more memory is in use, and NVML lists no process that holds
+it, another process does."""
+
+
+@dataclass(frozen=True)
+class InstalledGpus:
+    """All GPUs of this machine in PCI order, or the reason why NVML fails.
+
+    power_limits_w, sm_clocks_mhz: of each GPU now; None where the driver gives no number.
+    """
+
+    names: tuple[str, ...] = ()
+    driver: str | None = None
+    reason: str | None = None
+    power_limits_w: tuple[float | None, ...] = ()
+    sm_clocks_mhz: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process of others on a GPU; held: its bytes, None if the driver does not say."""
+    """Another process that uses a GPU.
+
+    held: bytes; None if the driver gives no number.
+    """
 
     pid: int
     held: int | None
@@ -32,7 +50,7 @@ class Gpu:
     """A GPU, or a MIG slice of one.
 
     index: of the GPU by NVML.  total, free: bytes; None for a GPU that shares the host's memory.
-    unlisted: bytes in use that are of no process that NVML lists.
+    unlisted: bytes in use that no process in NVML's list holds.
     """
 
     index: int
@@ -77,6 +95,27 @@ class GpuReport:
     driver: str | None = None
     cuda: tuple[int, int] | None = None
     reason: str | None = None
+
+
+def read_installed_gpus() -> InstalledGpus:
+    """Return all GPUs of this machine, or the reason why there are none."""
+    try:
+        with _nvml() as nvml:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+            # a part of a GPU (MIG) has neither
+            limits = [_optional(nvml.nvmlDeviceGetPowerManagementLimit, h) for h in handles]
+            clocks = [
+                _optional(nvml.nvmlDeviceGetClockInfo, h, nvml.NVML_CLOCK_SM) for h in handles
+            ]
+            return InstalledGpus(
+                names=tuple(_text(nvml.nvmlDeviceGetName(h)) for h in handles),
+                driver=_text(nvml.nvmlSystemGetDriverVersion()),
+                power_limits_w=tuple(None if mw is None else mw / 1000 for mw in limits),
+                sm_clocks_mhz=tuple(None if mhz is None else float(mhz) for mhz in clocks),
+                reason=None if handles else NO_GPU,
+            )
+    except _NvmlFailed as error:
+        return InstalledGpus(reason=str(error))
 
 
 def read_visible_gpus(environ: Mapping[str, str] = os.environ) -> GpuReport:
@@ -217,7 +256,7 @@ def _select(devices: Sequence[_Device], text: str | None) -> tuple[list[_Choice]
     CUDA ignores everything from the first invalid name on, and shows one MIG slice at most.
     """
     if not devices:
-        return [], "NVML finds no GPU"
+        return [], NO_GPU
     names = [str(one.index) for one in devices] if text is None else text.split(",")
     chosen: list[_Choice] = []
     for name in map(str.strip, names):
