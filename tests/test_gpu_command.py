@@ -114,7 +114,7 @@ def test_the_deadline_leaves_items_to_the_next_call(
     assert [one.item for one in results] == ["slow"]
     assert command.report({toy.step: results}, call) == 0
     printed = capsys.readouterr().out
-    assert "2 left: toy cut: 3 of 9 tiles are done, toy late\nrun again to go on" in printed
+    assert "2 left: toy cut: 3 of 9 tiles are done, toy late\nrun again to continue" in printed
     assert "all passed" not in printed
     toy.functions["cut"] = dict
     run_step(toy.step, session(tmp_path))

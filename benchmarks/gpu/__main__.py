@@ -1,12 +1,12 @@
 """The GPU acceptance command: the first thing to run on a machine with a GPU.
 
     python -m benchmarks.gpu smoke --out gpu-results       # 3 minutes
-    python -m benchmarks.gpu all --out gpu-results         # again, until nothing is left
-    python -m benchmarks.gpu all --dry-run --out dry-run  # toy sizes on a CPU
+    python -m benchmarks.gpu all --out gpu-results         # repeat it until nothing is left
+    python -m benchmarks.gpu all --dry-run --out dry-run   # toy sizes on a CPU
 
 Steps: smoke, correct, kernels, speed, longest, faults, ranks; `all` runs them in this order. Each
-call ends after --minutes and says what is left; the same command goes on there. Every item's result
-is a JSON file under --out/STEP. The exit code is 1 if an item failed, 2 for bad input.
+call ends after --minutes and says what is left; the same command continues there. The result of
+each item is a JSON file under --out/STEP. The exit code is 1 if an item failed, 2 for bad input.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         results = {step: run_step(step, session) for step in chosen}
     except KeyboardInterrupt:
-        print("\nstopped; run the same command again to go on", file=sys.stderr)
+        print("\nstopped; run the same command again to continue", file=sys.stderr)
         return INTERRUPTED
     return report(results, session)
 
@@ -100,7 +100,7 @@ def report(results: dict[Step, list[Result]], session: Session) -> int:
         print(f"\n{len(failed)} failed, see the JSON in {session.out}: {', '.join(failed)}")
         print("run again with --retry after a change")
     if session.left:
-        print(f"\n{len(session.left)} left: {', '.join(session.left)}\nrun again to go on")
+        print(f"\n{len(session.left)} left: {', '.join(session.left)}\nrun again to continue")
     elif not failed:
         print("\nall passed")
     return 1 if failed else 0

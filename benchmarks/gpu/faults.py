@@ -75,14 +75,19 @@ def provoke(session: Session, fault: Fault) -> Figures:
         "memory_after": after.used_bytes, "processes_before": before.processes,
         "processes_after": after.processes,
     }  # fmt: skip
+    check_statuses(fault, outcome, following, figures)
+    if not after.is_clean(before):
+        raise ItemFailed(f"{FREE_WITHIN_S:.0f} s later memory or processes are left", figures)
+    return figures
+
+
+def check_statuses(fault: Fault, outcome: Outcome, following: Outcome, figures: Figures) -> None:
+    """Raise ItemFailed for an unexpected status of a trial with a fault, or of the next trial."""
     if outcome.status not in fault.statuses:
         expected = " or ".join(fault.statuses)
         raise ItemFailed(f"{outcome.status} instead of {expected}: {outcome.reason}", figures)
     if following.status != "ok":
         raise ItemFailed(f"the next trial: {following.status}, {following.reason}", figures)
-    if not after.is_clean(before):
-        raise ItemFailed(f"{FREE_WITHIN_S:.0f} s later memory or processes are left", figures)
-    return figures
 
 
 def run(session: Session, name: str, **settings: Any) -> Outcome:
@@ -108,7 +113,7 @@ class Trace:
 
     @classmethod
     def now(cls, device: str) -> "Trace":
-        """Read it."""
+        """Read the present state."""
         used = 0
         if device == "cuda":
             report = read_visible_gpus()
@@ -120,7 +125,7 @@ class Trace:
 
     @classmethod
     def settled(cls, device: str, before: "Trace") -> "Trace":
-        """Read it until it is as before; the driver frees memory a moment after a process."""
+        """Wait until nothing is left: the driver frees memory a moment after a process ends."""
         end = time.monotonic() + FREE_WITHIN_S
         while not (trace := cls.now(device)).is_clean(before) and time.monotonic() < end:
             time.sleep(0.1)

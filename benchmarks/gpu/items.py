@@ -1,4 +1,4 @@
-"""Items of a step: each is run once, its result is kept as JSON, and the next call goes on."""
+"""Items of a step: each is run once, its result is kept as JSON, and the next call continues."""
 
 import json
 import os
@@ -29,7 +29,7 @@ Status = Literal["ok", "failed"]
 
 
 class Unfinished(Exception):
-    """The deadline ended an item that has made progress; the next call goes on with it."""
+    """The deadline ended an item that has made progress; the next call continues it."""
 
 
 class ItemFailed(Exception):
@@ -194,7 +194,7 @@ def _write(path: Path, result: Result, step: str, started_at: datetime, session:
         "started_at": started_at.isoformat(timespec="seconds"), "device": session.device,
         "dry_run": session.dry_run, "commit": session.commit,
     }  # fmt: skip
-    # a call that is killed here leaves no half a result
+    # a call that is killed here leaves no incomplete file
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     temporary.replace(path)
@@ -210,7 +210,7 @@ def read_result(path: Path) -> Result | None:
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Return the JSON of an item; None if the file is missing or is none of this command."""
+    """Return the JSON of an item; None if the file is missing or of another command."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -226,7 +226,7 @@ def _describe(error: Exception) -> str:
 
 
 def slug(name: str) -> str:
-    """Return a name as a file can have it."""
+    """Return a name without the characters that a file name can't have."""
     return re.sub(r"[^A-Za-z0-9.=_-]+", "-", name).strip("-")
 
 

@@ -1,7 +1,6 @@
-"""Step longest: `longseq maxlen` for every trial of configs/h200-maxlen.yaml, whatever its tokens.
+"""Step longest: `longseq maxlen` for every trial of configs/h200-maxlen.yaml.
 
-The file is a sweep file, so that it has one declaration of every axis; only its tokens mean nothing
-here.
+The file is a sweep file, because that declares all other axes. Its tokens are not used.
 """
 
 from collections.abc import Sequence

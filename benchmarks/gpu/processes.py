@@ -59,9 +59,9 @@ def stream(module: str, argument: Any, limit: float) -> Iterator[Figures]:
             process.wait()
         if code:
             errors.seek(0)
-            said = errors.read().strip()[-_TAIL:]
+            printed = errors.read().strip()[-_TAIL:]
             cause = f"killed after {limit:.0f} s" if late.is_set() else f"exit code {code}"
-            raise ProcessFailed(f"{module} ended with {cause}: {said}", late.is_set())
+            raise ProcessFailed(f"{module} ended with {cause}: {printed}", late.is_set())
 
 
 def measure(what: str, session: Session, **arguments: Any) -> Figures:

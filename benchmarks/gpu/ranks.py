@@ -1,10 +1,10 @@
 """Step ranks: every implementation for many ranks, one rank per GPU, and how ranks fail."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from benchmarks.gpu.faults import Fault, check_statuses
 from benchmarks.gpu.items import Figures, Item, ItemFailed, Result, Session, Step, Table, slug
 from benchmarks.gpu.speed import or_dash
 from longseq_bench.analysis.sweeps import sweep_rows
@@ -21,14 +21,6 @@ FAULT_TOKENS_PER_RANK = 2048
 BUDGET = {"cuda": 16 * 2**30, "cpu": 128 * 2**20}
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A rank that fails: the implementation, and the statuses with which the trial may end."""
-
-    implementation: str
-    statuses: tuple[str, ...]
-
-
 FAULTS = {
     "kill -9 of a rank": Fault("rank-kills-itself", ("crashed",)),
     "SIGSTOP of a rank": Fault("rank-stops", ("hang", "timeout")),
@@ -38,7 +30,7 @@ FAULTS = {
 
 
 def list_items(session: Session) -> Sequence[Item]:
-    """Return an item per implementation and fault; one that says so if there is one GPU."""
+    """Return an item per implementation and fault; with one GPU a single item that says so."""
     catalogue = session.launcher.catalogue()
     count = 2 if session.dry_run else catalogue.devices["cuda"].count
     if count < 2:
@@ -65,7 +57,7 @@ def many_rank_implementations() -> list[str]:
 
 
 def measure(session: Session, name: str, count: int) -> Figures:
-    """Time an implementation over all ranks; a share of the time is exposed communication."""
+    """Time an implementation over all ranks; the record has the share of exposed communication."""
     record = _run(session, name, count, TOKENS_PER_RANK[session.device], repeats=10, time_cap=1.0)
     (row,) = sweep_rows([record])
     outside = [
@@ -86,23 +78,19 @@ def measure(session: Session, name: str, count: int) -> Figures:
 
 
 def provoke(session: Session, fault: Fault, count: int) -> Figures:
-    """Run a trial of which one rank fails, then a sound one on all ranks."""
+    """Run a trial in which one rank fails, then a correct trial on all ranks."""
     record = _run(session, fault.implementation, count, FAULT_TOKENS_PER_RANK, time_budget=2.0)
     outcome = record.outcome
     following = _run(session, "ring", count, FAULT_TOKENS_PER_RANK).outcome
     figures: Figures = {
         "status": outcome.status, "reason": outcome.reason, "next_status": following.status
     }  # fmt: skip
-    if outcome.status not in fault.statuses:
-        expected = " or ".join(fault.statuses)
-        raise ItemFailed(f"{outcome.status} instead of {expected}: {outcome.reason}", figures)
-    if following.status != "ok":
-        raise ItemFailed(f"the next trial: {following.status}, {following.reason}", figures)
+    check_statuses(fault, outcome, following, figures)
     return figures
 
 
 def _run(session: Session, name: str, count: int, tokens: int, **settings: Any) -> Record:
-    """Return the record of one trial, which is kept too."""
+    """Run one trial, keep its record, and return it."""
     device = session.device
     workload = Workload(
         seq_len=count * tokens, heads=8, head_dim=64, causal=True, batch=count,

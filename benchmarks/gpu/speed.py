@@ -1,4 +1,4 @@
-"""Step speed: `longseq sweep configs/h200-speed.yaml`, which the next call goes on with."""
+"""Step speed: `longseq sweep configs/h200-speed.yaml`, which the next call continues."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

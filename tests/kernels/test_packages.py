@@ -11,7 +11,8 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels.exact import _cuda, _packages
-from longseq_bench.kernels.exact._packages import Package, allocate_backward_buffers
+from longseq_bench.kernels.exact._flash_buffers import allocate_flash_3_and_4
+from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.kernels.exact.base import KERNELS, Use, select
 
 PACKAGE = Package(
@@ -135,7 +136,7 @@ def test_functions_with_other_parameters_are_refused_before_a_call(
 @pytest.mark.parametrize(("kv_heads", "sums"), [(4, 4), (2, 4 + 2 + 2)])
 def test_buffers_of_a_backward_are_float32_sums(kv_heads: int, sums: int) -> None:
     q, k = (torch.empty(3, heads, 130, 80, dtype=torch.bfloat16) for heads in (4, kv_heads))
-    buffers = allocate_backward_buffers(q, k)
+    buffers = allocate_flash_3_and_4(q, k)
     assert sum(t.nbytes for t in buffers) == 4 * 3 * (sums * 256 * 96 + 2 * 4 * 130)
 
 
@@ -149,7 +150,7 @@ def test_planning_needs_no_package_and_counts_the_buffers(
     for one in (module, _cuda):
         monkeypatch.setattr(one, "is_meta", lambda: True)
     allocated = []
-    monkeypatch.setattr(module, "allocate_backward_buffers", lambda *t: allocated.append(t))
+    monkeypatch.setattr(module, "allocate_flash_3_and_4", lambda *t: allocated.append(t))
     kernel = select(name, Use("cuda", torch.bfloat16, 64, True))[0]
     q = torch.empty(1, 4, 1000, 64, dtype=torch.bfloat16, device="meta")
     k = v = q[:, :2]

@@ -13,10 +13,11 @@ import torch
 
 from longseq_bench.core.errors import KernelLimitError
 from longseq_bench.kernels.base import Pair, Queries, Triple
+from longseq_bench.kernels.exact._flash_buffers import TILE_ROWS, round_up
 
 MAX_INDEX = 2**31 - 1
 
-_TILE_ROWS, _DIM_STEP = 128, 32
+_DIM_STEP = 32
 _WIDE_DIM, _WIDEST_DIM = 192, 256
 
 Call = Callable[[Queries, Pair], Triple]
@@ -26,8 +27,8 @@ _Part = tuple[slice, slice, slice]
 
 def backward_elements(batch: int, heads: int, tokens: int, head_dim: int) -> int:
     """Return the elements of the backward's largest buffer."""
-    dim = _WIDEST_DIM if head_dim > _WIDE_DIM else _round_up(head_dim, _DIM_STEP)
-    return batch * heads * _round_up(tokens, _TILE_ROWS) * dim
+    dim = _WIDEST_DIM if head_dim > _WIDE_DIM else round_up(head_dim, _DIM_STEP)
+    return batch * heads * round_up(tokens, TILE_ROWS) * dim
 
 
 def backward_in_parts(name: str, queries: Queries, keys: Pair, call: Call) -> Triple:
@@ -76,7 +77,3 @@ def _parts(batch: int, heads: int, kv_heads: int, most: int) -> Iterator[_Part]:
             for start in range(kv * group, seen.stop * group, own_step):
                 own = slice(start, min(start + own_step, seen.stop * group))
                 yield slice(first, first + rows), own, seen
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

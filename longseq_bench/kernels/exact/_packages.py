@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from longseq_bench.core.errors import UnsupportedError
 
 
@@ -71,20 +68,3 @@ def _accepts(function: Callable[..., Any] | None, given: set[str]) -> bool:
         has_default = {n: p.default is not p.empty for n, p in parameters.items()}
     needed = {name for name, default in has_default.items() if not default}
     return needed <= given <= set(has_default)
-
-
-def allocate_backward_buffers(q: Tensor, k: Tensor) -> list[Tensor]:
-    """Return tensors about as large as those that FlashAttention-3 and 4 allocate in a backward.
-
-    They are float32: sums of dq, those of dk and dv for grouped heads, and two numbers a query. In
-    meta mode nothing else accounts for them.
-    """
-    sums = [q] if q.shape[1] == k.shape[1] else [q, k, k]
-    sizes = [*map(sum_elements, sums), 2 * q.shape[:3].numel()]
-    return [q.new_empty(size, dtype=torch.float32) for size in sizes]
-
-
-def sum_elements(t: Tensor) -> int:
-    """Return the elements of the sums of a gradient: tokens and head_dim are rounded up."""
-    batch, heads, tokens, head_dim = t.shape
-    return batch * heads * (-(-tokens // 128) * 128) * (-(-head_dim // 32) * 32)

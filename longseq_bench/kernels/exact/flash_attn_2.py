@@ -10,6 +10,7 @@ from typing_extensions import override
 from longseq_bench.kernels.base import Pair, Queries, Triple
 from longseq_bench.kernels.exact._cuda import capability_reason, half_reason
 from longseq_bench.kernels.exact._flash_backward import backward_in_parts
+from longseq_bench.kernels.exact._flash_buffers import allocate_flash_2
 from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
 from longseq_bench.meta_mode import is_meta
@@ -67,7 +68,7 @@ def _backward_call(queries: Queries, keys: Pair, causal: bool) -> Triple:
     (grad_out, q, out, lse), (k, v) = queries, keys
     dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
     if is_meta():
-        _allocate_sums(q, k)
+        allocate_flash_2(q, k)
         return dq, dk, dv
     tensors = (t.transpose(1, 2) for t in (grad_out, q, k, v, out))
     gradients = (t.transpose(1, 2) for t in (dq, dk, dv))
@@ -77,16 +78,6 @@ def _backward_call(queries: Queries, keys: Pair, causal: bool) -> Triple:
         window_size_right=-1, softcap=0.0, alibi_slopes=None, deterministic=False,
     )  # fmt: skip
     return dq, dk, dv
-
-
-def _allocate_sums(q: Tensor, k: Tensor) -> None:
-    """Allocate what mha_bwd of csrc/flash_attn/flash_api.cpp does, so that a dry run counts it."""
-    batch, heads, tokens, dim = q.shape
-    rows, step = -(-tokens // 128) * 128, 32 if dim <= 128 else 64
-    sums = [q.new_empty(batch, rows, heads, -(-dim // step) * step, dtype=torch.float32)]
-    sums.append(q.new_empty(batch, heads, rows, dtype=torch.float32))
-    if heads != k.shape[1]:
-        sums += [k.new_empty(batch, k.shape[2], heads, dim) for _ in range(2)]
 
 
 @cache

@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from longseq_bench.kernels.base import Pair, Queries, Triple
 from longseq_bench.kernels.exact._cuda import generation_reason, half_reason
-from longseq_bench.kernels.exact._packages import Package, allocate_backward_buffers
+from longseq_bench.kernels.exact._flash_buffers import allocate_flash_3_and_4
+from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
 from longseq_bench.meta_mode import is_meta
 
@@ -64,7 +65,7 @@ class FlashAttn3(ExactKernel):
         (grad_out, q, out, lse), (k, v) = queries, keys
         dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
         if is_meta():
-            allocate_backward_buffers(q, k)
+            allocate_flash_3_and_4(q, k)
             return dq, dk, dv
         tensors = {
             "dout": grad_out, "q": q, "k": k, "v": v, "out": out, "dq": dq, "dk": dk, "dv": dv,

@@ -13,11 +13,8 @@ from typing_extensions import override
 from longseq_bench.core.errors import KernelLimitError
 from longseq_bench.kernels.base import Pair, Queries, Triple
 from longseq_bench.kernels.exact._cuda import generation_reason, half_reason
-from longseq_bench.kernels.exact._packages import (
-    Package,
-    allocate_backward_buffers,
-    sum_elements,
-)
+from longseq_bench.kernels.exact._flash_buffers import allocate_flash_3_and_4, sum_elements
+from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
 from longseq_bench.meta_mode import is_meta
 
@@ -78,7 +75,7 @@ class FlashAttn4(ExactKernel):
         tensors = {"q": q, "k": k, "v": v, "out": out, "dout": grad_out}
         check_offsets(self.name, list(tensors.values()), max(sum_elements(q), sum_elements(k)))
         if is_meta():
-            allocate_backward_buffers(q, k)
+            allocate_flash_3_and_4(q, k)
             return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         dq, dk, dv, *_ = self._package._flash_attn_bwd(
             **{name: t.transpose(1, 2) for name, t in tensors.items()}, lse=lse.contiguous(),
