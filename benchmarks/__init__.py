@@ -1,1 +1,1 @@
-"""Benchmarks: programs that print a figure beside what it is compared with."""
+"""Benchmarks: programs that print a figure next to the one that it is compared with."""

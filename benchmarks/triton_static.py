@@ -5,7 +5,7 @@
     python -m benchmarks.triton_static --capability 90 --kernel forward
     python -m benchmarks.triton_static --markdown         # the table of docs/gpu.md
 
-Columns: threads' registers; bytes of registers that spill to memory; shared memory of a program;
+Columns: registers of a thread; bytes of registers that spill to memory; shared memory of a program;
 programs (CTAs) that fit a multiprocessor at once; groups of asynchronous loads that are still
 in flight when the main loop waits for one; PTX instructions of the main loop; the instruction that
 multiplies matrices. --every compiles the other variants as well, and prints only those that spill.

@@ -7,8 +7,8 @@ CPU: each kernel is called twice on tensors of several shapes, the second time u
 meter; the size of its results is subtracted. Coefficients are fitted by least squares with a lower
 bound of 0 and printed in the format of the table, with the largest residual.
 
-CUDA: the peak of torch's allocator in one call, beside the results and workspace that a dry run
-counts for the same call.
+CUDA: the peak of torch's allocator in one call, next to the results and workspace that a dry
+run counts for the same call.
 """
 
 import argparse

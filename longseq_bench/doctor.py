@@ -144,7 +144,7 @@ def _nvml(environment: Environment) -> Finding:
 
 
 def _gpus(report: GpuReport, environment: Environment) -> list[Finding]:
-    """Report the GPUs that CUDA shows to this process, and what disturbs them."""
+    """Report the GPUs that CUDA shows to this process, and other processes that use them."""
     if report.driver is None:
         return []  # the finding `nvml` has the reason
     if not report.visible:
@@ -152,7 +152,7 @@ def _gpus(report: GpuReport, environment: Environment) -> list[Finding]:
         return [Finding("visible gpus", "note", report.reason or "none", remedy)]
     findings = [Finding("visible gpus", "ok", "; ".join(map(str, report.visible)))]
     if in_use := [reason for gpu in report.visible if (reason := gpu.in_use_reason())]:
-        remedy = f"times and memory will suffer; end it, or choose another GPU with {VISIBLE}"
+        remedy = f"figures would be wrong; end that process, or choose another GPU with {VISIBLE}"
         findings.append(Finding("gpus in use", "note", "; ".join(in_use), remedy))
     by_pci = environment.variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if len(set(environment.gpus)) > 1 and not by_pci:
@@ -185,7 +185,7 @@ def _cuda(catalogue: Catalogue | None) -> Finding:
 
 
 def _gpu_acceptance(catalogue: Catalogue | None) -> list[Finding]:
-    """Say on a machine with a GPU that no GPU has run this code, and which command would."""
+    """Report, where there is a GPU, that none has run this code yet, and the command to run."""
     info = catalogue.devices.get("cuda") if catalogue else None
     if info is None or info.unavailable:
         return []

@@ -45,7 +45,7 @@ def list_items(session: Session) -> Sequence[Item]:
 
 
 def label(head_dim: int, causal: bool) -> str:
-    """Return the part of an item's name that says its shape."""
+    """Return the part of an item's name that gives head_dim and mask."""
     return f"d{head_dim}-{'causal' if causal else 'full'}"
 
 

@@ -2,7 +2,7 @@
 
 The argument is JSON: kernel, head_dim, causal, and a list of tiles [queries, keys, warps, stages,
 maximum of registers or null]. Each tile's result is printed as JSON when it is known, so that a
-tile that ends the process costs no other result. With `compile_only` (no GPU) each tile is compiled
+tile that ends the process loses no other result. With `compile_only` (no GPU) each tile is compiled
 for compute capability 9.0 instead.
 """
 

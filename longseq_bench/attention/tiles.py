@@ -50,8 +50,8 @@ class TileSizes:
     """Sizes of tiles for a kind of device.
 
     rows: of a kernel call. block_rows: of one with a block of keys from any rank. chunk: keys of a
-    call on one rank. largest_block, smallest_block: keys of a block of a ring; smaller ones are
-    slower (None: as ring_blocks chooses). min_bytes: of a tile's temporary.
+    call on one rank. largest_block, smallest_block: keys of a block of a ring, at most and at least
+    (None: ring_blocks chooses the least). min_bytes: of a tile's temporary.
     """
 
     rows: int
@@ -63,8 +63,8 @@ class TileSizes:
 
 
 _CUDA = TileSizes(32 * 1024, 64 * 1024, 64 * 1024, 16 * 1024, 16 * 1024, 64 * 1024**2)
-"""A call of 16k queries with 16k keys takes about 3 ms on an H100 at 8 heads of 128, and starting
-one takes 0.05 to 0.1 ms of a CPU (a small multiple of a launch)."""
+"""Estimates, not measured: a call of 16k queries with 16k keys takes about 3 ms on an H100 at 8
+heads of 128, and the CPU takes 0.05 to 0.1 ms to start it."""
 
 
 def tile_sizes(device: str) -> TileSizes:

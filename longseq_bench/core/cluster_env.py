@@ -44,7 +44,7 @@ class RankInfo:
 class NodeInfo:
     """Node `node` of `nodes`, which starts `ranks_per_node` ranks; node 0 listens at host:port.
 
-    ranks_reason: the source of `ranks_per_node`, where it needs one.
+    ranks_reason: why there are `ranks_per_node` ranks; empty if it is the plain default.
     """
 
     nodes: int = 1
@@ -100,7 +100,7 @@ def _default_reason(gpus: int) -> str:
 def _complete_node(
     default: NodeInfo, is_detected: bool, nodes: int, node: int | None, endpoint: str | None
 ) -> NodeInfo:
-    """Return the node with its place and endpoint. Raises UserError as `find_node`."""
+    """Return the node with its rank and endpoint. Raises UserError as `find_node` does."""
     if node is None:
         if nodes != default.nodes:
             raise UserError(
@@ -174,19 +174,20 @@ def _from_srun(environ: Mapping[str, str], visible_gpus: int) -> NodeInfo:
 
 
 def _ranks_of_slurm(text: str, visible: int) -> tuple[int, str]:
-    """Return the ranks of a host, one per GPU, and the reason; text: of SLURM_GPUS_ON_NODE.
+    """Return the number of ranks of a host, one per GPU, and the reason for it.
 
-    Two ranks can't share a GPU, so no more ranks than CUDA shows.
+    Two ranks can't share a GPU, so there are never more ranks than visible GPUs.
+    text: the value of SLURM_GPUS_ON_NODE.  visible: the number of visible GPUs.
     """
     name = "SLURM_GPUS_ON_NODE"
-    said = f"{name} is {text!r}" if text else f"{name} is not set"
+    setting = f"{name} is {text!r}" if text else f"{name} is not set"
     if text.isdigit() and int(text):
         if not visible or int(text) <= visible:
             return int(text), f"{name} is {text}"
-        said = f"{name} is {text}"
+        setting = f"{name} is {text}"
     if visible:
-        return visible, f"{said}, and {visible} GPU(s) are visible here"
-    return 1, f"{said}, and no GPU is visible here"
+        return visible, f"{setting}, and {visible} GPU(s) are visible here"
+    return 1, f"{setting}, and no GPU is visible here"
 
 
 def _check_one_per_host(environ: Mapping[str, str], name: str, launcher: str, remedy: str) -> None:

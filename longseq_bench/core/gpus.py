@@ -1,7 +1,7 @@
 """The GPUs of this machine, and those that this process may use, by NVML: CUDA is not started.
 
-NVML lists all GPUs of a machine. CUDA shows those of CUDA_VISIBLE_DEVICES: by index, by UUID, or by
-the UUID of a MIG slice (CUDA C++ Programming Guide, "CUDA Environment Variables").
+NVML lists all GPUs of a machine. CUDA shows only those in CUDA_VISIBLE_DEVICES: by index, by UUID,
+or by the UUID of a MIG slice (CUDA C++ Programming Guide, "CUDA Environment Variables").
 """
 
 import os
@@ -68,7 +68,7 @@ class Gpu:
         return f"{kind} {self.index}: {self.name}{memory}"
 
     def in_use_reason(self) -> str | None:
-        """Return a sentence on what other processes hold on it; None if they hold nothing."""
+        """Return a sentence on the memory that other processes hold; None if they hold none."""
         kind = f"{'MIG slice of GPU' if self.is_slice else 'GPU'} {self.index}"
         if self.holders:
             held = ", ".join(

@@ -235,9 +235,9 @@ class DryRunEstimate(Frozen):
     bytes_sent, transfers: per pass, of the fullest rank.  overlaps: transfers overlap with compute.
     unsupported: the reason why nothing is known.
 
-    kernel: name of the kernel that computes most, if it has one.  peers: for each communicator the
-    number of ranks that this one sends to.  outside: bytes of the device outside tensors by their
-    use, if a plan counts them.
+    kernel: name of the kernel that does most of the work; empty if none is named.  peers: for each
+    communicator the number of ranks that this one sends to.  outside: bytes of the device outside
+    tensors by their use; empty if they are not counted.
     """
 
     peak_bytes: int = 0
@@ -274,7 +274,7 @@ class Environment(Frozen):
 
     cuda: the version that torch was built for.  cudnn, nccl, triton: of the installed packages;
     all four are None with a CPU build of torch.
-    power_limits_w, sm_clocks_mhz: of each GPU; None for a GPU whose driver does not tell.
+    power_limits_w, sm_clocks_mhz: of each GPU; None if the driver gives no number.
     """
 
     host: str

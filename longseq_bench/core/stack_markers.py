@@ -19,7 +19,7 @@ def longseq_wait_for_peers(wait: Callable[P, T], *args: P.args, **kwargs: P.kwar
 
 
 def longseq_wait_for_device(wait: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `wait`, which returns only when the device has done its work."""
+    """Call `wait`, which returns when the device has finished its work."""
     return wait(*args, **kwargs)
 
 
@@ -33,7 +33,8 @@ WAIT_FOR_DEVICE = longseq_wait_for_device.__name__
 CHILD_MAIN = longseq_child_main.__name__
 
 COLLECTIVE = "longseq collective: "
-"""Begins a line on the collective of a rank, after its stack (worker/flight_recorder.py)."""
+"""Start of a line on the collective of a rank, after its stack (worker/flight_recorder.py)."""
 COLLECTIVE_FOLLOWS = "longseq collective follows"
+"""Announces that line, which takes a moment."""
 COLLECTIVE_WAITS = "waits for other ranks"
-"""Ends the line if the device waits in the collective."""
+"""End of the line if the device waits in the collective."""

@@ -84,7 +84,8 @@ def ring_blocks(
 ) -> KVBlocks:
     """Return the blocks of a ring: few tokens relative to the shards, and at most `limit`.
 
-    smallest: tokens of a block from which fewer blocks are no longer faster; None: as on a CPU.
+    smallest: tokens that a block should have at least, because shorter ones are slower; None: the
+    value for a CPU.
     """
     tokens = max(smallest or MIN_BLOCK, -(-max(counts) // BLOCKS_PER_SHARD))
     return KVBlocks(counts, max(1, min(limit or max(counts), tokens)))

@@ -5,7 +5,7 @@ system loads and evicts its pages as it has room, and they do not count as data 
 file is unlinked at once, so nothing is left, however the process ends.
 
 torch's allocator rounds pinned memory up to a power of two, so a tensor may take almost twice its
-size. `usage` counts what is really taken.
+size. `usage` counts the rounded sizes.
 """
 
 import ctypes
@@ -120,7 +120,7 @@ def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     problem = f"{format_bytes(size)} of pinned host memory take {format_bytes(taken)}"
     available = psutil.virtual_memory().available
     if taken > available:
-        # a driver that pins more than there is may stop the host
+        # to pin more memory than is available may stop the host
         raise MemoryError(f"{problem}, and {format_bytes(available)} are available")
     try:
         tensor = torch.zeros(shape, dtype=dtype, pin_memory=True)

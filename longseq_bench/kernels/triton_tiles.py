@@ -100,7 +100,7 @@ _OTHERS = {
     (10, "dq", 256): Shape(64, 32, 8, 3, _MAX_REGISTERS),
     (10, "dkv", 128): Shape(64, 64, 8, 3),
 }
-"""16-bit tiles of other capabilities where those of 9 would spill or are smaller than possible."""
+"""16-bit tiles for other capabilities, where the tiles of 9 would spill or could be larger."""
 
 _TAILS = {
     (8, "forward", 128): Shape(128, 32, 8, 3),
@@ -118,8 +118,9 @@ def select_shape(
     capability: int = 9,
     tail: bool = False,
 ) -> Shape:
-    """Return the first tile to try for `kernel` (forward, dq, dkv), never larger than a block.
+    """Return the first tile to try for a kernel, never larger than a block.
 
+    kernel: forward, dq, dkv, spans forward or spans backward.
     capability: major number of the device's compute capability. tail: the last block is short.
     """
     shapes = _SHAPES.get((kernel, dtype.itemsize), ())

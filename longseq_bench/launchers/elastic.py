@@ -103,7 +103,7 @@ class ElasticLauncher(LocalLauncher):
         self._shut_down(raised[1])
 
     def catalogue(self) -> Catalogue:
-        """Return the catalogue of this host, with the CUDA devices of all hosts (assumed alike).
+        """Return the catalogue of this host, with the CUDA devices of all hosts (assumed equal).
 
         CUDA is unavailable if two ranks would share a GPU.
         """

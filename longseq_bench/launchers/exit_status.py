@@ -53,14 +53,14 @@ def may_be_out_of_memory(outcome: Outcome, signal_number: int) -> bool:
 
 
 def is_device_error(outcome: Outcome) -> bool:
-    """Return whether the GPU or NCCL failed; a fresh process may not see it again."""
+    """Return True if the GPU or NCCL failed. A fresh process may run without that error."""
     return bool(outcome.facts.get("device_error"))
 
 
 def with_first_attempt(outcome: Outcome, first: Outcome) -> Outcome:
     """Return the outcome of a second process, with the failure of the first in its reason."""
     if outcome.reason == first.reason:
-        text = f"{first.reason}; a second process failed alike"
+        text = f"{first.reason}; a second process failed in the same way"
     elif outcome.status == "ok":
         text = f"passed in a second process; the first failed: {first.reason}"
     else:

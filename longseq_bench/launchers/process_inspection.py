@@ -115,7 +115,7 @@ def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> d
 
 
 def _will_write(output: OutputFile, start: int) -> bool:
-    """Return whether a rank has said that a line on its collective follows."""
+    """Return True if a rank has announced a line on its collective, and not written it yet."""
     text = output.tail(start, STACK_BYTES)
     return COLLECTIVE_FOLLOWS in text and COLLECTIVE not in text
 

@@ -4,9 +4,10 @@ It is computed by the same kernel as the sparse attention, if that one computes 
 then their ratio shows the pattern, not a kernel.
 
 If a complete dense pass would take too long, its time is computed from a part, scaled by the
-visible pairs: some query rows against all keys. A causal mask has another rate than none, so the
-part of a causal pass is causal too: the first tokens, as many as see the same number of pairs. It
-runs after the pass under the budget, so it is not in the measured peak.
+visible pairs: some query rows against all keys. Kernels run at another rate with a causal mask, so
+the part of a causal pass is causal too: it has as many of the first tokens as give about the same
+number of pairs. The baseline runs after the pass under the budget, so it is not in the measured
+peak.
 
 Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 """
@@ -92,7 +93,7 @@ class DenseBaseline:
     """Timed dense passes over a trial's inputs, one after each pass of the sparse attention.
 
     kernel: computes them; None: torch's scaled_dot_product_attention. If it can't run, `source`
-    gives the reason; the trial does not fail, unless the GPU itself did.
+    gives the reason. The trial fails only if the GPU itself failed.
     """
 
     def __init__(

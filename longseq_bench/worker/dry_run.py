@@ -157,9 +157,9 @@ def _predict_rank(attention: Attention, trial: Trial) -> DryRunEstimate:
 
 
 def _kernel_name(attention: Attention) -> str:
-    """Return the name of the kernel that computes most; empty if the attention names none.
+    """Return the name of the kernel that does most of the work; empty if there is no name.
 
-    "sparse" before it: the calls are short, or the kernel has a list of blocks.
+    For a sparse attention "sparse" precedes it: published rates of dense attention don't apply.
     """
     name = attention.comparable_kernel
     if name == AUTO:

@@ -1,4 +1,4 @@
-"""Prepare the clocks of timed passes on a GPU: its own clocks, the host's head start, batches.
+"""Prepare timed passes on a GPU: raise its clocks, set the host's head start, batch passes.
 
 An idle H200 runs at a sixth of its clock, so one short warm-up pass is not enough. A pass of less
 than a millisecond is near the resolution of events and the time in which Python issues it, so
@@ -17,7 +17,7 @@ WARM_S = 0.2
 SAMPLE_S = 1e-3
 """A sample takes at least about this long."""
 MAX_PASSES = 50
-"""Passes of a sample at most."""
+"""Maximum number of passes of a sample."""
 
 HEAD_START_FACTOR = 1.2
 MAX_HEAD_START_S = 0.02

@@ -51,7 +51,7 @@ _DEVICE_ERROR = re.compile(r"Triton Error \[CUDA\]")
 def is_device_error(error: BaseException) -> bool:
     """Return True for an error of a GPU or of NCCL, after which a process can't use the GPU.
 
-    A lack of memory is none.
+    Out of memory does not count: the process can go on.
     """
     if OUT_OF_MEMORY.search(str(error)):
         return False
@@ -63,7 +63,7 @@ def is_device_error(error: BaseException) -> bool:
 def explain_unusable(error: BaseException) -> str | None:
     """Return a sentence for an error that shows that this machine can't run something.
 
-    It names what is missing and what to do. None for any other error.
+    The sentence names what is missing and what to do. None for any other error.
     """
     # torch.compile wraps the errors of the compilers that it calls
     error = getattr(error, "inner_exception", error)

@@ -1,4 +1,4 @@
-"""The rate of matrix products on this rank's device: what a share of peak is a share of."""
+"""The rate of matrix products on this rank's device: the denominator of the share of peak."""
 
 import torch
 

@@ -315,9 +315,9 @@ class _TrialRun:
         return late and log.exact and trial.device == "cpu" and not trial.repeats
 
     def has_compiled(self) -> bool:
-        """Return True if a rank compiled in a pass whose time would be used.
+        """Return True if a rank compiled something in a pass whose time counts.
 
-        Timed passes come after a warm-up of the same shape; then this pass gives no time.
+        With timed passes it does not count: they follow a warm-up of the same shape.
         """
         if self.trial.repeats or not self.log.compiled:
             return False

@@ -172,7 +172,7 @@ LOST = outcome("error", "AcceleratorError: CUDA error: unspecified", facts={"dev
     ("second", "reason"),
     [
         (outcome("ok"), f"passed in a second process; the first failed: {LOST.reason}"),
-        (LOST, f"{LOST.reason}; a second process failed alike"),
+        (LOST, f"{LOST.reason}; a second process failed in the same way"),
         (outcome("oom", "too large"), f"too large; a first process failed: {LOST.reason}"),
     ],
 )
@@ -206,4 +206,4 @@ def test_a_crash_of_the_second_process_is_tried_with_more_memory() -> None:
 def test_a_trial_with_a_failing_device_runs_twice(launcher: LocalLauncher) -> None:
     launched = launcher.run(complete(launcher, "bad-device"), print)
     assert (launched.outcome.status, launched.processes) == ("error", 2)
-    assert "a second process failed alike" in (launched.outcome.reason or "")
+    assert "a second process failed in the same way" in (launched.outcome.reason or "")

@@ -44,7 +44,7 @@ class Sdpa(Attention):
         self._ran: str = backend
 
     def prepare(self, device: str) -> None:
-        """Without data, choose the kernel that stands for torch's own."""
+        """In meta mode, choose a kernel whose memory is that of torch's choice."""
         super().prepare(device)
         if is_meta():
             if self.backend == "math":

@@ -22,7 +22,7 @@ def half_reason(use: Use, multiple: int = 8, largest: int = 256) -> str | None:
 
 
 def capability_reason(least: tuple[int, int]) -> str | None:
-    """Return why this GPU is too old; None if it is not, or if there is none (planning)."""
+    """Return why this GPU is too old; None if it is new enough, or in meta mode."""
     if is_meta():
         return None
     if not torch.cuda.is_available():
@@ -34,9 +34,9 @@ def capability_reason(least: tuple[int, int]) -> str | None:
 
 
 def generation_reason(majors: tuple[int, ...]) -> str | None:
-    """Return why a kernel for some generations can't run on this GPU; None if it can, or planning.
+    """Return why a kernel for some generations can't run on this GPU.
 
-    majors: the first numbers of their compute capabilities.
+    None if it can, or in meta mode.  majors: major numbers of their compute capabilities.
     """
     if reason := capability_reason((min(majors), 0)):
         return reason
