@@ -1,4 +1,4 @@
-"""What the Triton kernels compile to, without a GPU: registers, spills, loads in flight.
+"""Properties of the compiled Triton kernels, without a GPU: registers, spills, loads in flight.
 
     python -m benchmarks.triton_static                    # sm_80, sm_90 and sm_100
     python -m benchmarks.triton_static --every            # also short blocks, splits, groups, ...
@@ -78,7 +78,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a variant compiled to."""
+    """Properties of a compiled variant."""
 
     tile: Any
     registers: int

@@ -103,7 +103,7 @@ def run(session: Session, name: str, **settings: Any) -> Outcome:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a trial may leave behind.
+    """Things that a trial may leave behind.
 
     used_bytes: memory of all GPUs that is in use; 0 on a CPU.  processes: below this process.
     """

@@ -111,7 +111,7 @@ class Attention(ABC):
 
     @property
     def kernel_use(self) -> Use:
-        """What a kernel of exact attention has to compute for this workload."""
+        """The task of a kernel of exact attention for this workload."""
         w = self.workload
         return Use(self.device, self.torch_dtype, w.head_dim, w.train)
 

@@ -1,4 +1,4 @@
-"""What Triton needs to compile the launcher of a kernel: a C compiler and Python's headers."""
+"""Requirements of Triton to compile the launcher of a kernel: C compiler, Python's headers."""
 
 import os
 import shutil

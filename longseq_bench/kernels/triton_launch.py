@@ -1,4 +1,4 @@
-"""What every launch of a Triton kernel needs: a grid, the current device, rows without gaps."""
+"""Parts of every launch of a Triton kernel: grid, current device, rows without gaps."""
 
 import contextlib
 from typing import Any

@@ -61,7 +61,7 @@ class Shape:
 
 
 _MAX_REGISTERS = 255
-"""Of a thread. Without a limit the assembler sometimes spills some bytes to fit two programs."""
+"""Maximum of a thread. Without it the assembler sometimes spills some bytes to fit two programs."""
 
 _MAX_HEAD_DIMS = (64, 128, 256)
 _SHAPES = {

@@ -200,7 +200,7 @@ def test_offload_to_the_host_is_planned(capfd: Capture) -> None:
 
 
 def test_a_plan_counts_pinned_memory_as_torch_rounds_it(capfd: Capture) -> None:
-    """A9: four tensors of 384 MiB, the output included, take 512 MiB each."""
+    """Four tensors of 384 MiB, the output included, take 512 MiB each."""
     shape = ("--heads", "8", "--head-dim", "64", "--dtype", "bfloat16", "--target", "384k")
     command = ("plan", "--impl", "ring", "-o", "offload=host", *H200, *shape)
     (row,) = document(capfd, *command)["results"]

@@ -43,7 +43,7 @@ def passed(outcome: Outcome) -> Outcome:
 def test_a_pass_at_99_percent_of_the_budget_passes_its_check(
     launcher: LocalLauncher, trial: Trial, needed: int
 ) -> None:
-    """A1: a check under the cap needs more than the pass itself."""
+    """A check under the cap needs more than the pass itself."""
     outcome = passed(run_trial(launcher, trial.replace(memory_budget=int(needed / 0.99))))
     assert outcome.samples("max_error")
 

@@ -25,7 +25,7 @@ def test_the_lengths_are_on_both_sides_of_the_limit() -> None:
     ("heads", "tokens"), [(HEADS - GROUP, BELOW), (HEADS, ABOVE)], ids=["below", "above"]
 )
 def test_gradients_are_right_on_both_sides(heads: int, tokens: int) -> None:
-    """A3: without a split the upper one is an illegal memory access. The last heads are checked."""
+    """Without a split the upper one is an illegal memory access. The last heads are checked."""
     free, _ = torch.cuda.mem_get_info()
     if free < 48 * 2**30:
         pytest.skip("needs 48 GiB of free device memory")

@@ -70,7 +70,7 @@ def compiled() -> Iterator[list[str]]:
 def test_a_second_length_compiles_nothing(
     compiled: list[str], lengths: list[int], pattern: str
 ) -> None:
-    """A10: compiling would be timed as a part of the pass. Global tokens split long columns."""
+    """Compiling would be timed as a part of the pass. Global tokens split long columns."""
     special = 128 if pattern == "global-local" else 0
     for tokens in lengths:
         layout = make_layout(pattern, tokens, 128, 0.9, True, special=special)

@@ -48,3 +48,10 @@ def masks(layouts: Sequence[BlockLayout]) -> Tensor:
     """Return True where a query sees a key, (layouts, N, N)."""
     tokens = np.arange(layouts[0].seq_len)
     return torch.from_numpy(np.stack([one.multiplicity(tokens, tokens) > 0 for one in layouts]))
+
+
+def draw_grouped(queries: int, keys: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Return grad_out, q, k and v of two batch rows, 4 query heads and 2 KV heads of 16."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(2, 4, queries, 16)] * 2 + [(2, 2, keys, 16)] * 2
+    return [torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype) for shape in shapes]

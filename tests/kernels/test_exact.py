@@ -312,7 +312,7 @@ def test_auto_leaves_16_bits_to_torch_where_the_cpu_has_matrix_units(
 def test_flash_splits_a_backward_that_its_index_can_not_address(
     monkeypatch: pytest.MonkeyPatch, name: str, most: int, calls: list[tuple[int, ...]]
 ) -> None:
-    """A3: by rows of the batch, then by KV heads, then by query heads of one KV head."""
+    """By rows of the batch, then by KV heads, then by query heads of one KV head."""
     q, k, v = inputs((2, 8, 4, 40, 90))
     grad_out = gradient_like(q)
     whole = make("aten-flash-cpu")
@@ -353,7 +353,7 @@ def test_elements_of_the_backward_of_flash() -> None:
 def test_efficient_refuses_heads_that_its_index_can_not_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A8: tokens times head_dim of at least 2^31."""
+    """Tokens times head_dim of at least 2^31."""
     monkeypatch.setattr(efficient, "MAX_INDEX", 100 * 16 - 1)
     kernel = efficient.Efficient(Use("cuda", torch.float32, 16, True))
     with pytest.raises(KernelLimitError, match=r"efficient: 1,600 elements of a head"):
@@ -363,7 +363,7 @@ def test_efficient_refuses_heads_that_its_index_can_not_address(
 def test_efficient_backward_gets_an_output_with_heads_next_to_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A7: with another layout than (B, N, Hq, D) its delta is wrong."""
+    """With another layout than (B, N, Hq, D) its delta is wrong."""
     seen = {}
 
     class Aten:
@@ -399,7 +399,7 @@ def test_efficient_backward_gets_an_output_with_heads_next_to_tokens(
 def test_what_torch_would_pad_is_refused(
     name: str, dtype: torch.dtype, head_dim: int, words: str
 ) -> None:
-    """A8: direct calls skip the padding of scaled_dot_product_attention."""
+    """Direct calls skip the padding of scaled_dot_product_attention."""
     reason = KERNELS.get(name).unavailable_reason(Use("cuda", dtype, head_dim, False))
     assert words in (reason or "")
 

@@ -43,16 +43,9 @@ def plain_flex(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(flex_blocks, "attend", stand_in)
 
 
-def inputs(queries: int, keys: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Return grad_out, q, k and v of two batch rows and grouped heads."""
-    draw = torch.Generator().manual_seed(0)
-    shapes = [(2, 4, queries, 16)] * 2 + [(2, 2, keys, 16)] * 2
-    return [torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype) for shape in shapes]
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_gradients_of_its_own_softmax(causal: bool) -> None:
-    grad_out, q, k, v = inputs(70, 70)
+    grad_out, q, k, v = plain_attention.draw_grouped(70, 70, torch.float64)
     out, lse = KERNEL.forward(q, k, v, causal)
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
     expected, expected_lse = plain_attention.forward(*leaves, causal)
@@ -67,7 +60,7 @@ def test_the_gradients_of_its_own_softmax(causal: bool) -> None:
 @pytest.mark.parametrize("cut", [1, 30, 69])
 def test_the_gradients_of_parts_add_up_to_those_of_the_whole_softmax(cut: int) -> None:
     """Large scores, so that the parts have very different weights; exact to float64's rounding."""
-    grad_out, q, k, v = inputs(40, 70)
+    grad_out, q, k, v = plain_attention.draw_grouped(40, 70, torch.float64)
     k[:, :, 20:40] *= 8
     out, lse, (dq, dk, dv) = plain_attention.gradients((q, k, v), grad_out)
     parts = [
@@ -81,7 +74,7 @@ def test_the_gradients_of_parts_add_up_to_those_of_the_whole_softmax(cut: int) -
 
 def test_a_causal_part_of_a_larger_softmax() -> None:
     """As in a ring: 35 earlier keys for all queries, and the triangle of the rank's own."""
-    grad_out, q, k, v = inputs(35, 70)
+    grad_out, q, k, v = plain_attention.draw_grouped(35, 70, torch.float64)
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
     seen = torch.cat([torch.ones(35, 35), torch.ones(35, 35).tril()], 1)
     out, lse = plain_attention.forward(*leaves, counts=seen)
@@ -96,7 +89,7 @@ def test_a_causal_part_of_a_larger_softmax() -> None:
 
 def test_rows_that_see_nothing_get_no_gradient() -> None:
     """Their log-sum-exp is -inf and their output 0."""
-    grad_out, q, k, v = inputs(12, 20)
+    grad_out, q, k, v = plain_attention.draw_grouped(12, 20, torch.float64)
     out, lse = KERNEL.forward(q, k, v)
     hidden, visible = [0, 5, 11], [row for row in range(12) if row not in (0, 5, 11)]
     expected = KERNEL.backward(
@@ -111,7 +104,7 @@ def test_rows_that_see_nothing_get_no_gradient() -> None:
 
 def test_what_autograd_has_saved_is_not_overwritten() -> None:
     """The compiled backward reads the part's own output again."""
-    grad_out, q, k, v = inputs(12, 20)
+    grad_out, q, k, v = plain_attention.draw_grouped(12, 20, torch.float64)
     out, lse = KERNEL.forward(q, k, v)
     own_out, own_lse = KERNEL.forward(q, k[:, :, :5], v[:, :, :5])
     tensors = grad_out, q, out, lse, own_out, own_lse
@@ -121,7 +114,7 @@ def test_what_autograd_has_saved_is_not_overwritten() -> None:
 
 
 def test_half_precision_is_weighted_in_float32() -> None:
-    grad_out, q, k, v = inputs(40, 70, torch.bfloat16)
+    grad_out, q, k, v = plain_attention.draw_grouped(40, 70, torch.bfloat16)
     out, lse, expected = plain_attention.gradients((q, k, v), grad_out)
     queries = grad_out, q, out.bfloat16(), lse.float()
     parts = [
@@ -158,7 +151,7 @@ def test_compiled_on_a_cpu_its_output_equals_the_definition(causal: bool) -> Non
     """A CPU has neither the log-sum-exp nor a backward; other lengths of keys than of queries."""
     if not any(shutil.which(name) for name in COMPILERS):
         pytest.skip(f"there is no {' or '.join(COMPILERS)}")
-    _, q, k, v = inputs(150, 150 if causal else 215, torch.float32)
+    _, q, k, v = plain_attention.draw_grouped(150, 150 if causal else 215, torch.float32)
     out, lse = KERNEL.forward(q, k, v, causal, keep_lse=False)
     expected, _ = plain_attention.forward(q.double(), k.double(), v.double(), causal)
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)

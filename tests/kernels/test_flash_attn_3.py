@@ -107,16 +107,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> FlashAttn3:
     return FlashAttn3(Use("cuda", torch.bfloat16, 16, True))
 
 
-def inputs(queries: int, keys: int) -> list[Tensor]:
-    """Return grad_out, q, k and v of two batch rows and grouped heads."""
-    draw = torch.Generator().manual_seed(0)
-    shapes = [(2, 4, queries, 16)] * 2 + [(2, 2, keys, 16)] * 2
-    return [torch.randn(shape, generator=draw) for shape in shapes]
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_it_is_called_as_the_package_expects(kernel: FlashAttn3, causal: bool) -> None:
-    grad_out, q, k, v = inputs(33, 33)
+    grad_out, q, k, v = plain_attention.draw_grouped(33, 33)
     out, lse = kernel.forward(q, k, v, causal)
     leaves = [t.double().requires_grad_() for t in (q, k, v)]
     expected, expected_lse = plain_attention.forward(*leaves, causal)
@@ -130,7 +123,7 @@ def test_it_is_called_as_the_package_expects(kernel: FlashAttn3, causal: bool) -
 
 
 def test_its_backward_is_given_the_whole_softmax(kernel: FlashAttn3) -> None:
-    grad_out, q, k, v = inputs(20, 50)
+    grad_out, q, k, v = plain_attention.draw_grouped(20, 50)
     out, lse, (dq, dk, dv) = plain_attention.gradients((q, k, v), grad_out)
     queries = grad_out, q, out.float(), lse.float()
     parts = [

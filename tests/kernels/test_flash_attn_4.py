@@ -132,16 +132,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> FlashAttn4:
     return FlashAttn4(Use("cuda", torch.bfloat16, 16, True))
 
 
-def inputs(queries: int, keys: int) -> list[Tensor]:
-    """Return grad_out, q, k and v of two batch rows and grouped heads."""
-    draw = torch.Generator().manual_seed(0)
-    shapes = [(2, 4, queries, 16)] * 2 + [(2, 2, keys, 16)] * 2
-    return [torch.randn(shape, generator=draw) for shape in shapes]
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_it_is_called_as_the_package_expects(kernel: FlashAttn4, causal: bool) -> None:
-    grad_out, q, k, v = inputs(33, 33)
+    grad_out, q, k, v = plain_attention.draw_grouped(33, 33)
     out, lse = kernel.forward(q, k, v, causal)
     leaves = [t.double().requires_grad_() for t in (q, k, v)]
     expected, expected_lse = plain_attention.forward(*leaves, causal)
@@ -155,7 +148,7 @@ def test_it_is_called_as_the_package_expects(kernel: FlashAttn4, causal: bool) -
 
 
 def test_its_backward_is_given_the_whole_softmax(kernel: FlashAttn4) -> None:
-    grad_out, q, k, v = inputs(20, 50)
+    grad_out, q, k, v = plain_attention.draw_grouped(20, 50)
     out, lse, (dq, dk, dv) = plain_attention.gradients((q, k, v), grad_out)
     queries = grad_out, q, out.float(), lse.float()
     parts = [
@@ -200,7 +193,7 @@ def test_a_length_that_its_index_can_not_address_is_a_limit(
 ) -> None:
     """MSLK#303: from 2M tokens of 8 heads of 128 an offset overflows 32 bits."""
     assert MAX_INDEX + 1 == 2**21 * 8 * 128
-    grad_out, q, k, v = inputs(40, 40)
+    grad_out, q, k, v = plain_attention.draw_grouped(40, 40)
     out, lse = kernel.forward(q, k, v)
     monkeypatch.setattr(flash_attn_4, "MAX_INDEX", q.numel())
     kernel.forward(q, k, v)
@@ -220,7 +213,7 @@ def test_a_view_counts_with_the_memory_between_its_elements(
     kernel: FlashAttn4, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """flash-attention#2611: a view with a large stride overflows before its size does."""
-    _, q, k, v = inputs(40, 40)
+    _, q, k, v = plain_attention.draw_grouped(40, 40)
     wide = torch.zeros(2, 4, 40, 160)[..., :16].copy_(q)
     monkeypatch.setattr(flash_attn_4, "MAX_INDEX", q.numel())
     with pytest.raises(KernelLimitError, match="a tensor spans 51,056 elements"):

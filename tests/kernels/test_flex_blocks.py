@@ -105,7 +105,7 @@ def test_the_causal_mask_holds_the_triangle(tokens: int, train: bool) -> None:
 
 
 def test_the_causal_mask_is_small() -> None:
-    """A13: ten million tokens; dense tables of this many rows take 24 GB each."""
+    """Ten million tokens; dense tables of this many rows take 24 GB each."""
     meter = StoragePeak(MeterContext("cpu"))
     with meter:
         mask = causal_block_mask(10_000_000, 128, "cpu", True)

@@ -139,7 +139,7 @@ def pins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def test_pinned_memory_is_counted_as_torch_rounds_it(pins: Callable[..., None]) -> None:
-    """A9: torch rounds up to a power of two, almost twice as much as is asked for."""
+    """torch rounds up to a power of two, almost twice as much as is asked for."""
     sizes = {0: 0, 1: 1, 4: 4, 5: 8, 2**20: 2**20, 2**20 + 1: 2**21, 3 * 2**33: 2**35}
     assert {size: host_memory.pinned_bytes(size) for size in sizes} == sizes
     pins()

@@ -1,4 +1,4 @@
-"""Optional packages of kernels: how one is recognised, and what is said if it does not fit."""
+"""Optional packages of kernels: how one is recognised, and the error if it does not fit."""
 
 import sys
 from importlib.metadata import PackageNotFoundError

@@ -1,4 +1,4 @@
-"""How busy a rank is: on CUDA only threads that issue work count."""
+"""The load of a rank: on CUDA only threads that issue work count."""
 
 import subprocess
 import sys

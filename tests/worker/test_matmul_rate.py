@@ -1,4 +1,4 @@
-"""The rate of matrix products, on replaced clocks."""
+"""The rate of matrix products, with replaced clocks."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What kernels for CUDA have in common: half precision, head sizes, the device's generation."""
+"""Checks that kernels for CUDA share: half precision, head_dim, compute capability."""
 
 import torch
 from torch import Tensor

@@ -33,7 +33,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Use:
-    """What a kernel has to compute.
+    """The task of a kernel.
 
     device: kind of device.  masked: some calls have a mask.
     """
