@@ -16,8 +16,8 @@ from torch import Tensor
 
 _FUSED = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")
 _MULTIPROCESSORS = 132
-"""The number in an H100 or H200. FlashAttention splits the keys of calls that have too few blocks of
-queries for them."""
+"""The number in an H100 or H200. FlashAttention splits the keys of a call that has too few blocks
+of queries for them."""
 
 Row = Mapping[str, Any]
 

@@ -152,16 +152,18 @@ def build_catalogue() -> Catalogue:
     return Catalogue(
         implementations={name: _entry(name, devices) for name in IMPLEMENTATIONS.names()},
         devices=devices,
-        kernels={name: _kernel(name) for name in KERNELS.names()},
+        kernels={name: _kernel(name, devices) for name in KERNELS.names()},
     )
 
 
-def _kernel(name: str) -> KernelInfo:
+def _kernel(name: str, devices: dict[str, DeviceInfo]) -> KernelInfo:
     if reason := KERNELS.unavailable_reason(name):
         return KernelInfo(summary="can't be imported", device="", unavailable=reason)
     kernel = KERNELS.get(name)
     dtype = torch.bfloat16 if kernel.device == "cuda" else torch.float32
     reason = kernel.unavailable_reason(Use(kernel.device, dtype, head_dim=64, train=False))
+    if reason is None and kernel.device in devices:
+        reason = devices[kernel.device].unavailable
     summary = (kernel.__doc__ or "").partition("\n")[0].rstrip(".")
     return KernelInfo(summary=summary, device=kernel.device, unavailable=reason)
 

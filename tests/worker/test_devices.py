@@ -1,10 +1,12 @@
 """The description of CUDA in the catalogue, with a torch and a driver that are described here."""
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
+from longseq_bench.core.catalogue import DeviceInfo
 from longseq_bench.worker import main
 from tests.fake_nvml import FakeGpu, install
 
@@ -51,6 +53,14 @@ def test_a_gpu_without_kernels_is_unavailable(monkeypatch: pytest.MonkeyPatch) -
 def test_a_cpu_build_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     assert main._cuda().unavailable == "this torch is a CPU build"
+
+
+@pytest.mark.skipif(not find_spec("triton"), reason="triton is not installed")
+def test_a_kernel_without_its_device_is_unavailable() -> None:
+    """Triton's own reason is about head_dim and dtype only."""
+    devices = {"cuda": DeviceInfo(unavailable="no driver"), "cpu": DeviceInfo()}
+    assert main._kernel("triton", devices).unavailable == "no driver"
+    assert main._kernel("aten-flash-cpu", devices).unavailable is None
 
 
 @pytest.mark.cuda
