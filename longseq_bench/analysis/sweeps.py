@@ -24,10 +24,9 @@ from longseq_bench.core.cost import (
     standard_bytes,
 )
 from longseq_bench.core.interning import gc_disabled
-from longseq_bench.core.model import Record, Workload
+from longseq_bench.core.model import SDPA, Record, Workload
 from longseq_bench.core.stats import median_interval
 
-TORCHS_CHOICE = "sdpa"
 STANDARD = "dense"
 """The implementation whose memory is that of standard attention."""
 
@@ -239,7 +238,7 @@ def _dense_times(runs: Runs) -> tuple[str | None, list[float]]:
 def _dense_kernel(runs: Runs, source: str | None) -> str:
     """Return the kernel of the dense times; records of earlier versions have torch's own choice."""
     facts = (r.outcome.facts for r in runs.records if r.outcome.facts.get("dense") == source)
-    return str(next(facts, {}).get("dense_kernel", TORCHS_CHOICE))
+    return str(next(facts, {}).get("dense_kernel", SDPA))
 
 
 def _scaling(row: SweepRow, one_rank: SweepRow | None) -> Values:

@@ -110,6 +110,10 @@ class Workload(Frozen):
 
 
 SAME_KERNEL = "same"
+"""Dense kernel: that of the sparse attention, if it computes exact attention too."""
+
+SDPA = "sdpa"
+"""Dense kernel: the one that torch's scaled_dot_product_attention chooses."""
 
 
 class Trial(Frozen):

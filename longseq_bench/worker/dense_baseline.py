@@ -23,7 +23,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, visible_pairs
 from longseq_bench.core.errors import LongseqError
-from longseq_bench.core.model import SAME_KERNEL, Trial
+from longseq_bench.core.model import SAME_KERNEL, SDPA, Trial
 from longseq_bench.kernels.base import attend
 from longseq_bench.kernels.exact.base import AUTO, KERNELS, ExactKernel, OneCall, select
 from longseq_bench.meters.clock import clock_for
@@ -45,8 +45,6 @@ TILES_PER_WORKER = 2
 """Tiles of a part per core or multiprocessor, so that none is idle for long."""
 
 CALIBRATION_KEYS = 4096
-SDPA = "sdpa"
-"""The name of torch's scaled_dot_product_attention as the kernel of the baseline."""
 NOT_RUN_ON_RANKS = "not run: over several ranks each holds only a part of the inputs"
 
 

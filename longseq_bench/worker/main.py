@@ -20,13 +20,12 @@ from longseq_bench.core.gpus import (
     read_visible_gpus,
     unsupported_architecture,
 )
-from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, Outcome, Trial
+from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, SDPA, Outcome, Trial
 from longseq_bench.core.options import specs_of
 from longseq_bench.core.rank_start import CONNECTING, OPENING, WARMING_UP
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.exact.base import KERNELS, Use, check_name
 from longseq_bench.meters.base import METERS
-from longseq_bench.worker.dense_baseline import SDPA
 from longseq_bench.worker.dry_run import dry_run
 from longseq_bench.worker.exception_mapping import outcome_of_exception
 from longseq_bench.worker.messages import MessageSender
