@@ -343,10 +343,11 @@ def test_one_head_that_flash_can_not_address_is_a_limit() -> None:
 
 
 def test_elements_of_the_backward_of_flash() -> None:
-    """The kernel rounds tokens up to 128 and head_dim up to 32, and to 256 beyond 192."""
+    """The kernel rounds tokens up to 128, and head_dim up to 32, beyond 128 up to 64."""
     assert backward_elements(1, 32, 524_288, 128) == MAX_INDEX + 1
     assert backward_elements(1, 1, 1, 8) == backward_elements(1, 1, 128, 32) == 128 * 32
     assert backward_elements(2, 3, 129, 80) == 2 * 3 * 256 * 96
+    assert backward_elements(1, 1, 128, 136) == 128 * 192
     assert backward_elements(1, 1, 128, 200) == 128 * 256
 
 

@@ -13,12 +13,10 @@ import torch
 
 from longseq_bench.core.errors import KernelLimitError
 from longseq_bench.kernels.base import Pair, Queries, Triple
-from longseq_bench.kernels.exact._flash_buffers import TILE_ROWS, round_up
+from longseq_bench.kernels.exact._flash_buffers import TILE_ROWS, round_head_dim, round_up
 
 MAX_INDEX = 2**31 - 1
 
-_DIM_STEP = 32
-_WIDE_DIM, _WIDEST_DIM = 192, 256
 
 Call = Callable[[Queries, Pair], Triple]
 _Part = tuple[slice, slice, slice]
@@ -27,8 +25,7 @@ _Part = tuple[slice, slice, slice]
 
 def backward_elements(batch: int, heads: int, tokens: int, head_dim: int) -> int:
     """Return the elements of the backward's largest buffer."""
-    dim = _WIDEST_DIM if head_dim > _WIDE_DIM else round_up(head_dim, _DIM_STEP)
-    return batch * heads * round_up(tokens, TILE_ROWS) * dim
+    return batch * heads * round_up(tokens, TILE_ROWS) * round_head_dim(head_dim)
 
 
 def backward_in_parts(name: str, queries: Queries, keys: Pair, call: Call) -> Triple:

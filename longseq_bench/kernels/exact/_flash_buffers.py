@@ -17,6 +17,15 @@ def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
+def round_head_dim(head_dim: int) -> int:
+    """Return the head_dim of the sums of FlashAttention-2 in torch.
+
+    The package flash-attn rounds 129 to 160 up to 160 in some versions, and never to more than
+    this.
+    """
+    return round_up(head_dim, 32 if head_dim <= 128 else 64)
+
+
 def allocate_flash_2(q: Tensor, k: Tensor) -> list[Tensor]:
     """Return the buffers of FlashAttention-2: mha_bwd of csrc/flash_attn/flash_api.cpp.
 
@@ -24,8 +33,8 @@ def allocate_flash_2(q: Tensor, k: Tensor) -> list[Tensor]:
     heads. q (B, Hq, N, D), k (B, Hk, N, D).
     """
     batch, heads, tokens, dim = q.shape
-    rows, dim_step = round_up(tokens, TILE_ROWS), 32 if dim <= 128 else 64
-    buffers = [q.new_empty(batch, rows, heads, round_up(dim, dim_step), dtype=torch.float32)]
+    rows = round_up(tokens, TILE_ROWS)
+    buffers = [q.new_empty(batch, rows, heads, round_head_dim(dim), dtype=torch.float32)]
     buffers.append(q.new_empty(batch, heads, rows, dtype=torch.float32))
     if heads != k.shape[1]:
         buffers += [k.new_empty(batch, k.shape[2], heads, dim) for _ in range(2)]
