@@ -246,7 +246,9 @@ def test_the_table_of_kernels_has_the_share_of_ideal() -> None:
     assert rows["dkv-d64-full"][-1] == "1.50"
 
 
-TILE = re.compile(r"\| (\d+) \| ([a-z ]+) \| (\d+) \| (?:full|causal) \| (\d+)×(\d+) (\d)w (\d)s \|")
+TILE = re.compile(
+    r"\| (\d+) \| ([a-z ]+) \| (\d+) \| (?:full|causal) \| (\d+)×(\d+) (\d)w (\d)s \|"
+)
 
 
 def test_the_published_compile_table_has_the_tiles_that_are_chosen() -> None:
