@@ -17,6 +17,7 @@ from longseq_bench.attention.exact import flex
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.kernels.exact.base import KERNELS
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL
 from longseq_bench.testing import ImplementationContract
 from longseq_bench.testing.contract import (
@@ -112,6 +113,35 @@ def run_pass(name: str, options: Options, w: Workload) -> list[Tensor]:
     qkv = make_inputs(w)
     out = build_attention(name, options, w)(*qkv)
     return [out.detach(), *torch.autograd.grad(out, qkv, torch.ones_like(out))]
+
+
+CALL_A_KERNEL = (
+    "fused",
+    "ring",
+    "collective",
+    "ulysses",
+    "usp",
+    "head-parallel",
+    "dilated",
+    "hilbert",
+)
+CPU_KERNELS = [name for name in KERNELS.names() if KERNELS.get(name).device == "cpu"]
+
+
+@both_masks
+@both_groupings
+@pytest.mark.parametrize("kernel", CPU_KERNELS)
+@pytest.mark.parametrize("implementation", CALL_A_KERNEL)
+def test_every_exact_kernel_equals_the_reference(
+    implementation: str, kernel: str, causal: bool, kv_heads: int
+) -> None:
+    w = make_workload(150, causal=causal, kv_heads=kv_heads, mode="train")
+    attention = build_attention(implementation, {"kernel": kernel}, w)
+    if reason := KERNELS.get(kernel).unavailable_reason(attention.kernel_use):
+        pytest.skip(reason)
+    assert_equals_reference(implementation, {"kernel": kernel}, w)
+    attention(*make_inputs(w))
+    assert str(attention.facts()["kernel"]).startswith(kernel)
 
 
 def test_built_ins_are_registered() -> None:
