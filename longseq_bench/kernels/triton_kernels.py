@@ -395,6 +395,8 @@ def backward_keys(
     batch, head, part, block, slot, begin, start, stop, end = _locate(
         places, bounds, items, heads // GROUP, BLOCK // N, SHARED
     )
+    if block < 0:  # it pads; an empty column writes zeros
+        return
     key = block * BLOCK + part * N
     k += batch * k_strides[0] + head * k_strides[1]
     v += batch * v_strides[0] + head * v_strides[1]

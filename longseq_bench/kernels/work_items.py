@@ -29,8 +29,9 @@ ROWS_PER_SLOT = 32
 """A split needs a float32 slot per item: at most one per so many rows, 1/16 of a 16-bit tensor."""
 
 
-_EMPTY = ((0, -1), (0, 0, 0, 0), (0, 0, 0))
-"""Place, bounds and split of an item that only pads."""
+_EMPTY = ((-1, -1), (0, 0, 0, 0), (0, 0, 0))
+"""Place, bounds and split of an item that only pads. An empty column is another thing: its
+gradients are zeros, which have to be written."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class WorkItems:
     places (layouts, items, 2) int32: block of each item, and its slot, or -1.
     bounds (layouts, items, 4) int64: begin, start, stop and end of its list in `indices`; the
     blocks from start to stop need no mask. An item that only pads a layout to the number of items
-    of the others has an empty list.
+    of the others has the block -1 and an empty list.
     indices int32: the lists.
     splits (layouts, split rows, 3) int32: block, first slot and number of slots of each split row;
     no slots in those that pad.  slots: of each layout.
