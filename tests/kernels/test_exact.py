@@ -263,6 +263,15 @@ def test_a_kernel_that_can_not_run_is_named_with_the_reason(
         select(requested, Use("cpu", torch.float32, 64, False))
 
 
+def test_auto_says_why_no_kernel_can_run() -> None:
+    words = (
+        r"no kernel of exact attention takes head_dim 1 in bfloat16 on cuda \(.*"
+        "efficient: it needs a head_dim that is a multiple of 8"
+    )
+    with pytest.raises(UnsupportedError, match=words):
+        select("auto", Use("cuda", torch.bfloat16, 1, False))
+
+
 def test_auto_takes_the_compiled_kernel_and_else_says_why_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -403,6 +412,23 @@ def test_what_torch_would_pad_is_refused(
     """Direct calls skip the padding of scaled_dot_product_attention."""
     reason = KERNELS.get(name).unavailable_reason(Use("cuda", dtype, head_dim, False))
     assert words in (reason or "")
+
+
+@pytest.mark.parametrize("keep_lse", [False, True], ids=["without-lse", "with-lse"])
+def test_the_memory_efficient_kernel_takes_a_mask_without_the_lse(keep_lse: bool) -> None:
+    """torch returns no rows of the log-sum-exp then; meta tensors stand for those of a GPU."""
+    kernel = efficient.Efficient(Use("cuda", torch.bfloat16, 64, False, masked=True))
+    q, k = (torch.empty(2, 8, n, 64, dtype=torch.bfloat16, device="meta") for n in (40, 33))
+    mask = torch.ones(40, 33, dtype=torch.bool, device="meta")
+    out, lse = kernel.forward(q, k, k, mask=mask, keep_lse=keep_lse)
+    assert out.shape == q.shape
+    assert lse.shape == (2, 8, 40 if keep_lse else 0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("name", [n for n in KERNELS.names() if KERNELS.get(n).device == "cuda"])
+def test_no_kernel_for_cuda_is_listed_as_available_without_a_gpu(name: str) -> None:
+    assert KERNELS.get(name).unavailable_reason(Use("cuda", torch.bfloat16, 64, False))
 
 
 SIGNATURE = {

@@ -17,10 +17,11 @@ def bias_of(mask: Tensor, q: Tensor) -> Tensor:
 def clear_empty_rows(out: Tensor, lse: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return the results with 0 and -inf in rows that see nothing.
 
-    The kernels return another log-sum-exp there.
+    The kernels return another log-sum-exp there. One that is not kept may have no rows.
     """
-    empty = ~mask.any(1).to(lse.device)
-    return out.masked_fill(empty[:, None], 0.0), lse.masked_fill(empty, -torch.inf)
+    empty = ~mask.any(1).to(out.device)
+    kept = lse.masked_fill(empty, -torch.inf) if lse.numel() else lse
+    return out.masked_fill(empty[:, None], 0.0), kept
 
 
 def hide_empty_rows(lse: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ never takes it.
 from typing_extensions import override
 
 from longseq_bench.kernels import sparse_selection
+from longseq_bench.kernels.exact._cuda import capability_reason
 from longseq_bench.kernels.exact._spans import OverSpans
 from longseq_bench.kernels.exact.base import Use, exact_kernel
 from longseq_bench.kernels.spans import SpanKernel
@@ -21,9 +22,11 @@ class Triton(OverSpans):
     @classmethod
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
-        return super().unavailable_reason(use) or sparse_selection.triton_reason(
+        reason = super().unavailable_reason(use) or sparse_selection.triton_reason(
             use.device, use.dtype, use.head_dim
         )
+        # as FlexAttention, which torch compiles with Triton
+        return reason or capability_reason((7, 0))
 
     @property
     @override
