@@ -137,8 +137,7 @@ def _find_exception(trial: Trial) -> Exception | None:
     try:
         make = IMPLEMENTATIONS.get(trial.implementation)
         make(trial.workload, Group(0, trial.world_size), **trial.options)
-        if trial.dense_kernel not in (SAME_KERNEL, SDPA):
-            check_name(trial.dense_kernel)
+        check_name(trial.dense_kernel, "dense_kernel", (SAME_KERNEL, SDPA))
     except Exception as error:
         return error
     return None

@@ -205,6 +205,13 @@ def test_a_bad_config_is_refused_with_its_line(
     assert not Path("out").exists()
 
 
+def test_an_unknown_kernel_of_the_dense_baseline_is_named_as_such(capfd: Capture) -> None:
+    Path("bad.yaml").write_text(SOUND + "dense_kernel: sdp\n")
+    message = refusal(capfd, "sweep", "bad.yaml", "--out", "out")
+    assert message.endswith("unknown dense_kernel 'sdp'; did you mean 'sdpa'?")
+    assert not Path("out").exists()
+
+
 def test_an_ambiguous_baseline_is_refused_before_anything_runs(capfd: Capture) -> None:
     Path("bad.yaml").write_text(
         TAIL + "tokens: 32\nbaseline: ring\nimplementations:\n  - ring: {chunk: [16, 32]}\n"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
@@ -211,10 +211,14 @@ def exact_kernel(name: str) -> Callable[[type[K]], type[K]]:
     return add
 
 
-def check_name(requested: str) -> None:
-    """Raise UnknownNameError, with the nearest name, if no kernel is called so."""
-    if requested not in (AUTO, *KERNELS.names()):
-        raise UnknownNameError(KERNELS.kind, requested, [AUTO, *KERNELS.names()])
+def check_name(requested: str, kind: str = KERNELS.kind, others: Sequence[str] = ()) -> None:
+    """Raise UnknownNameError, with the nearest name, if no kernel is called so.
+
+    kind: what the name is of, for the message.  others: further names that are allowed.
+    """
+    known = [AUTO, *KERNELS.names(), *others]
+    if requested not in known:
+        raise UnknownNameError(kind, requested, known)
 
 
 def select(requested: str, use: Use) -> tuple[ExactKernel, dict[str, str]]:
@@ -236,7 +240,11 @@ def select(requested: str, use: Use) -> tuple[ExactKernel, dict[str, str]]:
             return kernel(use), facts
         if not kernel.optional:
             facts[f"not_{kernel.name}"] = reason
-    raise UnsupportedError(f"no kernel of exact attention for {use.dtype} on {use.device}")
+    reasons = "; ".join(f"{name.removeprefix('not_')}: {why}" for name, why in facts.items())
+    raise UnsupportedError(
+        f"no kernel of exact attention takes head_dim {use.head_dim} in {str(use.dtype)[6:]} on "
+        f"{use.device}" + (f" ({reasons})" if reasons else "")
+    )
 
 
 def _preferred(use: Use) -> list[type[ExactKernel]]:
