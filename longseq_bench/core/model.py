@@ -237,7 +237,7 @@ class DryRunEstimate(Frozen):
     in host memory, not in the peak.  untabled: fused kernels that are missing in the table.
     flops: per pass, the mean of the ranks.  busiest: FLOPs of the busiest rank over that mean.
     bytes_sent, transfers: per pass, of the fullest rank.  overlaps: transfers overlap with compute.
-    unsupported: the reason why nothing is known.
+    unsupported: the reason why nothing is known.  too_long: the reason is the limit of a kernel.
 
     kernel: name of the kernel that does most of the work; empty if none is named.  peers: for each
     communicator the number of ranks that this one sends to.  outside: bytes of the device outside
@@ -255,6 +255,7 @@ class DryRunEstimate(Frozen):
     transfers: int = 0
     overlaps: bool = True
     unsupported: str | None = None
+    too_long: bool = False
     kernel: str = ""
     peers: tuple[int, ...] = ()
     outside: dict[str, int] = Field(default_factory=dict)

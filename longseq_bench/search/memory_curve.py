@@ -18,6 +18,8 @@ most edges are near the end."""
 MAX_REFINEMENTS = 6  # further dry runs at the edge of the curve
 EDGE_TOLERANCE = 0.002  # a dry run within this share of the edge ends the refinement
 MAX_EDGE_GAP = 1.07  # so do dry runs on both sides of the edge with at most this length ratio
+LIMIT_DRY_RUNS = 7  # lengths that are tried at once to find where a kernel's limit begins
+LIMIT_TOLERANCE = 0.001  # that search ends within this share of the limit
 MIN_TREND = 0.5  # minimum growth of memory beyond the last length, as a share of the mean before
 
 Point = tuple[int, DryRunEstimate]  # a length and the estimate of its dry run
@@ -79,8 +81,10 @@ def dry_run_curve(trial: Trial, budget: int, dry_run: DryRun, ceiling: int) -> C
     min_tokens = 2 * trial.world_size
     lengths = sorted({max(min_tokens, min(ceiling, round(share * floor))) for share in GRID})
     lengths = lengths if len(lengths) > 1 else [lengths[0], 2 * lengths[0]]
-    estimates = dry_run([trial.at(n).replace(repeats=0, round=0) for n in lengths])
-    points = [(n, e) for n, e in zip(lengths, estimates, strict=True) if not e.unsupported]
+    estimates = dry_run([_at(trial, n) for n in lengths])
+    found = list(zip(lengths, estimates, strict=True))
+    found += _find_limit(trial, found, dry_run, min_tokens)
+    points = [(n, e) for n, e in found if not e.unsupported]
     if len(points) < 2:
         return next((e.unsupported for e in estimates if e.unsupported), "too short")
     for _ in range(MAX_REFINEMENTS):
@@ -89,11 +93,41 @@ def dry_run_curve(trial: Trial, budget: int, dry_run: DryRun, ceiling: int) -> C
         near_edge = any(abs(edge - n) <= EDGE_TOLERANCE * n for n, _ in points)
         if near_edge or curve.gap(edge) <= MAX_EDGE_GAP:
             break
-        (estimate,) = dry_run([trial.at(edge).replace(repeats=0, round=0)])
+        (estimate,) = dry_run([_at(trial, edge)])
         if estimate.unsupported:
             break
         points.append((edge, estimate))
     return Curve(tuple(sorted(points)))
+
+
+def _find_limit(
+    trial: Trial, found: Sequence[Point], dry_run: DryRun, min_tokens: int
+) -> list[Point]:
+    """Return dry runs up to the longest length that the trial's kernel can take, if it has a limit.
+
+    Without them a plan would end at the last length of the grid that the kernel takes.
+    """
+    too_long = [n for n, estimate in found if estimate.too_long]
+    longest = max((n for n, estimate in found if not estimate.unsupported), default=min_tokens)
+    more: list[Point] = []
+    if not too_long or min(too_long) <= longest:
+        return more
+    limit = min(too_long)
+    while limit - longest > max(1, LIMIT_TOLERANCE * limit):
+        parts = LIMIT_DRY_RUNS + 1
+        cuts = {longest + (limit - longest) * i // parts for i in range(1, parts)}
+        lengths = sorted(cuts - {longest})
+        for n, estimate in zip(lengths, dry_run([_at(trial, n) for n in lengths]), strict=True):
+            more.append((n, estimate))
+            if estimate.unsupported:
+                limit = n
+                break
+            longest = n
+    return more
+
+
+def _at(trial: Trial, tokens: int) -> Trial:
+    return trial.at(tokens).replace(repeats=0, round=0)
 
 
 def add_outside(dry_run: DryRun, hardware: Hardware) -> DryRun:

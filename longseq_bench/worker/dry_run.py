@@ -19,7 +19,7 @@ from longseq_bench import meta_mode
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.attention.sparse.block_layout_attention import LayoutAttention
 from longseq_bench.core.cost import visible_pairs
-from longseq_bench.core.errors import LongseqError, UnsupportedError
+from longseq_bench.core.errors import KernelLimitError, LongseqError, UnsupportedError
 from longseq_bench.core.model import DryRunEstimate, Trial
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import host_memory
@@ -88,7 +88,8 @@ def _predict(trial: Trial, threads: int) -> DryRunEstimate:
             # a layout takes memory while it exists, so one rank after the other
             estimates.append(_predict_rank(end_ranks.pop(0), trial))
     except LongseqError as error:
-        return DryRunEstimate(unsupported=str(error))
+        too_long = isinstance(error, KernelLimitError)
+        return DryRunEstimate(unsupported=str(error), too_long=too_long)
     except MemoryError:
         return DryRunEstimate(unsupported="its layout alone takes more memory than is available")
     except Exception as error:

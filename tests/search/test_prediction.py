@@ -53,6 +53,25 @@ def dry_run(trials: Sequence[Trial], fixed: int = 0, factor: float = 1.0) -> lis
     ]
 
 
+@pytest.mark.parametrize("share", [0.01, 0.4], ids=["below-the-grid", "between-its-lengths"])
+def test_a_plan_ends_at_the_limit_of_the_kernel(share: float) -> None:
+    """Not at the last length of the grid that the kernel takes; see GRID."""
+    trial = ring_trial()
+    assert trial.memory_budget
+    limit = int(share * trial.memory_budget / floor_bytes_per_token(trial.workload))
+
+    def limited(trials: Sequence[Trial]) -> list[DryRunEstimate]:
+        refused = DryRunEstimate(unsupported="32 bits", too_long=True)
+        return [
+            estimate if one.workload.seq_len <= limit else refused
+            for one, estimate in zip(trials, dry_run(trials), strict=True)
+        ]
+
+    found = find_longest_fit(trial, limited, RateModel(CPU), 10**9)
+    assert not isinstance(found, str)
+    assert 0.998 * limit - 1 <= found.trial.workload.seq_len <= limit
+
+
 # ---- curves ------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker.kernel_workspace import KernelWorkspace
+from tests import make
 from tests.trials import MIB, complete, exact, run_trial
 
 
@@ -104,6 +105,17 @@ def test_an_unsupported_dry_run_gives_its_reason(launcher: LocalLauncher) -> Non
     assert "runs on one rank" in (estimates[0].unsupported or "")
     assert "can't be split over 3 ranks" in (estimates[1].unsupported or "")
     assert estimates[2].unsupported is None
+
+
+def test_a_dry_run_beyond_the_limit_of_a_kernel_is_too_long(launcher: LocalLauncher) -> None:
+    """An unsupported shape is not: no other length would help."""
+    fields: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "heads": 8}
+    options = {"kernel": "flash-attn-4"}
+    beyond = make.trial("fused", 2**22, options, head_dim=64, **fields)
+    refused = make.trial("fused", 2**12, options, head_dim=30, **fields)
+    estimates = launcher.dry_run([beyond, beyond.at(2**22 - 1), refused])
+    assert [bool(one.unsupported) for one in estimates] == [True, False, True]
+    assert [one.too_long for one in estimates] == [True, False, False]
 
 
 def test_freed_storages_do_not_count() -> None:
