@@ -36,15 +36,24 @@ from the fourth on)."""
 class _State:
     device: str = ""
     loops_limited: bool = False
+    capability: tuple[int, int] | None = None
     off_device: set[int] = field(default_factory=set)
 
 
 _state = _State()
 
 
-def enable(device: str) -> None:
-    """Enter meta mode: meta tensors stand for tensors on this kind of device; loops are limited."""
-    _state.device, _state.loops_limited = device, True
+def enable(device: str, capability: tuple[int, int] | None = None) -> None:
+    """Enter meta mode: meta tensors stand for tensors on this kind of device; loops are limited.
+
+    capability: compute capability of the GPU, which decides what runs on it; None: any.
+    """
+    _state.device, _state.capability, _state.loops_limited = device, capability, True
+
+
+def capability() -> tuple[int, int] | None:
+    """Return the compute capability of the GPU for which meta mode stands, if it is known."""
+    return _state.capability
 
 
 def limit_loops() -> None:

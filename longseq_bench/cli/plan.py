@@ -148,7 +148,9 @@ def _predict(
     from longseq_bench.search.prediction import find_longest_fit, find_smallest_world, predict
     from longseq_bench.search.strategy import CEILING_TOKENS
 
-    dry_run = add_outside(partial(launcher.dry_run, limit=DRY_RUN_LIMIT_S), rates.hardware)
+    of_device = rates.hardware.capability
+    on_launcher = partial(launcher.dry_run, limit=DRY_RUN_LIMIT_S, capability=of_device)
+    dry_run = add_outside(on_launcher, rates.hardware)
     if tokens is None:
         return find_longest_fit(trial, dry_run, rates, CEILING_TOKENS * trial.world_size)
     result = predict(trial.at(tokens), dry_run, rates)

@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -166,7 +167,9 @@ def make_predictor(
     Records in `out` are ignored: a search that is resumed there must make the same predictions.
     """
     past = past_records(Path("results"), out)
-    return Predictor(launcher.dry_run, RateModel(hardware_here(catalogue, device), past))
+    hardware = hardware_here(catalogue, device)
+    dry_run = partial(launcher.dry_run, capability=hardware.capability)
+    return Predictor(dry_run, RateModel(hardware, past))
 
 
 def build_trials(

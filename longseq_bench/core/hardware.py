@@ -74,6 +74,7 @@ class Hardware(Frozen):
 
     name: str
     device: Device
+    capability: tuple[int, int] | None = None
     memory: int = Field(gt=0)
     flops: dict[DType, Positive] = Field(min_length=1)
     bandwidth: Positive

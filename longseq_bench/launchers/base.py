@@ -10,7 +10,9 @@ decorator).
         def create(cls, settings: LaunchSettings) -> MyLauncher: ...
         def catalogue(self) -> Catalogue: ...
         def check(self, trials: Sequence[Trial]) -> None: ...
-        def dry_run(self, trials, limit=DRY_RUN_LIMIT_S) -> list[DryRunEstimate]: ...
+        def dry_run(
+            self, trials, limit=DRY_RUN_LIMIT_S, capability=None
+        ) -> list[DryRunEstimate]: ...
         def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult: ...
 
 `LONGSEQ_LAUNCHER=my-scheduler longseq sweep ...` uses it; the default is `local`. A launcher that
@@ -90,11 +92,15 @@ class Launcher(ABC):
 
     @abstractmethod
     def dry_run(
-        self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S
+        self,
+        trials: Sequence[Trial],
+        limit: float = DRY_RUN_LIMIT_S,
+        capability: tuple[int, int] | None = None,
     ) -> list[DryRunEstimate]:
         """Predict what each trial needs, without running it and without a device.
 
         limit: seconds for all of them; after it the estimates are `unsupported`, with this reason.
+        capability: compute capability of the GPU; None: any.
         """
 
     @abstractmethod

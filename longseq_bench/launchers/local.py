@@ -110,10 +110,13 @@ class LocalLauncher(Launcher):
 
     @override
     def dry_run(
-        self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S
+        self,
+        trials: Sequence[Trial],
+        limit: float = DRY_RUN_LIMIT_S,
+        capability: tuple[int, int] | None = None,
     ) -> list[DryRunEstimate]:
         try:
-            answers = self._request("dry_run", trials, limit)
+            answers = self._request("dry_run", trials, limit, capability)
         except LauncherError as error:
             # an implementation that crashes or hangs does so in a dry run too
             last = str(error).split(": ", 1)[-1]
@@ -156,10 +159,15 @@ class LocalLauncher(Launcher):
         return first.model_copy(update={"status": "oom", "reason": reason})
 
     def _request(
-        self, request: str, trials: Sequence[Trial] = (), limit: float = PHASE_LIMIT_S
+        self,
+        request: str,
+        trials: Sequence[Trial] = (),
+        limit: float = PHASE_LIMIT_S,
+        capability: tuple[int, int] | None = None,
     ) -> Any:
         """Return a child's answer to a request. Raises LauncherError if none arrives in time."""
-        payload = json.dumps([trial.model_dump(mode="json") for trial in trials])
+        data = {"trials": [trial.model_dump(mode="json") for trial in trials]}
+        payload = json.dumps(data | {"capability": capability})
         children, message = list[_Child](), None
         try:
             child = self._start(children, request, payload)

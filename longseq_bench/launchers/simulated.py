@@ -51,7 +51,10 @@ class SimulatedLauncher(Launcher):
         """Accept every trial."""
 
     def dry_run(
-        self, trials: Sequence[Trial], limit: float = DRY_RUN_LIMIT_S
+        self,
+        trials: Sequence[Trial],
+        limit: float = DRY_RUN_LIMIT_S,
+        capability: tuple[int, int] | None = None,
     ) -> list[DryRunEstimate]:
         """Predict by the formulas, times `dry_run_factor`."""
         return [

@@ -41,9 +41,12 @@ FREE_SHARE = 0.5
 """The share of the free memory that layouts may take."""
 
 
-def dry_run(trials: Sequence[Trial]) -> list[DryRunEstimate]:
+def dry_run(
+    trials: Sequence[Trial], capability: tuple[int, int] | None = None
+) -> list[DryRunEstimate]:
     """Predict the memory, work and communication of each trial on the rank that needs most.
 
+    capability: compute capability of the GPU; None: any.
     Call it in a process of its own: afterwards the process can't compile, and its memory is limited
     to a share of what is free.
     """
@@ -51,7 +54,7 @@ def dry_run(trials: Sequence[Trial]) -> list[DryRunEstimate]:
     limits.use_exact_heap()
     limits.limit_heap(int(psutil.virtual_memory().available * FREE_SHARE))
     threads = torch.get_num_threads()
-    return [_predict(trial, threads) for trial in trials]
+    return [_predict(trial, threads, capability) for trial in trials]
 
 
 def _disable_compiler() -> None:
@@ -67,8 +70,8 @@ def _disable_compiler() -> None:
         sys.modules[name] = vars(torch)["_dynamo"] = stub
 
 
-def _predict(trial: Trial, threads: int) -> DryRunEstimate:
-    meta_mode.enable(trial.device)
+def _predict(trial: Trial, threads: int, capability: tuple[int, int] | None) -> DryRunEstimate:
+    meta_mode.enable(trial.device, capability)
     # ranks on one host share its cores
     torch.set_num_threads(trial.threads or max(1, threads // trial.world_size))
     try:

@@ -4,9 +4,10 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from socket import socket
+from typing import Any
 
 import torch
 
@@ -47,7 +48,8 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
     Args:
         request: `trial` (answered by an Outcome), `catalogue` (what can run here), `check` (the
             mistakes in trials) or `dry_run` (the predicted cost of trials).
-        payload: JSON: the trial and the place of this rank, or a list of trials.
+        payload: JSON: the trial and the place of this rank, or trials and the compute capability
+            of the GPU for which to plan.
         pipe: for the answer.
         listener: the open socket to which the ranks connect, for rank 0 of several.
     """
@@ -62,12 +64,17 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
         case "catalogue":
             sender.send_answer(build_catalogue().model_dump(mode="json"))
         case "check":
-            sender.send_answer(find_mistakes([Trial.model_validate(trial) for trial in data]))
+            sender.send_answer(find_mistakes(_read_trials(data)))
         case "dry_run":
-            estimates = dry_run([Trial.model_validate(trial) for trial in data])
+            capability = data["capability"] and tuple(data["capability"])
+            estimates = dry_run(_read_trials(data), capability)
             sender.send_answer([estimate.model_dump(mode="json") for estimate in estimates])
         case _:
             raise ValueError(f"unknown request {request!r}")
+
+
+def _read_trials(data: Mapping[str, Any]) -> list[Trial]:
+    return [Trial.model_validate(trial) for trial in data["trials"]]
 
 
 def run_rank(

@@ -255,3 +255,21 @@ def test_scaling_searches_and_times_every_world(capfd: Capture, tmp_path: Path) 
 def test_bad_world_sizes_are_refused(worlds: str, capfd: Capture) -> None:
     assert run(["scaling", "--impl", "ring", "--world-sizes", worlds]) == 2
     assert "is not a list of numbers of ranks" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kernel"),
+    [("gtx1080", "efficient"), ("a100", "flash"), ("h200", "cudnn"), ("b200", "cudnn")],
+)
+def test_the_kernel_is_that_of_the_gpu(gpu: str, kernel: str, capfd: Capture) -> None:
+    command = ("plan", "--impl", "sdpa", "--gpu", gpu, "--dtype", "float16")
+    (row,) = document(capfd, *command)["results"]
+    assert row["kernel"] == kernel
+
+
+def test_a_kernel_that_the_gpu_is_too_old_for_is_refused(capfd: Capture) -> None:
+    command = ("plan", "--impl", "fused", "-o", "kernel=flash-attn-3", "--gpu", "a100")
+    (row,) = document(capfd, *command, "--dtype", "bfloat16")["results"]
+    assert row["unsupported"] == (
+        "kernel=flash-attn-3: it needs compute capability 9.x; this GPU has 8.0"
+    )

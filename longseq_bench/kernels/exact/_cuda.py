@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from longseq_bench import meta_mode
 from longseq_bench.kernels.exact.base import Use
 from longseq_bench.meta_mode import is_meta
 
@@ -22,31 +23,33 @@ def half_reason(use: Use, multiple: int = 8, largest: int = 256) -> str | None:
 
 
 def capability_reason(least: tuple[int, int]) -> str | None:
-    """Return why this GPU is too old; None if it is new enough, or in meta mode."""
-    if is_meta():
-        return None
-    if not torch.cuda.is_available():
-        return "there is no CUDA device"
-    found = torch.cuda.get_device_capability()
-    if found >= least:
-        return None
+    """Return why the GPU is too old; None if it is new enough, or unknown in meta mode."""
+    found, reason = find_capability()
+    if found is None or found >= least:
+        return reason
     return f"it needs compute capability {least[0]}.{least[1]}; this GPU has {found[0]}.{found[1]}"
 
 
 def generation_reason(majors: tuple[int, ...]) -> str | None:
-    """Return why a kernel for some generations can't run on this GPU.
+    """Return why a kernel for some generations can't run on the GPU.
 
-    None if it can, or in meta mode.  majors: major numbers of their compute capabilities.
+    None if it can, or if the GPU is unknown in meta mode.  majors: major numbers of their compute
+    capabilities.
     """
-    if reason := capability_reason((min(majors), 0)):
+    found, reason = find_capability()
+    if found is None or found[0] in majors:
         return reason
-    if is_meta():
-        return None
-    major, minor = torch.cuda.get_device_capability()
-    if major in majors:
-        return None
     names = " or ".join(f"{m}.x" for m in majors)
-    return f"it needs compute capability {names}; this GPU has {major}.{minor}"
+    return f"it needs compute capability {names}; this GPU has {found[0]}.{found[1]}"
+
+
+def find_capability() -> tuple[tuple[int, int] | None, str | None]:
+    """Return the GPU's compute capability, or None and the reason if there is no GPU."""
+    if is_meta():
+        return meta_mode.capability(), None
+    if not torch.cuda.is_available():
+        return None, "there is no CUDA device"
+    return torch.cuda.get_device_capability(), None
 
 
 def repeat_heads(q: Tensor, k: Tensor) -> Tensor:

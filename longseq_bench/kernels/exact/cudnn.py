@@ -33,7 +33,7 @@ class Cudnn(ExactKernel):
     @override
     def priority(cls, use: Use) -> int | None:
         # faster than flash from Hopper on; before it, flash is
-        return 20 if is_meta() or capability_reason((9, 0)) is None else 5
+        return 20 if capability_reason((9, 0)) is None else 5
 
     @override
     def _forward(

@@ -39,9 +39,9 @@ class FlashAttn2(ExactKernel):
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
         reason = super().unavailable_reason(use) or half_reason(use)
-        if reason or is_meta():
-            return reason
-        return PACKAGE.unavailable_reason() or capability_reason((8, 0))
+        # a plan is made for packages that this machine lacks
+        missing = None if is_meta() else PACKAGE.unavailable_reason()
+        return reason or missing or capability_reason((8, 0))
 
     @override
     def _forward(

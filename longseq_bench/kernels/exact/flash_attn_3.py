@@ -44,9 +44,9 @@ class FlashAttn3(ExactKernel):
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
         reason = super().unavailable_reason(use) or half_reason(use)
-        if reason or is_meta():
-            return reason
-        return PACKAGE.unavailable_reason() or generation_reason((9,))
+        # a plan is made for packages that this machine lacks
+        missing = None if is_meta() else PACKAGE.unavailable_reason()
+        return reason or missing or generation_reason((9,))
 
     @override
     def _forward(

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from longseq_bench.core.errors import KernelLimitError
 from longseq_bench.kernels.base import Pair, Queries, Triple
-from longseq_bench.kernels.exact._cuda import generation_reason, half_reason
+from longseq_bench.kernels.exact._cuda import find_capability, generation_reason, half_reason
 from longseq_bench.kernels.exact._flash_buffers import allocate_flash_3_and_4, sum_elements
 from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
@@ -51,9 +51,9 @@ class FlashAttn4(ExactKernel):
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
         reason = super().unavailable_reason(use) or half_reason(use)
-        if reason or is_meta():
-            return reason
-        reason = PACKAGE.unavailable_reason() or generation_reason((9, 10))
+        # a plan is made for packages that this machine lacks
+        missing = None if is_meta() else PACKAGE.unavailable_reason()
+        reason = reason or missing or generation_reason((9, 10))
         return reason or _head_dim_reason(use.head_dim)
 
     @override
@@ -103,7 +103,9 @@ def check_offsets(kernel: str, tensors: list[Tensor], elements: int) -> None:
 
 def _head_dim_reason(head_dim: int) -> str | None:
     """Return why a Blackwell GPU can't compute this head_dim; None if it can, or on Hopper."""
-    major, minor = torch.cuda.get_device_capability()
-    if major < 10 or head_dim <= 128 or head_dim == 256:
+    found, _ = find_capability()
+    if found is None or found[0] < 10 or head_dim <= 128 or head_dim == 256:
         return None
-    return f"it needs a head_dim of at most 128, or 256, on compute capability {major}.{minor}"
+    return (
+        f"it needs a head_dim of at most 128, or 256, on compute capability {found[0]}.{found[1]}"
+    )
