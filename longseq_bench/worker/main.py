@@ -166,9 +166,9 @@ def _kernel(name: str, devices: dict[str, DeviceInfo]) -> KernelInfo:
         return KernelInfo(summary="can't be imported", device="", unavailable=reason)
     kernel = KERNELS.get(name)
     dtype = torch.bfloat16 if kernel.device == "cuda" else torch.float32
-    reason = kernel.unavailable_reason(Use(kernel.device, dtype, head_dim=64, train=False))
-    if reason is None and kernel.device in devices:
-        reason = devices[kernel.device].unavailable
+    reason = devices[kernel.device].unavailable if kernel.device in devices else None
+    if reason is None:
+        reason = kernel.unavailable_reason(Use(kernel.device, dtype, head_dim=64, train=False))
     summary = (kernel.__doc__ or "").partition("\n")[0].rstrip(".")
     return KernelInfo(summary=summary, device=kernel.device, unavailable=reason)
 

@@ -271,5 +271,5 @@ def test_a_kernel_that_the_gpu_is_too_old_for_is_refused(capfd: Capture) -> None
     command = ("plan", "--impl", "fused", "-o", "kernel=flash-attn-3", "--gpu", "a100")
     (row,) = document(capfd, *command, "--dtype", "bfloat16")["results"]
     assert row["unsupported"] == (
-        "kernel=flash-attn-3: it needs compute capability 9.x; this GPU has 8.0"
+        "kernel=flash-attn-3: it needs compute capability 9.0; this GPU has 8.0"
     )

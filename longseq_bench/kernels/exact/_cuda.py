@@ -36,9 +36,11 @@ def generation_reason(majors: tuple[int, ...]) -> str | None:
     None if it can, or if the GPU is unknown in meta mode.  majors: major numbers of their compute
     capabilities.
     """
-    found, reason = find_capability()
-    if found is None or found[0] in majors:
+    if reason := capability_reason((min(majors), 0)):
         return reason
+    found, _ = find_capability()
+    if found is None or found[0] in majors:
+        return None
     names = " or ".join(f"{m}.x" for m in majors)
     return f"it needs compute capability {names}; this GPU has {found[0]}.{found[1]}"
 
