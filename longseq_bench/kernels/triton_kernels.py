@@ -200,8 +200,6 @@ def forward(
     batch, head, part, block, slot, begin, _, unmasked, end = _locate(
         places, bounds, items, heads, BLOCK // M, SHARED
     )
-    if begin >= end:
-        return
     query = block * BLOCK + part * M
     own = load(
         q + batch * q_strides[0] + head * q_strides[1], query, q_strides[2], seq_len,
@@ -285,8 +283,6 @@ def backward_queries(
     batch, head, part, block, slot, begin, _, unmasked, end = _locate(
         places, bounds, items, heads, BLOCK // M, SHARED
     )
-    if begin >= end:
-        return
     query = block * BLOCK + part * M
     q += batch * q_strides[0] + head * q_strides[1]
     out += batch * out_strides[0] + head * out_strides[1]
@@ -395,8 +391,6 @@ def backward_keys(
     batch, head, part, block, slot, begin, start, stop, end = _locate(
         places, bounds, items, heads // GROUP, BLOCK // N, SHARED
     )
-    if block < 0:  # it pads; an empty column writes zeros
-        return
     key = block * BLOCK + part * N
     k += batch * k_strides[0] + head * k_strides[1]
     v += batch * v_strides[0] + head * v_strides[1]

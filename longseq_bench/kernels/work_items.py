@@ -29,22 +29,16 @@ ROWS_PER_SLOT = 32
 """A split needs a float32 slot per item: at most one per so many rows, 1/16 of a 16-bit tensor."""
 
 
-_EMPTY = ((-1, -1), (0, 0, 0, 0), (0, 0, 0))
-"""Place, bounds and split of an item that only pads. An empty column is another thing: its
-gradients are zeros, which have to be written."""
-
-
 @dataclass(frozen=True)
 class WorkItems:
     """Work items and lists on a device, layout after layout.
 
     places (layouts, items, 2) int32: block of each item, and its slot, or -1.
     bounds (layouts, items, 4) int64: begin, start, stop and end of its list in `indices`; the
-    blocks from start to stop need no mask. An item that only pads a layout to the number of items
-    of the others has the block -1 and an empty list.
+    blocks from start to stop need no mask. A layout with fewer items than others repeats its last.
     indices int32: the lists.
     splits (layouts, split rows, 3) int32: block, first slot and number of slots of each split row;
-    no slots in those that pad.  slots: of each layout.
+    no slots in a layout without any.  slots: of each layout.
     """
 
     places: Tensor
@@ -90,7 +84,7 @@ class WorkItems:
             place, bound, split = _items_of_layout(indptr, limit, masked)
             parts.append((place, bound + offset, split))
             offset += len(indices)
-        places, bounds, splits = map(_padded, zip(*parts, strict=True), _EMPTY)
+        places, bounds, splits = map(_stacked, zip(*parts, strict=True))
         indices = np.concatenate([indices for _, indices in lists])
         slots = int(places[..., 1].max()) + 1
         arrays = (places.astype(np.int32), bounds, indices, splits.astype(np.int32))
@@ -167,10 +161,16 @@ def _items_of_layout(
     )
 
 
-def _padded(arrays: Sequence[Ints], empty: Sequence[int]) -> Ints:
-    """Stack arrays of different lengths, the shorter ones filled with rows `empty`."""
+def _stacked(arrays: Sequence[Ints]) -> Ints:
+    """Stack arrays of different lengths, the shorter ones filled with their last row.
+
+    So the last and shortest item is computed again, with the same result. Rows of arrays without
+    any are zeros: splits without slots.
+    """
     longest = max(len(array) for array in arrays)
-    joint = np.tile(np.array(empty, dtype=np.int64), (len(arrays), longest, 1))
+    joint = np.zeros((len(arrays), longest, arrays[0].shape[1]), dtype=np.int64)
     for own, array in zip(joint, arrays, strict=True):
         own[: len(array)] = array
+        if len(array):
+            own[len(array) :] = array[-1]
     return joint

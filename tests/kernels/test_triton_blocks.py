@@ -216,8 +216,8 @@ def by_hand(rows: Sequence[Sequence[int]], tokens: int, block: int, causal: bool
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-def test_padding_items_write_nothing(interpreted: Interpreted, causal: bool) -> None:
-    """The columns of the second head are never split, so items of no block pad its list."""
+def test_padding_items_change_nothing(interpreted: Interpreted, causal: bool) -> None:
+    """The columns of the second head are never split, so its list is padded."""
     rows = [[list(range(row + 1)) for row in range(5)], [[row] for row in range(5)]]
     layouts = [by_hand(own, 75, 16, causal) for own in rows]
     tensors, grad_out = inputs(75, heads=(2, 2))
