@@ -1,5 +1,6 @@
 """Exact attention by a kernel of spans: every tile of queries sees one run of keys."""
 
+from abc import abstractmethod
 from functools import lru_cache
 
 import numpy as np
@@ -23,9 +24,9 @@ class OverSpans(ExactKernel):
     """
 
     @property
+    @abstractmethod
     def spans(self) -> SpanKernel:
         """The kernel of spans."""
-        raise NotImplementedError
 
     @override
     def _forward(
