@@ -32,6 +32,9 @@ _on_device: weakref.WeakKeyDictionary[Any, dict[Any, Mapping[str, Tensor]]] = (
 )
 """Copies of arrays on devices; they live as long as their owner, a part or a map of steps."""
 
+_tiles: dict[tuple[Any, ...], Shape] = {}
+"""Tiles that fit, by kernel, head_dim, dtype and device: later launches try no others."""
+
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, task: SpanTask
@@ -151,7 +154,10 @@ def _launch(
     fixed: dict[str, Any],
 ) -> None:  # fmt: skip
     """Run a kernel over all tiles of a part with the largest tile that fits the device."""
-    tile = select_shape(f"spans {name}", LARGEST_TILE, q.shape[3], q.dtype, capability_of(q))
+    key = (name, q.shape[3], q.dtype, q.device)
+    tile = _tiles.get(key) or select_shape(
+        f"spans {name}", LARGEST_TILE, q.shape[3], q.dtype, capability_of(q)
+    )
     items = _items(part, q.device, tile.queries)
     if are_loops_limited() or not len(items):
         return
@@ -167,4 +173,4 @@ def _launch(
         )  # fmt: skip
 
     with on_device(q):
-        run_fitting(tile, run)
+        _tiles[key] = run_fitting(tile, run)
