@@ -55,6 +55,8 @@ def settings_suffix(settings: Settings) -> str:
         words.append("fresh memory")
     if settings.options.get("offload", "none") != "none":
         words.append("offloaded")
+    if settings.requested_dense_kernel is not None:
+        words.append(f"against {settings.requested_dense_kernel}")
     return f" ({', '.join(words)})" if words else ""
 
 

@@ -21,7 +21,7 @@ from longseq_bench.core.model import (
 _WORKLOAD = ("batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode")
 _TRIAL = (
     "implementation", "options", "device", "world_size", "memory_budget", "time_budget", "threads",
-    "fit_only", "keep", "allocator",
+    "fit_only", "keep", "allocator", "requested_dense_kernel",
 )  # fmt: skip
 _MACHINE = ("fingerprint", "host")
 _IDENTITY = (*_TRIAL, *_WORKLOAD, *_MACHINE)
@@ -35,7 +35,10 @@ SWEEP_AND_SEARCH: tuple[Document, ...] = ("sweep", "search")
 
 SAME_WORKLOAD = (*_WORKLOAD, "device", "threads", "fingerprint")
 """Fields that are equal for comparable figures; rows of sweeps also need equal lengths."""
-SAME_TRIAL = ("implementation", "memory_budget", "time_budget", "fit_only", "keep", "allocator")
+SAME_TRIAL = (
+    "implementation", "memory_budget", "time_budget", "fit_only", "keep", "allocator",
+    "requested_dense_kernel",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,11 @@ class Row:
     allocator: Allocator = declare(
         "Allocator", "text", "Allocator mode: default, expandable (CUDA), fresh (CPU).", "same"
     )
+    requested_dense_kernel: str | None = declare(
+        "Requested dense kernel", "text",
+        "Kernel of the dense attention that the sweep asks for; none: that of the sparse one.",
+        "same",
+    )  # fmt: skip
     peak_bytes: int | None = declare(
         "Peak memory", "bytes", "Largest peak memory of any rank.", "largest", measurement="peak"
     )

@@ -14,7 +14,7 @@ SCHEMA = 1
 _IDENTITY = (
     "implementation", "options", "tokens", "device", "world_size", "dtype", "mode",
     "causal", "batch", "heads", "kv_heads", "head_dim", "threads", "memory_budget", "time_budget",
-    "fit_only", "keep", "allocator",
+    "fit_only", "keep", "allocator", "requested_dense_kernel",
 )  # fmt: skip
 
 

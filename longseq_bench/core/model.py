@@ -152,10 +152,15 @@ class Trial(Frozen):
     dense_kernel: str = SAME_KERNEL
 
     @property
+    def requested_dense_kernel(self) -> str | None:
+        """The requested dense kernel; None: that of the sparse attention."""
+        return None if self.dense_kernel == SAME_KERNEL else self.dense_kernel
+
+    @property
     def key(self) -> str:
         """16 hex digits that identify this trial: equal trials have equal keys on any machine."""
         data = self.model_dump(mode="json")
-        if self.dense_kernel == SAME_KERNEL:
+        if self.requested_dense_kernel is None:
             # records from before this field keep their keys
             del data["dense_kernel"]
         return _digest(data)

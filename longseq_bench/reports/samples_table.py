@@ -12,7 +12,7 @@ _RECORD_COLUMNS = (
     "tokens", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode", "device",
     "world_size", "memory_budget", "time_budget", "threads", "repeats", "seed", "round", "key",
     "status", "reason", "phase", "wall_s", "processes", "predicted_tokens", "dense_source",
-    "fit_only", "keep", "allocator", "foreseen_peak_bytes", "foreseen_s",
+    "fit_only", "keep", "allocator", "requested_dense_kernel", "foreseen_peak_bytes", "foreseen_s",
 )  # fmt: skip
 _MEASUREMENT_COLUMNS = (
     "measurement", "unit", "rank", "samples", "median", "smallest", "largest", "values",
@@ -43,6 +43,7 @@ def _rows(record: Record) -> Iterator[tuple[Cell, ...]]:
         "tokens": trial.workload.seq_len,
         **trial.workload.model_dump(exclude={"seq_len"}),
         **trial.model_dump(exclude={"workload", "options"}),
+        "requested_dense_kernel": trial.requested_dense_kernel,
         "options": json.dumps(trial.options, sort_keys=True),
         "foreseen_peak_bytes": record.foreseen and record.foreseen.peak_bytes,
         "foreseen_s": record.foreseen and record.foreseen.seconds,

@@ -78,6 +78,7 @@ def test_segments_are_in_k_and_rates_that_double_are_not_named() -> None:
         ({"keep": "nothing"}, "in place"),
         ({"allocator": "expandable"}, "expandable segments"),
         ({"allocator": "fresh"}, "fresh memory"),
+        ({"dense_kernel": "sdpa"}, "against sdpa"),
         ({"options": {"offload": "q"}}, "offloaded"),
     ],
 )
@@ -93,14 +94,15 @@ OPTIONS = st.dictionaries(
     VALUES,
 )
 TRIALS = st.builds(
-    lambda name, options, ranks, fit, keep: make.trial(
-        name, options=options, world_size=ranks, fit_only=fit, keep=keep
+    lambda name, options, ranks, fit, keep, dense: make.trial(
+        name, options=options, world_size=ranks, fit_only=fit, keep=keep, dense_kernel=dense
     ),
     st.sampled_from(["ring", "block-sparse", "x" * 60, "x" * 59 + "y", "ring #1", "1"]),
     OPTIONS,
     st.sampled_from([1, 2, 1024]),
     st.booleans(),
     st.sampled_from(["all", "inputs", "nothing"]),
+    st.sampled_from(["same", "sdpa", "aten-flash-cpu"]),
 )
 
 
@@ -110,7 +112,7 @@ def distinct_key(trial: Trial) -> tuple[Any, ...]:
         for name, value in trial.options.items()
         if value not in (None, "none")
     )
-    return trial.implementation, tuple(options), trial.fit_only, trial.keep
+    return trial.implementation, tuple(options), trial.fit_only, trial.keep, trial.dense_kernel
 
 
 @given(st.lists(TRIALS, max_size=12))

@@ -52,7 +52,7 @@ ROW = {
     "uncovered", "dense_time_s", "dense_low_s", "dense_high_s", "dense_source", "dense_kernel",
     "speed_over_dense", "share_of_ideal",
     "share_low", "share_high", "dense_flops", "dense_peak_bytes", "dense_memory_source",
-    "memory_reduction", "keep", "allocator", "alloc_retries",
+    "memory_reduction", "keep", "allocator", "alloc_retries", "requested_dense_kernel",
     "outside_allocator_bytes",
 }  # fmt: skip
 RESULT = {
@@ -60,7 +60,7 @@ RESULT = {
     "limited_by", "failure_phase", "floor_tokens", "fraction_of_floor", "peak_bytes",
     "bytes_per_token", "predicted_tokens", "runs", "confirmations", "wall_s", "world_size",
     "tokens_per_rank", "rank_peaks", "imbalance", "fits_tokens", "keep", "allocator",
-    "alloc_retries", "outside_allocator_bytes",
+    "alloc_retries", "outside_allocator_bytes", "requested_dense_kernel",
 }  # fmt: skip
 BUDGET_8MIB = ("--memory-budget", "8MiB", "--heads", "8", "--head-dim", "64", "--threads", "1")
 
