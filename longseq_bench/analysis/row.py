@@ -18,14 +18,16 @@ from longseq_bench.core.model import (
     options_key,
 )
 
-_WORKLOAD = ("batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode")
+_WORKLOAD = ("batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mask", "mode")
+_NAMED_OTHERWISE = {"mask": "visibility.text"}
 _TRIAL = (
     "implementation", "options", "device", "world_size", "memory_budget", "time_budget", "threads",
     "fit_only", "keep", "allocator", "requested_dense_kernel",
 )  # fmt: skip
 _MACHINE = ("fingerprint", "host")
 _IDENTITY = (*_TRIAL, *_WORKLOAD, *_MACHINE)
-_trial_values, _workload_values = attrgetter(*_TRIAL), attrgetter(*_WORKLOAD)
+_trial_values = attrgetter(*_TRIAL)
+_workload_values = attrgetter(*(_NAMED_OTHERWISE.get(name, name) for name in _WORKLOAD))
 _machine_values = attrgetter(*_MACHINE)
 
 SWEEP: tuple[Document, ...] = ("sweep",)
@@ -59,6 +61,10 @@ class Row:
         "Mode", "text", "Kind of pass: forward, or train (forward and backward).", "same"
     )
     causal: bool = declare("Causal", "flag", "Whether the mask is causal.", "same")
+    mask: str = declare(
+        "Mask", "text", "Keys that a query sees: full, causal, sliding-window:4096, and so on.",
+        "same",
+    )  # fmt: skip
     batch: int = declare("Batch", "count", "Batch size.", "same")
     heads: int = declare("Heads", "count", "Number of query heads.", "same")
     kv_heads: int = declare("KV heads", "count", "Number of key and value heads.", "same")

@@ -33,6 +33,7 @@ from longseq_bench.kernels.base import (
     disable_autocast,
 )
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, check_name, select
+from longseq_bench.patterns.visible_keys import visible_keys
 
 Positions = NDArray[np.int64]
 Counts = NDArray[np.integer] | NDArray[np.bool_]
@@ -51,6 +52,9 @@ class Attention(ABC):
 
     many_ranks: ClassVar[bool] = False
     """True if it runs on more than one rank."""
+
+    takes_masks: ClassVar[bool] = False
+    """True if it computes every mask of core/masks.py; False: full and causal ones."""
 
     overlaps: bool = True
     """True if transfers between ranks run while it computes."""
@@ -76,6 +80,8 @@ class Attention(ABC):
         """
         if group.size > 1 and not self.many_ranks:
             raise WorldError(f"runs on one rank, not {group.size}; ddp splits a batch over ranks")
+        if workload.mask is not None and not self.takes_masks:
+            raise UnsupportedError(f"mask {workload.mask}: {_NO_MASK}")
         if self.exact_name is not None:
             check_name(self.exact_name)
         self.workload, self.group = workload, group
@@ -178,12 +184,9 @@ class Attention(ABC):
         """Return the number of times each query sees each key, (queries, keys); 0: not visible.
 
         Positions are global tokens. Every float64 reference is built from this. The default is
-        exact attention: every key, or with a causal mask those at or before the query. A sparse
-        pattern overrides it.
+        exact attention: every key that the mask shows. A sparse pattern overrides it.
         """
-        if self.workload.causal:
-            return k_positions[None, :] <= q_positions[:, None]
-        return np.ones((len(q_positions), len(k_positions)), dtype=np.bool_)
+        return visible_keys(self.workload).multiplicity(q_positions, k_positions)
 
     def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
         """Return False for keys that none of the queries sees, (keys,), at little cost.
@@ -247,6 +250,10 @@ class Attention(ABC):
         return {"kernel": ", ".join(self.exact.ran()) or self.exact.name, **self._exact_facts}
 
 
+_NO_MASK = (
+    "this attention is defined for full and causal masks only; masks are supported by dense, sdpa, "
+    "flex, ring, collective, ulysses, usp, head-parallel and block-sparse"
+)
 _NO_INPLACE = (
     "not supported here, the inputs are read until the end of the pass; on one rank it is "
     "supported by ring, by collective with chunk, and on a CPU by block-sparse, dilated and hilbert"

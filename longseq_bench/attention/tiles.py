@@ -9,7 +9,7 @@ Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D); lse (B, Hq, N).
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -21,7 +21,6 @@ from longseq_bench.distributed.kv_exchange import KVBlock, KVPair
 from longseq_bench.distributed.token_order import (
     Runs,
     TokenOrder,
-    VisibleTile,
     causal_tiles,
     even_span,
     indexed_runs,
@@ -32,6 +31,8 @@ from longseq_bench.kernels.base import Queries
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, wide
 from longseq_bench.meta_mode import MAX_STEPS, limited
+from longseq_bench.patterns.mask_tiles import MaskTile, mask_tiles
+from longseq_bench.patterns.visible_keys import VisibleKeys, visible_keys
 
 TILE_ROWS = 1024
 """Rows of a kernel call. torch's CPU kernel works in tiles of 256 rows from 768 rows up."""
@@ -175,6 +176,7 @@ class ExactTiles:
         self, w: Workload, rank: int, order: TokenOrder, queries: Runs, sizes: TileSizes
     ) -> None:
         self._order, self._queries, self._causal = order, queries, w.causal
+        self._mask = None if w.mask is None else visible_keys(w)
         self._own_keys = order.runs(rank)
         local_rows = sum(map(len, queries))
         self._rows = max(1, min(sizes.block_rows, local_rows))
@@ -219,19 +221,31 @@ class ExactTiles:
         """
         for tile in self._visible(rows, keys):
             tile_keys = slice(first_key + tile.keys.start, first_key + tile.keys.stop)
-            piece = Piece(ALL, tile_keys, heads, tile.causal)
+            mask = None if tile.visible is None else torch.from_numpy(tile.visible)
+            piece = Piece(ALL, tile_keys, heads, tile.causal, mask)
             offset, count = first_row + tile.rows.start, tile.rows.stop - tile.rows.start
-            for start, stop in [(0, count)] if tile.causal else self._row_cuts(count):
+            is_whole = tile.causal or self._mask is not None
+            for start, stop in [(0, count)] if is_whole else self._row_cuts(count):
                 yield RowBlock(slice(offset + start, offset + stop), heads, (piece,))
 
-    def _visible(self, rows: range, keys: Runs) -> Iterator[VisibleTile]:
+    def _visible(self, rows: range, keys: Runs) -> Iterator[MaskTile]:
+        if self._mask is not None:
+            yield from self._masked(self._mask, rows, keys)
+            return
         if not self._causal:
-            yield VisibleTile(slice(0, len(rows)), slice(0, sum(map(len, keys))))
+            yield MaskTile(slice(0, len(rows)), slice(0, sum(map(len, keys))))
             return
         for first_key, run in indexed_runs(keys):
             for tile in causal_tiles(rows, run):
                 tile_keys = slice(first_key + tile.keys.start, first_key + tile.keys.stop)
-                yield VisibleTile(tile.rows, tile_keys, tile.causal)
+                yield MaskTile(tile.rows, tile_keys, tile.causal)
+
+    def _masked(self, mask: VisibleKeys, rows: range, keys: Runs) -> Iterator[MaskTile]:
+        for first_key, run in indexed_runs(keys):
+            for tiles in mask_tiles(mask, rows, run, self._rows, self._max_keys):
+                for tile in tiles:
+                    start, stop = first_key + tile.keys.start, first_key + tile.keys.stop
+                    yield replace(tile, keys=slice(start, stop))
 
 
 def empty_softmax(q: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,13 +49,13 @@ def trials_document(trials: Sequence[Trial], rounds: int) -> Document:
     columns = (
         Column("Implementation"), Column("Options"), Column("Tokens", "tokens"),
         *([Column("Ranks", "count")] if several else []), Column("Dtype"), Column("Mode"),
-        Column("Causal"), Column("Device"), Column("Memory budget", "bytes"),
+        Column("Mask"), Column("Device"), Column("Memory budget", "bytes"),
     )  # fmt: skip
     rows = tuple(
         (
             trial.implementation, format_options(trial) or None, trial.workload.seq_len,
             *([trial.world_size] if several else []), trial.workload.dtype, trial.workload.mode,
-            "yes" if trial.workload.causal else "no", trial.device, trial.memory_budget,
+            trial.workload.visibility.label, trial.device, trial.memory_budget,
         )
         for trial in trials
     )  # fmt: skip

@@ -96,8 +96,17 @@ class WorkloadOptions:
     batch: Annotated[int, typer.Option(min=1, help="Sequences per batch.")] = 1
     causal: Annotated[
         bool,
-        typer.Option("--causal", help="Mask keys after the query's position. Default: no mask."),
+        typer.Option("--causal", help="Mask keys after the query's position: --mask causal."),
     ] = False
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            help="Keys that a query sees: full, causal, sliding-window:4k, prefix:8k, documents:4k "
+            "(packed, causal; or lengths with commas, or chatqa2), full-documents:4k. "
+            "Default: full.",
+            show_default=False,
+        ),
+    ] = None
     mode: Annotated[
         Literal["forward", "train"],
         typer.Option(help="Kind of pass; train: forward and backward."),

@@ -8,6 +8,7 @@ from longseq_bench.analysis.labels import KEEP_WORDS, settings_suffix
 from longseq_bench.cli.session import print_answer
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import Hardware
+from longseq_bench.core.masks import mask_words
 from longseq_bench.core.model import Trial
 from longseq_bench.core.units import format_bytes, format_tokens
 from longseq_bench.reports.columns import ValueColumn, build_table
@@ -85,7 +86,7 @@ def _context(trial: Trial, hardware: Hardware) -> str:
     heads = f"{w.heads} heads" if w.heads == w.kv_heads else f"{w.heads}/{w.kv_heads} heads"
     return (
         f"{hardware.name}, {format_bytes(trial.memory_budget or 0)} a rank: {w.mode}, {w.dtype}, "
-        f"{'causal' if w.causal else 'not causal'}, batch {w.batch}, {heads} of {w.head_dim}"
+        f"{mask_words(w.visibility.text)}, batch {w.batch}, {heads} of {w.head_dim}"
     )
 
 

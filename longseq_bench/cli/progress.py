@@ -13,6 +13,7 @@ from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.searches import density_key
 from longseq_bench.analysis.short_labels import find_short_labels
 from longseq_bench.core.cost import attention_flops
+from longseq_bench.core.masks import mask_words
 from longseq_bench.core.model import OptionValue, Record, Trial
 from longseq_bench.core.stats import median_interval
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
@@ -42,7 +43,7 @@ class Labels:
         return " ".join([name, *(_field(trial, name) for name in self._fields)])
 
 
-_FIELDS = ("world_size", "dtype", "mode", "causal", "device", "shape")
+_FIELDS = ("world_size", "dtype", "mode", "mask", "device", "shape")
 
 
 def _field(trial: Trial, name: str) -> str:
@@ -50,8 +51,8 @@ def _field(trial: Trial, name: str) -> str:
     match name:
         case "world_size":
             return f"{trial.world_size} rank{'s' if trial.world_size > 1 else ''}"
-        case "causal":
-            return "causal" if w.causal else "not causal"
+        case "mask":
+            return mask_words(w.visibility.text)
         case "shape":
             return f"batch {w.batch} heads {w.heads}/{w.kv_heads} of {w.head_dim}"
         case "device":

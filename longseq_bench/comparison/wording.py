@@ -6,6 +6,7 @@ from typing import Any
 
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.core.masks import FULL, mask_words
 from longseq_bench.core.units import format_bytes, format_tokens
 
 ComparedRow = SweepRow | SearchRow
@@ -23,7 +24,7 @@ def name_row(row: ComparedRow) -> str:
     workload: list[str] = [
         *([row.mode] if row.mode != "forward" else []),
         *([row.dtype] if row.dtype != "float32" else []),
-        *(["causal"] if row.causal else []),
+        *([mask_words(row.mask)] if row.mask != FULL else []),
     ]
     suffix = f" ({', '.join(workload)})" if workload else ""
     return f"{row.name}{tokens}{suffix}"

@@ -173,6 +173,12 @@ class WorkloadSection(_Section):
     causal: Axis[bool] = _axis(
         Workload, "causal", "true: a query sees no key after its own position."
     )
+    mask: Axis[str | None] = _axis(
+        Workload,
+        "mask",
+        "Keys that a query sees: full, causal, sliding-window:4k, prefix:8k, documents:4k (packed, "
+        "causal; or lengths with commas, or chatqa2), full-documents:4k; none: as causal says.",
+    )
     mode: Axis[Mode] = _axis(
         Workload, "mode", "forward: one forward pass; train: forward and backward."
     )

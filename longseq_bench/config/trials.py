@@ -147,13 +147,22 @@ def _workloads(shape: Axes, file: SweepFile, source: SourceFile) -> list[Workloa
     workloads = []
     for fields in _product(shape):
         try:
-            workloads.append(Workload(**fields))
-        except ValidationError as error:
-            key = next(k for k in ("kv_heads", "heads") if k in fields)
+            workload = Workload(**fields)
+            workload.visibility.check_tokens(workload.seq_len)
+        except (ValidationError, UserError) as error:
+            message = _message(error)
+            keys = ("mask",) if " mask " in f" {message}" else ("kv_heads", "heads")
+            key = next(k for k in keys if k in fields)
             index = getattr(file.workload, key).index(fields[key])
-            message = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise source.error("workload", key, index, message=message) from None
+        workloads.append(workload)
     return list(dict.fromkeys(workloads))
+
+
+def _message(error: ValidationError | UserError) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    return error.errors()[0]["msg"].removeprefix("Value error, ")
 
 
 def _trials(

@@ -65,13 +65,18 @@ def visible_pairs(seq_len: int, causal: bool) -> int:
     return seq_len * (seq_len + 1) // 2 if causal else seq_len**2
 
 
+def mask_pairs(workload: Workload) -> int:
+    """Return the query-key pairs per head that the workload's mask shows."""
+    return workload.visibility.visible_pairs(workload.seq_len)
+
+
 def attention_flops(workload: Workload, pairs: float | None = None) -> float:
     """Return the FLOPs of the matrix products; a multiply-add counts as two.
 
-    pairs: visible query-key pairs per head; None: those of dense attention.
+    pairs: visible query-key pairs per head; None: those of the mask.
     """
     w = workload
-    visible = visible_pairs(w.seq_len, w.causal) if pairs is None else pairs
+    visible = mask_pairs(w) if pairs is None else pairs
     products = FORWARD_MATMULS + (BACKWARD_MATMULS if w.train else 0)
     return 2.0 * products * visible * w.head_dim * w.heads * w.batch
 
@@ -86,9 +91,9 @@ def standard_bytes(workload: Workload) -> int:
     """Return the peak bytes of standard attention: several score matrices of S = B Hq N² b bytes.
 
     Forward: q, k, v and out (the floor), plus scores and weights: 2 S. Train: q, k, v, out, the
-    gradients of out and v, plus weights, their gradient and that of the scores: 3 S. Causal: N²
-    more bytes, for the mask. The peak of attention/exact/dense.py on a CPU is within 0.5 % of it at
-    2,048 tokens and 4 heads.
+    gradients of out and v, plus weights, their gradient and that of the scores: 3 S. With a mask N²
+    more bytes, for its pairs. The peak of attention/exact/dense.py on a CPU is within 0.5 % of it
+    at 2,048 tokens and 4 heads.
     """
     w = workload
     scores = w.batch * w.heads * w.seq_len**2 * w.dtype_bytes
@@ -96,7 +101,7 @@ def standard_bytes(workload: Workload) -> int:
     if w.train:
         tensors = w.seq_len * (3 * query_bytes_per_token(w) + 3 * key_bytes_per_token(w) // 2)
         copies = 3
-    return tensors + copies * scores + (w.seq_len**2 if w.causal else 0)
+    return tensors + copies * scores + (w.seq_len**2 if w.causal or w.mask else 0)
 
 
 def share_of_ideal(

@@ -31,7 +31,9 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from longseq_bench.core.errors import UserError
 from longseq_bench.core.identity_cache import cached_by_identity
+from longseq_bench.core.masks import CAUSAL, FORMS, FULL, Mask, parse_mask
 
 SCHEMA = 2
 
@@ -66,7 +68,11 @@ class Frozen(BaseModel):
 
 
 class Workload(Frozen):
-    """The shape of an attention: q is (batch, heads, seq_len, head_dim), k and v have kv_heads."""
+    """The shape of an attention: q is (batch, heads, seq_len, head_dim), k and v have kv_heads.
+
+    mask: text of a mask that `causal` does not describe (core/masks.py); None: full, or causal.
+    causal: no query sees a key after its own position.
+    """
 
     seq_len: int = Field(ge=1)
     batch: int = Field(default=1, ge=1)
@@ -76,6 +82,23 @@ class Workload(Frozen):
     dtype: DType = "float32"
     causal: bool = False
     mode: Mode = "forward"
+    mask: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_mask(cls, data: Any) -> Any:
+        """Give `causal` and `mask` their canonical values, for one key per workload."""
+        if not isinstance(data, dict) or data.get("mask") is None:
+            return data
+        if not isinstance(data["mask"], str):
+            raise ValueError(f"mask {data['mask']!r} is not a text; use {FORMS}")
+        try:
+            mask = parse_mask(data["mask"])
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        if data.get("causal") and not mask.is_causal:
+            raise ValueError(f"mask {mask.text} is not causal; leave out causal")
+        return {**data, "causal": mask.is_causal, "mask": None if mask.is_plain else mask.text}
 
     @model_validator(mode="before")
     @classmethod
@@ -97,6 +120,13 @@ class Workload(Frozen):
                 f"kv_heads may be {', '.join(str(d) for d in divisors(self.heads))}"
             )
         return self
+
+    @property
+    def visibility(self) -> Mask:
+        """The mask, also a full or a causal one."""
+        if self.mask is not None:
+            return parse_mask(self.mask)
+        return Mask(CAUSAL if self.causal else FULL)
 
     @property
     def dtype_bytes(self) -> int:
@@ -161,8 +191,10 @@ class Trial(Frozen):
         """16 hex digits that identify this trial: equal trials have equal keys on any machine."""
         data = self.model_dump(mode="json")
         if self.requested_dense_kernel is None:
-            # records from before this field keep their keys
+            # records from before this field, and the mask, keep their keys
             del data["dense_kernel"]
+        if self.workload.mask is None:
+            del data["workload"]["mask"]
         return _digest(data)
 
     def key_without(self, *names: str) -> Hashable:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.core.errors import WorldError
+from longseq_bench.patterns.mask_tiles import MaskTile
 
 OrderName = Literal["contiguous", "zigzag", "striped"]
 Runs = tuple[range, ...]
@@ -84,16 +85,7 @@ def slice_runs(runs: Runs, start: int, stop: int) -> Runs:
     return tuple(part for part in parts if len(part))
 
 
-@dataclass(frozen=True)
-class VisibleTile:
-    """Queries `rows` see keys `keys`: every pair, or (causal) the lower triangle of a square."""
-
-    rows: slice
-    keys: slice
-    causal: bool = False
-
-
-def causal_tiles(rows: range, keys: range) -> tuple[VisibleTile, ...]:
+def causal_tiles(rows: range, keys: range) -> tuple[MaskTile, ...]:
     """Return the tiles that queries at positions `rows` see of keys at positions `keys`.
 
     There are at most three: a rectangle before the diagonal, the triangle on the diagonal, and the
@@ -107,8 +99,8 @@ def causal_tiles(rows: range, keys: range) -> tuple[VisibleTile, ...]:
     if first_row < full_row:
         before, last = first_row - shift, full_row - shift
         if before:
-            tiles.append(VisibleTile(slice(first_row, full_row), slice(0, before)))
-        tiles.append(VisibleTile(slice(first_row, full_row), slice(before, last), causal=True))
+            tiles.append(MaskTile(slice(first_row, full_row), slice(0, before)))
+        tiles.append(MaskTile(slice(first_row, full_row), slice(before, last), causal=True))
     if full_row < len(rows):
-        tiles.append(VisibleTile(slice(full_row, len(rows)), slice(0, len(keys))))
+        tiles.append(MaskTile(slice(full_row, len(rows)), slice(0, len(keys))))
     return tuple(tiles)

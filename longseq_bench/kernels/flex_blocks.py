@@ -23,6 +23,7 @@ from longseq_bench.core.units import format_bytes
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.cpp_build import COMPILERS
 from longseq_bench.patterns.block_layout import BlockLayout, Ints, common_sizes
+from longseq_bench.patterns.visible_keys import VisibleKeys
 
 Entries = tuple[Ints, NDArray[np.int32]]
 """The row and the block of each entry of a table, row by row."""
@@ -182,22 +183,37 @@ class FlexBlocks:
 
         return causal_mask_mod if self.causal else noop_mask
 
+    def _interval_mod(self, mask: VisibleKeys, device: torch.device) -> Any:
+        """Return the function of a mask: keys from the first to the last one of each query."""
+        positions = np.arange(mask.tokens)
+        first = torch.from_numpy(mask.first(positions)).to(device)
+        stop = torch.from_numpy(mask.stop(positions)).to(device)
+
+        def is_visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (k >= first[q]) & (k < stop[q])
+
+        return is_visible
+
     def _mask(self, device: torch.device, train: bool) -> Any:
         from torch.nn.attention.flex_attention import BlockMask
 
         masked, full = [], []
         for one in self.layouts:
             own = np.repeat(np.arange(one.rows), one.row_lengths)
-            diagonal = (own == one.indices) & one.causal
-            masked.append((own[diagonal], one.indices[diagonal]))
-            full.append((own[~diagonal], one.indices[~diagonal]))
+            partial = (own == one.indices) & one.causal
+            if one.mask is not None:
+                partial = one.partial(one.mask)
+            masked.append((own[partial], one.indices[partial]))
+            full.append((own[~partial], one.indices[~partial]))
         tables: list[Tensor | None] = [*self._table(masked, device), *self._table(full, device)]
         for entries in (masked, full):
             columns = [_transposed(*one) for one in entries]
             tables += self._table(columns, device) if train else (None, None)
         make: Callable[..., Any] = BlockMask
         lengths, blocks = (self.seq_len, self.seq_len), (self.block, self.block)
-        return make(lengths, *tables, blocks, self._mask_mod)
+        mask = self.layouts[0].mask
+        mod = self._mask_mod if mask is None else self._interval_mod(mask, device)
+        return make(lengths, *tables, blocks, mod)
 
     def _table(self, entries: Sequence[Entries], device: torch.device) -> tuple[Tensor, Tensor]:
         """Return blocks per row (1, H, R) and their indices (1, H, R, W), padded with 0, int32.

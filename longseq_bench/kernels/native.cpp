@@ -70,6 +70,7 @@ struct Problem {
     Tensor q, k, v, out, lse, grad, dq, dk, dv;
     const int32_t *q_row, *k_row;  // row of a step; null: the step itself
     const int32_t *q_at, *k_at;    // position of a step, for causality; null: the row
+    const int32_t *q_first;        // first position that a query sees; null: 0
     int64_t tiles, tile_step;
     const int32_t *tile_start, *tile_count;
     const int64_t *runs;  // of each tile: start[runs[t]] ... start[runs[t + 1] - 1]
@@ -94,7 +95,7 @@ struct Scratch {
     float *k, *v;           // converted keys and values
     float *sum;             // BATCH rows of gradients
     float *m, *l, *delta;   // of each row: largest score, sum of weights, sum of out * gradient
-    int32_t *at, *row;
+    int32_t *at, *row, *from;  // position, row, and first position that it sees
     uint32_t *q2, *g2;           // pairs of dims, transposed: q2[dim / 2][row]
     uint32_t *q_rows2, *g_rows2; // pairs of rows: [row / 2][dim]
     uint32_t *kv2;               // pairs of keys: [key / 2][dim] of values (forward) or keys (backward)
@@ -107,7 +108,7 @@ struct Chunk {
     const pairs *k2[KEYS], *v2[KEYS];  // the same rows as pairs of dims
     int32_t row[KEYS], at[KEYS];
     int64_t run[KEYS];
-    int32_t first;  // the smallest position
+    int32_t first, last;  // the smallest and the largest position
     int count;
 };
 
@@ -273,7 +274,7 @@ INLINE void widen(const T *from, float *to, int dim, int padded) {
 
 // Loads the next keys of a tile's runs; returns false at the end. `e` and `s` are the current run and step.
 INLINE bool next(const Problem &p, int64_t end, int64_t &e, int64_t &s, Chunk &c) {
-    c.count = 0, c.first = INT32_MAX;
+    c.count = 0, c.first = INT32_MAX, c.last = -1;
     while (e < end && c.count < KEYS) {
         int64_t step = p.step ? p.step[e] : 1, first = p.start[e];
         for (; s < p.count[e] && c.count < KEYS; s++, c.count++) {
@@ -282,6 +283,7 @@ INLINE bool next(const Problem &p, int64_t end, int64_t &e, int64_t &s, Chunk &c
             c.at[c.count] = p.k_at ? p.k_at[at] : c.row[c.count];
             c.run[c.count] = e;
             c.first = c.at[c.count] < c.first ? c.at[c.count] : c.first;
+            c.last = c.at[c.count] > c.last ? c.at[c.count] : c.last;
         }
         if (s == p.count[e]) e++, s = 0;
     }
@@ -366,6 +368,7 @@ INLINE int load_queries(const Problem &p, int64_t b, int64_t h, int64_t tile, in
         int64_t step = p.tile_start[tile] + (part + (r < count ? r : count - 1)) * p.tile_step;
         w.row[r] = p.q_row ? p.q_row[step] : step;
         w.at[r] = p.q_at ? p.q_at[step] : w.row[r];
+        w.from[r] = p.q_first ? p.q_first[step] : 0;
     }
 #if PAIRS
     if (paired<T>(p)) return load_row_pairs(p, p.q, b, h, count, w, w.q2, back ? w.q_rows2 : 0), count;
@@ -376,11 +379,11 @@ INLINE int load_queries(const Problem &p, int64_t b, int64_t h, int64_t tile, in
     return count;
 }
 
-// Returns true if all queries of a tile come before all keys of a chunk.
+// Returns true if no query of a tile sees a key of a chunk.
 INLINE bool hides(const Problem &p, const Chunk &c, const Scratch &w, int count) {
     if (!p.causal) return false;
     for (int r = 0; r < count; r++)
-        if (w.at[r] >= c.first) return false;
+        if (w.at[r] >= c.first && w.from[r] <= c.last) return false;
     return true;
 }
 
@@ -389,13 +392,14 @@ INLINE int visible(const Problem &p, const Chunk &c, const Scratch &w, int g, in
     hidden = false;
     if (!p.causal) return c.count;
     int last = g + GROUP < count ? g + GROUP : count, keys = c.count;
-    int32_t low = w.at[g], high = w.at[g];
+    int32_t low = w.at[g], high = w.at[g], start = w.from[g];
     for (int r = g + 1; r < last; r++) {
         low = w.at[r] < low ? w.at[r] : low;
         high = w.at[r] > high ? w.at[r] : high;
+        start = w.from[r] > start ? w.from[r] : start;
     }
     while (keys && c.at[keys - 1] > high) keys--;
-    for (int j = 0; j < keys; j++) hidden |= c.at[j] > low;
+    for (int j = 0; j < keys; j++) hidden |= c.at[j] > low || c.at[j] < start;
     return keys;
 }
 
@@ -414,9 +418,9 @@ INLINE void score(const Problem &p, const Chunk &c, const Scratch &w, int g, int
     if (!hidden) return;
     for (int j = 0; j < keys; j++)
         for (int x = 0; x < VECTORS; x++) {
-            ivec rows = *(const ivec *)(w.at + g + x * LANES);
+            const ivec last = *(const ivec *)(w.at + g + x * LANES), first = *(const ivec *)(w.from + g + x * LANES);
             vec &now = at(s + j * lds, x);
-            now = rows < c.at[j] ? splat(NEVER) : now;
+            now = (last < c.at[j]) | (first > c.at[j]) ? splat(NEVER) : now;
         }
 }
 
@@ -696,7 +700,7 @@ static int64_t scratch_bytes(const Problem &p, bool back) {
     const int64_t s = back ? KEYS * ROWS : KEYS * GROUP;
     const int64_t floats = (back ? 5 : 3) * tile + (back ? 2 : 1) * s + (converts(p) ? 2 * keys : 0) +
                            (has_pairs(p) ? (back ? 2 : 0.5) * tile + keys / 2 + KEYS * (GROUP / 2 + (back ? ROWS : 0)) : 0) +
-                           BATCH * dim + 5 * ROWS;
+                           BATCH * dim + 6 * ROWS;
     const int64_t bytes = (floats * sizeof(float) + 63) / 64 * 64;
     return bytes < SMALLEST_MAPPED ? SMALLEST_MAPPED : bytes;
 }
@@ -716,7 +720,7 @@ static void take_scratch(const Problem &p, bool back, Scratch &w) {
     w.k = convert ? take(keys) : 0, w.v = convert ? take(keys) : 0;
     w.sum = take(BATCH * dim);
     w.m = take(ROWS), w.l = take(ROWS), w.delta = take(ROWS);
-    w.at = (int32_t *)take(ROWS), w.row = (int32_t *)take(ROWS);
+    w.at = (int32_t *)take(ROWS), w.row = (int32_t *)take(ROWS), w.from = (int32_t *)take(ROWS);
     if (!has_pairs(p)) return;
     auto take2 = [&](int64_t n) { return (uint32_t *)take(n); };
     w.q2 = take2(tile / 2), w.kv2 = take2(keys / 2), w.s2 = take2(KEYS / 2 * GROUP);

@@ -23,7 +23,7 @@ from longseq_bench.patterns.spans import Spans
 
 Ints32 = NDArray[np.int32]
 
-STEP_ARRAYS = ("q_row", "k_row", "q_at", "k_at")
+STEP_ARRAYS = ("q_row", "k_row", "q_at", "k_at", "q_first")
 """Arrays of a StepMap, in the order in which compiled kernels take them."""
 
 SPAN_ARRAYS = ("tile_start", "tile_count", "runs", "start", "count", "step")
@@ -49,12 +49,15 @@ class StepMap:
 
     q_row, k_row: row of each step; None: the step is the row.
     q_at, k_at: position of each step, for causality; None: the row is the position.
+    q_first: first position that each query sees; None: 0. With it, and q_at as the last one, a
+    causal task is one of any interval of keys per query.
     """
 
     q_row: Ints32 | None = None
     k_row: Ints32 | None = None
     q_at: Ints32 | None = None
     k_at: Ints32 | None = None
+    q_first: Ints32 | None = None
 
 
 @dataclass(frozen=True, eq=False)

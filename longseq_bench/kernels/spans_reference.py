@@ -113,8 +113,10 @@ def _scores(q: Tensor, k: Tensor, queries: Steps, keys: Steps, task: SpanTask) -
         return scores
     q_at = positions(queries, task.steps.q_row, task.steps.q_at)
     k_at = positions(keys, task.steps.k_row, task.steps.k_at)
-    later = torch.from_numpy(k_at[None, :] > q_at[:, None]).to(q.device)
-    return scores.masked_fill(later, -math.inf)
+    hidden = k_at[None, :] > q_at[:, None]
+    if task.steps.q_first is not None:
+        hidden |= k_at[None, :] < task.steps.q_first[queries, None]
+    return scores.masked_fill(torch.from_numpy(hidden).to(q.device), -math.inf)
 
 
 def positions(steps: Steps, row: Ints32 | None, at: Ints32 | None) -> Steps:

@@ -74,14 +74,18 @@ def _store(
 @jit
 def _queries(
     tile: tensor, offset: tensor, tile_start: tensor, tile_count: tensor, tile_step: tensor,
-    q_row: tensor, q_at: tensor, HAS_Q_ROW: tl.constexpr, HAS_Q_AT: tl.constexpr, M: tl.constexpr,
+    q_row: tensor, q_at: tensor, q_first: tensor, HAS_Q_ROW: tl.constexpr, HAS_Q_AT: tl.constexpr,
+    HAS_Q_FIRST: tl.constexpr, M: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Return rows, positions and validity of this program's queries."""
+    """Return rows, positions, first positions seen, and validity of this program's queries."""
     within = offset + tl.arange(0, M)
     inside = within < tl.load(tile_count + tile)
     steps = tl.load(tile_start + tile) + within * tile_step
     rows, places = _rows_and_positions(steps, inside, q_row, q_at, HAS_Q_ROW, HAS_Q_AT)
-    return rows, places, inside
+    firsts = places
+    if HAS_Q_FIRST:
+        firsts = tl.load(q_first + steps, mask=inside, other=0)
+    return rows, places, firsts, inside
 
 
 @jit
@@ -100,14 +104,16 @@ def _keys(
 
 @jit
 def _scores(
-    q: tensor, keys: tensor, q_places: tensor, k_places: tensor, inside: tensor,
-    CAUSAL: tl.constexpr,
+    q: tensor, keys: tensor, q_places: tensor, q_firsts: tensor, k_places: tensor, inside: tensor,
+    CAUSAL: tl.constexpr, HAS_Q_FIRST: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Return the scores of queries and keys, unscaled; -inf where a key is not visible."""
     scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
     visible = inside[None, :]
     if CAUSAL:
         visible = visible & (k_places[None, :] <= q_places[:, None])
+        if HAS_Q_FIRST:
+            visible = visible & (k_places[None, :] >= q_firsts[:, None])
     return tl.where(visible, scores, float("-inf"))
 
 
@@ -115,19 +121,20 @@ def _scores(
 def forward(
     q: tensor, k: tensor, v: tensor, out: tensor, lse: tensor, work: tensor, head_list: tensor,
     tile_start: tensor, tile_count: tensor, runs: tensor, start: tensor, count: tensor,
-    step: tensor, q_row: tensor, k_row: tensor, q_at: tensor, k_at: tensor, q_strides: tl.tuple,
-    k_strides: tl.tuple, v_strides: tl.tuple, out_strides: tl.tuple, lse_strides: tl.tuple,
-    tile_step: tensor, item_count: tensor, head_count: tensor, scale: tensor,
-    GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, CAUSAL: tl.constexpr,
+    step: tensor, q_row: tensor, k_row: tensor, q_at: tensor, k_at: tensor, q_first: tensor,
+    q_strides: tl.tuple, k_strides: tl.tuple, v_strides: tl.tuple, out_strides: tl.tuple,
+    lse_strides: tl.tuple, tile_step: tensor, item_count: tensor, head_count: tensor,
+    scale: tensor, GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, CAUSAL: tl.constexpr,
     MERGE: tl.constexpr, KEEP_LSE: tl.constexpr, HAS_STEP: tl.constexpr, HAS_Q_ROW: tl.constexpr,
-    HAS_K_ROW: tl.constexpr, HAS_Q_AT: tl.constexpr, HAS_K_AT: tl.constexpr, M: tl.constexpr,
-    N: tl.constexpr,
+    HAS_K_ROW: tl.constexpr, HAS_Q_AT: tl.constexpr, HAS_K_AT: tl.constexpr,
+    HAS_Q_FIRST: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Compute output and log-sum-exp of M queries; MERGE: continue the softmax that they hold."""
     batch, head, _, tile, offset = _locate(work, head_list, item_count, head_count)
-    rows, places, inside = _queries(
-        tile, offset, tile_start, tile_count, tile_step, q_row, q_at, HAS_Q_ROW, HAS_Q_AT, M
-    )
+    rows, places, firsts, inside = _queries(
+        tile, offset, tile_start, tile_count, tile_step, q_row, q_at, q_first, HAS_Q_ROW, HAS_Q_AT,
+        HAS_Q_FIRST, M,
+    )  # fmt: skip
     q += batch * q_strides[0] + head * q_strides[1]
     k += batch * k_strides[0] + head // GROUP * k_strides[1]
     v += batch * v_strides[0] + head // GROUP * v_strides[1]
@@ -153,7 +160,7 @@ def forward(
                 first, keys_of_run, stride, done, k_row, k_at, HAS_K_ROW, HAS_K_AT, N
             )
             keys = _load(k, k_rows, valid, k_strides[2], DIM, WIDE)
-            scores = _scores(own, keys, places, k_places, valid, CAUSAL)
+            scores = _scores(own, keys, places, firsts, k_places, valid, CAUSAL, HAS_Q_FIRST)
             new_max = tl.maximum(row_max, tl.max(scores, 1) * scale)
             # a query that has seen no key so far
             shift = tl.where(new_max == float("-inf"), 0.0, new_max)
@@ -176,20 +183,22 @@ def backward(
     q: tensor, k: tensor, v: tensor, out: tensor, lse: tensor, grad_out: tensor, dq: tensor,
     dk: tensor, dv: tensor, bias: tensor, work: tensor, head_list: tensor, tile_start: tensor,
     tile_count: tensor, runs: tensor, start: tensor, count: tensor, step: tensor, q_row: tensor,
-    k_row: tensor, q_at: tensor, k_at: tensor, q_strides: tl.tuple, k_strides: tl.tuple,
-    v_strides: tl.tuple, out_strides: tl.tuple, lse_strides: tl.tuple, grad_strides: tl.tuple,
-    dq_strides: tl.tuple, dk_strides: tl.tuple, dv_strides: tl.tuple, bias_strides: tl.tuple,
-    tile_step: tensor, item_count: tensor, head_count: tensor, first_kv_head: tensor,
-    scale: tensor, GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr,
-    CAUSAL: tl.constexpr, MERGE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STEP: tl.constexpr,
+    k_row: tensor, q_at: tensor, k_at: tensor, q_first: tensor, q_strides: tl.tuple,
+    k_strides: tl.tuple, v_strides: tl.tuple, out_strides: tl.tuple, lse_strides: tl.tuple,
+    grad_strides: tl.tuple, dq_strides: tl.tuple, dk_strides: tl.tuple, dv_strides: tl.tuple,
+    bias_strides: tl.tuple, tile_step: tensor, item_count: tensor, head_count: tensor,
+    first_kv_head: tensor, scale: tensor, GROUP: tl.constexpr, DIM: tl.constexpr,
+    WIDE: tl.constexpr, CAUSAL: tl.constexpr, MERGE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_STEP: tl.constexpr,
     HAS_Q_ROW: tl.constexpr, HAS_K_ROW: tl.constexpr, HAS_Q_AT: tl.constexpr,
-    HAS_K_AT: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    HAS_K_AT: tl.constexpr, HAS_Q_FIRST: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Compute dQ of M queries, and add to dK, dV and to the sums of score gradients of each run."""
     batch, head, index, tile, offset = _locate(work, head_list, item_count, head_count)
-    rows, places, inside = _queries(
-        tile, offset, tile_start, tile_count, tile_step, q_row, q_at, HAS_Q_ROW, HAS_Q_AT, M
-    )
+    rows, places, firsts, inside = _queries(
+        tile, offset, tile_start, tile_count, tile_step, q_row, q_at, q_first, HAS_Q_ROW, HAS_Q_AT,
+        HAS_Q_FIRST, M,
+    )  # fmt: skip
     kv_head = head // GROUP
     q += batch * q_strides[0] + head * q_strides[1]
     out += batch * out_strides[0] + head * out_strides[1]
@@ -220,7 +229,7 @@ def backward(
             )
             keys = _load(k, k_rows, valid, k_strides[2], DIM, WIDE)
             values = _load(v, k_rows, valid, v_strides[2], DIM, WIDE)
-            scores = _scores(own, keys, places, k_places, valid, CAUSAL)
+            scores = _scores(own, keys, places, firsts, k_places, valid, CAUSAL, HAS_Q_FIRST)
             weights = tl.exp2(scores * (scale * _LOG2_E) - own_lse[:, None])
             grad_weights = tl.dot(grad, tl.trans(values), input_precision="ieee")
             grad_scores = weights * (grad_weights - delta[:, None])

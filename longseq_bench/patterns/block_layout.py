@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from longseq_bench.core.cost import visible_pairs as dense_pairs
 from longseq_bench.core.errors import UnsupportedError, UserError
+from longseq_bench.patterns.visible_keys import VisibleKeys
 
 Ints = NDArray[np.int64]
 
@@ -22,6 +23,7 @@ class BlockLayout:
 
     indptr (rows + 1) int64, indices (kept blocks) int32. The last block may be short. Causal rows
     have no block after their own; of their own block only the lower triangle is visible.
+    mask: shows some of the pairs of a block and hides others; None: `causal` says it.
 
     Raises UserError for a row that is empty, out of order, or sees a block it must not see.
     """
@@ -31,6 +33,7 @@ class BlockLayout:
     causal: bool
     indptr: Ints
     indices: NDArray[np.int32]
+    mask: VisibleKeys | None = None
 
     def __post_init__(self) -> None:
         if self.seq_len < 1 or self.block < 1:
@@ -56,9 +59,10 @@ class BlockLayout:
             where = int(np.searchsorted(self.indptr, np.argmin(rising), side="right")) - 1
             raise UserError(f"layout row {where} must be strictly ascending")
         lowest, highest = self.indices[self.indptr[:-1]], self.indices[self.indptr[1:] - 1]
-        beyond = highest > (np.arange(self.rows) if self.causal else self.rows - 1)
-        if len(bad := np.flatnonzero((lowest < 0) | beyond)):
-            key = lowest[bad[0]] if lowest[bad[0]] < 0 else highest[bad[0]]
+        first, stop = visible_blocks(self.seq_len, self.block, self.causal, self.mask)
+        if len(bad := np.flatnonzero((lowest < first) | (highest >= stop))):
+            i = bad[0]
+            key = lowest[i] if lowest[i] < first[i] else highest[i]
             raise UserError(f"layout row {bad[0]} must not contain key block {key}")
 
     @property
@@ -81,6 +85,8 @@ class BlockLayout:
     @cached_property
     def visible_pairs(self) -> int:
         """Visible query-key token pairs per head, as a Python integer, which can't overflow."""
+        if self.mask is not None:
+            return int(self._masked_pairs(self.mask).sum())
         block, short = self.block, self.rows * self.block - self.seq_len
         # rows ascend, so only their last entry can be the short block, or their own if causal
         last_kept = self.indices[self.indptr[1:] - 1]
@@ -97,13 +103,40 @@ class BlockLayout:
     @property
     def density(self) -> float:
         """Visible token pairs, divided by those of dense attention with the same mask."""
+        if self.mask is not None:
+            return self.visible_pairs / self.mask.mask.visible_pairs(self.seq_len)
         return self.visible_pairs / dense_pairs(self.seq_len, self.causal)
 
     @property
     def block_density(self) -> float:
         """Kept blocks divided by visible blocks."""
-        visible = self.rows * (self.rows + 1) // 2 if self.causal else self.rows**2
-        return len(self.indices) / visible
+        first, stop = visible_blocks(self.seq_len, self.block, self.causal, self.mask)
+        return len(self.indices) / int((stop - first).sum())
+
+    def partial(self, mask: VisibleKeys) -> NDArray[np.bool_]:
+        """Return True for kept blocks of which the mask hides a pair, (kept blocks,)."""
+        starts = np.arange(self.rows) * self.block
+        ends = starts + self.block_sizes
+        row = np.repeat(np.arange(self.rows), self.row_lengths)
+        first, stop = mask.first(ends - 1)[row], mask.stop(starts)[row]
+        is_partial: NDArray[np.bool_] = (starts[self.indices] < first) | (ends[self.indices] > stop)
+        return is_partial
+
+    def _masked_pairs(self, mask: VisibleKeys) -> Ints:
+        """Return the visible pairs of each kept block, (kept blocks,)."""
+        sizes = self.block_sizes
+        row = np.repeat(np.arange(self.rows), self.row_lengths)
+        pairs = sizes[row] * sizes[self.indices]
+        partial = np.flatnonzero(self.partial(mask))
+        for some in np.array_split(partial, 1 + len(partial) * self.block // 2**22):
+            queries = row[some, None] * self.block + np.arange(self.block)
+            inside = queries < self.seq_len
+            queries = np.minimum(queries, self.seq_len - 1)
+            low = self.indices[some, None].astype(np.int64) * self.block
+            high = low + sizes[self.indices[some, None]]
+            first, stop = np.maximum(mask.first(queries), low), np.minimum(mask.stop(queries), high)
+            pairs[some] = (np.maximum(stop - first, 0) * inside).sum(1)
+        return pairs
 
     def row(self, i: int) -> NDArray[np.int32]:
         """Return the key blocks of a row, ascending."""
@@ -138,7 +171,9 @@ class BlockLayout:
         for n, i in enumerate(rows):
             kept[n, self.row(int(i))] = True
         visible: NDArray[np.bool_] = kept[:, key_blocks][row_of_query]
-        if self.causal:
+        if self.mask is not None:
+            visible &= self.mask.multiplicity(q_positions, k_positions)
+        elif self.causal:
             visible &= k_positions[None, :] <= q_positions[:, None]
         return visible
 
@@ -148,6 +183,20 @@ class BlockLayout:
         for i in np.unique(q_positions // self.block):
             seen[self.row(int(i))] = True
         return seen[k_positions // self.block]
+
+
+def visible_blocks(
+    seq_len: int, block: int, causal: bool, mask: VisibleKeys | None
+) -> tuple[Ints, Ints]:
+    """Return the first key block that a row may see, and the one after the last, (rows,) each.
+
+    A mask shows at least one pair of every block between them.
+    """
+    rows = np.arange(-(-seq_len // block))
+    if mask is None:
+        return np.zeros_like(rows), rows + 1 if causal else np.full_like(rows, len(rows))
+    last = np.minimum((rows + 1) * block, seq_len) - 1
+    return mask.first(rows * block) // block, (mask.stop(last) - 1) // block + 1
 
 
 def common_sizes(layouts: Sequence[BlockLayout]) -> tuple[int, int, bool]:

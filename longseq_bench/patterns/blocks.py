@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
-from longseq_bench.patterns.block_layout import BlockLayout, Ints
+from longseq_bench.patterns.block_layout import BlockLayout, Ints, visible_blocks
+from longseq_bench.patterns.visible_keys import VisibleKeys
 
 CHUNK = 2**16
 """Table cells per chunk: few enough for the cache."""
@@ -38,8 +39,9 @@ _FRACTION = 32
 class LayoutRows:
     """Rows of a layout, the columns (rows, 1) of a table of the blocks they keep.
 
-    row: index of the row.  visible: blocks it may see (row + 1 if causal, else all).  kept: blocks
-    it keeps.  slot: (1, widest), the columns 0 ... widest - 1 of the table.
+    row: index of the row, counted from the first block that it may see.  visible: blocks it may see
+    (row + 1 if causal, else all, or those that a mask shows).  kept: blocks it keeps.
+    slot: (1, widest), the columns 0 ... widest - 1 of the table.
     special: global or sink blocks.  stride, window: stride and minimum window of `strided`.
     """
 
@@ -93,7 +95,10 @@ def check_lengths(seq_len: int, block: int) -> None:
 
 def kept_counts(rows: int, sparsity: float, causal: bool) -> Ints:
     """Return the blocks per row, (rows,): (1 - sparsity) of the visible, rounded, at least 1."""
-    visible = _visible(rows, causal)
+    return _kept(_visible(rows, causal), sparsity)
+
+
+def _kept(visible: Ints, sparsity: float) -> Ints:
     counts: Ints = np.clip(np.rint((1 - sparsity) * visible).astype(np.int64), 1, visible)
     return counts
 
@@ -107,6 +112,7 @@ def make_layout(
     seed: int = 0,
     special: int = 0,
     window: int | None = None,
+    mask: VisibleKeys | None = None,
 ) -> BlockLayout:
     """Return the layout of a named pattern.
 
@@ -119,6 +125,8 @@ def make_layout(
     `local-window`, `sink-window` and `global-local` it replaces sparsity: a row keeps the special
     blocks and the window. With `strided` it is the minimum width of the window; the columns get the
     other blocks that sparsity keeps.
+    mask: each row has the pattern among the blocks that the mask shows, so that each document has
+    its own global, sink and strided blocks.
 
     Raises UnknownNameError for the pattern, UserError for other arguments.
     """
@@ -128,25 +136,32 @@ def make_layout(
     check_window(pattern, block, window)
     rows, special_blocks = -(-seq_len // block), -(-special // block)
     window_blocks = None if window is None else min(rows, -(-window // block))
-    full_rows = special_blocks if pattern == "global-local" else 0
-    counts, visible = kept_counts(rows, sparsity, causal), _visible(rows, causal)
+    base, stop_block = visible_blocks(seq_len, block, causal, mask)
+    visible = stop_block - base
+    row = np.arange(rows) - base
+    is_full = (row < special_blocks) & (pattern == "global-local")
+    full_rows = special_blocks if mask is None and pattern == "global-local" else 0
+    counts = _kept(visible, sparsity)
     stride = 0
     if pattern == "strided":
         stride = _stride(rows, block, sparsity, int(counts[-1]), window_blocks)
     elif window_blocks is not None:
         counts = np.minimum(visible, special_blocks + window_blocks)
-    counts[:full_rows] = visible[:full_rows]
+    counts[is_full] = visible[is_full]
     indptr = np.concatenate(([0], np.cumsum(counts)))
     indices = np.empty(indptr[-1], dtype=np.int32)
     for start, stop in _chunks(counts, full_rows):
         kept = counts[start:stop, None]
         part = LayoutRows(
-            row=np.arange(start, stop)[:, None], visible=visible[start:stop, None], kept=kept,
+            row=row[start:stop, None], visible=visible[start:stop, None], kept=kept,
             slot=np.arange(int(kept.max()))[None, :], seed=seed, special=special_blocks,
             stride=stride, window=window_blocks or 1,
         )  # fmt: skip
-        indices[indptr[start] : indptr[stop]] = PATTERNS[pattern](part)[part.slot < kept]
-    return BlockLayout(seq_len, block, causal, indptr, indices)
+        table = PATTERNS[pattern](part)
+        if mask is not None:
+            table = table + base[start:stop, None]
+        indices[indptr[start] : indptr[stop]] = table[part.slot < kept]
+    return BlockLayout(seq_len, block, causal, indptr, indices, mask)
 
 
 def _visible(rows: int, causal: bool) -> Ints:

@@ -6,10 +6,11 @@ from operator import attrgetter
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.core.masks import mask_words
 from longseq_bench.core.units import format_bytes, format_seconds
 
 SAME_TABLE = (
-    "fingerprint", "device", "mode", "dtype", "causal", "batch", "heads", "kv_heads", "head_dim",
+    "fingerprint", "device", "mode", "dtype", "mask", "batch", "heads", "kv_heads", "head_dim",
     "memory_budget", "time_budget", "threads", "fit_only",
 )  # fmt: skip
 SIMILAR_DENSITY = 0.9
@@ -76,7 +77,7 @@ def _describe_fields(
         heads += f" ({row.kv_heads} for k, v)"
     yield of("mode", row.mode)
     yield of("dtype", row.dtype)
-    yield of("causal", "causal" if row.causal else "not causal")
+    yield of("mask", mask_words(row.mask))
     yield of("batch", f"batch {row.batch}")
     yield of("heads kv_heads head_dim", heads)
     yield of("device", row.device)

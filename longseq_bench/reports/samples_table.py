@@ -9,9 +9,9 @@ from longseq_bench.reports.document import Cell, Column, Table
 
 _RECORD_COLUMNS = (
     "started_at", "host", "fingerprint", "commit", "purpose", "implementation", "options",
-    "tokens", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode", "device",
-    "world_size", "memory_budget", "time_budget", "threads", "repeats", "seed", "round", "key",
-    "status", "reason", "phase", "wall_s", "processes", "predicted_tokens", "dense_source",
+    "tokens", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mask", "mode",
+    "device", "world_size", "memory_budget", "time_budget", "threads", "repeats", "seed", "round",
+    "key", "status", "reason", "phase", "wall_s", "processes", "predicted_tokens", "dense_source",
     "fit_only", "keep", "allocator", "requested_dense_kernel", "foreseen_peak_bytes", "foreseen_s",
 )  # fmt: skip
 _MEASUREMENT_COLUMNS = (
@@ -42,6 +42,7 @@ def _rows(record: Record) -> Iterator[tuple[Cell, ...]]:
         "predicted_tokens": record.predicted_tokens,
         "tokens": trial.workload.seq_len,
         **trial.workload.model_dump(exclude={"seq_len"}),
+        "mask": trial.workload.visibility.text,
         **trial.model_dump(exclude={"workload", "options"}),
         "requested_dense_kernel": trial.requested_dense_kernel,
         "options": json.dumps(trial.options, sort_keys=True),

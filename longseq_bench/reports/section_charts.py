@@ -13,6 +13,7 @@ from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.short_labels import MAX_LABEL, format_option
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import floor_bytes_per_token
+from longseq_bench.core.masks import mask_words
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
@@ -295,8 +296,8 @@ def longest_bars(named: Mapping[str, SearchRow]) -> Chart | None:
 
 def _describe(row: Row, name: str) -> str:
     value = getattr(row, name)
-    if name == "causal":
-        return "causal" if value else "not causal"
+    if name == "mask":
+        return mask_words(value)
     return str(value) if name == "dtype" else f"{name.replace('_', ' ')} {value}"
 
 
@@ -389,5 +390,5 @@ def _line(xs: Iterable[float], height: Callable[[float], float]) -> tuple[Point,
 
 def _floor_bytes(row: SweepRow) -> int:
     """Return the bytes per token that any exact attention needs."""
-    names = ("batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mode")
+    names = ("batch", "heads", "kv_heads", "head_dim", "dtype", "mode")
     return floor_bytes_per_token(Workload(seq_len=1, **{n: getattr(row, n) for n in names}))

@@ -4,10 +4,10 @@ It is computed by the same kernel as the sparse attention, if that one computes 
 then their ratio shows the pattern, not a kernel.
 
 If a complete dense pass would take too long, its time is computed from a part, scaled by the
-visible pairs: some query rows against all keys. Kernels run at another rate with a causal mask, so
-the part of a causal pass is causal too: it has as many of the first tokens as give about the same
-number of pairs. The baseline runs after the pass under the budget, so it is not in the measured
-peak.
+visible pairs: some query rows against all keys. Kernels run at another rate with a mask, so the
+part of a pass with a mask has it too: of a causal one it has as many of the first tokens as give
+about the same number of pairs. The baseline runs after the pass under the budget, so it is not in
+the measured peak.
 
 Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 """
@@ -20,12 +20,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from longseq_bench.attention.base import Attention
+from longseq_bench.attention.masked import exact_call, visible_pairs_of
 from longseq_bench.attention.projections import projection_flops
-from longseq_bench.core.cost import attention_flops, visible_pairs
+from longseq_bench.core.cost import attention_flops, mask_pairs
 from longseq_bench.core.errors import LongseqError
+from longseq_bench.core.masks import CAUSAL, FULL, Mask
 from longseq_bench.core.model import SAME_KERNEL, SDPA, Trial
 from longseq_bench.kernels.base import attend
-from longseq_bench.kernels.exact.base import AUTO, KERNELS, ExactKernel, OneCall, select
+from longseq_bench.kernels.exact.base import AUTO, KERNELS, ExactKernel, select
 from longseq_bench.meters.clock import clock_for
 from longseq_bench.worker import limits
 from longseq_bench.worker.inputs import Pass
@@ -40,6 +42,9 @@ the trial's time cap."""
 MIN_ROWS = 1024
 """Query rows of a part: torch's CPU kernel uses its largest tiles from 768 rows up."""
 
+USUAL_SHARE = 0.9
+"""Keys that a row of a masked part sees, at least, relative to a row of the whole."""
+
 TILE_ROWS = {"cpu": 256, "cuda": 128}
 TILES_PER_WORKER = 2
 """Tiles of a part per core or multiprocessor, so that none is idle for long."""
@@ -51,14 +56,14 @@ NOT_RUN_ON_RANKS = "not run: over several ranks each holds only a part of the in
 def dense_flops(attention: Attention, rows: int | None = None, keys: int | None = None) -> float:
     """Return the FLOPs of dense attention for the same workload, projections included.
 
-    rows, keys: of a part; the complete workload if None. In a square part of a causal workload a
-    row sees the keys up to its own; in any other part every row sees every key.
+    rows, keys: of a part; the complete workload if None. A square part has the workload's mask, as
+    if its first tokens were all; in any other part every row sees every key.
     """
     w, matrices = attention.workload, attention.projections()
     if rows is None or keys is None:
-        pairs = visible_pairs(w.seq_len, w.causal)
+        pairs = mask_pairs(w)
     else:
-        pairs = visible_pairs(rows, w.causal) if rows == keys else rows * keys
+        pairs = w.visibility.visible_pairs(rows) if rows == keys else rows * keys
     projected = {"q": (w.heads, rows), "k": (w.kv_heads, keys), "v": (w.kv_heads, keys)}
     projected["out"] = projected["q"]
     elements = sum(
@@ -76,15 +81,21 @@ def part_rows(heads: int, device: str, workers: int) -> int:
     return max(MIN_ROWS, tiles * TILE_ROWS[device])
 
 
-def part_shape(rows: int, keys: int, causal: bool) -> tuple[int, int]:
+def part_shape(rows: int, keys: int, mask: Mask) -> tuple[int, int]:
     """Return the rows and keys of a part with about rows · keys visible pairs.
 
-    A causal part is square, and has at most `keys` rows.
+    A part with a mask is square, and has at most `keys` rows. One with a mask that is not causal
+    has as many that a row sees about as many keys as in the whole.
     """
-    if not causal:
+    if mask.kind == FULL:
         return rows, keys
-    side = min(math.ceil(math.sqrt(2 * rows * keys)), keys)
-    return side, side
+    if mask.kind == CAUSAL:
+        side = min(math.ceil(math.sqrt(2 * rows * keys)), keys)
+        return side, side
+    side, usual = rows, mask.visible_pairs(keys) / keys
+    while side < keys and mask.visible_pairs(side) < USUAL_SHARE * usual * side:
+        side *= 2
+    return min(side, keys), min(side, keys)
 
 
 class DenseBaseline:
@@ -187,12 +198,11 @@ class DenseBaseline:
         else:
             workers = torch.get_num_threads()
         rows = min(part_rows(w.batch * w.heads, self._device, workers), keys)
-        return part_shape(rows, keys, w.causal)
+        return part_shape(rows, keys, w.visibility)
 
     def _run(self, rows: int, keys: int) -> None:
-        """Run a pass over the first rows and keys; causal if there are as many of both."""
+        """Run a pass over the first rows and keys; with the mask if there are as many of both."""
         w, one = self._attention.workload, self._one
-        causal = w.causal and rows == keys
         matrices = self._attention.projections()
         with torch.set_grad_enabled(w.train):
             tensors = {
@@ -200,18 +210,24 @@ class DenseBaseline:
                 for name, t, count in zip("qkv", one.inputs, (rows, keys, keys), strict=True)
             }
             q, k, v = (t @ matrices[n] if n in matrices else t for n, t in tensors.items())
-            out = self._attend(q, k, v, causal)
+            out = self._attend(q, k, v)
             if "out" in matrices:
                 out = out @ matrices["out"]
             if one.grad_out is not None:
                 leaves = [*tensors.values(), *matrices.values()]
                 torch.autograd.grad(out, leaves, one.grad_out[:, :, :rows])
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        w, rows, keys = self._attention.workload, q.shape[2], k.shape[2]
+        shape = {"seq_len": rows} if rows == keys else {"mask": None, "causal": False}
+        part = w.model_copy(update=shape)
         if self._kernel is not None:
-            return attend(q, k, v, OneCall(self._kernel, causal), q.requires_grad)
-        grouped = q.shape[1] != k.shape[1]
-        return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+            return attend(q, k, v, exact_call(self._kernel, part), q.requires_grad)
+        visible = None if part.mask is None else visible_pairs_of(part, q.device)
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=visible, is_causal=part.causal and visible is None,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
 
 
 def choose_dense_kernel(attention: Attention, requested: str) -> ExactKernel | None:

@@ -1,9 +1,10 @@
 """Inputs for which exact attention and its gradients have a closed form at every position.
 
 Every score is 0, because q and k use different halves of head_dim. So a query i weighs the n keys
-that it sees equally (n = i + 1 with a causal mask, else all N), and everything is a prefix or a
-suffix sum. With D signs f, and numbers s, t, w of magnitude 1 to 1.875, all of which look random
-but depend on the position only:
+that it sees equally (n = i + 1 with a causal mask, N without one). The keys that a query sees, and
+the queries that see a key, are intervals, so that everything is a difference of prefix sums. With D
+signs f, and numbers s, t, w of magnitude 1 to 1.875, all of which look random but depend on the
+position only:
 
     q_i = t_i u    k_j = s_j y    v_j = f_j    dO_i = w_i x
     out_i = mean_j f_j
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.shard import Positions
+from longseq_bench.patterns.visible_keys import Ints, visible_keys
 
 Array = NDArray[np.float64]
 
@@ -54,8 +56,10 @@ class EqualScores:
         self._f = signs(positions, w.head_dim)
         drawn = signs(positions, 3 * 4, first=w.head_dim).reshape(-1, 3, 4)
         self._s, self._t, self._w = (drawn[..., 0] * (drawn[..., 1:] @ _EIGHTHS + 23 / 16)).T
-        all_keys = np.full(w.seq_len, float(w.seq_len))
-        self._seen = positions + 1.0 if w.causal else all_keys
+        visible = visible_keys(w)
+        self._keys = visible.first(positions), visible.stop(positions)
+        self._queries = visible.first_query(positions), visible.stop_query(positions)
+        self._seen = (self._keys[1] - self._keys[0]).astype(np.float64)
 
     def inputs(self, name: str, positions: Positions) -> Array:
         """Return rows (n, D) of q, k, v or grad_out."""
@@ -105,15 +109,36 @@ class EqualScores:
 
     def _over_keys(self, values: Array) -> Array:
         """Sum values of keys for each query that sees them."""
+        if self._workload.mask is not None:
+            return _sums(values, *self._keys)
         sums: Array = values.cumsum(0)
         return sums if self._workload.causal else np.broadcast_to(sums[-1], sums.shape)
 
     def _over_queries(self, values: Array) -> Array:
         """Sum values of queries for each key that they see."""
+        if self._workload.mask is not None:
+            return _sums(values, *self._queries)
         if not self._workload.causal:
             return np.full_like(values, values.sum())
         sums: Array = values[::-1].cumsum()[::-1]
         return sums
+
+
+def _sums(values: Array, first: Ints, stop: Ints) -> Array:
+    """Return the sums of values (n, ...) over first ... stop - 1.
+
+    Intervals from the start or to the end are summed from there: the difference of two long sums
+    loses digits, and may turn out below 0.
+    """
+    zero = np.zeros_like(values[:1])
+    before = np.concatenate([zero, values.cumsum(0)])
+    after = np.concatenate([values[::-1].cumsum(0)[::-1], zero])
+    ends = (len(values), *[1] * (values.ndim - 1))
+    is_head, is_tail = (x.reshape(ends) for x in (first == 0, stop == len(values)))
+    inner = before[stop] - before[first]
+    if (values >= 0).all():
+        inner = np.maximum(inner, 0.0)
+    return np.where(is_head, before[stop], np.where(is_tail, after[first], inner))
 
 
 def to_rows(array: Array, like: Tensor) -> Tensor:

@@ -226,7 +226,7 @@ def _counted() -> Iterator[Kernels]:
 
     def counted_sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
         kernels.calls += 1
-        kernels.pairs += _visible(q, k, options["is_causal"], None)
+        kernels.pairs += _visible(q, k, options["is_causal"], options["attn_mask"])
         return torch_sdpa(q, k, v, **options)
 
     def count_forward(kernel: Any) -> Any:
@@ -268,7 +268,10 @@ def pairs_in(part: HeadSpans, task: SpanTask) -> int:
         if task.causal:
             q_at = spans_reference.positions(queries, task.steps.q_row, task.steps.q_at)
             k_at = spans_reference.positions(keys, task.steps.k_row, task.steps.k_at)
-            pairs = int((k_at[None, :] <= q_at[:, None]).sum())
+            visible = k_at[None, :] <= q_at[:, None]
+            if task.steps.q_first is not None:
+                visible &= k_at[None, :] >= task.steps.q_first[queries, None]
+            pairs = int(visible.sum())
         total += pairs
     return total * len(part.heads)
 

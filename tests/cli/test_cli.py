@@ -42,9 +42,9 @@ time_cap: 50ms
 
 ROW = {
     "implementation", "options", "tokens", "world_size", "device", "dtype", "mode", "causal",
-    "status", "reason", "phase", "time_s", "time_low_s", "time_high_s", "samples", "cpu_time_s",
-    "plan_time_s", "peak_bytes", "tokens_per_s", "flops", "max_error", "error_of_allowed",
-    "bias", "checked_rows", "checked_passes", "density_asked",
+    "mask", "status", "reason", "phase", "time_s", "time_low_s", "time_high_s", "samples",
+    "cpu_time_s", "plan_time_s", "peak_bytes", "tokens_per_s", "flops", "max_error",
+    "error_of_allowed", "bias", "checked_rows", "checked_passes", "density_asked",
     "density_achieved", "batch", "heads", "kv_heads", "head_dim", "tokens_per_rank",
     "compute_time_s", "communication_time_s", "exposed_share", "bytes_sent", "bytes_formula",
     "wire_error", "rank_times", "rank_peaks", "imbalance", "speedup", "efficiency",
@@ -60,7 +60,7 @@ RESULT = {
     "limited_by", "failure_phase", "floor_tokens", "fraction_of_floor", "peak_bytes",
     "bytes_per_token", "predicted_tokens", "runs", "confirmations", "wall_s", "world_size",
     "tokens_per_rank", "rank_peaks", "imbalance", "fits_tokens", "keep", "allocator",
-    "alloc_retries", "outside_allocator_bytes", "requested_dense_kernel",
+    "alloc_retries", "outside_allocator_bytes", "requested_dense_kernel", "mask",
 }  # fmt: skip
 BUDGET_8MIB = ("--memory-budget", "8MiB", "--heads", "8", "--head-dim", "64", "--threads", "1")
 

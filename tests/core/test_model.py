@@ -91,7 +91,7 @@ def test_every_field_of_a_trial_changes_its_key() -> None:
 def test_every_field_of_a_workload_changes_the_key() -> None:
     changes: dict[str, Any] = {
         "seq_len": 9, "batch": 2, "heads": 16, "kv_heads": 4, "head_dim": 32, "dtype": "float16",
-        "causal": True, "mode": "train",
+        "causal": True, "mode": "train", "mask": "sliding-window:4",
     }  # fmt: skip
     assert set(changes) == set(Workload.model_fields)
     keys = {trial(**{"seq_len": 8, field: value}).key for field, value in changes.items()}

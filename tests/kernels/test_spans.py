@@ -69,7 +69,8 @@ def random_case(
     q_at, k_at = (
         rng.integers(0, 500, x).astype(np.int32) if rng.random() < 0.5 else None for x in (n, m)
     )
-    steps = StepMap(q_row, k_row, q_at, k_at)
+    q_first = rng.integers(0, 300, n).astype(np.int32) if rng.random() < 0.5 else None
+    steps = StepMap(q_row, k_row, q_at, k_at, q_first)
     task = SpanTask([HeadSpans(spans, used)], bool(rng.random() < 0.6), steps)
     return RandomCase(q, k, v, grad, task)
 
@@ -83,12 +84,14 @@ def count_pairs(d: RandomCase) -> Tensor:
             i = int(spans.tile_start[t]) + s * spans.tile_step
             row = i if index.q_row is None else int(index.q_row[i])
             at = row if index.q_at is None else int(index.q_at[i])
+            first = 0 if index.q_first is None else int(index.q_first[i])
             for e in range(spans.runs[t], spans.runs[t + 1]):
                 step = 1 if spans.step is None else int(spans.step[e])
                 j = spans.start[e] + np.arange(spans.count[e]) * step
                 keys = j if index.k_row is None else index.k_row[j]
                 k_at = keys if index.k_at is None else index.k_at[j]
-                for key in keys[k_at <= at] if d.task.causal else keys:
+                is_visible = (k_at >= first) & (k_at <= at)
+                for key in keys[is_visible] if d.task.causal else keys:
                     pairs[row, key] += 1
     return pairs
 

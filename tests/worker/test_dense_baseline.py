@@ -14,11 +14,14 @@ from torch import Tensor
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.cost import standard_bytes
 from longseq_bench.core.errors import KernelLimitError
+from longseq_bench.core.masks import parse_mask
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
+from longseq_bench.kernels.exact.base import select
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.clock import Clock
+from longseq_bench.testing.definition import build_attention, make_inputs
 from longseq_bench.worker import dense_baseline, timing
 from longseq_bench.worker.dense_baseline import (
     NOT_RUN_ON_RANKS,
@@ -195,18 +198,39 @@ def test_a_part_is_scaled_by_the_visible_pairs(
 
 
 @pytest.mark.parametrize(
-    ("rows", "keys", "causal", "shape"),
+    ("rows", "keys", "mask", "shape"),
     [
-        (1024, 131_072, False, (1024, 131_072)),
-        (1024, 131_072, True, (16_384, 16_384)),
-        (1024, 1024, True, (1024, 1024)),
-        (1024, 1500, True, (1500, 1500)),
+        (1024, 131_072, "full", (1024, 131_072)),
+        (1024, 131_072, "causal", (16_384, 16_384)),
+        (1024, 1024, "causal", (1024, 1024)),
+        (1024, 1500, "causal", (1500, 1500)),
+        (1024, 131_072, "sliding-window:512", (4096, 4096)),
+        (1024, 131_072, "full-documents:16k", (16_384, 16_384)),
+        (1024, 1500, "prefix:700", (1500, 1500)),
     ],
 )
-def test_a_causal_part_has_as_many_visible_pairs(
-    rows: int, keys: int, causal: bool, shape: tuple[int, int]
+def test_a_part_with_a_mask_has_as_many_visible_pairs(
+    rows: int, keys: int, mask: str, shape: tuple[int, int]
 ) -> None:
-    assert part_shape(rows, keys, causal) == shape
+    """A causal one as many in all; one of another mask about as many per row."""
+    assert part_shape(rows, keys, parse_mask(mask)) == shape
+
+
+@pytest.mark.parametrize("kernel", [None, "native", "aten-flash-cpu"])
+def test_the_dense_pass_of_a_mask_has_the_mask(kernel: str | None) -> None:
+    """Also a part of its first tokens, as if these were all."""
+    w = Workload(seq_len=2048, heads=2, head_dim=16, mask="documents:300")
+    attention = build_attention("block-sparse", {"sparsity": 0.5}, w)
+    q, k, v = make_inputs(w)
+    exact = kernel and select(kernel, attention.kernel_use)[0]
+    baseline = DenseBaseline(attention, Pass((q, k, v), None), "cpu", 0, 1.0, kernel=exact or None)
+    for rows in (2048, 1100):
+        part = w.model_copy(update={"seq_len": rows})
+        own = [t[:, :, :rows] for t in (q, k, v)]
+        expected = build_attention("dense", {}, part)(*own)
+        assert torch.allclose(baseline._attend(*own), expected, atol=1e-5)
+        pairs = parse_mask("documents:300").visible_pairs(rows)
+        assert dense_flops(attention, rows, rows) == 4 * pairs * 16 * 2
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -95,16 +96,18 @@ def test_an_output_with_another_scale_is_found_in_half_precision(dtype: Any, fac
     assert row_check.find_unlike_constant(attention, out * factor) is not None
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "mask", ["full", "causal", "sliding-window:20", "prefix:30", "documents:40", "full-documents:7"]
+)
 @pytest.mark.parametrize("head_dim", [1, 7, 16])
-def test_the_closed_form_is_that_of_autograd_in_float64(causal: bool, head_dim: int) -> None:
-    attention = exact(90, causal=causal, head_dim=head_dim, mode="train", heads=6, kv_heads=2)
+def test_the_closed_form_is_that_of_autograd_in_float64(mask: str, head_dim: int) -> None:
+    attention = exact(90, mask=mask, head_dim=head_dim, mode="train", heads=6, kv_heads=2)
     one, expected = with_equal_scores(attention)
     q, k, v = (t.detach().double().requires_grad_() for t in one.inputs)
     keys, values = (t.repeat_interleave(3, 1) for t in (k, v))
     scores = q @ keys.transpose(2, 3) / math.sqrt(head_dim)
     assert not scores.any()
-    hidden = torch.ones(90, 90, dtype=torch.bool).triu(1) if causal else torch.zeros(1).bool()
+    hidden = torch.from_numpy(~attention.multiplicity(np.arange(90), np.arange(90), 0))
     out = scores.masked_fill(hidden, -math.inf).softmax(-1) @ values
     one.out = out.detach()
     assert one.grad_out is not None
@@ -115,6 +118,21 @@ def test_the_closed_form_is_that_of_autograd_in_float64(causal: bool, head_dim: 
         reason = row_check.find_unlike_expected(attention, expected, one) or ""
         assert f"rows of {name} are wrong: token 33 of head 1 is" in reason
         gradient[0, 1, 33] -= 0.001
+
+
+@pytest.mark.parametrize("mask", ["sliding-window:100", "prefix:90", "documents:130"])
+def test_a_mask_that_is_one_key_off_is_wrong_in_every_row(mask: str) -> None:
+    """A window with a key more, a prefix with one more, documents that begin a token later."""
+    kind, size = mask.split(":")
+    w = Workload(seq_len=700, heads=2, head_dim=16, mask=mask)
+    other = w.model_copy(update={"mask": f"{kind}:{int(size) + 1}"})
+    wrong = IMPLEMENTATIONS.get("dense")(other, Group.alone())
+    wrong.prepare("cpu")
+    attention = IMPLEMENTATIONS.get("dense")(w, Group.alone())
+    attention.prepare("cpu")
+    assert judge(attention) is None
+    attention.__class__ = type("Wrong", (type(attention),), {"__call__": lambda _, *t: wrong(*t)})
+    assert "rows of output are wrong" in (judge(attention) or "")
 
 
 @pytest.mark.parametrize(("name", "inputs", "count"), [

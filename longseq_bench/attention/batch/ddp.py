@@ -37,6 +37,8 @@ _REFUSED_INNER = {
 class BatchSplit(ProjectedAttention):
     """A batch split into parts; each part goes through a module around an inner attention."""
 
+    takes_masks = True  # if the inner attention does
+
     def __init__(self, workload: Workload, group: Group, inner: str, parts: int) -> None:
         if workload.batch < parts:
             raise WorldError(

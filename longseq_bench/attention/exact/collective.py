@@ -13,11 +13,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, KernelOption, implementation
+from longseq_bench.attention.masked import block_attention, masked_kernel
 from longseq_bench.attention.tiles import (
     BlockAttention,
-    ExactTiles,
     LocalShare,
-    TiledBlocks,
     empty_softmax,
     single_rank_tiles,
     tile_sizes,
@@ -89,6 +88,7 @@ class Collective(Attention):
 
     summary = "all-gather of keys and values; each rank computes its own queries; exact"
     many_ranks = True
+    takes_masks = True
 
     def __init__(
         self,
@@ -118,10 +118,13 @@ class Collective(Attention):
     def build_kernel(self) -> AttentionKernel:
         """Return the all-gather; on one rank a single kernel call, or a loop over chunks."""
         if self.group.size > 1:
-            rank = self.group.rank
-            runs, sizes = self.order.runs(rank), tile_sizes(self.device)
-            tiles = ExactTiles(self.workload, rank, self.order, runs, sizes)
-            return GatherKernel(self.exchange, TiledBlocks(self.group, self.exact, tiles))
+            runs = self.order.runs(self.group.rank)
+            blocks = block_attention(
+                self.workload, self.group, self.exact, self.order, runs, self.device
+            )
+            return GatherKernel(self.exchange, blocks)
+        if self.workload.mask is not None:
+            return masked_kernel(self.exact, self.workload)
         if self.chunk is None:
             return OneCall(self.exact, self.workload.causal)
         chunk, sizes = self.chunk, tile_sizes(self.device)

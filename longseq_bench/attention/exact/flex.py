@@ -16,12 +16,15 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.flex_blocks import (
+    FlexBlocks,
     attend,
     causal_block_mask,
     check_head_dim,
     unavailable_reason,
 )
 from longseq_bench.meta_mode import is_meta
+from longseq_bench.patterns.blocks import make_layout
+from longseq_bench.patterns.visible_keys import visible_keys
 
 _compile_s: dict[str, float] = {}
 
@@ -30,6 +33,7 @@ _compile_s: dict[str, float] = {}
 class Flex(Attention):
     """torch.nn.attention.flex_attention, compiled."""
 
+    takes_masks = True
     summary = "FlexAttention, compiled by torch (no training on a CPU); compile time is recorded"
 
     def __init__(
@@ -57,7 +61,12 @@ class Flex(Attention):
             raise UnsupportedError(reason)
         if is_meta():
             raise UnsupportedError("code compiled by torch can't run on meta tensors")
-        if w.causal:
+        if w.mask is not None:
+            layout = make_layout(
+                "local-window", w.seq_len, self.block, 0.0, w.causal, mask=visible_keys(w)
+            )
+            self._mask = FlexBlocks([layout]).prepare(device, w.train)
+        elif w.causal:
             self._mask = causal_block_mask(w.seq_len, self.block, device, w.train)
         if device not in _compile_s:
             start = time.perf_counter()

@@ -19,13 +19,14 @@ from longseq_bench.attention.exact.ulysses import (
     exchange_bytes,
     head_stages,
 )
+from longseq_bench.attention.masked import exact_call
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import GatherScatter
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder, even_span
 from longseq_bench.kernels.base import AttentionKernel
-from longseq_bench.kernels.exact.base import AUTO, OneCall
+from longseq_bench.kernels.exact.base import AUTO
 
 
 @implementation("head-parallel")
@@ -34,6 +35,7 @@ class HeadParallel(Attention):
 
     summary = "heads split over ranks, each rank with the whole sequence (tensor parallel); exact"
     many_ranks = True
+    takes_masks = True
     overlaps = False
 
     def __init__(
@@ -65,7 +67,7 @@ class HeadParallel(Attention):
     def build_kernel(self) -> AttentionKernel:
         """Return one kernel call; with sequence_parallel, between gather and scatter."""
         w, size = self.workload, self.group.size
-        one_call = OneCall(self.exact, w.causal)
+        one_call = exact_call(self.exact, w)
         if size == 1:
             return one_call
         kernel = SkippableKernel(one_call, self.group)

@@ -26,13 +26,12 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, KernelOption, implementation
 from longseq_bench.attention.exact import fairscale_shards
+from longseq_bench.attention.masked import block_attention, masked_kernel
 from longseq_bench.attention.projections import Projected, projection_flops
 from longseq_bench.attention.tiles import (
     Block,
     BlockAttention,
-    ExactTiles,
     LocalShare,
-    TiledBlocks,
     empty_softmax,
     single_rank_tiles,
     tile_sizes,
@@ -130,6 +129,7 @@ class Ring(Attention):
 
     summary = "blocks of keys and values pass from rank to rank; exact, minimal memory"
     many_ranks = True
+    takes_masks = True
 
     def __init__(
         self,
@@ -165,6 +165,8 @@ class Ring(Attention):
         self.offload, self.on_host = offload, offload == "host"
         if self.on_host and group.size > 1:
             raise WorldError("offload=host runs on one rank")
+        if self.on_host and workload.mask is not None:
+            raise UnsupportedError(f"offload=host streams no mask, and this one is {workload.mask}")
         self.chunk, self.queries, self.transport = chunk, queries, transport
         self.wire: DType | None = wire_dtype if wire_dtype != workload.dtype else None
         self._shards_parameters = transport == "fairscale" and group.size > 1
@@ -208,11 +210,13 @@ class Ring(Attention):
         """Return the ring, or on one rank a loop over chunks."""
         if self.group.size > 1:
             queries = self._query_runs()
-            tiles_of = ExactTiles(
-                self.workload, self.group.rank, self.order, queries, tile_sizes(self.device)
+            blocks = block_attention(
+                self.workload, self.group, self.exact, self.order, queries, self.device
             )
-            blocks = TiledBlocks(self.group, self.exact, tiles_of)
             return RingKernel(self._exchange(), blocks, self.queries == "full")
+
+        if self.workload.mask is not None:
+            return masked_kernel(self.exact, self.workload)
 
         def tiles() -> Iterator[RowBlock]:
             return single_rank_tiles(self.workload, self.chunk, tile_sizes(self.device))

@@ -1,6 +1,7 @@
 """torch's fused attention: the fast exact baseline."""
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -10,9 +11,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, implementation
+from longseq_bench.attention.masked import visible_pairs_of
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.kernels.exact.base import Use
 from longseq_bench.meta_mode import is_meta, refuse_limited_loops
 
 _BACKENDS = {
@@ -27,6 +30,7 @@ _BACKENDS = {
 class Sdpa(Attention):
     """torch.nn.functional.scaled_dot_product_attention."""
 
+    takes_masks = True
     summary = "torch's fused attention; the backend that ran is recorded"
 
     def __init__(
@@ -42,10 +46,13 @@ class Sdpa(Attention):
         super().__init__(workload, group)
         self.backend = backend
         self._ran: str = backend
+        self._mask: Tensor | None = None
 
     def prepare(self, device: str) -> None:
         """In meta mode, choose a kernel whose memory is that of torch's choice."""
         super().prepare(device)
+        if self.workload.mask is not None:
+            self._mask = visible_pairs_of(self.workload, "meta" if is_meta() else device)
         if is_meta():
             if self.backend == "math":
                 raise UnsupportedError("backend=math can't run on meta tensors")
@@ -55,7 +62,7 @@ class Sdpa(Attention):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if is_meta():
             # the kernel of the device, not the one that torch has for meta tensors
-            return self.exact.forward(q, k, v, self.workload.causal, keep_lse=q.requires_grad)[0]
+            return self.exact.forward(q, k, v, self._causal, self._mask, q.requires_grad)[0]
         refuse_limited_loops()
         if self._ran == "auto":
             self._ran = self._find_backend(q, k, v)
@@ -64,14 +71,24 @@ class Sdpa(Attention):
         )
         with backend:
             return scaled_dot_product_attention(
-                q, k, v, is_causal=self.workload.causal, enable_gqa=q.shape[1] != k.shape[1]
-            )
+                q, k, v, attn_mask=self._mask, is_causal=self._causal,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )  # fmt: skip
+
+    @property
+    def _causal(self) -> bool:
+        return self.workload.causal and self._mask is None
+
+    @property
+    @override
+    def kernel_use(self) -> Use:
+        return replace(super().kernel_use, masked=self._mask is not None)
 
     def _find_backend(self, q: Tensor, k: Tensor, v: Tensor) -> str:
         """Return the backend that torch chooses for these tensors."""
         grouped = q.shape[1] != k.shape[1]
         choice = torch._fused_sdp_choice(
-            q, k, v, is_causal=self.workload.causal, enable_gqa=grouped
+            q, k, v, self._mask, is_causal=self._causal, enable_gqa=grouped
         )
         return {b.value: name for name, b in _BACKENDS.items()}.get(choice, "unknown")
 

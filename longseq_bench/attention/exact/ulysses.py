@@ -16,6 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, KernelOption, implementation
+from longseq_bench.attention.masked import exact_call
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload, divisors
 from longseq_bench.distributed.group import Group
@@ -23,7 +24,7 @@ from longseq_bench.distributed.head_exchange import AllToAll, HeadExchange, Head
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Pair, Queries, Triple
-from longseq_bench.kernels.exact.base import AUTO, OneCall
+from longseq_bench.kernels.exact.base import AUTO
 
 
 class UlyssesKernel:
@@ -140,6 +141,7 @@ class Ulysses(Attention):
 
     summary = "all-to-all turns shards of tokens into shards of heads and back; exact"
     many_ranks = True
+    takes_masks = True
     overlaps = False
 
     def __init__(
@@ -163,7 +165,7 @@ class Ulysses(Attention):
 
     def build_kernel(self) -> AttentionKernel:
         """Return the exchanges around one kernel call; on one rank the call alone."""
-        w, one_call = self.workload, OneCall(self.exact, self.workload.causal)
+        w, one_call = self.workload, exact_call(self.exact, self.workload)
         if self.group.size == 1:
             return one_call
         stages = head_stages(w, self.group.size, self.stage)

@@ -41,6 +41,7 @@ class Usp(Attention):
 
     summary = "Ulysses inside groups of ranks, a ring across them; exact"
     many_ranks = True
+    takes_masks = True
     overlaps = False
 
     def __init__(

@@ -11,6 +11,7 @@ import torch
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Counts, Mask, Positions
+from longseq_bench.attention.masked import masked_steps
 from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -54,6 +55,8 @@ class LayoutAttention(Attention):
     def kernel_blocks(self) -> sparse_selection.Blocks | None:
         """Return what block kernels have to support; None if only span kernels can be used."""
         w = self.workload
+        if w.mask is not None:
+            return None  # block kernels know no mask but the causal triangle
         return sparse_selection.Blocks(self.block, w.train)
 
     @override
@@ -105,6 +108,11 @@ def build_layout_kernel(
 
     Kernels are imported here, because some need libraries that may be missing.
     """
+    if (mask := layouts[0].mask) is not None:
+        tokens = (range(mask.tokens),)
+        parts = [HeadSpans(spans_of(layouts[0]), range(heads))]
+        task = SpanTask(parts, True, masked_steps(mask, tokens, tokens))
+        return SpanAttention(sparse_selection.span_kernel(kernel), task, (heads, mask.tokens))
     if kernel == "native" or (kernel == "triton" and not sparse_selection.has_triton()):
         # Triton is missing in meta mode only; the native kernel needs the same memory there
         by_layout = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]

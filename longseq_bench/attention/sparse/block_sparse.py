@@ -41,6 +41,7 @@ from longseq_bench.patterns.blocks import (
     make_layout,
 )
 from longseq_bench.patterns.placement import Placement, place_rows
+from longseq_bench.patterns.visible_keys import visible_keys
 
 PatternName = Literal[
     "local-window", "dilated-sparse", "global-local", "hierarchical", "strided", "sink-window",
@@ -67,6 +68,7 @@ class BlockSparse(LayoutAttention):
 
     summary = "each query block sees the key blocks of a named pattern"
     many_ranks = True
+    takes_masks = True
 
     def __init__(
         self,
@@ -99,6 +101,7 @@ class BlockSparse(LayoutAttention):
         check_special(pattern, w.seq_len, special)
         self._layout_options = (
             pattern, w.seq_len, block, sparsity, w.causal, seed, special, window,
+            None if w.mask is None else visible_keys(w),
         )  # fmt: skip
         self._placement = placement
         # torch sets the variable to the number of ranks on this host
@@ -182,7 +185,7 @@ class BlockSparse(LayoutAttention):
 
     def _ignored_options(self) -> dict[str, str]:
         """Return options without effect, or with less than the requested effect, and the reason."""
-        pattern, _, block, *_, special, window = self._layout_options
+        pattern, _, block, *_, special, window, _ = self._layout_options
         ignored = {}
         if self.requested_density is None:
             ignored["sparsity"] = f"not used: window={window} determines the kept blocks"
@@ -202,13 +205,13 @@ class BlockSparse(LayoutAttention):
 
     @cached_property
     def _rank_kernel(self) -> FetchKernel | RingKernel:
-        sharded, causal = self._sharded, self.workload.causal
+        sharded = self._sharded
         kernel = sparse_selection.span_kernel(self.kernel_name)
         exchange = self._exchange
         if exchange == "auto":
             exchange = "ring" if sharded.sees_nearly_all() else "fetch"
         if exchange == "fetch":
-            return FetchKernel(sharded, self.group, kernel, causal)
+            return FetchKernel(sharded, self.group, kernel)
         smallest = tile_sizes(self.device).smallest_block
         ring = RingExchange(self.group, ring_blocks(sharded.counts, smallest=smallest))
-        return RingKernel(ring, SpanBlocks(sharded, self.group, kernel, causal))
+        return RingKernel(ring, SpanBlocks(sharded, self.group, kernel))

@@ -8,7 +8,7 @@ Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -83,6 +83,20 @@ class ShardedLayout:
         """Positions of this rank's tokens."""
         return self.tokens(self.rows(self.rank)).astype(np.int32)
 
+    @property
+    def is_masked(self) -> bool:
+        """True if some pairs of kept blocks are hidden, by causality or another mask."""
+        return self.layout.causal or self.layout.mask is not None
+
+    @cached_property
+    def query_steps(self) -> StepMap:
+        """First and last key of each local query; without a mask its position."""
+        if (mask := self.layout.mask) is None:
+            return StepMap(q_at=self.positions)
+        positions = self.positions.astype(np.int64)
+        last, first = mask.stop(positions) - 1, mask.first(positions)
+        return StepMap(q_at=last.astype(np.int32), q_first=first.astype(np.int32))
+
     @cached_property
     def kept_blocks(self) -> tuple[Ints, Ints]:
         """Kept blocks of this rank's rows: the index of the row among them, and the key block."""
@@ -135,10 +149,8 @@ class FetchKernel:
     the rank's own tokens, then the fetched ones.
     """
 
-    def __init__(
-        self, sharded: ShardedLayout, group: Group, kernel: SpanKernel, causal: bool
-    ) -> None:
-        self._group, self._kernel, self._causal = group, kernel, causal
+    def __init__(self, sharded: ShardedLayout, group: Group, kernel: SpanKernel) -> None:
+        self._group, self._kernel, self._is_masked = group, kernel, sharded.is_masked
         rank, ranks = sharded.rank, sharded.ranks
         fetched = sharded.fetched[rank]
         in_buffer = np.concatenate((sharded.rows(rank), fetched))
@@ -147,7 +159,7 @@ class FetchKernel:
         row, key = sharded.kept_blocks
         self._spans = sharded.spans(row, buffer_start[key], sharded.sizes[key])
         key_positions = sharded.tokens(in_buffer).astype(np.int32)
-        self._steps = StepMap(q_at=sharded.positions, k_at=key_positions)
+        self._steps = replace(sharded.query_steps, k_at=key_positions)
         self._own_count = sharded.counts[rank]
         received = np.bincount(
             sharded.owners[fetched], weights=sharded.sizes[fetched], minlength=ranks
@@ -200,7 +212,7 @@ class FetchKernel:
 
     def _task(self, heads: slice) -> SpanTask:
         parts = [HeadSpans(self._spans, range(heads.stop - heads.start))]
-        return SpanTask(parts, self._causal, self._steps)
+        return SpanTask(parts, self._is_masked, self._steps)
 
     def _stages(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield key heads, query heads and buffer of a stage; the next is transferred meanwhile."""
@@ -234,11 +246,8 @@ class FetchKernel:
 class SpanBlocks:
     """A BlockAttention for a ring: rows of a layout see spans of a block of keys."""
 
-    def __init__(
-        self, sharded: ShardedLayout, group: Group, kernel: SpanKernel, causal: bool
-    ) -> None:
-        self._sharded, self._group = sharded, group
-        self._kernel, self._causal = kernel, causal
+    def __init__(self, sharded: ShardedLayout, group: Group, kernel: SpanKernel) -> None:
+        self._sharded, self._group, self._kernel = sharded, group, kernel
         ranks = range(sharded.ranks)
         self._positions = [sharded.tokens(sharded.rows(rank)).astype(np.int32) for rank in ranks]
 
@@ -276,8 +285,9 @@ class SpanBlocks:
             key_positions = self._positions[block.owner][block.tokens]
         if not (self._group.computes and spans.tiles):
             return None
-        steps = StepMap(q_at=sharded.positions, k_at=key_positions)
-        return SpanTask([HeadSpans(spans, range(heads))], self._causal, steps, merge=True)
+        steps = replace(sharded.query_steps, k_at=key_positions)
+        part = HeadSpans(spans, range(heads))
+        return SpanTask([part], sharded.is_masked, steps, merge=True)
 
 
 def _tokens_for(sharded: ShardedLayout, other: int) -> Ints:

@@ -28,6 +28,11 @@ class OverSpans(ExactKernel):
     def spans(self) -> SpanKernel:
         """The kernel of spans."""
 
+    @property
+    def counted_spans(self) -> SpanKernel:
+        """The kernel of spans, for tasks of any mask; its calls count as calls of this kernel."""
+        return _CountedSpans(self)
+
     @override
     def _forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
@@ -56,6 +61,27 @@ class OverSpans(ExactKernel):
     ) -> None:  # fmt: skip
         task = _task(dq, keys[0], causal, merge=True)
         self.spans.backward(queries, keys, dq, dkv, range(keys[0].shape[1]), task)
+
+
+class _CountedSpans:
+    """A SpanKernel that counts its calls for an exact kernel."""
+
+    def __init__(self, owner: OverSpans) -> None:
+        self._owner = owner
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, task: SpanTask
+    ) -> None:
+        """See SpanKernel.forward."""
+        self._owner.calls["forward"] += 1
+        self._owner.spans.forward(q, k, v, out, lse, task)
+
+    def backward(
+        self, queries: Queries, keys: Pair, dq: Tensor, sums: Pair, kv_heads: range, task: SpanTask
+    ) -> None:
+        """See SpanKernel.backward."""
+        self._owner.calls["backward"] += 1
+        self._owner.spans.backward(queries, keys, dq, sums, kv_heads, task)
 
 
 @lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.short_labels import MAX_LABEL
+from longseq_bench.core.masks import CAUSAL, FULL
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Column, Section, Table
@@ -17,8 +18,8 @@ from longseq_bench.reports.outcome_text import describe_outcome
 CAPABILITIES: dict[str, Callable[[Row], bool]] = {
     "Forward": lambda row: row.mode == "forward",
     "Train": lambda row: row.mode == "train",
-    "Causal": lambda row: row.causal,
-    "Not causal": lambda row: not row.causal,
+    "Causal": lambda row: row.mask == CAUSAL,
+    "Not causal": lambda row: row.mask == FULL,
     "GQA": lambda row: row.kv_heads < row.heads,
     "Batch > 1": lambda row: row.batch > 1,
     "float32": lambda row: row.dtype == "float32",

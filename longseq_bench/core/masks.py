@@ -1,0 +1,210 @@
+"""Masks: the keys that each query sees in exact attention, exact to a token.
+
+full                     every key
+causal                   the keys up to the query's own position
+sliding-window:W         of those the last W, the query's own included (Longformer, arXiv
+                         2004.05150; as in Mistral 7B, arXiv 2310.06825)
+prefix:P                 the keys up to its own position, and the first P (prefix LM, arXiv
+                         1910.10683)
+documents:LENGTHS        of documents that are packed into one sequence: the keys of its own
+                         document up to its own position
+full-documents:LENGTHS   every key of its own document
+
+LENGTHS is one number (all documents have this length, the last one the rest), several numbers with
+commas between them that add up to the sequence, or the name of a distribution of DISTRIBUTIONS,
+from which lengths are drawn, the same for equal seeds: chatqa2, chatqa2@7 (seed 7).
+
+A mask is one interval of keys per query, and neither end ever moves back from one query to the
+next. Everything that depends on masks relies on it: patterns/visible_keys.py has the ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+
+from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.units import format_tokens, parse_tokens
+
+FULL, CAUSAL = "full", "causal"
+WINDOW, PREFIX, DOCUMENTS, FULL_DOCUMENTS = (
+    "sliding-window", "prefix", "documents", "full-documents",
+)  # fmt: skip
+KINDS = (FULL, CAUSAL, WINDOW, PREFIX, DOCUMENTS, FULL_DOCUMENTS)
+FORMS = "full, causal, sliding-window:4k, prefix:8k, documents:4k or full-documents:4k"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Lengths of documents in bins: the first and last length of each, and its weight."""
+
+    bins: tuple[tuple[int, int, float], ...]
+    source: str
+
+
+DISTRIBUTIONS = {
+    "chatqa2": Distribution(
+        (
+            (1, 2**11, 0.16), (2**11, 2**12, 0.05), (2**12, 2**13, 0.04), (2**13, 2**14, 0.06),
+            (2**14, 2**15, 0.08), (2**15, 2**16, 0.21), (2**16, 2**17, 0.4), (2**17, 2**18, 0.2),
+            (2**18, 2**19, 0.05), (2**19, 2**20, 0.04), (2**20, 2**21, 0.01), (2**21, 2**22, 0.01),
+        ),
+        "long training data of ChatQA 2 (arXiv 2407.14482), in the bins and weights that "
+        "MagiAttention's benchmark of kernels uses (SandAI-org/MagiAttention, exps/attn)",
+    ),
+}  # fmt: skip
+"""Real lengths by name; within a bin all lengths are equally frequent."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask of one of KINDS.
+
+    size: tokens of a window, a prefix, or of every document.  lengths: tokens of each document.
+    distribution, seed: of the documents' lengths.
+    """
+
+    kind: str
+    size: int = 0
+    lengths: tuple[int, ...] = ()
+    distribution: str = ""
+    seed: int = 0
+
+    @property
+    def is_causal(self) -> bool:
+        """True if no query sees a key after its own position."""
+        return self.kind in (CAUSAL, WINDOW, DOCUMENTS)
+
+    @property
+    def is_plain(self) -> bool:
+        """True for a full or causal mask, which every implementation knows."""
+        return self.kind in (FULL, CAUSAL)
+
+    @property
+    def has_documents(self) -> bool:
+        """True if the sequence is a row of documents."""
+        return self.kind in (DOCUMENTS, FULL_DOCUMENTS)
+
+    @property
+    def text(self) -> str:
+        """The mask as it is written in records: sizes in tokens, without suffixes."""
+        if self.distribution:
+            value = self.distribution + (f"@{self.seed}" if self.seed else "")
+        else:
+            value = ",".join(map(str, self.lengths)) if self.lengths else str(self.size or "")
+        return f"{self.kind}:{value}" if value else self.kind
+
+    @property
+    def label(self) -> str:
+        """The mask in words for people: "sliding window 4k", "3 documents", "documents of 4k"."""
+        name = self.kind.replace("-", " ")
+        if self.distribution:
+            return f"{name} {self.text.partition(':')[2]}"
+        if self.lengths:
+            return f"{len(self.lengths)} {name}"
+        if self.has_documents:
+            return f"{name} of {format_tokens(self.size)}"
+        return f"{name} {format_tokens(self.size)}" if self.size else name
+
+    def document_lengths(self, tokens: int) -> tuple[int, ...]:
+        """Return the tokens of each document of a sequence.
+
+        A list is repeated until the sequence is full, and its last document cut: a warm-up, a
+        prediction or a search has other lengths than the list adds up to.
+        """
+        if self.distribution:
+            return _draw(self.distribution, self.seed, tokens)
+        return _repeat(self.lengths or (self.size,), tokens)
+
+    def check_tokens(self, tokens: int) -> None:
+        """Raise UserError if the lengths of a list do not add up to the sequence."""
+        if self.lengths and (total := sum(self.lengths)) != tokens:
+            raise UserError(
+                f"the {len(self.lengths)} documents of the mask add up to {total:,} tokens, but "
+                f"the sequence has {tokens:,}; one number or a distribution fits every length"
+            )
+
+    def visible_pairs(self, tokens: int) -> int:
+        """Return the query-key pairs that a head computes over a sequence."""
+        triangle = tokens * (tokens + 1) // 2
+        if self.has_documents:
+            lengths = self.document_lengths(tokens)
+            squares = sum(n * n for n in lengths)
+            return (squares + tokens) // 2 if self.kind == DOCUMENTS else squares
+        if self.kind == WINDOW:
+            hidden = max(0, tokens - self.size)
+            return triangle - hidden * (hidden + 1) // 2
+        if self.kind == PREFIX:
+            prefix = min(self.size, tokens)
+            return triangle + prefix * (prefix - 1) // 2
+        return triangle if self.kind == CAUSAL else tokens**2
+
+
+@lru_cache(maxsize=256)
+def parse_mask(text: str) -> Mask:
+    """Return the mask that a text means: see the module's docstring.
+
+    Raises UserError or UnknownNameError: one sentence.
+    """
+    kind, colon, value = text.strip().partition(":")
+    if kind not in KINDS:
+        raise UnknownNameError("mask", kind, KINDS)
+    if kind in (FULL, CAUSAL):
+        if colon:
+            raise UserError(f"mask {text!r}: {kind} takes no number; write {kind}")
+        return Mask(kind)
+    if not value:
+        raise UserError(f"mask {text!r} needs a number of tokens; write {kind}:4k")
+    if kind in (WINDOW, PREFIX):
+        return Mask(kind, size=_tokens(text, value))
+    name, _, seed = value.partition("@")
+    if not name.replace(",", "").strip()[:1].isdigit():
+        if name not in DISTRIBUTIONS:
+            raise UnknownNameError("distribution of a mask", name, DISTRIBUTIONS)
+        if seed and not seed.isdigit():
+            raise UserError(f"mask {text!r}: seed {seed!r} is not a whole number")
+        return Mask(kind, distribution=name, seed=int(seed or 0))
+    lengths = tuple(_tokens(text, part) for part in value.split(","))
+    return Mask(kind, size=lengths[0]) if len(lengths) == 1 else Mask(kind, lengths=lengths)
+
+
+def mask_words(text: str) -> str:
+    """Return a mask in words for people: "not causal", "causal", "sliding window 4k"."""
+    mask = parse_mask(text)
+    return "not causal" if mask.kind == FULL else mask.label
+
+
+def _tokens(mask: str, value: str) -> int:
+    try:
+        return parse_tokens(value)
+    except UserError as error:
+        raise UserError(f"mask {mask!r}: {error}") from None
+
+
+@lru_cache(maxsize=64)
+def _repeat(lengths: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+    """Return the lengths again and again until the sequence is full; the last one is the rest."""
+    times, rest = divmod(tokens, sum(lengths))
+    last = []
+    for length in lengths:
+        if rest <= 0:
+            break
+        last.append(min(length, rest))
+        rest -= length
+    return (*lengths * times, *last)
+
+
+@lru_cache(maxsize=64)
+def _draw(name: str, seed: int, tokens: int) -> tuple[int, ...]:
+    """Draw lengths until the sequence is full; the last document is cut to the rest."""
+    bins = DISTRIBUTIONS[name].bins
+    random = Random(f"{name} {seed}")
+    weights = [weight for _, _, weight in bins]
+    lengths, left = [], tokens
+    while left:
+        first, last, _ = random.choices(bins, weights)[0]
+        length = min(left, first + int(random.random() * (last - first)))
+        lengths.append(length)
+        left -= length
+    return tuple(lengths)

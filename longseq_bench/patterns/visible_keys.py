@@ -1,0 +1,83 @@
+"""The interval of keys that each query of exact attention sees, by its mask (core/masks.py).
+
+Neither end moves back from one query to the next, so the queries that see a key are an interval
+too.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from longseq_bench.core.masks import PREFIX, WINDOW, Mask
+from longseq_bench.core.model import Workload
+
+Ints = NDArray[np.int64]
+
+
+class VisibleKeys:
+    """The keys first(i) ... stop(i) - 1 that a query at position i sees, in `tokens` tokens."""
+
+    def __init__(self, mask: Mask, tokens: int) -> None:
+        self.mask, self.tokens = mask, tokens
+
+    @cached_property
+    def _bounds(self) -> Ints:
+        """The first token of each document, and the end of the last one."""
+        return np.concatenate(([0], np.cumsum(self.mask.document_lengths(self.tokens))))
+
+    def first(self, queries: Ints) -> Ints:
+        """Return the first key that each query sees, (queries,)."""
+        if self.mask.kind == WINDOW:
+            return np.maximum(queries - (self.mask.size - 1), 0)
+        if self.mask.has_documents:
+            return self._bounds[np.searchsorted(self._bounds, queries, "right") - 1]
+        return np.zeros_like(queries)
+
+    def stop(self, queries: Ints) -> Ints:
+        """Return the key after the last one that each query sees, (queries,)."""
+        if self.mask.is_causal:
+            return queries + 1
+        if self.mask.kind == PREFIX:
+            return np.maximum(queries + 1, min(self.mask.size, self.tokens))
+        if self.mask.has_documents:
+            return self._bounds[np.searchsorted(self._bounds, queries, "right")]
+        return np.full_like(queries, self.tokens)
+
+    def first_query(self, keys: Ints) -> Ints:
+        """Return the first query that sees each key, (keys,)."""
+        if self.mask.is_causal:
+            return keys
+        if self.mask.kind == PREFIX:
+            return np.where(keys < self.mask.size, 0, keys)
+        return self.first(keys) if self.mask.has_documents else np.zeros_like(keys)
+
+    def stop_query(self, keys: Ints) -> Ints:
+        """Return the query after the last one that sees each key, (keys,)."""
+        if self.mask.kind == WINDOW:
+            return np.minimum(keys + self.mask.size, self.tokens)
+        if self.mask.has_documents:
+            return self._bounds[np.searchsorted(self._bounds, keys, "right")]
+        return np.full_like(keys, self.tokens)
+
+    def multiplicity(self, queries: Ints, keys: Ints) -> NDArray[np.bool_]:
+        """Return True where a query sees a key, (queries, keys), from positions."""
+        first, stop = self.first(queries)[:, None], self.stop(queries)[:, None]
+        visible: NDArray[np.bool_] = (keys >= first) & (keys < stop)
+        return visible
+
+    def pairs(self, queries: Ints) -> int:
+        """Return the number of keys that these queries see, added up."""
+        return int((self.stop(queries) - self.first(queries)).sum())
+
+
+@lru_cache(maxsize=32)
+def _visible_keys(mask: Mask, tokens: int) -> VisibleKeys:
+    return VisibleKeys(mask, tokens)
+
+
+def visible_keys(workload: Workload) -> VisibleKeys:
+    """Return the visible keys of a workload; the same object for equal masks and lengths."""
+    return _visible_keys(workload.visibility, workload.seq_len)

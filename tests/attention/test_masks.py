@@ -1,0 +1,202 @@
+"""Masks: every implementation that takes them, on one rank and on several, against a definition
+of its own."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.patterns.blocks import PATTERNS
+from longseq_bench.testing.contract import assert_equals_reference, make_workload
+from longseq_bench.testing.definition import Options, build_attention, count_pairs
+from tests.attention.definition import MANY, REGISTERED
+from tests.attention.jobs import Case
+from tests.attention.test_ranks import assert_right, options_at, run_cases, workload
+from tests.ranks import Ranks
+
+TOKENS = 131
+MASKS = {
+    "sliding-window:1": lambda i, j: i == j,
+    "sliding-window:24": lambda i, j: i - 24 < j <= i,
+    "sliding-window:4k": lambda i, j: j <= i,
+    "prefix:1": lambda i, j: j <= i,
+    "prefix:50": lambda i, j: j <= i or j < 50,
+    "prefix:1k": lambda i, j: True,
+    "documents:1": lambda i, j: i == j,
+    "documents:37": lambda i, j: j <= i and i // 37 == j // 37,
+    "documents:1,13,90,27": lambda i, j: j <= i and number_of(i) == number_of(j),
+    "full-documents:1,13,90,27": lambda i, j: number_of(i) == number_of(j),
+    "full-documents:40": lambda i, j: i // 40 == j // 40,
+}
+"""The definition of each mask: whether a query at i sees a key at j, of 131 tokens.
+
+Documents have one token, a prime number, and more than a rank holds.
+"""
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+masks = pytest.mark.parametrize("mask", MASKS)
+
+
+def number_of(position: int) -> int:
+    """Return the document of a position for lengths 1, 13, 90, 27."""
+    return sum(position >= start for start in (1, 14, 104))
+
+
+def defined(mask: str) -> Tensor:
+    """Return the visible pairs by the definition, (N, N)."""
+    pairs = [[bool(MASKS[mask](i, j)) for j in range(TOKENS)] for i in range(TOKENS)]
+    return torch.tensor(pairs)
+
+
+ALONE = ("sliding-window:1", "documents:1")
+"""Masks of queries that see only themselves: the gradients of q and k are rounding errors, and
+those of a module's matrices sums of them."""
+
+TAKING = [n for n in REGISTERED if IMPLEMENTATIONS.get(n).takes_masks]
+KERNELS: dict[str, list[Options]] = {
+    name: [{"kernel": "native"}, {"kernel": "aten-flash-cpu"}]
+    for name in ("ring", "collective", "ulysses", "usp", "head-parallel")
+}
+OWN: dict[str, list[Options]] = {
+    "sdpa": [{}, {"backend": "math"}],
+    "collective": [{"chunk": 50}],
+    "block-sparse": [{"block": 16, "sparsity": 0.0}],
+}
+CASES = [
+    pytest.param(name, options, id="-".join([name, *map(str, options.values())]))
+    for name in TAKING
+    if name != "flex"  # compiled: a test of its own
+    for options in [*KERNELS.get(name, []), *OWN.get(name, [] if name in KERNELS else [{}])]
+]
+
+
+@masks
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_one_rank_equals_the_definition(name: str, options: Options, mask: str) -> None:
+    """Forward and gradients, with full and grouped heads."""
+    if name in ("data-parallel", "ddp") and mask in ALONE:
+        pytest.skip("gradients of its matrices are rounding errors")
+    for kv_heads in (4, 2):
+        w = make_workload(TOKENS, kv_heads=kv_heads, mode="train", mask=mask)
+        pairs = count_pairs(build_attention(name, options, w))
+        assert torch.equal(pairs.bool(), defined(mask).expand_as(pairs))
+        assert_equals_reference(name, options, w)
+
+
+@pytest.mark.parametrize("kernel", ["native", "aten-flash-cpu"])
+@pytest.mark.parametrize("mask", ["sliding-window:200", "documents:1,700,2,650", "prefix:1100"])
+def test_longer_than_a_tile(mask: str, kernel: str) -> None:
+    sizes = {"heads": 3, "kv_heads": 1, "head_dim": 8, "batch": 1}
+    w = make_workload(1353, mode="train", mask=mask, **sizes)
+    assert_equals_reference("ring", {"kernel": kernel}, w)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("mask", ["sliding-window:24", "documents:37", "full-documents:40"])
+@pytest.mark.parametrize("name", ["ring", "ulysses", "sdpa"])
+def test_half_precision(name: str, mask: str, dtype: str) -> None:
+    w = make_workload(TOKENS, kv_heads=2, mode="train", dtype=dtype, mask=mask)
+    assert_equals_reference(name, {}, w)
+
+
+def test_flex() -> None:
+    mask = "documents:37"
+    w = make_workload(TOKENS, kv_heads=2, mask=mask)
+    assert torch.equal(count_pairs(build_attention("flex", {}, w))[0].bool(), defined(mask))
+    assert_equals_reference("flex", {}, w)
+
+
+@pytest.mark.parametrize(
+    "mask", ["sliding-window:24", "documents:37", "full-documents:40", "prefix:50"]
+)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_sparse_patterns_lie_inside_a_mask(pattern: str, mask: str) -> None:
+    """Blocks are chosen among those that the mask shows; of those that it cuts, hidden pairs are
+    hidden."""
+    for kernel in ("native", "torch"):
+        options: Options = {"pattern": pattern, "sparsity": 0.5, "block": 8, "kernel": kernel}
+        w = make_workload(TOKENS, kv_heads=2, mode="train", mask=mask)
+        attention = build_attention("block-sparse", options, w)
+        pairs = count_pairs(attention)[0].bool()
+        assert not (pairs & ~defined(mask)).any()
+        assert pairs.diagonal().all()
+        (layout,) = attention.layouts  # type: ignore[attr-defined]
+        assert layout.visible_pairs == int(pairs.sum())
+        assert layout.density == pytest.approx(float(pairs.sum() / defined(mask).sum()))
+        asked = np.repeat(np.arange(layout.rows), layout.row_lengths)
+        blocks = torch.nn.functional.pad(defined(mask), (0, 5, 0, 5)).unflatten(0, (-1, 8))
+        shown = blocks.unflatten(2, (-1, 8)).any(3).any(1)
+        assert shown[asked, layout.indices].all()
+        assert layout.block_density == pytest.approx(len(layout.indices) / int(shown.sum()))
+        assert_equals_reference("block-sparse", options, w)
+
+
+# ---- several ranks -----------------------------------------------------------------------------
+
+
+def rank_options(name: str, world: int) -> list[Options]:
+    """Return the options of a case over ranks: the default ones, and both kinds of kernels."""
+    if name in ("ring", "collective"):
+        orders = ("zigzag", "striped", "contiguous")
+        kernels = ("native", "aten-flash-cpu")
+        every = [{"order": o, "kernel": k} for o, k in itertools.product(orders, kernels)]
+        return every if world == 3 else every[:2]
+    if name == "block-sparse":
+        return [
+            {"block": 8, "sparsity": 0.0, "exchange": exchange} for exchange in ("fetch", "ring")
+        ]
+    if name == "ulysses" or name == "head-parallel":
+        return KERNELS[name]
+    return [o for o in options_at(name, world) if "transport" not in o]
+
+
+OVER_RANKS = [
+    pytest.param(name, world, id=f"{name}-{world}")
+    for name in MANY
+    if name in TAKING
+    for world in (2, 3)
+]
+
+
+@masks
+@pytest.mark.parametrize(("name", "world"), OVER_RANKS)
+def test_ranks_together_equal_the_definition(
+    ranks: Ranks, name: str, world: int, mask: str
+) -> None:
+    """Forward and gradients with grouped heads; the same pairs as on one rank, each once.
+
+    `fine` has small pieces, transfers and tiles.
+    """
+    if name == "ddp" and mask in ALONE:
+        pytest.skip("gradients of its matrices are rounding errors")
+    w = workload(name, world, TOKENS, True, mode="train", mask=mask)
+    cases = [
+        Case(name, options, w, fine=bool(i % 2))
+        for i, options in enumerate(rank_options(name, world))
+    ]
+    for case, results in zip(cases, run_cases(ranks, world, cases), strict=True):
+        pairs = count_pairs(IMPLEMENTATIONS.get(name)(w, Group(0, world), **case.options))
+        assert torch.equal(pairs.bool(), defined(mask).expand_as(pairs))
+        assert_right(case, results)
+
+
+# ---- refusals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in REGISTERED if n not in TAKING])
+def test_others_say_that_they_take_no_mask(name: str) -> None:
+    w = Workload(seq_len=64, mask="sliding-window:8")
+    with pytest.raises(UnsupportedError, match=r"mask sliding-window:8: .*full and causal"):
+        IMPLEMENTATIONS.get(name)(w, Group.alone())
+
+
+def test_a_stream_from_the_host_takes_no_mask() -> None:
+    w = Workload(seq_len=64, mask="documents:8")
+    with pytest.raises(UnsupportedError, match="offload=host streams no mask"):
+        IMPLEMENTATIONS.get("ring")(w, Group.alone(), offload="host")
