@@ -18,7 +18,8 @@ from longseq_bench.search.prediction import Accuracy, Prediction
 _EXPLANATION = (
     "Predicted; nothing was run. Tokens are those of all ranks together. Peak and Sent: of the "
     "rank with most, per pass. Outside tensors: CUDA context, cuBLAS, NCCL. Exposed: time that "
-    "communication adds to a pass. Past error: median of predicted / measured - 1 on this machine."
+    "communication adds to a pass. Ends at: the limit of the length. Bound by: the part that takes "
+    "most of the time. Past error: median of predicted / measured - 1 on this machine."
 )
 
 
@@ -114,7 +115,8 @@ def _columns(accuracies: Sequence[Accuracy]) -> list[ValueColumn]:
         ValueColumn("Time per pass", "seconds", lambda one: one.times.total, 8),
         ValueColumn("Sent", "bytes", if_several_ranks(lambda one: one.estimate.bytes_sent), 3),
         ValueColumn("Exposed", "seconds", if_several_ranks(lambda one: one.times.exposed), 2),
-        ValueColumn("Limit", "text", lambda one: one.times.limit, 5),
+        ValueColumn("Ends at", "text", _length_limit, 6),
+        ValueColumn("Bound by", "text", lambda one: one.times.limit, 5),
         ValueColumn("Past error, memory and time", "text", past_error, 1),
     ]
 
@@ -122,6 +124,10 @@ def _columns(accuracies: Sequence[Accuracy]) -> list[ValueColumn]:
 def _tokens(one: Prediction) -> Cell:
     tokens = one.trial.workload.seq_len
     return tokens if one.fits else f"{format_tokens(tokens)} don't fit"
+
+
+def _length_limit(one: Prediction) -> Cell:
+    return one.length_limit and one.length_limit.name
 
 
 def _outside(one: Prediction) -> Cell:
@@ -160,6 +166,12 @@ def _notes(one: Prediction | str, trial: Trial) -> list[str]:
     if isinstance(one, str):
         return [f"{name}: {one}"]
     notes = [f"{name}: time from {one.rate.source}"]
+    if one.length_limit and one.length_limit.reason:
+        free = (one.trial.memory_budget or 0) - one.estimate.peak_bytes - one.estimate.outside_bytes
+        notes.append(
+            f"{name}: ends at {one.length_limit.name} with {format_bytes(free)} of memory free: "
+            f"{one.length_limit.reason}"
+        )
     if one.trial.world_size != trial.world_size:
         ranks = one.trial.world_size
         notes.append(f"{name}: does not fit on {trial.world_size} rank(s); the row is for {ranks}")
@@ -190,5 +202,7 @@ def _row(one: Prediction | str, trial: Trial) -> dict[str, Any]:
         "seconds": one.times.total, "compute_s": one.times.compute, "memory_s": one.times.memory,
         "bytes_sent": one.estimate.bytes_sent, "transfers": one.estimate.transfers,
         "communication_s": one.times.transfers, "exposed_s": one.times.exposed,
+        "length_limit": one.length_limit and one.length_limit.name,
+        "length_limit_reason": (one.length_limit and one.length_limit.reason) or None,
         "limit": one.times.limit, "rate_flops": one.rate.flops, "rate_source": one.rate.source,
     }  # fmt: skip

@@ -27,9 +27,13 @@ Point = tuple[int, DryRunEstimate]  # a length and the estimate of its dry run
 
 @dataclass(frozen=True)
 class Curve:
-    """Dry runs of a trial at some lengths, ascending, and the interpolation between them."""
+    """Dry runs of a trial at some lengths, ascending, and the interpolation between them.
+
+    refused: the shortest length that is known to be too long for the trial's kernel.
+    """
 
     points: tuple[Point, ...]
+    refused: Point | None = None
 
     def peak(self, tokens: int) -> float:
         """Return the peak bytes of the fullest rank, interpolated linearly."""
@@ -87,8 +91,10 @@ def dry_run_curve(trial: Trial, budget: int, dry_run: DryRun, ceiling: int) -> C
     points = [(n, e) for n, e in found if not e.unsupported]
     if len(points) < 2:
         return next((e.unsupported for e in estimates if e.unsupported), "too short")
+    too_long = [(n, e) for n, e in found if e.too_long]
+    refused = min(too_long, key=_length, default=None)
     for _ in range(MAX_REFINEMENTS):
-        curve = Curve(tuple(sorted(points)))
+        curve = Curve(tuple(sorted(points, key=_length)), refused)
         edge = max(min_tokens, find_edge(curve, budget, ceiling))
         near_edge = any(abs(edge - n) <= EDGE_TOLERANCE * n for n, _ in points)
         if near_edge or curve.gap(edge) <= MAX_EDGE_GAP:
@@ -97,7 +103,11 @@ def dry_run_curve(trial: Trial, budget: int, dry_run: DryRun, ceiling: int) -> C
         if estimate.unsupported:
             break
         points.append((edge, estimate))
-    return Curve(tuple(sorted(points)))
+    return Curve(tuple(sorted(points, key=_length)), refused)
+
+
+def _length(point: Point) -> int:
+    return point[0]
 
 
 def _find_limit(

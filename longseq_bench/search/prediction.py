@@ -10,9 +10,9 @@ machine where there are any (RateModel), else from a profile (core/hardware.py).
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.core.cost import (
@@ -173,15 +173,27 @@ def predict_times(
 # ---- predictions --------------------------------------------------------------------------------
 
 
+class LengthLimit(NamedTuple):
+    """The limit at which the longest length ends, and the reason in words if it is not memory."""
+
+    name: Literal["memory", "kernel limit", "dry run", "longest length tried"]
+    reason: str = ""
+
+
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted cost of a trial at one length. fits: its peak is within the budget."""
+    """The predicted cost of a trial at one length.
+
+    fits: its peak is within the budget.  length_limit: the limit of the longest length that fits;
+    None for a given length.
+    """
 
     trial: Trial
     estimate: DryRunEstimate
     times: Times
     rate: Rate
     fits: bool
+    length_limit: LengthLimit | None = None
 
     @property
     def fraction_of_floor(self) -> float:
@@ -223,17 +235,34 @@ def find_longest_fit(
     for _ in range(4):
         result = predict(trial.at(max(tokens, trial.world_size)), cached_dry_run, rates)
         if isinstance(result, str):
-            # too long for a dry run: take the longest length that had one
-            left = trial.memory_budget - curve.outside_bytes
-            fits = [n for n, e in curve.points if e.peak_bytes <= left]
-            return predict(trial.at(max(fits)), cached_dry_run, rates) if fits else result
+            return _predict_last_fit(trial, curve, cached_dry_run, rates, refused=result)
         if result.fits:
-            return result
+            at_ceiling = tokens >= ceiling
+            limit = LengthLimit("longest length tried" if at_ceiling else "memory")
+            return replace(result, length_limit=limit)
         # a little over: the interpolation was below the real peak
         left = trial.memory_budget - result.estimate.outside_bytes
         ratio = left / result.estimate.peak_bytes
         tokens = int(tokens * min(0.999, max(0.98, ratio)))
     return result
+
+
+def _predict_last_fit(
+    trial: Trial, curve: Curve, dry_run: DryRun, rates: RateModel, refused: str
+) -> Prediction | str:
+    """Predict the longest length of a curve that fits: longer ones can't have a dry run.
+
+    refused: the reason of a longer length, returned if nothing fits.
+    """
+    assert trial.memory_budget
+    left = trial.memory_budget - curve.outside_bytes
+    fits = [n for n, e in curve.points if e.peak_bytes <= left]
+    result = predict(trial.at(max(fits)), dry_run, rates) if fits else refused
+    if isinstance(result, str):
+        return result
+    of_kernel = curve.refused and curve.refused[1].unsupported
+    limit = LengthLimit("kernel limit", of_kernel) if of_kernel else LengthLimit("dry run", refused)
+    return replace(result, length_limit=limit)
 
 
 def find_smallest_world(

@@ -62,6 +62,21 @@ def test_a_kernel_that_is_not_in_the_table_is_named(capfd: Capture) -> None:
     assert "is unknown and not counted" in " ".join(capfd.readouterr().out.split())
 
 
+def test_a_plan_that_ends_at_a_limit_of_its_kernel_says_so(capfd: Capture) -> None:
+    command = ("plan", "--impl", "fused", "--gpu", "b200", "--heads", "8", "--head-dim", "64")
+    (row,) = document(capfd, *command, "-o", "kernel=flash-attn-4")["results"]
+    assert row["peak_bytes"] < 0.2 * row["memory_budget"]
+    assert (row["length_limit"], row["limit"]) == ("kernel limit", "compute")
+    assert "index at most 2,147,483,647" in row["length_limit_reason"]
+    assert run([*command, "-o", "kernel=flash-attn-4"]) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "fused: ends at kernel limit with 161 GiB of memory free: flash-attn-4: a" in printed
+    (other,) = document(capfd, *command, "--memory", "4GiB")["results"]
+    assert (other["length_limit"], other["length_limit_reason"]) == ("memory", None)
+    (asked,) = document(capfd, *command, "--target", "64k")["results"]
+    assert (asked["length_limit"], asked["length_limit_reason"]) == (None, None)
+
+
 def test_every_kernel_of_torch_for_cuda_is_in_the_table(capfd: Capture) -> None:
     command = ("plan", "--impl", "sdpa", *SMALL, "--mode", "train", "-o")
     for backend in ("flash", "cudnn", "efficient"):

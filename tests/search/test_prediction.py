@@ -70,6 +70,26 @@ def test_a_plan_ends_at_the_limit_of_the_kernel(share: float) -> None:
     found = find_longest_fit(trial, limited, RateModel(CPU), 10**9)
     assert not isinstance(found, str)
     assert 0.998 * limit - 1 <= found.trial.workload.seq_len <= limit
+    assert found.length_limit == ("kernel limit", "32 bits")
+
+
+def test_a_plan_names_the_limit_of_its_length() -> None:
+    """Memory, the last length that is tried, or a reason for which no longer one has a dry run."""
+
+    def without(trials: Sequence[Trial]) -> list[DryRunEstimate]:
+        late = DryRunEstimate(unsupported="over 10 s")
+        return [
+            estimate if one.workload.seq_len <= 5_000 else late
+            for one, estimate in zip(trials, dry_run(trials), strict=True)
+        ]
+
+    found = [
+        find_longest_fit(ring_trial(), run, RateModel(CPU), ceiling)
+        for run, ceiling in ((dry_run, 10**9), (dry_run, 5_000), (without, 10**9))
+    ]
+    assert [one if isinstance(one, str) else one.length_limit for one in found] == [
+        ("memory", ""), ("longest length tried", ""), ("dry run", "over 10 s"),
+    ]  # fmt: skip
 
 
 # ---- curves ------------------------------------------------------------------------------------
