@@ -49,8 +49,9 @@ class SearchOptions:
     memory_budget: Annotated[
         str | None,
         typer.Option(
-            help="Memory that a rank may allocate, in bytes: 7.9GiB, 512MiB. Default: 80 % of "
-            "the free memory, on cpu divided by the ranks of a host."
+            help="Memory that a rank may allocate beyond the idle process with torch loaded, in "
+            "bytes: 7.9GiB, 512MiB; on cuda the context and NCCL count, too. Default: 80 % of the "
+            "free memory, on cpu divided by the ranks of a host."
         ),
     ] = None
     time_budget: Annotated[

@@ -223,8 +223,9 @@ class SweepFile(_Section):
     memory_budget: Axis[Bytes] = _axis(
         Trial,
         "memory_budget",
-        "Memory that each rank may allocate beyond the idle process, in bytes, KiB, MiB, GiB, "
-        "kB, MB or GB; none: 80 % of what is free.",
+        "Memory that each rank may allocate beyond the idle process with torch loaded, in bytes, "
+        "KiB, MiB, GiB, kB, MB or GB; on cuda the context and NCCL count, too; none: 80 % of what "
+        "is free.",
     )
     time_budget: Axis[SecondsOrNone] = _axis(
         Trial, "time_budget", "Time that one pass may take, in s, ms, us, min or h; none: no limit."

@@ -151,7 +151,9 @@ class Trial(Frozen):
 
     repeats: maximum number of timed passes; 0: one pass, to see if it fits; it gives the time too.
     time_cap: seconds after which no further timed pass starts.
-    time_budget: seconds that one pass may take.  memory_budget: bytes beyond the idle process.
+    time_budget: seconds that one pass may take.  memory_budget: bytes beyond the idle process with
+    torch loaded; on CUDA these are tensors and what a rank holds outside them: the context, buffers
+    of NCCL, workspaces of libraries.
     round: repetition index in an interleaved comparison, or of a length in a search, from 0.
     fit_only: loops are cut short; memory is that of a complete pass, time is not. Results are not
     checked, and such trials are never compared with complete passes.
@@ -302,13 +304,24 @@ class DryRunEstimate(Frozen):
         """Bytes of the device outside tensors."""
         return sum(self.outside.values())
 
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes that count for a memory budget: tensors and what is outside them."""
+        return self.peak_bytes + self.outside_bytes
+
 
 class TrialPrediction(Frozen):
     """The prediction for a trial before it ran; None where nothing was predicted."""
 
     peak_bytes: int | None = None
+    outside_bytes: int = Field(default=0, description="of a GPU, outside tensors")
     seconds: float | None = Field(default=None, description="of one pass")
     rate: str | None = Field(default=None, description="where the seconds come from")
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """Bytes that count for a memory budget: tensors and what is outside them."""
+        return None if self.peak_bytes is None else self.peak_bytes + self.outside_bytes
 
 
 class Environment(Frozen):

@@ -1,7 +1,7 @@
 """Memory of a CUDA device: allocated and reserved by the caching allocator, and device-wide.
 
 The device-wide figures are sums over all processes: in a container, NVML gives no figure per
-process. `outside_allocator` is what no peak and no budget counts: CUDA contexts, NCCL buffers,
+process. `outside_allocator` is what a budget counts and no peak: CUDA contexts, NCCL buffers,
 workspaces and code of libraries.
 """
 

@@ -23,7 +23,7 @@ from longseq_bench.core.cost import (
 )
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.model import DryRunEstimate, Record, Trial, TrialPrediction, Workload
-from longseq_bench.search.memory_curve import Curve, DryRun, dry_run_curve, find_edge
+from longseq_bench.search.memory_curve import Curve, DryRun, add_outside, dry_run_curve, find_edge
 
 MOVES_PER_BYTE = 2.0  # minimum moves of each byte of the peak: it is written once and read once
 ALWAYS_DRY_RUN_TOKENS = 4096  # dry runs up to this many tokens per rank ignore the time limit
@@ -212,7 +212,7 @@ def predict(trial: Trial, dry_run: DryRun, rates: RateModel) -> Prediction | str
     (estimate,) = dry_run([trial.replace(repeats=0, round=0)])
     if estimate.unsupported:
         return estimate.unsupported
-    fits = estimate.peak_bytes + estimate.outside_bytes <= trial.memory_budget
+    fits = estimate.budget_bytes <= trial.memory_budget
     rate = rates.rate(trial, estimate.kernel)
     return Prediction(trial, estimate, predict_times(trial, estimate, rates, rate), rate, fits)
 
@@ -326,7 +326,8 @@ def find_accuracy(records: Iterable[Record]) -> list[Accuracy]:
         if prediction is None or trial.fit_only:
             continue
         memory_errors, time_errors = kinds.setdefault(_kind(trial), ([], []))
-        fits = prediction.peak_bytes and prediction.peak_bytes <= (trial.memory_budget or 0)
+        needed = prediction.budget_bytes
+        fits = needed and needed <= (trial.memory_budget or 0)
         missed[_kind(trial)] += bool(fits and outcome.status == "oom")
         if outcome.status != "ok":
             continue
@@ -380,16 +381,19 @@ class LengthModel:
         """Return the fraction of each limit that a pass uses."""
         loads, trial = {}, self._trial
         if trial.memory_budget:
-            loads["memory"] = self._curve.peak(tokens) / trial.memory_budget
+            needed = self._curve.peak(tokens) + self._curve.outside_bytes
+            loads["memory"] = needed / trial.memory_budget
         if trial.time_budget:
             loads["time"] = self._seconds(tokens) / trial.time_budget
         return loads
 
     def predict_run(self, tokens: int) -> TrialPrediction:
         """Return the prediction for a run of this length."""
-        peak = round(self._curve.peak(tokens))
         return TrialPrediction(
-            peak_bytes=peak, seconds=self._seconds(tokens), rate=self._rate.source
+            peak_bytes=round(self._curve.peak(tokens)),
+            outside_bytes=self._curve.outside_bytes,
+            seconds=self._seconds(tokens),
+            rate=self._rate.source,
         )
 
     def _seconds(self, tokens: int) -> float:
@@ -399,10 +403,13 @@ class LengthModel:
 
 
 class Predictor:
-    """Predictions for the trials of a schedule before they run."""
+    """Predictions for the trials of a schedule before they run.
+
+    Memory outside tensors is that of the profile in `rates`: a budget on CUDA counts it.
+    """
 
     def __init__(self, dry_run: DryRun, rates: RateModel) -> None:
-        self._dry_run, self._rates = dry_run, rates
+        self._dry_run, self._rates = add_outside(dry_run, rates.hardware), rates
 
     def length_model(self, trial: Trial, ceiling: int) -> LengthModel | None:
         """Return the model of a trial over its length; None if it cannot be predicted."""
@@ -438,6 +445,7 @@ class Predictor:
         predictions = {
             trial.key: TrialPrediction(
                 peak_bytes=estimate.peak_bytes,
+                outside_bytes=estimate.outside_bytes,
                 seconds=predict_times(trial, estimate, self._rates).total,
                 rate=self._rates.rate(trial, estimate.kernel).source,
             )

@@ -112,7 +112,7 @@ def find_min_sparsity(trials: Sequence[Trial], predictor: Predictor | None = Non
             predict = _predict_together(predictor, [run])(run)
             records.append((yield Step(run, "density", predict=predict)))
             try:
-                request = search.send(_result(records[-1]))
+                request = search.send(result_of(records[-1]))
             except StopIteration:
                 break
     return records
@@ -125,7 +125,7 @@ def _expected_density(trial: Trial, predictor: Predictor | None) -> ExpectedLoad
     if prediction is None or not prediction.seconds or not trial.time_budget:
         return None
     full = prediction.seconds / (1 - PREDICTED_SPARSITY) / trial.time_budget
-    memory = (prediction.peak_bytes or 0) / (trial.memory_budget or math.inf)
+    memory = (prediction.budget_bytes or 0) / (trial.memory_budget or math.inf)
     if memory > 1:
         return None
     uncertainty = {"time": PROFILE_UNCERTAINTY}
@@ -196,12 +196,12 @@ def _search_length(trial: Trial, ceiling: int | None, predictor: Predictor | Non
         )
         records.append(record)
         try:
-            request = search.send(_result(record, skip_bound=model is not None))
+            request = search.send(result_of(record, skip_bound=model is not None))
         except StopIteration:
             return records
 
 
-def _result(record: Record, skip_bound: bool = False) -> Result:
+def result_of(record: Record, skip_bound: bool = False) -> Result:
     """Return the result of a run for the search.
 
     skip_bound: leave out the upper bound of a peak, because the expected peak is better.
@@ -217,5 +217,7 @@ def _result(record: Record, skip_bound: bool = False) -> Result:
         return Result(False, loads, hopeless=outcome.status in FINAL_STATUSES, late=late)
     peak = outcome.largest("peak") or (None if skip_bound else outcome.largest("peak_bound"))
     if peak is not None and trial.memory_budget:
-        loads["memory"] = peak / trial.memory_budget
+        # a budget on CUDA counts what lies outside the allocator, too
+        outside = outcome.largest("outside_allocator") or 0
+        loads["memory"] = (peak + outside) / trial.memory_budget
     return Result(True, loads)

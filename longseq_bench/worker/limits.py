@@ -1,9 +1,12 @@
 """A hard memory budget for this process, and the allocator settings that make it exact.
 
+The budget is what a trial may allocate beyond the idle process with torch loaded.
 CPU: RLIMIT_DATA is set to the bytes mapped now plus the budget. glibc maps every block of 128 KiB
 or more on its own and returns it at once. A trial that needs 52 MiB then fails with a budget of
 52 MiB and passes with 53; without these settings it needs 130 MiB.
-CUDA: the caching allocator's fraction, less the memory outside it (context, libraries).
+CUDA: an idle process holds nothing on the device, so the budget counts all that the trial holds
+there. The caching allocator's fraction is the budget less what lies outside the allocator: the CUDA
+context, buffers of NCCL, workspaces of libraries, and what other processes hold.
 """
 
 import ctypes
@@ -82,7 +85,7 @@ def lift_heap_limit() -> None:
 
 
 def limit_cuda(budget: int) -> None:
-    """Cap the caching allocator so that this process stays within `budget` bytes on the device.
+    """Cap the caching allocator so that the device holds at most `budget` bytes.
 
     Raises torch.OutOfMemoryError if the memory outside the allocator already exceeds the budget.
     """

@@ -22,6 +22,7 @@ from longseq_bench.search.prediction import (
     predict,
     predict_times,
 )
+from longseq_bench.search.strategy import result_of
 from tests import make
 
 MIB = 2**20
@@ -376,3 +377,35 @@ def test_errors_are_predicted_over_measured_minus_one_by_kind_of_trial() -> None
     assert forward.memory_errors == pytest.approx((-0.05, 0.1))
     assert forward.time_errors == pytest.approx((1.0,))
     assert (train.mode, train.memory_errors, train.time_errors) == ("train", (-0.5,), (0.0,))
+
+
+def test_a_budget_counts_what_lies_outside_tensors() -> None:
+    """As limits.limit_cuda does: the allocator gets what the context and NCCL leave."""
+    outside = {"context": 6 * MIB, "libraries": 2 * MIB, "connection": 0, "network": 0}
+    gpu = Hardware.model_validate(CPU.model_dump() | {"outside": outside})
+    of_device, plain = (Predictor(dry_run, RateModel(one)) for one in (gpu, CPU))
+    trial = ring_trial(8000)
+    models = [one.length_model(trial, 2**30) for one in (of_device, plain)]
+    loads = [model.loads(8000)["memory"] for model in models if model]
+    assert loads[0] - loads[1] == pytest.approx(8 / 64)
+    (prediction,) = of_device.predict_trials([trial])
+    assert prediction
+    assert models[0]
+    tensors = dry_run([trial])[0].peak_bytes
+    for one in (prediction, models[0].predict_run(8000)):
+        assert (one.peak_bytes, one.outside_bytes) == (pytest.approx(tensors, rel=1e-3), 8 * MIB)
+
+    def missed(**sizes: int) -> int:
+        prediction = TrialPrediction(seconds=1.0, **sizes)
+        record = make.record(ring_trial(), make.outcome("oom", "x"), foreseen=prediction)
+        return sum(one.missed for one in find_accuracy([record]))
+
+    # the budget is 64 MiB
+    assert missed(peak_bytes=60 * MIB) == 1
+    assert missed(peak_bytes=60 * MIB, outside_bytes=8 * MIB) == 0
+
+
+def test_a_measured_load_counts_what_lies_outside_the_allocator() -> None:
+    outcome = make.outcome(peak=32 * MIB, outside_allocator=8 * MIB)
+    result = result_of(make.record(ring_trial(), outcome))
+    assert result.loads["memory"] == (32 + 8) / 64
