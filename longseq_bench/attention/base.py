@@ -102,6 +102,15 @@ class Attention(ABC):
         """Return the reason why it can't run on this kind of device; None if it can."""
         return None
 
+    @classmethod
+    def kept_blocks(cls, workload: Workload, **options: Any) -> int:
+        """Return the blocks of the layout that these options give, without building it.
+
+        0: it builds no layout, or the number is not known before. An implementation that overrides
+        this has an option `block`, the tokens of a block.
+        """
+        return 0
+
     def prepare(self, device: str) -> None:
         """Build layouts and index tables, and compile. Called once, and timed separately.
 

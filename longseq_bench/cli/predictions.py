@@ -178,6 +178,9 @@ def _notes(one: Prediction | str, trial: Trial) -> list[str]:
     if one.estimate.host_bytes:
         pinned = " of pinned memory" if one.trial.device == "cuda" else ""
         notes.append(f"{name}: takes {format_bytes(one.estimate.host_bytes)}{pinned} on the host")
+    if layouts := one.estimate.smaller_layouts:
+        smaller = " and ".join(f"{n:,} tokens in blocks of {block:,}" for n, block in layouts)
+        notes.append(f"{name}: extrapolated from the layouts of {smaller}")
     if one.estimate.untabled:
         kernels = ", ".join(one.estimate.untabled)
         notes.append(f"{name}: the workspace of {kernels} is unknown and not counted")
@@ -197,6 +200,9 @@ def _row(one: Prediction | str, trial: Trial) -> dict[str, Any]:
         "fits": one.fits, "memory_budget": one.trial.memory_budget,
         "fraction_of_floor": one.fraction_of_floor, "peak_bytes": one.estimate.peak_bytes,
         "inside_bytes": one.estimate.inside_bytes, "host_bytes": one.estimate.host_bytes,
+        "extrapolated_from": [
+            {"tokens": tokens, "block": block} for tokens, block in one.estimate.smaller_layouts
+        ],
         "untabled": list(one.estimate.untabled), "outside_bytes": one.estimate.outside,
         "kernel": one.estimate.kernel,
         "seconds": one.times.total, "compute_s": one.times.compute, "memory_s": one.times.memory,

@@ -272,7 +272,9 @@ class Outcome(Frozen):
 class DryRunEstimate(Frozen):
     """The predicted cost of a trial, without running it, on the rank that needs most memory.
 
-    inside_bytes: the part of the peak that fused kernels hold, from a table.  host_bytes: tensors
+    inside_bytes: the part of the peak that fused kernels hold, from a table.  index_bytes: the part
+    in tensors of integers, such as the lists of a layout.  most_index_bytes, peak_at_most_index:
+    bytes of such tensors, and of all, when there are most of them.  host_bytes: tensors
     in host memory, not in the peak.  untabled: fused kernels that are missing in the table.
     flops: per pass, the mean of the ranks.  busiest: FLOPs of the busiest rank over that mean.
     bytes_sent, transfers: per pass, of the fullest rank.  overlaps: transfers overlap with compute.
@@ -280,11 +282,15 @@ class DryRunEstimate(Frozen):
 
     kernel: name of the kernel that does most of the work; empty if none is named.  peers: for each
     communicator the number of ranks that this one sends to.  outside: bytes of the device outside
-    tensors by their use; empty if they are not counted.
+    tensors by their use; empty if they are not counted.  smaller_layouts: tokens and block of the
+    block layouts from which it is extrapolated; empty for a dry run of the trial itself.
     """
 
     peak_bytes: int = 0
     inside_bytes: int = 0
+    index_bytes: int = 0
+    most_index_bytes: int = 0
+    peak_at_most_index: int = 0
     host_bytes: int = 0
     untabled: tuple[str, ...] = ()
     flops: float = 0.0
@@ -298,6 +304,7 @@ class DryRunEstimate(Frozen):
     kernel: str = ""
     peers: tuple[int, ...] = ()
     outside: dict[str, int] = Field(default_factory=dict)
+    smaller_layouts: tuple[tuple[int, int], ...] = ()
 
     @property
     def outside_bytes(self) -> int:

@@ -23,6 +23,8 @@ class StoragePeak(Meter):
     """Peak bytes of storages that are created while it runs, on the device of the context.
 
     current: bytes now. peak_workspace: the part of the peak that is a kernel's workspace.
+    peak_indices: the part of the peak that is tensors of integers, such as the lists of a layout.
+    most_indices: bytes of such tensors, and of all, when there were most of them.
     """
 
     name = "tensor peak (storages)"
@@ -32,6 +34,8 @@ class StoragePeak(Meter):
     @override
     def start(self) -> None:
         self.current = self.peak = self.peak_workspace = 0
+        self._indices = self.peak_indices = 0
+        self.most_indices = (0, 0)
         self._known: set[int] = set()
         self._mode: Any = _Watch(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
@@ -52,22 +56,26 @@ class StoragePeak(Meter):
             if tensor.device.type == self.context.device:
                 storage = tensor.untyped_storage()
                 if not meta_mode.is_off_device(storage):
-                    self._add_storage(storage)
+                    self._add_storage(storage, not tensor.dtype.is_floating_point)
         workspace = self.context.workspace(op, args, kwargs)
         if self.current + workspace > self.peak:
             self.peak, self.peak_workspace = self.current + workspace, workspace
+            self.peak_indices = self._indices
+        self.most_indices = max(self.most_indices, (self._indices, self.current + workspace))
 
-    def _add_storage(self, storage: Any) -> None:
+    def _add_storage(self, storage: Any, is_index: bool) -> None:
         key, size = storage._cdata, storage.nbytes()
         if key in self._known:
             return
         self._known.add(key)
         self.current += size
-        weakref.finalize(storage, self._remove_storage, key, size)
+        self._indices += size if is_index else 0
+        weakref.finalize(storage, self._remove_storage, key, size, is_index)
 
-    def _remove_storage(self, key: int, size: int) -> None:
+    def _remove_storage(self, key: int, size: int, is_index: bool) -> None:
         self._known.discard(key)
         self.current -= size
+        self._indices -= size if is_index else 0
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

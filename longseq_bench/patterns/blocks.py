@@ -137,17 +137,12 @@ def make_layout(
     rows, special_blocks = -(-seq_len // block), -(-special // block)
     window_blocks = None if window is None else min(rows, -(-window // block))
     base, stop_block = visible_blocks(seq_len, block, causal, mask)
-    visible = stop_block - base
-    row = np.arange(rows) - base
-    is_full = (row < special_blocks) & (pattern == "global-local")
+    visible, row = stop_block - base, np.arange(rows) - base
     full_rows = special_blocks if mask is None and pattern == "global-local" else 0
-    counts = _kept(visible, sparsity)
+    counts = row_counts(pattern, seq_len, block, sparsity, causal, special, window, mask)
     stride = 0
     if pattern == "strided":
         stride = _stride(rows, block, sparsity, int(counts[-1]), window_blocks)
-    elif window_blocks is not None:
-        counts = np.minimum(visible, special_blocks + window_blocks)
-    counts[is_full] = visible[is_full]
     indptr = np.concatenate(([0], np.cumsum(counts)))
     indices = np.empty(indptr[-1], dtype=np.int32)
     for start, stop in _chunks(counts, full_rows):
@@ -162,6 +157,28 @@ def make_layout(
             table = table + base[start:stop, None]
         indices[indptr[start] : indptr[stop]] = table[part.slot < kept]
     return BlockLayout(seq_len, block, causal, indptr, indices, mask)
+
+
+def row_counts(
+    pattern: str,
+    seq_len: int,
+    block: int,
+    sparsity: float,
+    causal: bool,
+    special: int = 0,
+    window: int | None = None,
+    mask: VisibleKeys | None = None,
+) -> Ints:
+    """Return the kept blocks of each row of a named pattern, (rows,); see make_layout."""
+    base, stop_block = visible_blocks(seq_len, block, causal, mask)
+    visible, special_blocks = stop_block - base, -(-special // block)
+    counts = _kept(visible, sparsity)
+    if window is not None and pattern != "strided":
+        counts = np.minimum(visible, special_blocks + min(len(visible), -(-window // block)))
+    if pattern == "global-local":
+        is_full = np.arange(len(visible)) - base < special_blocks
+        counts[is_full] = visible[is_full]
+    return counts
 
 
 def _visible(rows: int, causal: bool) -> Ints:

@@ -30,6 +30,7 @@ from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
 from longseq_bench.worker.inputs import draw_inputs
 from longseq_bench.worker.kernel_workspace import KernelWorkspace
+from longseq_bench.worker.layout_extrapolation import extrapolate, smaller_trials
 from longseq_bench.worker.passes import (
     WARM_UP_TOKENS,
     bytes_sent_by_formula,
@@ -54,7 +55,13 @@ def dry_run(
     limits.use_exact_heap()
     limits.limit_heap(int(psutil.virtual_memory().available * FREE_SHARE))
     threads = torch.get_num_threads()
-    return [_predict(trial, threads, capability) for trial in trials]
+    estimates = []
+    for trial in trials:
+        make = IMPLEMENTATIONS.get(trial.implementation)
+        smaller = smaller_trials(make, trial)
+        found = [_predict(one, threads, capability) for one in smaller or [trial]]
+        estimates.append(extrapolate(make, trial, smaller, found) if smaller else found[0])
+    return estimates
 
 
 def _disable_compiler() -> None:
@@ -148,6 +155,9 @@ def _predict_rank(attention: Attention, trial: Trial) -> DryRunEstimate:
     return DryRunEstimate(
         peak_bytes=max(prepared, meter.peak + (heap.kept if heap else 0)),
         inside_bytes=meter.peak_workspace,
+        index_bytes=meter.peak_indices,
+        most_index_bytes=meter.most_indices[0],
+        peak_at_most_index=meter.most_indices[1],
         host_bytes=host_memory.usage.peak,
         untabled=tuple(sorted(workspace.unknown)),
         flops=cost.flops,

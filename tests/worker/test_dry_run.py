@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 import torch
 
-from longseq_bench.core.model import OptionValue, Trial
+from longseq_bench.core.model import DryRunEstimate, OptionValue, Trial
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.storage_peak import StoragePeak
+from longseq_bench.worker import dry_run
 from longseq_bench.worker.kernel_workspace import KernelWorkspace
 from tests import make
 from tests.trials import MIB, complete, exact, run_trial
+from tests.worker.test_limits import in_child
 
 
 def trial_on(
@@ -116,6 +118,48 @@ def test_a_dry_run_beyond_the_limit_of_a_kernel_is_too_long(launcher: LocalLaunc
     estimates = launcher.dry_run([beyond, beyond.at(2**22 - 1), refused])
     assert [bool(one.unsupported) for one in estimates] == [True, False, True]
     assert [one.too_long for one in estimates] == [True, False, False]
+
+
+def extrapolated_and_real(trial: Trial) -> tuple[DryRunEstimate, DryRunEstimate]:
+    """Return the estimate of a large layout from smaller ones, and that of the layout itself."""
+    (extrapolated,) = dry_run.dry_run([trial])
+    return extrapolated, dry_run._predict(trial, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "causal"),
+    [
+        ({}, 8, True),
+        ({"pattern": "hierarchical", "exchange": "fetch"}, 8, True),
+        ({"exchange": "ring"}, 4, False),
+        ({"pattern": "strided"}, 1, True),
+    ],
+)
+def test_a_large_layout_is_extrapolated_from_two_smaller_ones(
+    launcher: LocalLauncher, options: dict[str, OptionValue], ranks: int, causal: bool
+) -> None:
+    tokens = 1_300_007 if causal else 920_007
+    one = complete(
+        launcher, "block-sparse", tokens, options, heads=8, world_size=ranks, causal=causal,
+        mode="train", dtype="bfloat16",
+    ).replace(device="cuda")  # fmt: skip
+    found, real = in_child(launcher, extrapolated_and_real, one)
+    assert (len(found.smaller_layouts), real.smaller_layouts) == (2, ())
+    for field in ("peak_bytes", "peak_at_most_index", "flops", "bytes_sent", "transfers"):
+        assert getattr(found, field) == pytest.approx(getattr(real, field), rel=0.01), field
+    assert found.most_index_bytes == pytest.approx(real.most_index_bytes, rel=0.03)
+
+
+def test_the_lists_of_a_layout_of_many_million_tokens_count(launcher: LocalLauncher) -> None:
+    """8 bytes for each kept block of a rank, of a layout with billions of them."""
+    one = complete(
+        launcher, "block-sparse", 2**24, {"exchange": "fetch"}, heads=8, world_size=4,
+        dtype="bfloat16",
+    ).replace(device="cuda")  # fmt: skip
+    (estimate,) = launcher.dry_run([one], limit=120.0)
+    kept = 0.1 * (2**24 / 128) ** 2 / 4
+    assert estimate.most_index_bytes == pytest.approx(8 * kept, rel=0.03)
+    assert estimate.peak_bytes > estimate.most_index_bytes
 
 
 def test_freed_storages_do_not_count() -> None:

@@ -39,6 +39,7 @@ from longseq_bench.patterns.blocks import (
     check_special,
     check_window,
     make_layout,
+    row_counts,
 )
 from longseq_bench.patterns.placement import Placement, place_rows
 from longseq_bench.patterns.visible_keys import visible_keys
@@ -95,9 +96,7 @@ class BlockSparse(LayoutAttention):
         check_pattern(pattern, sparsity)
         check_window(pattern, block, window)
         w, self.block = workload, block
-        special = globals or 0
-        if globals is None and pattern in WITH_SPECIAL:
-            special = min(DEFAULT_GLOBALS, w.seq_len)
+        special = special_tokens(pattern, w.seq_len, globals)
         check_special(pattern, w.seq_len, special)
         self._layout_options = (
             pattern, w.seq_len, block, sparsity, w.causal, seed, special, window,
@@ -119,6 +118,16 @@ class BlockSparse(LayoutAttention):
                 "each rank needs at least one block"
             )
         super().__init__(workload, group, kernel)
+
+    @classmethod
+    @override
+    def kept_blocks(cls, workload: Workload, **options: Any) -> int:
+        pattern, tokens, block = options["pattern"], workload.seq_len, options["block"]
+        special = special_tokens(pattern, tokens, options["globals"])
+        counts = row_counts(
+            pattern, tokens, block, options["sparsity"], workload.causal, special, options["window"]
+        )
+        return int(counts.sum())
 
     @override
     def build_shard(self) -> Shard:
@@ -215,3 +224,10 @@ class BlockSparse(LayoutAttention):
         smallest = tile_sizes(self.device).smallest_block
         ring = RingExchange(self.group, ring_blocks(sharded.counts, smallest=smallest))
         return RingKernel(ring, SpanBlocks(sharded, self.group, kernel))
+
+
+def special_tokens(pattern: str, seq_len: int, requested: int | None) -> int:
+    """Return the global or sink tokens of a pattern; None requests its default."""
+    if requested is None and pattern in WITH_SPECIAL:
+        return min(DEFAULT_GLOBALS, seq_len)
+    return requested or 0

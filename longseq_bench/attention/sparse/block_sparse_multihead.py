@@ -4,6 +4,10 @@ This is the benchmark's implementation of the variant `multihead`; modules/multi
 module for use in a model.
 """
 
+from typing import Any
+
+from typing_extensions import override
+
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.projections import Projected, ProjectedAttention
 from longseq_bench.attention.sparse.block_sparse import (
@@ -55,6 +59,11 @@ class BlockSparseMultihead(ProjectedAttention):
             window=window, seed=seed, kernel=kernel,
         )  # fmt: skip
         super().__init__(workload, group, inner)
+
+    @classmethod
+    @override
+    def kept_blocks(cls, workload: Workload, **options: Any) -> int:
+        return BlockSparse.kept_blocks(workload, **options)
 
     def prepare(self, device: str) -> None:
         """Build the layout, the kernel and the weights."""
