@@ -148,8 +148,8 @@ def _predict(
     from longseq_bench.search.prediction import find_longest_fit, find_smallest_world, predict
     from longseq_bench.search.strategy import CEILING_TOKENS
 
-    of_device = rates.hardware.capability
-    on_launcher = partial(launcher.dry_run, limit=DRY_RUN_LIMIT_S, capability=of_device)
+    of_device = rates.hardware.dry_run_options
+    on_launcher = partial(launcher.dry_run, limit=DRY_RUN_LIMIT_S, **of_device)
     dry_run = add_outside(on_launcher, rates.hardware)
     if tokens is None:
         return find_longest_fit(trial, dry_run, rates, CEILING_TOKENS * trial.world_size)

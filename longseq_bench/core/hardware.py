@@ -75,6 +75,7 @@ class Hardware(Frozen):
     name: str
     device: Device
     capability: tuple[int, int] | None = None
+    multiprocessors: int | None = Field(default=None, ge=1)
     memory: int = Field(gt=0)
     flops: dict[DType, Positive] = Field(min_length=1)
     bandwidth: Positive
@@ -97,6 +98,11 @@ class Hardware(Frozen):
         if missing := [mode for mode in get_args(Mode) if mode not in value]:
             raise ValueError(f"has no {' and no '.join(missing)}")
         return value
+
+    @property
+    def dry_run_options(self) -> dict[str, Any]:
+        """Arguments of a launcher's dry run for this hardware."""
+        return {"capability": self.capability, "multiprocessors": self.multiprocessors}
 
     def link(self, ranks: int) -> Link:
         """The slowest network that a ring over this number of ranks crosses."""

@@ -11,7 +11,7 @@ decorator).
         def catalogue(self) -> Catalogue: ...
         def check(self, trials: Sequence[Trial]) -> None: ...
         def dry_run(
-            self, trials, limit=DRY_RUN_LIMIT_S, capability=None
+            self, trials, limit=DRY_RUN_LIMIT_S, capability=None, multiprocessors=None
         ) -> list[DryRunEstimate]: ...
         def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult: ...
 
@@ -96,11 +96,13 @@ class Launcher(ABC):
         trials: Sequence[Trial],
         limit: float = DRY_RUN_LIMIT_S,
         capability: tuple[int, int] | None = None,
+        multiprocessors: int | None = None,
     ) -> list[DryRunEstimate]:
         """Predict what each trial needs, without running it and without a device.
 
         limit: seconds for all of them; after it the estimates are `unsupported`, with this reason.
         capability: compute capability of the GPU; None: any.
+        multiprocessors: of the GPU; None: as many as usual.
         """
 
     @abstractmethod

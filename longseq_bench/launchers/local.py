@@ -114,9 +114,10 @@ class LocalLauncher(Launcher):
         trials: Sequence[Trial],
         limit: float = DRY_RUN_LIMIT_S,
         capability: tuple[int, int] | None = None,
+        multiprocessors: int | None = None,
     ) -> list[DryRunEstimate]:
         try:
-            answers = self._request("dry_run", trials, limit, capability)
+            answers = self._request("dry_run", trials, limit, capability, multiprocessors)
         except LauncherError as error:
             # an implementation that crashes or hangs does so in a dry run too
             last = str(error).split(": ", 1)[-1]
@@ -164,10 +165,12 @@ class LocalLauncher(Launcher):
         trials: Sequence[Trial] = (),
         limit: float = PHASE_LIMIT_S,
         capability: tuple[int, int] | None = None,
+        multiprocessors: int | None = None,
     ) -> Any:
         """Return a child's answer to a request. Raises LauncherError if none arrives in time."""
         data = {"trials": [trial.model_dump(mode="json") for trial in trials]}
-        payload = json.dumps(data | {"capability": capability})
+        of_gpu = {"capability": capability, "multiprocessors": multiprocessors}
+        payload = json.dumps(data | of_gpu)
         children, message = list[_Child](), None
         try:
             child = self._start(children, request, payload)

@@ -43,11 +43,13 @@ FREE_SHARE = 0.5
 
 
 def dry_run(
-    trials: Sequence[Trial], capability: tuple[int, int] | None = None
+    trials: Sequence[Trial],
+    capability: tuple[int, int] | None = None,
+    multiprocessors: int | None = None,
 ) -> list[DryRunEstimate]:
     """Predict the memory, work and communication of each trial on the rank that needs most.
 
-    capability: compute capability of the GPU; None: any.
+    capability, multiprocessors: of the GPU; None: any capability, as many as usual.
     Call it in a process of its own: afterwards the process can't compile, and its memory is limited
     to a share of what is free.
     """
@@ -59,7 +61,7 @@ def dry_run(
     for trial in trials:
         make = IMPLEMENTATIONS.get(trial.implementation)
         smaller = smaller_trials(make, trial)
-        found = [_predict(one, threads, capability) for one in smaller or [trial]]
+        found = [_predict(one, threads, capability, multiprocessors) for one in smaller or [trial]]
         estimates.append(extrapolate(make, trial, smaller, found) if smaller else found[0])
     return estimates
 
@@ -77,7 +79,12 @@ def _disable_compiler() -> None:
         sys.modules[name] = vars(torch)["_dynamo"] = stub
 
 
-def _predict(trial: Trial, threads: int, capability: tuple[int, int] | None) -> DryRunEstimate:
+def _predict(
+    trial: Trial,
+    threads: int,
+    capability: tuple[int, int] | None,
+    multiprocessors: int | None = None,
+) -> DryRunEstimate:
     meta_mode.enable(trial.device, capability)
     # ranks on one host share its cores
     torch.set_num_threads(trial.threads or max(1, threads // trial.world_size))
@@ -96,7 +103,7 @@ def _predict(trial: Trial, threads: int, capability: tuple[int, int] | None) -> 
         end_ranks, estimates = _select_ranks(end_ranks), []
         while end_ranks:
             # a layout takes memory while it exists, so one rank after the other
-            estimates.append(_predict_rank(end_ranks.pop(0), trial))
+            estimates.append(_predict_rank(end_ranks.pop(0), trial, multiprocessors))
     except LongseqError as error:
         too_long = isinstance(error, KernelLimitError)
         return DryRunEstimate(unsupported=str(error), too_long=too_long)
@@ -136,8 +143,10 @@ def _select_ranks(end_ranks: list[Attention]) -> list[Attention]:
     return [max(end_ranks, key=lambda rank: len(rank.shard.queries))]
 
 
-def _predict_rank(attention: Attention, trial: Trial) -> DryRunEstimate:
-    workspace = KernelWorkspace(torch.get_num_threads())
+def _predict_rank(
+    attention: Attention, trial: Trial, multiprocessors: int | None
+) -> DryRunEstimate:
+    workspace = KernelWorkspace(torch.get_num_threads(), multiprocessors=multiprocessors)
     meter = StoragePeak(MeterContext("meta", workspace=workspace))
     # the heap of the host includes the layout, so add it if the trial is measured by the heap
     by_heap = trial.device == "cpu" and HeapPeak.unavailable_reason() is None

@@ -1,7 +1,7 @@
 """Memory that fused kernels allocate outside tensors, from data/workspaces.yaml.
 
 Letters: B batch, Hq query heads, Hk KV heads, N query tokens, M key tokens, D head_dim, E bytes per
-element.
+element, P multiprocessors.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ import yaml
 from torch import Tensor
 
 _FUSED = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")
-_MULTIPROCESSORS = 132
-"""The number in an H100 or H200. FlashAttention splits the keys of a call that has too few blocks
-of queries for them."""
+USUAL_MULTIPROCESSORS = 132
+"""The number in an H100 or H200, for a GPU whose number is unknown. FlashAttention splits the keys
+of a call that has too few blocks of queries for them."""
 
 Row = Mapping[str, Any]
 
@@ -25,11 +25,18 @@ Row = Mapping[str, Any]
 class KernelWorkspace:
     """Bytes of workspace that an operator of torch needs while it runs.
 
+    threads: of a CPU.  multiprocessors: of a GPU; None: as many as usual.
     unknown: fused kernels that were called and are not in the table.
     """
 
-    def __init__(self, threads: int, table: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        table: dict[str, Any] | None = None,
+        multiprocessors: int | None = None,
+    ) -> None:
         self._threads, self._given_table = threads, table
+        self._multiprocessors = multiprocessors or USUAL_MULTIPROCESSORS
         self.unknown: set[str] = set()
 
     def __call__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -42,7 +49,7 @@ class KernelWorkspace:
         arguments = dict(zip((a.name for a in op._schema.arguments), args, strict=False))
         entry = table.get(name, {})
         if "buffers" in entry:
-            return _sum_buffers(entry["buffers"], _Call.of(arguments))
+            return _sum_buffers(entry["buffers"], _Call.of(arguments, self._multiprocessors))
         dtype = str(arguments["query"].dtype).removeprefix("torch.")
         if dtype not in entry:
             self.unknown.add(f"{name} {dtype}")
@@ -76,16 +83,17 @@ class _Call:
     arguments: Mapping[str, Any]
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> "_Call":
+    def of(cls, arguments: Mapping[str, Any], multiprocessors: int) -> "_Call":
         q, k = arguments["query"], arguments["key"]
         b, h, n, d = q.shape
         sizes = {"B": b, "Hq": h, "Hk": k.shape[1], "N": n, "M": k.shape[2], "D": d}
+        sizes |= {"P": multiprocessors}
         conditions = {
             "grouped": h != k.shape[1],
             "half": q.itemsize == 2,
             "narrow": d <= 128,
             "wide": d > 128,
-            "few_rows": b * h * -(-n // 64) < 0.8 * 2 * _MULTIPROCESSORS,
+            "few_rows": b * h * -(-n // 64) < 0.8 * 2 * multiprocessors,
         }
         return cls({**sizes, "E": q.itemsize}, conditions, arguments)
 

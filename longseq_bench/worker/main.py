@@ -49,7 +49,7 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
         request: `trial` (answered by an Outcome), `catalogue` (what can run here), `check` (the
             mistakes in trials) or `dry_run` (the predicted cost of trials).
         payload: JSON: the trial and the place of this rank, or trials and the compute capability
-            of the GPU for which to plan.
+            and multiprocessors of the GPU for which to plan.
         pipe: for the answer.
         listener: the open socket to which the ranks connect, for rank 0 of several.
     """
@@ -67,7 +67,7 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
             sender.send_answer(find_mistakes(_read_trials(data)))
         case "dry_run":
             capability = data["capability"] and tuple(data["capability"])
-            estimates = dry_run(_read_trials(data), capability)
+            estimates = dry_run(_read_trials(data), capability, data["multiprocessors"])
             sender.send_answer([estimate.model_dump(mode="json") for estimate in estimates])
         case _:
             raise ValueError(f"unknown request {request!r}")

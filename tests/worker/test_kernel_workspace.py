@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.workspaces import measure_on_cuda
+from longseq_bench.core.hardware import profile
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.worker.kernel_workspace import KernelWorkspace
 from tests.trials import complete
@@ -68,6 +69,28 @@ def test_flash_splits_the_keys_of_few_queries_only() -> None:
     op = aten._scaled_dot_product_flash_attention
     assert workspace_of(op, q, k, k) == 0
     assert workspace_of(op, q[:1, :1, :64], k, k) == 4 * 264 * 64 * (96 + 1)
+
+
+def test_what_flash_splits_depends_on_the_multiprocessors() -> None:
+    """Two blocks of 64 rows for each: 200 blocks are few for 132, and enough for 108."""
+    q, k = (t[:1, :1] for t in tensors(torch.bfloat16, HQ))
+    op = aten._scaled_dot_product_flash_attention.default
+    sizes = [
+        KernelWorkspace(1, multiprocessors=of_gpu)(op, (q[:, :, : 64 * 200], k, k), {})
+        for of_gpu in (None, 132, 108, 148)
+    ]
+    assert sizes == [4 * 2 * n * 64 * (96 + 1) for n in (132, 132, 0, 148)]
+
+
+@pytest.mark.parametrize(("gpu", "multiprocessors"), [("a100", 108), ("h100", 132), ("b200", 148)])
+def test_a_dry_run_has_the_multiprocessors_of_the_profile(
+    launcher: LocalLauncher, gpu: str, multiprocessors: int
+) -> None:
+    one = complete(
+        launcher, "sdpa", 1024, {"backend": "flash"}, heads=1, dtype="bfloat16"
+    ).replace(device="cuda")  # fmt: skip
+    (estimate,) = launcher.dry_run([one], **profile(gpu).dry_run_options)
+    assert estimate.inside_bytes == 4 * 2 * multiprocessors * 64 * (64 + 1)
 
 
 def test_cudnn_adds_dq_and_only_for_short_sequences_dp() -> None:
