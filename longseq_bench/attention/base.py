@@ -221,6 +221,18 @@ class Attention(ABC):
         """Return FLOPs, floor bytes and bytes sent, by formula. Default: dense attention."""
         return replace(dense_cost(self.workload), bytes_sent=self.bytes_sent())
 
+    def work_share(self) -> float:
+        """Return the share of the FLOPs of all ranks that this rank computes.
+
+        The default is for an implementation whose ranks compute the rows of q that they hold. One
+        that exchanges tokens for heads overrides it. Ranks that repeat work have a sum above 1.
+        """
+        w, own = self.workload, self.shard
+        rows = len(own.queries) / w.seq_len
+        if self.is_exact:
+            rows = visible_keys(w).share(own.queries)
+        return rows * len(own.batch) * len(own.heads) / (w.batch * w.heads)
+
     def bytes_sent(self) -> int:
         """Return the bytes that this rank sends in one pass, by formula."""
         return 0

@@ -72,6 +72,10 @@ class VisibleKeys:
         """Return the number of keys that these queries see, added up."""
         return int((self.stop(queries) - self.first(queries)).sum())
 
+    def share(self, queries: Ints) -> float:
+        """Return the share of all pairs that these queries see."""
+        return self.pairs(queries) / self.mask.visible_pairs(self.tokens)
+
 
 @lru_cache(maxsize=32)
 def _visible_keys(mask: Mask, tokens: int) -> VisibleKeys:

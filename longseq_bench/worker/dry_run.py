@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from types import ModuleType
 
-import numpy as np
 import psutil
 import torch
 
 from longseq_bench import meta_mode
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.attention.sparse.block_layout_attention import LayoutAttention
-from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import KernelLimitError, LongseqError, UnsupportedError
 from longseq_bench.core.model import DryRunEstimate, Trial
 from longseq_bench.distributed.group import Group
@@ -99,7 +97,7 @@ def _predict(
             make(trial.workload, Group(r, trial.world_size), **trial.options)
             for r in sorted({0, trial.world_size - 1})
         ]
-        busiest = max(_work_share(rank) for rank in end_ranks)
+        busiest = max(rank.work_share() for rank in end_ranks)
         end_ranks, estimates = _select_ranks(end_ranks), []
         while end_ranks:
             # a layout takes memory while it exists, so one rank after the other
@@ -198,15 +196,3 @@ def _count_peers(group: Group) -> tuple[int, ...]:
     if group.size == 1:
         return ()
     return tuple(len(peers) for peers in ({(): set[int]()} | group.traffic.peers).values())
-
-
-def _work_share(attention: Attention) -> float:
-    """Return the share of the trial's work that one rank does."""
-    w, own = attention.workload, attention.shard
-    rows = len(own.queries) / w.seq_len
-    if w.causal and attention.is_exact:
-        # a row sees the keys up to its own position
-        rows = float(np.add(own.queries, 1, dtype=np.float64).sum()) / visible_pairs(
-            w.seq_len, True
-        )
-    return rows * len(own.batch) * len(own.heads) / (w.batch * w.heads)

@@ -233,6 +233,25 @@ def test_causal_work_is_that_of_the_busiest_rank(capfd: Capture) -> None:
     assert last["compute_s"] / even["compute_s"] == pytest.approx(15 / 8, rel=0.01)
 
 
+@pytest.mark.parametrize("mask", [(), ("--causal",)])
+def test_exact_attention_takes_equally_long(mask: tuple[str, ...], capfd: Capture) -> None:
+    """In the default order each rank has 1/8 of the work, by tokens or by heads."""
+    names = ("ring", "ulysses", "usp", "collective", "head-parallel")
+    chosen = [word for name in names for word in ("--impl", name)]
+    command = ("plan", *chosen, *H200, *mask, "--world-size", "8", "--target", "1M")
+    rows = document(capfd, *command)["results"]
+    ratios = {row["implementation"]: row["compute_s"] / rows[0]["compute_s"] for row in rows}
+    assert ratios == {name: pytest.approx(1, rel=0.01) for name in names}
+
+
+def test_a_causal_window_is_uneven_over_ranks_in_order(capfd: Capture) -> None:
+    """The last of 8 ranks has 15/64 of the kept blocks: a row keeps a tenth of the visible."""
+    command = ("plan", "--impl", "block-sparse", *H200, "--world-size", "8", "--target", "256k")
+    (even,) = document(capfd, *command, "--causal", "-o", "placement=load-balanced")["results"]
+    (last,) = document(capfd, *command, "--causal")["results"]
+    assert last["compute_s"] / even["compute_s"] == pytest.approx(15 / 8, rel=0.02)
+
+
 def test_recomputation_sends_the_forward_again(capfd: Capture) -> None:
     command = ("plan", "--impl", "collective", *H200, "--world-size", "4", "--target", "64k",
              "--mode", "train")  # fmt: skip

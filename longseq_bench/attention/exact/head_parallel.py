@@ -76,5 +76,10 @@ class HeadParallel(Attention):
         return UlyssesKernel(self.exchange, kernel, head_stages(w, size, w.kv_heads))
 
     @override
+    def work_share(self) -> float:
+        # every rank computes all pairs of its heads
+        return 1 / self.group.size
+
+    @override
     def bytes_sent(self) -> int:
         return exchange_bytes(self.exchange, self.workload) if self.sequence_parallel else 0

@@ -172,5 +172,10 @@ class Ulysses(Attention):
         return UlyssesKernel(self.exchange, SkippableKernel(one_call, self.group), stages)
 
     @override
+    def work_share(self) -> float:
+        # every rank computes all pairs of its heads
+        return 1 / self.group.size
+
+    @override
     def bytes_sent(self) -> int:
         return exchange_bytes(self.exchange, self.workload)

@@ -33,6 +33,7 @@ from longseq_bench.distributed.token_order import (
 )
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.exact.base import AUTO
+from longseq_bench.patterns.visible_keys import visible_keys
 
 
 @implementation("usp")
@@ -98,6 +99,12 @@ class Usp(Attention):
             return ring
         inner = SkippableKernel(ring, self.group) if self.ring == 1 else ring
         return UlyssesKernel(self.exchange, inner, head_stages(self.workload, self.ulysses, 1))
+
+    @override
+    def work_share(self) -> float:
+        # a rank computes the rows of its Ulysses group, for its part of the heads
+        rows = self.order.positions(self.group.rank // self.ulysses)
+        return visible_keys(self.workload).share(rows) / self.ulysses
 
     @override
     def bytes_sent(self) -> int:

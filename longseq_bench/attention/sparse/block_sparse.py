@@ -185,6 +185,13 @@ class BlockSparse(LayoutAttention):
         return Cost(cost.flops, cost.floor_bytes, sent)
 
     @override
+    def work_share(self) -> float:
+        if self.group.size == 1:
+            return 1.0
+        kept = self.layouts[0].row_lengths
+        return float(kept[self._sharded.rows(self.group.rank)].sum() / kept.sum())
+
+    @override
     def facts(self) -> dict[str, Any]:
         facts = {**super().facts(), **self._ignored_options()}
         if self.group.size == 1:

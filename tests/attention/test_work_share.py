@@ -1,0 +1,71 @@
+"""The share of the work that each rank does, against pairs that are counted one by one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+
+TOKENS, HEADS = 48, 8
+
+
+def ranks_of(name: str, causal: bool, size: int, **options: Any) -> list[Attention]:
+    w = Workload(seq_len=TOKENS, heads=HEADS, kv_heads=HEADS, head_dim=16, causal=causal)
+    make = IMPLEMENTATIONS.get(name)
+    return [make(w, Group(rank, size), **options) for rank in range(size)]
+
+
+def counted_share(attention: Attention) -> float:
+    """The share of the pairs that the rank's queries see, by the pattern."""
+    everything = np.arange(TOKENS)
+    pairs = [
+        attention.multiplicity(q, everything, 0).sum()
+        for q in (attention.shard.queries, everything)
+    ]
+    return float(pairs[0] / pairs[1])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ring", {}), ("ring", {"order": "contiguous"}), ("ring", {"order": "striped"}),
+        ("collective", {}), ("collective", {"order": "contiguous"}),
+        ("block-sparse", {"sparsity": 0.5, "block": 1}),
+    ],
+)  # fmt: skip
+def test_a_rank_that_computes_its_own_rows_has_the_pairs_that_they_see(
+    name: str, options: dict[str, Any], causal: bool
+) -> None:
+    for one in ranks_of(name, causal, 4, **options):
+        assert one.work_share() == pytest.approx(counted_share(one), rel=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("ulysses", {}), ("head-parallel", {}), ("head-parallel", {"sequence_parallel": True}),
+        ("usp", {}), ("usp", {"ulysses": 2, "ring": 2}),
+    ],
+)  # fmt: skip
+def test_ranks_that_split_heads_do_equal_work(
+    name: str, options: dict[str, Any], causal: bool
+) -> None:
+    """Each rank computes all pairs of its heads, wherever the tokens are that it holds."""
+    assert [one.work_share() for one in ranks_of(name, causal, 4, **options)] == [0.25] * 4
+
+
+def test_a_ring_of_usp_in_contiguous_order_is_uneven() -> None:
+    """Of two groups, the one with the later half of the tokens does three quarters of the work."""
+    shares = [one.work_share() for one in ranks_of("usp", True, 4, ulysses=2, order="contiguous")]
+    later = (TOKENS // 2 * TOKENS // 2 + TOKENS // 2 * (TOKENS // 2 + 1) // 2) / 2
+    assert shares[2:] == pytest.approx([later / (TOKENS * (TOKENS + 1) / 2)] * 2)
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_ranks_that_hold_all_queries_repeat_the_work() -> None:
+    assert [one.work_share() for one in ranks_of("ring", True, 4, queries="full")] == [1.0] * 4
