@@ -1,6 +1,7 @@
 """Documents and JSON of `longseq plan`: predictions, and errors of past predictions."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -25,12 +26,12 @@ _EXPLANATION = (
 
 def predictions_document(
     results: Sequence[Prediction | str], trials: Sequence[Trial], hardware: Hardware,
-    accuracies: Sequence[Accuracy],
+    accuracies: Sequence[Accuracy], answer: str,
 ) -> Document:  # fmt: skip
     """Return a row per implementation, and sentences on their assumptions.
 
     results: per trial a prediction, or the reason why there is none.
-    accuracies: errors of past predictions.
+    accuracies: errors of past predictions.  answer: the first sentence.
     """
     rows = [result for result in results if isinstance(result, Prediction)]
     notes = dict.fromkeys(
@@ -44,17 +45,28 @@ def predictions_document(
         Section("", points=list(notes)),
         Section("", [_EXPLANATION]),
     ]
-    return Document("plan", "", [_context(trials[0], hardware)], sections)
+    return Document("plan", "", [answer, _context(trials[0], hardware)], sections)
+
+
+def with_titles(document: Document) -> Document:
+    """Return the document of predictions with titles, which a file needs and a terminal does not."""
+    titles = ("Predictions", "Sources and assumptions", "How to read it")[-len(document.sections) :]
+    sections = [
+        replace(section, title=title)
+        for section, title in zip(document.sections, titles, strict=True)
+    ]
+    return replace(document, title="Plan", sections=sections)
 
 
 def predictions_json(
     results: Sequence[Prediction | str], trials: Sequence[Trial], hardware: Hardware,
-    accuracies: Sequence[Accuracy],
+    accuracies: Sequence[Accuracy], answer: str,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the predictions as data, in SI units."""
     return {
         "schema": 1,
         "predicted": True,
+        "answer": answer,
         "hardware": hardware.model_dump(mode="json"),
         "results": [_row(result, trial) for result, trial in zip(results, trials, strict=True)],
         "accuracy": [accuracy._asdict() for accuracy in accuracies],

@@ -266,28 +266,30 @@ def _predict_last_fit(
 
 
 def find_smallest_world(
-    trial: Trial, dry_run: DryRun, rates: RateModel, max_ranks: int
+    trial: Trial, dry_run: DryRun, rates: RateModel, max_ranks: int, unit: int = 1
 ) -> Prediction | None:
     """Find the fewest ranks on which a length is predicted to fit; None if `max_ranks` do not.
 
-    Doubles the ranks, then bisects.
+    unit: ranks are added this many at a time. Doubles the units, then bisects.
     """
     assert trial.memory_budget
     budget = trial.memory_budget
     floor = floor_bytes_per_token(trial.workload) * trial.workload.seq_len
 
-    def predict_fit(ranks: int) -> Prediction | None:
+    def predict_fit(units: int) -> Prediction | None:
+        ranks = units * unit
         if trial.keep == "all" and floor > budget * ranks:
             return None
         result = predict(trial.replace(world_size=ranks), dry_run, rates)
         return result if not isinstance(result, str) and result.fits else None
 
-    low, ranks, best = trial.world_size, trial.world_size, None
-    while best is None and (ranks := 2 * ranks) <= max_ranks:
-        best = predict_fit(ranks)
-        low = low if best else ranks
-    while best is not None and best.trial.world_size - low > 1:
-        middle = (low + best.trial.world_size) // 2
+    low = units = trial.world_size // unit
+    best = None
+    while best is None and (units := max(1, 2 * units)) * unit <= max_ranks:
+        best = predict_fit(units)
+        low = low if best else units
+    while best is not None and best.trial.world_size // unit - low > 1:
+        middle = (low + best.trial.world_size // unit) // 2
         result = predict_fit(middle)
         low, best = (low, result) if result else (middle, best)
     return best

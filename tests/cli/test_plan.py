@@ -1,5 +1,8 @@
 """`longseq plan` and `scaling` from the command line: what they say, and what they refuse."""
 
+import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +103,73 @@ def test_a_target_that_does_not_fit_names_the_smallest_world(capfd: Capture) -> 
     assert run([*command[:-1], str(int(ranks) // 2)]) == 2
 
 
+NODES = (*SMALL, "--target", "4M", "--gpus-per-node", "8")
+"""A target that needs more than a node."""
+
+
+def test_a_plan_proposes_whole_nodes_and_answers_first(capfd: Capture) -> None:
+    command = ("plan", "--impl", "ring", "--impl", "sdpa", *NODES)
+    answer = document(capfd, *command)
+    ring = answer["results"][0]
+    assert (ring["asked_world_size"], ring["fits"]) == (8, True)
+    nodes, rest = divmod(ring["world_size"], 8)
+    assert (nodes > 1, rest) == (True, 0)
+    sentence = (
+        f"4M tokens: {nodes} nodes of 8 NVIDIA H200 SXM. Use ring, because nothing else fits."
+    )
+    assert answer["answer"].startswith(sentence)
+    assert run([*command]) == 0
+    assert capfd.readouterr().out.startswith(sentence)
+    # a given number of ranks is a condition, and the proposal an error
+    assert run([*command, "--world-size", "8"]) == 2
+    assert f"--world-size {8 * nodes}" in capfd.readouterr().err
+
+
+def test_the_answer_says_why(capfd: Capture) -> None:
+    command = ("plan", "--impl", "ring", "--impl", "ulysses", *SMALL, "--world-size", "8")
+    tokens = {row["implementation"]: row["tokens"] for row in document(capfd, *command)["results"]}
+    assert tokens["ring"] > tokens["ulysses"]
+    reason = f"Use ring, because the next longest, ulysses, ends at {tokens['ulysses']:,}."
+    assert reason in document(capfd, *command)["answer"]
+    answer = document(capfd, *command, "--target", "64k")["answer"]
+    assert answer.startswith(
+        "64k tokens: 8 NVIDIA H200 SXM. Use ring, because it is predicted to be"
+    )
+    assert "Not modelled: weights" in answer
+    few = document(capfd, "plan", "--impl", "sdpa", *SMALL, "--world-size", "8")["answer"]
+    assert few == "No implementation fits this shape."
+
+
+def test_a_plan_as_markdown_has_a_table(capfd: Capture) -> None:
+    assert run(["plan", "--impl", "ring", *SMALL, "--format", "md"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "# Plan"
+    assert lines[2].startswith("1 NVIDIA H200 SXM: ")
+    assert "## Predictions" in lines
+    assert any(line.startswith("| ring | 1 |") for line in lines)
+
+
+def test_a_job_that_checks_the_plan(
+    capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "job.sh"
+    command = ["plan", "--impl", "ring", "-o", "order=striped", *NODES, "--causal"]
+    assert run([*command, "--sbatch", str(file)]) == 0
+    text = file.read_text().replace("\\\n", " ")
+    assert "#SBATCH --gpus-per-node=8\n" in text
+    words = shlex.split(text.splitlines()[-1])
+    assert words[:7] == ["srun", "longseq", "launch", "--nproc-per-node", "8", "--", "maxlen"]
+    (nodes,) = re.findall("--nodes=([0-9]+)", text)
+    following = dict(pairwise(words))
+    assert int(following["--world-size"]) == 8 * int(nodes)
+    assert (following["-o"], following["--ceiling"]) == ("order=striped", str(2**22))
+    capfd.readouterr()
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["maxlen", "--help"]) == 0
+    known = capfd.readouterr().out
+    assert [word for word in words[7:] if word.startswith("--") and word not in known] == []
+
+
 def test_an_unsupported_implementation_has_its_reason(capfd: Capture) -> None:
     answer = document(
         capfd, "plan", "--impl", "sdpa", "--impl", "ring", *SMALL, "--world-size", "2"
@@ -122,6 +192,7 @@ def test_an_unsupported_implementation_has_its_reason(capfd: Capture) -> None:
         (["--impl", "ring", "--target", "1e300"], "--target 1e300 is too large"),
         (["--impl", "ring", "--records", "nowhere"], "--records nowhere: no such folder"),
         (["--impl", "ring", "--target", "1", "--world-size", "4"], "nothing could be predicted"),
+        (["--impl", "ring", "--target", "64k", "--sbatch", "no/j"], "--sbatch no/j can't be written"),
         (["--accuracy"], "no record of this machine has a prediction"),
         (["--impl", "ring", "-o", "chunks=3"], "unknown option 'chunks'"),
     ],

@@ -287,6 +287,16 @@ def test_a_length_over_the_budget_does_not_fit_and_the_smallest_world_is_found()
     assert not fewer.fits
 
 
+def test_the_smallest_world_can_be_counted_in_nodes() -> None:
+    """13 ranks are needed: of nodes with 4 ranks that is 4, of nodes with 8 it is 2."""
+    for start, unit, ranks in ((1, 4, 16), (4, 4, 16), (8, 8, 16), (1, 16, 16), (1, 1, 13)):
+        trial = ring_trial(100_000, world_size=start)
+        found = find_smallest_world(trial, dry_run, RateModel(CPU), 64, unit)
+        assert found
+        assert found.trial.world_size == ranks
+    assert find_smallest_world(ring_trial(100_000), dry_run, RateModel(CPU), 12, 4) is None
+
+
 def test_what_lies_outside_tensors_is_taken_from_the_device() -> None:
     fields = {"context": 8 * MIB, "libraries": 2 * MIB, "connection": 3 * MIB, "network": 5 * MIB}
     hardware = Hardware.model_validate(NETWORK.model_dump() | {"outside": fields})

@@ -1,0 +1,50 @@
+"""The Slurm job that checks a plan: a search for the longest sequence up to the planned one."""
+
+import math
+import shlex
+
+from longseq_bench.core.units import format_tokens
+from longseq_bench.search.prediction import Prediction
+
+MIN_TIME_BUDGET_S = 60
+TIME_FACTOR = 6
+"""A pass may take this many times the predicted time: a rate from a profile may be that wrong."""
+
+
+def format_sbatch(plan: Prediction, gpus_per_node: int, options: list[str]) -> str:
+    """Return the text of an sbatch file with one task per node.
+
+    options: implementation options NAME=VALUE of the plan.
+    """
+    trial = plan.trial
+    per_node = min(gpus_per_node, trial.world_size)
+    tokens = format_tokens(trial.workload.seq_len)
+    lines = [
+        "#!/bin/bash",
+        f"# Checks a prediction: {tokens} tokens with {trial.implementation}.",
+        "# Add what your cluster needs: --account, --partition, --time.",
+        f"#SBATCH --job-name=longseq-{trial.implementation}",
+        f"#SBATCH --nodes={-(-trial.world_size // per_node)}",
+        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --gpus-per-node={per_node}",
+        "#SBATCH --output=%x-%j.out",
+        "",
+        f"srun longseq launch --nproc-per-node {per_node} -- \\",
+        f"    {shlex.join(_command(plan, options))}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _command(plan: Prediction, options: list[str]) -> list[str]:
+    """Return the words of the search; it stops at the planned length."""
+    trial, w = plan.trial, plan.trial.workload
+    words = {
+        "--impl": trial.implementation, "--device": trial.device, "--dtype": w.dtype,
+        "--heads": w.heads, "--kv-heads": w.kv_heads, "--head-dim": w.head_dim, "--batch": w.batch,
+        "--mode": w.mode, "--keep": trial.keep, "--world-size": trial.world_size,
+        "--memory-budget": trial.memory_budget, "--ceiling": w.seq_len,
+        "--time-budget": f"{max(MIN_TIME_BUDGET_S, math.ceil(TIME_FACTOR * plan.times.total))}s",
+    }  # fmt: skip
+    chosen = [word for assignment in options for word in ("-o", assignment)]
+    flags = [text for pair in words.items() for text in map(str, pair)]
+    return ["maxlen", *flags, *(["--causal"] if w.causal else []), *chosen]
