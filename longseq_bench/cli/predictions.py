@@ -49,7 +49,7 @@ def predictions_document(
 
 
 def with_titles(document: Document) -> Document:
-    """Return the document of predictions with titles, which a file needs and a terminal does not."""
+    """Return the document of predictions with the titles that a file needs."""
     titles = ("Predictions", "Sources and assumptions", "How to read it")[-len(document.sections) :]
     sections = [
         replace(section, title=title)

@@ -192,7 +192,7 @@ def test_an_unsupported_implementation_has_its_reason(capfd: Capture) -> None:
         (["--impl", "ring", "--target", "1e300"], "--target 1e300 is too large"),
         (["--impl", "ring", "--records", "nowhere"], "--records nowhere: no such folder"),
         (["--impl", "ring", "--target", "1", "--world-size", "4"], "nothing could be predicted"),
-        (["--impl", "ring", "--target", "64k", "--sbatch", "no/j"], "--sbatch no/j can't be written"),
+        (["--impl", "ring", "--target", "64k", "--sbatch", "no/j"], "no/j can't be written"),
         (["--accuracy"], "no record of this machine has a prediction"),
         (["--impl", "ring", "-o", "chunks=3"], "unknown option 'chunks'"),
     ],
