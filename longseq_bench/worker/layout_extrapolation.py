@@ -20,10 +20,10 @@ import numpy as np
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DryRunEstimate, Trial
 
-MAX_KEPT_BLOCKS = 2**21
-"""Blocks of the larger of the two layouts: a quarter of a second, 100 MB."""
+MAX_KEPT_BLOCKS = 2**20
+"""Blocks of the larger of the two layouts: a fifth of a second."""
 
-EXTRAPOLATED_FROM = 2 * MAX_KEPT_BLOCKS
+EXTRAPOLATED_FROM = 2**22
 """Layouts with more blocks than this are extrapolated."""
 
 
