@@ -23,10 +23,13 @@ from longseq_bench.worker.known_errors import (
     OUT_OF_MEMORY,
     explain_unusable,
     is_device_error,
+    is_library_error,
 )
 
 _TRACE_LINES = 12
 _REASON_CHARACTERS = 300
+_LAST_CHARACTERS = 130
+"""The end of a long text that is kept: NCCL names the cause last."""
 
 
 def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
@@ -56,7 +59,7 @@ def _status_of(error: BaseException) -> Status:
         return "limit"
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return "oom"
-    if isinstance(error, RuntimeError) and not _is_lost_peer(error):
+    if is_library_error(error) and not _is_lost_peer(error):
         if OUT_OF_MEMORY.search(str(error)):
             return "oom"
         if KERNEL_LIMIT.search(str(error)):
@@ -70,4 +73,7 @@ def _is_lost_peer(error: BaseException) -> bool:
 
 
 def _shorten(text: str) -> str:
-    return text if len(text) <= _REASON_CHARACTERS else text[: _REASON_CHARACTERS - 1] + "…"
+    """Return a text without its middle if it is long."""
+    if len(text) <= _REASON_CHARACTERS:
+        return text
+    return f"{text[: _REASON_CHARACTERS - _LAST_CHARACTERS - 1]}…{text[-_LAST_CHARACTERS:]}"

@@ -1,6 +1,7 @@
 """Errors of torch, CUDA, NCCL and Triton by their texts: what they mean, and what to do.
 
-torch raises most of them as a RuntimeError, so only the text tells them apart.
+torch raises most of them as a RuntimeError, so only the text tells them apart. Errors of Triton
+are plain Exceptions; `is_library_error` recognises both.
 """
 
 import re
@@ -31,6 +32,8 @@ KERNEL_LIMIT = re.compile(
     # a grid that is too large; `CUDA error: invalid argument` has other causes too
     r"|Triton Error \[CUDA\]: invalid argument"
     r"|canUse32BitIndexMath|integer out of range|exceeds the maximum"
+    # Triton's OutOfResources: shared memory, tensor memory or threads, not the GPU's memory
+    r"|out of resource: "
     # FlexAttention of an older torch
     r"|64-bit indexing is not yet implemented"
 )
@@ -46,6 +49,15 @@ LOST_PEER = re.compile(
 )
 
 _DEVICE_ERROR = re.compile(r"Triton Error \[CUDA\]")
+
+
+def is_library_error(error: BaseException) -> bool:
+    """Return True for an error of torch, CUDA, NCCL or Triton, or one that looks like it.
+
+    Its text may say what it means.
+    """
+    # by name, because triton is not installed everywhere
+    return isinstance(error, RuntimeError) or type(error).__module__.startswith("triton.")
 
 
 def is_device_error(error: BaseException) -> bool:
@@ -129,6 +141,12 @@ _UNUSABLE: tuple[tuple[str, str | Callable[[], str]], ...] = (
         "Duplicate GPU detected",
         "two ranks have the same GPU, and NCCL needs one for each; use fewer ranks, or make more "
         "GPUs visible (CUDA_VISIBLE_DEVICES)",
+    ),
+    (
+        # an older NCCL does not say why; another cause is named there, and is left as it is
+        r"creating shared memory segment /dev/shm/\S+ \(size \d+\)(, error: No space left|\s*$)",
+        "NCCL finds no room in /dev/shm, which the ranks of a host share; start the container with "
+        "more (docker run --shm-size=8g, or --ipc=host), or remove old files /dev/shm/nccl-*",
     ),
     (
         "Failed to find C compiler",

@@ -16,6 +16,11 @@ NCCL = "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, "
 UNHANDLED = NCCL + "unhandled cuda error, NCCL version 2.27.5\nLast error:\n"
 DUPLICATE = NCCL + "invalid usage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on "
 SEARCH = "\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda for more"
+NO_ROOM = (
+    NCCL + "unhandled system error, NCCL version 2.27.5\nncclSystemError: System call (e.g. "
+    "socket, malloc) or external library call failed or device error.\nLast error:\n"
+    "Error while creating shared memory segment /dev/shm/nccl-cjY8K5 (size 10617216)"
+)
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update"
 TOO_LARGE = "NotImplementedError: 64-bit indexing is not yet implemented for triton templates"
 
@@ -52,6 +57,7 @@ def test_every_lack_of_memory_is_out_of_memory(error: Exception) -> None:
         torch.AcceleratorError("CUDA error: invalid argument"),
         dist.DistBackendError(UNHANDLED + "Cuda failure 1 'invalid argument'"),
         dist.DistBackendError(NCCL + "unhandled system error"),
+        dist.DistBackendError(NO_ROOM + ", error: Permission denied (13)"),
         RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
     ],
     ids=str,
@@ -75,6 +81,26 @@ def test_other_errors_of_a_device_are_for_a_fresh_process(error: Exception) -> N
 )
 def test_limits_of_kernels(error: Exception) -> None:
     assert outcome_of_exception(error, "forward").status == "limit"
+
+
+def test_a_tile_that_does_not_fit_the_device_is_a_limit() -> None:
+    """Triton raises it at the launch; torch.compile repeats its text when it raises its own."""
+    errors = pytest.importorskip("triton.runtime.errors")
+    for name in ("shared memory", "tensor memory", "threads"):
+        error = errors.OutOfResources(270336, 232448, name)
+        found = outcome_of_exception(error, "backward")
+        assert (found.status, found.phase, found.facts) == ("limit", "backward", {})
+        assert f"{name}, Required: 270336, Hardware limit: 232448" in (found.reason or "")
+        wrapped = RuntimeError(f"No valid triton configs. OutOfResources: {error}")
+        assert outcome_of_exception(wrapped, "backward").status == "limit"
+
+
+def test_another_error_of_triton_is_an_error() -> None:
+    errors = pytest.importorskip("triton.runtime.errors")
+    found = outcome_of_exception(errors.PTXASError("`ptxas` failed with error code 255"), "forward")
+    assert (found.status, found.reason) == (
+        "error", "PTXASError: PTXAS error: `ptxas` failed with error code 255",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["CUDA error: invalid argument", "invalid argument"])
@@ -106,6 +132,12 @@ def test_an_invalid_argument_alone_is_no_limit(text: str) -> None:
             "use fewer ranks",
         ),
         (
+            dist.DistBackendError(NO_ROOM + ", error: No space left on device (28)"),
+            "NCCL finds no room in /dev/shm",
+            "docker run --shm-size=8g, or --ipc=host",
+        ),
+        (dist.DistBackendError(NO_ROOM + "\n"), "NCCL finds no room in /dev/shm", "--shm-size"),
+        (
             RuntimeError("Failed to find C compiler. Please specify via CC environment variable"),
             "Triton needs a C compiler",
             "install gcc",
@@ -121,9 +153,21 @@ def test_what_is_missing_is_named_with_a_remedy(
     assert problem in (found.reason or "")
     assert remedy in (found.reason or "")
     assert "\n" not in (found.reason or "")
-    # the words of the library are kept
-    assert found.facts["exception"] in " ".join(str(error).split())
+    # the words of the library are kept, without the middle of a long text
+    text = " ".join(str(error).split())
+    start, _, end = found.facts["exception"].partition("…")
+    assert text.startswith(start)
+    assert text.endswith(end)
     assert not is_device_error(found)
+
+
+def test_a_long_error_keeps_its_start_and_its_end() -> None:
+    """The last words of NCCL are the cause."""
+    error = dist.DistBackendError(NO_ROOM + ", error: Permission denied (13)")
+    reason = outcome_of_exception(error, "start").reason or ""
+    assert len(reason) == 300
+    assert reason.startswith("DistBackendError: NCCL error in: ")
+    assert reason.endswith("(size 10617216), error: Permission denied (13)")
 
 
 def test_the_driver_s_sentence_names_the_cuda_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
