@@ -4,7 +4,6 @@ Output, log-sum-exp and gradients are compared with plain attention in float64. 
 skipped without a GPU.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from torch import Tensor
 from longseq_bench.core.errors import KernelLimitError, UnknownNameError, UnsupportedError
 from longseq_bench.kernels.exact import _flash_backward, efficient, flash_attn_2
 from longseq_bench.kernels.exact._flash_backward import MAX_INDEX, backward_elements
+from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use, select
 from longseq_bench.kernels.exact.flash import Flash
 from tests.kernels import plain_attention
@@ -329,12 +329,13 @@ def test_flash_splits_a_backward_that_its_index_can_not_address(
     seen = []
 
     def call(*part: Any) -> Any:
-        queries, keys, causal = part[-3:]
+        _, queries, keys, *_, causal = part
         seen.append((*queries[1].shape[:2], keys[0].shape[1]))
         return whole.backward(queries, keys, causal)
 
     monkeypatch.setattr(Flash, "_backward_call", call)
-    monkeypatch.setattr(flash_attn_2, "_backward_call", call)
+    monkeypatch.setattr(flash_attn_2.FlashAttn2, "_call_backward", call)
+    monkeypatch.setattr(Package, "load", lambda package: None)
     monkeypatch.setattr(_flash_backward, "MAX_INDEX", backward_elements(1, most, 90, 16))
     kernel = KERNELS.get(name)(Use("cuda", torch.bfloat16, 16, True))
     grads = kernel.backward((grad_out, q, out, lse), (k, v))
@@ -429,54 +430,3 @@ def test_the_memory_efficient_kernel_takes_a_mask_without_the_lse(keep_lse: bool
 @pytest.mark.parametrize("name", [n for n in KERNELS.names() if KERNELS.get(n).device == "cuda"])
 def test_no_kernel_for_cuda_is_listed_as_available_without_a_gpu(name: str) -> None:
     assert KERNELS.get(name).unavailable_reason(Use("cuda", torch.bfloat16, 64, False))
-
-
-SIGNATURE = {
-    "_flash_attn_forward": (
-        "q k v dropout_p softmax_scale causal window_size_left window_size_right softcap "
-        "alibi_slopes return_softmax"
-    ),
-    "_flash_attn_backward": (
-        "dout q k v out softmax_lse dq dk dv dropout_p softmax_scale causal window_size_left "
-        "window_size_right softcap alibi_slopes deterministic rng_state"
-    ),
-}
-"""Parameters of flash_attn 2.8, github.com/Dao-AILab/flash-attention at 0053002."""
-
-
-def test_flash_attn_2_is_called_as_the_package_expects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package's functions are replaced by plain attention with the recorded signatures."""
-    whole = make("aten-flash-cpu")
-
-    def bound(function: str, args: Any, options: Any) -> dict[str, Any]:
-        names = SIGNATURE[function].split()
-        given = dict(zip(names, args, strict=False)) | options
-        assert set(names) - set(given) <= {"rng_state"}
-        return given
-
-    def forward(*args: Any, **options: Any) -> Any:
-        given = bound("_flash_attn_forward", args, options)
-        assert given["softmax_scale"] == 16**-0.5
-        q, k, v = (given[name].transpose(1, 2) for name in "qkv")
-        out, lse = whole.forward(q, k, v, given["causal"])
-        return out.transpose(1, 2), lse, None, None
-
-    def backward(*args: Any, **options: Any) -> Any:
-        given = bound("_flash_attn_backward", args, options)
-        grad_out, q, k, v, out = (given[n].transpose(1, 2) for n in ("dout", *"qkv", "out"))
-        queries = grad_out, q, out, given["softmax_lse"]
-        for name, grad in zip(("dq", "dk", "dv"), whole.backward(queries, (k, v)), strict=True):
-            given[name].copy_(grad.transpose(1, 2))
-
-    package = SimpleNamespace(_flash_attn_forward=forward, _flash_attn_backward=backward)
-    monkeypatch.setattr(flash_attn_2, "_package", lambda: package)
-    kernel = flash_attn_2.FlashAttn2(Use("cuda", torch.bfloat16, 16, True))
-    q, k, v = inputs((2, 4, 2, 33, 33))
-    out, lse = kernel.forward(q, k, v)
-    expected, expected_lse = whole.forward(q, k, v)
-    assert_near(out, expected, torch.float32)
-    assert_near(lse, expected_lse, torch.float32)
-    grad_out = gradient_like(out)
-    grads = kernel.backward((grad_out, q, out, lse), (k, v))
-    for got, grad in zip(grads, whole.backward((grad_out, q, out, lse), (k, v)), strict=True):
-        assert_near(got, grad, torch.float32)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels.exact import _cuda, _packages
+from longseq_bench.kernels.exact import _cuda, _package_kernel, _packages, flash_attn_2
 from longseq_bench.kernels.exact._flash_buffers import allocate_flash_3_and_4
 from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.kernels.exact.base import KERNELS, Use, select
@@ -140,17 +140,18 @@ def test_buffers_of_a_backward_are_float32_sums(kv_heads: int, sums: int) -> Non
     assert sum(t.nbytes for t in buffers) == 4 * 3 * (sums * 256 * 96 + 2 * 4 * 130)
 
 
-@pytest.mark.parametrize("name", ["flash-attn-3", "flash-attn-4"])
+@pytest.mark.parametrize("name", INSTALL)
 def test_planning_needs_no_package_and_counts_the_buffers(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     install(monkeypatch)
-    kernel_class = KERNELS.get(name)
-    module = sys.modules[kernel_class.__module__]
-    for one in (module, _cuda):
-        monkeypatch.setattr(one, "is_meta", lambda: True)
+    for module in (_package_kernel, _cuda):
+        monkeypatch.setattr(module, "is_meta", lambda: True)
     allocated = []
-    monkeypatch.setattr(module, "allocate_flash_3_and_4", lambda *t: allocated.append(t))
+    owner, buffers = _package_kernel, "allocate_flash_3_and_4"
+    if name == "flash-attn-2":
+        owner, buffers = flash_attn_2, "allocate_flash_2"
+    monkeypatch.setattr(owner, buffers, lambda *t: allocated.append(t))
     kernel = select(name, Use("cuda", torch.bfloat16, 64, True))[0]
     q = torch.empty(1, 4, 1000, 64, dtype=torch.bfloat16, device="meta")
     k = v = q[:, :2]

@@ -1,6 +1,5 @@
 """The flash-attn package, version 2, for CUDA (arXiv 2307.08691)."""
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -8,12 +7,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.kernels.base import Pair, Queries, Triple
-from longseq_bench.kernels.exact._cuda import capability_reason, half_reason
+from longseq_bench.kernels.exact._cuda import capability_reason
 from longseq_bench.kernels.exact._flash_backward import backward_in_parts
 from longseq_bench.kernels.exact._flash_buffers import allocate_flash_2
+from longseq_bench.kernels.exact._package_kernel import PackageKernel, transpose
 from longseq_bench.kernels.exact._packages import Package
-from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
-from longseq_bench.meta_mode import is_meta
+from longseq_bench.kernels.exact.base import Use, exact_kernel
 
 PACKAGE = Package(
     distribution="flash-attn",
@@ -29,57 +28,42 @@ PACKAGE = Package(
 
 
 @exact_kernel("flash-attn-2")
-class FlashAttn2(ExactKernel):
+class FlashAttn2(PackageKernel):
     """The flash-attn package, version 2."""
 
-    device = "cuda"
-    optional = True
+    package = PACKAGE
 
     @classmethod
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
-        reason = super().unavailable_reason(use) or half_reason(use)
-        # a plan is made for packages that this machine lacks
-        missing = None if is_meta() else PACKAGE.unavailable_reason()
-        return reason or missing or capability_reason((8, 0))
-
-    @override
-    def _forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
-    ) -> tuple[Tensor, Tensor]:
-        if is_meta():
-            return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-        tensors = (t.transpose(1, 2) for t in (q, k, v))
-        out, lse, *_ = _package()._flash_attn_forward(
-            *tensors, dropout_p=0.0, softmax_scale=q.shape[3] ** -0.5, causal=causal,
-            window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None,
-            return_softmax=False,
-        )  # fmt: skip
-        return out.transpose(1, 2), lse
+        return super().unavailable_reason(use) or capability_reason((8, 0))
 
     @override
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
+        whole = super()._backward
         return backward_in_parts(
-            self.name, queries, keys, lambda rows, seen: _backward_call(rows, seen, causal)
+            self.name, queries, keys, lambda rows, seen: whole(rows, seen, causal, mask)
         )
 
+    @override
+    def _call_forward(self, **given: Any) -> Any:
+        return self._module._flash_attn_forward(
+            **given, dropout_p=0.0, window_size_left=-1, window_size_right=-1, softcap=0.0,
+            alibi_slopes=None, return_softmax=False,
+        )  # fmt: skip
 
-def _backward_call(queries: Queries, keys: Pair, causal: bool) -> Triple:
-    (grad_out, q, out, lse), (k, v) = queries, keys
-    dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
-    if is_meta():
-        allocate_flash_2(q, k)
+    @override
+    def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
+        (grad_out, q, out, lse), (k, v) = queries, keys
+        dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+        self._module._flash_attn_backward(
+            **transpose(dout=grad_out, q=q, k=k, v=v, out=out, dq=dq, dk=dk, dv=dv),
+            softmax_lse=lse.contiguous(), dropout_p=0.0, softmax_scale=scale, causal=causal,
+            window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None,
+            deterministic=False,
+        )  # fmt: skip
         return dq, dk, dv
-    tensors = (t.transpose(1, 2) for t in (grad_out, q, k, v, out))
-    gradients = (t.transpose(1, 2) for t in (dq, dk, dv))
-    _package()._flash_attn_backward(
-        *tensors, lse.contiguous(), *gradients, dropout_p=0.0,
-        softmax_scale=q.shape[3] ** -0.5, causal=causal, window_size_left=-1,
-        window_size_right=-1, softcap=0.0, alibi_slopes=None, deterministic=False,
-    )  # fmt: skip
-    return dq, dk, dv
 
-
-@cache
-def _package() -> Any:
-    return PACKAGE.load()
+    @override
+    def _allocate_buffers(self, q: Tensor, k: Tensor) -> None:
+        allocate_flash_2(q, k)

@@ -6,17 +6,16 @@ call with a new dtype, head_dim or mask.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.core.errors import KernelLimitError
 from longseq_bench.kernels.base import Pair, Queries, Triple
-from longseq_bench.kernels.exact._cuda import find_capability, generation_reason, half_reason
-from longseq_bench.kernels.exact._flash_buffers import allocate_flash_3_and_4, sum_elements
+from longseq_bench.kernels.exact._cuda import find_capability, generation_reason
+from longseq_bench.kernels.exact._flash_buffers import sum_elements
+from longseq_bench.kernels.exact._package_kernel import PackageKernel, transpose
 from longseq_bench.kernels.exact._packages import Package
-from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
-from longseq_bench.meta_mode import is_meta
+from longseq_bench.kernels.exact.base import Use, exact_kernel
 
 PACKAGE = Package(
     distribution="flash-attn-4",
@@ -37,49 +36,44 @@ flash-attention#2611).
 
 
 @exact_kernel("flash-attn-4")
-class FlashAttn4(ExactKernel):
+class FlashAttn4(PackageKernel):
     """FlashAttention-4, a package for Hopper and Blackwell GPUs."""
 
-    device = "cuda"
-    optional = True
-
-    def __init__(self, use: Use) -> None:
-        super().__init__(use)
-        self._package: Any = None if is_meta() else PACKAGE.load()
+    package = PACKAGE
 
     @classmethod
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
-        reason = super().unavailable_reason(use) or half_reason(use)
-        # a plan is made for packages that this machine lacks
-        missing = None if is_meta() else PACKAGE.unavailable_reason()
-        reason = reason or missing or generation_reason((9, 10))
-        return reason or _head_dim_reason(use.head_dim)
+        return (
+            super().unavailable_reason(use)
+            or generation_reason((9, 10))
+            or _head_dim_reason(use.head_dim)
+        )
 
     @override
     def _forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
     ) -> tuple[Tensor, Tensor]:
         check_offsets(self.name, [q, k, v], q.numel())
-        if is_meta():
-            return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-        tensors = {name: t.transpose(1, 2) for name, t in zip("qkv", (q, k, v), strict=True)}
-        out, lse, *_ = self._package._flash_attn_fwd(
-            **tensors, softmax_scale=q.shape[3] ** -0.5, causal=causal, return_lse=True
-        )
-        return out.transpose(1, 2), lse
+        return super()._forward(q, k, v, causal, mask, keep_lse)
 
     @override
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
+        (grad_out, q, out, _), (k, v) = queries, keys
+        largest = max(sum_elements(q), sum_elements(k))
+        check_offsets(self.name, [q, k, v, out, grad_out], largest)
+        return super()._backward(queries, keys, causal, mask)
+
+    @override
+    def _call_forward(self, **given: Any) -> Any:
+        return self._module._flash_attn_fwd(**given, return_lse=True)
+
+    @override
+    def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
         (grad_out, q, out, lse), (k, v) = queries, keys
-        tensors = {"q": q, "k": k, "v": v, "out": out, "dout": grad_out}
-        check_offsets(self.name, list(tensors.values()), max(sum_elements(q), sum_elements(k)))
-        if is_meta():
-            allocate_flash_3_and_4(q, k)
-            return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        dq, dk, dv, *_ = self._package._flash_attn_bwd(
-            **{name: t.transpose(1, 2) for name, t in tensors.items()}, lse=lse.contiguous(),
-            softmax_scale=q.shape[3] ** -0.5, causal=causal,
+        dq, dk, dv, *_ = self._module._flash_attn_bwd(
+            **transpose(q=q, k=k, v=v, out=out, dout=grad_out), lse=lse.contiguous(),
+            softmax_scale=scale, causal=causal,
         )  # fmt: skip
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
