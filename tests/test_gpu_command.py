@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import faults, kernels, longest, speed
+from benchmarks.gpu import faults, kernels, longest, processes, speed
 from benchmarks.gpu.items import (
     Figures,
     Item,
@@ -278,7 +278,7 @@ def sweep_ends(
             write_records(arguments[arguments.index("--out") + 1], records)
         return Command(code, "", "Traceback: why")
 
-    monkeypatch.setattr(speed, "longseq", command)
+    monkeypatch.setattr(processes, "longseq", command)
     return speed.run_sweep(session(out))
 
 

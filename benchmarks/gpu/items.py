@@ -248,3 +248,8 @@ def plain_table(results: Sequence[Result]) -> Table:
         text = result.error.splitlines()[-1] if result.error else ", ".join(figures)
         rows.append((result.item, result.status, text))
     return rows
+
+
+def or_dash(value: float | None, write: Callable[[float], str]) -> str:
+    """Return a value as text, or a dash for a value that was not measured."""
+    return "–" if value is None else write(value)

@@ -15,10 +15,10 @@ from benchmarks.gpu.items import (
     Session,
     Step,
     Table,
+    or_dash,
     slug,
 )
-from benchmarks.gpu.processes import longseq
-from benchmarks.gpu.speed import FAILED_TRIALS, INTERRUPTED, or_dash, records_in
+from benchmarks.gpu.processes import run_with_records
 from longseq_bench.analysis.labels import option_text
 from longseq_bench.analysis.searches import search_rows
 from longseq_bench.config.trials import load_config, parse_config
@@ -74,15 +74,7 @@ def search(session: Session, trial: Trial) -> Figures:
     """Run one search; raises Unfinished at the deadline if at least one run has ended."""
     catalogue = session.launcher.catalogue()
     folder = f"longest/{slug(name(trial, catalogue))}"
-    before = len(records_in(session, folder))
-    path = session.out / folder
-    limit = session.seconds_left()
-    done = longseq([*arguments(trial, catalogue), "--out", str(path.absolute())], limit)
-    records = records_in(session, folder)
-    if done.code == INTERRUPTED:
-        raise session.cut(f"{len(records)} runs are done", limit, len(records) > before)
-    if done.code not in (0, FAILED_TRIALS):
-        raise ItemFailed(f"longseq maxlen ended with {done.code}: {done.errors[-1500:]}")
+    records, failed = run_with_records(session, arguments(trial, catalogue), folder, "runs")
     (row,) = search_rows(records)
     figures = {
         "max_tokens": row.max_tokens, "first_failure": row.first_failure,
@@ -90,7 +82,7 @@ def search(session: Session, trial: Trial) -> Figures:
         "limited_by": row.limited_by, "reason": row.failure_reason, "peak_bytes": row.peak_bytes,
         "runs": row.runs, "search_s": row.wall_s,
     }  # fmt: skip
-    if done.code == FAILED_TRIALS or not row.max_tokens:
+    if failed or not row.max_tokens:
         raise ItemFailed(f"limited by {row.limited_by}: {row.failure_reason}", figures)
     return figures
 

@@ -15,10 +15,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 from benchmarks.gpu.items import ROOT, Figures, ItemFailed, Session
+from longseq_bench.core.errors import StoreError
+from longseq_bench.core.model import Record
+from longseq_bench.store import load
 
 _END_S = 30.0
 """Time for a command to end after Ctrl-C."""
 _TAIL = 1500
+_FAILED_TRIALS, _INTERRUPTED = 3, 130
+"""Exit codes of `longseq`."""
 
 
 class ProcessFailed(Exception):
@@ -99,6 +104,33 @@ def longseq(arguments: Sequence[str], limit: float) -> Command:
         process.kill()
         process.wait()
     return Command(process.returncode, out, errors)
+
+
+def run_with_records(
+    session: Session, arguments: Sequence[str], folder: str, unit: str
+) -> tuple[list[Record], bool]:
+    """Run a `longseq` command whose records go to a folder of the session.
+
+    The next call of a command that the deadline cut continues there. unit: what a record is.
+    Returns all records, and True if a trial failed. Raises Unfinished at the deadline if at least
+    one record is new, ItemFailed if none is, or if the command failed.
+    """
+    before, limit = len(records_in(session, folder)), session.seconds_left()
+    done = longseq([*arguments, "--out", str((session.out / folder).absolute())], limit)
+    records = records_in(session, folder)
+    if done.code == _INTERRUPTED:
+        raise session.cut(f"{len(records)} {unit} are done", limit, len(records) > before)
+    if done.code not in (0, _FAILED_TRIALS):
+        raise ItemFailed(f"longseq {arguments[0]} ended with {done.code}: {done.errors[-_TAIL:]}")
+    return records, done.code == _FAILED_TRIALS
+
+
+def records_in(session: Session, folder: str) -> list[Record]:
+    """Return the records below the session's folder; none if nothing has been written yet."""
+    try:
+        return load(session.out / folder).records
+    except StoreError:
+        return []
 
 
 def run_tests(files: Sequence[str], expression: str, folder: Path, session: Session) -> Figures:

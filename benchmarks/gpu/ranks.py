@@ -5,8 +5,17 @@ from functools import partial
 from typing import Any
 
 from benchmarks.gpu.faults import Fault, check_statuses
-from benchmarks.gpu.items import Figures, Item, ItemFailed, Result, Session, Step, Table, slug
-from benchmarks.gpu.speed import or_dash
+from benchmarks.gpu.items import (
+    Figures,
+    Item,
+    ItemFailed,
+    Result,
+    Session,
+    Step,
+    Table,
+    or_dash,
+    slug,
+)
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Record, Trial, Workload
 from longseq_bench.core.units import format_bytes, format_seconds, format_share

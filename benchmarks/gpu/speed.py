@@ -1,6 +1,6 @@
 """Step speed: `longseq sweep configs/h200-speed.yaml`, which the next call continues."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from benchmarks.gpu.items import (
@@ -12,14 +12,13 @@ from benchmarks.gpu.items import (
     Session,
     Step,
     Table,
+    or_dash,
 )
-from benchmarks.gpu.processes import longseq
+from benchmarks.gpu.processes import run_with_records
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows_with_records
-from longseq_bench.core.errors import StoreError
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_rate, format_seconds, format_share, format_tokens
-from longseq_bench.store import load
 
 CONFIG = ROOT / "configs" / "h200-speed.yaml"
 TOY = """\
@@ -36,7 +35,6 @@ time_cap: 50ms
 """
 FINE = ("ok", "oom", "limit", "unsupported", "timeout")
 """Statuses that are an answer; the others are faults."""
-FAILED_TRIALS, INTERRUPTED = 3, 130
 
 
 def list_items(session: Session) -> Sequence[Item]:
@@ -52,15 +50,8 @@ def run_sweep(session: Session) -> Figures:
     if session.dry_run:
         config = folder.with_suffix(".yaml")
         config.write_text(TOY, encoding="utf-8")
-    before = len(records_in(session, "speed/sweep"))
-    arguments = ["sweep", str(config.absolute()), "--out", str(folder.absolute())]
-    limit = session.seconds_left()
-    done = longseq(arguments, limit)
-    records = records_in(session, "speed/sweep")
-    if done.code == INTERRUPTED:
-        raise session.cut(f"{len(records)} trials are done", limit, len(records) > before)
-    if done.code not in (0, FAILED_TRIALS):
-        raise ItemFailed(f"longseq sweep ended with {done.code}: {done.errors[-1500:]}")
+    arguments = ["sweep", str(config.absolute())]
+    records, _ = run_with_records(session, arguments, "speed/sweep", "trials")
     rows = [describe(row, facts) for row, facts in _rows(records)]
     figures = {"trials": len(rows), "rows": rows}
     bad = [f"{row['name']} {row['tokens']}: {row['reason']}" for row in rows
@@ -68,14 +59,6 @@ def run_sweep(session: Session) -> Figures:
     if bad:
         raise ItemFailed(f"{len(bad)} trials failed: {'; '.join(bad)}", figures)
     return figures
-
-
-def records_in(session: Session, folder: str) -> list[Record]:
-    """Return the records below the session's folder; none if nothing has been written yet."""
-    try:
-        return load(session.out / folder).records
-    except StoreError:
-        return []
 
 
 def _rows(records: list[Record]) -> list[tuple[SweepRow, str]]:
@@ -116,11 +99,6 @@ def _cells(row: Figures) -> tuple[object, ...]:
         or_dash(row["flops_per_s"], lambda rate: format_rate(rate, "FLOP/s")),
         or_dash(row["share_of_peak"], format_share), or_dash(row["share_of_ideal"], format_share),
     )  # fmt: skip
-
-
-def or_dash(value: float | None, write: Callable[[float], str]) -> str:
-    """Return a value as text, or a dash for a value that was not measured."""
-    return "–" if value is None else write(value)
 
 
 STEP = Step("speed", list_items, make_table)
