@@ -27,9 +27,10 @@ from benchmarks.gpu.items import (
     run_step,
 )
 from benchmarks.gpu.processes import Command
-from longseq_bench.core.catalogue import Catalogue, Entry
+from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.model import Record, Trial, Workload
 from longseq_bench.core.options import OptionSpec
+from tests.fake_nvml import FakeGpu, install
 from tests.make import outcome, record, trial, write_records
 
 ROOT = Path(__file__).parents[1]
@@ -157,9 +158,61 @@ def test_a_machine_without_a_gpu_is_refused(
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert command.main(["smoke", "--out", str(tmp_path)]) == 2
-    assert "--dry-run runs toy sizes on the CPU" in capsys.readouterr().err
+    assert "or use --dry-run: toy sizes on the CPU" in capsys.readouterr().err
     assert command.main(["smoke", "--out", str(tmp_path), "--minutes", "0"]) == 2
     assert "--minutes 0 is too small" in capsys.readouterr().err
+
+
+def on_a_gpu(out: Path, **device: Any) -> Session:
+    """Return a session on a machine with this CUDA device."""
+    call = Session(out, "cuda")
+    devices = {"cuda": DeviceInfo(**device)}
+    call.__dict__["launcher"] = SimpleNamespace(
+        catalogue=lambda: Catalogue(implementations={}, devices=devices)
+    )
+    return call
+
+
+def test_a_gpu_that_can_not_be_used_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """Without it each item would fail, one after the other."""
+    reason = "this torch has no kernels for GTX 1080 (compute capability 6.1)"
+    call = on_a_gpu(tmp_path, unavailable=reason, remedy="install a torch that was built for it")
+    assert command.find_gpu_problem(call) == (
+        f"{reason}; install a torch that was built for it, or use --dry-run: toy sizes on the CPU"
+    )
+    assert command.find_gpu_problem(on_a_gpu(tmp_path, name="H100", count=1)) is None
+    assert command.find_gpu_problem(session(tmp_path)) is None
+
+
+def test_another_process_on_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    install(monkeypatch, FakeGpu("H100", "GPU-b", 2**30, 2**35, processes={4242: 2**34}))
+    found = command.list_users_of_gpus(on_a_gpu(tmp_path, name="H100", count=1))
+    assert found == ["GPU 0 is in use: process 4242 holds 16 GiB"]
+    assert command.list_users_of_gpus(session(tmp_path)) == []
+
+
+def test_a_failed_item_is_named_with_the_last_line_of_its_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy = Counted(good=dict, bad=fail(ItemFailed("Traceback:\n  line 3\nValueError: why")))
+    assert command.report({toy.step: run_step(toy.step, session(tmp_path))}, session(tmp_path)) == 1
+    printed = capsys.readouterr().out
+    assert "\n1 failed:\ntoy bad: ValueError: why\nthe whole errors are in the JSON" in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("copy_bytes_per_s", 3.35e12, "copy 3.35 TB/s"),
+        ("bfloat16_flops", 7.9e14, "bfloat16 790 TFLOP/s"),
+        ("memory_before", 3 * 2**30, "memory_before 3 GiB"),
+        ("devices", 1, "devices 1"),
+        ("driver", "580.1", "driver 580.1"),
+    ],
+)
+def test_figures_have_units(name: str, value: str | float, text: str) -> None:
+    assert plain_table([Result("one", "ok", 1.0, {name: value})])[1] == ("one", "ok", text)
 
 
 def test_columns_of_a_table_are_aligned() -> None:
@@ -193,6 +246,13 @@ def test_the_best_tile_is_the_fastest_with_the_same_result() -> None:
 def test_a_chosen_tile_that_does_not_run_fails() -> None:
     with pytest.raises(ItemFailed, match=r"the chosen tile .*: illegal memory access"):
         kernels.judge([{"tile": CHOSEN["tile"], "error": "illegal memory access"}, FASTER])
+
+
+def test_a_missing_triton_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU build of torch brings none."""
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    with pytest.raises(ItemFailed, match="triton is not installed: pip install triton"):
+        kernels.run_tiles(session(tmp_path), "dkv", 64, True)
 
 
 def test_a_tile_that_ends_the_process_is_kept_and_the_others_run(
@@ -361,6 +421,27 @@ def test_a_search_has_the_command_line_of_its_trial() -> None:
         assert part in words
     assert "--time-budget 10.0s" in words
     assert "--causal" not in words
+
+
+def test_a_search_that_the_deadline_cut_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = session(tmp_path)
+    folders: list[str] = []
+
+    def command(arguments: Sequence[str], limit: float) -> Command:
+        folders.append(arguments[arguments.index("--out") + 1])
+        if len(folders) == 1:
+            write_records(folders[0], [record(trial(), outcome(time=0.1))])
+        return Command(130, "", "")
+
+    monkeypatch.setattr(processes, "longseq", command)
+    (item,) = longest.list_items(call)
+    with pytest.raises(Unfinished, match="1 runs are done"):
+        item.run()
+    with pytest.raises(ItemFailed, match=r"1 runs are done; .* use --minutes"):
+        item.run()
+    assert folders[0] == folders[1]
 
 
 # ---- the dry run -------------------------------------------------------------------------------

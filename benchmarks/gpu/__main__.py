@@ -13,7 +13,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.items import Result, Session, Step, format_table, read_document, run_step
+from benchmarks.gpu.items import (
+    Result,
+    Session,
+    Step,
+    format_table,
+    last_line,
+    read_document,
+    run_step,
+)
+from longseq_bench.core.gpus import read_visible_gpus
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -36,12 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
         "--dry-run", action="store_true", help="toy sizes on the CPU, to test this command itself"
     )
     args = parser.parse_args(arguments)
-    if problem := find_problem(args.out, args.minutes, args.dry_run):
-        print(f"benchmarks.gpu: {problem}", file=sys.stderr)
-        return BAD_INPUT
     session = Session(
         args.out, "cpu" if args.dry_run else "cuda", args.dry_run, args.minutes, args.retry
     )
+    if problem := find_problem(args.out, args.minutes, args.dry_run) or find_gpu_problem(session):
+        print(f"benchmarks.gpu: {problem}", file=sys.stderr)
+        return BAD_INPUT
+    for reason in list_users_of_gpus(session):
+        print(f"benchmarks.gpu: {reason}; figures will be wrong (docs/gpu.md)", file=sys.stderr)
     chosen = list(steps.values()) if args.step == "all" else [steps[args.step]]
     try:
         results = {step: run_step(step, session) for step in chosen}
@@ -72,16 +83,24 @@ def find_problem(out: Path, minutes: float, dry_run: bool) -> str | None:
         if document is not None and document["dry_run"] != dry_run:
             kind = "a dry run" if document["dry_run"] else "a run on a GPU"
             return f"--out {out} holds the results of {kind}; choose another folder"
-    return None if dry_run else _no_gpu()
+    return None
 
 
-def _no_gpu() -> str | None:
-    import torch
-
-    if torch.cuda.is_available():
+def find_gpu_problem(session: Session) -> str | None:
+    """Return why the GPU can't be used and what to do, or None; a dry run needs none."""
+    if session.dry_run:
         return None
-    cause = "finds no CUDA device or driver" if torch.version.cuda else "is a CPU build"
-    return f"this torch ({torch.__version__}) {cause}; --dry-run runs toy sizes on the CPU"
+    info = session.launcher.catalogue().devices["cuda"]
+    if not info.unavailable:
+        return None
+    return f"{info.unavailable}; {info.remedy}, or use --dry-run: toy sizes on the CPU"
+
+
+def list_users_of_gpus(session: Session) -> list[str]:
+    """Return a sentence for each visible GPU on which another process holds memory."""
+    if session.dry_run:
+        return []
+    return [reason for gpu in read_visible_gpus().visible if (reason := gpu.in_use_reason())]
 
 
 def report(results: dict[Step, list[Result]], session: Session) -> int:
@@ -91,13 +110,14 @@ def report(results: dict[Step, list[Result]], session: Session) -> int:
     for step, kept in results.items():
         print(f"\n== {step.name} ==\n{format_table(step.table(kept))}")
     failed = [
-        f"{step.name} {one.item}"
+        f"{step.name} {one.item}: {last_line(one.error)}"
         for step, kept in results.items()
         for one in kept
         if one.status == "failed"
     ]
     if failed:
-        print(f"\n{len(failed)} failed, see the JSON in {session.out}: {', '.join(failed)}")
+        print("\n".join([f"\n{len(failed)} failed:", *failed]))
+        print(f"the whole errors are in the JSON in {session.out}; send that folder all the same")
         print("run again with --retry after a change")
     if session.left:
         print(f"\n{len(session.left)} left: {', '.join(session.left)}\nrun again to continue")

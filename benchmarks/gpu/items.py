@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from longseq_bench.core.units import format_bytes, format_rate
 from longseq_bench.environment import commit_of
 from longseq_bench.launchers.local import LocalLauncher
 
@@ -243,11 +244,30 @@ def plain_table(results: Sequence[Result]) -> Table:
     rows = [("item", "status", "figures")]
     for result in results:
         figures = [
-            f"{k} {v}" for k, v in result.figures.items() if isinstance(v, str | int | float)
+            format_figure(name, value)
+            for name, value in result.figures.items()
+            if isinstance(value, str | int | float)
         ]
-        text = result.error.splitlines()[-1] if result.error else ", ".join(figures)
+        text = last_line(result.error) or ", ".join(figures)
         rows.append((result.item, result.status, text))
     return rows
+
+
+def format_figure(name: str, value: str | float) -> str:
+    """Return a figure as text, with the unit that its name ends with."""
+    if isinstance(value, str):
+        return f"{name} {value}"
+    for end, unit in (("_bytes_per_s", "B/s"), ("_flops", "FLOP/s")):
+        if name.endswith(end):
+            return f"{name.removesuffix(end)} {format_rate(value, unit)}"
+    if name.startswith("memory_"):
+        return f"{name} {format_bytes(value)}"
+    return f"{name} {value}"
+
+
+def last_line(error: str | None) -> str:
+    """Return the last line of an error, "" without one; that of a traceback names the cause."""
+    return error.splitlines()[-1] if error else ""
 
 
 def or_dash(value: float | None, write: Callable[[float], str]) -> str:

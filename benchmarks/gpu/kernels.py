@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ def grid(kernel: str, chosen: Tile) -> list[Tile]:
 
 def run_tiles(session: Session, kernel: str, head_dim: int, causal: bool) -> Figures:
     """Run each tile that has no result yet; a call that is cut keeps its results."""
+    if find_spec("triton") is None:
+        raise ItemFailed("triton is not installed: pip install triton")
     from benchmarks.gpu.tiles import chosen_tile
 
     chosen = chosen_tile(kernel, head_dim, _capability(session))

@@ -41,7 +41,10 @@ def run_doctor(session: Session) -> Figures:
         raise ItemFailed(f"longseq doctor ended with {done.code}: {done.errors[-1000:]}")
     answer = json.loads(done.out)
     states = {one["name"]: one["state"] for one in answer["findings"]}
-    figures = {"ok": sum(state == "ok" for state in states.values()), "doctor": answer}
+    figures = {
+        "ok": sum(state == "ok" for state in states.values()), "doctor": answer,
+        "notes": ", ".join(name for name, state in states.items() if state == "note") or "none",
+    }  # fmt: skip
     bad = [one for one in answer["findings"] if one["state"] == "missing"]
     if session.device == "cuda" and states.get("cuda") != "ok":
         bad += [one for one in answer["findings"] if one["name"] == "cuda"]
