@@ -43,8 +43,11 @@ def catalogue_document(catalogue: Catalogue) -> Document:
     return Document("list", "", [], [*sections, *([section] if kernels else [])])
 
 
-def trials_document(trials: Sequence[Trial], rounds: int) -> Document:
-    """Return the list of the trials that a sweep would run."""
+def trials_document(trials: Sequence[Trial], rounds: int, heading: str) -> Document:
+    """Return the list of the trials that a sweep would run.
+
+    heading: the device that they would use.
+    """
     several = any(trial.world_size > 1 for trial in trials)
     columns = (
         Column("Implementation"), Column("Options"), Column("Tokens", "tokens"),
@@ -59,10 +62,10 @@ def trials_document(trials: Sequence[Trial], rounds: int) -> Document:
         )
         for trial in trials
     )  # fmt: skip
-    summary = f"{len(trials)} trials × {rounds} rounds; nothing was run"
-    return Document(
-        "trials", "", [], [Section("", tables=[Table("", columns, rows)]), Section("", [summary])]
-    )
+    times = f"{rounds} rounds" if rounds > 1 else "1 round"
+    summary = f"{len(trials)} trials × {times}; nothing was run"
+    sections = [Section("", tables=[Table("", columns, rows)]), Section("", [summary])]
+    return Document("trials", "", [heading], sections)
 
 
 def findings_document(machine: Environment, findings: Sequence[Finding]) -> Document:

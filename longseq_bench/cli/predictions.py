@@ -17,10 +17,11 @@ from longseq_bench.reports.document import Cell, Document, Section
 from longseq_bench.search.prediction import Accuracy, Prediction
 
 _EXPLANATION = (
-    "Predicted; nothing was run. Tokens are those of all ranks together. Peak and Sent: of the "
-    "rank with most, per pass. Outside tensors: CUDA context, cuBLAS, NCCL. Exposed: time that "
-    "communication adds to a pass. Ends at: the limit of the length. Bound by: the part that takes "
-    "most of the time. Past error: median of predicted / measured - 1 on this machine."
+    "Predicted; nothing was run. Tokens: the most that fit, or those of --target, of all ranks "
+    "together. Peak and Sent: of the rank with most, per pass. Outside tensors: CUDA context, "
+    "cuBLAS, NCCL. Exposed: time that communication adds to a pass. Length limited by, time limited "
+    "by: what ends the length, and what takes most of the time. Past error: median of predicted / "
+    "measured - 1 on this machine."
 )
 
 
@@ -127,8 +128,8 @@ def _columns(accuracies: Sequence[Accuracy]) -> list[ValueColumn]:
         ValueColumn("Time per pass", "seconds", lambda one: one.times.total, 8),
         ValueColumn("Sent", "bytes", if_several_ranks(lambda one: one.estimate.bytes_sent), 3),
         ValueColumn("Exposed", "seconds", if_several_ranks(lambda one: one.times.exposed), 2),
-        ValueColumn("Ends at", "text", _length_limit, 6),
-        ValueColumn("Bound by", "text", lambda one: one.times.limit, 5),
+        ValueColumn("Length limited by", "text", _length_limit, 6),
+        ValueColumn("Time limited by", "text", lambda one: one.times.limit, 5),
         ValueColumn("Past error, memory and time", "text", past_error, 1),
     ]
 

@@ -72,10 +72,10 @@ def sweep(
         trials, baseline = loaded.trials, loaded.baseline
         launcher.check(trials)
         _check_baseline(loaded)
-        if dry_run:
-            return _list_trials(loaded, as_json)
-        predictor = session.make_predictor(launcher, catalogue, trials[0].device, out)
         heading = session.describe_devices(catalogue, trials)
+        if dry_run:
+            return _list_trials(loaded, heading, as_json)
+        predictor = session.make_predictor(launcher, catalogue, trials[0].device, out)
         watcher = SweepProgress(session.console(stderr=True), trials, loaded.rounds, heading)
         page = _make_live_page(watcher, baseline, port or 0) if live else None
         schedule = strategy.sweep(trials, loaded.rounds, predictor)
@@ -146,7 +146,7 @@ def _make_live_page(watcher: SweepProgress, baseline: str | None, port: int) -> 
     )
 
 
-def _list_trials(config: SweepConfig, as_json: bool) -> int:
+def _list_trials(config: SweepConfig, heading: str, as_json: bool) -> int:
     from longseq_bench.cli.documents import trials_document
     from longseq_bench.cli.session import print_answer
 
@@ -154,4 +154,6 @@ def _list_trials(config: SweepConfig, as_json: bool) -> int:
         return {"schema": 1, "trials": [t.model_dump(mode="json") for t in config.trials]}
 
     hint = "a wider terminal or --json has them"
-    return print_answer(as_json, data, lambda: trials_document(config.trials, config.rounds), hint)
+    return print_answer(
+        as_json, data, lambda: trials_document(config.trials, config.rounds, heading), hint
+    )

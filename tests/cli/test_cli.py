@@ -260,7 +260,11 @@ def test_a_dry_run_lists_the_trials_and_writes_nothing(
     listed = [(t["implementation"], t["options"].get("chunk")) for t in answer["trials"]]
     assert listed == [("sdpa", None), ("ring", 32), ("ring", 64)]
     assert run(["sweep", str(tiny), "--dry-run"]) == 0
-    assert "3 trials × 2 rounds; nothing was run" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert printed.startswith("device: cpu; dtype: float32")
+    assert "3 trials × 2 rounds; nothing was run" in printed
+    assert run(["sweep", str(tiny), "--dry-run", "--rounds", "1"]) == 0
+    assert "3 trials × 1 round; nothing was run" in capfd.readouterr().out
     assert run(["sweep", str(tiny), "--dry-run", "--rounds", "5"]) == 0
     assert "3 trials × 5 rounds; nothing was run" in capfd.readouterr().out
     assert run(["sweep", str(tiny), "--dry-run", "--rounds", "0"]) == 2

@@ -46,7 +46,9 @@ def test_a_plan_needs_no_device_and_is_marked_as_predicted(capfd: Capture) -> No
     assert row["rate_flops"] == pytest.approx(7 / (2 / 595e12 + 5 / 516e12))
     assert run(["plan", "--impl", "ring", *SMALL]) == 0
     printed = capfd.readouterr().out
-    assert "Predicted; nothing was run." in printed
+    assert "Predicted; nothing was run. Tokens: the most that fit" in printed
+    # a heading: the time has this limit, memory limits the tokens
+    assert "limited" in printed.partition("\nring")[0]
     assert "time from profile of NVIDIA H200 SXM: cudnn" in printed
     assert "544 MiB" in printed
 
