@@ -9,6 +9,10 @@ Dense attention is timed on 1,024 query rows against all keys and scaled to all 
 takes the same time when all keys are visible. --whole runs all rows (minutes a pass). Also prints
 how time grows with length at a fixed number of blocks a row. Options: --cases 32k:0.95,128k:0.99
 --patterns ... --kernels native,torch --rounds 5 --train --causal --no-flex --dtype float32
+
+A kernel that can't run, such as flex-flash (FlashAttention-4's kernels behind FlexAttention)
+without its package, has a row with the reason. --device cuda --dtype bfloat16 runs it on a GPU,
+where dense attention takes all rows; it has not run on one yet.
 """
 
 import argparse
@@ -24,11 +28,11 @@ from torch import Tensor
 
 from longseq_bench.attention.sparse.block_layout_attention import build_layout_kernel
 from longseq_bench.core.cost import visible_pairs
-from longseq_bench.core.errors import LongseqError
+from longseq_bench.core.errors import LongseqError, UnsupportedError
 from longseq_bench.core.units import parse_tokens
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel
-from longseq_bench.kernels.exact.base import Use, select
+from longseq_bench.kernels.exact.base import AUTO, Use, select
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 
 HEADS, HEAD_DIM, BLOCK = 8, 64, 128
@@ -47,9 +51,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", default="32k:0.95,128k:0.99")
     parser.add_argument("--patterns", default=",".join(PATTERNS))
-    parser.add_argument("--kernels", default="auto")
+    parser.add_argument("--kernels", default="auto,flex-flash")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     for flag in ("--train", "--causal", "--whole", "--no-flex", "--no-growth"):
         parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
@@ -65,7 +70,7 @@ def main() -> None:
 
 def one_case(args: Any, n: int, sparsity: float) -> bool:
     """Print all patterns at one length; return True if every share reaches its goal."""
-    inputs = make_inputs(n, args.dtype)
+    inputs = make_inputs(n, args)
     mode = "forward and backward" if args.train else "forward"
     print(
         f"\n{n:,} tokens, {sparsity:.1%} sparse, {'causal' if args.causal else 'both ways'}, ",
@@ -86,11 +91,18 @@ def one_case(args: Any, n: int, sparsity: float) -> bool:
     )
     print(layout.format(*head))
     good = True
+    names = []
+    for name in args.kernels.split(","):
+        if reason := choose(args, name)[1]:
+            print(f"{'every pattern':<16} can't run: {reason}")
+        else:
+            names.append(name)
     for pattern in args.patterns.split(","):
-        for name in args.kernels.split(","):
+        for name in names:
             cells, share = one_pattern(args, pattern, name, sparsity, inputs)
             print(layout.format(*cells), flush=True)
-            if pattern in REQUIRED:
+            # flex and flex-flash are here for comparison
+            if pattern in REQUIRED and name not in sparse_selection.FLEX:
                 good &= share >= MIN_SHARES.get(pattern, MIN_SHARE)
     return good
 
@@ -102,9 +114,7 @@ def one_pattern(
     n = inputs[0].shape[2]
     start = time.perf_counter()
     layout = make_layout(pattern, n, BLOCK, sparsity, args.causal)
-    kernel, _ = sparse_selection.choose(
-        name, "cpu", args.dtype, "gathered", HEAD_DIM, sparse_selection.Blocks(BLOCK, args.train)
-    )
+    kernel, _ = choose(args, name)
     built = build_layout_kernel(kernel, (layout,), HEADS, HEADS, use_of(args))
     planned = time.perf_counter() - start
     runs: dict[str, Callable[[], Clocked]] = {"ours": passes(built, inputs, args.train)}
@@ -131,6 +141,18 @@ def one_pattern(
     ], share  # fmt: skip
 
 
+def choose(args: Any, name: str) -> tuple[str, str]:
+    """Return the name of the kernel to use, and "" or the reason why it can't run."""
+    blocks = sparse_selection.Blocks(BLOCK, args.train)
+    try:
+        chosen, _ = sparse_selection.choose(
+            name, args.device, args.dtype, "gathered", HEAD_DIM, blocks
+        )
+    except UnsupportedError as error:
+        return name, str(error)
+    return chosen, ""
+
+
 def passes(
     kernel: AttentionKernel, inputs: tuple[Tensor, ...], train: bool
 ) -> Callable[[], Clocked]:
@@ -147,7 +169,7 @@ def passes(
 
 def use_of(args: Any) -> Use:
     """Return what a kernel of exact attention has to compute."""
-    return Use("cpu", getattr(torch, args.dtype), HEAD_DIM, args.train)
+    return Use(args.device, getattr(torch, args.dtype), HEAD_DIM, args.train)
 
 
 def flex(args: Any, layout: Any, inputs: tuple[Tensor, ...]) -> Callable[[], Clocked]:
@@ -165,9 +187,9 @@ def dense(args: Any, inputs: tuple[Tensor, ...]) -> Clocked:
     """Time dense attention of all rows, or of some rows scaled to all."""
     q, k, v, grad = inputs
     n = q.shape[2]
-    rows = n if args.whole else min(n, ROWS)
+    rows = n if args.whole or args.device == "cuda" else min(n, ROWS)
     causal = args.causal and rows == n
-    kernel, _ = select("aten-flash-cpu", use_of(args))
+    kernel, _ = select("aten-flash-cpu" if args.device == "cpu" else AUTO, use_of(args))
 
     def one() -> None:
         out, lse = kernel.forward(q[:, :, :rows], k, v, causal)
@@ -185,9 +207,9 @@ def growth(args: Any) -> bool:
     times: dict[int, list[float]] = {}
     runs = {}
     for n, sparsity in ((131072, 0.99), (524288, 0.9975)):
-        inputs = make_inputs(n, args.dtype)
+        inputs = make_inputs(n, args)
         layout = make_layout("local-window", n, BLOCK, sparsity, args.causal)
-        kernel, _ = sparse_selection.choose("auto", "cpu", args.dtype, "gathered", HEAD_DIM)
+        kernel, _ = choose(args, "auto")
         runs[n] = passes(
             build_layout_kernel(kernel, (layout,), HEADS, HEADS, use_of(args)), inputs, args.train
         )
@@ -211,18 +233,21 @@ def keep_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def make_inputs(n: int, dtype: str) -> tuple[Tensor, ...]:
+def make_inputs(n: int, args: Any) -> tuple[Tensor, ...]:
     """Return random q, k, v and an output gradient."""
     generator = torch.Generator().manual_seed(0)
     shape = (1, HEADS, n, HEAD_DIM)
     return tuple(
-        torch.randn(shape, generator=generator).to(getattr(torch, dtype)) for _ in range(4)
+        torch.randn(shape, generator=generator).to(args.device, getattr(torch, args.dtype))
+        for _ in range(4)
     )
 
 
 def clocked(run: Callable[[], object]) -> Clocked:
     start, cpu = time.perf_counter(), time.process_time()
     run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return time.perf_counter() - start, time.process_time() - cpu
 
 
