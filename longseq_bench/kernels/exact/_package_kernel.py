@@ -51,8 +51,9 @@ class PackageKernel(ExactKernel):
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
         (_, q, _, _), (k, v) = queries, keys
         if is_meta():
-            self._allocate_buffers(q, k)
-            return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+            gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+            self._allocate_buffers(q, k)  # in addition to the gradients
+            return gradients
         return self._call_backward(queries, keys, q.shape[3] ** -0.5, causal)
 
     @abstractmethod
