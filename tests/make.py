@@ -33,7 +33,7 @@ _NAMES = {
 }
 UNITS = {name: unit for unit, names in _NAMES.items() for name in names.split()}
 
-_WORKLOAD = {"seq_len", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mask", "mode"}
+_WORKLOAD = set(Workload.model_fields)
 
 
 def trial(

@@ -18,7 +18,10 @@ from longseq_bench.core.model import (
     options_key,
 )
 
-_WORKLOAD = ("batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "mask", "mode")
+_WORKLOAD = (
+    "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal", "mask", "mode",
+    "model",
+)  # fmt: skip
 _NAMED_OTHERWISE = {"mask": "visibility.text"}
 _TRIAL = (
     "implementation", "options", "device", "world_size", "memory_budget", "time_budget", "threads",
@@ -68,7 +71,15 @@ class Row:
     batch: int = declare("Batch", "count", "Batch size.", "same")
     heads: int = declare("Heads", "count", "Number of query heads.", "same")
     kv_heads: int = declare("KV heads", "count", "Number of key and value heads.", "same")
-    head_dim: int = declare("Head dim", "count", "Dimension of one head.", "same")
+    head_dim: int = declare("Head dim", "count", "Dimension of one head of q and k.", "same")
+    v_head_dim: int = declare(
+        "V head dim", "count", "Dimension of one head of v and the output.", "same"
+    )
+    model: str = declare(
+        "Model", "text",
+        "Model that the shape is from, with what was changed; empty if it was given in numbers.",
+        "same",
+    )  # fmt: skip
     memory_budget: int | None = declare(
         "Memory budget", "bytes", "Memory that one rank may allocate.", "same",
         json=SEARCHES,

@@ -56,6 +56,9 @@ class Attention(ABC):
     takes_masks: ClassVar[bool] = False
     """True if it computes every mask of core/masks.py; False: full and causal ones."""
 
+    takes_v_head_dim: ClassVar[bool] = False
+    """True if v and the output may have another head_dim than q and k."""
+
     overlaps: bool = True
     """True if transfers between ranks run while it computes."""
 
@@ -82,6 +85,11 @@ class Attention(ABC):
             raise WorldError(f"runs on one rank, not {group.size}; ddp splits a batch over ranks")
         if workload.mask is not None and not self.takes_masks:
             raise UnsupportedError(f"mask {workload.mask}: {_NO_MASK}")
+        if workload.v_head_dim != workload.head_dim and not self.takes_v_head_dim:
+            raise UnsupportedError(
+                f"v_head_dim {workload.v_head_dim} is unlike head_dim {workload.head_dim}, which "
+                f"it does not support; {_TAKE_V_HEAD_DIM}"
+            )
         if self.exact_name is not None:
             check_name(self.exact_name)
         self.workload, self.group = workload, group
@@ -275,6 +283,7 @@ _NO_MASK = (
     "this attention is defined for full and causal masks only; masks are supported by dense, sdpa, "
     "flex, ring, collective, ulysses, usp, head-parallel and block-sparse"
 )
+_TAKE_V_HEAD_DIM = "dense, sdpa, ring, collective, ulysses, usp and head-parallel do"
 _NO_INPLACE = (
     "not supported here, the inputs are read until the end of the pass; on one rank it is "
     "supported by ring, by collective with chunk, and on a CPU by block-sparse, dilated and hilbert"

@@ -18,6 +18,7 @@ from longseq_bench.cli.doctor import doctor
 from longseq_bench.cli.launch import launch
 from longseq_bench.cli.listing import listing
 from longseq_bench.cli.maxlen import maxlen
+from longseq_bench.cli.models import models
 from longseq_bench.cli.plan import plan
 from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
@@ -52,6 +53,7 @@ _add(launch, context_settings={"allow_interspersed_args": False})
 for _command in (plan, scaling, report, show, compare):
     _add(_command)
 _add(listing, "list")
+_add(models)
 _add(schema)
 _add(doctor)
 

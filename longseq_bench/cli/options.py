@@ -17,6 +17,7 @@ from longseq_bench.core.units import format_tokens, parse_tokens
 if TYPE_CHECKING:
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.core.model import OptionValue, Workload
+    from longseq_bench.core.models import ModelShape
 
 MAX_TOKENS = 2**40
 
@@ -79,21 +80,44 @@ class SearchOptions:
 class WorkloadOptions:
     """Options for the shape of q, k, v and the kind of pass."""
 
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model whose attention sets heads, KV heads, head_dim and dtype: a name of "
+            "`longseq models`, or the path of a Hugging Face config.json. Options that are given "
+            "override it. Default: none."
+        ),
+    ] = None
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"] | None,
         typer.Option(
-            help="Element type of q, k, v and the output. Default: bfloat16 on cuda, else float32.",
+            help="Element type of q, k, v and the output. Default: that of --model; without one "
+            "bfloat16 on cuda, else float32.",
             show_default=False,
         ),
     ] = None
-    heads: Annotated[int, typer.Option(min=1, help="Query heads.")] = 8
+    heads: Annotated[
+        int | None, typer.Option(min=1, help="Query heads. Default: 8, or those of --model.")
+    ] = None
     kv_heads: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Key and value heads, a divisor of --heads. Default: as many as --heads."
+            min=1,
+            help="Key and value heads, a divisor of --heads. Default: as many as --heads, or those "
+            "of --model.",
         ),
     ] = None
-    head_dim: Annotated[int, typer.Option(min=1, help="Elements per head.")] = 64
+    head_dim: Annotated[
+        int | None,
+        typer.Option(min=1, help="Elements per head. Default: 64, or those of --model."),
+    ] = None
+    v_head_dim: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Elements per head of v and the output. Default: as --head-dim, or as --model.",
+        ),
+    ] = None
     batch: Annotated[int, typer.Option(min=1, help="Sequences per batch.")] = 1
     causal: Annotated[
         bool,
@@ -127,16 +151,24 @@ class WorkloadOptions:
         """
         from pydantic import ValidationError
 
-        from longseq_bench.core.errors import UserError
         from longseq_bench.core.model import Workload
 
         if self.keep == "inputs" and self.mode == "forward":
             raise UserError("--keep inputs needs --mode train: only a backward pass recomputes")
-        shape = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "keep"}
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        given = {n: x for n, x in own.items() if n not in ("keep", "model") and x is not None}
+        if model := self.model_shape():
+            given = model.workload_fields(given)
         try:
-            return Workload(**{**shape, "seq_len": 1, "dtype": self.dtype or default_dtype})
+            return Workload(**{"dtype": default_dtype, **given, "seq_len": 1})
         except ValidationError as error:
             raise UserError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+
+    def model_shape(self) -> ModelShape | None:
+        """Return the model of --model; None without one. Raises UserError for an unknown one."""
+        from longseq_bench.core.models import load_model
+
+        return load_model(self.model) if self.model else None
 
 
 def expand_options(command: Callable[..., int]) -> Callable[..., int]:

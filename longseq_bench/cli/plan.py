@@ -13,6 +13,7 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.units import format_bytes, format_tokens, parse_bytes
 
 if TYPE_CHECKING:
+    from longseq_bench.cli.plan_model import ModelPlan
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.core.hardware import Hardware
     from longseq_bench.core.model import OptionValue, Trial
@@ -66,6 +67,13 @@ def plan(
         ),
     ] = None,
     workload: options.WorkloadOptions,
+    sharding: Annotated[
+        Literal["none", "zero1", "zero2", "zero3"],
+        typer.Option(
+            help="With --model: what is split over all ranks. zero1: optimizer state; zero2: also "
+            "gradients; zero3: also weights; none: nothing."
+        ),
+    ] = "zero3",
     hardware: Annotated[
         Path | None,
         typer.Option(help="YAML file with more hardware profiles. Default: built-in ones only."),
@@ -99,6 +107,7 @@ def plan(
     """
     from longseq_bench.cli import predictions, session
     from longseq_bench.cli.plan_answer import answer_sentence, find_best
+    from longseq_bench.cli.plan_model import ModelPlan
     from longseq_bench.core.hardware import LOCAL_CPU
     from longseq_bench.search.prediction import RateModel, find_accuracy
 
@@ -110,6 +119,8 @@ def plan(
         return predictions.print_accuracy(accuracies, as_json)
     if not impl:
         raise UserError("--impl is missing; name an implementation of `longseq list`")
+    found = workload.model_shape()
+    model = ModelPlan(found, sharding) if found else None
     budget, tokens = parse_bytes(memory) if memory else None, options.parse_target(target)
     with session.open_launcher() as (launcher, catalogue):
         profile = _find_hardware(catalogue, gpu, hardware, gpus_per_node)
@@ -120,7 +131,7 @@ def plan(
             _check_options(launcher, trials)
             results = [_predict(one, launcher, rates, tokens, gpus_per_node or 1) for one in trials]
     answer = answer_sentence(results, profile, tokens, gpus_per_node is not None)
-    _print(results, trials, profile, accuracies, answer, as_json, output)
+    _print(results, trials, profile, accuracies, answer, as_json, output, model)
     if sbatch:
         _write_sbatch(sbatch, find_best(results, tokens), profile, option or [])
     if tokens is not None:
@@ -150,19 +161,19 @@ def _build_trials(
 
 def _print(
     results: list[Prediction | str], trials: list[Trial], profile: Hardware,
-    accuracies: list[Accuracy], answer: str, as_json: bool, output: str,
+    accuracies: list[Accuracy], answer: str, as_json: bool, output: str, model: ModelPlan | None,
 ) -> None:  # fmt: skip
     """Print the predictions on stdout: as JSON, as Markdown or for a terminal."""
     from longseq_bench.cli import predictions, session
     from longseq_bench.reports.render import markdown
 
-    document = predictions.predictions_document(results, trials, profile, accuracies, answer)
+    document = predictions.predictions_document(results, trials, profile, accuracies, answer, model)
     if output == "md" and not as_json:
         typer.echo(markdown.render(predictions.with_titles(document))["plan.md"], nl=False)
         return
     session.print_answer(
         as_json,
-        lambda: predictions.predictions_json(results, trials, profile, accuracies, answer),
+        lambda: predictions.predictions_json(results, trials, profile, accuracies, answer, model),
         lambda: document,
         "--json has it",
     )

@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from longseq_bench.analysis.labels import KEEP_WORDS, settings_suffix
+from longseq_bench.cli.plan_model import ModelPlan
 from longseq_bench.cli.session import print_answer
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import Hardware
@@ -19,20 +20,21 @@ from longseq_bench.search.prediction import Accuracy, Prediction
 _EXPLANATION = (
     "Predicted; nothing was run. Tokens: the most that fit, or those of --target, of all ranks "
     "together. Peak and Sent: of the rank with most, per pass. Outside tensors: CUDA context, "
-    "cuBLAS, NCCL. Exposed: time that communication adds to a pass. Length limited by, time limited "
-    "by: what ends the length, and what takes most of the time. Past error: median of predicted / "
-    "measured - 1 on this machine."
+    "cuBLAS, NCCL. Exposed: time that communication adds to a pass. Length limited by: what "
+    "ends the length; time limited by: what takes most of a pass. Past error: median of predicted "
+    "/ measured - 1 on this machine."
 )
 
 
 def predictions_document(
     results: Sequence[Prediction | str], trials: Sequence[Trial], hardware: Hardware,
-    accuracies: Sequence[Accuracy], answer: str,
+    accuracies: Sequence[Accuracy], answer: str, model: ModelPlan | None = None,
 ) -> Document:  # fmt: skip
     """Return a row per implementation, and sentences on their assumptions.
 
     results: per trial a prediction, or the reason why there is none.
-    accuracies: errors of past predictions.  answer: the first sentence.
+    accuracies: errors of past predictions.  answer: the first sentence.  model: the model that the
+    shape is from.
     """
     rows = [result for result in results if isinstance(result, Prediction)]
     notes = dict.fromkeys(
@@ -40,13 +42,18 @@ def predictions_document(
         for result, trial in zip(results, trials, strict=True)
         for note in _notes(result, trial)
     )
-    tables = [build_table("", _columns(accuracies), rows)] if rows else []
+    columns, context = _columns(accuracies), [_context(trials[0], hardware)]
+    if model is not None:
+        columns[5:5] = model.columns()
+        context.append(model.shape.describe(trials[0].workload))
+        notes |= dict.fromkeys(model.notes(rows, trials[0].memory_budget or 0))
+    tables = [build_table("", columns, rows)] if rows else []
     sections = [
         *([Section("", tables=tables)] if tables else []),
         Section("", points=list(notes)),
         Section("", [_EXPLANATION]),
     ]
-    return Document("plan", "", [answer, _context(trials[0], hardware)], sections)
+    return Document("plan", "", [answer, *context], sections)
 
 
 def with_titles(document: Document) -> Document:
@@ -61,15 +68,20 @@ def with_titles(document: Document) -> Document:
 
 def predictions_json(
     results: Sequence[Prediction | str], trials: Sequence[Trial], hardware: Hardware,
-    accuracies: Sequence[Accuracy], answer: str,
+    accuracies: Sequence[Accuracy], answer: str, model: ModelPlan | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the predictions as data, in SI units."""
+    rows = [_row(result, trial) for result, trial in zip(results, trials, strict=True)]
+    for row, result in zip(rows, results, strict=True):
+        if model is not None and isinstance(result, Prediction):
+            row["model_bytes"] = model.row_json(result)
     return {
         "schema": 1,
         "predicted": True,
         "answer": answer,
         "hardware": hardware.model_dump(mode="json"),
-        "results": [_row(result, trial) for result, trial in zip(results, trials, strict=True)],
+        "model": model.as_json() if model is not None else None,
+        "results": rows,
         "accuracy": [accuracy._asdict() for accuracy in accuracies],
     }
 
@@ -98,9 +110,10 @@ def print_accuracy(accuracies: Sequence[Accuracy], as_json: bool) -> int:
 def _context(trial: Trial, hardware: Hardware) -> str:
     w = trial.workload
     heads = f"{w.heads} heads" if w.heads == w.kv_heads else f"{w.heads}/{w.kv_heads} heads"
+    value = f" (v of {w.v_head_dim})" if w.v_head_dim != w.head_dim else ""
     return (
         f"{hardware.name}, {format_bytes(trial.memory_budget or 0)} a rank: {w.mode}, {w.dtype}, "
-        f"{mask_words(w.visibility.text)}, batch {w.batch}, {heads} of {w.head_dim}"
+        f"{mask_words(w.visibility.text)}, batch {w.batch}, {heads} of {w.head_dim}{value}"
     )
 
 

@@ -54,7 +54,9 @@ def _field(trial: Trial, name: str) -> str:
         case "mask":
             return mask_words(w.visibility.text)
         case "shape":
-            return f"batch {w.batch} heads {w.heads}/{w.kv_heads} of {w.head_dim}"
+            model = f"{w.model} " if w.model else ""
+            value = f"/{w.v_head_dim}" if w.v_head_dim != w.head_dim else ""
+            return f"{model}batch {w.batch} heads {w.heads}/{w.kv_heads} of {w.head_dim}{value}"
         case "device":
             return trial.device
         case _:

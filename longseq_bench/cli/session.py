@@ -183,6 +183,8 @@ def build_trials(
     ranks = max(worlds)
     device = catalogue.resolve_device(search.device, ranks)
     shape = workload.workload(catalogue.default_dtype(device))
+    if model := workload.model_shape():
+        print_lines([model.describe(shape)])
     budget = parse_bytes(search.memory_budget) if search.memory_budget else None
     time_budget = parse_seconds(search.time_budget)
     catalogue.check_device(device)

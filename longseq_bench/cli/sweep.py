@@ -70,6 +70,7 @@ def sweep(
         loaded = _set_budgets(load_config(config, catalogue, session.default_ranks()), out)
         loaded = replace(loaded, rounds=rounds or loaded.rounds)
         trials, baseline = loaded.trials, loaded.baseline
+        session.print_lines(model.describe() for model in loaded.models)
         launcher.check(trials)
         _check_baseline(loaded)
         heading = session.describe_devices(catalogue, trials)

@@ -13,8 +13,8 @@ from longseq_bench.reports.render.json import finite
 SCHEMA = 1
 _IDENTITY = (
     "implementation", "options", "tokens", "device", "world_size", "dtype", "mode",
-    "causal", "mask", "batch", "heads", "kv_heads", "head_dim", "threads", "memory_budget",
-    "time_budget", "fit_only", "keep", "allocator", "requested_dense_kernel",
+    "causal", "mask", "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "model", "threads",
+    "memory_budget", "time_budget", "fit_only", "keep", "allocator", "requested_dense_kernel",
 )  # fmt: skip
 
 

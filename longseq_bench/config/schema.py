@@ -158,12 +158,22 @@ class _Section(BaseModel):
 class WorkloadSection(_Section):
     """Shape of q, k, v and the kind of pass; every list is an axis of the grid."""
 
+    model: Axis[str] = Field(
+        default=(),
+        description="Model whose attention sets heads, kv_heads, head_dim, v_head_dim and dtype: a "
+        "name of `longseq models`, or the path of a Hugging Face config.json, from the folder of "
+        "this file. Keys that are written here override it. Default: none.",
+        json_schema_extra={"default": []},
+    )
     batch: Axis[Count] = _axis(Workload, "batch", "Sequences per batch.")
     heads: Axis[Count] = _axis(Workload, "heads", "Query heads.")
     kv_heads: Axis[CountOrZero] = _axis(
         Workload, "kv_heads", "Key and value heads, a divisor of heads; 0: as many as heads."
     )
     head_dim: Axis[Count] = _axis(Workload, "head_dim", "Elements per head.")
+    v_head_dim: Axis[CountOrZero] = _axis(
+        Workload, "v_head_dim", "Elements per head of v and the output; 0: as many as head_dim."
+    )
     dtype: Axis[DTypeName] = _axis(
         Workload,
         "dtype",

@@ -14,6 +14,7 @@ from longseq_bench.config.schema import SweepFile
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import ConfigError, UserError, nearest
 from longseq_bench.core.model import OptionValue, Trial, Workload
+from longseq_bench.core.models import ModelShape, load_model
 from longseq_bench.core.options import unknown_option
 
 MAX_TRIALS = 100_000
@@ -33,12 +34,14 @@ class SweepConfig:
     trials: every combination once, round 0, with all options; rows to compare are adjacent.
     baseline: implementation or label that the others are compared to, or None.
     rounds: repetitions of the grid, interleaved.  text: the file's content.
+    models: those that the workload names.
     """
 
     trials: tuple[Trial, ...]
     baseline: str | None
     rounds: int
     text: str
+    models: tuple[ModelShape, ...] = ()
 
 
 def load_config(path: str | Path, catalogue: Catalogue, ranks: int = 1) -> SweepConfig:
@@ -57,8 +60,12 @@ def parse_config(text: str, name: str, catalogue: Catalogue, ranks: int = 1) -> 
     devices = tuple(catalogue.resolve_device(device, max_ranks) for device in file.device)
     file = file.model_copy(update={"device": devices})
     shape = {key: _distinct(getattr(file.workload, key)) for key in source.data.get("workload", ())}
-    if "dtype" not in shape and set(devices) == {"cuda"}:
-        shape["dtype"] = (catalogue.default_dtype("cuda"),)
+    default = catalogue.default_dtype("cuda") if set(devices) == {"cuda"} else None
+    models = _load_models(file, source, catalogue)
+    if models:
+        shape["model"] = models
+    elif "dtype" not in shape and default:
+        shape["dtype"] = (default,)
     shape["seq_len"] = _distinct(file.tokens)
     keys = {"device", *source.data}
     settings = {key: _distinct(getattr(file, key)) for key in SETTINGS if key in keys}
@@ -70,8 +77,9 @@ def parse_config(text: str, name: str, catalogue: Catalogue, ranks: int = 1) -> 
     _check_devices(file, source, catalogue)
     _check_baseline(file, source)
     _check_size(name, shape, settings, choices)
-    trials = tuple(_trials(_workloads(shape, file, source), settings, choices, catalogue, ranks))
-    return SweepConfig(trials, file.baseline, file.rounds, text)
+    workloads = _workloads(shape, default, file, source)
+    trials = tuple(_trials(workloads, settings, choices, catalogue, ranks))
+    return SweepConfig(trials, file.baseline, file.rounds, text, models)
 
 
 def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
@@ -113,6 +121,21 @@ def _check_devices(file: SweepFile, source: SourceFile, catalogue: Catalogue) ->
                 catalogue.check_ranks(device, ranks, "world_size")
 
 
+def _load_models(
+    file: SweepFile, source: SourceFile, catalogue: Catalogue
+) -> tuple[ModelShape, ...]:
+    """Return the models of the workload. Raises ConfigError for one that can't be used here."""
+    models = []
+    sets_dtype = "dtype" not in source.data.get("workload", ())
+    for i, name in enumerate(file.workload.model):
+        with source.located("workload", "model", i):
+            models.append(load_model(name, Path(source.name).parent))
+            if sets_dtype and models[-1].dtype:
+                for device in file.device:
+                    catalogue.check_dtype(device, models[-1].dtype)
+    return tuple(dict.fromkeys(models))
+
+
 def _check_baseline(file: SweepFile, source: SourceFile) -> None:
     names = _distinct(name for item in file.implementations for name in item)
     if file.baseline is None or file.baseline.split(" ")[0] in names:
@@ -142,18 +165,27 @@ def _product(axes: Axes) -> Iterator[dict[str, Any]]:
         yield dict(zip(axes, values, strict=True))
 
 
-def _workloads(shape: Axes, file: SweepFile, source: SourceFile) -> list[Workload]:
-    """Return every workload of the grid, lengths innermost."""
+def _workloads(
+    shape: Axes, default_dtype: str | None, file: SweepFile, source: SourceFile
+) -> list[Workload]:
+    """Return every workload of the grid, lengths innermost.
+
+    default_dtype: of a model that has none; None: that of a workload.
+    """
     workloads = []
-    for fields in _product(shape):
+    for written in _product(shape):
+        model: ModelShape | None = written.pop("model", None)
+        fields = model.workload_fields(written) if model else written
+        if model and default_dtype:
+            fields.setdefault("dtype", default_dtype)
         try:
             workload = Workload(**fields)
             workload.visibility.check_tokens(workload.seq_len)
         except (ValidationError, UserError) as error:
             message = _message(error)
             keys = ("mask",) if " mask " in f" {message}" else ("kv_heads", "heads")
-            key = next(k for k in keys if k in fields)
-            index = getattr(file.workload, key).index(fields[key])
+            key = next(k for k in keys if k in written)
+            index = getattr(file.workload, key).index(written[key])
             raise source.error("workload", key, index, message=message) from None
         workloads.append(workload)
     return list(dict.fromkeys(workloads))

@@ -72,6 +72,8 @@ class Workload(Frozen):
 
     mask: text of a mask that `causal` does not describe (core/masks.py); None: full, or causal.
     causal: no query sees a key after its own position.
+    v_head_dim: elements per head of v and the output.  model: the model that the shape is from,
+    a label; empty if the shape was given in numbers.
     """
 
     seq_len: int = Field(ge=1)
@@ -83,6 +85,8 @@ class Workload(Frozen):
     causal: bool = False
     mode: Mode = "forward"
     mask: str | None = None
+    v_head_dim: int = Field(default=0, ge=0, description="0: as many as head_dim")
+    model: str = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -102,9 +106,11 @@ class Workload(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_kv_heads(cls, data: Any) -> Any:
-        if isinstance(data, dict) and not data.get("kv_heads"):
-            data = {**data, "kv_heads": data.get("heads", 8)}
+    def _default_to_equal(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            equal = {"kv_heads": ("heads", 8), "v_head_dim": ("head_dim", 64)}
+            missing = {n: data.get(*other) for n, other in equal.items() if not data.get(n)}
+            data = {**data, **missing} if missing else data
         return data
 
     @field_validator("dtype", mode="before")
@@ -193,10 +199,15 @@ class Trial(Frozen):
         """16 hex digits that identify this trial: equal trials have equal keys on any machine."""
         data = self.model_dump(mode="json")
         if self.requested_dense_kernel is None:
-            # records from before this field, and the mask, keep their keys
+            # records from before a field keep their keys
             del data["dense_kernel"]
+        shape = data["workload"]
         if self.workload.mask is None:
-            del data["workload"]["mask"]
+            del shape["mask"]
+        if self.workload.v_head_dim == self.workload.head_dim:
+            del shape["v_head_dim"]
+        if not self.workload.model:
+            del shape["model"]
         return _digest(data)
 
     def key_without(self, *names: str) -> Hashable:

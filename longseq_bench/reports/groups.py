@@ -11,7 +11,7 @@ from longseq_bench.core.units import format_bytes, format_seconds
 
 SAME_TABLE = (
     "fingerprint", "device", "mode", "dtype", "mask", "batch", "heads", "kv_heads", "head_dim",
-    "memory_budget", "time_budget", "threads", "fit_only",
+    "v_head_dim", "model", "memory_budget", "time_budget", "threads", "fit_only",
 )  # fmt: skip
 SIMILAR_DENSITY = 0.9
 """Fraction of the highest density; rows at or above it are treated as equally sparse."""
@@ -73,13 +73,17 @@ def _describe_fields(
         return frozenset(names.split()), words, missing
 
     heads = f"{row.heads} heads of {row.head_dim}"
-    if row.kv_heads != row.heads:
-        heads += f" ({row.kv_heads} for k, v)"
+    unlike = [
+        *([f"{row.kv_heads} for k, v"] if row.kv_heads != row.heads else []),
+        *([f"v of {row.v_head_dim}"] if row.v_head_dim != row.head_dim else []),
+    ]
+    heads += in_brackets(", ".join(unlike))
+    yield of("model", f"model {row.model}" if row.model else "", "no model")
     yield of("mode", row.mode)
     yield of("dtype", row.dtype)
     yield of("mask", mask_words(row.mask))
     yield of("batch", f"batch {row.batch}")
-    yield of("heads kv_heads head_dim", heads)
+    yield of("heads kv_heads head_dim v_head_dim", heads)
     yield of("device", row.device)
     several = "s" if row.threads != 1 else ""
     threads = f"{row.threads} thread{several} a rank" if row.threads else ""

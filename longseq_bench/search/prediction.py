@@ -102,10 +102,12 @@ class RateModel:
         """Return FLOP/s and their source: published ones of the kernel, else the profile's."""
         hardware = self.hardware
         usual, source = hardware.rate(w.dtype, w.mode), f"profile of {hardware.name}"
-        if published := hardware.kernel_rate(kernel, w.dtype, w.mode, w.head_dim):
+        published = hardware.kernel_rate(kernel, w.dtype, w.mode, w.head_dim)
+        if published and w.v_head_dim == w.head_dim:
             return published[0], f"{source}: {kernel}, head_dim {w.head_dim}, {published[1]}"
         if kernel and hardware.device == "cuda":
             what = f"{kernel}, {w.mode}, {w.dtype}, head_dim {w.head_dim}"
+            what += f", v_head_dim {w.v_head_dim}" if w.v_head_dim != w.head_dim else ""
             source += f", which has no figure for {what}"
         return usual, source
 
@@ -117,7 +119,7 @@ class RateModel:
 
 def _rate_key(trial: Trial) -> tuple[object, ...]:
     """Return what must be the same for a rate to be valid at another length."""
-    shape = trial.workload.model_dump(exclude={"seq_len"})
+    shape = trial.workload.model_dump(exclude={"seq_len", "model"})
     options = tuple(sorted((k, str(v)) for k, v in trial.options.items()))
     return (
         trial.implementation, options, trial.device, trial.world_size, trial.threads, trial.keep,

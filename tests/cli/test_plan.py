@@ -380,3 +380,49 @@ def test_a_kernel_that_the_gpu_is_too_old_for_is_refused(capfd: Capture) -> None
     assert row["unsupported"] == (
         "kernel=flash-attn-3: it needs compute capability 9.0; this GPU has 8.0"
     )
+
+
+# ---- models ------------------------------------------------------------------------------------
+
+
+def test_a_plan_of_a_model_counts_it_apart_from_the_attention(capfd: Capture) -> None:
+    command = (
+        "plan", "--impl", "ring", "--gpu", "h200", "--model", "llama-3.1-8b", "--mode", "train",
+        "--world-size", "8", "--target", "64k",
+    )  # fmt: skip
+    answer = document(capfd, *command)
+    assert answer["model"]["source"].endswith("meta-llama/Llama-3.1-8B/blob/main/config.json")
+    assert answer["model"]["sharding"] == "zero3"
+    (row,) = answer["results"]
+    shape = {n: row["workload"][n] for n in ("heads", "kv_heads", "head_dim", "dtype", "model")}
+    assert shape == {
+        "heads": 32, "kv_heads": 8, "head_dim": 128, "dtype": "bfloat16", "model": "llama-3.1-8b"
+    }  # fmt: skip
+    parts = row["model_bytes"]
+    assert parts["checkpoints"] == 2**13 * 4096 * 2 * 32
+    assert parts["weights"] == parts["gradients"] == pytest.approx(2 * 8.03e9 / 8, rel=1e-3)
+    assert parts["optimizer"] == pytest.approx(12 * 8.03e9 / 8, rel=1e-3)
+    outside = sum(row["outside_bytes"].values())
+    assert parts["total"] == row["peak_bytes"] + outside + sum(
+        parts[name] for name in ("checkpoints", "weights", "gradients", "optimizer")
+    )
+    assert run([*command, "--sharding", "none"]) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "Tokens and Peak count the attention of one layer" in printed
+    assert "each rank has all of them" in printed
+    assert "model llama-3.1-8b: 32 heads, 8 KV heads, head_dim 128, 32 layers" in printed
+    assert "Optimizer" in printed
+
+
+def test_a_model_that_exceeds_the_memory_with_all_layers_is_said_to(capfd: Capture) -> None:
+    model = ("--model", "llama-3.1-405b", "--heads", "64", "--target", "64k", "--gpu", "h200")
+    assert run(["plan", "--impl", "ring", *model]) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "ring: with the whole model a rank needs 759 GiB, more than its 139 GiB" in printed
+    assert "overridden: heads 64" in printed
+
+
+def test_without_a_model_a_plan_has_no_columns_of_one(capfd: Capture) -> None:
+    answer = document(capfd, "plan", "--impl", "ring", *SMALL, "--target", "64k")
+    assert answer["model"] is None
+    assert "model_bytes" not in answer["results"][0]

@@ -399,3 +399,43 @@ def test_bad_assignments_are_refused(given: list[str], sentence: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_assignments(given)
     assert str(caught.value) == sentence
+
+
+# ---- models ------------------------------------------------------------------------------------
+
+
+def test_a_model_gives_a_workload_its_shape_and_keys_beside_it_override() -> None:
+    made = trials(SHORT + "workload: {model: [qwen3-32b, gpt-oss-20b], kv_heads: [8, 0]}\n")
+    shapes = [
+        (t.workload.model, t.workload.heads, t.workload.kv_heads, t.workload.head_dim) for t in made
+    ]
+    assert shapes == [
+        ("qwen3-32b", 64, 8, 128), ("qwen3-32b with other kv_heads", 64, 64, 128),
+        ("gpt-oss-20b", 64, 8, 64), ("gpt-oss-20b with other kv_heads", 64, 64, 64),
+    ]  # fmt: skip
+    # gpt-oss has no dtype in its file; that of the device is used
+    assert [t.workload.dtype for t in made] == [*["bfloat16"] * 2, *["float32"] * 2]
+
+
+def test_a_model_without_a_dtype_has_that_of_the_device() -> None:
+    gpus = {
+        **TWO_GPUS.devices,
+        "cuda": DeviceInfo(name="G", count=1, dtypes=("float32", "bfloat16")),
+    }
+    here = TWO_GPUS.model_copy(update={"devices": gpus})
+    text = SHORT + "device: cuda\nworkload: {model: gpt-oss-20b}\n"
+    (one,) = parse_config(text, "sweep.yaml", here).trials
+    assert one.workload.dtype == "bfloat16"
+
+
+def test_mistakes_in_models_have_their_line() -> None:
+    text = SHORT + "workload:\n  model: [qwen3-32b,\n    qwen3-31b]\n"
+    assert refusal(text) == "sweep.yaml:5: unknown model 'qwen3-31b'; did you mean 'qwen3-32b'?"
+    text = SHORT + "workload: {model: llama-3.1-8b, heads: 12}\n"
+    assert refusal(text).startswith("sweep.yaml:3: heads 12 is not divisible by kv_heads 8")
+    slow = CATALOGUE.model_copy(update={"devices": {"cpu": DeviceInfo(dtypes=("float32",))}})
+    with pytest.raises(ConfigError) as caught:
+        parse_config(SHORT + "workload: {model: qwen3-8b}\n", "sweep.yaml", slow)
+    assert str(caught.value) == (
+        "sweep.yaml:3: dtype bfloat16 is not available on cpu; use float32"
+    )

@@ -91,11 +91,22 @@ def test_every_field_of_a_trial_changes_its_key() -> None:
 def test_every_field_of_a_workload_changes_the_key() -> None:
     changes: dict[str, Any] = {
         "seq_len": 9, "batch": 2, "heads": 16, "kv_heads": 4, "head_dim": 32, "dtype": "float16",
-        "causal": True, "mode": "train", "mask": "sliding-window:4",
+        "causal": True, "mode": "train", "mask": "sliding-window:4", "v_head_dim": 32,
+        "model": "llama-3.1-8b",
     }  # fmt: skip
     assert set(changes) == set(Workload.model_fields)
     keys = {trial(**{"seq_len": 8, field: value}).key for field, value in changes.items()}
     assert len(keys | {trial(seq_len=8).key}) == len(changes) + 1
+
+
+def test_a_v_head_dim_as_head_dim_and_no_model_keep_the_key_of_older_records() -> None:
+    """The key that 0.1 gave this trial, whose workload had neither field."""
+    old = trial("ring", 4096, head_dim=32)
+    assert old.workload.v_head_dim == 32
+    assert old.key == "4731444f6b5c8ab3"
+    data = old.model_dump(mode="json")
+    del data["workload"]["v_head_dim"], data["workload"]["model"]
+    assert Trial.model_validate(data) == old
 
 
 def test_another_length_changes_nothing_else() -> None:

@@ -1,0 +1,247 @@
+"""Shapes of models: built-in ones by name (data/models.yaml), and Hugging Face config.json files.
+
+Both are read by the same code: the built-in ones are excerpts of the published files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from longseq_bench.core.errors import ConfigError, UnknownNameError
+from longseq_bench.core.model import DTYPE_BYTES, DType, Frozen, Workload, canonical_dtype
+from longseq_bench.core.model_parameters import count_parameters, has_latent
+
+CONFIG_FILE = "config.json"
+OVERRIDABLE = ("heads", "kv_heads", "head_dim", "v_head_dim", "dtype")
+"""Fields of a workload that a model sets unless they are given."""
+
+_NESTED = ("text_config", "llm_config", "language_config")
+"""Keys below which multimodal models keep the language model."""
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma": {"head_dim": 256, "tie_word_embeddings": True},
+    "gemma2": {"head_dim": 256, "tie_word_embeddings": True, "sliding_window_pattern": 2},
+    "gemma3_text": {
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208,
+        "tie_word_embeddings": True, "sliding_window_pattern": 6,
+    },
+    "gpt_oss": {"sliding_window_pattern": 2},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen3": {"head_dim": 128},
+}  # fmt: skip
+"""Values of keys that a file of this model_type may leave out (classes of transformers)."""
+
+_UNMODELLED = {
+    "gpt_oss": "its attention sinks are not part of the workload",
+    "gemma2": "its soft cap of the scores is not part of the workload",
+    "deepseek_v2": "keys and values are those after the projection from the latent",
+    "deepseek_v3": "keys and values are those after the projection from the latent",
+}
+"""Parts of the attention of a model_type that a workload leaves out."""
+
+
+class ModelShape(Frozen):
+    """The attention of a model, and what its memory depends on.
+
+    head_dim: of q and k.  v_head_dim: of v and the output.  dtype: None if the file has none that
+    can be measured.  window_layers: layers that see only the last `sliding_window` tokens.
+    parameters: None if they can't be counted; parameters_reason says why.
+    notes: what the workload leaves out of this model.  source: URL or path of the config.json.
+    """
+
+    name: str
+    source: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    layers: int
+    hidden_size: int
+    dtype: DType | None
+    sliding_window: int | None = None
+    window_layers: int = 0
+    parameters: int | None = None
+    parameters_reason: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def workload_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a workload that this model sets, and its label `model`.
+
+        given: fields that were set explicitly, without None; they override those of the model,
+        and the label says so. A kv_heads or v_head_dim of 0 is as many as heads or head_dim.
+        """
+        fields = {name: getattr(self, name) for name in OVERRIDABLE}
+        if "head_dim" in given:
+            fields["v_head_dim"] = given["head_dim"]
+        fields |= given
+        fields["kv_heads"] = fields["kv_heads"] or fields["heads"]
+        fields["v_head_dim"] = fields["v_head_dim"] or fields["head_dim"]
+        if fields["dtype"] is not None:
+            fields["dtype"] = canonical_dtype(fields["dtype"])
+        changed = [n for n in OVERRIDABLE if getattr(self, n) not in (None, fields[n])]
+        label = self.name + (f" with other {', '.join(changed)}" if changed else "")
+        return {n: value for n, value in fields.items() if value is not None} | {"model": label}
+
+    def describe(self, workload: Workload | None = None) -> str:
+        """Return what was understood, in a line.
+
+        workload: one of this model; the line says which of its fields were set otherwise.
+        """
+        value = f" (of v {self.v_head_dim})" if self.v_head_dim != self.head_dim else ""
+        parts = (
+            f"{self.heads} heads", f"{self.kv_heads} KV heads", f"head_dim {self.head_dim}{value}",
+            f"{self.layers} layers", self.dtype or "no dtype",
+        )  # fmt: skip
+        own = f"model {self.name}: {', '.join(parts)} ({self.source})"
+        fields = OVERRIDABLE if workload else ()
+        set_here = [
+            f"{name} {value}"
+            for name in fields
+            if getattr(self, name) not in (None, value := getattr(workload, name))
+        ]
+        overridden = [f"overridden: {', '.join(set_here)}"] if set_here else []
+        return "; ".join([own, *overridden, *self.notes])
+
+
+def load_model(text: str, folder: Path | None = None) -> ModelShape:
+    """Return a built-in model, or that of a config.json.
+
+    text: a name, or the path of the file or of its folder. folder: where relative paths start.
+    Raises UnknownNameError for an unknown name, ConfigError for a file that can't be used.
+    """
+    if text.lower() in _built_in():
+        return _built_in()[text.lower()]
+    path = (folder or Path()) / Path(text).expanduser()
+    if path.is_dir() and (path / CONFIG_FILE).is_file():
+        return read_config(path / CONFIG_FILE)
+    if path.is_file() or text.endswith(".json") or "/" in text:
+        return read_config(path)
+    raise UnknownNameError("model", text, _built_in())
+
+
+def built_in_models() -> tuple[ModelShape, ...]:
+    """Return all built-in models, in the order of the data file."""
+    return tuple(_built_in().values())
+
+
+def read_config(path: Path) -> ModelShape:
+    """Read a config.json. Raises ConfigError, with the file and the key, if it can't be used."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"model {path} can't be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):  # UnicodeDecodeError is one, too
+        raise ConfigError(f"model {path} is not a JSON file; give a {CONFIG_FILE}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"model {path} has no keys; give the {CONFIG_FILE} of a model")
+    published = str(data.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
+    own = path.resolve().parent.name if path.name == CONFIG_FILE else path.stem
+    try:
+        return parse_config(data, published or own, str(path))
+    except ConfigError as error:
+        raise ConfigError(f"model {path}: {error}") from None
+
+
+def parse_config(data: Mapping[str, Any], name: str, source: str) -> ModelShape:
+    """Return the shape that the keys of a config.json describe. Raises ConfigError."""
+    config = _language_model(data)
+    heads = _count(config, "num_attention_heads")
+    hidden = _count(config, "hidden_size")
+    if has_latent(config):  # such files call the rotary part head_dim
+        head_dim = _count(config, "qk_nope_head_dim") + _count(config, "qk_rope_head_dim")
+        kv_heads = heads
+    else:
+        head_dim = _head_dim(config, hidden, heads)
+        kv_heads = _count(config, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ConfigError(
+            f"num_attention_heads {heads} is not divisible by num_key_value_heads {kv_heads}"
+        )
+    layers = _count(config, "num_hidden_layers")
+    window, window_layers = _windows(config, layers)
+    dtype, notes = _dtype(config)
+    if window:
+        notes.append(
+            f"{window_layers} of {layers} layers see only the last {window:,} tokens; the workload "
+            f"is a layer that sees all"
+        )
+    kind = str(config.get("model_type"))
+    notes += [_UNMODELLED[kind]] if kind in _UNMODELLED else []
+    counted = count_parameters(config, heads, kv_heads, head_dim)
+    is_counted = isinstance(counted, int)
+    return ModelShape(
+        name=name, source=source, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+        v_head_dim=_count(config, "v_head_dim", head_dim), layers=layers, hidden_size=hidden,
+        dtype=dtype, sliding_window=window, window_layers=window_layers,
+        parameters=counted if is_counted else None,
+        parameters_reason=None if is_counted else str(counted), notes=tuple(notes),
+    )  # fmt: skip
+
+
+@cache
+def _built_in() -> dict[str, ModelShape]:
+    text = files("longseq_bench").joinpath("data/models.yaml").read_text(encoding="utf-8")
+    entries = yaml.safe_load(text).items()
+    return {name: parse_config(e["config"], name, e["source"]) for name, e in entries}
+
+
+def _language_model(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of the language model, with the defaults of its type."""
+    nested = next((data[key] for key in _NESTED if isinstance(data.get(key), dict)), None)
+    if nested is not None and "num_hidden_layers" not in data:
+        data = {**data, **nested}
+    return {**_DEFAULTS.get(str(data.get("model_type")), {}), **data}
+
+
+def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        if default is None:
+            raise ConfigError(f"it has no {key}; give the {CONFIG_FILE} of a transformer")
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"its {key} {value!r} is not a whole number from 1 up")
+    return value
+
+
+def _head_dim(config: Mapping[str, Any], hidden: int, heads: int) -> int:
+    if config.get("head_dim") is None and hidden % heads:
+        raise ConfigError(
+            f"it has no head_dim, and its hidden_size {hidden} is not divisible by "
+            f"num_attention_heads {heads}"
+        )
+    return _count(config, "head_dim", hidden // heads)
+
+
+def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, int]:
+    """Return the window in tokens and the number of layers that have it; (None, 0) without."""
+    if config.get("sliding_window") is None or config.get("use_sliding_window") is False:
+        return None, 0
+    window = _count(config, "sliding_window")
+    types = config.get("layer_types")
+    if isinstance(types, list):
+        count = types.count("sliding_attention")
+    elif config.get("sliding_window_pattern") is not None:  # every n-th layer sees all tokens
+        count = layers - layers // _count(config, "sliding_window_pattern")
+    else:  # the first layers of Qwen2 see all tokens
+        count = layers - min(layers, int(config.get("max_window_layers") or 0))
+    return (window, count) if count else (None, 0)
+
+
+def _dtype(config: Mapping[str, Any]) -> tuple[DType | None, list[str]]:
+    """Return the dtype of the tensors, and a note if it can't be measured."""
+    written = config.get("torch_dtype") or config.get("dtype")
+    name = str(written).removeprefix("torch.")
+    for dtype in DTYPE_BYTES:
+        if dtype == name:
+            return dtype, []
+    if written is None:
+        return None, ["the file has no dtype, so that of the device is used"]
+    return None, [f"its dtype {name} can't be measured, so that of the device is used"]

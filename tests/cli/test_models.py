@@ -1,0 +1,95 @@
+"""`longseq models` and `--model`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from longseq_bench.cli import run
+from longseq_bench.store import load
+from tests.cli.commands import Capture, document, refusal
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 3, "torch_dtype": "float32",
+}  # fmt: skip
+SMALL = ("--impl", "dense", "--memory-budget", "8MiB", "--ceiling", "64", "--threads", "1")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder that holds tiny/config.json."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny").mkdir()
+    Path("tiny/config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+def test_models_are_listed_with_their_shapes_and_sources(
+    capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    models = {m["name"]: m for m in document(capfd, "models")["models"]}
+    assert len(models) == 22
+    assert (models["deepseek-v3"]["head_dim"], models["deepseek-v3"]["v_head_dim"]) == (192, 128)
+    assert run(["models"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("qwen3-30b-a3b")]
+    source = "https://huggingface.co/Qwen/Qwen3-30B-A3B/blob/main/config.json"
+    assert line.split() == [
+        "qwen3-30b-a3b", "32", "4", "128", "—", "48", "2,048", "bfloat16", "30.5", "G", source
+    ]  # fmt: skip
+
+
+def test_a_file_can_be_shown_and_says_why_its_weights_are_unknown(capfd: Capture) -> None:
+    (m,) = document(capfd, "models", "--model", "tiny")["models"]
+    assert (m["name"], m["heads"], m["kv_heads"], m["head_dim"], m["layers"]) == (
+        "tiny", 4, 2, 16, 3
+    )  # fmt: skip
+    assert "no vocab_size" in m["parameters_reason"]
+
+
+def test_a_search_takes_the_shape_of_a_model_and_echoes_it(capfd: Capture) -> None:
+    command = ["maxlen", *SMALL, "--model", "tiny", "--kv-heads", "1", "--out", "out"]
+    assert run(command) == 0
+    printed = capfd.readouterr()
+    line = "model tiny: 4 heads, 2 KV heads, head_dim 16, 3 layers, float32 (tiny/config.json)"
+    assert f"{line}; overridden: kv_heads 1" in printed.err
+    assert "Model tiny with other kv_heads" in printed.out
+    w = load(Path("out")).records[0].trial.workload
+    assert (w.heads, w.kv_heads, w.head_dim, w.v_head_dim, w.dtype) == (4, 1, 16, 16, "float32")
+    assert w.model == "tiny with other kv_heads"
+    (row,) = document(capfd, *command)["results"]
+    assert (row["model"], row["v_head_dim"]) == ("tiny with other kv_heads", 16)
+
+
+def test_a_sweep_takes_several_models(capfd: Capture) -> None:
+    Path("configs").mkdir()
+    Path("configs/a.yaml").write_text(
+        "tokens: 64\nimplementations: [dense]\nrepeats: 1\nrounds: 1\nmemory_budget: 64MiB\n"
+        "workload: {model: [../tiny, mistral-7b-v0.3], dtype: float32}\n"
+    )
+    answer = document(capfd, "sweep", "configs/a.yaml", "--out", "out")
+    shapes = [(r["model"], r["heads"], r["kv_heads"], r["head_dim"]) for r in answer["rows"]]
+    assert shapes == [("tiny", 4, 2, 16), ("mistral-7b-v0.3 with other dtype", 32, 8, 128)]
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [("llama-3.1-80b", "unknown model 'llama-3.1-80b'; did you mean 'llama-3.1-8b'?"),
+     ("no/config.json", "model no/config.json can't be read: No such file or directory"),
+     ("broken.json", "model broken.json is not a JSON file; give a config.json"),
+     ("empty.json", "model empty.json: it has no num_attention_heads; give the config.json of a "
+      "transformer")],
+)  # fmt: skip
+def test_a_model_that_can_not_be_used_is_refused(model: str, sentence: str, capfd: Capture) -> None:
+    Path("broken.json").write_text("{")
+    Path("empty.json").write_text("{}")
+    assert refusal(capfd, "maxlen", *SMALL, "--model", model, "--out", "out") == sentence
+    assert refusal(capfd, "plan", "--impl", "ring", "--model", model) == sentence
+    assert refusal(capfd, "models", "--model", model) == sentence
+    Path("a.yaml").write_text(
+        f"tokens: 64\nimplementations: [dense]\nworkload:\n  model: [tiny,\n    {model}]\n"
+    )
+    assert refusal(capfd, "sweep", "a.yaml", "--out", "out") == f"a.yaml:5: {sentence}"
+    assert not Path("out").exists()

@@ -1,0 +1,169 @@
+"""Shapes of models: the built-in ones against published counts, and files of config.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longseq_bench.core.errors import ConfigError, UnknownNameError
+from longseq_bench.core.model import Workload
+from longseq_bench.core.models import ModelShape, built_in_models, load_model, parse_config
+
+# Parameters of the tensors on Hugging Face (model.safetensors.index.json; of Gemma 3 without the
+# vision tower, of DeepSeek-V3 without the layer that predicts a second token). A wrong
+# hidden size, head count, head_dim, layer count or expert count changes them by far more than the
+# norms and biases that the formula leaves out.
+PUBLISHED_PARAMETERS = {
+    "llama-3.1-8b": 8_030_261_248, "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "qwen2.5-7b": 7_615_616_512, "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352, "qwen2.5-72b": 72_706_203_648,
+    "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560,
+    "mistral-7b-v0.3": 7_248_023_552, "mistral-nemo": 12_247_782_400,
+    "mistral-large-2": 122_610_069_504,
+    "gemma-2-9b": 9_241_705_984, "gemma-2-27b": 27_227_128_320,
+    "gemma-3-12b": 11_765_788_416, "gemma-3-27b": 27_009_346_304,
+    "deepseek-v3": 671_026_419_200,
+    "gpt-oss-20b": 20_914_757_184, "gpt-oss-120b": 116_829_156_672,
+}  # fmt: skip
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 4,
+    "num_key_value_heads": 2, "intermediate_size": 1024, "vocab_size": 1000,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def parse(**changes: Any) -> ModelShape:
+    """Parse LLAMA with other values; None leaves a key out."""
+    config = {key: value for key, value in {**LLAMA, **changes}.items() if value is not None}
+    return parse_config(config, "mine", "mine.json")
+
+
+def test_built_in_models_have_the_published_number_of_parameters() -> None:
+    counted = {model.name: model.parameters for model in built_in_models()}
+    assert counted.keys() == PUBLISHED_PARAMETERS.keys()
+    assert counted == pytest.approx(PUBLISHED_PARAMETERS, rel=4e-4)
+    assert all(counted[name] < number for name, number in PUBLISHED_PARAMETERS.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("llama-3.1-405b", (128, 8, 128, 128, 126)), ("qwen3-32b", (64, 8, 128, 128, 64)),
+     ("mistral-nemo", (32, 8, 128, 128, 40)), ("gemma-3-12b", (16, 8, 256, 256, 48)),
+     ("deepseek-v3", (128, 128, 192, 128, 61)), ("gpt-oss-20b", (64, 8, 64, 64, 24))],
+)  # fmt: skip
+def test_shapes_where_the_head_dim_is_not_hidden_size_over_heads(
+    name: str, expected: tuple[int, ...]
+) -> None:
+    m = load_model(name)
+    assert (m.heads, m.kv_heads, m.head_dim, m.v_head_dim, m.layers) == expected
+
+
+def test_every_built_in_model_has_a_source_and_its_windows() -> None:
+    models = {m.name: m for m in built_in_models()}
+    for m in models.values():
+        assert m.source.startswith("https://huggingface.co/")
+        assert m.source.endswith("/config.json")
+        assert m.dtype == (None if m.name.startswith("gpt-oss") else "bfloat16")
+    windows = {n: (m.sliding_window, m.window_layers) for n, m in models.items() if m.window_layers}
+    assert windows == {
+        "gemma-2-9b": (4096, 21), "gemma-2-27b": (4096, 23), "gemma-3-12b": (1024, 40),
+        "gemma-3-27b": (1024, 52), "gpt-oss-20b": (128, 12), "gpt-oss-120b": (128, 18),
+    }  # fmt: skip
+
+
+def test_a_config_file_is_read_by_path_or_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "my-llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    for text in (str(folder), str(folder / "config.json")):
+        m = load_model(text)
+        assert (m.name, m.source) == ("my-llama", str(folder / "config.json"))
+        assert (m.heads, m.kv_heads, m.head_dim, m.layers) == (8, 2, 64, 4)
+    assert load_model("my-llama/config.json", tmp_path).name == "my-llama"
+
+
+def test_keys_that_a_file_leaves_out() -> None:
+    assert parse(num_key_value_heads=None).kv_heads == 8
+    assert parse(head_dim=128).head_dim == 128
+    assert parse(torch_dtype=None, dtype="float16").dtype == "float16"
+    assert parse(model_type="gemma2").head_dim == 256  # not 512 / 8
+    assert parse(sliding_window=100, use_sliding_window=False).window_layers == 0
+    assert parse(sliding_window=100, layer_types=["sliding_attention"]).window_layers == 1
+    assert parse(sliding_window=100, max_window_layers=3).window_layers == 1
+
+
+def test_a_multimodal_file_keeps_its_language_model_below_text_config() -> None:
+    text = {**LLAMA, "torch_dtype": None}
+    m = parse_config({"model_type": "llava", "text_config": text, "torch_dtype": "float16"}, "", "")
+    assert (m.heads, m.layers, m.dtype) == (8, 4, None)
+    del text["torch_dtype"]
+    m = parse_config({"model_type": "llava", "text_config": text, "torch_dtype": "float16"}, "", "")
+    assert m.dtype == "float16"
+
+
+def test_weights_are_not_counted_where_the_formula_may_not_hold() -> None:
+    assert parse().parameters == 2 * 512_000 + 4 * (2 * 512 * 64 * 10 + 3 * 512 * 1024)
+    assert parse(tie_word_embeddings=True).parameters == parse().parameters - 512_000  # type: ignore[operator]
+    other = parse(model_type="opt")
+    assert other.parameters is None
+    assert "opt" in str(other.parameters_reason)
+    assert "no vocab_size" in str(parse(vocab_size=None).parameters_reason)
+    assert parse(torch_dtype="float8_e4m3fn").dtype is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"num_attention_heads": None}, "it has no num_attention_heads"),
+     ({"hidden_size": "big"}, "its hidden_size 'big' is not a whole number from 1 up"),
+     ({"num_hidden_layers": 0}, "its num_hidden_layers 0 is not a whole number from 1 up"),
+     ({"num_attention_heads": True}, "its num_attention_heads True is not a whole number"),
+     ({"hidden_size": 511}, "it has no head_dim, and its hidden_size 511 is not divisible by"),
+     ({"num_key_value_heads": 3}, "num_attention_heads 8 is not divisible by num_key_value_heads")],
+)  # fmt: skip
+def test_a_file_with_wrong_keys_is_one_sentence(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    config = {key: value for key, value in {**LLAMA, **changes}.items() if value is not None}
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(ConfigError) as caught:
+        load_model(str(path))
+    assert str(caught.value).startswith(f"model {path}: {message}")
+
+
+@pytest.mark.parametrize("text", ["{", "\xff", "[" * 100_000, "heads: 8"])
+def test_a_file_that_is_not_json(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"config\.json is not a JSON file"):
+        load_model(str(path))
+    path.write_text("[1]")
+    with pytest.raises(ConfigError, match="has no keys"):
+        load_model(str(path))
+
+
+def test_unknown_names_and_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown model 'llama3-8b'; did you mean 'llama-3"):
+        load_model("llama3-8b")
+    with pytest.raises(ConfigError, match=r"nowhere/config\.json can't be read: No such file"):
+        load_model(str(tmp_path / "nowhere" / "config.json"))
+
+
+def test_given_fields_override_a_model_and_its_label_says_so() -> None:
+    deepseek = load_model("DeepSeek-V3")
+    fields = deepseek.workload_fields({"causal": True})
+    assert fields == {
+        "heads": 128, "kv_heads": 128, "head_dim": 192, "v_head_dim": 128, "dtype": "bfloat16",
+        "causal": True, "model": "deepseek-v3",
+    }  # fmt: skip
+    other = deepseek.workload_fields({"heads": 16, "kv_heads": 0, "head_dim": 64, "dtype": "bf16"})
+    assert (other["kv_heads"], other["v_head_dim"]) == (16, 64)
+    assert other["model"] == "deepseek-v3 with other heads, kv_heads, head_dim, v_head_dim"
+    line = deepseek.describe(Workload(seq_len=1, **other))
+    assert "128 heads, 128 KV heads, head_dim 192 (of v 128), 61 layers, bfloat16 (https" in line
+    assert "overridden: heads 16, kv_heads 16, head_dim 64, v_head_dim 64" in line
+    assert "overridden" not in deepseek.describe(Workload(seq_len=1, **fields))
