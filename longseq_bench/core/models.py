@@ -80,6 +80,8 @@ class ModelShape(Frozen):
         fields = {name: getattr(self, name) for name in OVERRIDABLE}
         if "head_dim" in given:
             fields["v_head_dim"] = given["head_dim"]
+        if self.kv_heads == self.heads:
+            fields["kv_heads"] = given.get("heads", self.heads)
         fields |= given
         fields["kv_heads"] = fields["kv_heads"] or fields["heads"]
         fields["v_head_dim"] = fields["v_head_dim"] or fields["head_dim"]
