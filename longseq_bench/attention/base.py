@@ -5,7 +5,8 @@ parameters, annotated `Annotated[type, "help"]`. Other packages register theirs 
 entry-point group `longseq_bench.implementations`; the name of the entry is the name of the
 implementation.
 
-Shapes: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim, each of them this rank's share.
+Shapes: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim, Dv v_head_dim (D unless the workload
+says otherwise), each of them this rank's share.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Attention(ABC):
     def kernel_use(self) -> Use:
         """The task of a kernel of exact attention for this workload."""
         w = self.workload
-        return Use(self.device, self.torch_dtype, w.head_dim, w.train)
+        return Use(self.device, self.torch_dtype, w.head_dim, w.train, v_head_dim=w.v_head_dim)
 
     @property
     def comparable_kernel(self) -> str:
@@ -154,7 +155,7 @@ class Attention(ABC):
         return None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return out (B, Hq, N, D) of q (B, Hq, N, D) and k, v (B, Hk, N, D).
+        """Return out (B, Hq, N, Dv) of q (B, Hq, N, D), k (B, Hk, N, D) and v (B, Hk, N, Dv).
 
         Differentiable in train.
         """
@@ -281,9 +282,10 @@ class Attention(ABC):
 
 _NO_MASK = (
     "this attention is defined for full and causal masks only; masks are supported by dense, sdpa, "
-    "flex, ring, collective, ulysses, usp, head-parallel and block-sparse"
+    "fused, flex, ring, collective, ulysses, usp, head-parallel and block-sparse"
 )
-_TAKE_V_HEAD_DIM = "dense, sdpa, ring, collective, ulysses, usp and head-parallel do"
+_TAKE_V_HEAD_DIM = "dense, sdpa, fused, ring, collective, ulysses, usp and head-parallel do"
+
 _NO_INPLACE = (
     "not supported here, the inputs are read until the end of the pass; on one rank it is "
     "supported by ring, by collective with chunk, and on a CPU by block-sparse, dilated and hilbert"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -86,13 +87,18 @@ class MaskedCall:
 def masked_kernel(exact: ExactKernel, w: Workload) -> InPlaceKernel:
     """Return the kernel of a masked workload on one rank."""
     visible = visible_keys(w)
-    if isinstance(exact, OverSpans):
+    if _computes_spans(exact, w):
         tokens = (range(w.seq_len),)
         part = HeadSpans(masked_spans(visible, tokens, tokens), range(w.heads))
         task = SpanTask([part], True, masked_steps(visible, tokens, tokens))
         return SpanAttention(exact.counted_spans, task, (w.heads, w.seq_len))
     sizes = tile_sizes(exact.device)
     return InPlaceTiledKernel(lambda: _row_blocks(w, visible, sizes), exact)
+
+
+def _computes_spans(exact: ExactKernel, w: Workload) -> TypeGuard[OverSpans]:
+    """Return True for a kernel of spans, which has one head_dim for q, k and v."""
+    return isinstance(exact, OverSpans) and w.v_head_dim == w.head_dim
 
 
 def _row_blocks(w: Workload, visible: VisibleKeys, sizes: TileSizes) -> Iterator[RowBlock]:
@@ -134,7 +140,7 @@ def block_attention(
     w: Workload, group: Group, exact: ExactKernel, order: TokenOrder, queries: Runs, device: str
 ) -> BlockAttention:
     """Return the attention of local queries to blocks of keys from any rank."""
-    if w.mask is not None and isinstance(exact, OverSpans):
+    if w.mask is not None and _computes_spans(exact, w):
         visible = visible_keys(w)
         return MaskedBlocks(group, exact.counted_spans, visible, order, queries, w.heads)
     tiles = ExactTiles(w, group.rank, order, queries, tile_sizes(device))

@@ -248,9 +248,12 @@ class ExactTiles:
                     yield replace(tile, keys=slice(start, stop))
 
 
-def empty_softmax(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return out and lse of queries without any key: 0 and -inf, in float32 or wider."""
-    out = torch.zeros_like(q, dtype=wide(q))
+def empty_softmax(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return out and lse of queries without any key: 0 and -inf, in float32 or wider.
+
+    v: values, whose head_dim is that of the output.
+    """
+    out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=wide(q))
     return out, out.new_full(q.shape[:3], -math.inf)
 
 

@@ -1,6 +1,6 @@
 """Formulas for FLOPs, bytes and visible pairs, and how sparse attention compares with dense.
 
-Letters: n tokens, B batch, Hq heads, Hk kv_heads, D head_dim, b bytes per element.
+Letters: n tokens, B batch, Hq heads, Hk kv_heads, D head_dim, Dv v_head_dim, b bytes per element.
 """
 
 from dataclasses import dataclass
@@ -34,20 +34,14 @@ def floor_bytes_per_token(workload: Workload) -> int:
     These are q, k, v and the output; in training also their gradients and the log-sum-exp.
     """
     w = workload
-    forward = 2 * (w.heads + w.kv_heads) * w.head_dim * w.dtype_bytes
+    forward = (w.heads + w.kv_heads) * (w.head_dim + w.v_head_dim) * w.dtype_bytes
     return w.batch * (2 * forward + LSE_BYTES * w.heads if w.train else forward)
 
 
 def key_bytes_per_token(workload: Workload) -> int:
     """Return the bytes of a token's key and value, over batch and heads."""
     w = workload
-    return 2 * w.batch * w.kv_heads * w.head_dim * w.dtype_bytes
-
-
-def query_bytes_per_token(workload: Workload) -> int:
-    """Return the bytes of a token's query, over batch and heads; of its output too."""
-    w = workload
-    return w.batch * w.heads * w.head_dim * w.dtype_bytes
+    return w.batch * w.kv_heads * (w.head_dim + w.v_head_dim) * w.dtype_bytes
 
 
 def floor_bytes(workload: Workload) -> int:
@@ -77,8 +71,11 @@ def attention_flops(workload: Workload, pairs: float | None = None) -> float:
     """
     w = workload
     visible = mask_pairs(w) if pairs is None else pairs
-    products = FORWARD_MATMULS + (BACKWARD_MATMULS if w.train else 0)
-    return 2.0 * products * visible * w.head_dim * w.heads * w.batch
+    # scores have D terms and the output's rows Dv elements; backward: scores, dq, dk; dv, dp
+    elements = w.head_dim + w.v_head_dim
+    if w.train:
+        elements += 3 * w.head_dim + 2 * w.v_head_dim
+    return 2.0 * elements * visible * w.heads * w.batch
 
 
 def dense_cost(workload: Workload) -> Cost:
@@ -99,7 +96,9 @@ def standard_bytes(workload: Workload) -> int:
     scores = w.batch * w.heads * w.seq_len**2 * w.dtype_bytes
     tensors, copies = floor_bytes(w), 2
     if w.train:
-        tensors = w.seq_len * (3 * query_bytes_per_token(w) + 3 * key_bytes_per_token(w) // 2)
+        # q, out and its gradient; k, v and its gradient
+        elements = (w.heads + w.kv_heads) * (w.head_dim + 2 * w.v_head_dim)
+        tensors = w.seq_len * w.batch * w.dtype_bytes * elements
         copies = 3
     return tensors + copies * scores + (w.seq_len**2 if w.causal or w.mask else 0)
 

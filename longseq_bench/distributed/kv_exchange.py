@@ -6,7 +6,7 @@ GatherExchange  one block of every rank goes to all ranks (all-gather)
 The loops that use them are in attention/exact/ring.py and attention/exact/collective.py. The calls
 of torch.distributed are in Group.exchange and Group.all_gather (distributed/group.py).
 
-Shapes: k, v (B, Hk, N, D) of this rank; a block (B, Hk, M, D).
+Shapes: k, v (B, Hk, N, D) of this rank; a block (B, Hk, M, D). v may have another D than k.
 """
 
 from collections.abc import Iterator, Sequence
@@ -94,15 +94,19 @@ def ring_blocks(
 class BlockBuffer:
     """Memory for one block: one buffer for its keys and one for its values."""
 
-    def __init__(self, like: Tensor, max_tokens: int, dtype: torch.dtype) -> None:
-        self._shape = like.shape
-        elements = like.shape[0] * like.shape[1] * max_tokens * like.shape[3]
-        self._flat = [torch.zeros(elements, dtype=dtype, device=like.device) for _ in range(2)]
+    def __init__(self, like: KVPair, max_tokens: int, dtype: torch.dtype) -> None:
+        self._shapes = [t.shape for t in like]
+        self._flat = [
+            torch.zeros(b * h * max_tokens * d, dtype=dtype, device=like[0].device)
+            for b, h, _, d in self._shapes
+        ]
 
     def view(self, tokens: int) -> KVPair:
         """Return contiguous views (B, Hk, tokens, D)."""
-        b, h, _, d = self._shape
-        first, second = (f[: b * h * tokens * d].view(b, h, tokens, d) for f in self._flat)
+        first, second = (
+            flat[: b * h * tokens * d].view(b, h, tokens, d)
+            for flat, (b, h, _, d) in zip(self._flat, self._shapes, strict=True)
+        )
         return first, second
 
     def load(self, pair: KVPair) -> None:
@@ -178,7 +182,7 @@ class RingBuffers:
     def __init__(self, ring: RingExchange, k: Tensor, v: Tensor) -> None:
         self._ring, self._k, self._v = ring, k, v
         self._buffers = [
-            BlockBuffer(k, ring.blocks.longest, ring.wire or k.dtype)
+            BlockBuffer((k, v), ring.blocks.longest, ring.wire or k.dtype)
             for _ in range(3 if ring.hops else 0)
         ]
 
@@ -210,10 +214,10 @@ class RingGradients:
     The last rank sends them to the owner, which adds them to its totals.
     """
 
-    def __init__(self, ring: RingExchange, k: Tensor, totals: KVPair) -> None:
+    def __init__(self, ring: RingExchange, keys: KVPair, totals: KVPair) -> None:
         self._ring, self._totals = ring, totals
         self._leaving, self._arriving = (
-            BlockBuffer(k, ring.blocks.longest, k.dtype) for _ in range(2)
+            BlockBuffer(keys, ring.blocks.longest, keys[0].dtype) for _ in range(2)
         )
         self._steps = iter(ring.steps())
         self._previous_step: RingStep | None = None
@@ -257,10 +261,10 @@ class GatherExchange:
     def __init__(self, group: Group, blocks: KVBlocks) -> None:
         self.group, self.blocks = group, blocks
 
-    def buffer(self, k: Tensor) -> list[Tensor]:
+    def buffer(self, k: Tensor, v: Tensor) -> list[Tensor]:
         """Return memory for a block of every rank: keys and values (ranks, B, Hk, M, D)."""
-        shape = (self.group.size, *k.shape[:2], self.blocks.longest, k.shape[3])
-        return [torch.zeros(shape, dtype=k.dtype, device=k.device) for _ in range(2)]
+        shape = self.group.size, *k.shape[:2], self.blocks.longest
+        return [torch.zeros(*shape, t.shape[3], dtype=t.dtype, device=t.device) for t in (k, v)]
 
     def start(self, k: Tensor, v: Tensor, index: int, buffer: list[Tensor]) -> Pending:
         """Start gathering block `index` of every rank."""

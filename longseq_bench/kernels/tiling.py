@@ -9,7 +9,8 @@ FlashAttention (arXiv 2205.14135) and Ring Attention (arXiv 2310.01889).
 Memory beyond q, k, v and out is one row block and one piece. Rows and keys that are slices are
 views; index tensors are gathered, one piece at a time.
 
-Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); log-sum-exp (B, Hq, N), float32. "Wide" tensors
+Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D), v and out with Dv instead of D where a workload
+has another v_head_dim; log-sum-exp (B, Hq, N), float32. "Wide" tensors
 are float32, or float64 for float64 inputs.
 """
 
@@ -82,10 +83,10 @@ class TiledKernel:
                 refuse_limited_loops()
                 return self._exact.forward(q, k, v, block.pieces[0].causal)
             if out is None:
-                out = torch.zeros_like(q)
+                out = _empty_output(q, v)
                 lse = q.new_full(q.shape[:3], -math.inf, dtype=wide(q)) if keep_lse else None
             block_forward(self._exact, q, k, v, block, out, lse)
-        return torch.zeros_like(q) if out is None else out, lse
+        return _empty_output(q, v) if out is None else out, lse
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k and v, summed in wide tensors."""
@@ -132,7 +133,7 @@ class InPlaceTiledKernel(TiledKernel):
             out = acc.to(q.dtype)
             del acc
             do, rows = (_take(t, block.heads, block.rows) for t in (grad_out, q))
-            dq_rows = torch.zeros_like(out, dtype=wide(q))
+            dq_rows = torch.zeros_like(rows, dtype=wide(q))
             group = q.shape[1] // k.shape[1]
             own = do, rows, out, lse
             _add_rows(self._exact, own, (k, v), group, block, dq_rows, (dk, dv))
@@ -142,12 +143,19 @@ class InPlaceTiledKernel(TiledKernel):
         return dq, dk, dv.to(v.dtype)
 
 
+def _empty_output(q: Tensor, v: Tensor) -> Tensor:
+    """Return zeros (B, Hq, N, Dv)."""
+    if v.shape[3] == q.shape[3]:
+        return torch.zeros_like(q)
+    return q.new_zeros(*q.shape[:3], v.shape[3])
+
+
 def _forward_copy(
     exact: ExactKernel, q: Tensor, k: Tensor, v: Tensor, block: RowBlock
 ) -> tuple[Tensor, Tensor]:
     """Return the output and log-sum-exp of one row block, in new wide tensors."""
     rows = _take(q, block.heads, block.rows)
-    acc = torch.zeros_like(rows, dtype=wide(q))
+    acc = rows.new_zeros(*rows.shape[:3], v.shape[3], dtype=wide(q))
     acc_lse = acc.new_full(acc.shape[:3], -math.inf)
     _merge_pieces(exact, rows, (k, v), q.shape[1] // k.shape[1], block, acc, acc_lse)
     return acc, acc_lse

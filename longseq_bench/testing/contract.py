@@ -57,7 +57,7 @@ def assert_equals_reference(
     attention, qkv = build_attention(implementation, options, w), make_inputs(w)
     out = attention(*qkv)
     assert out.dtype == qkv[0].dtype
-    assert out.shape == qkv[0].shape
+    assert out.shape == (*qkv[0].shape[:3], w.v_head_dim)
     matrices = attention.projections()
     expected = dict(compute_reference(count_pairs(attention), w, matrices))
     allowed = TOLERANCE[attention.coarsest_dtype]
@@ -126,6 +126,47 @@ class ImplementationContract:
         """Every mask, both groupings, and lengths below one tile."""
         w = make_workload(tokens, causal=causal, kv_heads=kv_heads, mode="train")
         assert_equals_reference(implementation, options, w)
+
+    @both_masks
+    @pytest.mark.parametrize("v_head_dim", [8, 24], ids=["narrow-v", "wide-v"])
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_a_v_head_dim_of_its_own_equals_the_reference_or_is_refused(
+        self, implementation: Any, options: Options, causal: bool, v_head_dim: int, dtype: str
+    ) -> None:
+        """It is refused before anything runs; the reason names both sizes."""
+        w = make_workload(
+            150, causal=causal, kv_heads=2, mode="train", v_head_dim=v_head_dim, dtype=dtype
+        )
+        kind = IMPLEMENTATIONS.get(implementation) if isinstance(implementation, str) else None
+        kind = kind or implementation
+        if not kind.takes_v_head_dim:
+            with pytest.raises(UnsupportedError, match=f"v_head_dim {v_head_dim} is unlike"):
+                build_attention(implementation, options, w)
+            return
+        if v_head_dim > HEAD_DIM:
+            try:
+                build_attention(implementation, options, w)
+            except UnsupportedError as refused:
+                pytest.skip(str(refused))
+        assert_equals_reference(implementation, options, w)
+        forward = w.model_copy(update={"mode": "forward"})
+        assert_equals_reference(implementation, options, forward)
+
+    @pytest.mark.parametrize("mode", ["forward", "train"])
+    def test_cost_of_a_v_head_dim_of_its_own(
+        self, implementation: Any, options: Options, mode: str
+    ) -> None:
+        """Scores, dq and dk have D terms or elements; the output, dv and dp have Dv."""
+        w = make_workload(64, kv_heads=2, mode=mode, v_head_dim=8)
+        try:
+            attention = build_attention(implementation, options, w)
+        except UnsupportedError:
+            pytest.skip("it does not take a v_head_dim of its own")
+        elements = 4 * HEAD_DIM + 3 * 8 if w.train else HEAD_DIM + 8
+        cost, pairs = attention.cost(), float(count_pairs(attention).sum()) * BATCH
+        assert cost.flops == pytest.approx(2 * elements * pairs)
+        tensors, log_sum_exp = BATCH * 64 * (HEADS + 2) * (HEAD_DIM + 8), 4 * BATCH * HEADS * 64
+        assert cost.floor_bytes == (8 * tensors + log_sum_exp if w.train else 4 * tensors)
 
     @both_masks
     def test_longer_than_a_tile(self, implementation: Any, options: Options, causal: bool) -> None:

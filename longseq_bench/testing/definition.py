@@ -32,21 +32,24 @@ def build_attention(
 
 
 def make_inputs(workload: Workload, seed: int = 0) -> Tensors:
-    """Return normal q (B, Hq, N, D) and k, v (B, Hk, N, D); leaves with gradients in train."""
+    """Return normal q (B, Hq, N, D), k (B, Hk, N, D), v (B, Hk, N, Dv); leaves in train."""
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(heads: int) -> Tensor:
-        shape = (workload.batch, heads, workload.seq_len, workload.head_dim)
+    def draw(heads: int, head_dim: int) -> Tensor:
+        shape = (workload.batch, heads, workload.seq_len, head_dim)
         tensor = torch.randn(shape, generator=generator).to(getattr(torch, workload.dtype))
         return tensor.requires_grad_(workload.train)
 
-    return draw(workload.heads), draw(workload.kv_heads), draw(workload.kv_heads)
+    w = workload
+    return (
+        draw(w.heads, w.head_dim), draw(w.kv_heads, w.head_dim), draw(w.kv_heads, w.v_head_dim)
+    )  # fmt: skip
 
 
 def make_output_gradient(workload: Workload) -> Tensor:
-    """Return a normal gradient of the output, (B, Hq, N, D)."""
+    """Return a normal gradient of the output, (B, Hq, N, Dv)."""
     generator = torch.Generator().manual_seed(1)
-    shape = (workload.batch, workload.heads, workload.seq_len, workload.head_dim)
+    shape = (workload.batch, workload.heads, workload.seq_len, workload.v_head_dim)
     return torch.randn(shape, generator=generator).to(getattr(torch, workload.dtype))
 
 

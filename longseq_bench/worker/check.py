@@ -38,8 +38,8 @@ def check(
 
     Args:
         attention: the implementation; gradients of a module's matrices are checked too.
-        inputs: q (B, Hq, N, D), k and v (B, Hk, M, D) of this rank.
-        out: (B, Hq, N, D), compared at `rows`.
+        inputs: q (B, Hq, N, D), k (B, Hk, M, D) and v (B, Hk, M, Dv) of this rank.
+        out: (B, Hq, N, Dv), compared at `rows`.
         rows: ascending global positions, the same on all ranks.
         grad_out: like out; it must be zero outside `rows`.
         grads: dq (compared at `rows`), dk and dv, or None for a forward alone.
@@ -110,15 +110,15 @@ def agree(own: str | None, group: Group) -> str | None:
 def _own_fault(one: Pass) -> str | None:
     if changed := one.changed_inputs():
         return f"a pass changed its input {' and '.join(changed)}"
-    q = one.inputs[0]
+    (q, _, v), dtype = one.inputs, str(one.inputs[0].dtype)[6:]
     assert one.out is not None
-    results = [("the output", one.out, q)]
+    results = [("the output", one.out, (*q.shape[:3], v.shape[3]))]
     for name, gradient, like in zip(("dq", "dk", "dv"), one.grads or (), one.inputs, strict=False):
-        results.append((name, gradient, like))
-    for name, got, like in results:
-        found, expected = ((tuple(t.shape), str(t.dtype)[6:]) for t in (got, like))
-        if found != expected:
-            return f"{name} is {found[1]} {found[0]}; expected {expected[1]} {expected[0]}"
+        results.append((name, gradient, tuple(like.shape)))
+    for name, got, shape in results:
+        found = str(got.dtype)[6:], tuple(got.shape)
+        if found != (dtype, shape):
+            return f"{name} is {found[0]} {found[1]}; expected {dtype} {shape}"
     return None
 
 

@@ -2,8 +2,8 @@
 
 Every score is 0, because q and k use different halves of head_dim. So a query i weighs the n keys
 that it sees equally (n = i + 1 with a causal mask, N without one). The keys that a query sees, and
-the queries that see a key, are intervals, so that everything is a difference of prefix sums. With D
-signs f, and numbers s, t, w of magnitude 1 to 1.875, all of which look random but depend on the
+the queries that see a key, are intervals, so that everything is a difference of prefix sums. With
+Dv signs f, and numbers s, t, w of magnitude 1 to 1.875, all of which look random but depend on the
 position only:
 
     q_i = t_i u    k_j = s_j y    v_j = f_j    dO_i = w_i x
@@ -47,14 +47,16 @@ class EqualScores:
 
     def __init__(self, workload: Workload, with_gradients: bool) -> None:
         w = self._workload = workload
-        self._x = 1 + np.arange(w.head_dim) % 8 / 8  # eighths: exact in every dtype
+        # eighths: exact in every dtype
+        dims = w.v_head_dim, w.head_dim
+        self._x, self._of_scores = (1 + np.arange(d) % 8 / 8 for d in dims)
         is_upper = np.arange(w.head_dim) >= w.head_dim // 2
-        self._u, self._y = (np.where(half, self._x, 0.0) for half in (~is_upper, is_upper))
+        self._u, self._y = (np.where(half, self._of_scores, 0.0) for half in (~is_upper, is_upper))
         if not with_gradients:
             self._u = np.zeros(w.head_dim)
         positions = np.arange(w.seq_len)
-        self._f = signs(positions, w.head_dim)
-        drawn = signs(positions, 3 * 4, first=w.head_dim).reshape(-1, 3, 4)
+        self._f = signs(positions, w.v_head_dim)
+        drawn = signs(positions, 3 * 4, first=w.v_head_dim).reshape(-1, 3, 4)
         self._s, self._t, self._w = (drawn[..., 0] * (drawn[..., 1:] @ _EIGHTHS + 23 / 16)).T
         visible = visible_keys(w)
         self._keys = visible.first(positions), visible.stop(positions)
@@ -86,7 +88,8 @@ class EqualScores:
         """
         (values, vector), size = self._gradients[name]
         scale = float(heads) if name == "dv" else heads / math.sqrt(self._workload.head_dim)
-        size = scale * float(self._x.max()) * size[positions]
+        largest = (self._x if name == "dv" else self._of_scores).max()
+        size = scale * float(largest) * size[positions]
         return scale * values[positions, None] * vector, size
 
     @cached_property

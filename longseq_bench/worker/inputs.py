@@ -49,7 +49,9 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 @dataclass
 class Pass:
-    """Inputs and results of a pass: q (B, Hq, N, D), k, v (B, Hk, M, D), out like q.
+    """Inputs and results of a pass: q (B, Hq, N, D), k (B, Hk, M, D), v (B, Hk, M, Dv).
+
+    The output is (B, Hq, N, Dv).
 
     keep: as in Trial.
     original_q: a copy of q on the host, for a pass that overwrites q.
@@ -214,7 +216,11 @@ def draw_inputs(
 
     of_keys = shard.kv_heads, shard.keys
     parts = ("q", shard.heads, shard.queries), ("k", *of_keys), ("v", *of_keys)
-    shapes = [(len(shard.batch), len(heads), len(tokens), w.head_dim) for _, heads, tokens in parts]
+    dims = w.head_dim, w.head_dim, w.v_head_dim
+    shapes = [
+        (len(shard.batch), len(heads), len(tokens), dim)
+        for (_, heads, tokens), dim in zip(parts, dims, strict=True)
+    ]
 
     def draw(inputs: Triple) -> Fill:
         fill = _make_filler(attention, place, seed)
@@ -231,7 +237,7 @@ def draw_inputs(
         return one
     # memory layout (B, N, Hq, D), as the next layer of a model returns it: fused kernels then
     # make no copy
-    b, h, n, d = q.shape
+    (b, h, n, _), d = q.shape, w.v_head_dim
     grad_out = empty((b, n, h, d)).zero_().transpose(1, 2)
     local, _ = find_rows(shard.queries, rows)
     own = torch.empty((b, h, len(local), d), dtype=dtype, device=place)

@@ -86,7 +86,8 @@ class _Call:
     def of(cls, arguments: Mapping[str, Any], multiprocessors: int) -> "_Call":
         q, k = arguments["query"], arguments["key"]
         b, h, n, d = q.shape
-        sizes = {"B": b, "Hq": h, "Hk": k.shape[1], "N": n, "M": k.shape[2], "D": d}
+        wider = max(d, arguments["value"].shape[3])
+        sizes = {"B": b, "Hq": h, "Hk": k.shape[1], "N": n, "M": k.shape[2], "D": wider}
         sizes |= {"P": multiprocessors}
         conditions = {
             "grouped": h != k.shape[1],

@@ -33,16 +33,17 @@ class MatchingScores:
 
     def __init__(self, workload: Workload) -> None:
         self._head_dim = d = workload.head_dim
+        self._v_head_dim = workload.v_head_dim
         self._bits = min(d, MAX_BITS)
         self.has_unique_codes = workload.seq_len <= 2**self._bits
         # a power of two: exact in every dtype
         self._factor = 2.0 ** round(math.log2(_LARGEST_SCORE * math.sqrt(d) / self._bits))
 
     def inputs(self, name: str, positions: Positions) -> Array:
-        """Return rows (n, D) of q, k, v or grad_out for a head of scale 1."""
+        """Return rows (n, D) of q and k, (n, Dv) of v and grad_out, for a head of scale 1."""
         if name in ("v", "grad_out"):
             codes = positions % 2**self._bits
-            return signs(codes, self._head_dim, first=self._head_dim * (name == "grad_out"))
+            return signs(codes, self._v_head_dim, first=self._v_head_dim * (name == "grad_out"))
         rows = np.zeros((len(positions), self._head_dim))
         rows[:, : self._bits] = 1.0 - 2.0 * (positions[:, None] >> np.arange(self._bits) & 1)
         return rows * self._factor if name == "q" else rows

@@ -92,6 +92,12 @@ def unsupported_setting(trial: Trial) -> str | None:
     """Return why a setting has no meaning for this trial, or None."""
     if trial.keep == "inputs" and not trial.workload.train:
         return "keep=inputs needs mode=train: a forward pass keeps nothing for a backward"
+    w = trial.workload
+    if trial.keep == "nothing" and not w.train and w.v_head_dim != w.head_dim:
+        return (
+            f"keep=nothing: the output has v_head_dim {w.v_head_dim}, so it can't overwrite q with "
+            f"head_dim {w.head_dim}"
+        )
     needed = {"expandable": "cuda", "fresh": "cpu"}.get(trial.allocator, trial.device)
     if trial.device != needed:
         return f"allocator={trial.allocator} needs device={needed}"

@@ -19,14 +19,14 @@ class PlainRows:
 
     Create it on all ranks. Feed each chunk of `Gradients.of_keys` to `add_keys`.
 
-    out: (B, Hq, R, D).
+    out: (B, Hq, R, Dv).
     """
 
     def __init__(self, reference: Reference, rows: CheckedRows, dtype: DType) -> None:
         self._reference, self._rows = reference, rows
         self._dtype = getattr(torch, dtype)
         self._q = self._round(rows.q.float())
-        total, attended = torch.zeros_like(rows.lse), torch.zeros_like(rows.q)
+        total, attended = torch.zeros_like(rows.lse), torch.zeros_like(rows.attended)
         for chunk in reference.seen_chunks(rows.batch):
             values = self._round(chunk.values.float())
             for head, row in reference.heads_of(chunk, rows.batch):

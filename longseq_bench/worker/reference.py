@@ -6,8 +6,8 @@ ranks exchange the rows, and for each a maximum, a sum and a sum of values; no t
 one rank. A key that several ranks have is counted on the lowest of them only. A GPU with free
 memory checks its own tensors; what ranks exchange goes through the CPU.
 
-Letters: B batch, Hq heads, Hk kv_heads, R rows, K keys of a chunk, D head_dim. All tensors here are
-float64. A module multiplies q, k, v and out by one matrix each.
+Letters: B batch, Hq heads, Hk kv_heads, R rows, K keys of a chunk, D head_dim, Dv
+v_head_dim. All tensors here are float64. A module multiplies q, k, v and out by one matrix each.
 """
 
 import math
@@ -53,7 +53,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class CheckedRows:
-    """The checked rows of some rows of the batch, the same on every rank; all (B, Hq, R, D).
+    """The checked rows of some rows of the batch, the same on every rank; all (B, Hq, R, D or Dv).
 
     raw_q: q as given; q: after its projection.
     attended: the attention's output; out: after its projection.
@@ -70,7 +70,7 @@ class CheckedRows:
 
 @dataclass(frozen=True)
 class KeyChunk:
-    """Some of this rank's keys of one batch row and key head (K, D).
+    """Some of this rank's keys of one batch row and key head (K, D), with their values (K, Dv).
 
     at: the slice of this rank's keys that they are from.
     kept: their indices in the slice; None if they are all of it.
@@ -123,14 +123,15 @@ class Reference:
     def slabs(self) -> Iterator[range]:
         """Yield rows of the batch, so few at a time that their checked rows stay small."""
         w = self.workload
-        each = max(1, SLAB_ELEMENTS // (w.heads * len(self.rows) * w.head_dim))
+        widest = max(w.head_dim, w.v_head_dim)
+        each = max(1, SLAB_ELEMENTS // (w.heads * len(self.rows) * widest))
         for start in range(0, w.batch, each):
             yield range(start, min(start + each, w.batch))
 
     def rows_of(self, tensor: Tensor, batch: range) -> Tensor:
-        """Return the checked rows of a tensor that is sharded like q, (B, Hq, R, D)."""
+        """Return the checked rows of a tensor that is sharded like q, (B, Hq, R, D or Dv)."""
         w, rank = self.workload, self.group.rank
-        shape = len(batch), w.heads, len(self.rows), w.head_dim
+        shape = len(batch), w.heads, len(self.rows), tensor.shape[-1]
         found = torch.zeros(shape, dtype=torch.float64, device=self.device)
         for b, head in self.own_queries(batch):
             if is_owner(self.queries, rank, b, head):
@@ -151,7 +152,8 @@ class Reference:
         raw_q = self.rows_of(self.q, batch)
         q = self.projected(raw_q, "q")
         row_max = q.new_full((*q.shape[:3], 1), -math.inf)
-        total, attended = torch.zeros_like(row_max), torch.zeros_like(q)
+        total = torch.zeros_like(row_max)
+        attended = q.new_zeros(*q.shape[:3], self.v.shape[-1])
         for chunk in self.seen_chunks(batch):
             for head, row in self.heads_of(chunk, batch):
                 scores = self._scores(q[row], chunk, head)
@@ -300,10 +302,11 @@ class Gradients:
         }
 
     def of_keys(self) -> Iterator[tuple[KeyChunk, Sum, Sum]]:
-        """Yield dk and dv (K, D) of every chunk of own keys, summed over its query heads."""
+        """Yield dk (K, D), dv (K, Dv) of every chunk of own keys, summed over its query heads."""
         reference = self._reference
         for chunk in reference.chunks(self._rows.batch, counted_only=False):
-            dk, dk_squares, dv, dv_squares = (torch.zeros_like(chunk.keys) for _ in range(4))
+            dk, dk_squares = (torch.zeros_like(chunk.keys) for _ in range(2))
+            dv, dv_squares = (torch.zeros_like(chunk.values) for _ in range(2))
             for head, row in reference.heads_of(chunk, self._rows.batch):
                 self._add(chunk, head, row, (dk, dk_squares), (dv, dv_squares))
             if chunk.is_counted:

@@ -183,7 +183,7 @@ def find_unlike_constant(attention: Attention, out: Tensor) -> str | None:
     wrong = _WrongRows("output", tolerance[attention.coarsest_dtype])
     covers_all = _covers_all(attention)
     for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(shard.heads)):
-        constant = _constant(b, head * w.kv_heads // w.heads, w.head_dim)
+        constant = _constant(b, head * w.kv_heads // w.heads, w.v_head_dim)
         expected = _project(attention, constant[None]).to(out.device)
         size = expected.abs().amax(-1)
         for start in range(0, out.shape[2], _CHUNK):

@@ -61,7 +61,7 @@ those of a module's matrices sums of them."""
 TAKING = [n for n in REGISTERED if IMPLEMENTATIONS.get(n).takes_masks]
 KERNELS: dict[str, list[Options]] = {
     name: [{"kernel": "native"}, {"kernel": "aten-flash-cpu"}]
-    for name in ("ring", "collective", "ulysses", "usp", "head-parallel")
+    for name in ("fused", "ring", "collective", "ulysses", "usp", "head-parallel")
 }
 OWN: dict[str, list[Options]] = {
     "sdpa": [{}, {"backend": "math"}],
@@ -95,6 +95,13 @@ def test_longer_than_a_tile(mask: str, kernel: str) -> None:
     sizes = {"heads": 3, "kv_heads": 1, "head_dim": 8, "batch": 1}
     w = make_workload(1353, mode="train", mask=mask, **sizes)
     assert_equals_reference("ring", {"kernel": kernel}, w)
+
+
+@pytest.mark.parametrize("mask", ["sliding-window:24", "documents:37", "full-documents:40"])
+@pytest.mark.parametrize("name", ["ring", "collective", "ulysses", "dense", "sdpa"])
+def test_values_with_another_head_dim(name: str, mask: str) -> None:
+    w = make_workload(TOKENS, kv_heads=2, mode="train", mask=mask, v_head_dim=8)
+    assert_equals_reference(name, {}, w)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

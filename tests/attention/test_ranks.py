@@ -223,6 +223,25 @@ def test_ranks_together_equal_the_reference(
         assert_right(case, results)
 
 
+TAKE_V_HEAD_DIM = [
+    case for case in SOME if IMPLEMENTATIONS.get(str(case.values[0])).takes_v_head_dim
+]
+
+
+@in_turn("causal", TAKE_V_HEAD_DIM, {"both-ways": False, "causal": True})
+def test_a_v_head_dim_of_its_own_equals_the_reference(
+    ranks: Ranks, name: str, world: int, options: Options, causal: bool
+) -> None:
+    """Blocks of k and v, of their gradients and of the output have different sizes."""
+    shape = {"v_head_dim": 8, "causal": causal}
+    cases = [
+        Case(name, options, workload(name, world, 67, True, mode="forward", **shape)),
+        Case(name, options, workload(name, world, 41, False, mode="train", **shape), True),
+    ]
+    for case, results in zip(cases, run_cases(ranks, world, cases), strict=True):
+        assert_right(case, results)
+
+
 @in_turn("dtype", SOME, {dtype: dtype for dtype in ("bfloat16", "float16")})
 def test_half_precision_equals_the_reference(
     ranks: Ranks, name: str, world: int, options: Options, dtype: str

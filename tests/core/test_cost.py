@@ -13,6 +13,12 @@ from longseq_bench.core.model import Workload
         ({}, 4 * (10 * 2 * 4 * (2 + 1 + 1 + 2) + 2 * (2 * 2 * 100))),
         ({"dtype": "bfloat16"}, 2 * (10 * 2 * 4 * (2 + 1 + 1 + 2) + 2 * (2 * 2 * 100))),
         ({"causal": True}, 4 * (10 * 2 * 4 * (2 + 1 + 1 + 2) + 2 * (2 * 2 * 100)) + 100),
+        # v and out of 3
+        ({"v_head_dim": 3}, 4 * (10 * 2 * ((2 + 1) * 4 + (1 + 2) * 3) + 2 * (2 * 2 * 100))),
+        (
+            {"v_head_dim": 3, "mode": "train"},
+            4 * (10 * 2 * ((2 + 1) * 4 + (1 + 2 + 2 + 1) * 3) + 3 * (2 * 2 * 100)),
+        ),
         # and the gradients of out and v; weights and two gradients
         ({"mode": "train"}, 4 * (10 * 2 * 4 * (2 + 1 + 1 + 2 + 2 + 1) + 3 * (2 * 2 * 100))),
     ],

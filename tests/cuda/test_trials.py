@@ -35,6 +35,22 @@ def test_a_second_trial_in_one_fork_server(launcher: LocalLauncher, mode: str) -
 
 
 @pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize(
+    ("name", "options", "padded"),
+    [("sdpa", {}, False), ("fused", {"kernel": "flash"}, True),
+     ("fused", {"kernel": "efficient"}, False), ("ring", {}, True)],
+)  # fmt: skip
+def test_a_v_head_dim_of_its_own(
+    launcher: LocalLauncher, name: str, options: dict[str, Any], padded: bool, mode: str
+) -> None:
+    """The shape of DeepSeek-V3, with fewer heads: q and k of 192, v of 128."""
+    shape = {**SHAPE, "head_dim": 192, "v_head_dim": 128, "causal": True}
+    outcome = passed(run(launcher, name, 4096, options, mode=mode, repeats=2, **shape))
+    assert outcome.facts["every_row_checked"]
+    assert ("padded_v" in outcome.facts) == padded
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
 def test_the_expandable_allocator_runs_and_has_the_same_peak(
     launcher: LocalLauncher, mode: str
 ) -> None:

@@ -55,6 +55,42 @@ def test_a_pass_is_wrong_before_its_numbers_are_compared(
     assert (outcome.status, outcome.phase, outcome.reason) == ("wrong", "check", reason)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize("v_head_dim", [24, 48])
+def test_a_v_head_dim_of_its_own_passes_every_check(
+    launcher: LocalLauncher, v_head_dim: int, mode: str, dtype: str
+) -> None:
+    """Equal and matching scores, constant values, sampled rows and sums of gradients."""
+    shape = {"head_dim": 32, "v_head_dim": v_head_dim, "mode": mode, "dtype": dtype}
+    fields = {**shape, "repeats": 2}
+    outcome = run(launcher, "dense", 1500, causal=True, **fields)
+    assert outcome.status == "ok", outcome.reason
+    assert outcome.facts["every_row_checked"]
+    pairs, elements = 1500 * 1501 / 2, 32 + v_head_dim
+    if mode == "train":
+        elements += 3 * 32 + 2 * v_head_dim
+    assert outcome.largest("flops") == pytest.approx(2 * pairs * elements * 2)
+    wide = run(launcher, "ring", 1500, **fields)
+    if v_head_dim > 32:
+        assert wide.status == "unsupported"
+        assert "it needs a v_head_dim of at most 32" in (wide.reason or "")
+        return
+    assert wide.status == "ok", wide.reason
+    assert wide.facts["padded_v"] == "from 24 to 32 elements per head, in the kernel"
+
+
+@pytest.mark.parametrize(("mode", "status"), [("forward", "unsupported"), ("train", "ok")])
+def test_an_output_of_another_size_does_not_overwrite_q(
+    launcher: LocalLauncher, mode: str, status: str
+) -> None:
+    fields = {"head_dim": 32, "v_head_dim": 24, "mode": mode, "keep": "nothing"}
+    outcome = run(launcher, "ring", 700, **fields)
+    assert outcome.status == status, outcome.reason
+    if status == "unsupported":
+        assert "v_head_dim 24, so it can't overwrite q with head_dim 32" in (outcome.reason or "")
+
+
 @pytest.mark.parametrize(
     ("name", "mode", "result"),
     [

@@ -42,9 +42,9 @@ class GatherKernel:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and its log-sum-exp."""
-        out, lse = empty_softmax(q)
+        out, lse = empty_softmax(q, v)
         count = self.exchange.blocks.per_rank
-        buffers = [self.exchange.buffer(k) for _ in range(min(2, count))]
+        buffers = [self.exchange.buffer(k, v) for _ in range(min(2, count))]
 
         transfer = self.exchange.start(k, v, 0, buffers[0])
         for index in limited(range(count), MAX_STEPS):
@@ -64,7 +64,7 @@ class GatherKernel:
         dq = torch.zeros_like(q, dtype=wide(q))
         dkv = wide_zeros(keys)
         count = self.exchange.blocks.per_rank
-        gathered = self.exchange.buffer(k)
+        gathered = self.exchange.buffer(k, v)
 
         for index in limited(range(count), MAX_STEPS):
             transfer = self.exchange.start(k, v, index, gathered)
@@ -86,6 +86,7 @@ class GatherKernel:
 class Collective(Attention):
     """Exact attention of local query rows to gathered keys and values."""
 
+    takes_v_head_dim = True
     summary = "all-gather of keys and values; each rank computes its own queries; exact"
     many_ranks = True
     takes_masks = True

@@ -16,6 +16,7 @@ class Dense(Attention):
     """softmax(q kᵀ / √D) v with the scores (B, Hq, N, N) materialised."""
 
     takes_masks = True
+    takes_v_head_dim = True
     summary = "standard attention: all scores are in memory, O(n²)"
 
     @override
@@ -33,4 +34,4 @@ class Dense(Attention):
         if self.workload.mask is not None:
             scores = scores.masked_fill(~visible_pairs_of(self.workload, q.device), -math.inf)
         shares = torch.softmax(scores, -1)
-        return (shares.reshape(B, Hk, Hq // Hk * N, N) @ v).reshape(B, Hq, N, D)
+        return (shares.reshape(B, Hk, Hq // Hk * N, N) @ v).reshape(B, Hq, N, v.shape[3])

@@ -33,6 +33,7 @@ from longseq_bench.kernels.exact.base import AUTO
 class HeadParallel(Attention):
     """Exact attention, each rank for its heads."""
 
+    takes_v_head_dim = True
     summary = "heads split over ranks, each rank with the whole sequence (tensor parallel); exact"
     many_ranks = True
     takes_masks = True

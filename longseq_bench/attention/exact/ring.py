@@ -93,7 +93,7 @@ class RingKernel:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and its log-sum-exp."""
-        out, lse = empty_softmax(q)
+        out, lse = empty_softmax(q, v)
         for block, kv in self._visits(k, v):
             # merges the block into out and lse
             self.attention.forward(q, kv, block, out, lse)
@@ -104,7 +104,7 @@ class RingKernel:
         q, (k, v) = queries[1], keys
         dq = torch.zeros_like(q, dtype=wide(q))
         dkv = wide_zeros(keys)
-        gradients = None if self.full_queries else RingGradients(self.ring, k, dkv)
+        gradients = None if self.full_queries else RingGradients(self.ring, keys, dkv)
         for block, kv in self._visits(k, v):
             if isinstance(block, LocalShare):
                 self.attention.backward(queries, kv, block, dq, dkv)
@@ -127,6 +127,7 @@ class RingKernel:
 class Ring(Attention):
     """Exact attention, block by block, merged by log-sum-exp."""
 
+    takes_v_head_dim = True
     summary = "blocks of keys and values pass from rank to rank; exact, minimal memory"
     many_ranks = True
     takes_masks = True
@@ -177,6 +178,9 @@ class Ring(Attention):
             reason = fairscale_shards.unavailable_reason(workload.dtype)
         if reason and group.size > 1:
             raise UnsupportedError(reason)
+        if workload.v_head_dim != workload.head_dim and (self.on_host or transport == "fairscale"):
+            setting = "offload=host" if self.on_host else "transport=fairscale"
+            raise UnsupportedError(f"{setting} needs a v_head_dim equal to the head_dim")
         self.order = TokenOrder(order, workload.seq_len, group.size)
         super().__init__(workload, group)
 

@@ -31,6 +31,7 @@ class Sdpa(Attention):
     """torch.nn.functional.scaled_dot_product_attention."""
 
     takes_masks = True
+    takes_v_head_dim = True
     summary = "torch's fused attention; the backend that ran is recorded"
 
     def __init__(
@@ -44,6 +45,11 @@ class Sdpa(Attention):
         ] = "auto",
     ) -> None:
         super().__init__(workload, group)
+        self._is_equal = workload.v_head_dim == workload.head_dim
+        if backend == "flash" and not self._is_equal:
+            raise UnsupportedError(
+                "backend=flash needs a v_head_dim equal to the head_dim; use backend=auto"
+            )
         self.backend = backend
         self._ran: str = backend
         self._mask: Tensor | None = None
@@ -56,6 +62,8 @@ class Sdpa(Attention):
         if is_meta():
             if self.backend == "math":
                 raise UnsupportedError("backend=math can't run on meta tensors")
+            if not self._is_equal and self.backend != "efficient":
+                raise UnsupportedError("torch's kernel for such a v_head_dim is not in the table")
             self.select_exact("aten-flash-cpu" if device == "cpu" else self.backend)
 
     @override

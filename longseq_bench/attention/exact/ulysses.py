@@ -43,7 +43,7 @@ class UlyssesKernel:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp of this rank's heads."""
-        out, lse_of_stages = torch.empty_like(q), []
+        out, lse_of_stages = _empty_output(q, v), []
         to_heads = self.exchange.to_heads
         for q_heads, kv_heads in self.stages:
             q_full, k_full, v_full = (
@@ -86,16 +86,24 @@ class SkippableKernel:
         self._inner, self._group = inner, group
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
-        """Return the inner kernel's output; q if nothing is computed."""
+        """Return the inner kernel's output; if nothing is computed, q or zeros of its size."""
         if self._group.computes:
             return self._inner.forward(q, k, v, keep_lse)
-        return q, q.new_zeros(q.shape[:3], dtype=torch.float32)
+        out = q if q.shape[3] == v.shape[3] else _empty_output(q, v).zero_()
+        return out, q.new_zeros(q.shape[:3], dtype=torch.float32)
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the inner kernel's gradients; q, k and v if nothing is computed."""
         if self._group.computes:
             return self._inner.backward(queries, keys)
         return queries[1], *keys
+
+
+def _empty_output(q: Tensor, v: Tensor) -> Tensor:
+    """Return memory for the output, (B, Hq, N, Dv)."""
+    if q.shape[3] == v.shape[3]:
+        return torch.empty_like(q)
+    return q.new_empty(*q.shape[:3], v.shape[3])
 
 
 def head_stages(w: Workload, ranks: int, stage_heads: int) -> list[tuple[HeadStage, HeadStage]]:
@@ -128,17 +136,25 @@ def exchange_bytes(exchange: HeadExchange, w: Workload) -> int:
     Forward: q, k, v to heads and out to tokens. Backward: grad_out, q, k, v, out to heads and dq,
     dk, dv to tokens.
     """
-    head_bytes = w.batch * w.head_dim * w.dtype_bytes
-    # tensors sent to heads and to tokens, of query heads and of KV heads
-    q_tensors, kv_tensors = ((4, 2), (4, 2)) if w.train else ((1, 1), (2, 0))
-    sent = exchange.bytes_sent(head_bytes, w.heads, *q_tensors)
-    return sent + exchange.bytes_sent(head_bytes, w.kv_heads, *kv_tensors)
+    both = (2, 1) if w.train else (1, 0)
+    # heads, elements per head, and how often such tensors are sent to heads and to tokens
+    tensors = (
+        (w.heads, w.head_dim, both),
+        (w.heads, w.v_head_dim, (2, 1) if w.train else (0, 1)),
+        (w.kv_heads, w.head_dim, both),
+        (w.kv_heads, w.v_head_dim, both),
+    )
+    return sum(
+        exchange.bytes_sent(w.batch * elements * w.dtype_bytes, heads, *times)
+        for heads, elements, times in tensors
+    )
 
 
 @implementation("ulysses")
 class Ulysses(Attention):
     """Exact attention of every token to every token, each rank for its heads."""
 
+    takes_v_head_dim = True
     summary = "all-to-all turns shards of tokens into shards of heads and back; exact"
     many_ranks = True
     takes_masks = True

@@ -40,6 +40,7 @@ from longseq_bench.patterns.visible_keys import visible_keys
 class Usp(Attention):
     """Exact attention on a grid of ulysses x ring ranks."""
 
+    takes_v_head_dim = True
     summary = "Ulysses inside groups of ranks, a ring across them; exact"
     many_ranks = True
     takes_masks = True

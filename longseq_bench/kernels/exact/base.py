@@ -5,9 +5,10 @@ FlashAttention (arXiv 2205.14135) a backward needs only the output and the log-s
 belong to a larger softmax of which these keys are a part; the gradients are then this part's
 contribution.
 
-Shapes: q, out, grad_out (B, Hq, Nq, D); k, v (B, Hk, Nk, D), Hk divides Hq; lse (B, Hq, Nq),
-natural, float32 (float64 for float64). `causal` means the lower triangle and needs Nq == Nk. A mask
-is (Nq, Nk), True where a query sees a key.
+Shapes: q (B, Hq, Nq, D); k (B, Hk, Nk, D); v (B, Hk, Nk, Dv); out, grad_out (B, Hq, Nq, Dv); Hk
+divides Hq; Dv is D unless the workload has another v_head_dim; lse (B, Hq, Nq), natural, float32
+(float64 for float64). `causal` means the lower triangle and needs Nq == Nk. A mask is (Nq, Nk),
+True where a query sees a key.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ from torch import Tensor
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError
 from longseq_bench.core.registry import Registry
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.exact._value_padding import (
+    cut,
+    cut_gradients,
+    is_narrow,
+    pad_backward,
+    pad_to,
+)
 from longseq_bench.kernels.merge import merge_part
 from longseq_bench.meta_mode import refuse_limited_loops
 
@@ -35,7 +43,7 @@ AUTO = "auto"
 class Use:
     """The task of a kernel.
 
-    device: kind of device.  masked: some calls have a mask.
+    device: kind of device.  masked: some calls have a mask.  v_head_dim: 0: that of q and k.
     """
 
     device: str
@@ -43,6 +51,7 @@ class Use:
     head_dim: int
     train: bool
     masked: bool = False
+    v_head_dim: int = 0
 
 
 class ExactKernel(ABC):
@@ -58,6 +67,8 @@ class ExactKernel(ABC):
     device: ClassVar[str]
     """The kind of device that it runs on."""
     takes_masks: ClassVar[bool] = False
+    takes_v_head_dim: ClassVar[bool] = False
+    """True if v may have another head_dim; for other kernels v is padded to that of q and k."""
     optional: ClassVar[bool] = False
     """True if it needs a package that longseq does not install."""
 
@@ -73,6 +84,8 @@ class ExactKernel(ABC):
             return f"it runs on {cls.device} only"
         if use.masked and not cls.takes_masks:
             return "it takes no mask"
+        if use.v_head_dim > use.head_dim and not cls.takes_v_head_dim:
+            return f"it needs a v_head_dim of at most {use.head_dim}, the head_dim"
         return None
 
     @classmethod
@@ -96,6 +109,9 @@ class ExactKernel(ABC):
         """
         own = self._for(mask)
         own.calls["forward"] += 1
+        if own._pads(q, v):
+            out, lse = own._forward(q, k, pad_to(v, q.shape[3]), causal, mask, keep_lse)
+            return cut(out, v), lse
         return own._forward(q, k, v, causal, mask, keep_lse)
 
     def backward(
@@ -104,6 +120,9 @@ class ExactKernel(ABC):
         """Return the gradients of q, k, v, given output and log-sum-exp of the whole softmax."""
         own = self._for(mask)
         own.calls["backward"] += 1
+        if own._pads(queries[1], keys[1]):
+            padded = own._backward(*pad_backward(queries, keys), causal, mask)
+            return cut_gradients(padded, keys[1])
         return own._backward(queries, keys, causal, mask)
 
     def merge(
@@ -122,6 +141,9 @@ class ExactKernel(ABC):
         and -inf.
         """
         own = self._for(mask)
+        if own._pads(q, v):
+            merge_part(out, lse, *own.forward(q, k, v, causal, mask))
+            return
         own.calls["forward"] += 1
         own._merge(q, k, v, out, lse, causal, mask)
 
@@ -136,6 +158,11 @@ class ExactKernel(ABC):
     ) -> None:
         """Add the gradients that `backward` returns to dq and dkv, which are wide."""
         own = self._for(mask)
+        if own._pads(queries[1], keys[1]):
+            parts = own.backward(queries, keys, causal, mask)
+            for total, part in zip((dq, *dkv), parts, strict=True):
+                total.add_(part)
+            return
         own.calls["backward"] += 1
         own._add_gradients(queries, keys, dq, dkv, causal, mask)
 
@@ -145,6 +172,9 @@ class ExactKernel(ABC):
             yield self.name
         if self._masked and self._masked.calls:
             yield f"{self._masked.name} (masked)"
+
+    def _pads(self, q: Tensor, v: Tensor) -> bool:
+        return not self.takes_v_head_dim and is_narrow(q, v)
 
     def _for(self, mask: Tensor | None) -> ExactKernel:
         """Return the kernel for a call: another one if this one takes no mask."""
@@ -222,7 +252,9 @@ def check_name(requested: str, kind: str = KERNELS.kind, others: Sequence[str] =
 
 
 def select(requested: str, use: Use) -> tuple[ExactKernel, dict[str, str]]:
-    """Return a kernel, and facts for the record: why `auto` did not take one that it prefers.
+    """Return a kernel, and facts for the record.
+
+    They say why `auto` did not take a kernel that it prefers, and that a kernel pads v.
 
     Raises:
         UnknownNameError: no kernel has that name.
@@ -232,12 +264,12 @@ def select(requested: str, use: Use) -> tuple[ExactKernel, dict[str, str]]:
         kernel = KERNELS.get(requested)
         if reason := kernel.unavailable_reason(use):
             raise UnsupportedError(f"kernel={requested}: {reason}")
-        return kernel(use), {}
+        return kernel(use), _padding(kernel, use)
     facts: dict[str, str] = {}
     for kernel in _preferred(use):
         reason = kernel.unavailable_reason(use)
         if reason is None:
-            return kernel(use), facts
+            return kernel(use), facts | _padding(kernel, use)
         if not kernel.optional:
             facts[f"not_{kernel.name}"] = reason
     reasons = "; ".join(f"{name.removeprefix('not_')}: {why}" for name, why in facts.items())
@@ -245,6 +277,12 @@ def select(requested: str, use: Use) -> tuple[ExactKernel, dict[str, str]]:
         f"no kernel of exact attention takes head_dim {use.head_dim} in {str(use.dtype)[6:]} on "
         f"{use.device}" + (f" ({reasons})" if reasons else "")
     )
+
+
+def _padding(kernel: type[ExactKernel], use: Use) -> dict[str, str]:
+    if use.v_head_dim in (0, use.head_dim) or kernel.takes_v_head_dim:
+        return {}
+    return {"padded_v": f"from {use.v_head_dim} to {use.head_dim} elements per head, in the kernel"}
 
 
 def _preferred(use: Use) -> list[type[ExactKernel]]:

@@ -24,12 +24,13 @@ class Efficient(ExactKernel):
 
     device = "cuda"
     takes_masks = True
+    takes_v_head_dim = True
 
     @classmethod
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
         align = 16 // use.dtype.itemsize
-        if use.head_dim % align:
+        if use.head_dim % align or use.v_head_dim % align:
             return f"it needs a head_dim that is a multiple of {align}"
         return super().unavailable_reason(use) or capability_reason((5, 0))
 
