@@ -101,6 +101,11 @@ class Attention(ABC):
         return Shard.full(self.workload)
 
     @property
+    def counts_traffic(self) -> bool:
+        """True if all it sends goes through `group`: bytes are counted, and halves switched off."""
+        return True
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype of q, k, v and the output."""
         dtype: torch.dtype = getattr(torch, self.workload.dtype)

@@ -44,7 +44,10 @@ class SearchOptions:
 
     impl: Annotated[
         list[str],
-        typer.Option(help="Implementation to run (repeatable); `longseq list` names them."),
+        typer.Option(
+            help="Implementation to run (repeatable): a name of `longseq list`, or a function of "
+            "your own as path/to/file.py:function or module:function."
+        ),
     ]
     option: ImplementationOptions = None
     memory_budget: Annotated[
@@ -216,7 +219,9 @@ def parse_options(
     An assignment is for every implementation with that option. Raises UserError if none has it.
     """
     from longseq_bench.core.options import parse_assignments, unknown_option
+    from longseq_bench.core.own_functions import canonical_name
 
+    names = [canonical_name(name) for name in names]
     values = parse_assignments(assignments or [])
     known = {n: {s.name for s in catalogue.entry(n, "--impl").options} for n in names}
     for name in values:

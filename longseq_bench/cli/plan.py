@@ -31,7 +31,8 @@ def plan(
     impl: Annotated[
         list[str] | None,
         typer.Option(
-            help="Implementation to plan for (repeatable); `longseq list` names them. Required, "
+            help="Implementation to plan for (repeatable): a name of `longseq list`, or a "
+            "function of your own as path/to/file.py:function or module:function. Required, "
             "except with --accuracy.",
         ),
     ] = None,
@@ -145,6 +146,7 @@ def _build_trials(
 ) -> list[Trial]:  # fmt: skip
     """Return a trial of one token for each implementation with its options."""
     from longseq_bench.core.model import Trial
+    from longseq_bench.core.own_functions import source_of
 
     has_bfloat16 = profile.device == "cuda" and "bfloat16" in profile.flops
     shape = workload.workload("bfloat16" if has_bfloat16 else "float32")
@@ -153,7 +155,7 @@ def _build_trials(
         Trial(
             implementation=name, options=values, workload=shape, device=profile.device,
             world_size=world_size, memory_budget=budget or profile.memory, repeats=0,
-            keep=workload.keep,
+            keep=workload.keep, source=source_of(name),
         )
         for name, values in chosen.items()
     ]  # fmt: skip

@@ -31,6 +31,7 @@ from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError
 from longseq_bench.core.hardware import Hardware, profiles, this_cpu
 from longseq_bench.core.model import Device, Record, Trial
+from longseq_bench.core.own_functions import source_of
 from longseq_bench.core.units import parse_bytes, parse_seconds
 from longseq_bench.launchers.base import Launcher, create_launcher
 from longseq_bench.reports import documents, write_documents
@@ -197,6 +198,7 @@ def build_trials(
             implementation=name, options=options, workload=shape, device=device, world_size=world,
             memory_budget=budget, time_budget=time_budget, repeats=0, threads=search.threads,
             seed=search.seed, keep=workload.keep, allocator=search.allocator,
+            source=source_of(name),
         )
         for name, options in implementations.items() for world in worlds
     ]  # fmt: skip

@@ -204,7 +204,8 @@ class SweepFile(_Section):
         tuple[Implementation, ...], MinLen(1), BeforeValidator(_to_items)
     ] = Field(
         description="What is measured: names, or `name: {option: value}`. `longseq list` shows "
-        "every name with its options. Required."
+        "every name with its options; path/to/file.py:function and module:function name a "
+        "function of your own. Required."
     )
     workload: WorkloadSection = Field(
         default=WorkloadSection(),
@@ -291,7 +292,10 @@ def config_schema(catalogue: Catalogue | None = None) -> dict[str, Any]:
         names = [{"const": name, "description": entry.summary} for name, entry in entries]
         options = {name: _entry_schema(entry) for name, entry in entries}
         one = {"additionalProperties": False, "minProperties": 1, "maxProperties": 1}
-        item = {"anyOf": [*names, {"type": "object", "properties": options, **one}]}
+        own = {"type": "string", "pattern": _OWN_FUNCTION, "description": _OWN_HELP}
+        mapping = {"type": "object", "properties": options, **one}
+        mapping["patternProperties"] = {_OWN_FUNCTION: {"type": ["object", "null"]}}
+        item = {"anyOf": [*names, own, mapping]}
     reference = {"$ref": "#/$defs/Implementation"}
     schema["$defs"]["Implementation"] = item
     schema["properties"]["implementations"] = {
@@ -311,6 +315,8 @@ def _entry_schema(entry: Entry) -> dict[str, Any]:
     }
 
 
+_OWN_FUNCTION = r"^.+:[A-Za-z_][A-Za-z0-9_]*$"
+_OWN_HELP = "A function of your own: path/to/file.py:function or module:function."
 _COUNT_OR_TEXT = {
     "anyOf": [{"type": "integer"}, {"type": "string", "pattern": _NUMBER + "[kKmMgG]?$"}]
 }

@@ -16,6 +16,7 @@ from longseq_bench.core.errors import ConfigError, UserError, nearest
 from longseq_bench.core.model import OptionValue, Trial, Workload
 from longseq_bench.core.models import ModelShape, load_model
 from longseq_bench.core.options import unknown_option
+from longseq_bench.core.own_functions import canonical_name, short_name, source_of
 
 MAX_TRIALS = 100_000
 SETTINGS = (
@@ -70,7 +71,7 @@ def parse_config(text: str, name: str, catalogue: Catalogue, ranks: int = 1) -> 
     keys = {"device", *source.data}
     settings = {key: _distinct(getattr(file, key)) for key in SETTINGS if key in keys}
     choices = [
-        (name, _option_axes(name, options, catalogue, source, index))
+        (canonical_name(name), _option_axes(name, options, catalogue, source, index))
         for index, item in enumerate(file.implementations)
         for name, options in item.items()
     ]
@@ -137,7 +138,8 @@ def _load_models(
 
 
 def _check_baseline(file: SweepFile, source: SourceFile) -> None:
-    names = _distinct(name for item in file.implementations for name in item)
+    written = _distinct(name for item in file.implementations for name in item)
+    names = _distinct([*written, *map(canonical_name, written), *map(short_name, written)])
     if file.baseline is None or file.baseline.split(" ")[0] in names:
         return
     close = nearest(file.baseline, names)
@@ -206,6 +208,7 @@ def _trials(
 ) -> Iterator[Trial]:
     """Yield the trials, workload by workload, so that rows to compare are adjacent."""
     variants: dict[tuple[Any, ...], dict[str, OptionValue]] = {}
+    sources = {name: source_of(name) for name, _ in choices}
     for name, axes in choices:
         for values in _product(axes):
             options = catalogue.options(name, values)
@@ -214,4 +217,7 @@ def _trials(
         for values in _product(settings):
             fields = {"world_size": ranks, **values}
             for (name, *_), options in variants.items():
-                yield Trial(implementation=name, options=options, workload=workload, **fields)
+                yield Trial(
+                    implementation=name, options=options, workload=workload, source=sources[name],
+                    **fields,
+                )  # fmt: skip

@@ -11,6 +11,8 @@ from pydantic import Field
 from longseq_bench.core.errors import NotIncludedError, UnknownNameError, UserError
 from longseq_bench.core.model import Device, DeviceChoice, DType, Frozen, OptionValue
 from longseq_bench.core.options import OptionSpec, fill
+from longseq_bench.core.own_functions import is_own, read_own_function
+from longseq_bench.core.workload_arguments import all_missing_reasons
 
 _LIBRARIES = {
     "sdpa": (
@@ -38,12 +40,29 @@ NEAREST_INCLUDED = {
 
 
 class Entry(Frozen):
-    """One implementation. `unavailable` maps a device to the reason why it cannot run there."""
+    """One implementation. `unavailable` maps a device to the reason why it cannot run there.
+
+    source: built-in, the module of a plug-in, or file and line of an own function.
+    missing: why workloads are unsupported by an own function, from its signature.
+    """
 
     summary: str
     options: tuple[OptionSpec, ...] = ()
     unavailable: dict[str, str] = Field(default_factory=dict)
     source: str = "built-in"
+    missing: tuple[str, ...] = ()
+
+
+def _own_entry(name: str) -> Entry:
+    """Describe a function of the user by its source. Raises UserError."""
+    own = read_own_function(name)
+    signature = own.signature
+    return Entry(
+        summary=signature.summary or f"the function {own.function}",
+        options=signature.options,
+        source=own.place,
+        missing=all_missing_reasons(own.function, signature.takes),
+    )
 
 
 class KernelInfo(Frozen):
@@ -80,13 +99,15 @@ class Catalogue(Frozen):
     kernels: dict[str, KernelInfo] = Field(default_factory=dict)
 
     def entry(self, name: str, place: str = "") -> Entry:
-        """Return the implementation of that name.
+        """Return the implementation of that name; an own function is read from its file.
 
-        Raises NotIncludedError for a well-known library, else UnknownNameError with the nearest
-        name.
+        Raises NotIncludedError for a well-known library, UserError for an own function that can't
+        be used, else UnknownNameError with the nearest name.
         """
         if name in self.implementations:
             return self.implementations[name]
+        if is_own(name):
+            return _own_entry(name)
         close = NEAREST_INCLUDED.get(name.lower().replace("_", "-"))
         if close in self.implementations:
             raise NotIncludedError("implementation", name, close, place)

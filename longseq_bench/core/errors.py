@@ -11,6 +11,7 @@ LongseqError                what a caller may catch
 │   └── OutputError         stdout can't be written; exit code 2 as well
 ├── UnsupportedError        an implementation can't do this workload; status `unsupported`
 │   └── WorldError          it can't run on this number of ranks
+├── OwnFunctionError        a function of the user doesn't do what an attention must; status `error`
 ├── KernelLimitError        a launch or index limit of a kernel, not memory; status `limit`
 └── LauncherError           processes could not be started at all
 """
@@ -97,6 +98,10 @@ class WorldError(UnsupportedError):
 
     If no world size of a command fits, it is the user's mistake.
     """
+
+
+class OwnFunctionError(LongseqError):
+    """A function of the user that is not what the command read, or returns something else."""
 
 
 class KernelLimitError(LongseqError):

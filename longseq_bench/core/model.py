@@ -170,6 +170,8 @@ class Trial(Frozen):
     to memory that the process has not used (CPU); by default they write to warm memory.
     dense_kernel: kernel of the dense attention with which a sparse one is compared. same: that of
     the sparse one, if it computes exact attention too; sdpa: torch's choice; or a kernel's name.
+    source: hash of the file of an own function (core/own_functions.py); None for any other
+    implementation.
     """
 
     implementation: str
@@ -188,6 +190,7 @@ class Trial(Frozen):
     keep: Keep = "all"
     allocator: Allocator = "default"
     dense_kernel: str = SAME_KERNEL
+    source: str | None = None
 
     @property
     def requested_dense_kernel(self) -> str | None:
@@ -208,6 +211,11 @@ class Trial(Frozen):
             del shape["v_head_dim"]
         if not self.workload.model:
             del shape["model"]
+        if self.source is None:
+            del data["source"]
+        else:
+            # the file's bytes and the function identify it, wherever the file lies
+            data["implementation"] = data["implementation"].rpartition(":")[2]
         return _digest(data)
 
     def key_without(self, *names: str) -> Hashable:

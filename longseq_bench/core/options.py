@@ -86,7 +86,7 @@ def specs_of(make: Callable[..., Any]) -> tuple[OptionSpec, ...]:
     target = make.__init__ if inspect.isclass(make) else make
     hints = get_type_hints(target, include_extras=True)
     return tuple(
-        _spec(p.name, hints.get(p.name, str), p.default)
+        spec_of(p.name, hints.get(p.name, str), p.default)
         for p in inspect.signature(target).parameters.values()
         if p.kind is inspect.Parameter.KEYWORD_ONLY
     )
@@ -134,7 +134,11 @@ def unknown_option(name: str, raw: Any, known: Iterable[str], place: str) -> Use
     return UnknownNameError("option", name, known, place)
 
 
-def _spec(name: str, hint: Any, default: Any) -> OptionSpec:
+def spec_of(name: str, hint: Any, default: Any) -> OptionSpec:
+    """Return the option that a parameter with this type and default is.
+
+    Raises KeyError for a type that an option can't have.
+    """
     extras: list[Any] = []
     if get_origin(hint) is Annotated:
         hint, *extras = get_args(hint)

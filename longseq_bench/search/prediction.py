@@ -122,8 +122,8 @@ def _rate_key(trial: Trial) -> tuple[object, ...]:
     shape = trial.workload.model_dump(exclude={"seq_len", "model"})
     options = tuple(sorted((k, str(v)) for k, v in trial.options.items()))
     return (
-        trial.implementation, options, trial.device, trial.world_size, trial.threads, trial.keep,
-        tuple(shape.items()),
+        trial.implementation, trial.source, options, trial.device, trial.world_size,
+        trial.threads, trial.keep, tuple(shape.items()),
     )  # fmt: skip
 
 

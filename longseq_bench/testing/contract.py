@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.attention.base import Attention
+from longseq_bench.attention.own_function import find_implementation
 from longseq_bench.core.cost import floor_bytes, visible_pairs
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import Workload
@@ -326,7 +327,7 @@ class ImplementationContract:
         self, implementation: Any, options: Options, world_size: int
     ) -> None:
         """An implementation for one rank raises WorldError; it never gives one rank's answer."""
-        kind = IMPLEMENTATIONS.get(implementation) if isinstance(implementation, str) else None
+        kind = find_implementation(implementation) if isinstance(implementation, str) else None
         kind = kind or implementation
         w = make_workload(1024, batch=8, heads=24)
         if kind.many_ranks:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.attention.base import Attention
+from longseq_bench.attention.own_function import find_implementation
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 
@@ -25,7 +26,7 @@ def build_attention(
 ) -> Attention:
     """Return an implementation on one rank of a CPU, prepared. A name is looked up."""
     if isinstance(implementation, str):
-        implementation = IMPLEMENTATIONS.get(implementation)
+        implementation = find_implementation(implementation)
     attention = implementation(workload, Group.alone(), **options)
     attention.prepare("cpu")
     return attention

@@ -15,7 +15,8 @@ import psutil
 import torch
 
 from longseq_bench import meta_mode
-from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.attention.base import Attention
+from longseq_bench.attention.own_function import find_implementation, find_place
 from longseq_bench.attention.sparse.block_layout_attention import LayoutAttention
 from longseq_bench.core.errors import KernelLimitError, LongseqError, UnsupportedError
 from longseq_bench.core.model import DryRunEstimate, Trial
@@ -87,7 +88,7 @@ def _predict(
     # ranks on one host share its cores
     torch.set_num_threads(trial.threads or max(1, threads // trial.world_size))
     try:
-        make = IMPLEMENTATIONS.get(trial.implementation)
+        make = find_implementation(trial.implementation, trial.source)
         if reason := unsupported_setting(trial):
             return DryRunEstimate(unsupported=reason)
         if trial.device == "cpu" and (reason := make.unavailable_reason(trial.device)):
@@ -110,7 +111,9 @@ def _predict(
     except Exception as error:
         # from a plug-in, or from an operator that meta tensors don't support
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return DryRunEstimate(unsupported=f"can't run without data: {first[:200]}")
+        place = find_place(error)
+        where = f" ({place})" if place else ""
+        return DryRunEstimate(unsupported=f"can't run without data: {first[:200]}{where}")
     fullest = max(estimates, key=lambda e: e.peak_bytes)
     # the rank with the highest peak is not always the one that sends most
     sends_most = max(estimates, key=lambda e: e.bytes_sent)

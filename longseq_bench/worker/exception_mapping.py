@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from longseq_bench.core.errors import KernelLimitError, UnsupportedError
+from longseq_bench.attention.own_function import find_place
+from longseq_bench.core.errors import KernelLimitError, OwnFunctionError, UnsupportedError
 from longseq_bench.core.model import Outcome, Phase, Status
 from longseq_bench.worker.known_errors import (
     KERNEL_LIMIT,
@@ -48,7 +49,11 @@ def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
         facts["lost_peer"] = True
     if is_device_error(error):
         facts["device_error"] = True
+    if isinstance(error, OwnFunctionError):
+        return Outcome(status="error", reason=_shorten(text), phase=phase, facts=facts)
     reason = _shorten(f"{type(error).__name__}: {text}")
+    if place := find_place(error):
+        reason += f" ({place})"
     return Outcome(status="error", reason=reason, phase=phase, facts=facts)
 
 

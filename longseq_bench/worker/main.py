@@ -13,6 +13,7 @@ import torch
 
 from longseq_bench import attention
 from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.attention.own_function import find_implementation
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInfo
 from longseq_bench.core.cluster_env import RankInfo
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
@@ -84,7 +85,7 @@ def run_rank(
     # the first message: a cold file cache makes the first use of a GPU or of NCCL slow
     sender.start_phase("start", OPENING)
     try:
-        make = IMPLEMENTATIONS.get(trial.implementation)
+        make = find_implementation(trial.implementation, trial.source)
         if reason := make.unavailable_reason(trial.device) or unsupported_setting(trial):
             raise UnsupportedError(reason)
         if trial.device == "cuda":
@@ -142,7 +143,7 @@ def find_mistakes(trials: Sequence[Trial]) -> list[str]:
 def _find_exception(trial: Trial) -> Exception | None:
     """Return the exception that an implementation raises for a trial, or None."""
     try:
-        make = IMPLEMENTATIONS.get(trial.implementation)
+        make = find_implementation(trial.implementation, trial.source)
         make(trial.workload, Group(0, trial.world_size), **trial.options)
         check_name(trial.dense_kernel, "dense_kernel", (SAME_KERNEL, SDPA))
     except Exception as error:

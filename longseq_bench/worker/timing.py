@@ -63,7 +63,8 @@ def run_timed_passes(
     if one.grad_out is not None:
         one.grad_out.normal_()
     clock = clock_for(trial.device)
-    halves = {name: clock_for(trial.device) for name in _HALVES if group.size > 1}
+    has_halves = group.size > 1 and attention.counts_traffic
+    halves = {name: clock_for(trial.device) for name in _HALVES if has_halves}
     extra = available_meters("extra", MeterContext(trial.device, attention.on_host))
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
     dense = dense_baseline_for(attention, one, trial, warm_ups, log)

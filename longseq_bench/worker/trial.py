@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from longseq_bench import meta_mode
-from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.attention.base import Attention
+from longseq_bench.attention.own_function import find_implementation
 from longseq_bench.core.cost import floor_bytes
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Trial
@@ -134,7 +135,7 @@ def _build(trial: Trial, group: Group, log: MeasurementLog) -> Attention:
     """Build the implementation and set up the allocator; may raise UnsupportedError."""
     if trial.threads:
         torch.set_num_threads(trial.threads)
-    make = IMPLEMENTATIONS.get(trial.implementation)
+    make = find_implementation(trial.implementation, trial.source)
     attention = make(trial.workload, group, **trial.options)
     if reason := unsupported_setting(trial):
         raise UnsupportedError(reason)
@@ -255,7 +256,8 @@ class _TrialRun:
         if host_bytes := host_memory.usage.peak:
             log.add("host_memory", "B", host_bytes)
         log.add("plan_time", "s", prepared_s + attention.layout_s)
-        log.add("bytes_sent", "B", attention.group.traffic.bytes_sent)
+        if attention.counts_traffic:
+            log.add("bytes_sent", "B", attention.group.traffic.bytes_sent)
         return one
 
     def time_one_pass(self, one: Pass, log: MeasurementLog | None = None, part: str = "") -> None:
@@ -423,7 +425,8 @@ class _TrialRun:
         cost, shares = attention.cost(), attention.measures()
         log.add("flops", "FLOP", cost.flops)
         log.add("floor", "B", cost.floor_bytes)
-        log.add("bytes_formula", "B", bytes_sent_by_formula(attention, self.trial))
+        if attention.counts_traffic:
+            log.add("bytes_formula", "B", bytes_sent_by_formula(attention, self.trial))
         for name, share in shares.items():
             log.add(name, "1", share)
         if "density_achieved" in shares:

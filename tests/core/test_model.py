@@ -82,10 +82,18 @@ def test_every_field_of_a_trial_changes_its_key() -> None:
         "memory_budget": 2**20, "time_budget": 3.0, "repeats": 0, "time_cap": 1.0, "threads": 1,
         "seed": 1, "round": 1, "fit_only": True, "keep": "inputs",
         "allocator": "expandable", "workload": {"seq_len": 9}, "dense_kernel": "sdpa",
+        "source": "0" * 16,
     }  # fmt: skip
     assert set(changes) == set(Trial.model_fields)
     keys = {trial().replace(**{field: value}).key for field, value in changes.items()}
     assert len(keys | {trial().key}) == len(changes) + 1
+
+
+def test_the_key_of_an_own_function_is_that_of_its_file_wherever_it_lies() -> None:
+    here, there = (trial(f"{folder}/x.py:f", source="0" * 16) for folder in ("here", "there"))
+    assert here.key == there.key
+    assert here.key != here.replace(implementation="here/x.py:g").key
+    assert here.key != trial("f").key
 
 
 def test_every_field_of_a_workload_changes_the_key() -> None:

@@ -1,0 +1,312 @@
+"""A function of the user as an implementation: imported in a child, called, its output compared.
+
+The function is found as the parent found it (core/own_functions.py). Exact attention under the
+workload's mask is assumed, unless the function or its module has a `pattern`:
+
+    def pattern(q_positions, k_positions, head, *, window=256): ...
+
+It returns how often each query sees each key, (queries, keys), and is given those options of the
+function that it names. The mask of the workload applies in addition.
+
+Shapes: B batch, Hq heads, Hk kv_heads, N this rank's tokens, D head_dim.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts, Positions
+from longseq_bench.core.cost import Cost, attention_flops, floor_bytes, visible_pairs
+from longseq_bench.core.errors import OwnFunctionError, UnsupportedError, UserError, WorldError
+from longseq_bench.core.model import Workload
+from longseq_bench.core.own_functions import OwnFunction, is_own, read_own_function, search_path
+from longseq_bench.core.workload_arguments import GROUP, missing_reasons, passed_values
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import TokenOrder
+from longseq_bench.kernels.exact.base import AUTO, select
+from longseq_bench.meta_mode import is_meta, refuse_limited_loops
+
+COUNTED_PAIRS, MIN_COUNTED_ROWS = 2**26, 8
+"""Pairs of a pattern, over all heads, that are counted for its density: of evenly spaced rows."""
+
+_CHUNK_PAIRS = 2**22
+
+_files: dict[str, str] = {}
+"""Files of own functions that were imported here, or failed to be, as the user names them."""
+
+
+def find_implementation(name: str, source: str | None = None) -> type[Attention]:
+    """Return the class of an implementation: a registered one, or one made of an own function.
+
+    source: the expected hash of the own function's file; None: any. Raises OwnFunctionError for
+    another one, and whatever the file raises when it is imported.
+    """
+    if not is_own(name):
+        return IMPLEMENTATIONS.get(name)
+    try:
+        own = read_own_function(name)
+    except UserError as error:
+        raise OwnFunctionError(str(error)) from None
+    if source is not None and own.source != source:
+        raise OwnFunctionError(
+            f"{own.file} is not the file that the command read (its hash is {own.source}, expected "
+            f"{source}); run the command again, with the same file on every host"
+        )
+    return _make_class(own)
+
+
+@cache
+def _make_class(own: OwnFunction) -> type[Attention]:
+    module = _import(own)
+    function = getattr(module, own.function, None)
+    if not callable(function):
+        raise OwnFunctionError(f"{own.place}: {own.function} does not exist after the import")
+    pattern = _find_pattern(module, function)
+    base = OwnSparseAttention if pattern else OwnAttention
+    members = {
+        "own": own,
+        "function": staticmethod(function),
+        "pattern": staticmethod(pattern) if pattern else None,
+        "summary": own.signature.summary or own.function,
+        "many_ranks": GROUP in own.signature.takes,
+    }
+    return type(own.function, (base,), members)
+
+
+def _find_pattern(module: ModuleType, function: Any) -> Any:
+    """Return the pattern of a function: its own, which may be None, else that of its module."""
+    if hasattr(function, "pattern"):
+        return function.pattern
+    pattern = getattr(module, "pattern", None)
+    return pattern if callable(pattern) and pattern is not function else None
+
+
+def _import(own: OwnFunction) -> ModuleType:
+    """Import the file of an own function; its folder is on Python's path, after all others."""
+    _files[os.path.realpath(own.file)] = str(own.file)
+    if own.module:
+        sys.path[:] = search_path()
+        return importlib.import_module(own.module)
+    folder = str(own.file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    name = f"longseq_own_{own.source}"
+    spec = importlib.util.spec_from_file_location(name, own.file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses, pickle and torch.compile look a module up by its name
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class OwnAttention(Attention):
+    """Exact attention by a function of the user."""
+
+    own: ClassVar[OwnFunction]
+    function: ClassVar[Callable[..., Any]]
+    pattern: ClassVar[Callable[..., Any] | None]
+
+    def __init__(self, workload: Workload, group: Group, **options: Any) -> None:
+        takes, name = self.own.signature.takes, self.own.function
+        for reason in missing_reasons(name, takes, workload, group.size):
+            if f"`{GROUP}`" in reason:
+                raise WorldError(f"{reason}; it runs on one, not {group.size}")
+            raise UnsupportedError(reason)
+        options = {spec.name: spec.default for spec in self.own.signature.options} | options
+        super().__init__(workload, group)
+        values = passed_values(takes, workload, group.rank, group.size)
+        if GROUP in values:
+            values[GROUP] = group.data
+        self._options, self._arguments = options, values | options
+
+    @property
+    @override
+    def counts_traffic(self) -> bool:
+        """False over several ranks: the function sends by itself, so no byte of it is counted."""
+        return self.group.size == 1
+
+    @override
+    def build_shard(self) -> Shard:
+        order = TokenOrder("contiguous", self.workload.seq_len, self.group.size)
+        return Shard.of_tokens(self.workload, order.positions(self.group.rank))
+
+    @override
+    def prepare(self, device: str) -> None:
+        super().prepare(device)
+        if is_meta() and self.group.size > 1:
+            raise UnsupportedError(
+                f"{self.own.function} sends by itself, so it can't run without its other ranks"
+            )
+
+    @override
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        refuse_limited_loops()
+        with self._stand_in():
+            out = type(self).function(q, k, v, **self._arguments)
+        self._check(out, q)
+        return out  # type: ignore[no-any-return]
+
+    def _stand_in(self) -> AbstractContextManager[Any]:
+        """Return a context in which torch's fused attention has its memory on meta tensors too."""
+        return _FusedOnMeta(self) if is_meta() else nullcontext()
+
+    def _check(self, out: Any, q: Tensor) -> None:
+        """Raise OwnFunctionError if the result is not a tensor like q."""
+        expected = _describe(q)
+        got = _describe(out) if isinstance(out, Tensor) else _describe_other(out)
+        if got != expected:
+            raise OwnFunctionError(
+                f"{self.own.function} returned {got}; expected {expected}, like q (batch, heads, "
+                f"tokens, head_dim) ({self.own.place})"
+            )
+
+    @override
+    def facts(self) -> dict[str, Any]:
+        return {"own_function": self.own.place}
+
+
+class OwnSparseAttention(OwnAttention):
+    """Attention by a function of the user that has a `pattern`."""
+
+    def __init__(self, workload: Workload, group: Group, **options: Any) -> None:
+        super().__init__(workload, group, **options)
+        assert self.pattern is not None
+        named = inspect.signature(self.pattern).parameters
+        given = {name: value for name, value in self._options.items() if name in named}
+        self._pattern = partial(self.pattern, **given)
+        self._share: float | None = None
+
+    @override
+    def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
+        counts = np.asarray(self._pattern(q_positions, k_positions, head))
+        expected = len(q_positions), len(k_positions)
+        if counts.shape != expected or counts.dtype.kind not in "biu":
+            raise OwnFunctionError(
+                f"pattern of {self.own.function} returned {counts.dtype} {counts.shape}; expected "
+                f"booleans or whole numbers {expected}, one for each query and key "
+                f"({self.own.file})"
+            )
+        if not self.workload.causal:
+            return counts
+        return counts * (k_positions[None, :] <= q_positions[:, None])
+
+    @override
+    def cost(self) -> Cost:
+        """Return the FLOPs of the pairs that the pattern keeps, and the floor."""
+        w = self.workload
+        pairs = self._kept_share() * visible_pairs(w.seq_len, w.causal)
+        return Cost(attention_flops(w, pairs), floor_bytes(w))
+
+    @override
+    def measures(self) -> dict[str, float]:
+        return {"density_achieved": self._kept_share()}
+
+    @override
+    def facts(self) -> dict[str, Any]:
+        rows = len(self._counted_rows())
+        return super().facts() | {"density_of": f"{rows} of {self.workload.seq_len} query rows"}
+
+    def _kept_share(self) -> float:
+        """Return the share of the visible pairs that the pattern keeps, from some of the rows."""
+        if self._share is None:
+            w, rows = self.workload, self._counted_rows()
+            keys = np.arange(w.seq_len)
+            step = max(1, _CHUNK_PAIRS // w.seq_len)
+            kept = sum(
+                float(self.multiplicity(rows[i : i + step], keys, head).sum())
+                for head in range(w.heads)
+                for i in range(0, len(rows), step)
+            )
+            visible = float((rows + 1).sum()) if w.causal else float(len(rows) * w.seq_len)
+            self._share = kept / (visible * w.heads)
+        return self._share
+
+    def _counted_rows(self) -> Positions:
+        w = self.workload
+        count = max(MIN_COUNTED_ROWS, COUNTED_PAIRS // (w.seq_len * w.heads))
+        if count >= w.seq_len:
+            return np.arange(w.seq_len)
+        # the middle of equal parts
+        return (2 * np.arange(count) + 1) * w.seq_len // (2 * count)
+
+
+class _FusedOnMeta(TorchFunctionMode):
+    """Gives scaled_dot_product_attention the memory that it has on the device.
+
+    On meta tensors torch would choose the kernel that holds all scores.
+    """
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self._attention = attention
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        given = _SDPA.bind(*args, **kwargs).arguments
+        q, mask = given["query"], given.get("attn_mask")
+        name = "aten-flash-cpu" if self._attention.device == "cpu" else AUTO
+        kernel, _ = select(name, self._attention.kernel_use)
+        if mask is not None and mask.dim() != 2:
+            return func(*args, **kwargs)
+        causal, keep_lse = given.get("is_causal", False), q.requires_grad
+        return kernel.forward(q, given["key"], given["value"], causal, mask, keep_lse)[0]
+
+
+def _sdpa_arguments(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> None:  # fmt: skip
+    """Have the signature of scaled_dot_product_attention, which is built in."""
+
+
+_SDPA = inspect.signature(_sdpa_arguments)
+
+
+# ---- sentences ---------------------------------------------------------------------------------
+
+
+def find_place(error: BaseException) -> str | None:
+    """Return the last line of an own function's file that an exception passed: "a.py:12".
+
+    It is the definition if the function was called with arguments that it does not take. None if
+    no own function is involved.
+    """
+    place, caller = None, None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is OwnAttention.__call__.__code__:
+            caller = frame
+        if file := _files.get(os.path.realpath(frame.f_code.co_filename)):
+            place = f"{file}:{line}"
+    return place or (caller and caller.f_locals["self"].own.place)
+
+
+def _describe(tensor: Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype} {tuple(tensor.shape)} on {tensor.device}"
+
+
+def _describe_other(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)} ({', '.join(type(x).__name__ for x in value)})"
+    return "None" if value is None else f"a {type(value).__name__}"

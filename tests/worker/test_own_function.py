@@ -1,0 +1,172 @@
+"""Trials of own functions in their own processes: errors with their place, ranks, dry runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longseq_bench.core.model import Outcome, Trial
+from longseq_bench.core.own_functions import source_of
+from longseq_bench.launchers.local import LocalLauncher
+from tests.trials import MIB, complete, run_trial
+
+HEAD = """\
+import torch
+import torch.distributed as dist
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+"""
+RAISES = HEAD + "def f(q, k, v):\n    helper(q)\ndef helper(q):\n    raise ValueError('no luck')\n"
+RAISES_IN_BACKWARD = (
+    HEAD
+    + """\
+class Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q):
+        return q.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        raise ValueError('no gradient')
+def f(q, k, v):
+    return Broken.apply(sdpa(q, k, v))
+"""
+)
+HIDES_ITS_SIGNATURE = (
+    HEAD
+    + """\
+def plain(function):
+    return lambda q, k, v: function(q, k, v)
+@plain
+def f(q, k, v, *, causal):
+    return q
+"""
+)
+GATHERS = (
+    HEAD
+    + """\
+def f(q, k, v, *, group, rank, world_size):
+    every = []
+    for tensor in (k, v):
+        parts = [torch.empty_like(tensor) for _ in range(world_size)]
+        if group is not None:
+            dist.all_gather(parts, tensor.contiguous(), group=group)
+        every.append(torch.cat(parts, 2) if group is not None else tensor)
+    return sdpa(q, *every)
+"""
+)
+
+
+def own(
+    launcher: LocalLauncher, folder: Path, text: str, tokens: int = 300, **fields: Any
+) -> Trial:
+    path = folder / "own.py"
+    path.write_text(text)
+    name = f"{path}:f"
+    return complete(launcher, name, tokens, source=source_of(name), **fields)
+
+
+def run(launcher: LocalLauncher, folder: Path, text: str, *rest: Any, **fields: Any) -> Outcome:
+    return run_trial(launcher, own(launcher, folder, text, *rest, **fields))
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "reason"),
+    [
+        (RAISES, {}, "ValueError: no luck ({file}:7)"),
+        (RAISES_IN_BACKWARD, {"mode": "train"}, "ValueError: no gradient ({file}:10)"),
+        (HIDES_ITS_SIGNATURE, {},
+         "TypeError: plain.<locals>.<lambda>() got an unexpected keyword argument 'causal' "
+         "({file}:7)"),
+        ("import no_such_package\ndef f(q, k, v): return q\n", {},
+         "ModuleNotFoundError: No module named 'no_such_package' ({file}:1)"),
+        ("def f(q, k, v): return q\ndel f\n", {}, "{file}:1: f does not exist after the import"),
+        ("def f(q, k, v): return q[:, :, 1:]\n", {},
+         "f returned float32 (1, 2, 299, 64) on cpu; expected float32 (1, 2, 300, 64) on cpu, "
+         "like q (batch, heads, tokens, head_dim) ({file}:1)"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_an_error_with_its_place(
+    launcher: LocalLauncher, tmp_path: Path, text: str, fields: dict[str, Any], reason: str
+) -> None:
+    outcome = run(launcher, tmp_path, text, **fields)
+    assert outcome.reason == reason.format(file=tmp_path / "own.py")
+    assert outcome.status == "error"
+
+
+def test_a_wrong_answer_is_wrong(launcher: LocalLauncher, tmp_path: Path) -> None:
+    outcome = run(launcher, tmp_path, HEAD + "def f(q, k, v):\n    return sdpa(q, k, v) * 1.01\n")
+    assert (outcome.status, outcome.phase) == ("wrong", "check")
+
+
+def test_out_of_memory_stays_out_of_memory(launcher: LocalLauncher, tmp_path: Path) -> None:
+    text = HEAD + "def f(q, k, v):\n    torch.ones(2**27)\n    return sdpa(q, k, v)\n"
+    outcome = run(launcher, tmp_path, text, memory_budget=64 * MIB)
+    # the warm-up has no budget, the trial has
+    assert (outcome.status, outcome.phase) == ("oom", "forward")
+
+
+def test_a_file_edited_during_a_run_is_an_error(launcher: LocalLauncher, tmp_path: Path) -> None:
+    one = own(launcher, tmp_path, HEAD + "def f(q, k, v): return sdpa(q, k, v)\n")
+    assert run_trial(launcher, one).status == "ok"
+    own(launcher, tmp_path, HEAD + "def f(q, k, v): return q\n")
+    outcome = run_trial(launcher, one)
+    assert outcome.status == "error"
+    now = source_of(one.implementation)
+    assert outcome.reason == (
+        f"{tmp_path}/own.py is not the file that the command read (its hash is {now}, expected "
+        f"{one.source}); run the command again, with the same file on every host"
+    )
+
+
+def test_ranks_hold_equal_parts_and_unseen_traffic_is_not_reported(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    outcome = run(launcher, tmp_path, GATHERS, 302, world_size=2, repeats=2)
+    assert (outcome.status, outcome.reason) == ("ok", None)
+    assert sorted(outcome.samples("own_tokens")) == [151, 151]
+    for name in ("bytes_sent", "bytes_formula", "compute_time", "communication_time"):
+        assert outcome.samples(name) == ()
+    alone = run(launcher, tmp_path, GATHERS, 301, repeats=1)
+    assert (alone.status, alone.samples("bytes_sent")) == ("ok", (0.0,))
+
+
+# ---- dry runs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_fused_attention_has_its_memory_in_a_dry_run(
+    launcher: LocalLauncher, tmp_path: Path, mode: str, device: str
+) -> None:
+    """On meta tensors torch takes the kernel that holds all scores: 64 times as much here."""
+    fields: dict[str, Any] = {"mode": mode, "causal": True, "device": device}
+    text = HEAD + "def f(q, k, v, *, causal):\n    return sdpa(q, k, v, is_causal=causal)\n"
+    mine = own(launcher, tmp_path, text, 4096, **fields)
+    theirs = complete(launcher, "sdpa", 4096, **fields)
+    of_mine, of_theirs = launcher.dry_run([mine, theirs])
+    assert of_mine.unsupported is None
+    assert of_mine.peak_bytes == pytest.approx(of_theirs.peak_bytes, rel=0.02)
+    assert of_mine.flops == of_theirs.flops
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("def f(q, k, v):\n    return sdpa(q, k, v) * float(q[0, 0, 0, 0])\n",
+         "can't run without data: Tensor.item() cannot be called on meta tensors ({file}:5)"),
+        ("def f(q, k, v): return q[:1, :1]\n",
+         "f returned float32 (1, 1, 300, 64) on meta; expected float32 (1, 2, 300, 64) on meta, "
+         "like q (batch, heads, tokens, head_dim) ({file}:4)"),
+    ],
+)  # fmt: skip
+def test_a_dry_run_that_fails_says_where(
+    launcher: LocalLauncher, tmp_path: Path, text: str, reason: str
+) -> None:
+    (estimate,) = launcher.dry_run([own(launcher, tmp_path, HEAD + text)])
+    assert estimate.unsupported == reason.format(file=tmp_path / "own.py")
+
+
+def test_a_dry_run_of_ranks_that_send_by_themselves_is_refused(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    (estimate,) = launcher.dry_run([own(launcher, tmp_path, GATHERS, world_size=2)])
+    assert estimate.unsupported == "f sends by itself, so it can't run without its other ranks"
