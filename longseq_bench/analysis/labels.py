@@ -13,6 +13,10 @@ from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.model import OptionValue, Trial, options_key
+from longseq_bench.core.own_functions import short_name
+
+FILE_HASH = "file_hash"
+"""The hash of an own function's file among the options of a label."""
 
 KEEP_WORDS = {"inputs": "recomputed", "nothing": "in place"}
 
@@ -32,7 +36,7 @@ def find_labels(settings: Iterable[Settings]) -> Labels:
     distinct = {settings_key(one): one for one in settings}
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     for one in distinct.values():
-        for name, value in one.options.items():
+        for name, value in named_options(one).items():
             values[one.implementation, name].add(option_text(value))
     return {key: _label(one, values) for key, one in distinct.items()}
 
@@ -40,6 +44,18 @@ def find_labels(settings: Iterable[Settings]) -> Labels:
 def set_labels(rows: Iterable[R], labels: Labels) -> list[R]:
     """Return copies of the rows with these labels."""
     return [replace(row, label=labels[settings_key(row)]) for row in rows]
+
+
+def named_options(settings: Settings) -> Mapping[str, OptionValue]:
+    """Return what tells settings of one implementation apart: options, and an own file's hash."""
+    if settings.source is None:
+        return settings.options
+    return {**settings.options, FILE_HASH: settings.source[:8]}
+
+
+def _names(settings: Settings) -> set[str]:
+    """Return the names by which a baseline may name settings: an own function also by itself."""
+    return {settings.implementation, short_name(settings.implementation)}
 
 
 def settings_suffix(settings: Settings) -> str:
@@ -65,7 +81,8 @@ def settings_key(settings: Settings) -> Hashable:
 
     An option that is None or "none" is off, as if it did not exist yet when the records were made.
     """
-    on = {name: value for name, value in settings.options.items() if value not in (None, "none")}
+    options = named_options(settings)
+    on = {name: value for name, value in options.items() if value not in (None, "none")}
     return settings.implementation, options_key(on), settings_suffix(settings)
 
 
@@ -79,13 +96,13 @@ def find_baseline_label(settings: Iterable[Settings], labels: Iterable[str], bas
     known = dict(zip(labels, settings, strict=True))
     if baseline in known:
         return baseline
-    named = [label for label, one in known.items() if one.implementation == baseline]
+    named = [label for label, one in known.items() if baseline in _names(one)]
     named = named or [label for label, one in known.items() if _has_options(one, baseline)]
     if len(named) > 1:
         several = ", ".join(map(repr, named))
         raise UserError(f"baseline {baseline!r} is ambiguous: {several}; name one of them")
     if not named:
-        names = {*known, *(one.implementation for one in known.values())}
+        names = {*known, *(name for one in known.values() for name in _names(one))}
         raise UnknownNameError("baseline", baseline, names, place="the results")
     return named[0]
 
@@ -94,8 +111,10 @@ def _has_options(settings: Settings, text: str) -> bool:
     """Return True if the text names the implementation, some of its options, and its settings."""
     suffix = settings_suffix(settings)
     name, *words = text.removesuffix(suffix).split(" ")
-    options = {f"{option}={option_text(value)}" for option, value in settings.options.items()}
-    return name == settings.implementation and text.endswith(suffix) and options.issuperset(words)
+    options = {
+        f"{option}={option_text(value)}" for option, value in named_options(settings).items()
+    }
+    return name in _names(settings) and text.endswith(suffix) and options.issuperset(words)
 
 
 def speeds(rows: Iterable[SweepRow], baseline: str) -> list[float | None]:
@@ -126,7 +145,7 @@ def _label(settings: Settings, values: Mapping[tuple[str, str], set[str]]) -> st
     name = settings.implementation
     differing = (
         f"{option}={option_text(value)}"
-        for option, value in settings.options.items()
+        for option, value in named_options(settings).items()
         if len(values[name, option]) > 1
     )
     return " ".join([name, *differing]) + settings_suffix(settings)

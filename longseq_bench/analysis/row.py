@@ -25,7 +25,7 @@ _WORKLOAD = (
 _NAMED_OTHERWISE = {"mask": "visibility.text"}
 _TRIAL = (
     "implementation", "options", "device", "world_size", "memory_budget", "time_budget", "threads",
-    "fit_only", "keep", "allocator", "requested_dense_kernel",
+    "fit_only", "keep", "allocator", "requested_dense_kernel", "source",
 )  # fmt: skip
 _MACHINE = ("fingerprint", "host")
 _IDENTITY = (*_TRIAL, *_WORKLOAD, *_MACHINE)
@@ -41,7 +41,7 @@ SWEEP_AND_SEARCH: tuple[Document, ...] = ("sweep", "search")
 SAME_WORKLOAD = (*_WORKLOAD, "device", "threads", "fingerprint")
 """Fields that are equal for comparable figures; rows of sweeps also need equal lengths."""
 SAME_TRIAL = (
-    "implementation", "memory_budget", "time_budget", "fit_only", "keep", "allocator",
+    "implementation", "source", "memory_budget", "time_budget", "fit_only", "keep", "allocator",
     "requested_dense_kernel",
 )  # fmt: skip
 
@@ -103,10 +103,15 @@ class Row:
     allocator: Allocator = declare(
         "Allocator", "text", "Allocator mode: default, expandable (CUDA), fresh (CPU).", "same"
     )
+    source: str | None = declare(
+        "File hash", "text",
+        "Hash of the file of an own function; none for any other implementation.", "same",
+        default=None,
+    )  # fmt: skip
     requested_dense_kernel: str | None = declare(
         "Requested dense kernel", "text",
         "Kernel of the dense attention that the sweep asks for; none: that of the sparse one.",
-        "same",
+        "same", default=None,
     )  # fmt: skip
     peak_bytes: int | None = declare(
         "Peak memory", "bytes", "Largest peak memory of any rank.", "largest", measurement="peak"

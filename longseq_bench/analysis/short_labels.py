@@ -8,9 +8,17 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from longseq_bench.analysis.grouping import group_by
-from longseq_bench.analysis.labels import Labels, Settings, settings_key, settings_suffix
+from longseq_bench.analysis.labels import (
+    FILE_HASH,
+    Labels,
+    Settings,
+    named_options,
+    settings_key,
+    settings_suffix,
+)
 from longseq_bench.analysis.row import ranks_mark
 from longseq_bench.core.model import DTYPE_ALIASES, OptionValue
+from longseq_bench.core.own_functions import short_name, short_names
 from longseq_bench.core.units import format_tokens
 
 MAX_LABEL = 40
@@ -19,6 +27,7 @@ MAX_LABEL = 40
 _TEMPLATES = {
     **dict.fromkeys(("pattern", "order", "transport", "backend", "inner"), "{}"),
     "wire_dtype": "{} wire",
+    FILE_HASH: "file {}",
 }
 """Texts of options whose values are words; the others are "full queries"."""
 _ALIASES: dict[str, str] = {dtype: alias for alias, dtype in DTYPE_ALIASES.items()}
@@ -87,13 +96,18 @@ def _find_words(distinct: Mapping[Hashable, Settings]) -> dict[Hashable, Words]:
     named = [name for name, options in differing.items() if "pattern" in options]
     # of two implementations, or with the name of another, a pattern does not identify one
     led = named[0] if len(named) == 1 and patterns.isdisjoint(by_name) else None
-    words = {key: _words(one, differing[one.implementation], led) for key, one in distinct.items()}
+    short = short_names(by_name)
+
+    def words_of(one: Settings, more: Iterable[str] = ()) -> Words:
+        shown = {*differing[one.implementation], *more}
+        return _words(one, short[one.implementation], shown, led)
+
+    words = {key: words_of(one) for key, one in distinct.items()}
     for same in group_by(words, lambda key: _join(words[key], distinct[key])).values():
         if len(same) > 1:
             more = _find_differing((distinct[key] for key in same), is_missing_different=True)
             for key in same:
-                one = distinct[key]
-                words[key] = _words(one, differing[one.implementation] | more, led)
+                words[key] = words_of(distinct[key], more)
     return words
 
 
@@ -105,9 +119,9 @@ def _find_differing(settings: Iterable[Settings], is_missing_different: bool = F
     settings = list(settings)
     values: dict[str, set[str]] = defaultdict(set)
     for one in settings:
-        for name, value in one.options.items():
+        for name, value in named_options(one).items():
             values[name].add(repr(value))
-    counts = Counter(name for one in settings for name in one.options)
+    counts = Counter(name for one in settings for name in named_options(one))
     return {
         name
         for name, texts in values.items()
@@ -115,14 +129,16 @@ def _find_differing(settings: Iterable[Settings], is_missing_different: bool = F
     }
 
 
-def _words(settings: Settings, differing: Iterable[str], led: str | None) -> Words:
-    """Return the words of a label.  led: implementation for which its pattern stands."""
-    options, shown = settings.options, {*differing, "sparsity"}
+def _words(settings: Settings, name: str, differing: Iterable[str], led: str | None) -> Words:
+    """Return the words of a label.
+
+    name: of the implementation.  led: implementation for which its pattern stands.
+    """
+    options, shown = named_options(settings), {*differing, "sparsity"}
     dilation, pattern = options.get("dilation"), options.get("pattern")
     if "segments" in shown and isinstance(dilation, tuple) and _doubles(dilation):
         shown.discard("dilation")  # the usual rates
-    name = settings.implementation
-    if name == led and isinstance(pattern, str):
+    if settings.implementation == led and isinstance(pattern, str):
         name = pattern
         shown.discard("pattern")
     texts = {key: format_option(key, value) for key, value in options.items() if key in shown}
@@ -177,7 +193,7 @@ def _number(
 
 def _numbered(settings: Settings, number: int, room: int, used: set[str]) -> str:
     """Return the implementation with the first unused number, cut to the room."""
-    name, suffix = settings.implementation, settings_suffix(settings)
+    name, suffix = short_name(settings.implementation), settings_suffix(settings)
     while True:
         mark = f" #{number}"
         if len(name + mark + suffix) > room:

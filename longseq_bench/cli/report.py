@@ -10,6 +10,7 @@ import typer
 
 from longseq_bench.cli import options
 from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.own_functions import short_name
 
 if TYPE_CHECKING:
     from longseq_bench.core.model import Record
@@ -152,4 +153,5 @@ def _baseline_of(config: str, records: list[Record]) -> str | None:
         return None
     trials = [record.trial for record in records]
     names = {*find_short_labels(trials), *(trial.implementation for trial in trials)}
+    names |= {short_name(trial.implementation) for trial in trials}
     return str(baseline) if names & {str(baseline), str(baseline).split(" ")[0]} else None

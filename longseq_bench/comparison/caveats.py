@@ -10,6 +10,7 @@ from longseq_bench.comparison.model import TimeComparison, is_valid_time, status
 from longseq_bench.comparison.trial_matching import MatchedPair
 from longseq_bench.comparison.wording import count, format_percent, join_words, name_row
 from longseq_bench.core.model import Record
+from longseq_bench.core.own_functions import short_name
 
 MAX_LOAD_DIFFERENCE = 0.5  # difference in load, as a share of the cores, that is reported
 MAX_CPU_TIME_DIFFERENCE = 0.05
@@ -34,6 +35,7 @@ def find_caveats(
     yield from _order(*sides)
     yield from _load(*sides)
     yield from _cpu_time(compared)
+    yield from _edited_files(pairs)
     for name, side in zip("AB", sides, strict=True):
         commits = list(dict.fromkeys(c for r in side if (c := r.environment.commit)))
         if len(commits) > 1:
@@ -59,6 +61,17 @@ def _shared_records(pairs: Sequence[MatchedPair]) -> Iterator[str]:
             f"{shared} of {count(len(pairs), 'trial or search', 'trials and searches')} "
             f"{'has' if shared == 1 else 'have'} records that are on both sides: {alone}."
         )
+
+
+def _edited_files(pairs: Sequence[MatchedPair]) -> Iterator[str]:
+    """Report own functions whose file differs between the sides."""
+    edited = {
+        short_name(pair.a[0].trial.implementation): (pair.a[0].trial.source, pair.b[0].trial.source)
+        for pair in pairs
+        if pair.a[0].trial.source != pair.b[0].trial.source
+    }
+    for name, (in_a, in_b) in edited.items():
+        yield f"The file of {name} differs: its hash is {in_a} in A and {in_b} in B."
 
 
 def _invalid_times(compared: Compared) -> Iterator[str]:

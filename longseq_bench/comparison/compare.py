@@ -48,6 +48,7 @@ from longseq_bench.comparison.wording import (
 )
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
+from longseq_bench.core.own_functions import short_names
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 
 LEVEL, MIN_CHANGE = 0.05, 0.01
@@ -243,7 +244,7 @@ def _describe_machines(pairs: Sequence[MatchedPair]) -> str:
 
 
 def _contents(records: Sequence[Record]) -> str:
-    names = join_words(list(dict.fromkeys(r.trial.implementation for r in records)))
+    names = join_words(list(short_names(r.trial.implementation for r in records).values()))
     lengths = sorted({r.trial.workload.seq_len for r in records if r.purpose == "measure"})
     if not lengths:
         return f"searches of {names}"

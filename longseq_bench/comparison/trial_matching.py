@@ -2,7 +2,8 @@
 
 Trials match even if round, seed, repeats and time cap differ: these describe how often a trial was
 measured, not the trial. Searches match even if they ran different lengths. Machines match by
-hardware; their software may differ, because a comparison is often about software.
+hardware; their software may differ, because a comparison is often about software. So may the file
+of an own function: before and after an edit.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.searches import SEARCH_PURPOSES
-from longseq_bench.core.model import Record
+from longseq_bench.core.model import Record, Trial
+from longseq_bench.core.own_functions import short_name
 
 HARDWARE = ("host", "cpu", "cores", "memory_bytes", "gpus", "driver")
 SOFTWARE = (
@@ -58,6 +60,8 @@ def match_trials(a: Sequence[Record], b: Sequence[Record], any_machine: bool = F
     keys: list[_Key] = [
         lambda r: r.trial.model_copy(update=_REPETITION).key,
         lambda r: r.trial.model_copy(update=_REPETITION | _NO_BUDGETS).key,
+        lambda r: _of_any_file(r.trial).model_copy(update=_REPETITION).key,
+        lambda r: _of_any_file(r.trial).model_copy(update=_REPETITION | _NO_BUDGETS).key,
     ]
     return _match(side_a, side_b, keys, any_machine)
 
@@ -65,8 +69,19 @@ def match_trials(a: Sequence[Record], b: Sequence[Record], any_machine: bool = F
 def match_searches(a: Sequence[Record], b: Sequence[Record], any_machine: bool = False) -> Matching:
     """Match the searches for the longest length, each with its budgets."""
     side_a, side_b = ([r for r in side if r.purpose in SEARCH_PURPOSES] for side in (a, b))
-    keys: list[_Key] = [lambda r: r.trial.at(1).model_copy(update=_REPETITION).key]
+    keys: list[_Key] = [
+        lambda r: r.trial.at(1).model_copy(update=_REPETITION).key,
+        lambda r: _of_any_file(r.trial).at(1).model_copy(update=_REPETITION).key,
+    ]
     return _match(side_a, side_b, keys, any_machine)
+
+
+def _of_any_file(trial: Trial) -> Trial:
+    """Return the trial with the name of an own function alone; any other trial as it is."""
+    if trial.source is None:
+        return trial
+    name = f"own:{short_name(trial.implementation)}"
+    return trial.model_copy(update={"implementation": name, "source": None})
 
 
 def find_differences(

@@ -138,7 +138,7 @@ class ImplementationContract:
         w = make_workload(
             150, causal=causal, kv_heads=2, mode="train", v_head_dim=v_head_dim, dtype=dtype
         )
-        kind = IMPLEMENTATIONS.get(implementation) if isinstance(implementation, str) else None
+        kind = find_implementation(implementation) if isinstance(implementation, str) else None
         kind = kind or implementation
         if not kind.takes_v_head_dim:
             with pytest.raises(UnsupportedError, match=f"v_head_dim {v_head_dim} is unlike"):

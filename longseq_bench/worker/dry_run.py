@@ -20,6 +20,7 @@ from longseq_bench.attention.own_function import find_implementation, find_place
 from longseq_bench.attention.sparse.block_layout_attention import LayoutAttention
 from longseq_bench.core.errors import KernelLimitError, LongseqError, UnsupportedError
 from longseq_bench.core.model import DryRunEstimate, Trial
+from longseq_bench.core.own_functions import is_own
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import host_memory
 from longseq_bench.kernels.exact.base import AUTO
@@ -58,11 +59,18 @@ def dry_run(
     threads = torch.get_num_threads()
     estimates = []
     for trial in trials:
-        make = IMPLEMENTATIONS.get(trial.implementation)
-        smaller = smaller_trials(make, trial)
+        make = None if is_own(trial.implementation) else _find(trial)
+        smaller = smaller_trials(make, trial) if make else None
         found = [_predict(one, threads, capability, multiprocessors) for one in smaller or [trial]]
-        estimates.append(extrapolate(make, trial, smaller, found) if smaller else found[0])
+        estimates.append(extrapolate(make, trial, smaller, found) if make and smaller else found[0])
     return estimates
+
+
+def _find(trial: Trial) -> type[Attention] | None:
+    """Return the class of an implementation; None if it is missing, which the dry run explains."""
+    with suppress(LongseqError):
+        return find_implementation(trial.implementation)
+    return None
 
 
 def _disable_compiler() -> None:

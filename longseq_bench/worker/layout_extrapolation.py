@@ -30,9 +30,11 @@ EXTRAPOLATED_FROM = 2**22
 def smaller_trials(make: type[Attention], trial: Trial) -> tuple[Trial, Trial] | None:
     """Return the two trials from which to extrapolate; None if the trial has its own dry run.
 
-    On a CPU the layout is part of the peak, so it is always built.
+    On a CPU the layout is part of the peak, so it is always built. With a mask it is always built
+    too, because its rows are not alike.
     """
-    if trial.device == "cpu" or _kept(make, trial) <= EXTRAPOLATED_FROM:
+    is_built = trial.device == "cpu" or trial.workload.mask is not None
+    if is_built or _kept(make, trial) <= EXTRAPOLATED_FROM:
         return None
 
     def coarser(factor: int) -> Trial:

@@ -46,6 +46,31 @@ def test_a_label_has_what_differs_in_words() -> None:
     ]  # fmt: skip
 
 
+def test_an_own_function_has_its_name_and_what_tells_it_apart() -> None:
+    def own(*named: tuple[str, str]) -> list[str]:
+        return find_short_labels([make.trial(name, source=source) for name, source in named])
+
+    a, b = "a" * 16, "b" * 16
+    assert own(("x/mine.py:f", a)) == ["f"]
+    assert own(("x/mine.py:f", a), ("x/other.py:f", b)) == ["mine.py:f", "other.py:f"]
+    # before and after an edit
+    assert own(("x/mine.py:f", a), ("x/mine.py:f", b)) == ["f file aaaaaaaa", "f file bbbbbbbb"]
+
+
+def test_a_baseline_may_be_an_own_function_by_itself() -> None:
+    trials = [
+        make.trial("x/mine.py:f", options={"n": n}, source=source * 16)
+        for n in (1, 2) for source in "ab"
+    ]  # fmt: skip
+    found = find_short_labels([*trials, make.trial("ring")])
+    assert found[0] == "f n 1 file aaaaaaaa"
+    for name in ("f", "x/mine.py:f"):
+        baseline = f"{name} n=1 file_hash=aaaaaaaa"
+        assert find_baseline_label(trials, found[:-1], baseline) == found[0]
+    with pytest.raises(UserError, match="ambiguous"):
+        find_baseline_label(trials, found[:-1], "f")
+
+
 def test_a_pattern_stands_for_the_only_implementation_with_patterns() -> None:
     several = blocks("local-window", 0.95), blocks("strided", 0.999)
     assert labels(*several) == ["local-window 95 %", "strided 99.9 %"]

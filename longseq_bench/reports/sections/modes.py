@@ -10,6 +10,7 @@ from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.short_labels import MAX_LABEL
 from longseq_bench.core.masks import CAUSAL, FULL
+from longseq_bench.core.own_functions import short_names
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Column, Section, Table
@@ -78,6 +79,7 @@ def build_matrix(source: Source) -> Matrix:
     letters: dict[str, str] = {}
     rows = []
     by_name = group_by(runs, lambda run: run.row.implementation)
+    short = short_names(by_name)
     verdicts = {name: dict(_judge(some, columns)) for name, some in by_name.items()}
 
     def rank(name: str) -> tuple[int, int, int]:
@@ -85,7 +87,7 @@ def build_matrix(source: Source) -> Matrix:
         return -count[WORKS], count[FAILS], count[PARTIAL]
 
     for name in sorted(verdicts, key=rank):
-        cells = [shorten_name(name)]
+        cells = [shorten_name(short[name])]
         for column in columns:
             verdict, reason = verdicts[name].get(column, ("", ""))
             letter = letters.setdefault(reason, _letter(len(letters))) if reason else ""
