@@ -17,13 +17,14 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
@@ -72,7 +73,8 @@ def find_implementation(name: str, source: str | None = None) -> type[Attention]
 
 @cache
 def _make_class(own: OwnFunction) -> type[Attention]:
-    module = _import(own)
+    with _without_compiler(own) if is_meta() else nullcontext():
+        module = _import(own)
     function = getattr(module, own.function, None)
     if not callable(function):
         raise OwnFunctionError(f"{own.place}: {own.function} does not exist after the import")
@@ -94,6 +96,24 @@ def _find_pattern(module: ModuleType, function: Any) -> Any:
         return function.pattern
     pattern = getattr(module, "pattern", None)
     return pattern if callable(pattern) and pattern is not function else None
+
+
+@contextmanager
+def _without_compiler(own: OwnFunction) -> Iterator[None]:
+    """Refuse torch.compile: what it keeps in memory is not that of the operators it replaces."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError(
+            f"{own.file} calls torch.compile, whose memory can't be predicted; measure it with "
+            "maxlen, or predict it without torch.compile"
+        )
+
+    compile_ = torch.compile
+    vars(torch)["compile"] = refuse
+    try:
+        yield
+    finally:
+        vars(torch)["compile"] = compile_
 
 
 def _import(own: OwnFunction) -> ModuleType:

@@ -24,6 +24,7 @@ def catalogue_document(catalogue: Catalogue) -> Document:
             for device, reason in entry.unavailable.items()
             if not catalogue.devices[device].unavailable
         ]
+        missing = [f"Not supported: {reason}" for reason in entry.missing]
         rows = [
             (
                 f"{spec.name}={format_option(spec.default)}",
@@ -32,7 +33,7 @@ def catalogue_document(catalogue: Catalogue) -> Document:
             for spec in entry.options
         ]
         table = Table("", (Column("Option and default"), Column("Meaning")), tuple(rows))
-        summary = [capitalize_first(entry.summary), *unavailable]
+        summary = [capitalize_first(entry.summary), *unavailable, *missing]
         sections.append(Section(name, summary, tables=[table] if rows else []))
     kernels = tuple(
         (name, one.summary, one.device, one.unavailable) for name, one in catalogue.kernels.items()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longseq_bench.core.errors import UnknownNameError
+from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.units import format_tokens
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ def launch(
     parsed = _parse(command)
     if not nproc_per_node and cluster.ranks_reason:
         _print(f"{cluster.ranks_per_node} rank(s) on each host: {cluster.ranks_reason}")
-    identity = _identify(cluster, command, parsed.params.get("config"))
+    identity = _identify(cluster, command, parsed.params)
     if cluster.node:
         return _follow(cluster, identity, rdzv_timeout)
     settings = LaunchSettings(cluster, identity, rdzv_timeout, _print)
@@ -126,16 +128,16 @@ def _print(text: str) -> None:
     print_lines([text])
 
 
-def _identify(cluster: NodeInfo, command: list[str], config: Any) -> NodeIdentity:
+def _identify(cluster: NodeInfo, command: list[str], parameters: Mapping[str, Any]) -> NodeIdentity:
     """Return the identity of this node, with the values that must be equal on all nodes."""
     import hashlib
     import platform
     import shlex
     import socket
     import uuid
-    from pathlib import Path
 
     from longseq_bench import __version__
+    from longseq_bench.core.own_functions import is_own, source_of
     from longseq_bench.environment import commit_of, installed_version
     from longseq_bench.launchers.control_channel import NodeIdentity
 
@@ -147,10 +149,30 @@ def _identify(cluster: NodeInfo, command: list[str], config: Any) -> NodeIdentit
         "--nproc-per-node": str(cluster.ranks_per_node),
         "the command": shlex.join(command),
     }
+    config, names = parameters.get("config"), list(parameters.get("impl") or ())
     if config is not None:
         try:
             text = Path(config).read_bytes()
         except OSError:
             text = b""  # the command itself reports this error
         must_match["the hash of the config"] = hashlib.sha256(text).hexdigest()[:12]
+        names = _names_in(Path(config))
+    for name in filter(is_own, names):
+        try:
+            source = source_of(name)
+        except UserError as error:
+            # on node 0 the command reports it; another node is refused with it
+            source = str(error)
+        must_match[f"the hash of the file of {name}"] = source or ""
     return NodeIdentity(cluster.node, socket.gethostname(), uuid.uuid4().hex, must_match)
+
+
+def _names_in(config: Path) -> list[str]:
+    """Return the implementations of a config; none if it can't be read, which the command says."""
+    from longseq_bench.config.loader import parse_yaml, read_text, validate
+
+    try:
+        file = validate(parse_yaml(read_text(config), str(config)))
+    except UserError:
+        return []
+    return [name for item in file.implementations for name in item]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from longseq_bench.cli import run
+from longseq_bench.core.own_functions import read_own_function
 from longseq_bench.store import RECORDS, load
 from tests.cli.commands import Capture
 from tests.fake_nvml import FakeGpu, install
@@ -124,6 +125,49 @@ def test_a_sweep_in_which_a_rank_dies(nodes: Nodes) -> None:
     assert lines[3].endswith("crashed: rank 1 (node 1): killed by SIGKILL")
     assert nodes.out(1) == ""
     assert nodes.left() == []
+
+
+@pytest.mark.parametrize("by", ["--impl", "config"])
+def test_an_own_function_must_be_the_same_on_all_nodes(tmp_path: Path, by: str) -> None:
+    for folder, body in (("a", "v"), ("b", "q")):
+        Path(folder).mkdir()
+        (Path(folder) / "mine.py").write_text(f"def mine(q, k, v):\n    return {body}\n")
+        (Path(folder) / "c.yaml").write_text(TINY.replace("ring", "mine.py:mine"))
+    command = {
+        "--impl": ["maxlen", "--impl", "mine.py:mine"], "config": ["sweep", "c.yaml"],
+    }[by]  # fmt: skip
+    nodes = Nodes(tmp_path, before=("import os; os.chdir('a')", "import os; os.chdir('b')"))
+    try:
+        nodes.start(*command, "--out", "out")
+        assert nodes.wait() == [2, 2]
+        hashes = [read_own_function(f"{folder}/mine.py:mine").source for folder in "ab"]
+        for node in range(2):
+            message = nodes.err(node).splitlines()[-1]
+            assert "the hash of the file of mine.py:mine" in message
+            assert all(text in message for text in hashes)
+    finally:
+        nodes.close()
+
+
+GATHERS = """\
+import torch
+import torch.distributed as dist
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+def mine(q, k, v, *, group, world_size):
+    every = [[torch.empty_like(x) for _ in range(world_size)] for x in (k, v)]
+    for parts, x in zip(every, (k, v)):
+        dist.all_gather(parts, x.contiguous(), group=group)
+    return sdpa(q, *(torch.cat(parts, 2) for parts in every))
+"""
+
+
+def test_an_own_function_runs_over_two_nodes(nodes: Nodes) -> None:
+    Path("mine.py").write_text(GATHERS)
+    Path("sweep.yaml").write_text(TINY.replace("ring", "mine.py:mine"))
+    nodes.start("sweep", "sweep.yaml", "--out", "out")
+    assert nodes.wait() == [0, 0], nodes.err(0)
+    (found,) = load("out").records
+    assert (found.trial.world_size, found.outcome.status) == (2, "ok"), found.outcome.reason
 
 
 @pytest.mark.parametrize("node", [0, 1])

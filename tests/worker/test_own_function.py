@@ -129,6 +129,21 @@ def test_ranks_hold_equal_parts_and_unseen_traffic_is_not_reported(
     assert (alone.status, alone.samples("bytes_sent")) == ("ok", (0.0,))
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("mode", ["forward", "train"])
+def test_a_function_is_measured_and_checked_on_a_gpu(
+    launcher: LocalLauncher, tmp_path: Path, mode: str
+) -> None:
+    text = HEAD + "def f(q, k, v, *, causal):\n    return sdpa(q, k, v, is_causal=causal)\n"
+    fields: dict[str, Any] = {"mode": mode, "causal": True, "device": "cuda", "dtype": "bfloat16"}
+    outcome = run(launcher, tmp_path, text, 4096, repeats=3, **fields)
+    assert (outcome.status, outcome.reason) == ("ok", None)
+    assert len(outcome.samples("time")) == 3
+    elsewhere = run(launcher, tmp_path, HEAD + "def f(q, k, v): return q.cpu()\n", device="cuda")
+    assert elsewhere.status == "error"
+    assert "on cpu; expected float32 (1, 2, 300, 64) on cuda:0" in (elsewhere.reason or "")
+
+
 # ---- dry runs ----------------------------------------------------------------------------------
 
 
@@ -156,6 +171,9 @@ def test_fused_attention_has_its_memory_in_a_dry_run(
         ("def f(q, k, v): return q[:1, :1]\n",
          "f returned float32 (1, 1, 300, 64) on meta; expected float32 (1, 2, 300, 64) on meta, "
          "like q (batch, heads, tokens, head_dim) ({file}:4)"),
+        ("@torch.compile\ndef f(q, k, v): return sdpa(q, k, v)\n",
+         "{file} calls torch.compile, whose memory can't be predicted; measure it with maxlen, or "
+         "predict it without torch.compile"),
     ],
 )  # fmt: skip
 def test_a_dry_run_that_fails_says_where(
