@@ -55,7 +55,8 @@ def canonical_name(name: str) -> str:
 
 def short_name(name: str) -> str:
     """Return the function of an own function's name; any other name stays as it is."""
-    return name.rpartition(":")[2] or name
+    function = name.rpartition(":")[2]
+    return function if function.isidentifier() else name
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
