@@ -103,6 +103,14 @@ class SweepRow(Row):
         "Computed share of the query-key pairs of dense attention; a pair computed twice counts "
         "twice.",
     )  # fmt: skip
+    mask_density: float = declare(
+        "Visible pairs", "share", "Share of all query-key pairs that the mask shows.", default=1.0
+    )
+    work_imbalance: float | None = declare(
+        "Work imbalance", "ratio",
+        "Work of the busiest rank (visible pairs, by formula) divided by the mean; none with one "
+        "rank.", "largest", default=None,
+    )  # fmt: skip
     uncovered: float | None = declare(
         "Uncovered", "share", "Share of the (token, head) pairs without any key.", "largest"
     )

@@ -18,6 +18,7 @@ from longseq_bench.analysis.runs import SEVERITY, ByRank, Runs, imbalance, slowe
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import (
     attention_flops,
+    mask_pairs,
     ratio,
     share_interval,
     share_of_ideal,
@@ -96,6 +97,7 @@ def merge_trial(records: Sequence[Record]) -> SweepRow:
     values: Values = {
         **identity(worst),
         "tokens": workload.seq_len,
+        "mask_density": mask_pairs(workload) / workload.seq_len**2,
         "status": status,
         "reason": worst.outcome.reason,
         "phase": worst.outcome.phase,

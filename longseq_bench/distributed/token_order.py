@@ -2,7 +2,8 @@
 
 contiguous  rank r holds one run of tokens; causal work grows with the rank
 zigzag      2p runs, rank r holds runs r and 2p-1-r; causal work is even (as in the context
-            parallelism of Llama 3, arXiv 2407.21783)
+            parallelism of Llama 3, arXiv 2407.21783); under another mask more runs, so that ranks
+            have equally many visible pairs (balance.py)
 striped     rank r holds every p-th token, from token r (Striped Attention, arXiv 2311.09431)
 
 A run is a range of global positions. The local order of a rank's tokens is the order of its runs.
@@ -10,6 +11,7 @@ A run is a range of global positions. The local order of a rank's tokens is the 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
@@ -17,7 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.core.errors import WorldError
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.balance import balanced_runs
 from longseq_bench.patterns.mask_tiles import MaskTile
+from longseq_bench.patterns.visible_keys import VisibleKeys, visible_keys
 
 OrderName = Literal["contiguous", "zigzag", "striped"]
 Runs = tuple[range, ...]
@@ -38,12 +43,15 @@ def check_tokens(tokens: int, ranks: int) -> None:
 class TokenOrder:
     """An assignment of `tokens` tokens to `ranks` ranks; each rank holds at least one.
 
+    visible: the mask that zigzag balances; None: full or causal.
+
     Raises WorldError for fewer tokens than ranks.
     """
 
     name: OrderName
     tokens: int
     ranks: int
+    visible: VisibleKeys | None = None
 
     def __post_init__(self) -> None:
         check_tokens(self.tokens, self.ranks)
@@ -53,11 +61,18 @@ class TokenOrder:
         if self.name == "striped":
             runs = [range(rank, self.tokens, self.ranks)]
         elif self.name == "zigzag" and self.tokens >= 2 * self.ranks > 2:
+            if self.visible is not None:
+                return self._balanced[rank]
             parts = 2 * self.ranks
             runs = [range(*even_span(self.tokens, parts, i)) for i in (rank, parts - 1 - rank)]
         else:
             runs = [range(*even_span(self.tokens, self.ranks, rank))]
         return tuple(run for run in runs if len(run))
+
+    @cached_property
+    def _balanced(self) -> tuple[Runs, ...]:
+        assert self.visible is not None
+        return balanced_runs(self.visible, self.ranks)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -67,6 +82,11 @@ class TokenOrder:
     def positions(self, rank: int) -> NDArray[np.int64]:
         """Return the global position of each of a rank's tokens, in local order."""
         return positions_of(self.runs(rank))
+
+
+def order_for(name: OrderName, w: Workload, ranks: int) -> TokenOrder:
+    """Return the assignment of a workload's tokens. Raises WorldError as TokenOrder does."""
+    return TokenOrder(name, w.seq_len, ranks, None if w.mask is None else visible_keys(w))
 
 
 def positions_of(runs: Runs) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ SWEEP_FIELDS = (
     "tokens", "world_size", "time_s", "peak_bytes", "speed", "speedup", "exposed_share",
     "token_density", "share_of_ideal", "efficiency", "effective_flops", "share_of_peak",
     "bytes_sent",
-    "imbalance", "tokens_per_rank", "max_error",
+    "imbalance", "work_imbalance", "tokens_per_rank", "max_error",
 )  # fmt: skip
 """Columns of a terminal, the most important first; a narrow one leaves out the last ones."""
 SEARCH_FIELDS = (
@@ -26,7 +26,8 @@ SEARCH_FIELDS = (
     "peak_bytes", "tokens_per_rank", "imbalance", "runs",
 )  # fmt: skip
 _RANK_FIELDS = frozenset({
-    "world_size", "speedup", "efficiency", "tokens_per_rank", "imbalance", "bytes_sent",
+    "world_size", "speedup", "efficiency", "tokens_per_rank", "imbalance", "work_imbalance",
+    "bytes_sent",
     "exposed_share", "compute_time_s", "communication_time_s",
 })  # fmt: skip
 """Fields whose columns are shown only where rows ran on several ranks."""

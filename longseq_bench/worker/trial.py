@@ -251,6 +251,8 @@ class _TrialRun:
         synchronize(trial.device)
         prepared_s = time.perf_counter() - start
         log.add("own_tokens", "1", len(attention.shard.queries))
+        if attention.group.size > 1:
+            log.add("work_imbalance", "1", attention.work_share() * attention.group.size)
         attention.group.traffic.bytes_sent = 0
         self.time_one_pass(one, log, part)
         if host_bytes := host_memory.usage.peak:

@@ -46,7 +46,7 @@ ROW = {
     "cpu_time_s", "plan_time_s", "peak_bytes", "tokens_per_s", "flops", "max_error",
     "error_of_allowed", "bias", "checked_rows", "checked_passes", "density_asked",
     "density_achieved", "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "model",
-    "tokens_per_rank",
+    "tokens_per_rank", "mask_density", "work_imbalance",
     "compute_time_s", "communication_time_s", "exposed_share", "bytes_sent", "bytes_formula",
     "wire_error", "rank_times", "rank_peaks", "imbalance", "speedup", "efficiency",
     "effective_flops", "matmul_rate", "share_of_peak", "sparsity_asked", "token_density",

@@ -27,7 +27,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import GatherExchange, KVBlocks, KVPair
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import OrderName, TokenOrder
+from longseq_bench.distributed.token_order import OrderName, order_for
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO, OneCall
 from longseq_bench.kernels.tiling import InPlaceTiledKernel, wide
@@ -103,7 +103,7 @@ class Collective(Attention):
         kernel: KernelOption = AUTO,
     ) -> None:
         self.exact_name = kernel
-        self.order = TokenOrder(order, workload.seq_len, group.size)
+        self.order = order_for(order, workload, group.size)
         super().__init__(workload, group)
         self.chunk = chunk
         self.overlaps = chunk is not None

@@ -50,7 +50,7 @@ from longseq_bench.distributed.kv_exchange import (
     ring_blocks,
 )
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import OrderName, Runs, TokenOrder, positions_of
+from longseq_bench.distributed.token_order import OrderName, Runs, order_for, positions_of
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.kernels.host_streaming import StreamedKernel
@@ -181,7 +181,7 @@ class Ring(Attention):
         if workload.v_head_dim != workload.head_dim and (self.on_host or transport == "fairscale"):
             setting = "offload=host" if self.on_host else "transport=fairscale"
             raise UnsupportedError(f"{setting} needs a v_head_dim equal to the head_dim")
-        self.order = TokenOrder(order, workload.seq_len, group.size)
+        self.order = order_for(order, workload, group.size)
         super().__init__(workload, group)
 
     @override

@@ -25,9 +25,9 @@ from longseq_bench.distributed.head_exchange import AllToAll
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import (
     OrderName,
-    TokenOrder,
     check_tokens,
     even_span,
+    order_for,
     positions_of,
     slice_runs,
 )
@@ -63,7 +63,7 @@ class Usp(Attention):
         self.ulysses, self.ring = choose_degrees(workload, group.size, ulysses, ring)
         check_heads(workload, self.ulysses)
         check_tokens(workload.seq_len, group.size)
-        self.order = TokenOrder(order, workload.seq_len, self.ring)
+        self.order = order_for(order, workload, self.ring)
         super().__init__(workload, group)
         u, r = self.ulysses, self.ring
         heads_group = group.subgroup([[i * u + j for j in range(u)] for i in range(r)])

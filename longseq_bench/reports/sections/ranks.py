@@ -40,6 +40,7 @@ def rank_column(
 _PEAKS = rank_column("Peak of each rank", "rank_peaks")
 _SWEPT: Columns = (
     "label", "tokens", "world_size", "status", "time_s", "tokens_per_s", "imbalance",
+    "work_imbalance",
     rank_column("Time of each rank", "rank_times", format_seconds), _PEAKS,
     rank_column("Bytes sent by each rank", "rank_bytes"),
     rank_column("By formula", "rank_formulas"),
@@ -47,7 +48,8 @@ _SWEPT: Columns = (
 _FOUND: Columns = ("label", "max_tokens", "world_size", _PEAKS)
 _EXPLANATION = (
     "Of each rank, from the first to the last: median time, largest peak, bytes counted in one "
-    "pass and by formula. Imbalance: largest peak divided by the smallest."
+    "pass and by formula. Imbalance: largest peak divided by the smallest. Work imbalance: visible "
+    "pairs of the busiest rank, by formula, divided by the mean."
 )
 
 

@@ -1,0 +1,68 @@
+"""Tokens assigned to ranks by their visible pairs."""
+
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from longseq_bench.core.masks import parse_mask
+from longseq_bench.distributed.balance import balanced_runs
+from longseq_bench.distributed.token_order import OrderName, TokenOrder, positions_of
+from longseq_bench.patterns.visible_keys import VisibleKeys
+
+MASKS = (
+    "full", "causal", "sliding-window:5", "sliding-window:4k", "prefix:7", "documents:6",
+    "full-documents:6", "documents:10,5,15", "full-documents:10,5,15",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_intervals_and_pairs_agree_with_each_other(mask: str) -> None:
+    """Keys of queries, queries of keys, and pairs before a position: each from the others."""
+    visible, positions = VisibleKeys(parse_mask(mask), 30), np.arange(30)
+    first, stop = visible.first(positions), visible.stop(positions)
+    pairs = visible.multiplicity(positions, positions)
+    assert (pairs.sum(1) == stop - first).all()
+    starts, ends = visible.first_query(positions), visible.stop_query(positions)
+    of_keys = (positions[:, None] >= starts) & (positions[:, None] < ends)
+    assert (pairs == of_keys).all()
+    before = np.concatenate(([0], np.cumsum(stop - first)))
+    assert (visible.pairs_before(np.arange(31)) == before).all()
+    assert before[-1] == visible.pairs(positions) == visible.mask.visible_pairs(30)
+    assert visible.share(positions[:9]) == before[9] / before[-1]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize(
+    "mask",
+    ["sliding-window:4k", "prefix:8k", "documents:chatqa2@1", "full-documents:chatqa2",
+     "documents:100,65000,436", "documents:1k"],
+)  # fmt: skip
+def test_ranks_have_as_many_tokens_and_pairs(mask: str, ranks: int) -> None:
+    visible = VisibleKeys(parse_mask(mask), 65_536)
+    runs = balanced_runs(visible, ranks)
+    positions = [np.concatenate([np.arange(r.start, r.stop) for r in own]) for own in runs]
+    assert (np.sort(np.concatenate(positions)) == np.arange(65_536)).all()
+    assert all((np.diff(own) > 0).all() for own in positions)
+    pairs = [visible.pairs(own) for own in positions]
+    assert max(pairs) * ranks / sum(pairs) < 1.05
+    counts = [len(own) for own in positions]
+    assert max(counts) - min(counts) <= 4 + 65_536 // 512
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_a_causal_mask_gives_the_zigzag_of_two_runs(ranks: int) -> None:
+    runs = balanced_runs(VisibleKeys(parse_mask("causal"), 4096), ranks)
+    zigzag = TokenOrder("zigzag", 4096, ranks)
+    for rank, own in enumerate(runs):
+        assert positions_of(own).tolist() == zigzag.positions(rank).tolist()
+
+
+def test_only_zigzag_balances_a_mask() -> None:
+    visible = VisibleKeys(parse_mask("full-documents:1k,15k"), 16_384)
+    plain = {name: TokenOrder(name, 16_384, 2).runs(1) for name in get_args(OrderName)}
+    masked = {name: TokenOrder(name, 16_384, 2, visible).runs(1) for name in get_args(OrderName)}
+    assert {name for name in plain if plain[name] != masked[name]} == {"zigzag"}
+    # fewer than two tokens per rank: one run each
+    few = VisibleKeys(parse_mask("documents:2"), 3)
+    assert TokenOrder("zigzag", 3, 2, few).runs(0) == (range(1),)
