@@ -15,14 +15,14 @@ from longseq_bench.core.own_functions import is_own, read_own_function
 from longseq_bench.core.workload_arguments import all_missing_reasons
 
 _LIBRARIES = {
-    "sdpa": (
-        "flash-attn flash-attention flash-attention-2 flash-attention-3 flash-attn-3 "
-        "flashattention xformers memory-efficient-attention cudnn flashinfer sage-attention "
-        "sageattention"
+    "sdpa": ("memory-efficient-attention cudnn sage-attention sageattention"),
+    "fused": (
+        "flash-attn flash-attention flash-attention-2 flash-attention-3 flash-attention-4 "
+        "flash-attn-2 flash-attn-3 flash-attn-4 flashattention"
     ),
     "ring": (
-        "transformer-engine context-parallel ring-flash-attention ring-flash-attn "
-        "ring-attention striped-attention zigzag-ring magi-attention magiattention "
+        "transformer-engine context-parallel torch-context-parallel ring-attention "
+        "striped-attention zigzag-ring magi-attention magiattention axolotl-ringmaster "
         "megatron megatron-lm megatron-core"
     ),
     "collective": "llama3-flash-attn",
@@ -31,7 +31,11 @@ _LIBRARIES = {
     "flex": "flex-attention",
     "dilated": "longnet",
     "block-sparse": "longformer bigbird",
-    "block-sparse-adaptive": "native-sparse-attention nsa moba minference",
+    "block-sparse-adaptive": "native-sparse-attention nsa fla-nsa moba minference",
+    "ring-flash-attention": "ring-flash-attn",
+    "flashinfer": "flashinfer-python",
+    "ring-attention-pytorch": "lucidrains-ring-attention",
+    "natten": "neighborhood-attention na1d",
 }
 NEAREST_INCLUDED = {
     library: name for name, libraries in _LIBRARIES.items() for library in libraries.split()

@@ -1,6 +1,7 @@
 """Cases that tests of implementations share."""
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.attention.external._library import External
 from longseq_bench.testing.definition import Options
 
 SEGMENTS: list[Options] = [
@@ -16,10 +17,14 @@ SEGMENTS: list[Options] = [
 
 
 def is_built_in(name: str) -> bool:
-    """Return True if the package itself registers it and it can be imported."""
-    return IMPLEMENTATIONS.unavailable_reason(name) is None and IMPLEMENTATIONS.get(
-        name
-    ).__module__.startswith("longseq_bench.")
+    """Return True if it can be imported and computes by itself: not a row of another library.
+
+    tests/attention/external tests those.
+    """
+    if IMPLEMENTATIONS.unavailable_reason(name) is not None:
+        return False
+    kind = IMPLEMENTATIONS.get(name)
+    return kind.__module__.startswith("longseq_bench.") and not issubclass(kind, External)
 
 
 REGISTERED = [name for name in IMPLEMENTATIONS.names() if is_built_in(name)]

@@ -1,0 +1,172 @@
+"""What all rows of other libraries share: versions, devices, masks and what the record says.
+
+A library is imported by `prepare`, in the process that measures. Until then only its version is
+read, so that a list of all implementations stays quick.
+
+Letters: B batch, H heads, N tokens, D head_dim.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from longseq_bench.attention.base import Attention
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.masks import FULL, parse_mask
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.meta_mode import is_meta
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library that the user installs.
+
+    distribution: its name for pip.  module: what is imported.  install: one command.
+    oldest: the first version that is supported.  before: the first one that is not any more.
+    devices: kinds of devices that it runs on.
+    parameters: by function or class, the parameters that the row gives, with spaces between them.
+    """
+
+    distribution: str
+    module: str
+    install: str
+    oldest: str
+    before: str
+    devices: tuple[str, ...] = ("cuda",)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+    def unavailable_reason(self, device: str) -> str | None:
+        """Return why it can't be used on this kind of device; None if it can."""
+        try:
+            found = version(self.distribution)
+        except PackageNotFoundError:
+            return f"the package {self.distribution} is not installed: {self.install}"
+        if not _numbers(self.oldest) <= _numbers(found) < _numbers(self.before):
+            return (
+                f"{self.distribution} {found} is not supported; versions from {self.oldest} to "
+                f"below {self.before} are: {self.install}"
+            )
+        if device not in self.devices:
+            return f"{self.distribution} needs {' or '.join(self.devices)}, not {device}"
+        return None
+
+    def load(self) -> Any:
+        """Import and return the module.
+
+        Raises UnsupportedError if that fails, or if its functions take other parameters.
+        """
+        try:
+            module = importlib.import_module(self.module)
+        except (ImportError, OSError, RuntimeError) as error:
+            raise UnsupportedError(
+                f"{self.distribution} is installed but can't be imported ({error}); install it "
+                f"again for this torch: {self.install}"
+            ) from error
+        for name, given in self.parameters.items():
+            if missing := _missing(getattr(module, name, None), given.split()):
+                raise UnsupportedError(
+                    f"{name} of {self.distribution} {version(self.distribution)} has no "
+                    f"{missing}; install a supported version: {self.install}"
+                )
+        return module
+
+
+class External(Attention):
+    """Attention of another library. A subclass names the library and calls it in `__call__`."""
+
+    library: ClassVar[Library]
+
+    mask_kinds: ClassVar[frozenset[str]] = frozenset()
+    """Kinds of masks beside full and causal ones that the library computes."""
+
+    equal_heads: ClassVar[bool] = False
+    """True if q, k and v need the same number of heads."""
+
+    train_reason: ClassVar[str] = ""
+    """The reason why its gradients can't be measured; empty if they can."""
+
+    dtypes: ClassVar[tuple[str, ...]] = ()
+    """The dtypes that it computes; empty for all."""
+
+    takes_masks = True  # those of `mask_kinds`; the constructor refuses the others
+
+    def __init__(self, workload: Workload, group: Group) -> None:
+        super().__init__(workload, group)
+        name = self.library.distribution
+        kind = parse_mask(workload.mask).kind if workload.mask is not None else FULL
+        if workload.mask is not None and kind not in self.mask_kinds:
+            known = ", ".join(["full", "causal", *sorted(self.mask_kinds)])
+            raise UnsupportedError(f"{name} has no mask {kind}; it has {known}")
+        if self.equal_heads and workload.kv_heads != workload.heads:
+            raise UnsupportedError(
+                f"{name} has no grouped heads: {workload.heads} heads and {workload.kv_heads} "
+                "KV heads; use as many KV heads as heads"
+            )
+        if workload.train and self.train_reason:
+            raise UnsupportedError(f"{name}: {self.train_reason}; use mode=forward")
+        if self.dtypes and workload.dtype not in self.dtypes:
+            raise UnsupportedError(f"{name} computes {' and '.join(self.dtypes)} only")
+
+    @classmethod
+    @override
+    def unavailable_reason(cls, device: str) -> str | None:
+        return cls.library.unavailable_reason(device)
+
+    @property
+    @override
+    def counts_traffic(self) -> bool:
+        # libraries send by themselves, past our group
+        return self.group.size == 1
+
+    def prepare(self, device: str) -> None:
+        """Import the library. Raises UnsupportedError if that fails, and in a prediction."""
+        super().prepare(device)
+        if is_meta():
+            raise UnsupportedError(
+                f"memory of {self.library.distribution} is measured, not predicted"
+            )
+        self.module = self.library.load()
+
+    @override
+    def facts(self) -> dict[str, Any]:
+        name = self.library.distribution
+        return {"library": f"{name} {version(name)}"}
+
+
+def heads_last(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return (B, H, N, D) tensors as (B, N, H, D), contiguous: a copy, part of the call."""
+    return tuple(t.transpose(1, 2).contiguous() for t in tensors)
+
+
+HEADS_LAST_FACT = {"layout": "q, k and v are copied to (B, N, H, D); the copies are part of a pass"}
+
+
+def cumulative(lengths: tuple[int, ...], batch: int, device: str) -> Tensor:
+    """Return the ends of the documents of all sequences, with a first 0, int32."""
+    ends = torch.tensor((0, *lengths * batch)).cumsum(0)
+    return ends.to(device=device, dtype=torch.int32)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a version: 0.5.20+cu128 is (0, 5, 20)."""
+    return tuple(int(n) for n in re.findall(r"\d+", re.split(r"[+a-z]", text, maxsplit=1)[0]))
+
+
+def _missing(function: Callable[..., Any] | None, given: list[str]) -> str:
+    """Return what of a function and its parameters does not exist; empty if all do."""
+    if function is None:
+        return "such name"
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return ""
+    missing = [name for name in given if name not in parameters]
+    return f"parameter {', '.join(missing)}" if missing else ""

@@ -1,0 +1,210 @@
+"""fkodom's dilated-attention-pytorch: LongNet, one pair (segment, rate) for each group of heads.
+
+The library divides every output by its sum over the sequence, per head and element, and by the
+number of pairs. Both are constants of a column, so what it computes is attention up to a factor;
+with the causal mask the factor depends on later tokens. No softmax over keys equals that, so
+this row multiplies the factors back, after the library has returned. It is one pass over the
+output, part of the measured time. Without it the output could not be checked.
+
+The library calls xformers. Without xformers, as on a CPU, the same call goes to torch's
+scaled_dot_product_attention, and the record says so.
+
+Letters: B batch, H heads, N tokens, D head_dim, S segment length, R rate.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from typing_extensions import override
+
+from longseq_bench.attention.base import Counts, Mask, Positions, implementation
+from longseq_bench.attention.external._library import HEADS_LAST_FACT, External, Library, heads_last
+from longseq_bench.core.cost import Cost, attention_flops, floor_bytes, visible_pairs
+from longseq_bench.core.errors import UnsupportedError, UserError
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+
+
+@implementation("dilated-attention-pytorch")
+class DilatedAttentionPytorch(External):
+    """`DilatedAttention` of dilated-attention-pytorch."""
+
+    summary = "fkodom's LongNet: each group of heads has one pair (segment, rate)"
+    equal_heads = True
+    train_reason = "its division by a sum over the sequence would be part of the gradients"
+    library = Library(
+        "dilated-attention-pytorch",
+        "dilated_attention_pytorch.dilated_attention",
+        # its requirements name an xformers for an old torch
+        "pip install --no-deps dilated-attention-pytorch==0.2.0 einops",
+        oldest="0.2.0",
+        before="0.3",
+        devices=("cpu", "cuda"),
+    )
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        segments: Annotated[
+            tuple[int, ...], "segment lengths in tokens; each divides the sequence"
+        ] = (1024, 2048),
+        dilation: Annotated[tuple[int, ...], "dilation rate of each segment length"] = (1, 2),
+    ) -> None:
+        super().__init__(workload, group)
+        if len(segments) != len(dilation) or not segments:
+            raise UserError(
+                f"{len(segments)} segments and {len(dilation)} rates: give as many rates as lengths"
+            )
+        if workload.heads % len(segments):
+            # it then takes some heads twice and others never
+            raise UnsupportedError(
+                f"{workload.heads} heads can't be split evenly into {len(segments)} groups"
+            )
+        for segment, rate in zip(segments, dilation, strict=True):
+            if workload.seq_len % segment:
+                raise UnsupportedError(f"segment {segment} does not divide {workload.seq_len}")
+            if not 0 < rate <= segment:
+                raise UserError(f"dilation {rate} must be from 1 to its segment, {segment}")
+        self.pairs = tuple(zip(segments, dilation, strict=True))
+
+    def prepare(self, device: str) -> None:
+        """Import the library, with a stand-in for xformers if there is none."""
+        self._calls_xformers = importlib.util.find_spec("xformers") is not None and device == "cuda"
+        if self._calls_xformers or self.library.module in sys.modules:
+            super().prepare(device)
+        else:
+            with _stand_in_for_xformers():
+                super().prepare(device)
+        self._sums: list[Tensor] = []
+        segments, rates = zip(*self.pairs, strict=True)
+        self._attention = self.module.DilatedAttention(segments, rates)
+        ops = importlib.import_module("xformers.ops") if self._calls_xformers else _TORCH
+        self._compute = ops.memory_efficient_attention
+        self._ops = SimpleNamespace(
+            memory_efficient_attention=self._keep_sums, LowerTriangularMask=ops.LowerTriangularMask
+        )
+
+    @override
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._sums.clear()
+        self.module.xops = self._ops
+        out_BNHD = self._attention(*heads_last(q, k, v), is_causal=self.workload.causal)
+        factors = torch.cat(self._sums, dim=2).mul_(len(self.pairs))
+        self._sums.clear()
+        return out_BNHD.mul_(factors).transpose(1, 2)  # type: ignore[no-any-return]
+
+    def _keep_sums(self, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
+        """Compute one group of heads, and keep the sums that the library divides by."""
+        x: Tensor = self._compute(query=query, key=key, value=value, **more)
+        # the same reduction as in the library, so that both results are equal bit for bit
+        by_segment = x.reshape(self.workload.batch, -1, *x.shape[1:])
+        self._sums.append(by_segment.sum(dim=(1, 2), keepdim=True)[:, :, 0])
+        return x
+
+    @override
+    def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
+        segment, rate, offset = self._pair(head)
+        seen: Mask = q_positions[:, None] // segment == k_positions // segment
+        seen &= self._kept(q_positions, segment, rate, offset)[:, None]
+        seen &= self._kept(k_positions, segment, rate, offset)
+        if self.workload.causal:
+            seen &= q_positions[:, None] >= k_positions
+        return seen
+
+    @override
+    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
+        segment, rate, offset = self._pair(head)
+        near = np.isin(k_positions // segment, q_positions // segment)
+        return near & self._kept(k_positions, segment, rate, offset)
+
+    @property
+    @override
+    def sees_itself(self) -> bool:
+        return True
+
+    def _pair(self, head: int) -> tuple[int, int, int]:
+        """Return segment, rate and offset of a head."""
+        index = head * len(self.pairs) // self.workload.heads
+        segment, rate = self.pairs[index]
+        return segment, rate, index % rate
+
+    @staticmethod
+    def _kept(positions: Positions, segment: int, rate: int, offset: int) -> Mask:
+        kept: Mask = (positions % segment - offset) % rate == 0
+        return kept & (positions % segment >= offset)
+
+    def _kept_per_segment(self, index: int) -> int:
+        segment, rate = self.pairs[index]
+        return len(range(index % rate, segment, rate))
+
+    def _pairs_per_head(self) -> float:
+        w, total = self.workload, 0
+        for index, (segment, _) in enumerate(self.pairs):
+            total += w.seq_len // segment * visible_pairs(self._kept_per_segment(index), w.causal)
+        return total / len(self.pairs)
+
+    @override
+    def cost(self) -> Cost:
+        w = self.workload
+        return Cost(attention_flops(w, self._pairs_per_head()), floor_bytes(w))
+
+    @override
+    def measures(self) -> dict[str, float]:
+        w = self.workload
+        kept = [self._kept_per_segment(i) / s for i, (s, _) in enumerate(self.pairs)]
+        return {
+            "density_achieved": self._pairs_per_head() / visible_pairs(w.seq_len, w.causal),
+            "uncovered": 1 - sum(kept) / len(kept),
+        }
+
+    @override
+    def facts(self) -> dict[str, Any]:
+        ran = "xformers" if self._calls_xformers else "torch's scaled_dot_product_attention"
+        scaling = "the library's division by sums over the sequence is undone after its call"
+        return super().facts() | HEADS_LAST_FACT | {"kernel": ran, "scaling": scaling}
+
+
+class _LowerTriangularMask:
+    """Stand-in for the causal mask of xformers."""
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, op: Any = None, attn_bias: Any = None
+) -> Tensor:
+    """Stand-in for memory_efficient_attention of xformers; (B, N, H, D)."""
+    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    out = scaled_dot_product_attention(q, k, v, is_causal=attn_bias is not None)
+    return out.transpose(1, 2).contiguous()
+
+
+_TORCH = SimpleNamespace(
+    memory_efficient_attention=_attend, LowerTriangularMask=_LowerTriangularMask, AttentionOp=object
+)
+
+
+@contextmanager
+def _stand_in_for_xformers() -> Iterator[None]:
+    """Let the library import what it needs of xformers, while xformers is not used."""
+    ops, package = ModuleType("xformers.ops"), ModuleType("xformers")
+    vars(ops).update(vars(_TORCH))
+    vars(package)["ops"] = ops
+    names = {"xformers": package, "xformers.ops": ops}
+    before = {name: sys.modules[name] for name in names if name in sys.modules}
+    sys.modules.update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
+        sys.modules.update(before)

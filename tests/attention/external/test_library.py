@@ -1,0 +1,107 @@
+"""Which versions of other libraries are used, and the sentence that a user reads otherwise."""
+
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
+
+import pytest
+
+from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.attention.external import _library
+from longseq_bench.attention.external._library import External, Library
+from longseq_bench.core.errors import UnsupportedError
+
+EXTERNAL = [
+    name
+    for name in IMPLEMENTATIONS.names()
+    if IMPLEMENTATIONS.unavailable_reason(name) is None
+    and issubclass(IMPLEMENTATIONS.get(name), External)
+]
+LIBRARY = Library(
+    "some-attention", "some_attention", "pip install some-attention", "0.9.2", "2",
+    parameters={"attend": "causal scale"},
+)  # fmt: skip
+
+
+def install(monkeypatch: pytest.MonkeyPatch, found: str | None) -> None:
+    """Let every library be installed in this version; None: none is."""
+
+    def version(name: str) -> str:
+        if found is None:
+            raise PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(_library, "version", version)
+
+
+@pytest.mark.parametrize("found", ["0.9.2", "0.10", "1.99.0+cu128", "1.0rc3", "1.5.dev4"])
+def test_supported_versions_are_used(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    install(monkeypatch, found)
+    assert LIBRARY.unavailable_reason("cuda") is None
+
+
+@pytest.mark.parametrize("found", ["0.9.1", "0.8.99+cu128", "2", "2.0.1", "10.0"])
+def test_another_version_is_named_with_those_that_are_supported(
+    monkeypatch: pytest.MonkeyPatch, found: str
+) -> None:
+    install(monkeypatch, found)
+    assert LIBRARY.unavailable_reason("cuda") == (
+        f"some-attention {found} is not supported; versions from 0.9.2 to below 2 are: "
+        "pip install some-attention"
+    )
+
+
+def test_a_device_that_a_library_does_not_run_on_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "1.0")
+    assert LIBRARY.unavailable_reason("cpu") == "some-attention needs cuda, not cpu"
+
+
+@pytest.mark.parametrize("name", EXTERNAL)
+def test_a_missing_library_is_named_with_one_command(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    install(monkeypatch, None)
+    kind = IMPLEMENTATIONS.get(name)
+    assert issubclass(kind, External)
+    for device in ("cpu", "cuda"):
+        reason = kind.unavailable_reason(device)
+        assert reason is not None
+        assert reason.startswith(f"the package {kind.library.distribution} is not installed: pip ")
+
+
+def test_no_library_is_imported_until_it_is_used() -> None:
+    """`longseq list` asks each for its reason; to import them all would take a minute."""
+    code = """
+import sys
+from longseq_bench.attention.base import IMPLEMENTATIONS as known
+libraries = []
+for name in known.names():
+    if known.unavailable_reason(name):
+        continue  # a plug-in of a test that can't be imported
+    kind = known.get(name)
+    kind.unavailable_reason("cpu")
+    libraries += [kind.library.module.partition(".")[0]] if hasattr(kind, "library") else []
+print(len(libraries), {n for n in libraries if n in sys.modules} - {"torch"})
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [str(len(EXTERNAL)), "set()"]
+
+
+def attend(q: object, causal: bool = False) -> None: ...
+
+
+def test_a_function_without_a_parameter_is_refused_before_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, "1.0")
+    monkeypatch.setitem(sys.modules, "some_attention", SimpleNamespace(attend=attend))
+    with pytest.raises(UnsupportedError, match=r"attend of some-attention 1.0 has no .* scale; "):
+        LIBRARY.load()
+
+
+def test_a_library_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "1.0")
+    monkeypatch.setitem(sys.modules, "some_attention", None)
+    with pytest.raises(UnsupportedError, match="some-attention is installed but can't be imported"):
+        LIBRARY.load()

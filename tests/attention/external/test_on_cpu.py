@@ -1,0 +1,201 @@
+"""Rows of other libraries that run on a CPU, against the definition in float64.
+
+They are skipped where a library is not installed; the extra `peers` brings all of them.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError, WorldError
+from longseq_bench.distributed.group import Group
+from longseq_bench.testing import ImplementationContract
+from longseq_bench.testing.contract import assert_equals_reference, both_masks, make_workload
+from longseq_bench.testing.definition import (
+    Options,
+    build_attention,
+    compute_reference,
+    count_pairs,
+    make_inputs,
+    relative_error,
+)
+from longseq_bench.worker.errors import TOLERANCE
+from tests.attention.jobs import take
+from tests.ranks import Ranks
+
+RING, DILATED, HF = "ring-attention-pytorch", "dilated-attention-pytorch", "transformers"
+REASONS = {n: IMPLEMENTATIONS.get(n).unavailable_reason("cpu") for n in (RING, DILATED, HF)}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(REASONS[name] is not None, reason=str(REASONS[name]))
+
+
+def installed(*cases: tuple[str, Options]) -> list[tuple[str, Options]]:
+    return [case for case in cases if REASONS[case[0]] is None]
+
+
+class TestRingAttentionPytorch(ImplementationContract):
+    cases = installed((RING, {}), (RING, {"bucket": 50}))
+
+    def test_half_precision_equals_the_reference(self) -> None:
+        pytest.skip("it computes float32 only; a test below has the reason")
+
+    @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+    def test_several_ranks_are_accepted_or_refused(
+        self, implementation: Any, options: Options, world_size: int
+    ) -> None:
+        if world_size == 3 or 1024 // world_size % options.get("bucket", 1):
+            pytest.skip("ranks hold equally many whole blocks; a test below has the reasons")
+        super().test_several_ranks_are_accepted_or_refused(implementation, options, world_size)
+
+
+class TestTransformers(ImplementationContract):
+    cases = installed((HF, {"attention": "sdpa"}), (HF, {"attention": "eager"}))
+
+
+@needs(RING)
+def test_ring_attention_pytorch_in_half_precision_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="ring-attention-pytorch computes float32 only"):
+        build_attention(RING, {}, make_workload(64, dtype="bfloat16"))
+
+
+def _own_rows(group: Group, causal: bool, kv_heads: int, bucket: int) -> Any:
+    w = make_workload(192, causal=causal, kv_heads=kv_heads)
+    attention = IMPLEMENTATIONS.get(RING)(w, group, bucket=bucket)
+    attention.prepare("cpu")
+    s = attention.shard
+    q, k, v = make_inputs(w)
+    keys = [take(t, s.batch, s.kv_heads, s.keys) for t in (k, v)]
+    return attention(take(q, s.batch, s.heads, s.queries), *keys).numpy()
+
+
+@needs(RING)
+@both_masks
+@pytest.mark.parametrize("bucket", [16, 1024], ids=["many-blocks", "one-block"])
+def test_ring_attention_pytorch_over_ranks_equals_the_reference(
+    ranks: Ranks, causal: bool, bucket: int
+) -> None:
+    w = make_workload(192, causal=causal, kv_heads=2)
+    out = torch.from_numpy(np.concatenate(ranks(3, _own_rows, causal, 2, bucket), axis=2))
+    expected = compute_reference(count_pairs(build_attention(RING, {}, w)), w, {})["out"]
+    assert relative_error(out, expected) < TOLERANCE["float32"]
+
+
+@needs(RING)
+def test_ring_attention_pytorch_refuses_what_it_computes_wrong() -> None:
+    make = IMPLEMENTATIONS.get(RING)
+    with pytest.raises(WorldError, match="190 tokens can't be split evenly over 3 ranks"):
+        make(make_workload(190), Group(0, 3))
+    with pytest.raises(UnsupportedError, match="bucket=10 does not divide the 64 tokens of a rank"):
+        make(make_workload(192), Group(0, 3), bucket=10)
+    with pytest.raises(UnsupportedError, match="wrong gradients of k and v on several ranks"):
+        make(make_workload(192, mode="train"), Group(0, 3))
+
+
+DILATED_CASES: list[Options] = [
+    {"segments": (64,), "dilation": (1,)},
+    {"segments": (32, 128), "dilation": (1, 4)},
+    {"segments": (16, 32, 64, 128), "dilation": (3, 2, 5, 7)},
+]
+
+
+@needs(DILATED)
+@both_masks
+@pytest.mark.parametrize("options", DILATED_CASES, ids=["one-pair", "two-pairs", "four-pairs"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dilated_attention_pytorch_equals_the_reference(
+    options: Options, causal: bool, dtype: str
+) -> None:
+    assert_equals_reference(DILATED, options, make_workload(256, causal=causal, dtype=dtype))
+
+
+@needs(DILATED)
+@both_masks
+def test_shares_and_cost_of_dilated_attention_pytorch_are_those_of_its_pattern(
+    causal: bool,
+) -> None:
+    w = make_workload(256, causal=causal)
+    attention = build_attention(DILATED, DILATED_CASES[2], w)
+    pairs, out = count_pairs(attention), attention(*make_inputs(w))
+    shares, dense = attention.measures(), 256 * 257 / 2 if causal else 256**2
+    assert shares["uncovered"] == pytest.approx(float((out == 0).all(-1).double().mean()))
+    assert shares["density_achieved"] == pytest.approx(float(pairs.sum()) / 4 / dense)
+    assert attention.cost().flops == pytest.approx(4 * 16 * 2 * float(pairs.sum()))
+    some, tokens = np.array([0, 130, 255]), np.arange(256)
+    for head, seen in enumerate(pairs):
+        hidden = ~torch.from_numpy(attention.may_see(some, tokens, head))
+        assert not seen[torch.from_numpy(some)][:, hidden].any()
+
+
+@needs(DILATED)
+def test_the_output_of_the_library_itself_sums_to_one_over_the_sequence() -> None:
+    """It is the reason why the row multiplies by the sums. A new version may do without."""
+    w = make_workload(128)
+    attention: Any = build_attention(DILATED, {"segments": (64,), "dilation": (1,)}, w)
+    q, k, v = (t.transpose(1, 2) for t in make_inputs(w))
+    attention.module.xops = attention._ops
+    raw = attention._attention(q, k, v)
+    torch.testing.assert_close(raw.sum(1), torch.ones(2, 4, 16), rtol=1e-4, atol=1e-4)
+
+
+@needs(DILATED)
+@pytest.mark.parametrize(
+    ("fields", "options", "words"),
+    [
+        ({"mode": "train"}, {}, "use mode=forward"),
+        ({"kv_heads": 2}, {}, "has no grouped heads: 4 heads and 2 KV heads"),
+        ({}, {"segments": (96,), "dilation": (1,)}, "segment 96 does not divide 256"),
+        ({}, {"segments": (64,) * 3, "dilation": (1,) * 3}, "4 heads can't be split evenly"),
+        ({"mask": "documents:64"}, {}, "dilated-attention-pytorch has no mask documents"),
+    ],
+)
+def test_dilated_attention_pytorch_refuses_what_it_has_not(
+    fields: dict[str, Any], options: Options, words: str
+) -> None:
+    given = options or DILATED_CASES[0]
+    with pytest.raises(UnsupportedError, match=words):
+        build_attention(DILATED, given, make_workload(256, **fields))
+
+
+@needs(DILATED)
+def test_segments_and_rates_go_together() -> None:
+    with pytest.raises(UserError, match="2 segments and 1 rates"):
+        build_attention(DILATED, {"segments": (64, 64), "dilation": (1,)}, make_workload(256))
+
+
+@needs(HF)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("mask", ["sliding-window:9", "prefix:20", "documents:30,1,119"])
+def test_masks_of_transformers_equal_the_reference(attention: str, mask: str) -> None:
+    w = make_workload(150, mask=mask, mode="train", kv_heads=2)
+    assert_equals_reference(HF, {"attention": attention}, w)
+
+
+@needs(HF)
+def test_an_unknown_attention_of_transformers_is_named() -> None:
+    with pytest.raises(UnknownNameError, match="'spda'; did you mean 'sdpa'"):
+        build_attention(HF, {"attention": "spda"}, make_workload(64))
+
+
+@needs(HF)
+def test_an_attention_that_was_registered_is_found() -> None:
+    from transformers import AttentionInterface
+
+    called = []
+
+    def spy(module: Any, q: Any, k: Any, v: Any, mask: Any, **more: Any) -> Any:
+        called.append(more["is_causal"])
+        return torch.zeros_like(q).transpose(1, 2), None
+
+    AttentionInterface.register("longseq-spy", spy)
+    w = make_workload(64, causal=True)
+    attention = build_attention(HF, {"attention": "longseq-spy"}, w)
+    assert attention(*make_inputs(w)).shape == (2, 4, 64, 16)
+    assert called == [True]
+    assert attention.facts()["kernel"] == "transformers longseq-spy"

@@ -1,0 +1,261 @@
+"""Rows of libraries that need a GPU, up to the call: a fake has the signature of the library.
+
+The fakes compute what the library's documentation says, so that layouts, masks and heads of the
+row are compared with the definition in float64. They do not show that the library computes it.
+Signatures are those of ring-flash-attn 0.1.8, flashinfer-python 0.7.2, xformers 0.0.35 and natten
+0.21, from their sources.
+"""
+
+import sys
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.attention.external import _library
+from longseq_bench.core.errors import UnsupportedError, WorldError
+from longseq_bench.distributed.group import Group
+from longseq_bench.testing.contract import assert_equals_reference, both_masks, make_workload
+from longseq_bench.testing.definition import build_attention, make_inputs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each library be installed in its oldest supported version."""
+
+    def version(name: str) -> str:
+        for known in IMPLEMENTATIONS.names():
+            if IMPLEMENTATIONS.unavailable_reason(known) is None:
+                library = getattr(IMPLEMENTATIONS.get(known), "library", None)
+                if library is not None and library.distribution == name:
+                    return str(library.oldest)
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(_library, "version", version)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
+    """Attention in the layout (B, N, H, D)."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return sdpa(q, k, v, attn_mask=visible, enable_gqa=True).transpose(1, 2)
+
+
+def distances(tokens: int) -> Tensor:
+    positions = torch.arange(tokens)
+    return positions[:, None] - positions
+
+
+# ---- xformers ----------------------------------------------------------------------------------
+
+
+class FakeBiases:
+    """Masks of xformers.ops.fmha.attn_bias, as pairs (queries, keys)."""
+
+    class LowerTriangularMask:
+        def visible(self, tokens: int) -> Tensor:
+            return distances(tokens) >= 0
+
+    class LocalAttentionFromBottomRightMask:
+        def __init__(self, window_left: int, window_right: int) -> None:
+            self.left, self.right = window_left, window_right
+
+        def visible(self, tokens: int) -> Tensor:
+            far = distances(tokens)
+            return (far <= self.left) & (far >= -self.right)
+
+    class BlockDiagonalMask:
+        causal = False
+
+        @classmethod
+        def from_seqlens(cls, q_seqlen: list[int], kv_seqlen: list[int] | None = None) -> Any:
+            made = cls()
+            made.lengths = q_seqlen  # type: ignore[attr-defined]
+            return made
+
+        def visible(self, tokens: int) -> Tensor:
+            lengths = torch.tensor(self.lengths)  # type: ignore[attr-defined]
+            assert int(lengths.sum()) == tokens
+            owner = torch.arange(len(lengths)).repeat_interleave(lengths)
+            same = owner[:, None] == owner
+            return same & (distances(tokens) >= 0) if self.causal else same
+
+    class BlockDiagonalCausalMask(BlockDiagonalMask):
+        causal = True
+
+
+def memory_efficient_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_bias: Any = None, p: float = 0.0,
+    scale: float | None = None, *, op: Any = None, output_dtype: Any = None,
+) -> Tensor:  # fmt: skip
+    shape = query.shape
+    if query.ndim == 5:  # B, M, groups, heads of a group, K: key and value have equal ones
+        assert key.shape[2:4] == query.shape[2:4]
+        query, key, value = (t.flatten(2, 3) for t in (query, key, value))
+    assert query.shape[2] == key.shape[2]
+    visible = None if attn_bias is None else attn_bias.visible(shape[1])
+    return attend(query, key, value, visible).reshape(shape)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize(
+    "mask",
+    ["full", "causal", "sliding-window:1", "sliding-window:9", "documents:30,1,33",
+     "full-documents:30,1,33"],
+)  # fmt: skip
+def test_xformers(monkeypatch: pytest.MonkeyPatch, mask: str, kv_heads: int) -> None:
+    fake = SimpleNamespace(memory_efficient_attention=memory_efficient_attention)
+    monkeypatch.setitem(sys.modules, "xformers", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "xformers.ops", fake)
+    monkeypatch.setitem(sys.modules, "xformers.ops.fmha", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "xformers.ops.fmha.attn_bias", FakeBiases)
+    w = make_workload(64, mode="train", kv_heads=kv_heads, mask=mask)
+    assert_equals_reference("xformers", {}, w)
+
+
+# ---- FlashInfer --------------------------------------------------------------------------------
+
+
+class BatchPrefillWithRaggedKVCacheWrapper:
+    def __init__(
+        self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False
+    ) -> None:
+        assert kv_layout == "NHD"
+
+    def plan(
+        self, qo_indptr: Tensor, kv_indptr: Tensor, num_qo_heads: int, num_kv_heads: int,
+        head_dim_qk: int, head_dim_vo: int | None = None, custom_mask: Any = None,
+        packed_custom_mask: Any = None, causal: bool = False, pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False, window_left: int = -1,
+        logits_soft_cap: float | None = None, sm_scale: float | None = None,
+        rope_scale: float | None = None, rope_theta: float | None = None,
+        q_data_type: Any = "float16", kv_data_type: Any = None, o_data_type: Any = None,
+    ) -> None:  # fmt: skip
+        assert qo_indptr.dtype == torch.int32
+        assert torch.equal(qo_indptr, kv_indptr)
+        self.ends, self.causal, self.left = qo_indptr.tolist(), causal, window_left
+        self.heads = (num_qo_heads, num_kv_heads, head_dim_qk)
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, *args: Any, out: Any = None) -> Tensor:
+        heads, kv_heads, head_dim = self.heads
+        assert q.shape == (self.ends[-1], heads, head_dim)
+        assert k.shape == v.shape == (self.ends[-1], kv_heads, head_dim)
+        parts = []
+        for first, stop in zip(self.ends, self.ends[1:], strict=False):
+            far = distances(stop - first)
+            seen = far >= 0 if self.causal else torch.ones_like(far, dtype=torch.bool)
+            if self.left >= 0:
+                seen &= far <= self.left
+            parts.append(attend(*(t[None, first:stop] for t in (q, k, v)), seen)[0])
+        return torch.cat(parts)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize(
+    "mask",
+    ["full", "causal", "sliding-window:9", "documents:30,1,33", "full-documents:30,1,33"],
+)
+def test_flashinfer(monkeypatch: pytest.MonkeyPatch, mask: str, kv_heads: int) -> None:
+    kind = BatchPrefillWithRaggedKVCacheWrapper
+    fake = SimpleNamespace(BatchPrefillWithRaggedKVCacheWrapper=kind)
+    monkeypatch.setitem(sys.modules, "flashinfer", fake)
+    w = make_workload(64, kv_heads=kv_heads, mask=mask, dtype="bfloat16")
+    assert_equals_reference("flashinfer", {}, w)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"mode": "train", "dtype": "bfloat16"}, "flashinfer-python: it has no backward; use mode"),
+        ({}, "flashinfer-python computes bfloat16 and float16 only"),
+        ({"mask": "prefix:9"}, "has no mask prefix; it has full, causal, documents, full-docu"),
+    ],
+)
+def test_flashinfer_refuses_what_it_has_not(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        build_attention("flashinfer", {}, make_workload(64, **fields))
+
+
+# ---- NATTEN ------------------------------------------------------------------------------------
+
+
+def na1d(
+    query: Tensor, key: Tensor, value: Tensor, kernel_size: int, stride: int = 1,
+    dilation: int = 1, is_causal: bool | None = False, scale: float | None = None,
+) -> Tensor:  # fmt: skip
+    assert 1 <= kernel_size <= query.shape[1]
+    assert is_causal
+    far = distances(query.shape[1])
+    return attend(query, key, value, (far >= 0) & (far < kernel_size))
+
+
+@pytest.mark.parametrize("window", [2, 9, 64, 100])
+def test_natten(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    monkeypatch.setitem(sys.modules, "natten", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "natten.functional", SimpleNamespace(na1d=na1d))
+    w = make_workload(64, mode="train", mask=f"sliding-window:{window}")
+    assert_equals_reference("natten", {}, w)
+
+
+@both_masks
+def test_natten_without_a_window_is_refused(causal: bool) -> None:
+    with pytest.raises(UnsupportedError, match="natten computes windows; use mask: sliding-window"):
+        build_attention("natten", {}, make_workload(64, causal=causal))
+
+
+# ---- ring-flash-attention ----------------------------------------------------------------------
+
+
+def ring_function(name: str, calls: list[tuple[str, Any]]) -> Any:
+    def function(
+        q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: Any = None,
+        causal: bool = False, window_size: tuple[int, int] = (-1, -1), alibi_slopes: Any = None,
+        deterministic: bool = False, return_attn_probs: bool = False, group: Any = None,
+    ) -> Tensor:  # fmt: skip
+        calls.append((name, causal))
+        assert q.is_contiguous()
+        assert (q.shape, k.shape, v.shape) == ((2, 32, 4, 16), (2, 32, 2, 16), (2, 32, 2, 16))
+        return 2 * q
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("order", "function", "positions"),
+    [
+        ("contiguous", "ring_flash_attn_func", [*range(32, 64)]),
+        ("zigzag", "zigzag_ring_flash_attn_func", [*range(16, 32), *range(32, 48)]),
+        ("striped", "stripe_flash_attn_func", [*range(1, 64, 2)]),
+    ],
+)
+def test_ring_flash_attention(
+    monkeypatch: pytest.MonkeyPatch, order: str, function: str, positions: list[int]
+) -> None:
+    calls: list[tuple[str, Any]] = []
+    names = ("ring_flash_attn_func", "zigzag_ring_flash_attn_func", "stripe_flash_attn_func")
+    fake = SimpleNamespace(**{name: ring_function(name, calls) for name in names})
+    monkeypatch.setitem(sys.modules, "ring_flash_attn", fake)
+    w = make_workload(64, causal=True, kv_heads=2, dtype="bfloat16")
+    attention = IMPLEMENTATIONS.get("ring-flash-attention")(w, Group(1, 2), order=order)
+    attention.prepare("cpu")
+    assert attention.shard.queries.tolist() == positions
+    q, k, v = (t[:, :, positions] for t in make_inputs(w))
+    assert torch.equal(attention(q, k, v), 2 * q)
+    assert calls == [(function, True)]
+
+
+def test_ring_flash_attention_refuses_what_it_has_not() -> None:
+    make = IMPLEMENTATIONS.get("ring-flash-attention")
+    w = make_workload(64, dtype="bfloat16")
+    with pytest.raises(UnsupportedError, match="order=zigzag of ring-flash-attn computes causal"):
+        make(w, Group(1, 2), order="zigzag")
+    with pytest.raises(WorldError, match="64 tokens can't be split evenly into 3 parts"):
+        make(w, Group(1, 3))
+    with pytest.raises(WorldError, match="runs on 2 or more ranks; on one, use fused"):
+        make(w, Group.alone())
