@@ -257,5 +257,5 @@ def test_ring_flash_attention_refuses_what_it_has_not() -> None:
         make(w, Group(1, 2), order="zigzag")
     with pytest.raises(WorldError, match="64 tokens can't be split evenly into 3 parts"):
         make(w, Group(1, 3))
-    with pytest.raises(WorldError, match="runs on 2 or more ranks; on one, use fused"):
+    with pytest.raises(UnsupportedError, match="runs on 2 or more ranks; on one, use fused"):
         make(w, Group.alone())
