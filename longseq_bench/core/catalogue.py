@@ -21,13 +21,16 @@ _LIBRARIES = {
         "flash-attn-2 flash-attn-3 flash-attn-4 flashattention"
     ),
     "ring": (
-        "transformer-engine context-parallel torch-context-parallel ring-attention "
-        "striped-attention zigzag-ring magi-attention magiattention axolotl-ringmaster "
-        "megatron megatron-lm megatron-core"
+        "ring-attention striped-attention zigzag-ring axolotl-ringmaster megatron megatron-lm "
+        "megatron-core"
     ),
     "collective": "llama3-flash-attn",
     "ulysses": "deepspeed deepspeed-ulysses",
-    "usp": "long-context-attention yunchang unified-sequence-parallel",
+    "usp": "unified-sequence-parallel",
+    "yunchang": "long-context-attention",
+    "transformer-engine": "transformerengine te",
+    "torch-context-parallel": "context-parallel",
+    "magi-attention": "magiattention",
     "flex": "flex-attention",
     "dilated": "longnet",
     "block-sparse": "longformer bigbird",

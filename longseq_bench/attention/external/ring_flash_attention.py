@@ -51,7 +51,7 @@ class RingFlashAttention(External):
         ] = "contiguous",
     ) -> None:
         if group.size == 1:
-            raise UnsupportedError("ring-flash-attention runs on 2 or more ranks; on one, use fused")
+            raise UnsupportedError("ring-flash-attention runs on 2 or more ranks; use fused")
         parts = group.size * (2 if order == "zigzag" else 1)
         if workload.seq_len % parts:
             raise WorldError(f"{workload.seq_len} tokens can't be split evenly into {parts} parts")

@@ -65,7 +65,7 @@ def test_a_missing_library_is_named_with_one_command(
     kind = IMPLEMENTATIONS.get(name)
     assert issubclass(kind, External)
     for device in ("cpu", "cuda"):
-        reason = kind.unavailable_reason(device)
+        reason = kind.library.unavailable_reason(device)
         assert reason is not None
         assert reason.startswith(f"the package {kind.library.distribution} is not installed: pip ")
 

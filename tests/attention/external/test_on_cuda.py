@@ -257,5 +257,143 @@ def test_ring_flash_attention_refuses_what_it_has_not() -> None:
         make(w, Group(1, 2), order="zigzag")
     with pytest.raises(WorldError, match="64 tokens can't be split evenly into 3 parts"):
         make(w, Group(1, 3))
-    with pytest.raises(UnsupportedError, match="runs on 2 or more ranks; on one, use fused"):
+    with pytest.raises(UnsupportedError, match="runs on 2 or more ranks; use fused"):
         make(w, Group.alone())
+
+
+# ---- MagiAttention -----------------------------------------------------------------------------
+
+
+def flex_flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, q_ranges: Tensor, k_ranges: Tensor,
+    attn_type_map: Tensor | None = None, softmax_scale: float | None = None,
+) -> tuple[Tensor, None]:  # fmt: skip
+    assert q_ranges.dtype == k_ranges.dtype == torch.int32
+    assert attn_type_map is not None
+    out = torch.zeros_like(q)
+    kinds = attn_type_map.tolist()
+    for rows, keys, kind in zip(q_ranges.tolist(), k_ranges.tolist(), kinds, strict=True):
+        far = distances(rows[1] - rows[0])
+        seen = far >= 0 if kind == 1 else torch.ones_like(far, dtype=torch.bool)
+        part = (t[None, slice(*at)] for t, at in ((q, rows), (k, keys), (v, keys)))
+        out[slice(*rows)] = attend(*part, seen)[0]
+    return out, None
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("mask", ["full", "causal", "documents:30,1,33", "full-documents:30,1,33"])
+def test_magi_attention(monkeypatch: pytest.MonkeyPatch, mask: str, kv_heads: int) -> None:
+    monkeypatch.setitem(sys.modules, "magi_attention", SimpleNamespace())
+    fake = SimpleNamespace(flex_flash_attn_func=flex_flash_attn_func)
+    monkeypatch.setitem(sys.modules, "magi_attention.api", fake)
+    w = make_workload(64, kv_heads=kv_heads, mask=mask, dtype="bfloat16", mode="train")
+    assert_equals_reference("magi-attention", {}, w)
+
+
+# ---- TransformerEngine -------------------------------------------------------------------------
+
+
+class DotProductAttention:
+    def __init__(
+        self, num_attention_heads: int, kv_channels: Any, num_gqa_groups: int | None = None,
+        attention_dropout: float = 0.0, qkv_format: str = "sbhd", attn_mask_type: str = "causal",
+    ) -> None:  # fmt: skip
+        assert (qkv_format, attention_dropout) == ("bshd", 0.0)
+        self.heads, self.head_dim, self.groups = num_attention_heads, kv_channels, num_gqa_groups
+        self.causal = {"causal": True, "no_mask": False}[attn_mask_type]
+        self.parallel: Any = None
+
+    def set_context_parallel_group(
+        self, cp_group: Any, cp_global_ranks: Any, cp_stream: Any, cp_comm_type: str = "p2p"
+    ) -> None:
+        self.parallel = (cp_global_ranks, cp_comm_type)
+
+    def __call__(self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor) -> Tensor:
+        assert query_layer.shape[2:] == (self.heads, self.head_dim)
+        assert key_layer.shape[2:] == (self.groups, self.head_dim)
+        tokens = query_layer.shape[1]
+        seen = distances(tokens) >= 0 if self.causal else None
+        return attend(query_layer, key_layer, value_layer, seen).flatten(2)
+
+
+@both_masks
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_transformer_engine(monkeypatch: pytest.MonkeyPatch, causal: bool, kv_heads: int) -> None:
+    fake = SimpleNamespace(DotProductAttention=DotProductAttention)
+    monkeypatch.setitem(sys.modules, "transformer_engine", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", fake)
+    w = make_workload(64, causal=causal, kv_heads=kv_heads, dtype="bfloat16", mode="train")
+    assert_equals_reference("transformer-engine", {}, w)
+    attention: Any = IMPLEMENTATIONS.get("transformer-engine")(w, Group(1, 2))
+    attention.prepare("cpu")
+    assert attention.shard.queries.tolist() == [*range(16, 48)]
+    assert attention._attention.parallel == ([0, 1], "p2p")
+
+
+# ---- yunchang ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rank", "options", "positions"),
+    [
+        (1, {}, [*range(16, 32)]),
+        (3, {"ulysses": 2}, [*range(48, 64)]),
+        (0, {"ulysses": 2, "order": "zigzag"}, [*range(16)]),
+        (1, {"ulysses": 2, "order": "zigzag"}, [*range(48, 64)]),
+        (2, {"ulysses": 2, "order": "zigzag"}, [*range(16, 32)]),
+        (1, {"order": "zigzag"}, [*range(8, 16), *range(48, 56)]),
+    ],
+)
+def test_yunchang(
+    monkeypatch: pytest.MonkeyPatch, rank: int, options: dict[str, Any], positions: list[int]
+) -> None:
+    """Positions are those of its extract_local functions."""
+    made: list[Any] = []
+
+    def set_seq_parallel_pg(
+        sp_ulysses_degree: int, sp_ring_degree: int, rank: int, world_size: int,
+        use_ulysses_low: bool = True,
+    ) -> None:  # fmt: skip
+        made.append((sp_ulysses_degree, sp_ring_degree, rank, world_size))
+
+    class LongContextAttention:
+        def __init__(
+            self, scatter_idx: int = 2, gather_idx: int = 1, ring_impl_type: str = "basic"
+        ) -> None:
+            made.append(ring_impl_type)
+
+        def __call__(
+            self, query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
+            softmax_scale: Any = None, causal: bool = False,
+        ) -> Tensor:  # fmt: skip
+            assert causal
+            assert query.shape == (2, 16, 4, 16)
+            return 2 * query
+
+    fake = SimpleNamespace(
+        set_seq_parallel_pg=set_seq_parallel_pg, LongContextAttention=LongContextAttention
+    )
+    monkeypatch.setitem(sys.modules, "yunchang", fake)
+    w = make_workload(64, causal=True, dtype="bfloat16")
+    attention = IMPLEMENTATIONS.get("yunchang")(w, Group(rank, 4), **options)
+    attention.prepare("cpu")
+    ulysses = options.get("ulysses", 1)
+    assert made == [(ulysses, 4 // ulysses, rank, 4), options.get("order", "basic")]
+    assert attention.shard.queries.tolist() == positions
+    q, k, v = (t[:, :, positions] for t in make_inputs(w))
+    assert torch.equal(attention(q, k, v), 2 * q)
+
+
+# ---- torch -------------------------------------------------------------------------------------
+
+
+def test_torch_context_parallel_has_the_functions_that_are_called() -> None:
+    """The installed torch, not a fake; on a CPU it can't be called."""
+    kind: Any = IMPLEMENTATIONS.get("torch-context-parallel")
+    reason = "torch's context_parallel has kernels for cuda only"
+    assert kind.unavailable_reason("cpu") == reason
+    assert kind.library.load().context_parallel
+    w = make_workload(64, dtype="bfloat16")
+    assert kind(w, Group(1, 2)).shard.queries.tolist() == [*range(16, 48)]
+    with pytest.raises(WorldError, match="62 tokens can't be split evenly into 4 parts"):
+        kind(make_workload(62, dtype="bfloat16"), Group(1, 2))
