@@ -42,7 +42,7 @@ def state(folder: Path) -> dict[str, bytes]:
     [
         (["--impl", "spda"], "unknown implementation 'spda' in --impl; did you mean 'sdpa'?"),
         (["--impl", "flash_attn"],
-         "implementation 'flash_attn' in --impl is not included; the nearest one is 'sdpa', and "
+         "implementation 'flash_attn' in --impl is not included; the nearest one is 'fused', and "
          "a plug-in can add it (docs/extending.md)"),
         (["--impl", "ring", "-o", "chnk=64"],
          "unknown option 'chnk' in ring; did you mean 'chunk'?"),
