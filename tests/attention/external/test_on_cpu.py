@@ -145,6 +145,15 @@ def test_the_output_of_the_library_itself_sums_to_one_over_the_sequence() -> Non
 
 
 @needs(DILATED)
+def test_values_that_add_up_to_zero_are_divided_by_zero_in_the_library() -> None:
+    """The reason why long sequences are checked in sampled rows, without matching scores."""
+    attention = build_attention(DILATED, {"segments": (64,), "dilation": (1,)}, make_workload(128))
+    q, k, v = make_inputs(attention.workload)
+    assert attention(q, k, torch.zeros_like(v)).isnan().all()
+    assert not attention.sees_itself
+
+
+@needs(DILATED)
 @pytest.mark.parametrize(
     ("fields", "options", "words"),
     [
