@@ -163,32 +163,38 @@ def rank_options(name: str, world: int) -> list[Options]:
     return [o for o in options_at(name, world) if "transport" not in o]
 
 
+ON_TWO = ("sliding-window:24", "prefix:50", "documents:1,13,90,27", "full-documents:40")
+ON_THREE = (*ON_TWO, "documents:37", "full-documents:1,13,90,27", "sliding-window:1")
 OVER_RANKS = [
-    pytest.param(name, world, id=f"{name}-{world}")
+    pytest.param(name, world, mask, id=f"{name}-{world}-{mask}")
     for name in MANY
     if name in TAKING
-    for world in (2, 3)
+    for world, some in ((2, ON_TWO), (3, ON_THREE))
+    for mask in some
 ]
 
 
-@masks
-@pytest.mark.parametrize(("name", "world"), OVER_RANKS)
+@pytest.mark.parametrize(("name", "world", "mask"), OVER_RANKS)
 def test_ranks_together_equal_the_definition(
     ranks: Ranks, name: str, world: int, mask: str
 ) -> None:
-    """Forward and gradients with grouped heads; the same pairs as on one rank, each once.
+    """Forward and gradients, full and grouped heads; the same pairs as on one rank, each once.
 
     `fine` has small pieces, transfers and tiles.
     """
     if name == "ddp" and mask in ALONE:
         pytest.skip("gradients of its matrices are rounding errors")
-    w = workload(name, world, TOKENS, True, mode="train", mask=mask)
+    shapes = [
+        workload(name, world, TOKENS, grouped, mode="train", mask=mask) for grouped in (True, False)
+    ]
+    every = rank_options(name, world)
+    every = every * 2 if len(every) == 1 else every
     cases = [
-        Case(name, options, w, fine=bool(i % 2))
-        for i, options in enumerate(rank_options(name, world))
+        Case(name, options, shapes[i % 2], fine=bool(i % 3)) for i, options in enumerate(every)
     ]
     for case, results in zip(cases, run_cases(ranks, world, cases), strict=True):
-        pairs = count_pairs(IMPLEMENTATIONS.get(name)(w, Group(0, world), **case.options))
+        attention = IMPLEMENTATIONS.get(name)(case.workload, Group(0, world), **case.options)
+        pairs = count_pairs(attention)
         assert torch.equal(pairs.bool(), defined(mask).expand_as(pairs))
         assert_right(case, results)
 
