@@ -50,7 +50,8 @@ KINDS = {
     "tile_step": "i32", "item_count": "i32", "head_count": "i32", "first_kv_head": "i32",
     "bias": "*fp32",
 } | dict.fromkeys(
-    ("tile_start", "tile_count", "start", "count", "step", "q_row", "k_row", "q_at", "k_at"), "*i32"
+    ("tile_start", "tile_count", "start", "count", "step", "q_row", "k_row", "q_at", "k_at",
+     "q_first"), "*i32"
 )  # fmt: skip
 """Types of the kernels' parameters; other pointers have the dtype of the tensors."""
 
@@ -198,6 +199,7 @@ def arguments(
         "TAIL": variant.tail, "M": tile.queries, "N": tile.keys, "KEEP_LSE": True,
         "MERGE": variant.split, "HAS_BIAS": False, "HAS_STEP": True, "HAS_Q_ROW": variant.tail,
         "HAS_K_ROW": variant.tail, "HAS_Q_AT": variant.tail, "HAS_K_AT": variant.tail,
+        "HAS_Q_FIRST": variant.tail,
     }  # fmt: skip
     signature: dict[str, Any] = {}
     fixed: dict[tuple[int, ...], Any] = {}
