@@ -9,7 +9,7 @@ Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D); lse (B, Hq, N).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeGuard
@@ -31,6 +31,7 @@ from longseq_bench.attention.tiles import (
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import KVPair
+from longseq_bench.distributed.shard import Positions
 from longseq_bench.distributed.token_order import (
     Runs,
     TokenOrder,
@@ -111,14 +112,36 @@ def _row_blocks(w: Workload, visible: VisibleKeys, sizes: TileSizes) -> Iterator
             yield RowBlock(tiles[0].rows, heads, pieces)
 
 
-def visible_pairs_of(w: Workload, device: torch.device | str) -> Tensor:
-    """Return the pairs of all queries and keys, (N, N), True where a query sees a key."""
-    positions, visible = np.arange(w.seq_len), visible_keys(w)
-    first, stop, keys = (
+def visible_pairs_of(
+    w: Workload, device: torch.device | str, queries: Positions | None = None
+) -> Tensor:
+    """Return True where a query sees a key, (queries, N); queries at positions, None: all N."""
+    keys, visible = np.arange(w.seq_len), visible_keys(w)
+    queries = keys if queries is None else queries
+    first, stop, places = (
         torch.from_numpy(ends).to(device)
-        for ends in (visible.first(positions), visible.stop(positions), positions)
+        for ends in (visible.first(queries), visible.stop(queries), keys)
     )
-    return (keys >= first[:, None]) & (keys < stop[:, None])
+    return (places >= first[:, None]) & (places < stop[:, None])
+
+
+def mask_mod_of(
+    w: Workload, device: torch.device | str, queries: Positions
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Return the mask as FlexAttention takes it: a function of batch, head, query and key.
+
+    queries: positions of the local queries, which the function numbers from 0.
+    """
+    visible = visible_keys(w)
+    first, stop = (
+        torch.from_numpy(ends).to(device)
+        for ends in (visible.first(queries), visible.stop(queries))
+    )
+
+    def is_visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (k >= first[q]) & (k < stop[q])
+
+    return is_visible
 
 
 def to_mask(tile: MaskTile) -> Tensor | None:

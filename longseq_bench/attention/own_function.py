@@ -31,16 +31,24 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts, Positions
-from longseq_bench.core.cost import Cost, attention_flops, floor_bytes, visible_pairs
+from longseq_bench.attention.masked import mask_mod_of, visible_pairs_of
+from longseq_bench.core.cost import Cost, attention_flops, floor_bytes, mask_pairs
 from longseq_bench.core.errors import OwnFunctionError, UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.core.own_functions import OwnFunction, is_own, read_own_function, search_path
-from longseq_bench.core.workload_arguments import GROUP, missing_reasons, passed_values
+from longseq_bench.core.workload_arguments import (
+    ATTN_MASK,
+    GROUP,
+    MASK_MOD,
+    missing_reasons,
+    passed_values,
+)
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder
 from longseq_bench.kernels.exact.base import AUTO, select
 from longseq_bench.meta_mode import is_meta, refuse_limited_loops
+from longseq_bench.patterns.visible_keys import visible_keys
 
 COUNTED_PAIRS, MIN_COUNTED_ROWS = 2**26, 8
 """Pairs of a pattern, over all heads, that are counted for its density: of evenly spaced rows."""
@@ -86,6 +94,7 @@ def _make_class(own: OwnFunction) -> type[Attention]:
         "pattern": staticmethod(pattern) if pattern else None,
         "summary": own.signature.summary or own.function,
         "many_ranks": GROUP in own.signature.takes,
+        "takes_masks": True,  # or the reason names the missing parameter
     }
     return type(own.function, (base,), members)
 
@@ -174,6 +183,11 @@ class OwnAttention(Attention):
             raise UnsupportedError(
                 f"{self.own.function} sends by itself, so it can't run without its other ranks"
             )
+        if self.workload.mask is not None:
+            where = "meta" if is_meta() else device
+            for name, make in ((ATTN_MASK, visible_pairs_of), (MASK_MOD, mask_mod_of)):
+                if name in self._arguments:
+                    self._arguments[name] = make(self.workload, where, self.shard.queries)
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -223,15 +237,13 @@ class OwnSparseAttention(OwnAttention):
                 f"booleans or whole numbers {expected}, one for each query and key "
                 f"({self.own.file})"
             )
-        if not self.workload.causal:
-            return counts
-        return counts * (k_positions[None, :] <= q_positions[:, None])
+        return counts * visible_keys(self.workload).multiplicity(q_positions, k_positions)
 
     @override
     def cost(self) -> Cost:
         """Return the FLOPs of the pairs that the pattern keeps, and the floor."""
         w = self.workload
-        pairs = self._kept_share() * visible_pairs(w.seq_len, w.causal)
+        pairs = self._kept_share() * mask_pairs(w)
         return Cost(attention_flops(w, pairs), floor_bytes(w))
 
     @override
@@ -254,8 +266,7 @@ class OwnSparseAttention(OwnAttention):
                 for head in range(w.heads)
                 for i in range(0, len(rows), step)
             )
-            visible = float((rows + 1).sum()) if w.causal else float(len(rows) * w.seq_len)
-            self._share = kept / (visible * w.heads)
+            self._share = kept / (visible_keys(w).pairs(rows) * w.heads)
         return self._share
 
     def _counted_rows(self) -> Positions:

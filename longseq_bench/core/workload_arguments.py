@@ -14,6 +14,11 @@ GROUP = "group"
 """The parameter for torch's process group of all ranks; None on one rank."""
 
 
+MASKS = ATTN_MASK, MASK_MOD = "attn_mask", "mask_mod"
+"""The parameters for a mask: booleans (queries, keys) as in torch's scaled_dot_product_attention,
+or a function of batch, head, query and key as in FlexAttention; None for a full or causal one."""
+
+
 @dataclass(frozen=True)
 class WorkloadArgument:
     """A property of a workload or of its ranks, and the parameters that take it.
@@ -33,9 +38,17 @@ class WorkloadArgument:
 ARGUMENTS = (
     WorkloadArgument(
         ("causal", "is_causal"),
-        value=lambda workload, rank, ranks: workload.causal,
-        is_needed=lambda workload, ranks: workload.causal,
+        # a function that gets another mask has it there, and must not apply both
+        value=lambda workload, rank, ranks: workload.causal and workload.mask is None,
+        is_needed=lambda workload, ranks: workload.causal and workload.mask is None,
         need="a causal mask",
+    ),
+    WorkloadArgument(
+        MASKS,
+        # the child puts a tensor or a function in its place
+        value=lambda workload, rank, ranks: None,
+        is_needed=lambda workload, ranks: workload.mask is not None,
+        need="a mask that is neither full nor causal",
     ),
     WorkloadArgument(
         ("enable_gqa", "grouped_heads"),
