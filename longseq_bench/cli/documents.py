@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from longseq_bench.cli.progress import format_option, format_options
+from longseq_bench.api.trial_text import format_option, format_options
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.model import Environment, Trial
 from longseq_bench.reports.document import Column, Document, Section, Table
@@ -44,10 +44,10 @@ def catalogue_document(catalogue: Catalogue) -> Document:
     return Document("list", "", [], [*sections, *([section] if kernels else [])])
 
 
-def trials_document(trials: Sequence[Trial], rounds: int, heading: str) -> Document:
+def trials_document(trials: Sequence[Trial], rounds: int, heading: str, estimate: str) -> Document:
     """Return the list of the trials that a sweep would run.
 
-    heading: the device that they would use.
+    heading: the device that they would use.  estimate: what they would take, the last line.
     """
     several = any(trial.world_size > 1 for trial in trials)
     columns = (
@@ -65,7 +65,7 @@ def trials_document(trials: Sequence[Trial], rounds: int, heading: str) -> Docum
     )  # fmt: skip
     times = f"{rounds} rounds" if rounds > 1 else "1 round"
     summary = f"{len(trials)} trials × {times}; nothing was run"
-    sections = [Section("", tables=[Table("", columns, rows)]), Section("", [summary])]
+    sections = [Section("", tables=[Table("", columns, rows)]), Section("", [summary, estimate])]
     return Document("trials", "", [heading], sections)
 
 

@@ -70,7 +70,7 @@ def launch(
     """
     import os
 
-    from longseq_bench.cli.session import LaunchTarget, use_launch_target
+    from longseq_bench.api.machine import LaunchTarget, use_launch_target
     from longseq_bench.core import cluster_env
     from longseq_bench.core.gpus import read_visible_gpus
     from longseq_bench.launchers.base import LaunchSettings, create_launcher

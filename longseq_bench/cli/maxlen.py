@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from longseq_bench.cli import options
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.units import format_seconds, parse_tokens
+from longseq_bench.core.units import format_seconds
 
 if TYPE_CHECKING:
     from longseq_bench.analysis.search_row import SearchRow
@@ -66,75 +66,27 @@ def maxlen(
     If memory is the limit, the two lengths differ by at most 1 % or 64 tokens, whichever is larger
     (more if runs contradict each other). Tokens are those of all ranks together.
     """
+    from longseq_bench import api
     from longseq_bench.analysis.frames import maxlen_json, rows_json
     from longseq_bench.analysis.searches import density_rows
     from longseq_bench.cli import session
+    from longseq_bench.core.options import parse_assignments
     from longseq_bench.reports.brief import density_brief
-    from longseq_bench.search import strategy
 
-    ranks = world_size or session.default_ranks()
-    ceiling_tokens = _parse_ceiling(ceiling, ranks)
-    tokens = _parse_sparsity_target(sparsity, target, search.option or [])
-    if tokens and ceiling_tokens:
-        raise UserError(
-            "--ceiling can't be combined with --target, which fixes the length; remove --ceiling"
-        )
-    if tokens and fit_only:
-        raise UserError(
-            "--fit-only can't be combined with --sparsity auto: memory hardly depends on "
-            "sparsity; remove --fit-only"
-        )
-    with session.open_launcher() as (launcher, catalogue):
-        trials = session.build_trials(catalogue, search, workload, out, [ranks])
-        launcher.check(trials)
-        if tokens:
-            for trial in trials:
-                if "sparsity" not in trial.options:
-                    raise UserError(f"{trial.implementation} has no sparsity; use block-sparse")
-            trials = [trial.at(tokens) for trial in trials]
-            schedule = partial(strategy.find_min_sparsity, trials)
-        else:
-            if fit_only:
-                fit_trials = [t.replace(fit_only=True, time_budget=None) for t in trials]
-                trials = [trial for pair in zip(fit_trials, trials, strict=True) for trial in pair]
-            schedule = partial(strategy.maxlen, trials, ceiling_tokens)
-        records = session.run_search(launcher, catalogue, trials, out, schedule)
-    if tokens:
+    results = api.maxlen(
+        search.impl, options=parse_assignments(search.option or []), **search.settings(),
+        world_size=world_size, ceiling=ceiling, sparsity=cast("Any", sparsity), target=target,
+        fit_only=fit_only, out=out or session.default_out(), progress=session.ConsoleReporter(),
+        **asdict(workload),
+    )  # fmt: skip
+    records = results.records
+    if target:
         return session.print_records(
             records, as_json, lambda run: rows_json(density_rows(run), "density"), density_brief
         )
     code = session.print_records(records, as_json, maxlen_json, _maxima)
     _check_time_budget(records)
     return code
-
-
-def _parse_sparsity_target(
-    sparsity: str | None, target: str | None, assignments: list[str]
-) -> int | None:
-    """Return the length of a search for the lowest sparsity; None for a search for a length.
-
-    Raises UserError if one of the two options is missing.
-    """
-    if sparsity is None and target is None:
-        return None
-    if sparsity is None:
-        raise UserError("--target needs --sparsity auto; to limit other searches use --ceiling")
-    if sparsity != "auto":
-        raise UserError(f"--sparsity {sparsity}: must be auto; for a value use -o sparsity=0.99")
-    if target is None:
-        raise UserError("--sparsity auto needs --target, the number of tokens that must fit")
-    if any(word.startswith("sparsity=") for word in assignments):
-        raise UserError("--sparsity auto and -o sparsity both set the sparsity; remove one")
-    return options.parse_target(target)
-
-
-def _parse_ceiling(text: str | None, ranks: int) -> int | None:
-    """Return the ceiling in tokens. Raises UserError for fewer tokens than ranks."""
-    tokens = parse_tokens(text) if text else None
-    if tokens is not None and tokens < ranks:
-        problem = f"--ceiling {text} is smaller than --world-size {ranks}"
-        raise UserError(f"{problem}; use at least {ranks}")
-    return tokens
 
 
 def _maxima(records: list[Record]) -> Document:

@@ -7,19 +7,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
-
-from longseq_bench.core.errors import UserError
-from longseq_bench.core.units import format_tokens, parse_tokens
-
-if TYPE_CHECKING:
-    from longseq_bench.core.catalogue import Catalogue
-    from longseq_bench.core.model import OptionValue, Workload
-    from longseq_bench.core.models import ModelShape
-
-MAX_TOKENS = 2**40
 
 ImplementationOptions = Annotated[
     list[str] | None,
@@ -77,6 +67,11 @@ class SearchOptions:
         typer.Option(min=1, help="CPU threads per rank. Default: cores of a host / its ranks."),
     ] = None
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0
+
+    def settings(self) -> dict[str, Any]:
+        """Return budgets and device: all but the implementations and their options."""
+        names = [f.name for f in fields(self) if f.name not in ("impl", "option")]
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,32 +142,6 @@ class WorkloadOptions:
         ),
     ] = "all"
 
-    def workload(self, default_dtype: str) -> Workload:
-        """Return the workload with a length of one token.
-
-        Raises UserError for options that can't be combined.
-        """
-        from pydantic import ValidationError
-
-        from longseq_bench.core.model import Workload
-
-        if self.keep == "inputs" and self.mode == "forward":
-            raise UserError("--keep inputs needs --mode train: only a backward pass recomputes")
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        given = {n: x for n, x in own.items() if n not in ("keep", "model") and x is not None}
-        if model := self.model_shape():
-            given = model.workload_fields(given)
-        try:
-            return Workload(**{"dtype": default_dtype, **given, "seq_len": 1})
-        except ValidationError as error:
-            raise UserError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
-
-    def model_shape(self) -> ModelShape | None:
-        """Return the model of --model; None without one. Raises UserError for an unknown one."""
-        from longseq_bench.core.models import load_model
-
-        return load_model(self.model) if self.model else None
-
 
 def expand_options(command: Callable[..., int]) -> Callable[..., int]:
     """Replace each parameter of a command that is a dataclass by one option per field."""
@@ -198,37 +167,3 @@ def expand_options(command: Callable[..., int]) -> Callable[..., int]:
 def split_names(text: str | None) -> list[str]:
     """Return the distinct names in a text with commas between them."""
     return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
-
-
-def parse_target(text: str | None) -> int | None:
-    """Return the tokens of --target, if given.
-
-    Raises UserError if it is not a number, or larger than MAX_TOKENS.
-    """
-    tokens = parse_tokens(text) if text else None
-    if tokens is not None and tokens > MAX_TOKENS:
-        raise UserError(f"--target {text} is too large; at most {format_tokens(MAX_TOKENS)}")
-    return tokens
-
-
-def parse_options(
-    catalogue: Catalogue, names: list[str], assignments: list[str] | None
-) -> dict[str, dict[str, OptionValue]]:
-    """Return all options of each implementation in `names`.
-
-    An assignment is for every implementation with that option. Raises UserError if none has it.
-    """
-    from longseq_bench.core.options import parse_assignments, unknown_option
-    from longseq_bench.core.own_functions import canonical_name
-
-    names = [canonical_name(name) for name in names]
-    values = parse_assignments(assignments or [])
-    known = {n: {s.name for s in catalogue.entry(n, "--impl").options} for n in names}
-    for name in values:
-        if not any(name in options for options in known.values()):
-            all_options = {o for options in known.values() for o in options}
-            raise unknown_option(name, values[name], all_options, ", ".join(names))
-    return {
-        name: catalogue.options(name, {k: v for k, v in values.items() if k in known[name]})
-        for name in known
-    }

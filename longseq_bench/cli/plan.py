@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,19 +10,11 @@ import typer
 
 from longseq_bench.cli import options
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.units import format_bytes, format_tokens, parse_bytes
 
 if TYPE_CHECKING:
-    from longseq_bench.cli.plan_model import ModelPlan
-    from longseq_bench.core.catalogue import Catalogue
+    from longseq_bench.api.planning import Plan
     from longseq_bench.core.hardware import Hardware
-    from longseq_bench.core.model import OptionValue, Trial
-    from longseq_bench.launchers.base import Launcher
-    from longseq_bench.search.prediction import Accuracy, Prediction, RateModel
-
-MAX_RANKS = 2**16  # largest world size to try for a target
-DRY_RUN_LIMIT_S = 300.0
-CHECKED_TOKENS = 2**17  # a length at which every valid combination of options is valid
+    from longseq_bench.search.prediction import Prediction
 
 
 @options.expand_options
@@ -106,79 +98,59 @@ def plan(
     Memory comes from a dry run of the implementation without data, for one rank of the world. Time
     comes from records of this machine if there are any, else from a profile of the hardware.
     """
-    from longseq_bench.cli import predictions, session
-    from longseq_bench.cli.plan_answer import answer_sentence, find_best
-    from longseq_bench.cli.plan_model import ModelPlan
-    from longseq_bench.core.hardware import LOCAL_CPU
-    from longseq_bench.search.prediction import RateModel, find_accuracy
+    from longseq_bench.api import planning
+    from longseq_bench.cli import session
+    from longseq_bench.core.options import parse_assignments
 
-    if records and not records.is_dir():
-        raise UserError(f"--records {records}: no such folder")
-    past = session.past_records(records or Path("results"))
-    accuracies = find_accuracy(past)
     if accuracy:
-        return predictions.print_accuracy(accuracies, as_json)
+        return _print_accuracy(records, as_json)
     if not impl:
         raise UserError("--impl is missing; name an implementation of `longseq list`")
-    found = workload.model_shape()
-    model = ModelPlan(found, sharding) if found else None
-    budget, tokens = parse_bytes(memory) if memory else None, options.parse_target(target)
-    with session.open_launcher() as (launcher, catalogue):
-        profile = _find_hardware(catalogue, gpu, hardware, gpus_per_node)
-        chosen = options.parse_options(catalogue, impl, option)
-        trials = _build_trials(chosen, workload, profile, world_size or gpus_per_node or 1, budget)
-        rates = RateModel(profile, past if gpu.lower() == LOCAL_CPU else [])
-        with session.console(stderr=True).status("dry runs …"):
-            _check_options(launcher, trials)
-            results = [_predict(one, launcher, rates, tokens, gpus_per_node or 1) for one in trials]
-    answer = answer_sentence(results, profile, tokens, gpus_per_node is not None)
-    _print(results, trials, profile, accuracies, answer, as_json, output, model)
+    found = planning.plan(
+        impl, options=parse_assignments(option or []), gpu=gpu, memory=memory, target=target,
+        world_size=world_size, gpus_per_node=gpus_per_node, sharding=sharding, hardware=hardware,
+        records=records, progress=session.ConsoleReporter(), **asdict(workload),
+    )  # fmt: skip
+    _print(found, as_json, output)
     if sbatch:
-        _write_sbatch(sbatch, find_best(results, tokens), profile, option or [])
-    if tokens is not None:
-        _check_target(results, trials, tokens, may_grow=bool(gpus_per_node) and world_size is None)
+        _write_sbatch(sbatch, found.best, found.hardware, option or [])
+    found.check_target(may_grow=bool(gpus_per_node) and world_size is None)
     return 0
 
 
-def _build_trials(
-    chosen: dict[str, dict[str, OptionValue]], workload: options.WorkloadOptions,
-    profile: Hardware, world_size: int, budget: int | None,
-) -> list[Trial]:  # fmt: skip
-    """Return a trial of one token for each implementation with its options."""
-    from longseq_bench.core.model import Trial
-    from longseq_bench.core.own_functions import source_of
+def _print_accuracy(folder: Path | None, as_json: bool) -> int:
+    """Print the errors of past predictions. Raises UserError if no record has a prediction."""
+    from longseq_bench.api.machine import past_records
+    from longseq_bench.api.plan_document import accuracy_document, accuracy_json
+    from longseq_bench.cli.session import print_answer
+    from longseq_bench.search.prediction import find_accuracy
 
-    has_bfloat16 = profile.device == "cuda" and "bfloat16" in profile.flops
-    shape = workload.workload("bfloat16" if has_bfloat16 else "float32")
-    profile.rate(shape.dtype, shape.mode)
-    return [
-        Trial(
-            implementation=name, options=values, workload=shape, device=profile.device,
-            world_size=world_size, memory_budget=budget or profile.memory, repeats=0,
-            keep=workload.keep, source=source_of(name),
+    if folder and not folder.is_dir():
+        raise UserError(f"--records {folder}: no such folder")
+    accuracies = find_accuracy(past_records(folder or Path("results")))
+    if not accuracies:
+        raise UserError(
+            "no record of this machine has a prediction; run longseq maxlen or sweep first, or "
+            "give their folder with --records"
         )
-        for name, values in chosen.items()
-    ]  # fmt: skip
-
-
-def _print(
-    results: list[Prediction | str], trials: list[Trial], profile: Hardware,
-    accuracies: list[Accuracy], answer: str, as_json: bool, output: str, model: ModelPlan | None,
-) -> None:  # fmt: skip
-    """Print the predictions on stdout: as JSON, as Markdown or for a terminal."""
-    from longseq_bench.cli import predictions, session
-    from longseq_bench.reports.render import markdown
-
-    document = predictions.predictions_document(results, trials, profile, accuracies, answer, model)
-    if output == "md" and not as_json:
-        typer.echo(markdown.render(predictions.with_titles(document))["plan.md"], nl=False)
-        return
-    session.print_answer(
+    return print_answer(
         as_json,
-        lambda: predictions.predictions_json(results, trials, profile, accuracies, answer, model),
-        lambda: document,
+        lambda: accuracy_json(accuracies),
+        lambda: accuracy_document(accuracies),
         "--json has it",
     )
+
+
+def _print(found: Plan, as_json: bool, output: str) -> None:
+    """Print the predictions on stdout: as JSON, as Markdown or for a terminal."""
+    from longseq_bench.api.plan_document import with_titles
+    from longseq_bench.cli import session
+    from longseq_bench.reports.render import markdown
+
+    if output == "md" and not as_json:
+        typer.echo(markdown.render(with_titles(found.table()))["plan.md"], nl=False)
+        return
+    session.print_answer(as_json, found.as_json, found.table, "--json has it")
 
 
 def _write_sbatch(
@@ -194,86 +166,3 @@ def _write_sbatch(
         path.write_text(format_sbatch(best, profile.per_node, own), encoding="utf-8")
     except OSError as error:
         raise UserError(f"--sbatch {path} can't be written: {error.strerror}") from None
-
-
-def _check_options(launcher: Launcher, trials: list[Trial]) -> None:
-    """Raise UserError for options that are wrong on one rank and on the given number of ranks.
-
-    An implementation that only lacks support for the ranks or the length is a note of the result.
-    """
-    for trial in trials:
-        checked = trial.at(CHECKED_TOKENS * trial.world_size)
-        try:
-            launcher.check([checked])
-        except UserError:
-            launcher.check([checked.replace(world_size=1)])
-
-
-def _find_hardware(
-    catalogue: Catalogue, name: str, file: Path | None, per_node: int | None
-) -> Hardware:
-    """Return the profile of that name, from the built-in ones and those of a file.
-
-    per_node: devices of a node; None: those of the profile.
-    """
-    from longseq_bench.cli.session import hardware_here
-    from longseq_bench.core.hardware import LOCAL_CPU, profile, profiles
-
-    if name.lower() != LOCAL_CPU:
-        found = profile(name, file)
-    else:
-        if file is not None:
-            profiles(file)  # check the file
-        found = hardware_here(catalogue, "cpu")
-    return found.model_copy(update={"per_node": per_node}) if per_node else found
-
-
-def _predict(
-    trial: Trial, launcher: Launcher, rates: RateModel, tokens: int | None, unit: int
-) -> Prediction | str:
-    """Predict a trial at the target, on more ranks if it does not fit; else its longest length.
-
-    unit: more ranks are added this many at a time.
-    """
-    from longseq_bench.search.memory_curve import add_outside
-    from longseq_bench.search.prediction import find_longest_fit, find_smallest_world, predict
-    from longseq_bench.search.strategy import CEILING_TOKENS
-
-    of_device = rates.hardware.dry_run_options
-    on_launcher = partial(launcher.dry_run, limit=DRY_RUN_LIMIT_S, **of_device)
-    dry_run = add_outside(on_launcher, rates.hardware)
-    if tokens is None:
-        return find_longest_fit(trial, dry_run, rates, CEILING_TOKENS * trial.world_size)
-    result = predict(trial.at(tokens), dry_run, rates)
-    if isinstance(result, str) or result.fits:
-        return result
-    return find_smallest_world(trial.at(tokens), dry_run, rates, MAX_RANKS, unit) or result
-
-
-def _check_target(
-    results: list[Prediction | str], trials: list[Trial], tokens: int, may_grow: bool
-) -> None:
-    """Raise UserError if the target does not fit on the given ranks with any implementation.
-
-    may_grow: the number of ranks is part of the answer, so more of them are no error.
-    """
-    from longseq_bench.search.prediction import Prediction
-
-    predictions = [result for result in results if isinstance(result, Prediction)]
-    if not predictions:
-        reason = results[0]
-        raise UserError(f"{format_tokens(tokens)} tokens: nothing could be predicted; {reason}")
-    ranks = trials[0].world_size
-    fitting = [prediction for prediction in predictions if prediction.fits]
-    if any(may_grow or prediction.trial.world_size == ranks for prediction in fitting):
-        return
-    budget = format_bytes(trials[0].memory_budget or 0)
-    problem = f"{format_tokens(tokens)} tokens don't fit in {budget} on {ranks} rank(s)"
-    if not fitting:
-        max_ranks = max(ranks, MAX_RANKS)
-        raise UserError(f"{problem}; by prediction, up to {max_ranks:,} ranks are not enough")
-    best = min(fitting, key=lambda prediction: prediction.trial.world_size)
-    raise UserError(
-        f"{problem}; {best.trial.implementation} fits them with "
-        f"--world-size {best.trial.world_size}"
-    )

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from longseq_bench.cli import options
 from longseq_bench.core.errors import UnknownNameError, UserError
-from longseq_bench.core.own_functions import short_name
-
-if TYPE_CHECKING:
-    from longseq_bench.core.model import Record
 
 TERMINAL = "terminal"  # the format that writes no file
-CONFIG = "config.yaml"
 
 
 def report(
@@ -67,38 +61,27 @@ def report(
 ) -> int:
     """Write reports from records, or print them; every number comes from the records."""
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
-    from longseq_bench.cli.session import (
-        console,
-        print_json,
-        print_lines,
-        print_notes,
-        read_results,
-    )
+    from longseq_bench.api import load
+    from longseq_bench.cli.session import console, print_json, print_lines, print_notes
     from longseq_bench.core.interning import gc_disabled
-    from longseq_bench.reports import documents, write_documents
+    from longseq_bench.reports import write_documents
     from longseq_bench.reports.published_results import read
     from longseq_bench.reports.render import html
     from longseq_bench.reports.render.terminal import print_documents
 
     format_names, kinds = _parse_formats(formats, as_json), _names(kind, "--kind summary")
-    records, notes = read_results(results)
-    print_notes(notes)
-    folder = results[0] if results[0].is_dir() else results[0].parent
-    configs = _configs(results)
-    baseline = baseline or _baseline_of(configs.get(str(folder / CONFIG), ""), records)
+    found = load(*results)
+    print_notes(found.notes)
     if "html" in format_names:
         html.prepare()
     with gc_disabled():
-        built = documents(
-            records, kinds, baseline, notes, read(published) if published else None,
-            configs,
-        )  # fmt: skip
+        built = found.documents(kinds, baseline, read(published) if published else None)
         file_formats = [name for name in format_names if name != TERMINAL]
-        paths = write_documents(built, out or folder, file_formats)
+        paths = write_documents(built, out or found.folder or Path(), file_formats)
     if TERMINAL in format_names:
         print_documents(built, console())
     if as_json:
-        print_json({**sweep_json(records), **maxlen_json(records)})
+        print_json({**sweep_json(found.records), **maxlen_json(found.records)})
     print_lines(f"wrote {path}" for path in paths)
     return 0
 
@@ -124,34 +107,3 @@ def _names(text: str, example: str) -> list[str]:
     if not names:
         raise UserError(f"{example.split()[0]} is empty; write {example}")
     return names
-
-
-def _configs(results: list[Path]) -> dict[str, str]:
-    """Return the text of each sweep's config next to its records, by path."""
-    from longseq_bench.cli.session import record_files
-
-    texts = {}
-    for file in record_files(results):
-        config = file.with_name(CONFIG)
-        with suppress(OSError, ValueError):
-            texts[str(config)] = config.read_text(encoding="utf-8")
-    return texts
-
-
-def _baseline_of(config: str, records: list[Record]) -> str | None:
-    """Return the baseline that a config names, if the records have it."""
-    import yaml
-
-    from longseq_bench.analysis.short_labels import find_short_labels
-
-    try:
-        data = yaml.safe_load(config)
-    except (ValueError, RecursionError, yaml.YAMLError):
-        return None
-    baseline = data.get("baseline") if isinstance(data, dict) else None
-    if not baseline:
-        return None
-    trials = [record.trial for record in records]
-    names = {*find_short_labels(trials), *(trial.implementation for trial in trials)}
-    names |= {short_name(trial.implementation) for trial in trials}
-    return str(baseline) if names & {str(baseline), str(baseline).split(" ")[0]} else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -31,17 +32,26 @@ def scaling(
     expectation (one rank's length times the ranks) and measurement, and give the fitted exponents
     of tokens and ranks.
     """
-    from longseq_bench.cli.session import build_trials, open_launcher, print_records, run_search
+    from longseq_bench.api import machine
+    from longseq_bench.api.running import build_trials, run_search
+    from longseq_bench.api.workloads import WorkloadArguments
+    from longseq_bench.cli import session
+    from longseq_bench.core.options import parse_assignments
     from longseq_bench.reports.brief import scaling_brief
     from longseq_bench.search import strategy
 
-    worlds = _parse_world_sizes(world_sizes)
-    with open_launcher() as (launcher, catalogue):
-        trials = build_trials(catalogue, search, workload, out, worlds)
+    worlds, folder = _parse_world_sizes(world_sizes), out or session.default_out()
+    reporter, assignments = session.ConsoleReporter(), parse_assignments(search.option or [])
+    shape = cast(WorkloadArguments, asdict(workload))
+    chosen: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in search.impl]
+    with machine.open_launcher(reporter) as (launcher, catalogue):
+        trials = build_trials(
+            catalogue, chosen, assignments, search.settings(), shape, folder, worlds, reporter
+        )
         launcher.check(trials)
         schedule = partial(strategy.scaling, trials, 1)
-        records = run_search(launcher, catalogue, trials, out, schedule)
-    return print_records(records, as_json, _study_json, scaling_brief)
+        records = run_search(launcher, catalogue, trials, folder, schedule, reporter).records
+    return session.print_records(records, as_json, _study_json, scaling_brief)
 
 
 def _parse_world_sizes(text: str) -> list[int]:

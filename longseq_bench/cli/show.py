@@ -38,7 +38,8 @@ def show(
 ) -> int:
     """Show records in the terminal: filtered, sorted, with sparklines. Writes nothing."""
     from longseq_bench.analysis.frames import rows_json
-    from longseq_bench.cli.session import print_answer, print_notes, read_results
+    from longseq_bench.api.loading import read_results
+    from longseq_bench.cli.session import print_answer, print_notes
     from longseq_bench.cli.show_document import select_rows, show_document
 
     records, notes = read_results(results)

@@ -53,9 +53,16 @@ def load_config(path: str | Path, catalogue: Catalogue, ranks: int = 1) -> Sweep
     return parse_config(read_text(Path(path)), str(path), catalogue, ranks)
 
 
-def parse_config(text: str, name: str, catalogue: Catalogue, ranks: int = 1) -> SweepConfig:
-    """Make the trials of YAML text; messages call it `name`. Raises as `load_config` does."""
+def parse_config(
+    text: str, name: str, catalogue: Catalogue, ranks: int = 1, has_lines: bool = True
+) -> SweepConfig:
+    """Make the trials of YAML text; messages call it `name`. Raises as `load_config` does.
+
+    has_lines: messages name the line; False for text that no one wrote.
+    """
     source = parse_yaml(text, name)
+    if not has_lines:
+        source = SourceFile(name, source.data)
     file = validate(source)
     max_ranks = max(file.world_size) if "world_size" in source.data else ranks
     devices = tuple(catalogue.resolve_device(device, max_ranks) for device in file.device)

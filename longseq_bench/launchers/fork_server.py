@@ -8,10 +8,13 @@ seconds; before that, Ctrl-C would end the server with a traceback.
 import json
 import os
 import signal
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any
 
 from longseq_bench.core.errors import LauncherError
@@ -30,11 +33,12 @@ def ready() -> None:
     try:
         # start the tracker first, because its start unblocks Ctrl-C
         resource_tracker.ensure_running()
-        with defer_interrupts(), block_interrupts():
+        with defer_interrupts(), block_interrupts(), hide_main():
             forkserver.ensure_running()
         if pid() != before:
             first = get_context("forkserver").Process()
-            first.start()
+            with hide_main():
+                first.start()
             first.join()
     except (OSError, EOFError) as error:
         raise LauncherError(f"the fork server can't be started: {error}") from error
@@ -48,9 +52,25 @@ def ready() -> None:
 def start(process: BaseProcess) -> None:
     """Start a child of the running server. Raises LauncherError if it can't be started."""
     try:
-        process.start()
+        with hide_main():
+            process.start()
     except (OSError, EOFError, ValueError) as error:
         raise LauncherError(f"a child of the fork server can't be started: {error}") from error
+
+
+@contextmanager
+def hide_main() -> Iterator[None]:
+    """Hide the main module within the block, so that a process that is started does not import it.
+
+    It is the user's script, which would run again in every process, or it has no file: a notebook
+    and a script from stdin. A child needs nothing of it.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def receive(pipe: Connection) -> dict[str, Any] | None:

@@ -55,10 +55,9 @@ PRELOAD = [
     "longseq_bench.launchers._server_preload",
     "longseq_bench.worker.main",
     "torch.fx.experimental.symbolic_shapes",
-    "__main__",
 ]
 """Modules that the fork server imports before any fork. torch's first backward would import
-symbolic_shapes (0.2 s); every child would import `__main__`."""
+symbolic_shapes (0.2 s)."""
 
 RETRY_FACTOR, RETRY_MIN_BYTES, RETRY_SHARE = 4, 2 * 2**30, 0.9
 """Memory of a retry: the budget times this, or plus this; at most this share of free memory."""

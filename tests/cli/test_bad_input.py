@@ -97,7 +97,7 @@ def test_more_ranks_than_cuda_devices_are_refused(
             entries = {"ring": Entry(summary="")}
             return Catalogue(implementations=entries, devices={"cpu": known, "cuda": known})
 
-    monkeypatch.setattr("longseq_bench.cli.session.make_launcher", Machine)
+    monkeypatch.setattr("longseq_bench.api.machine.make_launcher", Machine)
     command = ["maxlen", "--impl", "ring", "--device", "cuda", "--memory-budget", "1MiB"]
     devices += ", and two ranks can't share one"
     message = refusal(capfd, *command, "--world-size", "4", "--out", "out")

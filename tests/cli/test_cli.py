@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -264,6 +265,12 @@ def test_a_dry_run_lists_the_trials_and_writes_nothing(
     printed = capfd.readouterr().out
     assert printed.startswith("device: cpu; dtype: float32")
     assert "3 trials × 2 rounds; nothing was run" in printed
+    estimate = answer["estimate"]
+    assert (estimate["runs"], estimate["unknown_trials"]) == (6, 0)
+    assert estimate["seconds"] > 0
+    assert estimate["peak_bytes"] > 0
+    assert printed.splitlines()[-1] == estimate["text"]
+    assert re.fullmatch(r"6 runs, about \d+ s, at most [\d.]+ [KM]iB", estimate["text"])
     assert run(["sweep", str(tiny), "--dry-run", "--rounds", "1"]) == 0
     assert "3 trials × 1 round; nothing was run" in capfd.readouterr().out
     assert run(["sweep", str(tiny), "--dry-run", "--rounds", "5"]) == 0
@@ -354,7 +361,7 @@ class Ranks(SimulatedLauncher):
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands run no process: outcomes come by formula."""
-    monkeypatch.setattr("longseq_bench.cli.session.make_launcher", Ranks)
+    monkeypatch.setattr("longseq_bench.api.machine.make_launcher", Ranks)
 
 
 @pytest.mark.usefixtures("simulated")
@@ -398,7 +405,7 @@ class OneGpu(Ranks):
 def test_the_default_device_is_cuda_where_it_works_and_the_first_line_says_so(
     more: list[str], device: str, dtype: str, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
-    monkeypatch.setattr("longseq_bench.cli.session.make_launcher", OneGpu)
+    monkeypatch.setattr("longseq_bench.api.machine.make_launcher", OneGpu)
     command = ["maxlen", "--impl", "ring", "--memory-budget", "8MiB", "--ceiling", "64"]
     assert run([*command, *more, "--out", "out"]) == 0
     trials = [record.trial for record in load("out").records]
@@ -413,7 +420,7 @@ def test_the_default_device_is_cuda_where_it_works_and_the_first_line_says_so(
 def test_the_first_line_says_that_a_gpu_is_in_use(
     monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
-    monkeypatch.setattr("longseq_bench.cli.session.make_launcher", OneGpu)
+    monkeypatch.setattr("longseq_bench.api.machine.make_launcher", OneGpu)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     install(monkeypatch, FakeGpu("H100", "GPU-a", 2**30, 2**35, processes={4242: 2**34}))
     command = ["maxlen", "--impl", "ring", "--memory-budget", "8MiB", "--ceiling", "64"]
@@ -435,7 +442,7 @@ def test_the_first_line_says_that_a_gpu_is_in_use(
 def test_the_default_device_of_a_config_is_cuda_where_it_works(
     lines: str, device: str, dtype: str, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
-    monkeypatch.setattr("longseq_bench.cli.session.make_launcher", OneGpu)
+    monkeypatch.setattr("longseq_bench.api.machine.make_launcher", OneGpu)
     text = "memory_budget: 64MiB\ntokens: 64\nimplementations: ring\n" + lines
     Path("auto.yaml").write_text(text)
     (one,) = document(capfd, "sweep", "auto.yaml", "--dry-run")["trials"]

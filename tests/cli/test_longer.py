@@ -20,7 +20,7 @@ def peak_bytes(trial: Trial) -> float:
 
 @pytest.fixture(autouse=True)
 def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longseq_bench.cli.session.make_launcher", lambda: Ranks(peak=peak_bytes))
+    monkeypatch.setattr("longseq_bench.api.machine.make_launcher", lambda: Ranks(peak=peak_bytes))
 
 
 def search(capfd: Capture, *arguments: str) -> list[dict[str, Any]]:

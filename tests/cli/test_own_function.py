@@ -151,8 +151,8 @@ def test_the_parent_never_runs_the_file(capfd: Capture) -> None:
     Path("mine.py").write_text(MINE + "open('ran', 'a').write('x')\n")
     assert run(["sweep", "sweep.yaml", "--dry-run"]) == 0
     assert run(["list", "--impl", "mine.py:mine"]) == 0
-    # the check of the sweep's options ran it once, in a child
-    assert Path("ran").read_text() == "x"
+    # the check of the sweep's options and its estimate ran it once each, in a child
+    assert Path("ran").read_text() == "xx"
 
 
 # ---- bad input ---------------------------------------------------------------------------------

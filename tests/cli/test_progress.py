@@ -8,7 +8,8 @@ from rich.console import Console
 
 from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.sweeps import sweep_rows
-from longseq_bench.cli.progress import Labels, SearchProgress, SweepProgress, describe_failure
+from longseq_bench.api.trial_text import Labels, describe_failure
+from longseq_bench.cli.progress import SearchProgress, SweepProgress
 from longseq_bench.core.model import Phase, Status
 from longseq_bench.search.strategy import Step
 from tests import make

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from longseq_bench.cli.session import LAUNCHER_VARIABLE, make_launcher
+from longseq_bench.api.machine import LAUNCHER_VARIABLE, make_launcher
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UnknownNameError
 from longseq_bench.launchers.base import LAUNCHERS, Launcher, LaunchResult, create_launcher

@@ -91,6 +91,14 @@ def spec(chart: Chart) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def as_altair(chart: Chart, width: int) -> alt.LayerChart:
+    """Return a chart for a notebook, with its title. width: of the plot (px)."""
+    title = wrap(printable(chart.title), TITLE_LETTERS)
+    found = alt.LayerChart.from_dict(spec(chart) | {"width": width, "title": title}, validate=False)
+    assert isinstance(found, alt.LayerChart)
+    return found
+
+
 def _layer(layer: alt.Chart) -> dict[str, Any]:
     """Return a layer as Vega-Lite, without the rows of hidden series."""
     part: dict[str, Any] = layer.to_dict(validate=False, context={"top_level": False})

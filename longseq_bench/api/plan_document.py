@@ -1,4 +1,4 @@
-"""Documents and JSON of `longseq plan`: predictions, and errors of past predictions."""
+"""Documents and JSON of plans: predictions, and errors of past predictions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -6,9 +6,7 @@ from statistics import median
 from typing import Any
 
 from longseq_bench.analysis.labels import KEEP_WORDS, settings_suffix
-from longseq_bench.cli.plan_model import ModelPlan
-from longseq_bench.cli.session import print_answer
-from longseq_bench.core.errors import UserError
+from longseq_bench.api.plan_model import ModelPlan
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.masks import mask_words
 from longseq_bench.core.model import Trial
@@ -86,25 +84,20 @@ def predictions_json(
     }
 
 
-def print_accuracy(accuracies: Sequence[Accuracy], as_json: bool) -> int:
-    """Print the errors of past predictions. Raises UserError if no record has a prediction."""
-    if not accuracies:
-        raise UserError(
-            "no record of this machine has a prediction; run longseq maxlen or sweep first, or "
-            "give their folder with --records"
-        )
+def accuracy_document(accuracies: Sequence[Accuracy]) -> Document:
+    """Return the errors of past predictions."""
     table = build_table("", _ACCURACY_COLUMNS, accuracies)
     explanation = (
         "Errors: predicted / measured - 1, median and largest. "
         "Missed: runs that were predicted to fit but ran out of memory."
     )
     sections = [Section("", tables=[table]), Section("", [explanation])]
-    return print_answer(
-        as_json,
-        lambda: {"schema": 1, "accuracy": [accuracy._asdict() for accuracy in accuracies]},
-        lambda: Document("accuracy", "", [], sections),
-        "--json has it",
-    )
+    return Document("accuracy", "", [], sections)
+
+
+def accuracy_json(accuracies: Sequence[Accuracy]) -> dict[str, Any]:
+    """Return the errors of past predictions as data."""
+    return {"schema": 1, "accuracy": [accuracy._asdict() for accuracy in accuracies]}
 
 
 def _context(trial: Trial, hardware: Hardware) -> str:

@@ -1,0 +1,252 @@
+"""`longseq_bench.sweep`: run a grid, from a file or from keywords."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from longseq_bench.api import machine
+from longseq_bench.api.implementations import Implementations, read_implementations
+from longseq_bench.api.progress import Reporter, make_reporter
+from longseq_bench.api.results import Results
+from longseq_bench.api.running import run_and_report
+from longseq_bench.core.errors import ConfigError, UserError
+from longseq_bench.core.model import Allocator, Device, DeviceChoice, Keep, Mode, Trial
+
+if TYPE_CHECKING:
+    from longseq_bench.config.trials import SweepConfig
+    from longseq_bench.core.catalogue import Catalogue
+    from longseq_bench.launchers.base import Launcher
+    from longseq_bench.search.estimate import SweepEstimate
+
+T = TypeVar("T")
+Axis: TypeAlias = "T | Sequence[T] | None"
+"""One value, several (an axis of the grid), or the default."""
+
+CALL = "sweep()"
+"""The name of keywords in messages, where a file would have its path."""
+
+
+def sweep(
+    config: str | Path | None = None,
+    *,
+    tokens: Axis[int | str] = None,
+    implementations: Implementations | None = None,
+    model: Axis[str] = None,
+    batch: Axis[int] = None,
+    heads: Axis[int] = None,
+    kv_heads: Axis[int] = None,
+    head_dim: Axis[int] = None,
+    v_head_dim: Axis[int] = None,
+    dtype: Axis[str] = None,
+    causal: Axis[bool] = None,
+    mask: Axis[str] = None,
+    mode: Axis[Mode] = None,
+    device: Axis[DeviceChoice] = None,
+    world_size: Axis[int] = None,
+    memory_budget: Axis[str | int] = None,
+    time_budget: Axis[str | float] = None,
+    repeats: Axis[int] = None,
+    time_cap: Axis[str | float] = None,
+    threads: Axis[int] = None,
+    seed: Axis[int] = None,
+    keep: Axis[Keep] = None,
+    allocator: Axis[Allocator] = None,
+    dense_kernel: Axis[str] = None,
+    baseline: str | None = None,
+    rounds: int | None = None,
+    out: str | Path | None = None,
+    progress: bool | Reporter = True,
+) -> Results:
+    """Run every combination of a grid, interleaved.
+
+    The keywords have the names and meanings of the keys of a sweep file (docs: Configuration); a
+    list is an axis of the grid. The options of an implementation may be lists too.
+
+    Args:
+        config: A sweep file; then only rounds, out and progress may be given.
+        tokens: Sequence lengths over all ranks: 4096 or "4k".
+        implementations: A name, a function, a pair (either, {option: value or values}), or a list
+            of these.
+        model: Model that sets heads, kv_heads, head_dim and dtype.
+        batch: Sequences per batch.
+        heads: Query heads.
+        kv_heads: Key and value heads.
+        head_dim: Elements per head.
+        v_head_dim: Elements per head of v and the output.
+        dtype: Element type.
+        causal: Mask keys after the query's position.
+        mask: Keys that a query sees.
+        mode: forward, or train for forward and backward.
+        device: auto, cpu or cuda.
+        world_size: Ranks.
+        memory_budget: Bytes that a rank may allocate: 2**28 or "256MiB"; default: 80 % of the free
+            memory.
+        time_budget: Limit of one pass: seconds, or "2min".
+        repeats: Timed passes at most.
+        time_cap: Time after which no further timed pass starts.
+        threads: CPU threads per rank.
+        seed: Seed of the random inputs.
+        keep: Tensors kept by a pass: all, inputs or nothing.
+        allocator: default, expandable (CUDA) or fresh (CPU).
+        dense_kernel: Kernel of the dense attention with which a sparse one is compared.
+        baseline: Implementation or label whose speed is 1.
+        rounds: Repetitions of the grid.
+        out: Folder for records, report and config. Finished trials in it are not run again.
+            Default: results are in memory only.
+        progress: True prints a line per trial on stderr, False prints nothing.
+
+    Raises:
+        UserError: a value that can't be used; the sentence names it.
+        LauncherError: processes can't be started.
+    """
+    given = dict(locals())
+    from longseq_bench.search import strategy
+
+    folder, reporter = Path(out) if out else None, make_reporter(progress)
+    text = _as_text(given, folder)
+    with machine.open_launcher(reporter) as (launcher, catalogue):
+        loaded = _load(config, text, catalogue, folder, rounds)
+        heading = prepare(loaded, launcher, catalogue, reporter)
+        trials = loaded.trials
+        predictor = machine.make_predictor(launcher, catalogue, trials[0].device, folder)
+        watcher = reporter.watch_sweep(trials, loaded.rounds, heading, loaded.baseline)
+        schedule = strategy.sweep(trials, loaded.rounds, predictor)
+        return run_and_report(
+            schedule, launcher, folder, watcher, reporter, loaded.baseline, loaded.text
+        )
+
+
+def plan_sweep(
+    config: str | Path, rounds: int | None, out: Path | None, reporter: Reporter
+) -> tuple[SweepConfig, str, SweepEstimate]:
+    """Return the trials of a sweep file, a sentence on devices, and what a run would take."""
+    from longseq_bench.search.estimate import estimate_sweep
+    from longseq_bench.search.prediction import RateModel
+
+    with machine.open_launcher(reporter) as (launcher, catalogue):
+        loaded = _load(config, None, catalogue, out, rounds)
+        heading = prepare(loaded, launcher, catalogue, reporter)
+        past = machine.past_records(Path("results"))
+        devices = dict.fromkeys(trial.device for trial in loaded.trials)
+        rates: dict[str, RateModel] = {
+            d: RateModel(machine.hardware_here(catalogue, d), past) for d in devices
+        }
+        with reporter.waiting("dry runs …"):
+            estimate = estimate_sweep(
+                loaded.trials, loaded.rounds, launcher.dry_run, rates, time.monotonic
+            )
+    return loaded, heading, estimate
+
+
+def prepare(
+    loaded: SweepConfig, launcher: Launcher, catalogue: Catalogue, reporter: Reporter
+) -> str:
+    """Check the trials and the baseline before anything runs; return a sentence on devices."""
+    reporter.say(model.describe() for model in loaded.models)
+    launcher.check(loaded.trials)
+    _check_baseline(loaded)
+    return machine.describe_devices(catalogue, loaded.trials)
+
+
+def _load(
+    config: str | Path | None, text: str | None, catalogue: Catalogue, out: Path | None,
+    rounds: int | None,
+) -> SweepConfig:  # fmt: skip
+    from longseq_bench.config.trials import load_config, parse_config
+
+    ranks = machine.default_ranks()
+    if config is not None:
+        loaded = load_config(config, catalogue, ranks)
+    else:
+        loaded = parse_config(text or "", CALL, catalogue, ranks, has_lines=False)
+    loaded = _set_budgets(loaded, out)
+    return replace(loaded, rounds=rounds or loaded.rounds)
+
+
+# ---- keywords as a sweep file ------------------------------------------------------------------
+
+
+def _as_text(given: Mapping[str, Any], folder: Path | None) -> str | None:
+    """Return the keywords as the text of a sweep file; None if there is a file.
+
+    Raises UserError if there is neither, or both.
+    """
+    import yaml
+
+    from longseq_bench.config.schema import WorkloadSection
+
+    own = ("config", "out", "progress")
+    keys = {name: value for name, value in given.items() if name not in own and value is not None}
+    if given["config"] is not None:
+        if extra := keys.keys() - {"rounds"}:
+            raise UserError(f"sweep() has a config and {', '.join(sorted(extra))}; leave one out")
+        return None
+    for name in ("tokens", "implementations"):
+        if name not in keys:
+            raise ConfigError(f"{CALL}: {name} is missing; give it, or the path of a sweep file")
+    chosen = read_implementations(keys.pop("implementations"), folder)
+    plain = {name: _plain(value, name) for name, value in keys.items()}
+    shape = {name: plain.pop(name) for name in list(plain) if name in WorkloadSection.model_fields}
+    items = [
+        {name: {option: _option_values(v, option) for option, v in options.items()}}
+        if options
+        else name
+        for name, options in chosen
+    ]
+    data = {"tokens": plain.pop("tokens"), "implementations": items, "workload": shape, **plain}
+    return yaml.safe_dump({k: v for k, v in data.items() if v != {}}, sort_keys=False)
+
+
+def _plain(value: Any, name: str) -> Any:
+    """Return a value for YAML: a list for any sequence, Python's numbers for those of numpy."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Sequence) or hasattr(value, "tolist"):
+        items = value.tolist() if hasattr(value, "tolist") else list(value)
+        return [_plain(one, name) for one in items] if isinstance(items, list) else items
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{CALL}: {name} is {value!r}, not a number, a word or a list") from None
+
+
+def _option_values(value: Any, name: str) -> Any:
+    """Return an option's values. A tuple is one value: numbers that belong together."""
+    if isinstance(value, tuple):
+        return ",".join(str(_plain(one, name)) for one in value)
+    if isinstance(value, list):
+        return [_option_values(one, name) for one in value]
+    return _plain(value, name)
+
+
+# ---- budgets and baseline ----------------------------------------------------------------------
+
+
+def _set_budgets(config: SweepConfig, out: Path | None) -> SweepConfig:
+    """Give trials without a memory budget the default one, so that no trial exhausts the machine.
+
+    All get the default of the trial with the most ranks, so that they are comparable.
+    """
+    max_ranks: dict[Device, int] = {}
+    for trial in config.trials:
+        if trial.memory_budget is None:
+            max_ranks[trial.device] = max(trial.world_size, max_ranks.get(trial.device, 1))
+    budgets = {device: machine.default_memory(device, out, n) for device, n in max_ranks.items()}
+    trials: tuple[Trial, ...] = tuple(
+        t if t.memory_budget else t.replace(memory_budget=budgets[t.device]) for t in config.trials
+    )
+    return replace(config, trials=trials)
+
+
+def _check_baseline(config: SweepConfig) -> None:
+    """Raise UserError for a baseline that matches no label or several, before anything runs."""
+    from longseq_bench.analysis.labels import find_baseline_label
+    from longseq_bench.analysis.short_labels import find_short_labels
+
+    if config.baseline:
+        find_baseline_label(config.trials, find_short_labels(config.trials), config.baseline)

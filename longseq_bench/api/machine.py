@@ -1,0 +1,179 @@
+"""This machine for a run: launcher, device, default budget, predictions from past records.
+
+`longseq report` and others only read records, so psutil (`environment`) is imported in functions.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from longseq_bench.api.progress import Reporter
+from longseq_bench.core.catalogue import Catalogue
+from longseq_bench.core.errors import StoreError
+from longseq_bench.core.hardware import Hardware, profiles, this_cpu
+from longseq_bench.core.model import Device, Record, Trial
+from longseq_bench.launchers.base import Launcher, create_launcher
+from longseq_bench.search.prediction import Predictor, RateModel
+from longseq_bench.store import RECORDS, load
+
+MEMORY_SHARE = 0.8
+MAX_PAST_RECORDS = 2000  # read no more files after this many records
+_COARSE, _FINE = 2**30, 64 * 2**20
+
+
+@dataclass(frozen=True)
+class LaunchTarget:
+    """Hosts that run the trials instead of this host alone: their launcher and numbers of ranks.
+
+    ranks: the default world size.  ranks_per_host: ranks that share a host's memory.
+    """
+
+    make_launcher: Callable[[], Launcher]
+    ranks: int
+    ranks_per_host: int
+
+
+LAUNCHER_VARIABLE = "LONGSEQ_LAUNCHER"
+"""The environment variable that names the launcher of trials; the default is `local`."""
+
+_target: ContextVar[LaunchTarget | None] = ContextVar("target", default=None)
+
+
+@contextmanager
+def use_launch_target(target: LaunchTarget) -> Iterator[None]:
+    """Run the trials of commands within the block on a target instead of this host alone."""
+    before = _target.set(target)
+    try:
+        yield
+    finally:
+        _target.reset(before)
+
+
+def make_launcher() -> Launcher:
+    """Return the launcher of trials."""
+    if target := _target.get():
+        return target.make_launcher()
+    return create_launcher(os.environ.get(LAUNCHER_VARIABLE, "local"))
+
+
+@contextmanager
+def open_launcher(reporter: Reporter) -> Iterator[tuple[Launcher, Catalogue]]:
+    """Start the launcher and get its catalogue, while the reporter says so."""
+    with make_launcher() as launcher:
+        with reporter.waiting("checking this machine …"):
+            catalogue = launcher.catalogue()
+        yield launcher, catalogue
+
+
+def default_ranks() -> int:
+    """Return the default world size: 1, or all ranks of the launch target."""
+    target = _target.get()
+    return target.ranks if target else 1
+
+
+def make_predictor(
+    launcher: Launcher, catalogue: Catalogue, device: Device, out: Path | None
+) -> Predictor:
+    """Return a predictor of trials on this machine that uses its records below results/.
+
+    Records in `out` are ignored: a search that is resumed there must make the same predictions.
+    """
+    past = past_records(Path("results"), out)
+    hardware = hardware_here(catalogue, device)
+    dry_run = partial(launcher.dry_run, **hardware.dry_run_options)
+    return Predictor(dry_run, RateModel(hardware, past))
+
+
+def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
+    """Return a line with the devices and dtypes of trials, and why CUDA is not used.
+
+    It also says which GPUs other processes use, because they change figures.
+    """
+    from longseq_bench.core.gpus import read_visible_gpus
+
+    trials = list(trials)
+    ranks = max((trial.world_size for trial in trials), default=1)
+    used = dict.fromkeys((trial.device, trial.workload.dtype) for trial in trials)
+    devices = list(dict.fromkeys(device for device, _ in used))
+    names = [f"{d} ({catalogue.devices[d].name})" if d == "cuda" else d for d in devices]
+    line = f"device: {', '.join(names)}; dtype: {', '.join(dict.fromkeys(d for _, d in used))}"
+    cuda = catalogue.devices.get("cuda")
+    if "cuda" in devices:
+        gpus = read_visible_gpus().visible[:ranks]
+        return "; ".join([line, *(reason for gpu in gpus if (reason := gpu.in_use_reason()))])
+    if cuda is not None and cuda.unavailable:
+        line += f"; no cuda here: {cuda.unavailable}"
+    elif cuda is not None and cuda.count < ranks:
+        line += f"; no cuda for {ranks} ranks: {cuda.count} GPU(s), and two ranks can't share one"
+    return line
+
+
+def past_records(folder: Path, skip: Path | None = None) -> list[Record]:
+    """Return records of this machine below a folder, newest files first, up to a limit."""
+    from longseq_bench.environment import collect
+
+    fingerprint, records = collect().fingerprint, []
+    paths = [
+        p for p in folder.rglob(RECORDS) if skip is None or p.parent.resolve() != skip.resolve()
+    ]
+    for path in sorted(paths, key=lambda p: -p.stat().st_mtime):
+        try:
+            loaded = load(path).records
+        except StoreError:
+            continue
+        records += [r for r in loaded if r.environment.fingerprint == fingerprint]
+        if len(records) > MAX_PAST_RECORDS:
+            break
+    return records
+
+
+def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
+    """Return the profile of this machine's device by its name, or a guess."""
+    from longseq_bench.environment import collect
+
+    info, machine = catalogue.devices[device], collect()
+    if device == "cpu":
+        return this_cpu(machine.cpu, machine.cores, machine.memory_bytes)
+    words = re.split(r"[^a-z0-9]+", info.name.lower())
+    known_profiles = profiles()
+    match = next((profile for name, profile in known_profiles.items() if name in words), None)
+    base = match or known_profiles["gtx1080"]
+    # a profile may lack dtypes that the device reports: assume its highest rate for them
+    flops = dict.fromkeys(info.dtypes, max(base.flops.values())) | base.flops
+    name = info.name if match else f"{info.name}, guessed from {base.name}"
+    changes = {"name": name, "memory": info.total_bytes or base.memory, "flops": flops}
+    return base.model_copy(update=changes)
+
+
+def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
+    """Return the default budget of a rank: 80 % of the free memory, rounded down.
+
+    On a CPU, the ranks of a host share the memory. If `out` has records, their budget is used, so
+    that a resumed run makes the same trials, unless the machine has too little for these ranks.
+    """
+    from longseq_bench.environment import free_memory
+
+    try:
+        earlier = load(out).records if out else []
+    except StoreError:
+        earlier = []
+    target = _target.get()
+    local_ranks = min(ranks, target.ranks_per_host if target else ranks)
+    sharing_ranks = local_ranks if device == "cpu" else 1
+    for record in reversed(earlier):
+        budget = record.trial.memory_budget
+        if record.trial.device != device or not budget:
+            continue
+        if sharing_ranks == 1 or sharing_ranks * budget <= record.environment.memory_bytes:
+            return budget
+
+    free = int(free_memory(device, local_ranks) * MEMORY_SHARE) // sharing_ranks
+    step = _COARSE if free >= 4 * _COARSE else _FINE
+    return max(step, free // step * step)

@@ -1,0 +1,183 @@
+"""The results of a run or of files: records, rows, tables, charts and reports of them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, overload
+
+from longseq_bench.analysis.search_row import DensityRow, SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.model import Record
+
+if TYPE_CHECKING:
+    import altair
+    import pandas
+
+    from longseq_bench.reports.document import Chart, Document
+    from longseq_bench.reports.published_results import PublishedResults
+
+TABLE_WIDTH = 100
+"""Letters of a line of a table that `print` shows."""
+CHART_WIDTH = 620
+"""Width of a chart (px)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """Records, and what can be made of them.
+
+    records: one for each run, in order.  folder: where they are; None: in memory only.
+    baseline: implementation or label whose speed is 1.  notes: sentences on records that could not
+    be read.  configs: texts of sweep files by path.
+    """
+
+    records: list[Record]
+    folder: Path | None = None
+    baseline: str | None = None
+    notes: tuple[str, ...] = ()
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def rows(self) -> list[SweepRow]:
+        """A row per trial of a sweep, its rounds merged. Times in s, memory in bytes."""
+        from longseq_bench.analysis.sweeps import sweep_rows
+
+        return sweep_rows(self.records)
+
+    @cached_property
+    def maxima(self) -> list[SearchRow]:
+        """A row per search for the longest length."""
+        from longseq_bench.analysis.searches import search_rows
+
+        return search_rows(self.records)
+
+    @cached_property
+    def min_sparsities(self) -> list[DensityRow]:
+        """A row per search for the lowest sparsity."""
+        from longseq_bench.analysis.searches import density_rows
+
+        return density_rows(self.records)
+
+    def to_pandas(self, table: Literal["rows", "maxima"] | None = None) -> pandas.DataFrame:
+        """Return rows or maxima as a DataFrame; values that were not measured are NaN.
+
+        table: default: rows if there are any, else maxima. Raises UserError for another name.
+        """
+        from longseq_bench.analysis import frames
+
+        if table not in (None, "rows", "maxima"):
+            raise UnknownNameError("table", str(table), ("rows", "maxima"))
+        if table == "rows" or (table is None and self.rows):
+            return frames.rows(self.records)
+        return frames.maxima(self.records)
+
+    def documents(
+        self, kinds: Sequence[str] = ("summary",), baseline: str | None = None,
+        published: PublishedResults | None = None,
+    ) -> list[Document]:  # fmt: skip
+        """Return reports that are not yet in a format. Arguments as those of `report`."""
+        from longseq_bench.reports import documents
+
+        return documents(
+            self.records, kinds, baseline or self.baseline, self.notes, published, self.configs
+        )
+
+    @overload
+    def report(
+        self, path: None = None, *, format: str = "md", kind: str = "summary",
+        baseline: str | None = None,
+    ) -> str: ...  # fmt: skip
+
+    @overload
+    def report(
+        self, path: str | Path, *, format: str | Sequence[str] = ("md", "csv"),
+        kind: str | Sequence[str] = "summary", baseline: str | None = None,
+    ) -> list[Path]: ...  # fmt: skip
+
+    def report(
+        self, path: str | Path | None = None, *, format: str | Sequence[str] = (),
+        kind: str | Sequence[str] = "summary", baseline: str | None = None,
+    ) -> str | list[Path]:  # fmt: skip
+        """Return a report as text, or write reports into a folder and return their paths.
+
+        path: the folder; None: return the text.  format: md (default), html, csv, json; several for
+        files.  kind: summary, extreme, devices, scaling, capabilities, implementations; for files
+        also several, `all`, or `auto`: those for which there are records.
+        baseline: implementation or label whose speed is 1.
+        Raises UserError for an unknown format, kind or baseline, StoreError if a folder can't be
+        written.
+        """
+        from longseq_bench.reports import write_documents
+        from longseq_bench.reports.base import FORMATS
+
+        formats = [format] if isinstance(format, str) else list(format)
+        built = self.documents([kind] if isinstance(kind, str) else list(kind), baseline)
+        if path is not None:
+            return write_documents(built, path, formats or ("md", "csv"))
+        if len(formats) > 1 or len(built) != 1:
+            raise UserError("several reports or formats are files; give a path to write them to")
+        return next(iter(FORMATS.get((formats or ["md"])[0])(built[0]).values()))
+
+    @property
+    def charts(self) -> list[str]:
+        """Titles of the charts that `plot` can draw."""
+        return list(self._charts)
+
+    @cached_property
+    def _charts(self) -> dict[str, Chart]:
+        """Charts of the report by title."""
+        sections = [s for document in self.documents() for s in document.sections]
+        return {chart.title: chart for section in sections for chart in section.charts}
+
+    def plot(self, title: str | None = None) -> altair.LayerChart:
+        """Return a chart of the report as an Altair chart.
+
+        title: one of `charts`, or a part of it; default: the first. Raises UserError if there is
+        none.
+        """
+        from longseq_bench.reports.render._vega import as_altair
+
+        if not self._charts:
+            raise UserError("there is no chart: the records have no two values to compare")
+        found = [name for name in self._charts if title is None or title.lower() in name.lower()]
+        if not found:
+            raise UnknownNameError("chart", str(title), self._charts)
+        return as_altair(self._charts[found[0]], CHART_WIDTH)
+
+    def table(self) -> Document:
+        """Return the table that the command line prints after the run."""
+        from longseq_bench.reports import brief
+
+        if any(record.purpose == "density" for record in self.records):
+            return brief.density_brief(self.records)
+        if all(record.purpose == "measure" for record in self.records):
+            return brief.sweep_brief(self.records, self.baseline)
+        return brief.search_brief(self.records)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        from longseq_bench.reports.render.terminal import print_document
+
+        if not self.records:
+            return "no records"
+        screen = Console(
+            file=io.StringIO(), width=TABLE_WIDTH, color_system=None, highlight=False,
+            force_jupyter=False,
+        )  # fmt: skip
+        print_document(self.table(), screen, "to_pandas() has them")
+        assert isinstance(screen.file, io.StringIO)
+        return "\n".join(line.rstrip() for line in screen.file.getvalue().splitlines())
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        from longseq_bench.reports.render._notebook import fragment
+
+        return fragment(self.table()) if self.records else "<p>no records</p>"

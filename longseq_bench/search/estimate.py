@@ -1,0 +1,164 @@
+"""The cost of a sweep before it runs: number of runs, time, highest peak memory.
+
+Rule: a run takes START_S for its processes, OTHER_PASSES untimed passes (warm-up, memory, check),
+and timed passes until `repeats` or `time_cap`. A pass takes the predicted time
+(search/prediction.py). A trial that is predicted to exceed its memory or time budget runs once, up
+to that budget. Only the longest length of each implementation, options and shape has a dry run;
+shorter ones are scaled by their FLOPs, and their memory is smaller.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from longseq_bench.core.cost import attention_flops
+from longseq_bench.core.model import DryRunEstimate, Trial
+from longseq_bench.core.units import format_bytes
+from longseq_bench.search.memory_curve import add_outside
+from longseq_bench.search.prediction import RateModel, predict_times
+
+START_S, OTHER_PASSES = 0.3, 4
+MAX_DRY_RUNS = 60
+"""Dry runs for all trials: of a larger grid, evenly spaced kinds of trials have one."""
+LIMIT_S = 2.0
+"""Time limit of the dry runs of one implementation."""
+TOTAL_S = 6.0
+"""Time after which no further dry run starts."""
+
+DryRunOf = Callable[..., list[DryRunEstimate]]
+
+
+@dataclass(frozen=True)
+class SweepEstimate:
+    """What a sweep is expected to take.
+
+    runs: trials times rounds.  seconds, peak_bytes: None if nothing could be predicted; the peak is
+    that of one rank, at most its budget.  unknown: trials that are not part of them: most of these
+    end at once as unsupported.  reason: why the first one is not.
+    """
+
+    runs: int
+    seconds: float | None = None
+    peak_bytes: int | None = None
+    unknown: int = 0
+    reason: str | None = None
+
+    def sentence(self) -> str:
+        """Return the estimate in one line."""
+        if self.seconds is None or self.peak_bytes is None:
+            return f"no estimate: {self.reason}"
+        runs = "1 run" if self.runs == 1 else f"{self.runs:,} runs"
+        line = f"{runs}, about {format_duration(self.seconds)}, "
+        line += f"at most {format_bytes(self.peak_bytes)}"
+        if not self.unknown:
+            return line
+        trials = "1 trial" if self.unknown == 1 else f"{self.unknown:,} trials"
+        return f"{line}; without {trials} ({self.reason})"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the estimate as data, in SI units."""
+        return {
+            "runs": self.runs, "seconds": self.seconds, "peak_bytes": self.peak_bytes,
+            "unknown_trials": self.unknown, "reason": self.reason, "text": self.sentence(),
+        }  # fmt: skip
+
+
+Known = tuple[Trial, DryRunEstimate]
+
+
+def estimate_sweep(
+    trials: Sequence[Trial], rounds: int, dry_run: DryRunOf, rates: Mapping[str, RateModel],
+    clock: Callable[[], float],
+) -> SweepEstimate:  # fmt: skip
+    """Return the expected cost of a sweep. rates: of each device. clock: seconds, ascending.
+
+    Every trial has a memory budget.
+    """
+    end_s = clock() + TOTAL_S
+    longest: dict[Hashable, Trial] = {}
+    for trial in trials:
+        kind, tokens = _kind(trial), trial.workload.seq_len
+        if kind not in longest or tokens > longest[kind].workload.seq_len:
+            longest[kind] = trial
+    step = math.ceil(len(longest) / MAX_DRY_RUNS)
+    chosen = sorted([*longest.values()][::step], key=_name)
+    known: dict[Hashable, Known | str] = {}
+    for (name, device), group in groupby(chosen, key=_name):
+        some = list(group)
+        if clock() > end_s:
+            late = f"the dry runs of all implementations took more than {TOTAL_S:.0f} s"
+            known |= dict.fromkeys(map(_kind, some), f"{name}: {late}")
+            continue
+        hardware = rates[device].hardware
+        limited = add_outside(partial(dry_run, limit=LIMIT_S, **hardware.dry_run_options), hardware)
+        for trial, one in zip(some, limited(some), strict=True):
+            refused = one.unsupported and f"{name}: {one.unsupported}"
+            known[_kind(trial)] = refused or (trial, one)
+    return _add_up(trials, rounds, known, rates)
+
+
+def _add_up(
+    trials: Sequence[Trial], rounds: int, known: Mapping[Hashable, Known | str],
+    rates: Mapping[str, RateModel],
+) -> SweepEstimate:  # fmt: skip
+    """Add the time of all runs, and find the highest peak."""
+    by_name = {_name(one[0]): one for one in known.values() if not isinstance(one, str)}
+    seconds, peak, reasons = 0.0, 0, list[str]()
+    for trial in trials:
+        # of a kind without a dry run of its own, take another one of the implementation
+        like: Known | str | None = known.get(_kind(trial)) or by_name.get(_name(trial))
+        like = like or f"{trial.implementation}: nothing of it was predicted"
+        if isinstance(like, str):
+            reasons.append(like)
+            seconds += START_S
+            continue
+        pass_s, needed = _scale(trial, *like, rates[trial.device])
+        budget = trial.memory_budget or needed
+        seconds += _run_seconds(trial, pass_s, rounds, fits=needed <= budget)
+        peak = max(peak, min(needed, budget))
+    runs, reason = len(trials) * rounds, next(iter(reasons), None)
+    if len(reasons) == len(trials):
+        return SweepEstimate(runs, unknown=len(reasons), reason=reason)
+    return SweepEstimate(runs, seconds, peak, len(reasons), reason)
+
+
+def _scale(
+    trial: Trial, like: Trial, estimate: DryRunEstimate, rates: RateModel
+) -> tuple[float, int]:
+    """Return the time of a pass and the bytes of a trial, from those of a longer one."""
+    pass_s, needed = predict_times(like, estimate, rates).total, estimate.budget_bytes
+    flops = attention_flops(trial.workload) / trial.world_size
+    pass_s *= flops / (attention_flops(like.workload) / like.world_size)
+    return pass_s, round(needed * trial.workload.seq_len / like.workload.seq_len)
+
+
+def _run_seconds(trial: Trial, pass_s: float, rounds: int, fits: bool) -> float:
+    """Return the time of all rounds of a trial. One that fails has no further rounds."""
+    if not fits:
+        return START_S
+    if trial.time_budget and pass_s > trial.time_budget:
+        return START_S + trial.time_budget
+    timed = min(trial.repeats * pass_s, trial.time_cap + pass_s)
+    return rounds * (START_S + OTHER_PASSES * pass_s + timed)
+
+
+def _name(trial: Trial) -> tuple[str, str]:
+    return trial.implementation, trial.device
+
+
+def _kind(trial: Trial) -> Hashable:
+    """Return what is equal for trials that differ in length and in settings of the timing only."""
+    return trial.key_without(
+        "seq_len", "repeats", "time_cap", "time_budget", "memory_budget", "seed", "round"
+    )
+
+
+def format_duration(seconds: float) -> str:
+    """Format an estimated time roughly: "40 s", "6 min", "2.5 h"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds)):.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.2g} h"
