@@ -150,7 +150,7 @@ def _definitions(function: FunctionType, source: str, own: set[str]) -> Iterator
         elif line := _definition(name, values[name]):
             yield line
         else:
-            missing.append(f"`{name}`, which is defined in {_place(function)}")
+            missing.append(f"`{name}`, which is defined in {_place(function, name)}")
     if missing:
         inside = "it" if len(missing) == 1 else "them"
         raise UserError(
@@ -220,9 +220,9 @@ def _imports_first(line: str) -> tuple[bool, str]:
     return not line.startswith(("import ", "from ")), line
 
 
-def _place(function: FunctionType) -> str:
-    if "<locals>" in function.__qualname__:
-        return "the function around it or beside it"
+def _place(function: FunctionType, name: str) -> str:
+    if name in function.__code__.co_freevars:
+        return "the function around it"
     if "get_ipython" in function.__globals__:
         return "the notebook"
-    return "the script"
+    return "the script" if function.__module__ in _MAIN else function.__module__

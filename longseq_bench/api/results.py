@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import altair
     import pandas
 
+    from longseq_bench.analysis.labels import Labels
     from longseq_bench.reports.document import Chart, Document
     from longseq_bench.reports.published_results import PublishedResults
 
@@ -42,19 +43,25 @@ class Results:
     notes: tuple[str, ...] = ()
     configs: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def _labels(self) -> Labels:
+        from longseq_bench.analysis.short_labels import index_short_labels
+
+        return index_short_labels([record.trial for record in self.records])
+
     @cached_property
     def rows(self) -> list[SweepRow]:
         """A row per trial of a sweep, its rounds merged. Times in s, memory in bytes."""
         from longseq_bench.analysis.sweeps import sweep_rows
 
-        return sweep_rows(self.records)
+        return sweep_rows(self.records, self._labels)
 
     @cached_property
     def maxima(self) -> list[SearchRow]:
         """A row per search for the longest length."""
         from longseq_bench.analysis.searches import search_rows
 
-        return search_rows(self.records)
+        return search_rows(self.records, self._labels)
 
     @cached_property
     def min_sparsities(self) -> list[DensityRow]:
@@ -66,6 +73,7 @@ class Results:
     def to_pandas(self, table: Literal["rows", "maxima"] | None = None) -> pandas.DataFrame:
         """Return rows or maxima as a DataFrame; values that were not measured are NaN.
 
+        The first column is the label of the row, as in reports.
         table: default: rows if there are any, else maxima. Raises UserError for another name.
         """
         from longseq_bench.analysis import frames
@@ -73,8 +81,12 @@ class Results:
         if table not in (None, "rows", "maxima"):
             raise UnknownNameError("table", str(table), ("rows", "maxima"))
         if table == "rows" or (table is None and self.rows):
-            return frames.rows(self.records)
-        return frames.maxima(self.records)
+            frame, labels = frames.rows(self.records), [row.label for row in self.rows]
+        else:
+            frame, labels = frames.maxima(self.records), [row.label for row in self.maxima]
+        frame.pop("label")
+        frame.insert(0, "label", labels)
+        return frame
 
     def documents(
         self, kinds: Sequence[str] = ("summary",), baseline: str | None = None,

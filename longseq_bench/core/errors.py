@@ -27,6 +27,10 @@ class LongseqError(Exception):
 class UserError(LongseqError):
     """The user's mistake: its text is one clear sentence, shown without a traceback."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows instead of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class UnknownNameError(UserError):
     """A name that is not in a list of known names."""

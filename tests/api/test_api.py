@@ -1,0 +1,304 @@
+"""The Python API without processes: outcomes come by formula."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import altair
+import numpy as np
+import pytest
+
+import longseq_bench
+from longseq_bench.api.grid import sweep
+from longseq_bench.api.length_search import maxlen
+from longseq_bench.api.planning import plan
+from longseq_bench.api.results import Results
+from longseq_bench.api.workloads import WorkloadArguments
+from longseq_bench.cli import maxlen as maxlen_command
+from longseq_bench.cli import options
+from longseq_bench.cli import plan as plan_command
+from longseq_bench.config.schema import SweepFile, WorkloadSection
+from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
+from longseq_bench.core.errors import StoreError, UnknownNameError, UserError
+from longseq_bench.core.options import OptionSpec
+from longseq_bench.launchers.simulated import SimulatedLauncher
+from longseq_bench.store import RECORDS
+from tests import make
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = (
+    OptionSpec(name="chunk", kind="int", default=64),
+    OptionSpec(name="parts", kind="ints", default=(1,)),
+)
+
+
+class Machine(SimulatedLauncher):
+    """SimulatedLauncher with two implementations."""
+
+    def catalogue(self) -> Catalogue:
+        known = DeviceInfo(name="simulated", dtypes=("float32", "bfloat16"), count=2)
+        entries = {"ring": Entry(summary="", options=OPTIONS), "sdpa": Entry(summary="")}
+        return Catalogue(implementations=entries, devices={"cpu": known})
+
+
+@pytest.fixture(autouse=True)
+def _simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("longseq_bench.api.machine.make_launcher", Machine)
+    monkeypatch.chdir(tmp_path)
+
+
+def swept(**more: Any) -> Results:
+    given: dict[str, Any] = {
+        "tokens": [256, "1k"], "implementations": ["sdpa", "ring"], "rounds": 1,
+        "memory_budget": "64MiB", "progress": False,
+    }  # fmt: skip
+    return sweep(**{**given, **more})
+
+
+# ---- the same as the command line --------------------------------------------------------------
+
+
+def options_of(command: Any) -> set[str]:
+    return set(inspect.signature(command).parameters)
+
+
+def test_each_option_is_a_keyword_with_the_same_name() -> None:
+    """An option that is added to a command needs its keyword here."""
+    workload = set(get_type_hints(WorkloadArguments))
+    assert workload == {field.name for field in fields(options.WorkloadOptions)}
+    of_search = {"implementations", "options", "progress"}
+    renamed = {"impl", "option", "as_json"}
+    assert options_of(maxlen) - of_search == options_of(maxlen_command) - renamed
+    only_printed = {"accuracy", "sbatch", "output"}
+    assert options_of(plan) - of_search == options_of(plan_command) - renamed - only_printed
+    keys = set(SweepFile.model_fields) | set(WorkloadSection.model_fields)
+    assert options_of(sweep) - {"config", "out", "progress"} == keys - {"workload"}
+
+
+def test_the_package_exports_what_it_lists() -> None:
+    for name in ("maxlen", "sweep", "plan", "load", "Results", "UserError"):
+        assert name in dir(longseq_bench)
+        assert callable(getattr(longseq_bench, name))
+    with pytest.raises(AttributeError, match="no attribute 'maxlength'"):
+        _ = longseq_bench.maxlength  # type: ignore[attr-defined]
+
+
+def test_the_command_calls_the_function(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With every value of the command line."""
+    called: dict[str, Any] = {}
+
+    def record(implementations: Any, **given: Any) -> Any:
+        called.update(given, implementations=implementations)
+        raise UserError("called")
+
+    monkeypatch.setattr("longseq_bench.api.length_search.maxlen", record)
+    line = "maxlen --impl ring --heads 4 --mask prefix:1k --seed 3 -o chunk=32 --ceiling 4k"
+    from longseq_bench.cli import run
+
+    assert run(line.split()) == 2
+    expected = {"implementations": ["ring"], "options": {"chunk": "32"}, "ceiling": "4k"}
+    expected |= {"heads": 4, "mask": "prefix:1k", "seed": 3, "kv_heads": None, "batch": 1}
+    assert called.items() >= expected.items()
+    assert "called" in capfd.readouterr().err
+
+
+# ---- maxlen ------------------------------------------------------------------------------------
+
+
+def test_a_search_returns_its_bracket() -> None:
+    found = maxlen("ring", memory_budget="64MiB", heads=4, dtype="bfloat16", progress=False)
+    (row,) = found.maxima
+    assert (row.heads, row.dtype, row.memory_budget) == (4, "bfloat16", 2**26)
+    assert row.first_failure
+    assert 0 < row.max_tokens < row.first_failure <= 1.01 * row.max_tokens + 64
+    assert list(found.to_pandas().max_tokens) == [row.max_tokens]
+    assert found.rows == []
+    assert f"{row.max_tokens:,}" in str(found)
+    assert not list(Path().iterdir())
+
+
+def test_bytes_and_seconds_may_be_numbers() -> None:
+    found = maxlen("ring", memory_budget=2**26, time_budget=0.5, ceiling=2048, progress=False)
+    assert {(r.trial.memory_budget, r.trial.time_budget) for r in found.records} == {(2**26, 0.5)}
+    assert found.maxima[0].max_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["sdpa", "ring"], [("sdpa", None), ("ring", 32)]),
+        (("ring", {"chunk": 16}), [("ring", 16)]),
+        ([("ring", {"chunk": 16}), "ring"], [("ring", 16), ("ring", 32)]),
+        ({"ring": {"chunk": "1k"}, "sdpa": None}, [("ring", 1024), ("sdpa", None)]),
+    ],
+)  # fmt: skip
+def test_options_are_for_one_implementation_or_for_all_that_have_them(
+    given: Any, expected: Sequence[Any]
+) -> None:
+    found = maxlen(given, options={"chunk": 32}, memory_budget="8MiB", ceiling=256, progress=False)
+    trials = dict.fromkeys(
+        (r.trial.implementation, r.trial.options.get("chunk")) for r in found.records
+    )
+    assert list(trials) == expected
+
+
+def test_with_a_folder_records_and_report_are_written_and_loaded() -> None:
+    found = maxlen("ring", memory_budget="8MiB", out="runs/a", progress=False)
+    assert {path.name for path in Path("runs/a").iterdir()} >= {RECORDS, "report.md", "report.csv"}
+    loaded = longseq_bench.load("runs/a")
+    assert loaded.maxima == found.maxima
+    assert loaded.folder == found.folder == Path("runs/a")
+    again = maxlen("ring", memory_budget="8MiB", out="runs/a", progress=False)
+    assert again.records == found.records
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"implementations": "rign"}, "unknown implementation 'rign' in --impl; did you mean 'ring'?"),
+    ({"implementations": []}, "no implementation is given; write"),
+    ({"implementations": 3}, "3 is no implementation; write"),
+    ({"implementations": {"ring": 3}}, "the options of 'ring' are 3; write {option: value}"),
+    ({"options": {"chonk": 3}}, "unknown option 'chonk' in ring; did you mean 'chunk'?"),
+    ({"head": 3}, "unknown keyword 'head' in maxlen(); did you mean 'heads'?"),
+    ({"heads": 3, "kv_heads": 2}, "heads 3 is not divisible by kv_heads 2"),
+    ({"heads": 0}, "heads=0: input should be greater than or equal to 1"),
+    ({"mode": "fwd"}, "mode='fwd': input should be 'forward'"),
+    ({"keep": "some"}, "keep='some': input should be 'all'"),
+    ({"memory_budget": "lots"}, "bytes 'lots' can't be read; write 512MiB or 7.9GiB"),
+    ({"target": "1k"}, "--target needs --sparsity auto"),
+    ({"device": "cuda"}, "device cuda is not available"),
+]
+
+
+@pytest.mark.parametrize(("given", "sentence"), MISTAKES)
+def test_a_mistake_is_one_sentence(given: dict[str, Any], sentence: str) -> None:
+    given = {"implementations": "ring", "memory_budget": "8MiB", "progress": False, **given}
+    with pytest.raises(UserError) as refused:
+        maxlen(given.pop("implementations"), **given)
+    assert str(refused.value).startswith(sentence)
+    assert refused.value._render_traceback_()[0].endswith(str(refused.value))
+
+
+# ---- sweep -------------------------------------------------------------------------------------
+
+
+def test_lists_are_axes_and_numbers_may_be_those_of_numpy() -> None:
+    found = swept(
+        tokens=np.array([128, 256]), implementations=["sdpa", ("ring", {"chunk": [16, 32]})],
+        heads=(2, np.int64(4)), causal=True, time_cap=0.5, repeats=2,
+    )  # fmt: skip
+    assert {row.label for row in found.rows} == {"sdpa", "ring chunk 16", "ring chunk 32"}
+    assert {(row.tokens, row.heads) for row in found.rows} == {
+        (128, 2), (128, 4), (256, 2), (256, 4)
+    }  # fmt: skip
+    assert len(found.rows) == 12
+    assert all(r.trial.workload.causal and r.trial.repeats == 2 for r in found.records)
+    assert list(found.to_pandas().label) == [row.label for row in found.rows]
+
+
+def test_a_tuple_is_one_value_of_an_option() -> None:
+    found = swept(implementations=("ring", {"parts": [(1, 2), (4,)]}))
+    assert {r.trial.options["parts"] for r in found.records} == {(1, 2), (4,)}
+
+
+def test_a_file_gives_the_same_sweep_as_its_keywords() -> None:
+    Path("grid.yaml").write_text(
+        "tokens: [256, 1k]\nimplementations: [sdpa, ring]\nrounds: 2\nmemory_budget: 64MiB\n"
+    )
+    from_file = sweep("grid.yaml", rounds=1, out="out", progress=False)
+    assert [r.trial for r in from_file.records] == [r.trial for r in swept().records]
+    assert (Path("out") / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"tokens": None}, "sweep(): tokens is missing; give it, or the path of a sweep file"),
+        ({"config": "a.yaml"}, "sweep() has a config and implementations, memory_budget, tokens;"),
+        ({"tokens": "4q"}, "sweep(): tokens '4q' can't be read"),
+        ({"heads": object}, "sweep(): heads is <class 'object'>, not a number, a word or a list"),
+        ({"mode": "fwd"}, "sweep(): unknown mode 'fwd'"),
+        ({"baseline": "dense"}, "sweep(): baseline 'dense' is not among the implementations"),
+    ],
+)
+def test_a_mistake_in_a_grid_is_one_sentence(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as refused:
+        swept(**given)
+    assert str(refused.value).startswith(sentence)
+
+
+def test_progress_is_plain_lines_on_stderr_or_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    swept(progress=True)
+    printed = capfd.readouterr()
+    lines = printed.err.splitlines()
+    assert printed.out == ""
+    assert [line.split("]")[0] for line in lines if line[0] == "["] == [
+        f"[{i}/4" for i in (1, 2, 3, 4)
+    ]
+    assert printed.err.isprintable() or all(line.isprintable() for line in lines)
+    swept(progress=False)
+    assert capfd.readouterr() == ("", "")
+
+
+# ---- results -----------------------------------------------------------------------------------
+
+
+def test_results_are_drawn_printed_and_reported() -> None:
+    found = longseq_bench.load(ROOT / "results" / "xeon2" / "quickstart")
+    chart = found.plot()
+    assert isinstance(chart, altair.LayerChart)
+    assert chart.to_dict()["title"] == [found.charts[0]]
+    memory = found.plot("memory").to_dict()
+    assert memory["title"] == ["Peak memory against tokens"]
+    assert found.baseline == "sdpa"
+    assert "Speed: time of sdpa " in found.report()
+    assert "Speed: time of dense " in found.report(baseline="dense")
+    assert found.report(format="csv").count("\n") > len(found.rows)
+    paths = found.report("out", format=["md", "html"], kind=["summary", "implementations"])
+    assert {path.name for path in paths} == {
+        "report.md", "report.html", "implementations.md", "implementations.html"
+    }  # fmt: skip
+    html = found._repr_html_()
+    assert html.count("<tr>") == len(found.rows) + html.count("<thead>")
+    assert "<script" not in html
+    with pytest.raises(UnknownNameError, match="unknown chart 'power'"):
+        found.plot("power")
+    with pytest.raises(UnknownNameError, match="unknown table 'row'"):
+        found.to_pandas("row")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="give a path"):
+        found.report(format=["md", "csv"])  # type: ignore[call-overload]
+
+
+def test_a_name_in_a_record_is_text_in_a_notebook() -> None:
+    hostile = "<img src=x onerror=alert(1)>"
+    html = Results([make.record(make.trial(hostile))])._repr_html_()
+    assert "<img" not in html
+    assert "&lt;img" in html
+
+
+def test_nothing_to_show_is_said() -> None:
+    assert str(Results([])) == "no records"
+    with pytest.raises(StoreError, match="there is no record"):
+        Results([]).report()
+    with pytest.raises(StoreError, match="no results are named"):
+        longseq_bench.load()
+
+
+# ---- plan --------------------------------------------------------------------------------------
+
+
+def test_a_plan_answers_and_is_a_table() -> None:
+    found = plan(["ring", "sdpa"], gpu="h100", world_size=4, model="llama-3.1-8b", progress=False)
+    assert found.answer.startswith("4 NVIDIA H100")
+    assert found.best is found.predictions[0]
+    frame = found.to_pandas()
+    assert list(frame.tokens) == [one.trial.workload.seq_len for one in found.predictions]
+    assert set(frame.implementation) == {"ring", "sdpa"}
+    assert found.answer.split(".")[0] in " ".join(str(found).split())
+    found.check_target()
+    too_long = plan("ring", gpu="h100", target="16G", progress=False)
+    with pytest.raises(UserError, match=r"16,384M tokens don't fit .* with --world-size \d+$"):
+        too_long.check_target()
