@@ -1,12 +1,21 @@
 """The documents: links work, and the plug-in example runs as printed."""
 
+import json
+import linecache
 import os
 import re
+import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+
+from longseq_bench.cli import run
+from longseq_bench.core.model import Mode
+from longseq_bench.launchers.local import LocalLauncher
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "results" / "README.md"])
@@ -60,16 +69,74 @@ def test_every_command_is_in_the_command_reference() -> None:
     assert "| `--memory-budget TEXT` |" in reference
 
 
-def test_the_examples_of_the_python_api_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: what the documents name of a checkout, and few records to read."""
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    (tmp_path / "results" / "xeon2").mkdir(parents=True)
+    for name in ("quickstart", "maxlen_forward"):
+        (tmp_path / "results" / "xeon2" / name).symlink_to(ROOT / "results" / "xeon2" / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def execute(block: str, names: dict[str, Any], number: int = 0) -> None:
+    """Run Python code of a document as a notebook does, which keeps the source of functions."""
+    file = f"<block {number}>"
+    linecache.cache[file] = len(block), None, block.splitlines(keepends=True), file
+    exec(compile(block, file, "exec"), names)
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_python_api_run(checkout: Path) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.chdir(ROOT)
     page = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
-    names = dict.fromkeys("qkv", torch.randn(1, 2, 256, 16))
+    names: dict[str, Any] = dict.fromkeys("qkv", torch.randn(1, 2, 256, 16))
     names |= {"x": torch.randn(256, 1, 512), "padding": torch.zeros(1, 256, dtype=torch.bool)}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(block, names)
+    names["__name__"] = "__main__"
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL)):
+        execute(block, names, number)
+    assert names["found"].maxima[0].max_tokens == 256
     assert names["out"].shape == (256, 1, 512)
     assert "speed" in names["frame"]
+
+
+def questions() -> list[tuple[str, str]]:
+    """The language and the text of each block of code below Seven questions."""
+    page = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
+    section = page.partition("## Seven questions\n")[2].partition("\n## ")[0]
+    assert section.count("\n**") == 7
+    return re.findall(r"```(sh|python)\n(.*?)```", section, re.DOTALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("language", "block"), questions())
+def test_each_of_the_seven_questions_has_a_short_answer(
+    language: str, block: str, checkout: Path, launcher: LocalLauncher,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    lines = [line for line in block.splitlines() if line]
+    assert len(lines) <= 3
+    if language == "python":
+        names: dict[str, Any] = {}
+        execute(block, names)
+        assert names["tokens"] > 0 if "tokens" in names else len(names["frame"]) > 0
+        return
+    known = launcher.catalogue().implementations
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == "longseq"
+        values = dict(pairwise(arguments))
+        if values.get("--mode", "forward") not in get_args(Mode):
+            pytest.skip(f"there is no mode {values['--mode']} yet")
+        names_given = [b for a, b in pairwise(arguments) if a == "--impl"]
+        for name in names_given:
+            if name not in known and ":" not in name:
+                pytest.skip(f"there is no implementation {name} yet")
+        assert run([*arguments, "--json"]) == 0
+        found = json.loads(capfd.readouterr().out)["results"]
+        assert [one["implementation"] for one in found] == names_given
+        assert found[0]["max_tokens"] > 0
 
 
 def test_the_order_of_kernels_on_a_gpu_is_that_of_auto(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,9 @@ def sweep(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="List the trials; run and write nothing. Default: run them."
+            "--dry-run",
+            help="List the trials, and estimate runs, time and memory; run and write nothing. "
+            "Default: run them.",
         ),
     ] = False,
     as_json: options.AsJson = False,
