@@ -119,6 +119,7 @@ UNITS = {
     "bytes": "B",
     "seconds": "s",
     "flop_rate": "FLOP/s",
+    "byte_rate": "B/s",
     "share": "0 to 1",
     "count": "number",
     "ratio": "ratio",

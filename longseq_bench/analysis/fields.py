@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Kind = Literal[
-    "text", "tokens", "bytes", "seconds", "flop_rate", "share", "count", "ratio", "error", "flag",
-    "list", "options",
+    "text", "tokens", "bytes", "seconds", "flop_rate", "byte_rate", "share", "count", "ratio",
+    "error", "flag", "list", "options",
 ]  # fmt: skip
 """The kind of quantity; it decides the unit, and the format for printing and parsing."""
 

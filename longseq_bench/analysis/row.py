@@ -20,7 +20,7 @@ from longseq_bench.core.model import (
 
 _WORKLOAD = (
     "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal", "mask", "mode",
-    "model",
+    "new_tokens", "model",
 )  # fmt: skip
 _NAMED_OTHERWISE = {"mask": "visibility.text"}
 _TRIAL = (
@@ -61,8 +61,11 @@ class Row:
     device: Device = declare("Device", "text", "Device type of every rank.", "same")
     dtype: DType = declare("Dtype", "text", "Element type of q, k and v.", "same")
     mode: Mode = declare(
-        "Mode", "text", "Kind of pass: forward, or train (forward and backward).", "same"
-    )
+        "Mode", "text",
+        "Kind of pass: forward, train (forward and backward), or decode (new tokens against a KV "
+        "cache).",
+        "same",
+    )  # fmt: skip
     causal: bool = declare("Causal", "flag", "Whether the mask is causal.", "same")
     mask: str = declare(
         "Mask", "text", "Keys that a query sees: full, causal, sliding-window:4096, and so on.",
@@ -79,6 +82,10 @@ class Row:
         "Model", "text",
         "Model that the shape is from, with what was changed; empty if it was given in numbers.",
         "same",
+    )  # fmt: skip
+    new_tokens: int = declare(
+        "New tokens", "count", "Tokens that a step of decoding adds; 0 in other modes.", "same",
+        default=0,
     )  # fmt: skip
     memory_budget: int | None = declare(
         "Memory budget", "bytes", "Memory that one rank may allocate.", "same",

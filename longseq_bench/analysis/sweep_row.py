@@ -13,12 +13,17 @@ from longseq_bench.core.model import Phase, Status
 class SweepRow(Row):
     """One measured trial. Bounds (low, high) are 95 % intervals; None for a single sample."""
 
-    tokens: int = declare("Tokens", "tokens", "Sequence length of all ranks together.", "same")
+    tokens: int = declare(
+        "Tokens", "tokens",
+        "Sequence length of all ranks together; in decode the cached tokens, new ones included.",
+        "same",
+    )  # fmt: skip
     status: Status = declare("Status", "text", "How the trial ended.", "worst")
     reason: str | None = declare("Reason", "text", "Reason of a failure.", "worst")
     phase: Phase | None = declare("Phase", "text", "Phase in which it failed.", "worst")
     time_s: float | None = declare(
-        "Time", "seconds", "Median time of a pass on the slowest rank.", "median",
+        "Time", "seconds",
+        "Median time of a pass on the slowest rank; in decode of one step.", "median",
         measurement="time",
     )  # fmt: skip
     time_low_s: float | None = declare("Time, low", "seconds", "Lower bound of the time.")
@@ -32,7 +37,9 @@ class SweepRow(Row):
         "Preparation time", "seconds", "Time to prepare layouts; not part of Time.", "median",
         measurement="plan_time",
     )  # fmt: skip
-    tokens_per_s: float | None = declare("Tokens/s", "count", "Tokens of all ranks per second.")
+    tokens_per_s: float | None = declare(
+        "Tokens/s", "count", "Tokens of all ranks per second; in decode new tokens."
+    )
     flops: float | None = declare(
         "FLOPs", "count", "FLOPs of the computed pairs and of a module's projections.", "largest"
     )
@@ -97,6 +104,21 @@ class SweepRow(Row):
     share_of_peak: float | None = declare(
         "Share of peak", "share", "Effective FLOP/s divided by the rate of matrix products."
     )
+    bytes_to_read: int | None = declare(
+        "Cache to read", "bytes",
+        "Bytes of the keys and values that a step of decoding sees, of all ranks together.",
+        "largest",
+    )  # fmt: skip
+    copy_bandwidth: float | None = declare(
+        "Copy bandwidth", "byte_rate",
+        "Highest measured bandwidth of copies in memory, bytes read and written, of all ranks "
+        "together; measured in decode.",
+        "largest",
+    )  # fmt: skip
+    share_of_bandwidth: float | None = declare(
+        "Share of bandwidth", "share",
+        "Cache to read / Time, divided by the bandwidth of copies in the same run.",
+    )  # fmt: skip
     sparsity_asked: float | None = declare("Requested sparsity", "share", "1 - Requested density.")
     token_density: float | None = declare(
         "Density of pairs", "share",

@@ -97,7 +97,7 @@ def merge_trial(records: Sequence[Record]) -> SweepRow:
     values: Values = {
         **identity(worst),
         "tokens": workload.seq_len,
-        "mask_density": mask_pairs(workload) / workload.seq_len**2,
+        "mask_density": mask_pairs(workload) / (len(workload.queries) * workload.seq_len),
         "status": status,
         "reason": worst.outcome.reason,
         "phase": worst.outcome.phase,
@@ -186,9 +186,12 @@ def _rates(values: Values, workload: Workload) -> Values:
     projections = (values["dense_flops"] or dense) - dense
     is_known = values["density_achieved"] is not None and flops is not None
     return {
-        "tokens_per_s": workload.batch * workload.seq_len / time_s if time_s else None,
+        "tokens_per_s": workload.batch * len(workload.queries) / time_s if time_s else None,
         "effective_flops": (rate := ratio(flops, time_s)),
         "share_of_peak": ratio(rate, values["matmul_rate"]),
+        "share_of_bandwidth": ratio(
+            ratio(values["bytes_to_read"], time_s), values["copy_bandwidth"]
+        ),
         "sparsity_asked": None if requested is None else 1 - requested,
         "token_density": ratio(flops - projections, dense) if is_known else None,
     }

@@ -9,7 +9,7 @@ from longseq_bench.analysis.labels import KEEP_WORDS, settings_suffix
 from longseq_bench.api.plan_model import ModelPlan
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.masks import mask_words
-from longseq_bench.core.model import Trial
+from longseq_bench.core.model import Trial, mode_words
 from longseq_bench.core.units import format_bytes, format_tokens
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import Cell, Document, Section
@@ -105,7 +105,8 @@ def _context(trial: Trial, hardware: Hardware) -> str:
     heads = f"{w.heads} heads" if w.heads == w.kv_heads else f"{w.heads}/{w.kv_heads} heads"
     value = f" (v of {w.v_head_dim})" if w.v_head_dim != w.head_dim else ""
     return (
-        f"{hardware.name}, {format_bytes(trial.memory_budget or 0)} a rank: {w.mode}, {w.dtype}, "
+        f"{hardware.name}, {format_bytes(trial.memory_budget or 0)} a rank: "
+        f"{mode_words(w.mode, w.new_tokens)}, {w.dtype}, "
         f"{mask_words(w.visibility.text)}, batch {w.batch}, {heads} of {w.head_dim}{value}"
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.short_labels import find_short_labels
 from longseq_bench.core.masks import mask_words
-from longseq_bench.core.model import OptionValue, Record, Trial
+from longseq_bench.core.model import OptionValue, Record, Trial, mode_words
 from longseq_bench.core.stats import median_interval
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.reports import outcome_text
@@ -38,6 +38,8 @@ def _field(trial: Trial, name: str) -> str:
     match name:
         case "world_size":
             return f"{trial.world_size} rank{'s' if trial.world_size > 1 else ''}"
+        case "mode":
+            return mode_words(w.mode, w.new_tokens)
         case "mask":
             return mask_words(w.visibility.text)
         case "shape":

@@ -33,7 +33,9 @@ class WorkloadArguments(TypedDict, total=False):
     causal: mask keys after the query's position.
     mask: keys that a query sees: full, causal, sliding-window:4k, prefix:8k, documents:4k,
         full-documents:4k; default: full.
-    mode: kind of pass: forward, or train for forward and backward; default: forward.
+    mode: kind of pass: forward, train for forward and backward, or decode for new tokens against a
+        KV cache; default: forward.
+    new_tokens: tokens that a step of decoding adds, the last ones of the cache; default: 1.
     keep: tensors kept by a pass: all, inputs or nothing; default: all.
     """
 
@@ -47,6 +49,7 @@ class WorkloadArguments(TypedDict, total=False):
     causal: bool
     mask: str | None
     mode: Mode
+    new_tokens: int | None
     keep: Keep
 
 
@@ -85,15 +88,22 @@ def build_workload(given: WorkloadArguments, default_dtype: str) -> Workload:
 
     Raises UserError for values that can't be used or combined.
     """
-    if given.get("keep") == "inputs" and given.get("mode", "forward") == "forward":
+    mode, keep, new_tokens = (
+        given.get("mode", "forward"), given.get("keep", "all"), given.get("new_tokens"),
+    )  # fmt: skip
+    if keep == "inputs" and mode != "train":
         raise UserError("--keep inputs needs --mode train: only a backward pass recomputes")
+    if keep == "nothing" and mode == "decode":
+        raise UserError("--keep nothing can't be used with --mode decode: the cache stays")
+    if new_tokens and mode != "decode":
+        raise UserError(f"--new-tokens {new_tokens} needs --mode decode, not --mode {mode}")
     fields: dict[str, Any] = {
         n: value for n, value in given.items() if n not in ("keep", "model") and value is not None
     }
     if model := model_of(given):
         fields = model.workload_fields(fields)
     try:
-        return Workload(**{"dtype": default_dtype, **fields, "seq_len": 1})
+        return Workload(**{"dtype": default_dtype, **fields, "seq_len": new_tokens or 1})
     except ValidationError as error:
         raise UserError(describe_invalid(error)) from None
 

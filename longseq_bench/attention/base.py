@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.core.cost import Cost, dense_cost
+from longseq_bench.core.cost import Cost, dense_cost, key_bytes_per_token, mask_pairs
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.core.registry import Registry
@@ -60,6 +60,9 @@ class Attention(ABC):
     takes_v_head_dim: ClassVar[bool] = False
     """True if v and the output may have another head_dim than q and k."""
 
+    takes_decode: ClassVar[bool] = False
+    """True if it computes steps of decoding: q (B, Hq, new tokens, D) against a cache k, v."""
+
     overlaps: bool = True
     """True if transfers between ranks run while it computes."""
 
@@ -91,10 +94,17 @@ class Attention(ABC):
                 f"v_head_dim {workload.v_head_dim} is unlike head_dim {workload.head_dim}, which "
                 f"it does not support; {_TAKE_V_HEAD_DIM}"
             )
+        self.refuse_decode(workload)
         if self.exact_name is not None:
             check_name(self.exact_name)
         self.workload, self.group = workload, group
         self.shard = self.build_shard()
+
+    @classmethod
+    def refuse_decode(cls, workload: Workload) -> None:
+        """Raise UnsupportedError for a step of decoding that it does not compute."""
+        if workload.decode and not cls.takes_decode:
+            raise UnsupportedError(f"mode decode: {_NO_DECODE}")
 
     def build_shard(self) -> Shard:
         """Return the part of the tensors that this rank holds."""
@@ -162,7 +172,7 @@ class Attention(ABC):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return out (B, Hq, N, Dv) of q (B, Hq, N, D), k (B, Hk, N, D) and v (B, Hk, N, Dv).
 
-        Differentiable in train.
+        Differentiable in train. In decode q and out have the new tokens only.
         """
         kernel = self.build_kernel()
         assert kernel is not None, f"{type(self).__name__} has neither a kernel nor a __call__"
@@ -242,10 +252,22 @@ class Attention(ABC):
         that exchanges tokens for heads overrides it. Ranks that repeat work have a sum above 1.
         """
         w, own = self.workload, self.shard
-        rows = len(own.queries) / w.seq_len
+        rows = len(own.queries) / len(w.queries)
         if self.is_exact:
-            rows = visible_keys(w).share(own.queries)
+            rows = visible_keys(w).pairs(own.queries) / mask_pairs(w)
         return rows * len(own.batch) * len(own.heads) / (w.batch * w.heads)
+
+    def bytes_to_read(self) -> int:
+        """Return the bytes of keys and values that any query of a step of decoding sees."""
+        w, queries = self.workload, np.asarray(self.workload.queries)
+        group, keys = w.heads // w.kv_heads, np.arange(w.seq_len)
+        if self.is_exact:
+            visible = visible_keys(w)
+            seen = int(visible.multiplicity(queries, keys).any(0).sum()) * w.kv_heads
+        else:
+            counts = (self.multiplicity(queries, keys, h * group) for h in range(w.kv_heads))
+            seen = sum(int((count > 0).any(0).sum()) for count in counts)
+        return seen * key_bytes_per_token(w) // w.kv_heads
 
     def bytes_sent(self) -> int:
         """Return the bytes that this rank sends in one pass, by formula."""
@@ -290,6 +312,11 @@ _NO_MASK = (
     "fused, flex, ring, collective, ulysses, usp, head-parallel and block-sparse"
 )
 _TAKE_V_HEAD_DIM = "dense, sdpa, fused, ring, collective, ulysses, usp and head-parallel do"
+
+_NO_DECODE = (
+    "this attention computes no steps of decoding; sdpa, flex, ring, block-sparse with "
+    "pattern=sink-window, and functions of your own do"
+)
 
 _NO_INPLACE = (
     "not supported here, the inputs are read until the end of the pass; on one rank it is "

@@ -115,9 +115,12 @@ def _row_blocks(w: Workload, visible: VisibleKeys, sizes: TileSizes) -> Iterator
 def visible_pairs_of(
     w: Workload, device: torch.device | str, queries: Positions | None = None
 ) -> Tensor:
-    """Return True where a query sees a key, (queries, N); queries at positions, None: all N."""
+    """Return True where a query sees a key, (queries, N).
+
+    queries: positions; None: all of the workload, in decode those of the new tokens.
+    """
     keys, visible = np.arange(w.seq_len), visible_keys(w)
-    queries = keys if queries is None else queries
+    queries = np.asarray(w.queries) if queries is None else queries
     first, stop, places = (
         torch.from_numpy(ends).to(device)
         for ends in (visible.first(queries), visible.stop(queries), keys)

@@ -148,6 +148,8 @@ def _import(own: OwnFunction) -> ModuleType:
 class OwnAttention(Attention):
     """Exact attention by a function of the user."""
 
+    takes_decode = True
+
     own: ClassVar[OwnFunction]
     function: ClassVar[Callable[..., Any]]
     pattern: ClassVar[Callable[..., Any] | None]
@@ -173,8 +175,10 @@ class OwnAttention(Attention):
 
     @override
     def build_shard(self) -> Shard:
-        order = TokenOrder("contiguous", self.workload.seq_len, self.group.size)
-        return Shard.of_tokens(self.workload, order.positions(self.group.rank))
+        w = self.workload
+        keys = TokenOrder("contiguous", w.seq_len, self.group.size).positions(self.group.rank)
+        queries = np.asarray(w.queries) if w.decode else keys
+        return Shard.of_tokens(w, queries, keys)
 
     @override
     def prepare(self, device: str) -> None:
@@ -252,8 +256,8 @@ class OwnSparseAttention(OwnAttention):
 
     @override
     def facts(self) -> dict[str, Any]:
-        rows = len(self._counted_rows())
-        return super().facts() | {"density_of": f"{rows} of {self.workload.seq_len} query rows"}
+        rows, every = len(self._counted_rows()), len(self.workload.queries)
+        return super().facts() | {"density_of": f"{rows} of {every} query rows"}
 
     def _kept_share(self) -> float:
         """Return the share of the visible pairs that the pattern keeps, from some of the rows."""
@@ -271,11 +275,11 @@ class OwnSparseAttention(OwnAttention):
 
     def _counted_rows(self) -> Positions:
         w = self.workload
-        count = max(MIN_COUNTED_ROWS, COUNTED_PAIRS // (w.seq_len * w.heads))
-        if count >= w.seq_len:
-            return np.arange(w.seq_len)
+        count, rows = max(MIN_COUNTED_ROWS, COUNTED_PAIRS // (w.seq_len * w.heads)), len(w.queries)
+        if count >= rows:
+            return np.asarray(w.queries)
         # the middle of equal parts
-        return (2 * np.arange(count) + 1) * w.seq_len // (2 * count)
+        return w.queries.start + (2 * np.arange(count) + 1) * rows // (2 * count)
 
 
 class _FusedOnMeta(TorchFunctionMode):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from longseq_bench.api.trial_text import format_option, format_options
 from longseq_bench.core.catalogue import Catalogue
-from longseq_bench.core.model import Environment, Trial
+from longseq_bench.core.model import Environment, Trial, mode_words
 from longseq_bench.reports.document import Column, Document, Section, Table
 from longseq_bench.reports.groups import capitalize_first
 
@@ -58,7 +58,8 @@ def trials_document(trials: Sequence[Trial], rounds: int, heading: str, estimate
     rows = tuple(
         (
             trial.implementation, format_options(trial) or None, trial.workload.seq_len,
-            *([trial.world_size] if several else []), trial.workload.dtype, trial.workload.mode,
+            *([trial.world_size] if several else []), trial.workload.dtype,
+            mode_words(trial.workload.mode, trial.workload.new_tokens),
             trial.workload.visibility.label, trial.device, trial.memory_budget,
         )
         for trial in trials

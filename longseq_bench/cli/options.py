@@ -131,9 +131,20 @@ class WorkloadOptions:
         ),
     ] = None
     mode: Annotated[
-        Literal["forward", "train"],
-        typer.Option(help="Kind of pass; train: forward and backward."),
+        Literal["forward", "train", "decode"],
+        typer.Option(
+            help="Kind of pass. train: forward and backward. decode: new tokens against a KV cache."
+        ),
     ] = "forward"
+    new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens that a step of --mode decode adds, the last ones of the cache. "
+            "Default: 1 with --mode decode.",
+            show_default=False,
+        ),
+    ] = None
     keep: Annotated[
         Literal["all", "inputs", "nothing"],
         typer.Option(

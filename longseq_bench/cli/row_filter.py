@@ -60,6 +60,10 @@ _UNITS: dict[str, tuple[dict[str, float], str]] = {
         _PREFIXES | {f"{prefix}flop/s": size for prefix, size in _PREFIXES.items()},
         "write 20G or 20GFLOP/s",
     ),
+    "byte_rate": (
+        _PREFIXES | {f"{prefix}b/s": size for prefix, size in _PREFIXES.items()},
+        "write 20G or 20GB/s",
+    ),
     "share": ({"": 1.0, "%": 0.01}, "write 0.5 or 50%"),
     "count": (_PREFIXES, "write 8 or 20M"),
     "ratio": ({"": 1.0, "x": 1.0, "×": 1.0}, "write 2 or 2x"),

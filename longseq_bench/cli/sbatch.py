@@ -47,4 +47,6 @@ def _command(plan: Prediction, options: list[str]) -> list[str]:
     }  # fmt: skip
     chosen = [word for assignment in options for word in ("-o", assignment)]
     flags = [text for pair in words.items() for text in map(str, pair)]
+    if w.decode:
+        flags += ["--new-tokens", str(w.new_tokens)]
     return ["maxlen", *flags, *(["--causal"] if w.causal else []), *chosen]

@@ -83,8 +83,8 @@ def terminal_document(result: Comparison, fail_on: float | None = None) -> Docum
 def processes_table(result: Comparison) -> Table:
     """Return the tidy data: one row per process of every trial with times on both sides."""
     fields = (
-        "tokens", "world_size", "device", "dtype", "mode", "causal", "mask", "batch", "heads",
-        "kv_heads", "head_dim", "v_head_dim", "model",
+        "tokens", "world_size", "device", "dtype", "mode", "new_tokens", "causal", "mask", "batch",
+        "heads", "kv_heads", "head_dim", "v_head_dim", "model",
     )  # fmt: skip
     rows = tuple(
         (side, t.row.implementation, result.program_label(t.row), *values, i, seconds)

@@ -12,7 +12,7 @@ from longseq_bench.reports.render.json import finite
 
 SCHEMA = 1
 _IDENTITY = (
-    "implementation", "options", "tokens", "device", "world_size", "dtype", "mode",
+    "implementation", "options", "tokens", "device", "world_size", "dtype", "mode", "new_tokens",
     "causal", "mask", "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "model", "threads",
     "memory_budget", "time_budget", "fit_only", "keep", "allocator", "requested_dense_kernel",
 )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.masks import FULL, mask_words
+from longseq_bench.core.model import mode_words
 from longseq_bench.core.units import format_bytes, format_tokens
 
 ComparedRow = SweepRow | SearchRow
@@ -22,7 +23,7 @@ def name_row(row: ComparedRow) -> str:
     """Return the name of a trial or a search: "ring chunk 1k ×2 at 4k (train)"."""
     tokens = "" if is_search(row) else f" at {format_tokens(row.tokens)}"
     workload: list[str] = [
-        *([row.mode] if row.mode != "forward" else []),
+        *([mode_words(row.mode, row.new_tokens)] if row.mode != "forward" else []),
         *([row.dtype] if row.dtype != "float32" else []),
         *([mask_words(row.mask)] if row.mask != FULL else []),
     ]

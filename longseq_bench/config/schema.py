@@ -190,7 +190,16 @@ class WorkloadSection(_Section):
         "causal; or lengths with commas, or chatqa2), full-documents:4k; none: as causal says.",
     )
     mode: Axis[Mode] = _axis(
-        Workload, "mode", "forward: one forward pass; train: forward and backward."
+        Workload,
+        "mode",
+        "forward: one forward pass; train: forward and backward; decode: new tokens against a KV "
+        "cache of `tokens`.",
+    )
+    new_tokens: Axis[CountOrZero] = _axis(
+        Workload,
+        "new_tokens",
+        "Tokens that a step of mode decode adds, the last ones of the cache; a few for speculative "
+        "decoding. 0: 1 in decode, none in other modes.",
     )
 
 

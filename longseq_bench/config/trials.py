@@ -192,7 +192,10 @@ def _workloads(
             workload.visibility.check_tokens(workload.seq_len)
         except (ValidationError, UserError) as error:
             message = _message(error)
-            keys = ("mask",) if " mask " in f" {message}" else ("kv_heads", "heads")
+            keys: tuple[str, ...] = ("kv_heads", "heads")
+            for name in ("mask", "new_tokens"):
+                if f" {name} " in f" {message}":
+                    keys = (name,)
             key = next(k for k in keys if k in written)
             index = getattr(file.workload, key).index(written[key])
             raise source.error("workload", key, index, message=message) from None

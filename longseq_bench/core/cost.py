@@ -31,9 +31,12 @@ class Cost:
 def floor_bytes_per_token(workload: Workload) -> int:
     """Return the bytes per token that every exact implementation needs.
 
-    These are q, k, v and the output; in training also their gradients and the log-sum-exp.
+    These are q, k, v and the output; in training also their gradients and the log-sum-exp. In
+    decode they are the cache alone: q and the output have the new tokens only.
     """
     w = workload
+    if w.decode:
+        return key_bytes_per_token(w)
     forward = (w.heads + w.kv_heads) * (w.head_dim + w.v_head_dim) * w.dtype_bytes
     return w.batch * (2 * forward + LSE_BYTES * w.heads if w.train else forward)
 
@@ -42,6 +45,12 @@ def key_bytes_per_token(workload: Workload) -> int:
     """Return the bytes of a token's key and value, over batch and heads."""
     w = workload
     return w.batch * w.kv_heads * (w.head_dim + w.v_head_dim) * w.dtype_bytes
+
+
+def new_token_bytes(workload: Workload) -> int:
+    """Return the bytes of q and the output of a step of decoding."""
+    w = workload
+    return w.batch * w.heads * w.new_tokens * (w.head_dim + w.v_head_dim) * w.dtype_bytes
 
 
 def floor_bytes(workload: Workload) -> int:
@@ -61,7 +70,10 @@ def visible_pairs(seq_len: int, causal: bool) -> int:
 
 def mask_pairs(workload: Workload) -> int:
     """Return the query-key pairs per head that the workload's mask shows."""
-    return workload.visibility.visible_pairs(workload.seq_len)
+    w = workload
+    if w.decode:
+        return w.visibility.pairs_of_last(w.new_tokens, w.seq_len)
+    return w.visibility.visible_pairs(w.seq_len)
 
 
 def attention_flops(workload: Workload, pairs: float | None = None) -> float:
@@ -93,14 +105,17 @@ def standard_bytes(workload: Workload) -> int:
     at 2,048 tokens and 4 heads.
     """
     w = workload
-    scores = w.batch * w.heads * w.seq_len**2 * w.dtype_bytes
+    pairs = len(w.queries) * w.seq_len
+    scores = w.batch * w.heads * pairs * w.dtype_bytes
     tensors, copies = floor_bytes(w), 2
+    if w.decode:
+        tensors += new_token_bytes(w)
     if w.train:
         # q, out and its gradient; k, v and its gradient
         elements = (w.heads + w.kv_heads) * (w.head_dim + 2 * w.v_head_dim)
         tensors = w.seq_len * w.batch * w.dtype_bytes * elements
         copies = 3
-    return tensors + copies * scores + (w.seq_len**2 if w.causal or w.mask else 0)
+    return tensors + copies * scores + (pairs if w.causal or w.mask else 0)
 
 
 def share_of_ideal(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, field_validator
@@ -95,7 +95,7 @@ class Hardware(Frozen):
     @field_validator("efficiency")
     @classmethod
     def _has_both(cls, value: dict[Mode, float]) -> dict[Mode, float]:
-        if missing := [mode for mode in get_args(Mode) if mode not in value]:
+        if missing := [mode for mode in ("forward", "train") if mode not in value]:
             raise ValueError(f"has no {' and no '.join(missing)}")
         return value
 
@@ -109,18 +109,21 @@ class Hardware(Frozen):
         return self.intra_node if ranks <= self.per_node else self.inter_node
 
     def rate(self, dtype: DType, mode: Mode) -> float:
-        """Return the FLOP/s of fused attention. Raises UserError if the dtype is not supported."""
+        """Return the FLOP/s of fused attention. Raises UserError if the dtype is not supported.
+
+        That of a forward is valid for decode, which memory bandwidth limits.
+        """
         if dtype not in self.flops:
             known = ", ".join(self.flops)
             raise UserError(f"the profile of {self.name} has no {dtype}; it has {known}")
-        return self.flops[dtype] * self.efficiency[mode]
+        return self.flops[dtype] * self.efficiency["train" if mode == "train" else "forward"]
 
     def kernel_rate(
         self, kernel: str, dtype: DType, mode: Mode, head_dim: int
     ) -> tuple[float, str] | None:
         """Return the published FLOP/s of a kernel and their source; None without a figure."""
         rates = self.kernels.get(kernel)
-        if rates is None or dtype not in ("float16", "bfloat16"):
+        if rates is None or dtype not in ("float16", "bfloat16") or mode == "decode":
             return None
         rate = rates.rate(mode, head_dim)
         return None if rate is None else (rate, rates.source)

@@ -125,6 +125,28 @@ class Mask:
                 f"the sequence has {tokens:,}; one number or a distribution fits every length"
             )
 
+    def pairs_of_last(self, queries: int, tokens: int) -> int:
+        """Return the query-key pairs of the last queries of a sequence."""
+        positions = range(tokens - queries, tokens)
+        if self.has_documents:
+            return sum(self._seen_in_documents(tokens, positions))
+        if self.kind == WINDOW:
+            return sum(min(i + 1, self.size) for i in positions)
+        if self.kind == PREFIX:
+            return sum(max(i + 1, min(self.size, tokens)) for i in positions)
+        return sum(i + 1 for i in positions) if self.kind == CAUSAL else queries * tokens
+
+    def _seen_in_documents(self, tokens: int, positions: range) -> list[int]:
+        """Return the keys that each of the last positions sees."""
+        seen, stop = list[int](), tokens
+        for length in reversed(self.document_lengths(tokens)):
+            own = range(max(positions.start, stop - length), stop)
+            start, stop = stop - length, stop - length
+            seen += [length if self.kind == FULL_DOCUMENTS else i + 1 - start for i in own]
+            if stop <= positions.start:
+                break
+        return seen
+
     def visible_pairs(self, tokens: int) -> int:
         """Return the query-key pairs that a head computes over a sequence."""
         triangle = tokens * (tokens + 1) // 2

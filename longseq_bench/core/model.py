@@ -40,7 +40,7 @@ SCHEMA = 2
 Device = Literal["cpu", "cuda"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DType = Literal["float32", "bfloat16", "float16"]
-Mode = Literal["forward", "train"]
+Mode = Literal["forward", "train", "decode"]
 Keep = Literal["all", "inputs", "nothing"]
 Allocator = Literal["default", "expandable", "fresh"]
 Status = Literal[
@@ -70,6 +70,9 @@ class Frozen(BaseModel):
 class Workload(Frozen):
     """The shape of an attention: q is (batch, heads, seq_len, head_dim), k and v have kv_heads.
 
+    In decode k and v are a cache of seq_len tokens, and q has its last `new_tokens` positions only:
+    their keys were just appended.
+
     mask: text of a mask that `causal` does not describe (core/masks.py); None: full, or causal.
     causal: no query sees a key after its own position.
     v_head_dim: elements per head of v and the output.  model: the model that the shape is from,
@@ -87,6 +90,7 @@ class Workload(Frozen):
     mask: str | None = None
     v_head_dim: int = Field(default=0, ge=0, description="0: as many as head_dim")
     model: str = ""
+    new_tokens: int = Field(default=0, ge=0, description="0: 1 in decode, else none")
 
     @model_validator(mode="before")
     @classmethod
@@ -110,6 +114,8 @@ class Workload(Frozen):
         if isinstance(data, dict):
             equal = {"kv_heads": ("heads", 8), "v_head_dim": ("head_dim", 64)}
             missing = {n: data.get(*other) for n, other in equal.items() if not data.get(n)}
+            if data.get("mode") == "decode" and not data.get("new_tokens"):
+                missing["new_tokens"] = 1
             data = {**data, **missing} if missing else data
         return data
 
@@ -124,6 +130,19 @@ class Workload(Frozen):
             raise ValueError(
                 f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}; "
                 f"kv_heads may be {', '.join(str(d) for d in divisors(self.heads))}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _new_tokens_are_cached(self) -> Workload:
+        if self.new_tokens and not self.decode:
+            raise ValueError(
+                f"new_tokens {self.new_tokens} needs mode decode, and the mode is {self.mode}"
+            )
+        if self.new_tokens > self.seq_len:
+            raise ValueError(
+                f"new_tokens {self.new_tokens:,} are more than the cache of {self.seq_len:,} "
+                "tokens, which includes them"
             )
         return self
 
@@ -143,6 +162,16 @@ class Workload(Frozen):
     def train(self) -> bool:
         """True if a pass is forward and backward."""
         return self.mode == "train"
+
+    @property
+    def decode(self) -> bool:
+        """True if a pass is one step of decoding: new tokens against a cache."""
+        return self.mode == "decode"
+
+    @property
+    def queries(self) -> range:
+        """Positions of the queries: all, or those of the new tokens."""
+        return range(self.seq_len - self.new_tokens if self.decode else 0, self.seq_len)
 
 
 SAME_KERNEL = "same"
@@ -211,6 +240,8 @@ class Trial(Frozen):
             del shape["v_head_dim"]
         if not self.workload.model:
             del shape["model"]
+        if not self.workload.new_tokens:
+            del shape["new_tokens"]
         if self.source is None:
             del data["source"]
         else:
@@ -228,13 +259,19 @@ class Trial(Frozen):
         return options, *_fields_except(names)(self)
 
     def at(self, seq_len: int) -> Trial:
-        """Return the same trial at another length."""
-        workload = self.workload.model_copy(update={"seq_len": seq_len})
+        """Return the same trial at another length, which is at least that of the new tokens."""
+        tokens = max(seq_len, self.workload.new_tokens)
+        workload = self.workload.model_copy(update={"seq_len": tokens})
         return self.model_copy(update={"workload": Workload.model_validate(workload.model_dump())})
 
     def replace(self, **changes: Any) -> Trial:
         """Return the same trial with other fields, validated again."""
         return Trial.model_validate({**self.model_dump(), **changes})
+
+
+def mode_words(mode: str, new_tokens: int) -> str:
+    """Return a mode in words for people: "forward", "decode, 1 new token"."""
+    return f"{mode}, {new_tokens} new token{'s' * (new_tokens > 1)}" if new_tokens else mode
 
 
 @cached_by_identity

@@ -35,12 +35,17 @@ class WorkloadArgument:
     need: str = ""
 
 
+def _needs_causal(workload: Workload) -> bool:
+    return workload.causal and workload.mask is None and workload.new_tokens != 1
+
+
 ARGUMENTS = (
     WorkloadArgument(
         ("causal", "is_causal"),
-        # a function that gets another mask has it there, and must not apply both
-        value=lambda workload, rank, ranks: workload.causal and workload.mask is None,
-        is_needed=lambda workload, ranks: workload.causal and workload.mask is None,
+        # one new token sees the whole cache; a function that gets another mask has it there, and
+        # must not apply both
+        value=lambda workload, rank, ranks: _needs_causal(workload),
+        is_needed=lambda workload, ranks: _needs_causal(workload),
         need="a causal mask",
     ),
     WorkloadArgument(
@@ -49,6 +54,12 @@ ARGUMENTS = (
         value=lambda workload, rank, ranks: None,
         is_needed=lambda workload, ranks: workload.mask is not None,
         need="a mask that is neither full nor causal",
+    ),
+    WorkloadArgument(
+        ("new_tokens",),
+        value=lambda workload, rank, ranks: workload.new_tokens,
+        is_needed=lambda workload, ranks: workload.new_tokens > 1,
+        need="decoding with more than one new token",
     ),
     WorkloadArgument(
         ("enable_gqa", "grouped_heads"),

@@ -25,10 +25,16 @@ class Shard:
     queries: Positions
     keys: Positions
 
+    @property
+    def tokens(self) -> int:
+        """Number of its tokens: of its queries, or of its part of a cache, which are more."""
+        return max(len(self.queries), len(self.keys))
+
     @classmethod
     def full(cls, w: Workload) -> Shard:
         """Return a shard that holds everything."""
-        return cls.of_tokens(w, np.arange(w.seq_len))
+        every = np.arange(w.seq_len)
+        return cls.of_tokens(w, every[w.queries.start :], every)
 
     @classmethod
     def of_tokens(cls, w: Workload, positions: Positions, keys: Positions | None = None) -> Shard:

@@ -9,13 +9,14 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
@@ -185,8 +186,17 @@ def _run(function: str, problem: _Problem) -> None:
     counter = np.zeros(2, dtype=np.int64)
     scratch = _allocate_scratch(problem, function == "backward", torch.device("cpu"))
     problem.counter, problem.scratch = counter.ctypes.data, scratch.data_ptr()
-    call = getattr(_library(), function)
-    argument = ctypes.byref(problem)
+    run_on_threads(getattr(_library(), function), problem, counter)
+
+
+def run_on_threads(
+    function: Callable[..., Any], problem: ctypes.Structure, counter: NDArray[np.int64]
+) -> None:
+    """Call a compiled function on as many threads as torch has, this one included.
+
+    counter: the units of work that the function takes from it; a large number ends every call.
+    """
+    call, argument = function, ctypes.byref(problem)
     others: list[Future[int]] = []
     try:
         others += (_pool().submit(call, argument) for _ in range(torch.get_num_threads() - 1))

@@ -15,7 +15,8 @@ from longseq_bench.reports.groups import has_several_ranks
 from longseq_bench.reports.outcome_text import name_status
 
 SWEEP_FIELDS = (
-    "tokens", "world_size", "time_s", "peak_bytes", "speed", "speedup", "exposed_share",
+    "tokens", "world_size", "time_s", "tokens_per_s", "share_of_bandwidth", "peak_bytes",
+    "speed", "speedup", "exposed_share",
     "token_density", "share_of_ideal", "efficiency", "effective_flops", "share_of_peak",
     "bytes_sent",
     "imbalance", "work_imbalance", "tokens_per_rank", "max_error",
@@ -33,7 +34,7 @@ _RANK_FIELDS = frozenset({
 """Fields whose columns are shown only where rows ran on several ranks."""
 _EXPLAINED = (
     "speedup", "exposed_share", "efficiency", "token_density", "share_of_ideal", "share_of_peak",
-    "fraction_of_floor", "fits_tokens",
+    "share_of_bandwidth", "fraction_of_floor", "fits_tokens",
 )  # fmt: skip
 _OBVIOUS = frozenset({
     "label", "implementation", "tokens", "world_size", "dtype", "mode", "status", "time_s",
@@ -51,11 +52,14 @@ _GLOSSARY = {
     "Longest swept": "The longest length of a sweep that was ok, and the failure above it.",
     "Of expected": "The longest length that passed, divided by the expected one.",
     "Of linear": "Times as long, divided by the number of ranks.",
-    "Of the floor": "Share of the memory budget that q, k, v and output fill at this length.",
+    "Of the floor": "Share of the memory budget that q, k, v and output (in decode the cache) fill "
+    "at this length.",
     "Pairs seen": "Share of the query-key pairs of dense attention that are computed.",
     "Peak of a rank": "Largest peak memory of any rank.",
     "Peak on one": "Peak memory of the same trial on one rank.",
     "Ran at": "The shortest length that was timed and is long enough.",
+    "Share of bandwidth": "Bytes of the seen keys and values per second, divided by the "
+    "bandwidth of copies in the same run.",
     "Ranks ^": "Exponent of a power law in ranks, with its 95 % interval.",
     "Relative memory": "Peak memory of a rank divided by that of the baseline.",
     "Relative speed": "Time of the baseline divided by the row's time.",
@@ -196,4 +200,6 @@ def _marked_share(row: SweepRow) -> Cell:
 _TERMINAL_VALUES: Mapping[str, Callable[[Any], Cell]] = {
     "time_s": time_or_status,
     "share_of_ideal": _marked_share,
+    # a pass over a whole sequence is compared by its time
+    "tokens_per_s": lambda row: row.tokens_per_s if row.mode == "decode" else None,
 }

@@ -337,6 +337,7 @@ _FORMATS: dict[Kind, Callable[[float], str]] = {
     "bytes": format_bytes,
     "seconds": format_seconds,
     "flop_rate": lambda value: format_rate(value, "FLOP/s"),
+    "byte_rate": lambda value: format_rate(value, "B/s"),
     "share": format_share,
     "ratio": format_ratio,
     "error": "{:.2g}".format,

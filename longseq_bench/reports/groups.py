@@ -7,11 +7,12 @@ from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.masks import mask_words
+from longseq_bench.core.model import mode_words
 from longseq_bench.core.units import format_bytes, format_seconds
 
 SAME_TABLE = (
-    "fingerprint", "device", "mode", "dtype", "mask", "batch", "heads", "kv_heads", "head_dim",
-    "v_head_dim", "model", "memory_budget", "time_budget", "threads", "fit_only",
+    "fingerprint", "device", "mode", "new_tokens", "dtype", "mask", "batch", "heads", "kv_heads",
+    "head_dim", "v_head_dim", "model", "memory_budget", "time_budget", "threads", "fit_only",
 )  # fmt: skip
 SIMILAR_DENSITY = 0.9
 """Fraction of the highest density; rows at or above it are treated as equally sparse."""
@@ -79,7 +80,7 @@ def _describe_fields(
     ]
     heads += in_brackets(", ".join(unlike))
     yield of("model", f"model {row.model}" if row.model else "", "no model")
-    yield of("mode", row.mode)
+    yield of("mode new_tokens", mode_words(row.mode, row.new_tokens))
     yield of("dtype", row.dtype)
     yield of("mask", mask_words(row.mask))
     yield of("batch", f"batch {row.batch}")

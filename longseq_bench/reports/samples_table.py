@@ -10,9 +10,9 @@ from longseq_bench.reports.document import Cell, Column, Table
 _RECORD_COLUMNS = (
     "started_at", "host", "fingerprint", "commit", "purpose", "implementation", "options",
     "tokens", "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "model", "dtype", "causal",
-    "mask", "mode", "device", "world_size", "memory_budget", "time_budget", "threads", "repeats",
-    "seed", "round", "key", "status", "reason", "phase", "wall_s", "processes", "predicted_tokens",
-    "dense_source", "fit_only", "keep", "allocator", "requested_dense_kernel",
+    "mask", "mode", "new_tokens", "device", "world_size", "memory_budget", "time_budget", "threads",
+    "repeats", "seed", "round", "key", "status", "reason", "phase", "wall_s", "processes",
+    "predicted_tokens", "dense_source", "fit_only", "keep", "allocator", "requested_dense_kernel",
     "foreseen_peak_bytes", "foreseen_s",
 )  # fmt: skip
 _MEASUREMENT_COLUMNS = (

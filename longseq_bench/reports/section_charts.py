@@ -390,5 +390,6 @@ def _line(xs: Iterable[float], height: Callable[[float], float]) -> tuple[Point,
 
 def _floor_bytes(row: SweepRow) -> int:
     """Return the bytes per token that any exact attention needs."""
-    names = ("batch", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "mode")
-    return floor_bytes_per_token(Workload(seq_len=1, **{n: getattr(row, n) for n in names}))
+    names = "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "mode", "new_tokens"
+    tokens = max(1, row.new_tokens)
+    return floor_bytes_per_token(Workload(seq_len=tokens, **{n: getattr(row, n) for n in names}))

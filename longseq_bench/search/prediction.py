@@ -161,7 +161,8 @@ def predict_times(
     # a rate from records is mean FLOPs over the slowest rank's time, so it includes imbalance
     imbalance = estimate.busiest if rate.exposed is None else 1.0
     compute = estimate.flops * imbalance / rate.flops
-    memory = MOVES_PER_BYTE * estimate.peak_bytes / rates.hardware.bandwidth
+    moves = 1.0 if trial.workload.decode else MOVES_PER_BYTE  # a cache is only read
+    memory = moves * estimate.peak_bytes / rates.hardware.bandwidth
     bandwidth = rates.bandwidth(trial.world_size)
     transfers = estimate.transfers * link.latency + estimate.bytes_sent / bandwidth
     exposed = transfers

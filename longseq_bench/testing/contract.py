@@ -63,7 +63,7 @@ def assert_equals_reference(
     expected = dict(compute_reference(count_pairs(attention), w, matrices))
     allowed = TOLERANCE[attention.coarsest_dtype]
     assert relative_error(out.detach(), expected.pop("out")) < allowed
-    rows = torch.arange(w.seq_len)
+    rows = torch.arange(w.queries.start, w.seq_len)
     if not w.train:
         assert check(attention, qkv, out, rows).over_tolerance(w.dtype) is None
         return
@@ -152,6 +152,32 @@ class ImplementationContract:
         assert_equals_reference(implementation, options, w)
         forward = w.model_copy(update={"mode": "forward"})
         assert_equals_reference(implementation, options, forward)
+
+    @both_masks
+    @pytest.mark.parametrize("new_tokens", [1, 3])
+    def test_a_step_of_decoding_equals_the_reference_or_is_refused(
+        self, implementation: Any, options: Options, causal: bool, new_tokens: int
+    ) -> None:
+        """New tokens against a cache, with full and grouped heads; its cost is that of a step."""
+        kind = find_implementation(implementation) if isinstance(implementation, str) else None
+        kind = kind or implementation
+        for kv_heads, dtype in ((HEADS, "float32"), (HEADS // 2, "bfloat16")):
+            w = make_workload(
+                150, causal=causal, kv_heads=kv_heads, mode="decode", new_tokens=new_tokens,
+                dtype=dtype,
+            )  # fmt: skip
+            if not kind.takes_decode:
+                with pytest.raises(UnsupportedError, match="mode decode"):
+                    build_attention(implementation, options, w)
+                continue
+            try:
+                attention = build_attention(implementation, options, w)
+            except UnsupportedError as refused:
+                pytest.skip(str(refused))
+            assert_equals_reference(implementation, options, w)
+            pairs, cost = count_pairs(attention), attention.cost()
+            assert cost.flops == pytest.approx(4 * HEAD_DIM * BATCH * float(pairs.sum()))
+            assert cost.floor_bytes == 2 * BATCH * kv_heads * 150 * HEAD_DIM * w.dtype_bytes
 
     @pytest.mark.parametrize("mode", ["forward", "train"])
     def test_cost_of_a_v_head_dim_of_its_own(

@@ -33,18 +33,23 @@ def build_attention(
 
 
 def make_inputs(workload: Workload, seed: int = 0) -> Tensors:
-    """Return normal q (B, Hq, N, D), k (B, Hk, N, D), v (B, Hk, N, Dv); leaves in train."""
+    """Return normal q (B, Hq, N, D), k (B, Hk, N, D), v (B, Hk, N, Dv); leaves in train.
+
+    In decode q has the new tokens only.
+    """
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(heads: int, head_dim: int) -> Tensor:
-        shape = (workload.batch, heads, workload.seq_len, head_dim)
+    def draw(heads: int, head_dim: int, tokens: int) -> Tensor:
+        shape = (workload.batch, heads, tokens, head_dim)
         tensor = torch.randn(shape, generator=generator).to(getattr(torch, workload.dtype))
         return tensor.requires_grad_(workload.train)
 
     w = workload
     return (
-        draw(w.heads, w.head_dim), draw(w.kv_heads, w.head_dim), draw(w.kv_heads, w.v_head_dim)
-    )  # fmt: skip
+        draw(w.heads, w.head_dim, len(w.queries)),
+        draw(w.kv_heads, w.head_dim, w.seq_len),
+        draw(w.kv_heads, w.v_head_dim, w.seq_len),
+    )
 
 
 def make_output_gradient(workload: Workload) -> Tensor:
@@ -55,10 +60,13 @@ def make_output_gradient(workload: Workload) -> Tensor:
 
 
 def count_pairs(attention: Attention) -> Tensor:
-    """Return how often each query sees each key, (Hq, N, N), by `Attention.multiplicity`."""
+    """Return how often each query sees each key, (Hq, N, N), by `Attention.multiplicity`.
+
+    In decode it is (Hq, new tokens, N).
+    """
     w = attention.workload
-    positions = np.arange(w.seq_len)
-    tables = [np.asarray(attention.multiplicity(positions, positions, h)) for h in range(w.heads)]
+    queries, keys = np.asarray(w.queries), np.arange(w.seq_len)
+    tables = [np.asarray(attention.multiplicity(queries, keys, h)) for h in range(w.heads)]
     return torch.from_numpy(np.stack(tables).astype(np.float64))
 
 

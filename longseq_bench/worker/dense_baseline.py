@@ -15,11 +15,13 @@ Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 import math
 import time
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from longseq_bench.attention.base import Attention
+from longseq_bench.attention.cache import choose_kernel, masked_use, seen_keys
 from longseq_bench.attention.masked import exact_call, visible_pairs_of
 from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, mask_pairs
@@ -29,6 +31,7 @@ from longseq_bench.core.model import SAME_KERNEL, SDPA, Trial
 from longseq_bench.kernels.base import attend
 from longseq_bench.kernels.exact.base import AUTO, KERNELS, ExactKernel, select
 from longseq_bench.meters.clock import clock_for
+from longseq_bench.patterns.visible_keys import visible_keys
 from longseq_bench.worker import limits
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.known_errors import is_device_error
@@ -60,7 +63,7 @@ def dense_flops(attention: Attention, rows: int | None = None, keys: int | None 
     if its first tokens were all; in any other part every row sees every key.
     """
     w, matrices = attention.workload, attention.projections()
-    if rows is None or keys is None:
+    if rows is None or keys is None or w.decode:
         pairs = mask_pairs(w)
     else:
         pairs = w.visibility.visible_pairs(rows) if rows == keys else rows * keys
@@ -128,7 +131,7 @@ class DenseBaseline:
 
     @property
     def _complete(self) -> tuple[int, int]:
-        return self._tokens, self._tokens
+        return len(self._attention.workload.queries), self._tokens
 
     def run(self, sender: MessageSender, sparse_s: float) -> float:
         """Run one timed dense pass. Before the first, choose between a complete pass and a part.
@@ -166,7 +169,12 @@ class DenseBaseline:
             log.add("dense_time", "s", *(seconds / share for seconds in self._clock.wall))
 
     def _choose_shape(self, sparse_s: float) -> tuple[int, int]:
-        """Return the query rows and keys of a pass: all of them if that is quick enough."""
+        """Return the query rows and keys of a pass: all of them if that is quick enough.
+
+        A step of decoding always is.
+        """
+        if self._attention.workload.decode:
+            return self._complete
         part = self._part_shape(self._tokens)
         if part == self._complete:
             return part
@@ -183,7 +191,8 @@ class DenseBaseline:
     def _fall_back(self, error: Exception) -> None:
         """Fall back from complete passes to parts, then to none. Samples are never mixed."""
         self._clock = clock_for(self._device)
-        part = self._part_shape(self._tokens)
+        decodes = self._attention.workload.decode
+        part = self._complete if decodes else self._part_shape(self._tokens)
         if self._shape == self._complete != part:
             self._shape = part
         else:
@@ -219,6 +228,8 @@ class DenseBaseline:
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         w, rows, keys = self._attention.workload, q.shape[2], k.shape[2]
+        if w.decode:
+            return self._attend_cache(q, k, v)
         shape = {"seq_len": rows} if rows == keys else {"mask": None, "causal": False}
         part = w.model_copy(update=shape)
         if self._kernel is not None:
@@ -228,6 +239,18 @@ class DenseBaseline:
             q, k, v, attn_mask=visible, is_causal=part.causal and visible is None,
             enable_gqa=q.shape[1] != k.shape[1],
         )  # fmt: skip
+
+    def _attend_cache(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return a step of decoding that sees the whole cache."""
+        w = self._attention.workload
+        if self._kernel is None:
+            mask = visible_pairs_of(w, q.device) if w.causal and w.new_tokens > 1 else None
+            return scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1]
+            )
+        kernel, _ = choose_kernel(self._kernel.name, masked_use(self._attention.kernel_use, w))
+        seen = seen_keys(visible_keys(w), np.asarray(w.queries), np.arange(w.seq_len))
+        return kernel(q, k, v, seen)[0].to(q.dtype)
 
 
 def choose_dense_kernel(attention: Attention, requested: str) -> ExactKernel | None:

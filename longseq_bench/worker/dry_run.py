@@ -149,7 +149,7 @@ def _select_ranks(end_ranks: list[Attention]) -> list[Attention]:
     """
     if isinstance(end_ranks[0], LayoutAttention):
         return end_ranks
-    return [max(end_ranks, key=lambda rank: len(rank.shard.queries))]
+    return [max(end_ranks, key=lambda rank: rank.shard.tokens)]
 
 
 def _predict_rank(

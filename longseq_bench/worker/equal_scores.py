@@ -33,6 +33,7 @@ from longseq_bench.patterns.visible_keys import Ints, visible_keys
 Array = NDArray[np.float64]
 
 _EIGHTHS = np.array([1 / 16, 2 / 16, 4 / 16])
+_KEYS_AT_ONCE = 65_536
 MAX_FLOAT16_TOKENS = 2**14
 """Maximum length in float16: weights of 1/n below 2^-14 are rounded to a few bits."""
 
@@ -54,32 +55,68 @@ class EqualScores:
         self._u, self._y = (np.where(half, self._of_scores, 0.0) for half in (~is_upper, is_upper))
         if not with_gradients:
             self._u = np.zeros(w.head_dim)
-        positions = np.arange(w.seq_len)
-        self._f = signs(positions, w.v_head_dim)
-        drawn = signs(positions, 3 * 4, first=w.v_head_dim).reshape(-1, 3, 4)
-        self._s, self._t, self._w = (drawn[..., 0] * (drawn[..., 1:] @ _EIGHTHS + 23 / 16)).T
-        visible = visible_keys(w)
-        self._keys = visible.first(positions), visible.stop(positions)
-        self._queries = visible.first_query(positions), visible.stop_query(positions)
-        self._seen = (self._keys[1] - self._keys[0]).astype(np.float64)
+        self._visible = visible_keys(w)
 
     def inputs(self, name: str, positions: Positions) -> Array:
         """Return rows (n, D) of q, k, v or grad_out."""
         if name == "v":
-            return self._f[positions]
-        numbers, vector = {
-            "q": (self._t, self._u), "k": (self._s, self._y), "grad_out": (self._w, self._x),
-        }[name]  # fmt: skip
-        rows: Array = numbers[positions, None] * vector
+            return signs(positions, self._workload.v_head_dim)
+        numbers = dict(zip(("k", "q", "grad_out"), self._numbers(positions), strict=True))
+        vector = {"q": self._u, "k": self._y, "grad_out": self._x}[name]
+        rows: Array = numbers[name][:, None] * vector
         return rows
+
+    def _numbers(self, positions: Positions) -> Array:
+        """Return s, t and w of positions, (3, n)."""
+        drawn = signs(positions, 3 * 4, first=self._workload.v_head_dim).reshape(-1, 3, 4)
+        numbers: Array = (drawn[..., 0] * (drawn[..., 1:] @ _EIGHTHS + 23 / 16)).T
+        return numbers
+
+    @cached_property
+    def _positions(self) -> Ints:
+        return np.arange(self._workload.seq_len)
+
+    @cached_property
+    def _f(self) -> Array:
+        return signs(self._positions, self._workload.v_head_dim)
+
+    @cached_property
+    def _keys(self) -> tuple[Ints, Ints]:
+        return self._visible.first(self._positions), self._visible.stop(self._positions)
+
+    @cached_property
+    def _queries(self) -> tuple[Ints, Ints]:
+        return self._visible.first_query(self._positions), self._visible.stop_query(self._positions)
+
+    @cached_property
+    def _seen(self) -> Array:
+        return (self._keys[1] - self._keys[0]).astype(np.float64)
 
     def out(self, positions: Positions) -> tuple[Array, Array]:
         """Return rows (n, D) of the output, and their magnitudes (n,).
 
         A mean of n signs is about 1/√n, but may be 0: a smaller magnitude would be no scale.
         """
-        means: Array = (self._over_keys(self._f) / self._seen[:, None])[positions]
-        return means, np.maximum(np.abs(means).max(1), self._seen[positions] ** -0.5)
+        if self._workload.decode:
+            means, seen = self._means_of_few(positions)
+        else:
+            means, seen = (self._over_keys(self._f) / self._seen[:, None])[positions], self._seen
+            seen = seen[positions]
+        return means, np.maximum(np.abs(means).max(1), seen**-0.5)
+
+    def _means_of_few(self, positions: Positions) -> tuple[Array, Array]:
+        """Return the output of a few rows and the keys that they see, without prefix sums.
+
+        A cache is long, and prefix sums of all its values would take several times its memory.
+        """
+        first, stop = self._visible.first(positions), self._visible.stop(positions)
+        total = np.zeros((len(positions), self._workload.v_head_dim))
+        for start in range(0, self._workload.seq_len, _KEYS_AT_ONCE):
+            keys = np.arange(start, min(start + _KEYS_AT_ONCE, self._workload.seq_len))
+            sees = (keys >= first[:, None]) & (keys < stop[:, None])
+            total += sees.astype(np.float64) @ signs(keys, total.shape[1])
+        seen = (stop - first).astype(np.float64)
+        return total / seen[:, None], seen
 
     def gradient(self, name: str, positions: Positions, heads: int) -> tuple[Array, Array]:
         """Return rows (n, D) of dq, dk or dv, summed over query heads, and their magnitudes (n,).
@@ -96,18 +133,19 @@ class EqualScores:
     def _gradients(self) -> dict[str, tuple[tuple[Array, Array], Array]]:
         """By name: values by position, the vector that they multiply; magnitudes of the values."""
         a, seen = self._f @ self._x, self._seen
-        mean_a, mean_s = self._over_keys(a) / seen, self._over_keys(self._s) / seen
-        covariance = self._over_keys(a * self._s) / seen - mean_a * mean_s
-        weights = self._w * self._t / seen
+        s, t, w = self._numbers(self._positions)
+        mean_a, mean_s = self._over_keys(a) / seen, self._over_keys(s) / seen
+        covariance = self._over_keys(a * s) / seen - mean_a * mean_s
+        weights = w * t / seen
         d_keys = a * self._over_queries(weights) - self._over_queries(weights * mean_a)
         length = math.sqrt(float(self._x @ self._x))  # that of a single a may be 0
-        size_q = length * np.abs(self._w) * np.sqrt(self._over_keys(self._s**2)) / seen
+        size_q = length * np.abs(w) * np.sqrt(self._over_keys(s**2)) / seen
         size_k = np.maximum(np.abs(a), length) * np.sqrt(self._over_queries(weights**2))
-        size_v = np.sqrt(self._over_queries((self._w / seen) ** 2))
+        size_v = np.sqrt(self._over_queries((w / seen) ** 2))
         return {
-            "dq": ((self._w * covariance, self._y), size_q),
+            "dq": ((w * covariance, self._y), size_q),
             "dk": ((d_keys, self._u), size_k),
-            "dv": ((self._over_queries(self._w / seen), self._x), size_v),
+            "dv": ((self._over_queries(w / seen), self._x), size_v),
         }
 
     def _over_keys(self, values: Array) -> Array:

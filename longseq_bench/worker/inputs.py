@@ -159,9 +159,10 @@ def select_checked_rows(
     values = (options or {}).values()
     sizes = (one if isinstance(one, tuple) else (one,) for one in values)
     blocks = [size for some in sizes for size in some if type(size) is int]
-    ends = all_gather(attention.group, ends)
-    return checked_rows(
-        attention.workload.seq_len,
+    first, count = attention.workload.queries.start, len(attention.workload.queries)
+    ends = all_gather(attention.group, ends) - first
+    return first + checked_rows(
+        count,
         seed + _SEED_STEP * round_,
         ends,
         blocks,

@@ -93,6 +93,8 @@ def unsupported_setting(trial: Trial) -> str | None:
     if trial.keep == "inputs" and not trial.workload.train:
         return "keep=inputs needs mode=train: a forward pass keeps nothing for a backward"
     w = trial.workload
+    if trial.keep == "nothing" and w.decode:
+        return "keep=nothing has no meaning with mode=decode: the cache stays as it is"
     if trial.keep == "nothing" and not w.train and w.v_head_dim != w.head_dim:
         return (
             f"keep=nothing: the output has v_head_dim {w.v_head_dim}, so it can't overwrite q with "
@@ -148,6 +150,7 @@ def _prepare_short(make: type[Attention], trial: Trial, group: Group) -> Attenti
     """
     shape = trial.workload.model_dump() | {"batch": min(trial.workload.batch, group.size)}
     tokens = warm_up_tokens(trial.workload.seq_len, group.size)
+    tokens = max(tokens, trial.workload.new_tokens)
     while True:
         small = Workload.model_validate(shape | {"seq_len": tokens})
         try:

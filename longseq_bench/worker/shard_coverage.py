@@ -60,8 +60,10 @@ def is_owner(shards: Sequence[RankShard], rank: int, b: int, head: int) -> bool:
 
 def find_gap(w: Workload, queries: Sequence[RankShard], keys: Sequence[RankShard]) -> str | None:
     """Return a sentence about tokens that are on no rank, or in overlapping shards; else None."""
-    complete = fingerprint(np.arange(w.seq_len))
-    for name, shards, heads in (("q", queries, w.heads), ("k and v", keys, w.kv_heads)):
+    every = np.arange(w.seq_len)
+    of_queries = "q", queries, w.heads, fingerprint(every[w.queries.start :])
+    of_keys = "k and v", keys, w.kv_heads, fingerprint(every)
+    for name, shards, heads, complete in (of_queries, of_keys):
         for b, head in product(range(w.batch), range(heads)):
             token_sets = {shard.tokens for shard in shards if shard.has(b, head)}
             if _modulo([sum(n) for n in zip(*token_sets, strict=True)] or [0, 0, 0]) != complete:

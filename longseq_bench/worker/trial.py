@@ -40,6 +40,7 @@ from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
 from longseq_bench.worker.check import agree, all_finite, check, count_zero_rows, find_invalid
 from longseq_bench.worker.compile_watch import CompileWatch
+from longseq_bench.worker.copy_bandwidth import measure_copy_bandwidth
 from longseq_bench.worker.dense_baseline import dense_flops
 from longseq_bench.worker.exception_mapping import outcome_of_exception
 from longseq_bench.worker.inputs import Pass, draw_inputs, select_checked_rows
@@ -126,6 +127,8 @@ def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: Measureme
         every_row = repeats.every_row
         run_timed_passes(attention, one, repeats, trial, sender, log)
         log.add("matmul_rate", "FLOP/s", run.matmul_rate())
+        if trial.workload.decode:
+            log.add("copy_bandwidth", "B/s", run.copy_bandwidth())
         if failure := run.check_repeats(repeats) or run.over_time_budget():
             return failure
     return run.check_every_row(every_row, one) or Outcome(status="ok")
@@ -175,7 +178,7 @@ class _TrialRun:
         with self._memory_limit(), meter:
             self._first_pass(MeasurementLog(log.rank), "loops capped")
         log.extend(meter.measurements())
-        log.add("own_tokens", "1", len(self.attention.shard.queries))
+        log.add("own_tokens", "1", self.attention.shard.tokens)
         log.facts |= {"memory_meter": meter.name, "fit_only": "loops capped; nothing was checked"}
         log.facts |= self.attention.facts()
         return self.over_memory_budget() or Outcome(status="ok")
@@ -250,7 +253,7 @@ class _TrialRun:
         attention.prepare(trial.device)
         synchronize(trial.device)
         prepared_s = time.perf_counter() - start
-        log.add("own_tokens", "1", len(attention.shard.queries))
+        log.add("own_tokens", "1", attention.shard.tokens)
         if attention.group.size > 1:
             log.add("work_imbalance", "1", attention.work_share() * attention.group.size)
         attention.group.traffic.bytes_sent = 0
@@ -427,6 +430,8 @@ class _TrialRun:
         cost, shares = attention.cost(), attention.measures()
         log.add("flops", "FLOP", cost.flops)
         log.add("floor", "B", cost.floor_bytes)
+        if self.trial.workload.decode:
+            log.add("bytes_to_read", "B", attention.bytes_to_read())
         if attention.counts_traffic:
             log.add("bytes_formula", "B", bytes_sent_by_formula(attention, self.trial))
         for name, share in shares.items():
@@ -440,6 +445,11 @@ class _TrialRun:
         self.sender.start_phase("check", "matrix product")
         trial = self.trial
         return measure_matmul_rate(self.attention.group, trial.device, trial.workload.dtype)
+
+    def copy_bandwidth(self) -> float:
+        """Return the bytes/s that copies of all ranks read and write."""
+        self.sender.start_phase("check", "copy")
+        return measure_copy_bandwidth(self.attention.group, self.trial.device)
 
     def log_wire_error(self, one: Pass) -> None:
         """Log how much a compressed transfer changes the output.

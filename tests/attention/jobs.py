@@ -153,7 +153,7 @@ def _share(attention: Attention, future: int | None) -> Tensors:
             tensor[:, :, future:] = 30 * other.detach()[:, :, future:]
     q, k, v = full
     return (
-        take(q, s.batch, s.heads, s.queries).requires_grad_(w.train),
+        take(q, s.batch, s.heads, s.queries - w.queries.start).requires_grad_(w.train),
         take(k, s.batch, s.kv_heads, s.keys).requires_grad_(w.train),
         take(v, s.batch, s.kv_heads, s.keys).requires_grad_(w.train),
     )

@@ -47,7 +47,8 @@ ROW = {
     "cpu_time_s", "plan_time_s", "peak_bytes", "tokens_per_s", "flops", "max_error",
     "error_of_allowed", "bias", "checked_rows", "checked_passes", "density_asked",
     "density_achieved", "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "model",
-    "tokens_per_rank", "mask_density", "work_imbalance",
+    "tokens_per_rank", "mask_density", "work_imbalance", "new_tokens", "bytes_to_read",
+    "copy_bandwidth", "share_of_bandwidth",
     "compute_time_s", "communication_time_s", "exposed_share", "bytes_sent", "bytes_formula",
     "wire_error", "rank_times", "rank_peaks", "imbalance", "speedup", "efficiency",
     "effective_flops", "matmul_rate", "share_of_peak", "sparsity_asked", "token_density",
@@ -63,6 +64,7 @@ RESULT = {
     "bytes_per_token", "predicted_tokens", "runs", "confirmations", "wall_s", "world_size",
     "tokens_per_rank", "rank_peaks", "imbalance", "fits_tokens", "keep", "allocator",
     "alloc_retries", "outside_allocator_bytes", "requested_dense_kernel", "mask",
+    "new_tokens",
 }  # fmt: skip
 BUDGET_8MIB = ("--memory-budget", "8MiB", "--heads", "8", "--head-dim", "64", "--threads", "1")
 

@@ -102,18 +102,36 @@ def test_every_field_of_a_workload_changes_the_key() -> None:
         "causal": True, "mode": "train", "mask": "sliding-window:4", "v_head_dim": 32,
         "model": "llama-3.1-8b",
     }  # fmt: skip
-    assert set(changes) == set(Workload.model_fields)
+    assert set(changes) == {*Workload.model_fields} - {"new_tokens"}
     keys = {trial(**{"seq_len": 8, field: value}).key for field, value in changes.items()}
-    assert len(keys | {trial(seq_len=8).key}) == len(changes) + 1
+    # 0 means 1 in decode
+    keys |= {trial(seq_len=8, mode="decode", new_tokens=n).key for n in (0, 1, 2)}
+    assert len(keys | {trial(seq_len=8).key}) == len(changes) + 3
+
+
+def test_a_step_of_decoding_has_one_new_token_by_default() -> None:
+    w = trial("ring", 4096, mode="decode").workload
+    assert (w.new_tokens, w.queries) == (1, range(4095, 4096))
+    assert trial("ring", 4096, mode="decode", new_tokens=3).workload.queries == range(4093, 4096)
+    assert trial("ring", 4096).workload.queries == range(4096)
+
+
+def test_new_tokens_need_decode_and_room_in_the_cache() -> None:
+    with pytest.raises(ValidationError, match="new_tokens 2 needs mode decode, and the mode is tr"):
+        trial(mode="train", new_tokens=2)
+    with pytest.raises(ValidationError, match="new_tokens 9 are more than the cache of 8 tokens"):
+        trial(seq_len=8, mode="decode", new_tokens=9)
+    # a search may ask for a length below the new tokens
+    assert trial(seq_len=8, mode="decode", new_tokens=4).at(2).workload.seq_len == 4
 
 
 def test_a_v_head_dim_as_head_dim_and_no_model_keep_the_key_of_older_records() -> None:
-    """The key that 0.1 gave this trial, whose workload had neither field."""
+    """The key that 0.1 gave this trial, whose workload had none of these fields."""
     old = trial("ring", 4096, head_dim=32)
     assert old.workload.v_head_dim == 32
     assert old.key == "4731444f6b5c8ab3"
     data = old.model_dump(mode="json")
-    del data["workload"]["v_head_dim"], data["workload"]["model"]
+    del data["workload"]["v_head_dim"], data["workload"]["model"], data["workload"]["new_tokens"]
     assert Trial.model_validate(data) == old
 
 

@@ -90,8 +90,8 @@ def test_the_last_definition_at_the_top_counts() -> None:
                                "must take q, k and v"),
         ("def f(q, k, v, bias): pass",
          "own.py:1: f needs an argument `bias`, which longseq does not pass; give it a default "
-         "(it passes causal, is_causal, attn_mask, mask_mod, enable_gqa, grouped_heads, group, "
-         "scale, rank, world_size)"),
+         "(it passes causal, is_causal, attn_mask, mask_mod, new_tokens, enable_gqa, "
+         "grouped_heads, group, scale, rank, world_size)"),
         ("def f(q, k, v, w, /): pass",
          "own.py:1: f needs the positional argument `w`; longseq passes only q, k and v by "
          "position, so give it a default"),

@@ -6,6 +6,8 @@ queries to that block while the transfer runs, merges the result by log-sum-exp,
 next block. A rank holds its own rows and three blocks of keys and values, a small part of
 its rows each; in the backward also gradients of three blocks.
 
+A step of decoding sends no keys: attention/cache.py.
+
 RingKernel is this loop. The transfers and their buffers are in distributed/kv_exchange.py; the
 tiles of queries that see a block are in attention/tiles.py. On one rank the loop runs over chunks
 of the rank's own keys (`single_rank_tiles`).
@@ -20,11 +22,14 @@ from copy import copy
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from longseq_bench.attention import cache
 from longseq_bench.attention.base import Attention, KernelOption, implementation
+from longseq_bench.attention.cache import CacheAttention, choose_kernel, masked_use, seen_keys
 from longseq_bench.attention.exact import fairscale_shards
 from longseq_bench.attention.masked import block_attention, masked_kernel
 from longseq_bench.attention.projections import Projected, projection_flops
@@ -37,7 +42,7 @@ from longseq_bench.attention.tiles import (
     tile_sizes,
     wide_zeros,
 )
-from longseq_bench.core.cost import Cost, key_bytes_per_token
+from longseq_bench.core.cost import Cost, key_bytes_per_token, mask_pairs
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.distributed import deepspeed_transport
@@ -55,6 +60,7 @@ from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, T
 from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.kernels.host_streaming import StreamedKernel
 from longseq_bench.kernels.tiling import InPlaceTiledKernel, RowBlock, wide
+from longseq_bench.patterns.visible_keys import visible_keys
 
 FINE_TO_COARSE: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 
@@ -128,6 +134,7 @@ class Ring(Attention):
     """Exact attention, block by block, merged by log-sum-exp."""
 
     takes_v_head_dim = True
+    takes_decode = True
     summary = "blocks of keys and values pass from rank to rank; exact, minimal memory"
     many_ranks = True
     takes_masks = True
@@ -169,6 +176,11 @@ class Ring(Attention):
         if self.on_host and workload.mask is not None:
             raise UnsupportedError(f"offload=host streams no mask, and this one is {workload.mask}")
         self.chunk, self.queries, self.transport = chunk, queries, transport
+        if workload.decode:
+            self._refuse_in_decode(
+                chunk=chunk, queries=queries, transport=transport, wire_dtype=wire_dtype,
+                offload=offload,
+            )  # fmt: skip
         self.wire: DType | None = wire_dtype if wire_dtype != workload.dtype else None
         self._shards_parameters = transport == "fairscale" and group.size > 1
         reason = None
@@ -184,9 +196,22 @@ class Ring(Attention):
         self.order = order_for(order, workload, group.size)
         super().__init__(workload, group)
 
+    @staticmethod
+    def _refuse_in_decode(**options: object) -> None:
+        """Raise UnsupportedError for an option that has no meaning in a step of decoding."""
+        usual = {"queries": "partitioned", "transport": "p2p", "offload": "none"}
+        for name, value in options.items():
+            if value != usual.get(name):
+                raise UnsupportedError(
+                    f"{name}={value} has no meaning with mode decode: every rank has the new "
+                    "tokens, and no key is sent"
+                )
+
     @override
     def build_shard(self) -> Shard:
         keys = self.order.positions(self.group.rank)
+        if self.workload.decode:
+            return Shard.of_tokens(self.workload, np.asarray(self.workload.queries), keys)
         queries = keys if self.queries == "partitioned" else positions_of(self._query_runs())
         return Shard.of_tokens(self.workload, queries, keys)
 
@@ -202,6 +227,9 @@ class Ring(Attention):
 
     def prepare(self, device: str) -> None:
         """Connect the transport."""
+        if self.workload.decode:
+            self._prepare_decode(device)
+            return
         super().prepare(device)
         if self.transport == "deepspeed" and self.group.size > 1:
             deepspeed_transport.connect(device)
@@ -210,8 +238,20 @@ class Ring(Attention):
             self._weights = {n: m.detach().clone() for n, m in module.weights.items()}
             self._sharded = fairscale_shards.ShardedModule(module, self.group, device)
 
+    def _prepare_decode(self, device: str) -> None:
+        """Choose the kernel of a step of decoding, in which nothing goes round a ring."""
+        self.device = device
+        assert self.exact_name is not None
+        use = masked_use(self.kernel_use, self.workload)
+        kernel, self._decode_facts = choose_kernel(self.exact_name, use)
+        visible = visible_keys(self.workload)
+        seen = seen_keys(visible, self.shard.queries, self.shard.keys)
+        self._step = CacheAttention(kernel, [seen], self.group)
+
     def build_kernel(self) -> AttentionKernel:
-        """Return the ring, or on one rank a loop over chunks."""
+        """Return the ring; on one rank a loop over chunks; in decode attention to a cache."""
+        if self.workload.decode:
+            return self._step
         if self.group.size > 1:
             queries = self._query_runs()
             blocks = block_attention(
@@ -279,7 +319,17 @@ class Ring(Attention):
         return replace(cost, flops=cost.flops + projection_flops(self.workload))
 
     @override
+    def work_share(self) -> float:
+        if not self.workload.decode:
+            return super().work_share()
+        visible = visible_keys(self.workload)
+        seen = seen_keys(visible, self.shard.queries, self.shard.keys)
+        return int((seen.stop - seen.first).sum()) / mask_pairs(self.workload)
+
+    @override
     def bytes_sent(self) -> int:
+        if self.workload.decode:
+            return cache.bytes_sent(self.workload, self.group.size)
         w, token = self.workload, key_bytes_per_token(self.workload)
         wire = token // w.dtype_bytes * DTYPE_BYTES[self.wire or w.dtype]
         if self.queries == "full":
@@ -293,6 +343,8 @@ class Ring(Attention):
     @override
     def facts(self) -> dict[str, Any]:
         facts = super().facts()
+        if self.workload.decode:
+            return facts | self._decode_facts
         if self.group.size > 1:
             facts |= {"piece": self._exchange().blocks.longest, "transport": self.transport}
         return facts | ({"offload": self.offload} if self.on_host else {})

@@ -32,6 +32,7 @@ class Sdpa(Attention):
 
     takes_masks = True
     takes_v_head_dim = True
+    takes_decode = True
     summary = "torch's fused attention; the backend that ran is recorded"
 
     def __init__(
@@ -57,7 +58,7 @@ class Sdpa(Attention):
     def prepare(self, device: str) -> None:
         """In meta mode, choose a kernel whose memory is that of torch's choice."""
         super().prepare(device)
-        if self.workload.mask is not None:
+        if self._needs_pairs:
             self._mask = visible_pairs_of(self.workload, "meta" if is_meta() else device)
         if is_meta():
             if self.backend == "math":
@@ -84,8 +85,18 @@ class Sdpa(Attention):
             )  # fmt: skip
 
     @property
+    def _needs_pairs(self) -> bool:
+        """True if a tensor says which pairs are visible.
+
+        torch aligns its causal mask with the first key, so it is wrong for the new tokens of a
+        cache; one new token sees every key.
+        """
+        w = self.workload
+        return w.mask is not None or (w.causal and w.new_tokens > 1)
+
+    @property
     def _causal(self) -> bool:
-        return self.workload.causal and self._mask is None
+        return self.workload.causal and self._mask is None and not self.workload.decode
 
     @property
     @override

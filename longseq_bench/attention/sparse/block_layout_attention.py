@@ -20,6 +20,7 @@ from longseq_bench.kernels.base import AttentionKernel, SplitKernel
 from longseq_bench.kernels.exact.base import Use
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask
 from longseq_bench.patterns.block_layout import BlockLayout
+from longseq_bench.patterns.cache_rows import CacheRows
 from longseq_bench.patterns.spans import spans_of
 
 
@@ -39,7 +40,7 @@ class LayoutAttention(Attention):
 
     @property
     @abstractmethod
-    def layouts(self) -> tuple[BlockLayout, ...]:
+    def layouts(self) -> tuple[BlockLayout | CacheRows, ...]:
         """The layouts of the last call, or of all calls."""
 
     def prepare(self, device: str) -> None:
@@ -91,6 +92,8 @@ class LayoutAttention(Attention):
     @property
     @override
     def comparable_kernel(self) -> str:
+        if self.workload.decode:
+            return "native" if self.device == "cpu" else "triton"
         if self.kernel_name == "torch":
             return sparse_selection.torch_kernel(self.kernel_use).name
         return {flex_flash.NAME: "flash-attn-4"}.get(self.kernel_name, self.kernel_name)

@@ -13,6 +13,7 @@ import numpy as np
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
+from longseq_bench.attention.cache import CacheAttention, choose_kernel, masked_use
 from longseq_bench.attention.exact.ring import RingKernel
 from longseq_bench.attention.sparse.block_layout_attention import (
     LayoutAttention,
@@ -32,7 +33,8 @@ from longseq_bench.distributed.kv_exchange import RingExchange, ring_blocks
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel
-from longseq_bench.patterns.block_layout import BlockLayout
+from longseq_bench.kernels.decode import SeenKeys
+from longseq_bench.patterns.block_layout import BlockLayout, Ints
 from longseq_bench.patterns.blocks import (
     WITH_SPECIAL,
     check_pattern,
@@ -41,6 +43,8 @@ from longseq_bench.patterns.blocks import (
     make_layout,
     row_counts,
 )
+from longseq_bench.patterns.cache_rows import PATTERN as CACHE_PATTERN
+from longseq_bench.patterns.cache_rows import CacheRows
 from longseq_bench.patterns.placement import Placement, place_rows
 from longseq_bench.patterns.visible_keys import visible_keys
 
@@ -70,6 +74,7 @@ class BlockSparse(LayoutAttention):
     summary = "each query block sees the key blocks of a named pattern"
     many_ranks = True
     takes_masks = True
+    takes_decode = True
 
     def __init__(
         self,
@@ -102,6 +107,12 @@ class BlockSparse(LayoutAttention):
             pattern, w.seq_len, block, sparsity, w.causal, seed, special, window,
             None if w.mask is None else visible_keys(w),
         )  # fmt: skip
+        self._cache_rows: CacheRows | None = None
+        if w.decode:
+            self._refuse_in_decode(pattern, w, group)
+            self._cache_rows = CacheRows(
+                w.queries.start, w.seq_len, block, sparsity, w.causal, special, window
+            )
         self._placement = placement
         # torch sets the variable to the number of ranks on this host
         local = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -119,9 +130,24 @@ class BlockSparse(LayoutAttention):
             )
         super().__init__(workload, group, kernel)
 
+    @staticmethod
+    def _refuse_in_decode(pattern: str, w: Workload, group: Group) -> None:
+        """Raise UnsupportedError for what a step of decoding does not compute."""
+        if pattern != CACHE_PATTERN:
+            raise UnsupportedError(
+                f"mode decode: pattern={pattern} needs the queries of all tokens; "
+                f"use pattern={CACHE_PATTERN}"
+            )
+        if w.mask is not None:
+            raise UnsupportedError(f"mode decode: block-sparse takes no mask {w.mask} there")
+        if group.size > 1:
+            raise WorldError("mode decode: block-sparse runs on one rank; ring splits a cache")
+
     @classmethod
     @override
     def kept_blocks(cls, workload: Workload, **options: Any) -> int:
+        if workload.decode:
+            return 0
         pattern, tokens, block = options["pattern"], workload.seq_len, options["block"]
         special = special_tokens(pattern, tokens, options["globals"])
         counts = row_counts(
@@ -137,18 +163,27 @@ class BlockSparse(LayoutAttention):
         return Shard.of_tokens(self.workload, sharded.tokens(sharded.rows(self.group.rank)))
 
     @property
-    def layouts(self) -> tuple[BlockLayout, ...]:
+    def layouts(self) -> tuple[BlockLayout | CacheRows, ...]:
         """The layout, built when it is first needed: in `prepare`, which is timed separately."""
+        if self._cache_rows is not None:
+            return (self._cache_rows,)
+        return (self.full_layout(),)
+
+    def full_layout(self) -> BlockLayout:
+        """Return the layout of all rows, built once; see `layouts`."""
         if self._layout is None:
             try:
                 self._layout = make_layout(*self._layout_options)
             except UserError as error:
                 # the options may be valid at other lengths
                 raise UnsupportedError(str(error)) from None
-        return (self._layout,)
+        return self._layout
 
     def prepare(self, device: str) -> None:
         """Build the layout and the kernel."""
+        if self._cache_rows is not None:
+            self._prepare_decode(self._cache_rows, device)
+            return
         # a shard may have needed the layout before: build it again, so that its time is counted
         self._layout = None
         for name in ("_sharded", "_rank_kernel"):
@@ -161,8 +196,21 @@ class BlockSparse(LayoutAttention):
             self._kernel = self._rank_kernel
             return
         self._kernel = build_layout_kernel(
-            self.kernel_name, self.layouts, w.heads, w.kv_heads, self.kernel_use
+            self.kernel_name, (self.full_layout(),), w.heads, w.kv_heads, self.kernel_use
         )
+
+    def _prepare_decode(self, rows: CacheRows, device: str) -> None:
+        """Choose the kernel of a step of decoding: one call for sinks, and one for the window."""
+        self.device = device
+        if self.requested_kernel not in ("auto", "native", "triton"):
+            raise UnsupportedError(
+                f"kernel={self.requested_kernel} computes no steps of decoding; use auto"
+            )
+        use = masked_use(self.kernel_use, self.workload)
+        kernel, self._kernel_facts = choose_kernel(self.requested_kernel, use)
+        self.kernel_name = self._kernel_facts["kernel"]
+        parts = [SeenKeys(first, stop) for first, stop in rows.runs()]
+        self._kernel = CacheAttention(kernel, parts, self.group)
 
     def build_kernel(self) -> AttentionKernel:
         """Return the kernel that `prepare` built."""
@@ -188,7 +236,7 @@ class BlockSparse(LayoutAttention):
     def work_share(self) -> float:
         if self.group.size == 1:
             return 1.0
-        kept = self.layouts[0].row_lengths
+        kept = self.full_layout().row_lengths
         return float(kept[self._sharded.rows(self.group.rank)].sum() / kept.sum())
 
     @override
@@ -205,7 +253,7 @@ class BlockSparse(LayoutAttention):
         ignored = {}
         if self.requested_density is None:
             ignored["sparsity"] = f"not used: window={window} determines the kept blocks"
-        requested, kept = -(-special // block), int(np.median(self.layouts[0].row_lengths))
+        requested, kept = -(-special // block), int(np.median(self._row_lengths()))
         if requested >= kept and pattern in WITH_SPECIAL:
             ignored["globals"] = (
                 f"most rows keep {kept} block(s), of which {kept - 1} global; "
@@ -213,9 +261,12 @@ class BlockSparse(LayoutAttention):
             )
         return ignored
 
+    def _row_lengths(self) -> Ints:
+        return self.layouts[0].row_lengths
+
     @cached_property
     def _sharded(self) -> ShardedLayout:
-        layout, size = self.layouts[0], self.group.size
+        layout, size = self.full_layout(), self.group.size
         owners = place_rows(self._placement, layout.row_lengths, size, self._ranks_per_node)
         return ShardedLayout(layout, owners, self.group.rank, size)
 

@@ -54,6 +54,7 @@ class BlockSparseMultihead(ProjectedAttention):
                 f"runs on one rank, not {group.size}; to split a batch over ranks use ddp with "
                 "inner=block-sparse, which has the same projections"
             )
+        self.refuse_decode(workload)
         inner = BlockSparse(
             workload, group, pattern=pattern, sparsity=sparsity, block=block, globals=globals,
             window=window, seed=seed, kernel=kernel,

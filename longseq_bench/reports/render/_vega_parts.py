@@ -30,6 +30,7 @@ _LABELS: dict[Kind, str] = {
     "v >= 1024 ? format(v / 1024, '.3~r') + ' KiB' : format(v, '.3~r') + ' B'",
     "seconds": "format(v, '.3~s') + 's'",
     "flop_rate": "format(v, '.3~s') + 'FLOP/s'",
+    "byte_rate": "format(v, '.3~s') + 'B/s'",
     "share": "format(v, '.3~%')",
     "ratio": "format(v, '.3~r') + '×'",
     "count": "format(v, '.3~s')",

@@ -34,7 +34,7 @@ _LENGTHS: Columns = (
     "compute_time_s", "communication_time_s", "exposed_share", "speedup", "efficiency",
     "bytes_sent", "peak_bytes", MIN_PEAK, "imbalance", "tokens_per_s", "effective_flops",
     "max_error",
-    *optional(SweepRow, "memory_reduction"),
+    *optional(SweepRow, "share_of_bandwidth", "copy_bandwidth", "memory_reduction"),
     *(_of_standard(name) for name in ("dense_peak_bytes", "dense_memory_source")),
     *optional(SweepRow, "wire_error", "density_asked", "density_achieved"),
     ValueColumn("Uncovered", "share", lambda row: row.uncovered or None, optional=True),

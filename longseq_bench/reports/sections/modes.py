@@ -19,6 +19,7 @@ from longseq_bench.reports.outcome_text import describe_outcome
 CAPABILITIES: dict[str, Callable[[Row], bool]] = {
     "Forward": lambda row: row.mode == "forward",
     "Train": lambda row: row.mode == "train",
+    "Decode": lambda row: row.mode == "decode",
     "Causal": lambda row: row.mask == CAUSAL,
     "Not causal": lambda row: row.mask == FULL,
     "GQA": lambda row: row.kv_heads < row.heads,

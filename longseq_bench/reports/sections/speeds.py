@@ -105,4 +105,7 @@ PEAK = ValueColumn(
     "Peak memory", "bytes", lambda item: item.row.peak_bytes if item.row.is_ok else None
 )
 ERROR = ValueColumn("Max error", "error", attrgetter("row.max_error"))
-COLUMNS: Columns = (NAME, PAIRS, TIME, ABOVE, SPEED, PEAK, ERROR)
+BANDWIDTH = ValueColumn(
+    "Share of bandwidth", "share", attrgetter("row.share_of_bandwidth"), optional=True
+)
+COLUMNS: Columns = (NAME, PAIRS, TIME, BANDWIDTH, ABOVE, SPEED, PEAK, ERROR)

@@ -1,0 +1,98 @@
+"""Steps of decoding against the bandwidth of copies and against torch's attention, interleaved.
+
+    python benchmarks/decode.py                     # 256k cached tokens, 8 KV heads of 128
+    python benchmarks/decode.py --tokens 64k --dtype bfloat16 --heads 32 --new-tokens 4
+
+Prints the median time of a step, tokens per second, and the bytes of the cache per second over the
+bandwidth of a copy (bytes read and written), which is measured in turn with the steps. The share is
+the median of the rounds' ratios, so that a slow moment of the machine counts for both sides. The
+exit code is 1 if the share of `ring` is below 0.8 for one new token and as many heads as KV heads.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from longseq_bench.core.cost import floor_bytes
+from longseq_bench.core.model import DType, Workload
+from longseq_bench.core.units import format_bytes, format_rate, format_seconds, parse_tokens
+from longseq_bench.testing.definition import build_attention
+from longseq_bench.worker.copy_bandwidth import COPIED_BYTES
+
+MIN_SHARE = 0.8
+COPY = "copy"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", default="256k")
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--dtype", nargs="*", default=["float32", "bfloat16"])
+    parser.add_argument("--new-tokens", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    shares = []
+    for dtype in args.dtype:
+        w = Workload(
+            seq_len=parse_tokens(args.tokens), heads=args.heads, kv_heads=args.kv_heads,
+            head_dim=args.head_dim, dtype=dtype, causal=True, mode="decode",
+            new_tokens=args.new_tokens,
+        )  # fmt: skip
+        shares.append(compare(w, args.rounds))
+    if args.heads == args.kv_heads and args.new_tokens == 1:
+        print(f"ring has {min(shares):.1%} of the copy's bandwidth (at least {MIN_SHARE:.0%})")
+        sys.exit(min(shares) < MIN_SHARE)
+
+
+def compare(w: Workload, rounds: int) -> float:
+    """Print a table of one workload, and return the share of bandwidth of `ring`."""
+    times, cache = measure(w, rounds), floor_bytes(w)
+    rates = [2 * COPIED_BYTES["cpu"] / seconds for seconds in times.pop(COPY)]
+    print(
+        f"{w.seq_len:,} cached tokens, {w.new_tokens} new, {w.heads} heads ({w.kv_heads} for k, "
+        f"v) of {w.head_dim}, {w.dtype}, a cache of {format_bytes(cache)}, "
+        f"{torch.get_num_threads()} threads; copy {format_rate(median(rates), 'B/s')}"
+    )
+    print(f"{'':6} {'time':>10} {'tokens/s':>10} {'cache':>10} {'share of bandwidth':>20}")
+    share = {}
+    for name, samples in times.items():
+        step = median(samples)
+        share[name] = median(cache / s / rate for s, rate in zip(samples, rates, strict=True))
+        print(f"{name:6} {format_seconds(step):>10} {w.new_tokens / step:10.1f} "
+              f"{format_rate(cache / step, 'B/s'):>10} {share[name]:20.1%}")  # fmt: skip
+    return share["ring"]
+
+
+def measure(w: Workload, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of steps and of a copy, in turn; the first round is not counted."""
+    dtype: DType = w.dtype
+    q, k, v = (
+        torch.empty(1, heads, tokens, w.head_dim, dtype=getattr(torch, dtype)).normal_()
+        for heads, tokens in ((w.heads, w.new_tokens), *[(w.kv_heads, w.seq_len)] * 2)
+    )
+    ring, sdpa = (build_attention(name, {}, w) for name in ("ring", "sdpa"))
+    source = torch.ones(COPIED_BYTES["cpu"] // 4)
+    copy = torch.zeros_like(source)
+    runs: dict[str, Callable[[], object]] = {
+        "ring": lambda: ring(q, k, v),
+        COPY: lambda: copy.copy_(source),
+        "sdpa": lambda: sdpa(q, k, v),
+    }
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for round_ in range(rounds + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if round_:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+if __name__ == "__main__":
+    main()

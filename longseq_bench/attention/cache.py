@@ -1,0 +1,147 @@
+"""A step of decoding: a few new tokens against a KV cache, on one rank or over ranks.
+
+Every rank has all new tokens and its part of the cache. It computes the softmax over its own keys;
+the ranks exchange these small results and merge them by log-sum-exp, so that every rank has the
+whole output (tree attention, arXiv 2408.04093). No key is sent.
+
+Letters: B batch, Hq heads, Hk kv_heads, m new tokens, N keys of this rank, D head_dim, Dv
+v_head_dim, p ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import Positions
+from longseq_bench.kernels import decode, sparse_selection
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.decode import SeenKeys, merge_partials
+from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, select
+from longseq_bench.patterns.visible_keys import VisibleKeys
+
+PARTIAL_BYTES = 4
+"""Bytes of an element of a rank's partial result: float32."""
+
+CacheKernel = Callable[[Tensor, Tensor, Tensor, SeenKeys], tuple[Tensor, Tensor]]
+"""Returns the output (B, Hq, m, Dv) and log-sum-exp (B, Hq, m) over the seen keys, in float32."""
+
+SPLIT_KV = "split-kv"
+_COMPILED = {"cpu": "native", "cuda": "triton"}
+
+
+def seen_keys(visible: VisibleKeys, queries: Positions, keys: Positions) -> SeenKeys:
+    """Return which of a rank's keys, at ascending positions, each new token sees."""
+    first, stop = visible.first(queries), visible.stop(queries)
+    return SeenKeys(np.searchsorted(keys, first), np.searchsorted(keys, stop))
+
+
+def choose_kernel(requested: str, use: Use) -> tuple[CacheKernel, dict[str, str]]:
+    """Return a kernel for a step of decoding, and facts for the record.
+
+    requested: auto: the split-KV kernel of the device, else a kernel of exact attention; the name
+    of the compiled kernel (native, triton): split-KV; any other one: that exact kernel.  Raises
+    UnsupportedError if the requested kernel can't run here.
+    """
+    compiled = _COMPILED[use.device]
+    if requested in (AUTO, compiled):
+        reason = _split_kv_reason(use)
+        if reason is None:
+            return _split_kv(use.device), {"kernel": f"{SPLIT_KV} ({compiled})"}
+        if requested == compiled:
+            raise UnsupportedError(f"kernel={requested}: {reason}")
+        exact, facts = select(AUTO, use)
+        facts = {f"not_{SPLIT_KV}": reason, **facts}
+    else:
+        exact, facts = select(requested, use)
+    return ExactOverCache(exact), {"kernel": exact.name, **facts}
+
+
+def _split_kv_reason(use: Use) -> str | None:
+    if use.device == "cpu":
+        return decode.unavailable_reason(use.dtype)
+    return sparse_selection.triton_reason(use.device, use.dtype, use.head_dim)
+
+
+def _split_kv(device: str) -> CacheKernel:
+    if device == "cpu" or not sparse_selection.has_triton():
+        # Triton is missing in meta mode only; the compiled kernel needs about the same memory there
+        return decode.forward
+    from longseq_bench.kernels import triton_decode
+
+    return triton_decode.forward
+
+
+@dataclass(frozen=True)
+class ExactOverCache:
+    """A CacheKernel of one call of a kernel of exact attention."""
+
+    exact: ExactKernel
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """See CacheKernel."""
+        keys = np.arange(seen.begin, seen.end)
+        visible = (keys >= seen.first[:, None]) & (keys < seen.stop[:, None])
+        if not len(keys):
+            out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=torch.float32)
+            return out, out.new_full(q.shape[:3], -torch.inf)
+        mask = None if visible.all() else torch.from_numpy(visible).to(q.device)
+        k, v = (t[:, :, seen.begin : seen.end] for t in (k, v))
+        out, lse = self.exact.forward(q, k, v, False, mask)
+        return out.float(), lse.float()
+
+
+@dataclass(frozen=True, eq=False)
+class CacheAttention:
+    """An AttentionKernel of a step of decoding; it has no backward.
+
+    parts: sets of keys of this rank that do not overlap; each is one call of the kernel.
+    """
+
+    kernel: CacheKernel
+    parts: Sequence[SeenKeys]
+    group: Group
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
+        """Return the output over the keys of all ranks, and its log-sum-exp."""
+        # the last element of a row is its log-sum-exp
+        own = torch.empty(*q.shape[:3], v.shape[3] + 1, dtype=torch.float32, device=q.device)
+        if self.group.computes:
+            results = [self.kernel(q, k, v, part) for part in self.parts]
+            own[..., :-1], own[..., -1] = _merge(results)
+        if self.group.size > 1:
+            every = torch.empty(self.group.size, *own.shape, dtype=own.dtype, device=own.device)
+            # sends this rank's result while it receives those of the others
+            self.group.all_gather(every, own).wait()
+            out, lse = merge_partials(every[..., :-1], every[..., -1])
+        else:
+            out, lse = own[..., :-1], own[..., -1]
+        return out.to(q.dtype, copy=True).contiguous(), lse if keep_lse else None
+
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
+        """Raise UnsupportedError: no step of decoding is trained."""
+        raise UnsupportedError("a step of decoding has no backward")
+
+
+def _merge(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    if len(results) == 1:
+        return results[0]
+    outs, lses = zip(*results, strict=True)
+    return merge_partials(torch.stack(outs), torch.stack(lses))
+
+
+def bytes_sent(w: Workload, ranks: int) -> int:
+    """Return the bytes that a rank sends: its output and log-sum-exp, to each other rank."""
+    return (ranks - 1) * w.batch * w.heads * w.new_tokens * (w.v_head_dim + 1) * PARTIAL_BYTES
+
+
+def masked_use(use: Use, w: Workload) -> Use:
+    """Return the task of an exact kernel that computes a step: some calls may have a mask."""
+    return replace(use, masked=w.new_tokens > 1 or w.mask is not None)

@@ -1,0 +1,327 @@
+// Attention of a few queries to a KV cache, for CPUs: split-KV (Flash-Decoding).
+//
+// A step of decoding reads the cache once and computes little, so memory bandwidth limits it. The
+// keys of a KV head are cut into splits, so that all threads have work at any batch and number of
+// heads. A split is computed for all query heads of its KV head and all new tokens at once: its
+// keys and values come from memory once. head_dim is in the lanes of a vector register. The results
+// of splits are merged by their log-sum-exp (decode.py).
+//
+// There is no global or thread-local state: every thread calls the same function on the same
+// Decode and takes splits from its counter. Shapes as in decode.py.
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+#define KEYS 64  // keys per update of the maximum: their rows stay in the second-level cache
+#define ROWS 4   // rows of queries that are multiplied together
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef float vec __attribute__((vector_size(4 * LANES), may_alias, aligned(4)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), may_alias));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES), may_alias));
+typedef uint16_t hvec __attribute__((vector_size(2 * LANES), may_alias, aligned(2)));
+
+static const float LN2 = 0.693147180559945f;
+static const float NEVER = -1e30f;  // below every real score
+
+struct bfloat16 {
+    uint16_t bits;
+};
+
+struct Tensor {
+    char *data;
+    int64_t batch, head, token;  // strides in elements; head_dim is contiguous
+};
+
+struct Decode {
+    int64_t dtype, dim, v_dim, batches, kv_heads, group, queries, splits;
+    Tensor q, k, v;
+    const int64_t *first, *stop;  // keys that each query sees: first ... stop - 1
+    int64_t begin, end;           // of all queries; splits cut this
+    float *out, *lse;             // of each split: (splits, B, Hq, m, Dv) and (splits, B, Hq, m)
+    float *scratch;               // working memory of all threads
+    int64_t *counter;             // splits taken, and threads started
+};
+
+INLINE float wide(float x) { return x; }
+INLINE float wide(bfloat16 x) {
+    union { uint32_t i; float f; } u = {(uint32_t)x.bits << 16};
+    return u.f;
+}
+INLINE vec load(const float *p) { return *(const vec *)p; }
+INLINE vec load(const bfloat16 *p) {
+    return (vec)(__builtin_convertvector(*(const hvec *)p, uvec) << 16);
+}
+#if defined(__FLT16_MAX__)
+typedef _Float16 f16vec __attribute__((vector_size(2 * LANES), may_alias, aligned(2)));
+INLINE float wide(_Float16 x) { return (float)x; }
+#if LANES == 16
+INLINE vec load(const _Float16 *p) { return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+#elif LANES == 8 && defined(__F16C__)
+INLINE vec load(const _Float16 *p) { return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+#else
+INLINE vec load(const _Float16 *p) { return __builtin_convertvector(*(const f16vec *)p, vec); }
+#endif
+#endif
+
+INLINE vec splat(float x) { return x - (vec){0}; }
+
+// [a0+a1, a2+a3, ..., b0+b1, b2+b3, ...]
+#if LANES == 16
+#define EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODDS 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#elif LANES == 8
+#define EVENS 0, 2, 4, 6, 8, 10, 12, 14
+#define ODDS 1, 3, 5, 7, 9, 11, 13, 15
+#else
+#define EVENS 0, 2, 4, 6
+#define ODDS 1, 3, 5, 7
+#endif
+#if defined(__clang__)
+INLINE vec add_neighbours(vec a, vec b) {
+    return __builtin_shufflevector(a, b, EVENS) + __builtin_shufflevector(a, b, ODDS);
+}
+#else
+INLINE vec add_neighbours(vec a, vec b) {
+    return __builtin_shuffle(a, b, (ivec){EVENS}) + __builtin_shuffle(a, b, (ivec){ODDS});
+}
+#endif
+
+// Lane i of the result is the sum of the lanes of a[i]. Overwrites a.
+INLINE vec sums(vec *a) {
+    UNROLL for (int left = LANES; left > 1; left /= 2)
+        UNROLL for (int i = 0; i < left / 2; i++) a[i] = add_neighbours(a[2 * i], a[2 * i + 1]);
+    return a[0];
+}
+
+INLINE float sum(vec a) {
+    float total = 0;
+    UNROLL for (int i = 0; i < LANES; i++) total += a[i];
+    return total;
+}
+
+INLINE float largest(vec a) {
+    float most = a[0];
+    UNROLL for (int i = 1; i < LANES; i++) most = a[i] > most ? a[i] : most;
+    return most;
+}
+
+// 2^x: exactly 0 below 2^-126, NaN for NaN; see native.cpp.
+INLINE vec exp2v(vec x) {
+    const vec magic = splat(12582912.f), low = splat(-126.f);
+    vec c = low > x ? low : x, t = c + magic, f = c - (t - magic);
+    vec p = splat(1.54697320e-4f) * f + 1.34004322e-3f;
+    p = p * f + 9.61802560e-3f;
+    p = p * f + 5.55032721e-2f;
+    p = p * f + 2.40226512e-1f;
+    p = p * f + 6.93147207e-1f;
+    p = p * f + 1.0f;
+    p = (vec)((ivec)p + ((ivec)t << 23));
+    p = x < low ? (vec){0} : p;
+    return x == x ? p : x;
+}
+
+// Fetch a row that is read after this tile: the prefetcher of the hardware stops at pages, and pauses
+// when keys and values alternate.
+template <typename T> INLINE void fetch(const T *row, int dims) {
+    for (int d = 0; d < dims; d += 64 / (int)sizeof(T)) __builtin_prefetch(row + d, 0, 2);
+}
+
+// s[r][key] = q[r] . k[key] for R rows of q and `count` keys. Fetches the values of the keys.
+template <int R, typename T>
+INLINE void score(const float *q, int ldq, const T *k, int64_t ldk, int dim, const T *v,
+                  int64_t ldv, int v_dim, int count, float *s) {
+    const int whole = dim / LANES * LANES;
+    for (int first = 0; first < count; first += LANES) {
+        vec c[R][LANES];
+        for (int i = 0; i < LANES; i++) {
+            vec even[R], odd[R];
+            UNROLL for (int r = 0; r < R; r++) even[r] = odd[r] = (vec){0};
+            if (first + i < count) {
+                const T *row = k + (first + i) * ldk;
+                if (v) fetch(v + (first + i) * ldv, v_dim);
+                int d = 0;
+                for (; d + 2 * LANES <= whole; d += 2 * LANES) {
+                    vec a = load(row + d), b = load(row + d + LANES);
+                    UNROLL for (int r = 0; r < R; r++) {
+                        even[r] += a * load(q + r * ldq + d);
+                        odd[r] += b * load(q + r * ldq + d + LANES);
+                    }
+                }
+                if (d < whole) {
+                    vec a = load(row + d);
+                    UNROLL for (int r = 0; r < R; r++) even[r] += a * load(q + r * ldq + d);
+                }
+                for (d = whole; d < dim; d++)
+                    UNROLL for (int r = 0; r < R; r++) odd[r][0] += wide(row[d]) * q[r * ldq + d];
+            }
+            UNROLL for (int r = 0; r < R; r++) c[r][i] = even[r] + odd[r];
+        }
+        UNROLL for (int r = 0; r < R; r++) *(vec *)(s + r * KEYS + first) = sums(c[r]);
+    }
+}
+
+// o[r] = keep[r] o[r] + sum over keys of s[r][key] v[key], for V vectors of the dims from d on.
+template <int R, int V, typename T>
+INLINE void add_dims(const float *s, const float *keep, const T *v, int64_t ldv, int d, int count,
+                     const T *next, int64_t ldn, float *o, int ldo) {
+    vec c[R][V];
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int x = 0; x < V; x++)
+            c[r][x] = load(o + r * ldo + d + x * LANES) * keep[r];
+    for (int key = 0; key < count; key++) {
+        const T *row = v + key * ldv + d;
+        if (next) fetch(next + key * ldn + d, V * LANES);
+        UNROLL for (int x = 0; x < V; x++) {
+            vec a = load(row + x * LANES);
+            UNROLL for (int r = 0; r < R; r++) c[r][x] += a * s[r * KEYS + key];
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int x = 0; x < V; x++) *(vec *)(o + r * ldo + d + x * LANES) = c[r][x];
+}
+
+template <int R, typename T>
+INLINE void add_values(const float *s, const float *keep, const T *v, int64_t ldv, int dim,
+                       int count, const T *next, int64_t ldn, float *o, int ldo) {
+    const int V = R == 1 ? 8 : 4;
+    int d = 0;
+    for (; d + V * LANES <= dim; d += V * LANES)
+        add_dims<R, V>(s, keep, v, ldv, d, count, next, ldn, o, ldo);
+    for (; d + LANES <= dim; d += LANES) add_dims<R, 1>(s, keep, v, ldv, d, count, next, ldn, o, ldo);
+    for (; d < dim; d++)
+        UNROLL for (int r = 0; r < R; r++) {
+            float total = o[r * ldo + d] * keep[r];
+            for (int key = 0; key < count; key++) total += s[r * KEYS + key] * wide(v[key * ldv + d]);
+            o[r * ldo + d] = total;
+        }
+}
+
+// Turn scores of a row into weights relative to its new maximum; return the factor of older ones.
+INLINE float weigh(float *s, int from, int to, int count, float *m, float *l) {
+    if (from >= to) {
+        for (int key = 0; key < count; key++) s[key] = 0;
+        return 1;
+    }
+    for (int key = 0; key < from; key++) s[key] = NEVER;
+    for (int key = to; key < KEYS; key++) s[key] = NEVER;
+    vec all = splat(*m), total = {0};
+    for (int key = 0; key < KEYS; key += LANES) all = load(s + key) > all ? load(s + key) : all;
+    float most = largest(all);
+    for (int key = 0; key < KEYS; key += LANES) {
+        vec w = exp2v(load(s + key) - most);
+        *(vec *)(s + key) = w;
+        total += w;
+    }
+    float keep = *m == NEVER ? 0 : exp2v(splat(*m - most))[0];
+    *l = *l * keep + sum(total);
+    *m = most;
+    return keep;
+}
+
+// Rows of queries of one KV head are (query head of the group, new token), the token innermost.
+template <int R, typename T>
+INLINE void add_tile(const Decode *p, int row, const float *q, int ldq, const T *k, const T *v,
+                     int64_t start, int count, bool is_first, const T *next, float *s, float *o,
+                     float *m, float *l) {
+    float keep[R];
+    const T *to_fetch = is_first ? v : 0;
+    score<R>(q + row * ldq, ldq, k, p->k.token, p->dim, to_fetch, p->v.token, p->v_dim, count, s);
+    UNROLL for (int r = 0; r < R; r++) {
+        int64_t token = (row + r) % p->queries;
+        int64_t from = p->first[token] - start, to = p->stop[token] - start;
+        from = from < 0 ? 0 : from > count ? count : from;
+        to = to < from ? from : to > count ? count : to;
+        keep[r] = weigh(s + r * KEYS, from, to, count, m + row + r, l + row + r);
+    }
+    add_values<R>(s, keep, v, p->v.token, p->v_dim, count, next, p->k.token, o + row * p->v_dim, p->v_dim);
+}
+
+template <typename T> static void split(const Decode *p, int64_t unit, float *q, int ldq) {
+    const int rows = p->group * p->queries;
+    float *s = q + rows * ldq, *m = s + ROWS * KEYS, *l = m + rows;
+    int64_t part = unit % p->splits, head = unit / p->splits % p->kv_heads;
+    int64_t batch = unit / p->splits / p->kv_heads;
+    const float scale = 1.44269504088896f / sqrtf(p->dim);
+    for (int r = 0; r < rows; r++) {
+        const T *from = (const T *)p->q.data + batch * p->q.batch +
+                        (head * p->group + r / p->queries) * p->q.head +
+                        r % p->queries * p->q.token;
+        for (int d = 0; d < p->dim; d++) q[r * ldq + d] = wide(from[d]) * scale;
+        m[r] = NEVER;
+        l[r] = 0;
+    }
+    // (splits, B, Hk, group, m): the rows of a unit are neighbours
+    int64_t at = ((part * p->batches + batch) * p->kv_heads + head) * rows;
+    float *o = p->out + at * p->v_dim;
+    memset(o, 0, sizeof(float) * rows * p->v_dim);
+    int64_t all = p->end - p->begin;
+    int64_t first = p->begin + all * part / p->splits, last = p->begin + all * (part + 1) / p->splits;
+    for (int64_t start = first; start < last; start += KEYS) {
+        int count = last - start < KEYS ? last - start : KEYS;
+        const T *k = (const T *)p->k.data + batch * p->k.batch + head * p->k.head + start * p->k.token;
+        const T *v = (const T *)p->v.data + batch * p->v.batch + head * p->v.head + start * p->v.token;
+        // an address past the end is not read
+        const T *more = k + KEYS * p->k.token, *next;
+#define ADD(R) \
+    next = r + R == rows && start + KEYS < last ? more : 0; \
+    add_tile<R>(p, r, q, ldq, k, v, start, count, r == 0, next, s, o, m, l)
+        int r = 0;
+        for (; r + ROWS <= rows; r += ROWS) { ADD(ROWS); }
+        for (; r + 2 <= rows; r += 2) { ADD(2); }
+        for (; r < rows; r++) { ADD(1); }
+    }
+    for (int r = 0; r < rows; r++) {
+        float inverse = l[r] == 0 ? 0 : 1 / l[r];
+        for (int d = 0; d < p->v_dim; d++) o[r * p->v_dim + d] *= inverse;
+        p->lse[at + r] = l[r] == 0 ? -INFINITY : m[r] * LN2 + logf(l[r]);
+    }
+}
+
+static int padded(const Decode *p) { return (p->dim + LANES - 1) / LANES * LANES; }
+
+extern "C" {
+int64_t decode_bytes() { return sizeof(Decode); }
+
+int has_float16() {
+#if defined(__FLT16_MAX__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// Bytes of working memory that a thread needs.
+int64_t thread_bytes(const Decode *p) {
+    int64_t rows = p->group * p->queries;
+    return 4 * (rows * (padded(p) + 2) + ROWS * KEYS + LANES);
+}
+
+// Compute splits until none is left.
+void decode(Decode *p) {
+    int64_t thread = __atomic_fetch_add(p->counter + 1, 1, __ATOMIC_RELAXED);
+    float *own = (float *)((char *)p->scratch + thread * thread_bytes(p));
+    int64_t units = p->batches * p->kv_heads * p->splits, unit;
+    while ((unit = __atomic_fetch_add(p->counter, 1, __ATOMIC_RELAXED)) < units) {
+        if (p->dtype == 0) split<float>(p, unit, own, padded(p));
+        if (p->dtype == 1) split<bfloat16>(p, unit, own, padded(p));
+#if defined(__FLT16_MAX__)
+        if (p->dtype == 2) split<_Float16>(p, unit, own, padded(p));
+#endif
+    }
+}
+}

@@ -1,0 +1,155 @@
+"""Attention of a few new tokens to a KV cache: split-KV, merged by log-sum-exp.
+
+A step of decoding has few queries, so kernels that are parallel over queries leave most of a device
+idle. Here the keys are cut into splits, which all threads or multiprocessors share (Flash-Decoding;
+over ranks tree attention, arXiv 2408.04093). On a CPU decode.cpp computes them, on CUDA
+triton_decode.py.
+
+Letters: B batch, Hq heads, Hk kv_heads, m new tokens, N cached tokens on this rank, D head_dim, Dv
+v_head_dim, S splits.
+"""
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.kernels import native
+from longseq_bench.kernels.base import check_strides
+from longseq_bench.kernels.cpp_build import library
+from longseq_bench.meta_mode import are_loops_limited, is_meta
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+
+MIN_SPLIT_KEYS = 512
+"""Keys of a split, at least: a split writes an output row, as many bytes as one value."""
+UNITS_PER_THREAD = 8
+"""Splits of all heads per thread, so that no thread waits long for the last one."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class SeenKeys:
+    """The keys first[i] ... stop[i] - 1 of a cache that new token i sees, as local indices (m,)."""
+
+    first: Ints
+    stop: Ints
+
+    @property
+    def begin(self) -> int:
+        """The first key that any new token sees."""
+        return int(self.first.min())
+
+    @property
+    def end(self) -> int:
+        """The key after the last one that any new token sees."""
+        return max(self.begin, int(self.stop.max()))
+
+
+def _fields(*names: str) -> list[tuple[str, type]]:
+    return [(name, ctypes.c_int64) for name in names]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), *_fields("batch", "head", "token")]
+
+
+class _Decode(ctypes.Structure):
+    _fields_ = [
+        *_fields(
+            "dtype", "dim", "v_dim", "batches", "kv_heads", "group", "queries", "splits",
+        ),
+        *[(name, _Tensor) for name in ("q", "k", "v")],
+        ("first", ctypes.c_void_p),
+        ("stop", ctypes.c_void_p),
+        *_fields("begin", "end"),
+        *[(name, ctypes.c_void_p) for name in ("out", "lse", "scratch", "counter")],
+    ]  # fmt: skip
+
+
+@functools.cache
+def unavailable_reason(dtype: torch.dtype = torch.float32) -> str | None:
+    """Return the reason why the compiled kernel can't be used here, or None."""
+    if dtype not in native.DTYPES:
+        return f"the compiled decode kernel does not support {dtype}"
+    try:
+        compiled = _library()
+    except UnsupportedError as error:
+        return str(error)
+    if dtype == torch.float16 and not compiled.has_float16():
+        return "the compiler of this machine does not support float16"
+    return None
+
+
+def choose_splits(units: int, keys: int, workers: int, min_keys: int = MIN_SPLIT_KEYS) -> int:
+    """Return the number of splits of `keys` keys for `units` pairs of sequence and KV head."""
+    return max(1, min(keys // min_keys, -(-UNITS_PER_THREAD * workers // units)))
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Tensor]:
+    """Return the output (B, Hq, m, Dv) and log-sum-exp (B, Hq, m) of a CPU, in float32.
+
+    q is (B, Hq, m, D), k (B, Hk, N, D) and v (B, Hk, N, Dv). A new token that sees no key has an
+    output of 0 and a log-sum-exp of -inf. Raises UnsupportedError without a compiled kernel.
+    """
+    problem = _Decode(
+        dtype=native.DTYPES.index(q.dtype) if q.dtype in native.DTYPES else -1,
+        dim=q.shape[3], v_dim=v.shape[3], batches=q.shape[0], kv_heads=k.shape[1],
+        group=q.shape[1] // k.shape[1], queries=q.shape[2], begin=seen.begin, end=seen.end,
+    )  # fmt: skip
+    units, threads = q.shape[0] * k.shape[1], torch.get_num_threads()
+    problem.splits = choose_splits(units, seen.end - seen.begin, threads)
+    rows = (problem.splits, *q.shape[:3])
+    out = torch.empty(*rows, v.shape[3], device=q.device)
+    lse = torch.empty(rows, device=q.device)
+    if is_meta() or are_loops_limited():
+        return merge_partials(out, lse)
+    if reason := unavailable_reason(q.dtype):
+        raise UnsupportedError(f"the compiled decode kernel is not available: {reason}")
+    if any(t.device.type != "cpu" or t.dtype != q.dtype for t in (q, k, v)):
+        found = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))
+        raise UnsupportedError(f"the decode kernel needs q, k, v of one dtype on a CPU: {found}")
+    check_strides("the decode kernel", q, k, v)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        setattr(problem, name, _Tensor(tensor.data_ptr(), *tensor.stride()[:3]))
+    first, stop = (np.ascontiguousarray(ends, dtype=np.int64) for ends in (seen.first, seen.stop))
+    problem.first, problem.stop = first.ctypes.data, stop.ctypes.data
+    problem.out, problem.lse = out.data_ptr(), lse.data_ptr()
+    thread_bytes = int(_library().thread_bytes(ctypes.byref(problem)))
+    scratch = torch.empty(thread_bytes * threads, dtype=torch.uint8)
+    counter = np.zeros(2, dtype=np.int64)
+    problem.scratch, problem.counter = scratch.data_ptr(), counter.ctypes.data
+    native.run_on_threads(_library().decode, problem, counter)
+    return merge_partials(out, lse)
+
+
+def merge_partials(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge softmaxes over different keys: out (S, ..., Dv) and lse (S, ...) -> without S.
+
+    Rows whose lse is -inf in every part have an output of 0.
+    """
+    if out.shape[0] == 1:
+        return out[0], lse[0]
+    largest = lse.amax(0)
+    weights = torch.exp(lse - largest.nan_to_num(neginf=0.0))
+    total = weights.sum(0)
+    weights /= total.where(total > 0, torch.ones_like(total))
+    merged = (weights[..., None] * out).sum(0)
+    return merged, largest + total.log()
+
+
+@functools.cache
+def _library() -> Any:
+    compiled = library(SOURCE)
+    if compiled.decode_bytes() != ctypes.sizeof(_Decode):
+        raise UnsupportedError(f"{SOURCE.name} was compiled for another version of this package")
+    compiled.thread_bytes.restype = ctypes.c_int64
+    return compiled

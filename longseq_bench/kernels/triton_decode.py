@@ -1,0 +1,151 @@
+"""Split-KV attention of new tokens to a cache on CUDA, in Triton (Flash-Decoding); see decode.py.
+
+A program computes the query heads of one KV head and all new tokens against one split of the keys,
+so that a key is loaded once for its group. Query rows are padded to 16, the least that tl.dot
+takes. Splits are merged by torch. Needs triton: import it where it is used. Under
+TRITON_INTERPRET=1, set before triton is imported, the kernel runs on CPU tensors.
+"""
+
+import math
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import tensor
+
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.kernels.base import check_strides
+from longseq_bench.kernels.decode import SeenKeys, choose_splits, merge_partials
+from longseq_bench.kernels.triton_launch import grid_of, on_device
+from longseq_bench.meta_mode import are_loops_limited, is_meta
+
+MAX_ROWS = 128
+"""Query heads of a group times new tokens, at most: they are the rows of one tile."""
+MAX_HEAD_DIM = 256
+KEYS = 64
+"""Keys of a tile."""
+PROGRAMS_PER_MULTIPROCESSOR = 4
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LOG2_E = tl.constexpr(1 / math.log(2))
+_LOG_2 = tl.constexpr(math.log(2))
+
+
+@triton.jit(do_not_specialize=["begin", "end", "splits", "kv_heads", "rows", "queries"])  # type: ignore[untyped-decorator]
+def _split(
+    q: tensor, k: tensor, v: tensor, out: tensor, lse: tensor, first: tensor, stop: tensor,
+    q_strides: tl.tuple, k_strides: tl.tuple, v_strides: tl.tuple, begin: tensor, end: tensor,
+    splits: tensor, kv_heads: tensor, rows: tensor, queries: tensor, scale: tensor,
+    DIM: tl.constexpr, WIDE: tl.constexpr, V_DIM: tl.constexpr, V_WIDE: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """Compute M query rows of one KV head with one split of its keys, N at a time."""
+    program = tl.program_id(0)
+    part = program % splits
+    head = (program // splits % kv_heads).to(tl.int64)
+    batch = (program // splits // kv_heads).to(tl.int64)
+    row = tl.arange(0, M)
+    inside = row < rows
+    of_group, token = (row // queries).to(tl.int64), (row % queries).to(tl.int64)
+    dims, v_dims = tl.arange(0, WIDE), tl.arange(0, V_WIDE)
+    q_head = head * (rows // queries) + of_group
+    q += batch * q_strides[0] + q_head[:, None] * q_strides[1] + token[:, None] * q_strides[2]
+    own = tl.load(q + dims[None, :], mask=inside[:, None] & (dims < DIM)[None, :], other=0.0)
+    from_key = tl.load(first + token, mask=inside, other=0)
+    stop_key = tl.load(stop + token, mask=inside, other=0)
+    k += batch * k_strides[0] + head * k_strides[1]
+    v += batch * v_strides[0] + head * v_strides[1]
+    # 64 bits: the number of keys times that of splits exceeds 32 bits
+    keys_of_all = (end - begin).to(tl.int64)
+    start = begin + keys_of_all * part // splits
+    last = begin + keys_of_all * (part + 1) // splits
+    largest = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    sums = tl.zeros([M, V_WIDE], tl.float32)
+    for at in range(start, last, N):
+        key = at + tl.arange(0, N).to(tl.int64)
+        exists = key < last
+        keys = tl.load(
+            k + key[:, None] * k_strides[2] + dims[None, :],
+            mask=exists[:, None] & (dims < DIM)[None, :], other=0.0,
+        )  # fmt: skip
+        scores = tl.dot(own, tl.trans(keys), input_precision="ieee") * (scale * _LOG2_E)
+        visible = exists[None, :] & (key[None, :] >= from_key[:, None])
+        visible = visible & (key[None, :] < stop_key[:, None])
+        scores = tl.where(visible, scores, float("-inf"))
+        new = tl.maximum(largest, tl.max(scores, 1))
+        # rows without any key so far stay 0 and -inf
+        shift = tl.where(new == float("-inf"), 0.0, new)
+        weights = tl.exp2(scores - shift[:, None])
+        keep = tl.exp2(largest - shift)
+        total = total * keep + tl.sum(weights, 1)
+        values = tl.load(
+            v + key[:, None] * v_strides[2] + v_dims[None, :],
+            mask=exists[:, None] & (v_dims < V_DIM)[None, :], other=0.0,
+        )  # fmt: skip
+        added = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        sums = sums * keep[:, None] + added
+        largest = new
+    sums = sums / tl.where(total == 0, 1.0, total)[:, None]
+    # (splits, B, Hk, group, m): the rows of a program are neighbours
+    batches = tl.num_programs(0) // splits // kv_heads
+    to = ((part.to(tl.int64) * batches + batch) * kv_heads + head) * rows + row
+    tl.store(lse + to, largest * _LOG_2 + tl.log(total), mask=inside)
+    tl.store(
+        out + to[:, None] * V_DIM + v_dims[None, :], sums,
+        mask=inside[:, None] & (v_dims < V_DIM)[None, :],
+    )  # fmt: skip
+
+
+def unsupported_reason(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Return why the kernel can't compute tensors of these shapes and dtypes, or None."""
+    rows = q.shape[1] // k.shape[1] * q.shape[2]
+    if rows > MAX_ROWS:
+        return f"{rows} query rows per KV head are more than {MAX_ROWS}"
+    if max(q.shape[3], v.shape[3]) > MAX_HEAD_DIM:
+        return f"head_dim {max(q.shape[3], v.shape[3])} is larger than {MAX_HEAD_DIM}"
+    return None if q.dtype in _DTYPES else f"there is no kernel for {q.dtype}"
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Tensor]:
+    """Return the output (B, Hq, m, Dv) and log-sum-exp (B, Hq, m) in float32; see decode.forward.
+
+    Raises UnsupportedError for shapes or a dtype that the kernel does not support.
+    """
+    if reason := unsupported_reason(q, k, v):
+        raise UnsupportedError(f"the decode kernel of Triton: {reason}")
+    check_strides("the decode kernel", q, k, v)
+    batch, heads, queries, dim = q.shape
+    kv_heads, v_dim = k.shape[1], v.shape[3]
+    rows = heads // kv_heads * queries
+    splits = choose_splits(batch * kv_heads, seen.end - seen.begin, _workers(q), KEYS)
+    out = torch.empty(splits, batch, heads, queries, v_dim, device=q.device)
+    lse = torch.empty(splits, batch, heads, queries, device=q.device)
+    first, stop = (
+        torch.from_numpy(np.asarray(ends, dtype=np.int64)).to(q.device)
+        for ends in (seen.first, seen.stop)
+    )
+    if is_meta() or are_loops_limited():
+        return merge_partials(out, lse)
+    with on_device(q):
+        _split[grid_of(splits * batch * kv_heads)](
+            q, k, v, out, lse, first, stop, q.stride()[:3], k.stride()[:3], v.stride()[:3],
+            seen.begin, seen.end, splits, kv_heads, rows, queries, dim**-0.5,
+            DIM=dim, WIDE=_wide(dim), V_DIM=v_dim, V_WIDE=_wide(v_dim),
+            M=max(16, triton.next_power_of_2(rows)), N=KEYS,
+        )  # fmt: skip
+    return merge_partials(out, lse)
+
+
+def _wide(dim: int) -> int:
+    return max(16, int(triton.next_power_of_2(dim)))
+
+
+def _workers(q: Tensor) -> int:
+    """Return the programs that run at the same time; few in Triton's interpreter."""
+    if not q.is_cuda:
+        return 1
+    count = torch.cuda.get_device_properties(q.device).multi_processor_count
+    # choose_splits multiplies by the units per worker
+    return max(1, count * PROGRAMS_PER_MULTIPROCESSOR // 8)

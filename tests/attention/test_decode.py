@@ -1,0 +1,210 @@
+"""Steps of decoding: masks, ranks, refusals, and what the checks see.
+
+The contract (longseq_bench/testing) compares every implementation on one rank with the definition.
+"""
+
+import itertools
+import math
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from longseq_bench.attention import cache
+from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.core.cost import attention_flops, floor_bytes, mask_pairs, standard_bytes
+from longseq_bench.core.errors import UnsupportedError, WorldError
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.patterns.blocks import make_layout
+from longseq_bench.patterns.cache_rows import CacheRows
+from longseq_bench.patterns.visible_keys import visible_keys
+from longseq_bench.testing.contract import assert_equals_reference, make_workload
+from longseq_bench.testing.definition import (
+    Options,
+    build_attention,
+    compute_reference,
+    count_pairs,
+    make_inputs,
+    relative_error,
+)
+from longseq_bench.worker.check import check
+from longseq_bench.worker.errors import TOLERANCE
+from tests.attention.definition import REGISTERED
+from tests.attention.jobs import Case, PassResult, passes
+from tests.ranks import Ranks
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MASKS = ("sliding-window:24", "sliding-window:1", "prefix:50", "documents:37", "full-documents:40")
+TAKING = {"sdpa", "flex", "ring", "block-sparse"}
+
+
+def decode(tokens: int = 100, new_tokens: int = 1, **fields: Any) -> Workload:
+    return make_workload(tokens, mode="decode", new_tokens=new_tokens, **fields)
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_an_implementation_takes_steps_of_decoding_or_refuses_them(name: str) -> None:
+    kind = IMPLEMENTATIONS.get(name)
+    assert kind.takes_decode == (name in TAKING)
+    if name not in TAKING:
+        with pytest.raises(UnsupportedError, match="no steps of decoding; sdpa, flex, ring"):
+            kind(decode(), Group.alone())
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("ring", {}), ("ring", {"kernel": "aten-flash-cpu"}), ("ring", {"order": "striped"}),
+     ("sdpa", {}), ("sdpa", {"backend": "math"})],
+    ids=str,
+)  # fmt: skip
+def test_masks(name: str, options: Options, mask: str) -> None:
+    for new_tokens, dtype in ((1, "float32"), (5, "float16")):
+        w = decode(100, new_tokens, kv_heads=2, mask=mask, dtype=dtype)
+        assert_equals_reference(name, options, w)
+        visible, queries = visible_keys(w), np.asarray(w.queries)
+        assert mask_pairs(w) == int(visible.multiplicity(queries, np.arange(100)).sum())
+
+
+def test_values_with_another_head_dim() -> None:
+    for name, v_head_dim in itertools.product(("ring", "sdpa"), (8, 40)):
+        assert_equals_reference(name, {}, decode(90, 2, kv_heads=2, v_head_dim=v_head_dim))
+
+
+def test_flex() -> None:
+    """Compiled, so one case: several new tokens under a mask, with grouped heads."""
+    assert_equals_reference("flex", {}, decode(300, 3, kv_heads=2, mask="documents:137"))
+
+
+def test_new_tokens_fill_the_cache_at_most() -> None:
+    assert_equals_reference("ring", {}, decode(4, 4, causal=True))
+
+
+# ---- ranks -------------------------------------------------------------------------------------
+
+
+def assert_joins(results: list[PassResult], w: Workload) -> None:
+    """Every rank has the whole output of the definition, and sent what the formula says."""
+    attention = build_attention("ring", {}, w)
+    expected = compute_reference(count_pairs(attention), w, {})["out"]
+    for one in results:
+        assert one.out.shape == (w.batch, w.heads, w.new_tokens, w.v_head_dim)
+        assert relative_error(one.out, expected) < TOLERANCE[w.dtype]
+        row = w.v_head_dim + 1
+        assert one.sent == one.formula == cache.bytes_sent(w, len(results))
+        assert one.sent == (len(results) - 1) * 4 * w.batch * w.heads * w.new_tokens * row
+    assert sum(len(one.shard.keys) for one in results) == w.seq_len
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_ranks_merge_their_parts_of_the_cache(ranks: Ranks, world: int) -> None:
+    """Both groupings, one and three new tokens, every dtype; masks that leave ranks no key."""
+    workloads = [
+        decode(101, m, kv_heads=kv_heads, dtype=dtype, **mask)
+        for m, (kv_heads, dtype), mask in itertools.product(
+            (1, 3), ((4, "float32"), (2, "bfloat16"), (1, "float16")),
+            ({}, {"causal": True}, {"mask": "sliding-window:5"}),
+        )
+    ]  # fmt: skip
+    orders = itertools.cycle(("zigzag", "contiguous", "striped"))
+    cases = [Case("ring", {"order": next(orders)}, w) for w in workloads]
+    by_rank = [pickle.loads(found) for found in ranks(world, passes, cases)]
+    for i, w in enumerate(workloads):
+        assert_joins([results[i] for results in by_rank], w)
+
+
+def test_work_is_shared_by_the_keys_that_are_seen() -> None:
+    w = decode(100, 2, mask="sliding-window:30")
+    shares = [
+        IMPLEMENTATIONS.get("ring")(w, Group(rank, 4), order="contiguous").work_share()
+        for rank in range(4)
+    ]
+    assert shares == [0, 0, pytest.approx(11 / 60), pytest.approx(49 / 60)]
+
+
+# ---- sink-window -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    "options", [{"sparsity": 0.5}, {"window": 48, "globals": 16}, {"sparsity": 0.0}], ids=str
+)
+def test_cache_rows_are_the_last_rows_of_the_layout(options: Options, causal: bool) -> None:
+    """New tokens that lie in one block, in two blocks, and in all."""
+    for tokens, new_tokens in ((300, 1), (300, 30), (256, 3), (17, 17), (64, 1)):
+        sparsity, window = options.get("sparsity", 0.9), options.get("window")
+        special = options.get("globals", 32 if tokens > 32 else 16)
+        rows = CacheRows(tokens - new_tokens, tokens, 16, sparsity, causal, special, window)
+        layout = make_layout("sink-window", tokens, 16, sparsity, causal, 0, special, window)
+        queries, keys = np.arange(tokens - new_tokens, tokens), np.arange(tokens)
+        expected = layout.multiplicity(queries, keys)
+        assert np.array_equal(rows.multiplicity(queries, keys), expected)
+        assert rows.visible_pairs == expected.sum()
+        assert list(rows.row_lengths) == list(layout.row_lengths[rows.first_row :])
+        own = {"pattern": "sink-window", "block": 16, "globals": special, **options}
+        assert_equals_reference(
+            "block-sparse", own, decode(tokens, new_tokens, causal=causal, kv_heads=2)
+        )
+
+
+def test_a_sparse_step_reads_sinks_and_window_alone() -> None:
+    options = {"pattern": "sink-window", "block": 16, "globals": 32, "window": 64}
+    attention = build_attention("block-sparse", options, decode(4096, kv_heads=2))
+    per_token = floor_bytes(attention.workload) // 4096
+    assert attention.bytes_to_read() == (32 + 64) * per_token
+    assert attention.cost().flops == attention_flops(attention.workload, 96)
+    assert build_attention("ring", {}, attention.workload).bytes_to_read() == 4096 * per_token
+
+
+# ---- refusals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("ring", {"queries": "full"}, "queries=full has no meaning with mode decode"),
+        ("ring", {"chunk": 64}, "chunk=64 has no meaning"),
+        ("ring", {"wire_dtype": "bfloat16"}, "wire_dtype=bfloat16 has no meaning"),
+        ("ring", {"offload": "host"}, "offload=host has no meaning"),
+        ("block-sparse", {}, "pattern=local-window needs the queries of all tokens"),
+        ("block-sparse", {"pattern": "sink-window", "kernel": "torch"}, "use auto"),
+    ],
+    ids=str,
+)
+def test_refusals(name: str, options: Options, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        build_attention(name, options, decode())
+
+
+def test_a_sparse_cache_is_on_one_rank() -> None:
+    with pytest.raises(WorldError, match="runs on one rank; ring splits a cache"):
+        IMPLEMENTATIONS.get("block-sparse")(decode(), Group(0, 2), pattern="sink-window")
+
+
+# ---- costs and checks --------------------------------------------------------------------------
+
+
+def test_standard_attention_keeps_the_scores_of_the_new_tokens() -> None:
+    w = decode(1000, 2, kv_heads=2)
+    new = w.batch * w.heads * 2 * 2 * 16 * 4
+    assert standard_bytes(w) == floor_bytes(w) + new + 2 * w.batch * w.heads * 2 * 1000 * 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", ["last key", "first split", "wrong scale"])
+def test_the_check_sees_a_fault(fault: str, dtype: str) -> None:
+    w = decode(600, 1, kv_heads=2, dtype=dtype)
+    attention, (q, k, v) = build_attention("ring", {}, w), make_inputs(w)
+    rows = torch.arange(w.queries.start, w.seq_len)
+    assert check(attention, (q, k, v), attention(q, k, v), rows).over_tolerance(w.dtype) is None
+    seen = {"last key": slice(0, 599), "first split": slice(60, 600)}.get(fault, slice(None))
+    factor = 1.3 if fault == "wrong scale" else 1.0
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k[:, :, seen], v[:, :, seen], scale=factor / math.sqrt(16), enable_gqa=True
+    )
+    wrong = check(attention, (q, k, v), out, rows)
+    assert "out" in (wrong.over_tolerance(w.dtype) or "")

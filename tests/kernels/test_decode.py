@@ -1,0 +1,178 @@
+"""The split-KV kernels of decoding: compiled on a CPU, and of Triton in its interpreter."""
+
+import importlib.util
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.kernels import decode
+from longseq_bench.kernels.decode import SeenKeys, choose_splits, merge_partials
+from tests.kernels.triton_interpreter import Interpreted
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+compiled = pytest.mark.skipif(
+    decode.unavailable_reason() is not None, reason=str(decode.unavailable_reason())
+)
+needs_triton = pytest.mark.skipif(
+    not importlib.util.find_spec("triton"), reason="triton is not installed"
+)
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-6, torch.float16: 2e-6}
+"""Of the output, which is float32: inputs are exact in float64, and weights are not rounded."""
+ROUNDED = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""Of Triton, which rounds weights to the dtype of the values before it multiplies them."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of decoding: B, Hq, Hk, new tokens, keys, D, Dv, dtype."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    new_tokens: int
+    keys: int
+    dim: int
+    v_dim: int
+    dtype: torch.dtype = torch.float32
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self.keys)
+        shapes = [(self.heads, self.new_tokens, self.dim), (self.kv_heads, self.keys, self.dim),
+                  (self.kv_heads, self.keys, self.v_dim)]  # fmt: skip
+        q, k, v = (
+            torch.randn(self.batch, *shape, generator=generator).to(self.dtype) for shape in shapes
+        )
+        return q, k, v
+
+    def seen(self) -> SeenKeys:
+        """Each new token sees other keys; the last of several sees none."""
+        first = np.arange(self.new_tokens) * 3 + min(5, self.keys - 1)
+        stop = np.maximum(first, self.keys - np.arange(self.new_tokens) * 2)
+        if self.new_tokens > 1:
+            stop[-1] = first[-1]
+        return SeenKeys(first, stop)
+
+
+STEPS = [
+    Step(2, 4, 4, 1, 1300, 16, 16),
+    Step(1, 8, 2, 3, 1300, 128, 128),
+    Step(2, 6, 2, 1, 77, 20, 24),
+    Step(1, 5, 1, 2, 2100, 7, 5),
+    Step(1, 3, 1, 1, 1, 80, 80),
+    Step(1, 2, 2, 7, 64, 64, 40),
+]
+
+
+def define(step: Step) -> tuple[Tensor, Tensor]:
+    """Return the output and log-sum-exp in float64, by the definition."""
+    (q, k, v), seen = step.tensors(), step.seen()
+    k, v = (t.double().repeat_interleave(step.heads // step.kv_heads, 1) for t in (k, v))
+    scores = q.double() @ k.mT / math.sqrt(step.dim)
+    keys = np.arange(step.keys)
+    visible = (keys >= seen.first[:, None]) & (keys < seen.stop[:, None])
+    scores = scores.masked_fill(~torch.from_numpy(visible), -math.inf)
+    return scores.softmax(-1).nan_to_num(0.0) @ v, scores.logsumexp(-1)
+
+
+def run_triton(step: Step) -> tuple[Tensor, Tensor]:
+    from longseq_bench.kernels import triton_decode
+
+    return triton_decode.forward(*step.tensors(), step.seen())
+
+
+def assert_defined(got: tuple[Tensor, Tensor], step: Step, allowed: float) -> None:
+    out, lse = define(step)
+    assert (got[0].dtype, got[0].shape) == (torch.float32, out.shape)
+    torch.testing.assert_close(got[0].double(), out, rtol=0, atol=allowed)
+    torch.testing.assert_close(got[1].double(), lse, rtol=0, atol=2e-5)
+
+
+@compiled
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_equals_the_definition(step: Step, dtype: torch.dtype) -> None:
+    if reason := decode.unavailable_reason(dtype):
+        pytest.skip(reason)
+    step = replace(step, dtype=dtype)
+    assert_defined(decode.forward(*step.tensors(), step.seen()), step, TOLERANCE[dtype])
+
+
+@compiled
+def test_threads_and_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many splits on two threads; a cache whose tokens are outside of its heads."""
+    monkeypatch.setattr(decode, "MIN_SPLIT_KEYS", 10)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    step = STEPS[1]
+    q, k, v = step.tensors()
+    strided = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
+    assert choose_splits(2, 1300, 2, 10) == 8
+    assert_defined(decode.forward(*strided, step.seen()), step, 2e-6)
+    with pytest.raises(UnsupportedError, match="contiguous head_dim"):
+        decode.forward(q, k.mT.contiguous().mT, v, step.seen())
+
+
+@compiled
+def test_large_scores_and_nan() -> None:
+    q, k, v = torch.zeros(1, 1, 1, 16), torch.zeros(1, 1, 700, 16), torch.randn(1, 1, 700, 16)
+    q[..., 0], k[0, 0, 600, 0] = 400, 400
+    seen = SeenKeys(np.array([0]), np.array([700]))
+    torch.testing.assert_close(decode.forward(q, k, v, seen)[0][0, 0, 0], v[0, 0, 600])
+    k[0, 0, 3, 0] = math.nan
+    assert decode.forward(q, k, v, seen)[0].isnan().all()
+    k[...] = math.nan
+    assert decode.forward(q, k, v, seen)[0].isnan().all()
+
+
+def test_partials_merge_to_the_softmax_over_all_keys() -> None:
+    step = STEPS[0]
+    whole, (q, k, v) = define(step), step.tensors()
+    seen = step.seen()
+    cuts = [SeenKeys(seen.first, seen.first + 40), SeenKeys(seen.first + 40, seen.stop)]
+    if reason := decode.unavailable_reason():
+        pytest.skip(reason)
+    outs, lses = zip(*(decode.forward(q, k, v, cut) for cut in cuts), strict=True)
+    out, lse = merge_partials(torch.stack(outs), torch.stack(lses))
+    torch.testing.assert_close(out.double(), whole[0], rtol=0, atol=2e-6)
+    torch.testing.assert_close(lse.double(), whole[1], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("units", "keys", "workers", "expected"), [(8, 2**18, 2, 2), (1, 2**18, 2, 16), (1, 700, 2, 1)]
+)
+def test_splits_keep_every_thread_busy(units: int, keys: int, workers: int, expected: int) -> None:
+    assert choose_splits(units, keys, workers) == expected
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", ROUNDED, ids=str)
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_triton_equals_the_definition(
+    interpreted: Interpreted, step: Step, dtype: torch.dtype
+) -> None:
+    step = replace(step, dtype=dtype)
+    assert_defined(interpreted(run_triton, step), step, ROUNDED[dtype])
+
+
+@needs_triton
+def test_triton_refuses_too_many_rows(interpreted: Interpreted) -> None:
+    with pytest.raises(UnsupportedError, match="136 query rows per KV head are more than 128"):
+        interpreted(run_triton, Step(1, 8, 1, 17, 40, 16, 16))
+
+
+@pytest.mark.cuda
+@needs_triton
+@pytest.mark.parametrize("dtype", ROUNDED, ids=str)
+@pytest.mark.parametrize("step", [*STEPS, Step(2, 32, 8, 4, 40_000, 128, 128)], ids=str)
+def test_triton_on_a_gpu(step: Step, dtype: torch.dtype) -> None:
+    from longseq_bench.kernels import triton_decode
+
+    step = replace(step, dtype=dtype)
+    q, k, v = (t.cuda() for t in step.tensors())
+    out, lse = triton_decode.forward(q, k, v, step.seen())
+    assert_defined((out.cpu(), lse.cpu()), step, ROUNDED[dtype])
