@@ -78,6 +78,24 @@ INLINE vec load(const _Float16 *p) { return __builtin_convertvector(*(const f16v
 #endif
 #endif
 
+// Load 2 LANES numbers: neighbours, or of bfloat16 those at even places and those at odd ones, which takes half
+// the instructions. Queries and outputs have the same order meanwhile (place()).
+template <typename T> INLINE void load_two(const T *p, vec &a, vec &b) {
+    a = load(p);
+    b = load(p + LANES);
+}
+INLINE void load_two(const bfloat16 *p, vec &a, vec &b) {
+    uvec both;
+    memcpy(&both, p, sizeof both);
+    a = (vec)(both << 16);
+    b = (vec)(both & 0xffff0000u);
+}
+template <typename T> INLINE int place(int d, int dim, const T *) { return d; }
+INLINE int place(int d, int dim, const bfloat16 *) {
+    const int width = 2 * LANES, in = d % width;
+    return d < dim / width * width ? d - in + in % 2 * LANES + in / 2 : d;
+}
+
 INLINE vec splat(float x) { return x - (vec){0}; }
 
 // [a0+a1, a2+a3, ..., b0+b1, b2+b3, ...]
@@ -156,7 +174,8 @@ INLINE void score(const float *q, int ldq, const T *k, int64_t ldk, int dim, con
                 if (v) fetch(v + (first + i) * ldv, v_dim);
                 int d = 0;
                 for (; d + 2 * LANES <= whole; d += 2 * LANES) {
-                    vec a = load(row + d), b = load(row + d + LANES);
+                    vec a, b;
+                    load_two(row + d, a, b);
                     UNROLL for (int r = 0; r < R; r++) {
                         even[r] += a * load(q + r * ldq + d);
                         odd[r] += b * load(q + r * ldq + d + LANES);
@@ -186,10 +205,11 @@ INLINE void add_dims(const float *s, const float *keep, const T *v, int64_t ldv,
     for (int key = 0; key < count; key++) {
         const T *row = v + key * ldv + d;
         if (next) fetch(next + key * ldn + d, V * LANES);
-        UNROLL for (int x = 0; x < V; x++) {
-            vec a = load(row + x * LANES);
-            UNROLL for (int r = 0; r < R; r++) c[r][x] += a * s[r * KEYS + key];
-        }
+        vec a[V];
+        if (V == 1) a[0] = load(row);
+        UNROLL for (int x = 0; x + 1 < V; x += 2) load_two(row + x * LANES, a[x], a[x + 1]);
+        UNROLL for (int x = 0; x < V; x++)
+            UNROLL for (int r = 0; r < R; r++) c[r][x] += a[x] * s[r * KEYS + key];
     }
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int x = 0; x < V; x++) *(vec *)(o + r * ldo + d + x * LANES) = c[r][x];
@@ -202,6 +222,8 @@ INLINE void add_values(const float *s, const float *keep, const T *v, int64_t ld
     int d = 0;
     for (; d + V * LANES <= dim; d += V * LANES)
         add_dims<R, V>(s, keep, v, ldv, d, count, next, ldn, o, ldo);
+    for (; d + 2 * LANES <= dim; d += 2 * LANES)
+        add_dims<R, 2>(s, keep, v, ldv, d, count, next, ldn, o, ldo);
     for (; d + LANES <= dim; d += LANES) add_dims<R, 1>(s, keep, v, ldv, d, count, next, ldn, o, ldo);
     for (; d < dim; d++)
         UNROLL for (int r = 0; r < R; r++) {
@@ -253,7 +275,7 @@ INLINE void add_tile(const Decode *p, int row, const float *q, int ldq, const T 
 
 template <typename T> static void split(const Decode *p, int64_t unit, float *q, int ldq) {
     const int rows = p->group * p->queries;
-    float *s = q + rows * ldq, *m = s + ROWS * KEYS, *l = m + rows;
+    float *s = q + rows * ldq, *m = s + ROWS * KEYS, *l = m + rows, *o = l + rows;
     int64_t part = unit % p->splits, head = unit / p->splits % p->kv_heads;
     int64_t batch = unit / p->splits / p->kv_heads;
     const float scale = 1.44269504088896f / sqrtf(p->dim);
@@ -261,13 +283,14 @@ template <typename T> static void split(const Decode *p, int64_t unit, float *q,
         const T *from = (const T *)p->q.data + batch * p->q.batch +
                         (head * p->group + r / p->queries) * p->q.head +
                         r % p->queries * p->q.token;
-        for (int d = 0; d < p->dim; d++) q[r * ldq + d] = wide(from[d]) * scale;
+        for (int d = 0; d < p->dim; d++)
+            q[r * ldq + place(d, p->dim, from)] = wide(from[d]) * scale;
         m[r] = NEVER;
         l[r] = 0;
     }
     // (splits, B, Hk, group, m): the rows of a unit are neighbours
     int64_t at = ((part * p->batches + batch) * p->kv_heads + head) * rows;
-    float *o = p->out + at * p->v_dim;
+    float *out = p->out + at * p->v_dim;
     memset(o, 0, sizeof(float) * rows * p->v_dim);
     int64_t all = p->end - p->begin;
     int64_t first = p->begin + all * part / p->splits, last = p->begin + all * (part + 1) / p->splits;
@@ -287,7 +310,8 @@ template <typename T> static void split(const Decode *p, int64_t unit, float *q,
     }
     for (int r = 0; r < rows; r++) {
         float inverse = l[r] == 0 ? 0 : 1 / l[r];
-        for (int d = 0; d < p->v_dim; d++) o[r * p->v_dim + d] *= inverse;
+        for (int d = 0; d < p->v_dim; d++)
+            out[r * p->v_dim + d] = o[r * p->v_dim + place(d, p->v_dim, (const T *)0)] * inverse;
         p->lse[at + r] = l[r] == 0 ? -INFINITY : m[r] * LN2 + logf(l[r]);
     }
 }
@@ -308,7 +332,7 @@ int has_float16() {
 // Bytes of working memory that a thread needs.
 int64_t thread_bytes(const Decode *p) {
     int64_t rows = p->group * p->queries;
-    return 4 * (rows * (padded(p) + 2) + ROWS * KEYS + LANES);
+    return 4 * (rows * (padded(p) + p->v_dim + 2) + ROWS * KEYS + LANES);
 }
 
 // Compute splits until none is left.
