@@ -46,6 +46,22 @@ def test_help_and_version_load_nothing_heavy() -> None:
     assert loads(["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)) == set()
 
 
+IMPORTED = """
+import sys
+import longseq_bench
+light = {"torch", "pandas", "pydantic", "rich", "altair", "yaml"} & set(sys.modules)
+from longseq_bench import load, maxlen, plan, sweep
+print(sorted(light), sorted({"torch", "pandas", "altair"} & set(sys.modules)))
+"""
+
+
+def test_importing_the_package_and_its_functions_loads_nothing_heavy() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("[] []\n", "")
+
+
 def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / RECORDS).write_text(record().model_dump_json(by_alias=True) + "\n")
     assert "torch" not in loads(["report", tmp_path])
