@@ -1,10 +1,11 @@
 """The cost of a sweep before it runs: number of runs, time, highest peak memory.
 
-Rule: a run takes START_S for its processes, OTHER_PASSES untimed passes (warm-up, memory, check),
-and timed passes until `repeats` or `time_cap`. A pass takes the predicted time
-(search/prediction.py). A trial that is predicted to exceed its memory or time budget runs once, up
-to that budget. Only the longest length of each implementation, options and shape has a dry run;
-shorter ones are scaled by their FLOPs, and their memory is smaller.
+Rule: a run takes START_S for its processes, OTHER_PASSES untimed passes (warm-up, memory, checks),
+and timed passes until `repeats` or `time_cap`; sparse attention also DENSE_PASSES of dense
+attention, with which it is compared. A pass takes the predicted time (search/prediction.py). A
+trial that is predicted to exceed its memory or time budget runs once, up to that budget. Only the
+longest length of each implementation, options and shape has a dry run; shorter ones are scaled by
+their FLOPs, and their memory is smaller.
 """
 
 import math
@@ -20,9 +21,11 @@ from longseq_bench.core.units import format_bytes
 from longseq_bench.search.memory_curve import add_outside
 from longseq_bench.search.prediction import RateModel, predict_times
 
-START_S, OTHER_PASSES = 0.3, 4
+START_S, OTHER_PASSES, DENSE_PASSES = 0.4, 6, 2
+DENSE_SHARE = 0.95
+"""Share of the FLOPs of dense attention below which an implementation counts as sparse."""
 MAX_DRY_RUNS = 60
-"""Dry runs for all trials: of a larger grid, evenly spaced kinds of trials have one."""
+"""Dry runs for all trials: of a larger grid, some kinds of each implementation have one."""
 LIMIT_S = 2.0
 """Time limit of the dry runs of one implementation."""
 TOTAL_S = 6.0
@@ -84,10 +87,9 @@ def estimate_sweep(
         if kind not in longest or tokens > longest[kind].workload.seq_len:
             longest[kind] = trial
     step = math.ceil(len(longest) / MAX_DRY_RUNS)
-    chosen = sorted([*longest.values()][::step], key=_name)
     known: dict[Hashable, Known | str] = {}
-    for (name, device), group in groupby(chosen, key=_name):
-        some = list(group)
+    for (name, device), group in groupby(sorted(longest.values(), key=_name), key=_name):
+        some = list(group)[::step]
         if clock() > end_s:
             late = f"the dry runs of all implementations took more than {TOTAL_S:.0f} s"
             known |= dict.fromkeys(map(_kind, some), f"{name}: {late}")
@@ -116,8 +118,9 @@ def _add_up(
             seconds += START_S
             continue
         pass_s, needed = _scale(trial, *like, rates[trial.device])
+        dense_s = _dense_seconds(trial, *like, rates[trial.device])
         budget = trial.memory_budget or needed
-        seconds += _run_seconds(trial, pass_s, rounds, fits=needed <= budget)
+        seconds += _run_seconds(trial, pass_s, dense_s, rounds, fits=needed <= budget)
         peak = max(peak, min(needed, budget))
     runs, reason = len(trials) * rounds, next(iter(reasons), None)
     if len(reasons) == len(trials):
@@ -135,14 +138,23 @@ def _scale(
     return pass_s, round(needed * trial.workload.seq_len / like.workload.seq_len)
 
 
-def _run_seconds(trial: Trial, pass_s: float, rounds: int, fits: bool) -> float:
+def _dense_seconds(trial: Trial, like: Trial, estimate: DryRunEstimate, rates: RateModel) -> float:
+    """Return the time of the dense passes of a run; 0 for dense attention."""
+    whole = attention_flops(like.workload) / like.world_size
+    if estimate.flops > DENSE_SHARE * whole:
+        return 0.0
+    rate = rates.hardware.rate(trial.workload.dtype, trial.workload.mode)
+    return DENSE_PASSES * attention_flops(trial.workload) / trial.world_size / rate
+
+
+def _run_seconds(trial: Trial, pass_s: float, dense_s: float, rounds: int, fits: bool) -> float:
     """Return the time of all rounds of a trial. One that fails has no further rounds."""
     if not fits:
         return START_S
     if trial.time_budget and pass_s > trial.time_budget:
         return START_S + trial.time_budget
     timed = min(trial.repeats * pass_s, trial.time_cap + pass_s)
-    return rounds * (START_S + OTHER_PASSES * pass_s + timed)
+    return rounds * (START_S + OTHER_PASSES * pass_s + dense_s + timed)
 
 
 def _name(trial: Trial) -> tuple[str, str]:
@@ -157,8 +169,10 @@ def _kind(trial: Trial) -> Hashable:
 
 
 def format_duration(seconds: float) -> str:
-    """Format an estimated time roughly: "40 s", "6 min", "2.5 h"."""
+    """Format an estimated time roughly: "40 s", "6 min", "2.5 h", "900 h"."""
     if seconds < 90:
         return f"{max(1, round(seconds)):.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.2g} h"
+    minutes, hours = seconds / 60, seconds / 3600
+    if minutes < 90:
+        return f"{minutes:.0f} min"
+    return f"{hours:.1f} h" if hours < 10 else f"{hours:,.0f} h"

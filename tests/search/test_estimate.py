@@ -11,6 +11,7 @@ from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import DryRunEstimate, Trial
 from longseq_bench.search import estimate
 from longseq_bench.search.estimate import (
+    DENSE_PASSES,
     OTHER_PASSES,
     START_S,
     SweepEstimate,
@@ -29,6 +30,8 @@ BYTES_PER_TOKEN = 8192
 class DryRuns:
     """Dry runs in which a token takes BYTES_PER_TOKEN; `asked` keeps their trials."""
 
+    density = 1.0
+
     def __init__(self, **refused: str) -> None:
         self.refused, self.asked = refused, list[Trial]()
 
@@ -37,7 +40,7 @@ class DryRuns:
         return [
             DryRunEstimate(
                 peak_bytes=BYTES_PER_TOKEN * t.workload.seq_len,
-                flops=attention_flops(t.workload),
+                flops=self.density * attention_flops(t.workload),
                 unsupported=self.refused.get(t.implementation),
             )
             for t in trials
@@ -74,6 +77,14 @@ def test_the_time_cap_ends_the_timed_passes() -> None:
     assert of([one]).seconds == pytest.approx(seconds(one, timed=1), rel=1e-4)
 
 
+def test_sparse_attention_also_runs_the_dense_one() -> None:
+    one, runs = trial(65536, time_cap=1e9), DryRuns()
+    dense_pass = attention_flops(one.workload) / FLOPS
+    runs.density = 0.25
+    expected = START_S + (0.25 * (OTHER_PASSES + 3) + DENSE_PASSES) * dense_pass
+    assert of([one], runs=runs).seconds == pytest.approx(expected)
+
+
 def test_a_trial_that_exceeds_its_budget_runs_once_and_counts_up_to_the_budget() -> None:
     found = of([trial(4096, memory_budget=16 * MIB)], rounds=5)
     assert (found.seconds, found.peak_bytes) == (START_S, 16 * MIB)
@@ -90,10 +101,13 @@ def test_only_the_longest_length_of_a_kind_has_a_dry_run() -> None:
 
 def test_a_large_grid_has_few_dry_runs_and_all_trials_count() -> None:
     runs = DryRuns()
-    trials = [trial(1024, options={"chunk": c}, time_cap=1e9) for c in range(1, 1000)]
+    trials = [trial(1024, "ring", options={"chunk": c}, time_cap=1e9) for c in range(1, 1000)]
+    trials.insert(500, trial(1024, time_cap=1e9))
     found = of(trials, runs=runs)
-    assert len(runs.asked) <= estimate.MAX_DRY_RUNS
-    assert found.seconds == pytest.approx(999 * seconds(trials[0]))
+    assert len(runs.asked) <= estimate.MAX_DRY_RUNS + 1
+    assert {t.implementation for t in runs.asked} == {"ring", "sdpa"}
+    assert found.seconds == pytest.approx(1000 * seconds(trials[0]))
+    assert found.unknown == 0
 
 
 def test_what_can_not_be_predicted_is_said() -> None:
@@ -116,7 +130,15 @@ def test_no_dry_run_starts_after_the_time_limit() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.2, "1 s"), (40, "40 s"), (89, "89 s"), (360, "6 min"), (5300, "88 min"), (9000, "2.5 h")],
-)
+    [
+        (0.2, "1 s"),
+        (40, "40 s"),
+        (89, "89 s"),
+        (360, "6 min"),
+        (5300, "88 min"),
+        (9000, "2.5 h"),
+        (4e6, "1,111 h"),
+    ],
+)  # fmt: skip
 def test_an_estimated_time_has_one_or_two_digits(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
