@@ -46,6 +46,7 @@ def sweep(
     causal: Axis[bool] = None,
     mask: Axis[str] = None,
     mode: Axis[Mode] = None,
+    new_tokens: Axis[int] = None,
     device: Axis[DeviceChoice] = None,
     world_size: Axis[int] = None,
     memory_budget: Axis[str | int] = None,
@@ -81,7 +82,8 @@ def sweep(
         dtype: Element type.
         causal: Mask keys after the query's position.
         mask: Keys that a query sees.
-        mode: forward, or train for forward and backward.
+        mode: forward, train for forward and backward, or decode against a KV cache.
+        new_tokens: Tokens that a step of decoding adds.
         device: auto, cpu or cuda.
         world_size: Ranks.
         memory_budget: Bytes that a rank may allocate: 2**28 or "256MiB"; default: 80 % of the free

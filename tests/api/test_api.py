@@ -199,6 +199,13 @@ def test_lists_are_axes_and_numbers_may_be_those_of_numpy() -> None:
     assert list(found.to_pandas().label) == [row.label for row in found.rows]
 
 
+def test_steps_of_decoding_are_swept() -> None:
+    found = swept(implementations="ring", mode="decode", new_tokens=[1, 4])
+    assert {(r.trial.workload.mode, r.trial.workload.new_tokens) for r in found.records} == {
+        ("decode", 1), ("decode", 4)
+    }  # fmt: skip
+
+
 def test_a_tuple_is_one_value_of_an_option() -> None:
     found = swept(implementations=("ring", {"parts": [(1, 2), (4,)]}))
     assert {r.trial.options["parts"] for r in found.records} == {(1, 2), (4,)}
