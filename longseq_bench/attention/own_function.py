@@ -95,6 +95,8 @@ def _make_class(own: OwnFunction) -> type[Attention]:
         "summary": own.signature.summary or own.function,
         "many_ranks": GROUP in own.signature.takes,
         "takes_masks": True,  # or the reason names the missing parameter
+        # a pattern depends on positions, which a step of decoding has only with this parameter
+        "takes_decode": pattern is None or "new_tokens" in own.signature.takes,
     }
     return type(own.function, (base,), members)
 

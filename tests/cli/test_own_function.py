@@ -121,6 +121,7 @@ def test_list_shows_what_its_signature_says(capfd: Capture) -> None:
     assert mine["source"] == "mine.py:3"
     assert mine["missing"] == [
         "mine takes no argument `attn_mask`, needed for a mask that is neither full nor causal",
+        "mine takes no argument `new_tokens`, needed for decoding with more than one new token",
         "mine takes no argument `enable_gqa`, needed for fewer kv_heads than heads",
         "mine takes no argument `group`, needed for several ranks",
     ]

@@ -48,8 +48,8 @@ _SWEPT: Columns = (
 _FOUND: Columns = ("label", "max_tokens", "world_size", _PEAKS)
 _EXPLANATION = (
     "Of each rank, from the first to the last: median time, largest peak, bytes counted in one "
-    "pass and by formula. Imbalance: largest peak divided by the smallest. Work imbalance: visible "
-    "pairs of the busiest rank, by formula, divided by the mean."
+    "pass and by formula. Imbalance: largest peak divided by the smallest; of work: visible pairs "
+    "of the busiest rank, by formula, divided by the mean."
 )
 
 
