@@ -167,7 +167,7 @@ class ImplementationContract:
                 dtype=dtype,
             )  # fmt: skip
             if not kind.takes_decode:
-                with pytest.raises(UnsupportedError, match="mode decode|new_tokens"):
+                with pytest.raises(UnsupportedError, match=r"mode decode|new_tokens"):
                     build_attention(implementation, options, w)
                 continue
             try:
