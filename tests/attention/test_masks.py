@@ -16,6 +16,7 @@ from longseq_bench.patterns.blocks import PATTERNS
 from longseq_bench.testing.contract import assert_equals_reference, make_workload
 from longseq_bench.testing.definition import Options, build_attention, count_pairs
 from tests.attention.definition import MANY, REGISTERED
+from tests.attention.flex_process import assert_flex_equals_reference
 from tests.attention.jobs import Case
 from tests.attention.test_ranks import assert_right, options_at, run_cases, workload
 from tests.ranks import Ranks
@@ -115,8 +116,9 @@ def test_half_precision(name: str, mask: str, dtype: str) -> None:
 def test_flex() -> None:
     mask = "documents:37"
     w = make_workload(TOKENS, kv_heads=2, mask=mask)
-    assert torch.equal(count_pairs(build_attention("flex", {}, w))[0].bool(), defined(mask))
-    assert_equals_reference("flex", {}, w)
+    flex = IMPLEMENTATIONS.get("flex")(w, Group.alone())
+    assert torch.equal(count_pairs(flex)[0].bool(), defined(mask))
+    assert_flex_equals_reference(w)
 
 
 @pytest.mark.parametrize(
