@@ -26,6 +26,7 @@ from longseq_bench.attention.tiles import (
     TiledBlocks,
     TileSizes,
     head_runs,
+    mask_tensor,
     tile_sizes,
 )
 from longseq_bench.core.model import Workload
@@ -49,9 +50,10 @@ from longseq_bench.kernels.base import (
 )
 from longseq_bench.kernels.exact._spans import OverSpans
 from longseq_bench.kernels.exact.base import ExactKernel, OneCall
+from longseq_bench.kernels.flex_blocks import interval_mask_mod
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanKernel, SpanTask, StepMap
 from longseq_bench.kernels.tiling import ALL, InPlaceTiledKernel, Piece, RowBlock
-from longseq_bench.patterns.mask_tiles import MaskTile, mask_tiles
+from longseq_bench.patterns.mask_tiles import mask_tiles
 from longseq_bench.patterns.masked_spans import masked_spans
 from longseq_bench.patterns.visible_keys import VisibleKeys, visible_keys
 
@@ -108,7 +110,7 @@ def _row_blocks(w: Workload, visible: VisibleKeys, sizes: TileSizes) -> Iterator
     rows = min(sizes.rows, w.seq_len)
     for heads in head_runs(w, rows, w.seq_len, sizes):
         for tiles in mask_tiles(visible, tokens, tokens, rows, sizes.chunk):
-            pieces = tuple(Piece(ALL, t.keys, heads, t.causal, to_mask(t)) for t in tiles)
+            pieces = tuple(Piece(ALL, t.keys, heads, t.causal, mask_tensor(t)) for t in tiles)
             yield RowBlock(tiles[0].rows, heads, pieces)
 
 
@@ -136,20 +138,8 @@ def mask_mod_of(
     queries: positions of the local queries, which the function numbers from 0.
     """
     visible = visible_keys(w)
-    first, stop = (
-        torch.from_numpy(ends).to(device)
-        for ends in (visible.first(queries), visible.stop(queries))
-    )
-
-    def is_visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (k >= first[q]) & (k < stop[q])
-
-    return is_visible
-
-
-def to_mask(tile: MaskTile) -> Tensor | None:
-    """Return the visible pairs of a tile as a tensor."""
-    return None if tile.visible is None else torch.from_numpy(tile.visible)
+    first, stop = map(torch.from_numpy, (visible.first(queries), visible.stop(queries)))
+    return interval_mask_mod(first, stop, device)
 
 
 def masked_steps(visible: VisibleKeys, queries: Runs, keys: Runs) -> StepMap:

@@ -221,8 +221,7 @@ class ExactTiles:
         """
         for tile in self._visible(rows, keys):
             tile_keys = slice(first_key + tile.keys.start, first_key + tile.keys.stop)
-            mask = None if tile.visible is None else torch.from_numpy(tile.visible)
-            piece = Piece(ALL, tile_keys, heads, tile.causal, mask)
+            piece = Piece(ALL, tile_keys, heads, tile.causal, mask_tensor(tile))
             offset, count = first_row + tile.rows.start, tile.rows.stop - tile.rows.start
             is_whole = tile.causal or self._mask is not None
             for start, stop in [(0, count)] if is_whole else self._row_cuts(count):
@@ -246,6 +245,11 @@ class ExactTiles:
                 for tile in tiles:
                     start, stop = first_key + tile.keys.start, first_key + tile.keys.stop
                     yield replace(tile, keys=slice(start, stop))
+
+
+def mask_tensor(tile: MaskTile) -> Tensor | None:
+    """Return the visible pairs of a tile as a tensor; None for all pairs or a triangle."""
+    return None if tile.visible is None else torch.from_numpy(tile.visible)
 
 
 def empty_softmax(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -66,14 +66,14 @@ def maxlen(
     If memory is the limit, the two lengths differ by at most 1 % or 64 tokens, whichever is larger
     (more if runs contradict each other). Tokens are those of all ranks together.
     """
-    from longseq_bench import api
     from longseq_bench.analysis.frames import maxlen_json, rows_json
     from longseq_bench.analysis.searches import density_rows
+    from longseq_bench.api import length_search
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
     from longseq_bench.reports.brief import density_brief
 
-    results = api.maxlen(
+    results = length_search.maxlen(
         search.impl, options=parse_assignments(search.option or []), **search.settings(),
         world_size=world_size, ceiling=ceiling, sparsity=cast("Any", sparsity), target=target,
         fit_only=fit_only, out=out or session.default_out(), progress=session.ConsoleReporter(),

@@ -61,7 +61,7 @@ def report(
 ) -> int:
     """Write reports from records, or print them; every number comes from the records."""
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
-    from longseq_bench.api import load
+    from longseq_bench.api.loading import load
     from longseq_bench.cli.session import console, print_json, print_lines, print_notes
     from longseq_bench.core.interning import gc_disabled
     from longseq_bench.reports import write_documents

@@ -49,8 +49,8 @@ def sweep(
 
     Run it again with the same --out to continue where it stopped: finished trials are kept.
     """
-    from longseq_bench import api
     from longseq_bench.analysis.frames import sweep_json
+    from longseq_bench.api import grid
     from longseq_bench.cli import session
     from longseq_bench.cli.live_reporter import LiveReporter
     from longseq_bench.reports.brief import sweep_brief
@@ -63,7 +63,7 @@ def sweep(
         return _list_trials(config, rounds, out, as_json)
     reporter = LiveReporter(port or 0) if live else session.ConsoleReporter()
     folder = out or session.default_out()
-    results = api.sweep(config, rounds=rounds, out=folder, progress=reporter)
+    results = grid.sweep(config, rounds=rounds, out=folder, progress=reporter)
     records, baseline = results.records, results.baseline
     code = session.print_records(
         records, as_json, sweep_json, lambda found: sweep_brief(found, baseline)

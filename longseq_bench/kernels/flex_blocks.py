@@ -23,7 +23,6 @@ from longseq_bench.core.units import format_bytes
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.cpp_build import COMPILERS
 from longseq_bench.patterns.block_layout import BlockLayout, Ints, common_sizes
-from longseq_bench.patterns.visible_keys import VisibleKeys
 
 Entries = tuple[Ints, NDArray[np.int32]]
 """The row and the block of each entry of a table, row by row."""
@@ -103,6 +102,18 @@ def causal_block_mask(tokens: int, block: int, device: torch.device | str, train
     return make((tokens, tokens), *by_row, *by_column, (block, block), causal_mask_mod)
 
 
+def interval_mask_mod(
+    first: Tensor, stop: Tensor, device: torch.device | str
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Return a mask_mod: query i sees the keys first[i] ... stop[i] - 1, (queries,)."""
+    first, stop = first.to(device), stop.to(device)
+
+    def is_visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (k >= first[q]) & (k < stop[q])
+
+    return is_visible
+
+
 def cache_block_mask(
     first: Tensor, stop: Tensor, tokens: int, block: int, device: torch.device | str
 ) -> Any:
@@ -118,10 +129,6 @@ def cache_block_mask(
     is_seen = (starts < stop.max()) & (ends > first.min())
     is_full = (starts >= first.max()) & (ends <= stop.min())
     rows = -(-len(first) // block)
-    first, stop = first.to(device), stop.to(device)
-
-    def is_visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (k >= first[q]) & (k < stop[q])
 
     def table(kept: Tensor) -> tuple[Tensor, Tensor]:
         """Return the number of kept blocks, (1, 1, rows), and the blocks with these first."""
@@ -131,7 +138,13 @@ def cache_block_mask(
 
     make: Callable[..., Any] = BlockMask
     tables = *table(is_seen & ~is_full), *table(is_full)
-    return make((len(first), tokens), *tables, *(None,) * 4, (block, block), is_visible)
+    return make(
+        (len(first), tokens),
+        *tables,
+        *(None,) * 4,
+        (block, block),
+        interval_mask_mod(first, stop, device),
+    )
 
 
 def unavailable_reason(device: str, train: bool) -> str | None:
@@ -214,17 +227,6 @@ class FlexBlocks:
 
         return causal_mask_mod if self.causal else noop_mask
 
-    def _interval_mod(self, mask: VisibleKeys, device: torch.device) -> Any:
-        """Return the function of a mask: keys from the first to the last one of each query."""
-        positions = np.arange(mask.tokens)
-        first = torch.from_numpy(mask.first(positions)).to(device)
-        stop = torch.from_numpy(mask.stop(positions)).to(device)
-
-        def is_visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return (k >= first[q]) & (k < stop[q])
-
-        return is_visible
-
     def _mask(self, device: torch.device, train: bool) -> Any:
         from torch.nn.attention.flex_attention import BlockMask
 
@@ -242,8 +244,11 @@ class FlexBlocks:
             tables += self._table(columns, device) if train else (None, None)
         make: Callable[..., Any] = BlockMask
         lengths, blocks = (self.seq_len, self.seq_len), (self.block, self.block)
-        mask = self.layouts[0].mask
-        mod = self._mask_mod if mask is None else self._interval_mod(mask, device)
+        mod, mask = self._mask_mod, self.layouts[0].mask
+        if mask is not None:
+            positions = np.arange(mask.tokens)
+            first, stop = map(torch.from_numpy, (mask.first(positions), mask.stop(positions)))
+            mod = interval_mask_mod(first, stop, device)
         return make(lengths, *tables, blocks, mod)
 
     def _table(self, entries: Sequence[Entries], device: torch.device) -> tuple[Tensor, Tensor]:

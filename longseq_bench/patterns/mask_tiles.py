@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.patterns.visible_keys import Ints, VisibleKeys
+from longseq_bench.patterns.visible_keys import Ints, VisibleKeys, count_before
 
 MASKED_ROWS = 1024
 """Queries of a tile with a tensor, at most: its size grows with the square."""
@@ -41,16 +41,13 @@ def mask_tiles(
     keys. Queries that see none of the keys are left out.
     """
     positions = np.arange(rows.start, rows.stop, rows.step)
-    first, stop = (_index(ends, keys) for ends in (mask.first(positions), mask.stop(positions)))
+    first, stop = (
+        count_before(ends, keys) for ends in (mask.first(positions), mask.stop(positions))
+    )
     cuts = _cuts(first, stop, len(keys), mask.mask.has_documents, min(max_rows, MASKED_ROWS))
     for a, b in pairwise(cuts):
         if tiles := list(_piece(a, b, first[a:b], stop[a:b], max_keys)):
             yield tiles
-
-
-def _index(positions: Ints, run: range) -> Ints:
-    """Return how many tokens of a run lie before each position."""
-    return np.clip(-(-(positions - run.start) // run.step), 0, len(run))
 
 
 def _cuts(first: Ints, stop: Ints, keys: int, documents: bool, step: int) -> list[int]:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.patterns.spans import Spans
-from longseq_bench.patterns.visible_keys import Ints, VisibleKeys
+from longseq_bench.patterns.visible_keys import Ints, VisibleKeys, count_before
 
 TILE = 128
 """Queries of a tile: a program of the compiled kernels takes as many."""
@@ -25,8 +25,8 @@ def masked_spans(
     tiles, run_start, run_count = [], [], []
     offset = 0
     for run in keys:
-        low = _index(first, run)
-        high = _index(stop, run)
+        low = count_before(first, run)
+        high = count_before(stop, run)
         seen = np.flatnonzero(high > low)
         tiles.append(seen)
         run_start.append(offset + low[seen])
@@ -60,11 +60,6 @@ def _tiles(
         offset += len(run)
     start, count, first, stop = (np.concatenate(x) for x in (starts, counts, firsts, stops))
     return start, count, first, stop
-
-
-def _index(positions: Ints, run: range) -> Ints:
-    """Return how many tokens of a run lie before each position."""
-    return np.clip(-(-(positions - run.start) // run.step), 0, len(run))
 
 
 def _joined(arrays: list[Ints]) -> NDArray[np.int32]:

@@ -108,6 +108,11 @@ class VisibleKeys:
         return self.pairs(queries) / self.mask.visible_pairs(self.tokens)
 
 
+def count_before(positions: Ints, run: range) -> Ints:
+    """Return how many tokens of a run lie before each position."""
+    return np.clip(-(-(positions - run.start) // run.step), 0, len(run))
+
+
 @lru_cache(maxsize=32)
 def _visible_keys(mask: Mask, tokens: int) -> VisibleKeys:
     return VisibleKeys(mask, tokens)
