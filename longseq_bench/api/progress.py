@@ -1,4 +1,4 @@
-"""What a run says while it runs: notes, the device, and a line for each finished trial.
+"""Messages of a run: notes, the device, and a line for each finished trial.
 
 A Reporter says nothing. PlainReporter prints lines without control characters, for scripts and
 notebooks; the command line has one that draws on a terminal.

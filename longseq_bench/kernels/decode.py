@@ -78,15 +78,7 @@ class _Decode(ctypes.Structure):
 @functools.cache
 def unavailable_reason(dtype: torch.dtype = torch.float32) -> str | None:
     """Return the reason why the compiled kernel can't be used here, or None."""
-    if dtype not in native.DTYPES:
-        return f"the compiled decode kernel does not support {dtype}"
-    try:
-        compiled = _library()
-    except UnsupportedError as error:
-        return str(error)
-    if dtype == torch.float16 and not compiled.has_float16():
-        return "the compiler of this machine does not support float16"
-    return None
+    return native.library_reason("decode kernel", _library, dtype)
 
 
 def choose_splits(units: int, keys: int, workers: int, min_keys: int = MIN_SPLIT_KEYS) -> int:

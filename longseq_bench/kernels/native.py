@@ -58,10 +58,18 @@ class _Problem(ctypes.Structure):
 @functools.cache
 def unavailable_reason(dtype: torch.dtype = torch.float32) -> str | None:
     """Return the reason why this kernel can't be used here, or None."""
+    return library_reason("kernel", _library, dtype)
+
+
+def library_reason(kernel: str, load: Callable[[], Any], dtype: torch.dtype) -> str | None:
+    """Return the reason why a compiled library can't be used here, or None.
+
+    load: returns it, or raises UnsupportedError.
+    """
     if dtype not in DTYPES:
-        return f"the compiled kernel does not support {dtype}"
+        return f"the compiled {kernel} does not support {dtype}"
     try:
-        compiled = _library()
+        compiled = load()
     except UnsupportedError as error:
         return str(error)
     if dtype == torch.float16 and not compiled.has_float16():

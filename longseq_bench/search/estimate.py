@@ -36,7 +36,7 @@ DryRunOf = Callable[..., list[DryRunEstimate]]
 
 @dataclass(frozen=True)
 class SweepEstimate:
-    """What a sweep is expected to take.
+    """The expected cost of a sweep.
 
     runs: trials times rounds.  seconds, peak_bytes: None if nothing could be predicted; the peak is
     that of one rank, at most its budget.  unknown: trials that are not part of them: most of these

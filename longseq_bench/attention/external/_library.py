@@ -1,4 +1,4 @@
-"""What all rows of other libraries share: versions, devices, masks and what the record says.
+"""The base of rows of other libraries: versions, devices, masks and facts of the record.
 
 A library is imported by `prepare`, in the process that measures. Until then only its version is
 read, so that a list of all implementations stays quick.
@@ -6,7 +6,6 @@ read, so that a list of all implementations stays quick.
 Letters: B batch, H heads, N tokens, D head_dim.
 """
 
-import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.masks import FULL, parse_mask
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.kernels.exact._packages import import_installed
 from longseq_bench.meta_mode import is_meta
 
 
@@ -64,13 +64,7 @@ class Library:
 
         Raises UnsupportedError if that fails, or if its functions take other parameters.
         """
-        try:
-            module = importlib.import_module(self.module)
-        except (ImportError, OSError, RuntimeError) as error:
-            raise UnsupportedError(
-                f"{self.distribution} is installed but can't be imported ({error}); install it "
-                f"again for this torch: {self.install}"
-            ) from error
+        module = import_installed(self.distribution, self.module, self.install)
         for name, given in self.parameters.items():
             if missing := _missing(getattr(module, name, None), given.split()):
                 raise UnsupportedError(

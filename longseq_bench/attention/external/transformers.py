@@ -97,7 +97,7 @@ class Transformers(External):
 
 
 class _Layer(torch.nn.Module):
-    """What attention functions read of the layer of a model that calls them."""
+    """The parts of a model's layer that attention functions read."""
 
     def __init__(self, attention: str, groups: int, causal: bool) -> None:
         super().__init__()

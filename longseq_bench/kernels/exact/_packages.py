@@ -41,13 +41,7 @@ class Package:
 
         Raises UnsupportedError if it can't be imported, or if its functions need other parameters.
         """
-        try:
-            module = importlib.import_module(self.module)
-        except (ImportError, OSError, RuntimeError) as error:
-            raise UnsupportedError(
-                f"{self.distribution} is installed but can't be imported ({error}); install it "
-                f"again for this torch: {self.install}"
-            ) from error
+        module = import_installed(self.distribution, self.module, self.install)
         for name, given in self.parameters.items():
             if not _accepts(getattr(module, name, None), set(given.split())):
                 raise UnsupportedError(
@@ -55,6 +49,17 @@ class Package:
                     f"{given}; install the current version: {self.install}"
                 )
         return module
+
+
+def import_installed(distribution: str, module: str, install: str) -> Any:
+    """Import a module of an installed distribution. Raises UnsupportedError if that fails."""
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UnsupportedError(
+            f"{distribution} is installed but can't be imported ({error}); install it again for "
+            f"this torch: {install}"
+        ) from error
 
 
 def _accepts(function: Callable[..., Any] | None, given: set[str]) -> bool:
