@@ -11,7 +11,7 @@ import sys
 from collections import defaultdict
 from statistics import median
 
-from longseq_bench.analysis.runs import per_iteration
+from longseq_bench.analysis.runs import largest_over_mean, per_iteration
 from longseq_bench.core.model import Record, Trial, Workload
 from longseq_bench.environment import collect
 from longseq_bench.launchers.local import LocalLauncher
@@ -52,7 +52,7 @@ def main() -> int:
                 trial=trial, outcome=outcome, environment=here, started_at="", wall_s=0.0
             )
             times[mask] += per_iteration(record, "time")
-            imbalances[mask] = outcome.largest("work_imbalance") or 1.0
+            imbalances[mask] = largest_over_mean(outcome.samples("work_share")) or 1.0
     causal, pairs = median(times[CAUSAL]), workloads[CAUSAL].visibility.visible_pairs
     words = f"{arguments.tokens:,} tokens, 8 heads of 64, {arguments.mode}, {arguments.ranks} ranks"
     print(f"ring, kernel {arguments.kernel}, {words}, one thread each; load {here.load}")

@@ -134,6 +134,12 @@ def imbalance(peaks: Sequence[float | None]) -> float | None:
     return max(known) / min(known) if len(known) == len(peaks) > 1 else None
 
 
+def largest_over_mean(shares: Sequence[float | None]) -> float | None:
+    """Return the largest share over their mean; None with one rank or if one is unknown."""
+    known = [share for share in shares if share]
+    return max(known) * len(known) / sum(known) if len(known) == len(shares) > 1 else None
+
+
 def are_finite(samples: Samples) -> bool:
     """Return whether every sample is finite."""
     # a finite sum has finite terms; a sum of finite terms may overflow

@@ -131,7 +131,7 @@ class SweepRow(Row):
     work_imbalance: float | None = declare(
         "Work imbalance", "ratio",
         "Work of the busiest rank (visible pairs, by formula) divided by the mean; none with one "
-        "rank.", "largest", default=None,
+        "rank, and for code of others.", default=None,
     )  # fmt: skip
     uncovered: float | None = declare(
         "Uncovered", "share", "Share of the (token, head) pairs without any key.", "largest"

@@ -14,7 +14,14 @@ from longseq_bench.analysis.fields import fields_of
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.labels import Labels, find_labels, settings_key
 from longseq_bench.analysis.row import fill, identity, make_row
-from longseq_bench.analysis.runs import SEVERITY, ByRank, Runs, imbalance, slowest
+from longseq_bench.analysis.runs import (
+    SEVERITY,
+    ByRank,
+    Runs,
+    imbalance,
+    largest_over_mean,
+    slowest,
+)
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import (
     attention_flops,
@@ -107,6 +114,7 @@ def merge_trial(records: Sequence[Record]) -> SweepRow:
         "plan_time_s": runs.median("plan_time"),
         "rank_peaks": (peaks := runs.each_rank_size("peak")),
         "imbalance": imbalance(peaks or []),
+        "work_imbalance": largest_over_mean(runs.each_rank("work_share", max) or []),
         **_traffic(runs),
         "dense_peak_bytes": standard_bytes(workload),
     }

@@ -254,8 +254,9 @@ class _TrialRun:
         synchronize(trial.device)
         prepared_s = time.perf_counter() - start
         log.add("own_tokens", "1", attention.shard.tokens)
-        if attention.group.size > 1:
-            log.add("work_imbalance", "1", attention.work_share() * attention.group.size)
+        if attention.group.size > 1 and attention.counts_traffic:
+            # other code that sends by itself may share the work otherwise
+            log.add("work_share", "1", attention.work_share())
         attention.group.traffic.bytes_sent = 0
         self.time_one_pass(one, log, part)
         if host_bytes := host_memory.usage.peak:

@@ -23,7 +23,7 @@ from longseq_bench.analysis.frames import (
 )
 from longseq_bench.analysis.labels import speeds
 from longseq_bench.analysis.row import make_row
-from longseq_bench.analysis.runs import SEVERITY
+from longseq_bench.analysis.runs import SEVERITY, largest_over_mean
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.searches import density_rows, merge_search, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -745,3 +745,14 @@ def test_memory_outside_the_allocator_is_that_of_the_fullest_device() -> None:
     outcome = step.outcome.model_copy(update={"measurements": measured})
     (found,) = search_rows([step.model_copy(update={"outcome": outcome})])
     assert found.outside_allocator_bytes == 700_000_000
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [([0.5, 0.5], 1.0), ([0.75, 0.25], 1.5), ([1.0, 1.0], 1.0), ([1.0], None), ([0.5, None], None)],
+)
+def test_work_is_uneven_relative_to_the_mean_of_ranks(
+    shares: list[float | None], expected: float | None
+) -> None:
+    """Ranks that all compute everything, as with full queries, are even."""
+    assert largest_over_mean(shares) == expected
