@@ -2,8 +2,9 @@
 
 The fakes compute what the library's documentation says, so that layouts, masks and heads of the
 row are compared with the definition in float64. They do not show that the library computes it.
-Signatures are those of ring-flash-attn 0.1.8, flashinfer-python 0.7.2, xformers 0.0.35 and natten
-0.21, from their sources.
+Signatures are those of the wheels of ring-flash-attn 0.1.8, yunchang and flashinfer-python 0.7.2.
+Those of the other libraries come from excerpts of their sources or from memory, and were not
+compared with an installed package.
 """
 
 import sys
