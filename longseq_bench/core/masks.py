@@ -191,12 +191,6 @@ def parse_mask(text: str) -> Mask:
     return Mask(kind, size=lengths[0]) if len(lengths) == 1 else Mask(kind, lengths=lengths)
 
 
-def mask_words(text: str) -> str:
-    """Return a mask in words for people: "not causal", "causal", "sliding window 4k"."""
-    mask = parse_mask(text)
-    return "not causal" if mask.kind == FULL else mask.label
-
-
 def _tokens(mask: str, value: str) -> int:
     try:
         return parse_tokens(value)

@@ -31,6 +31,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from longseq_bench.core.divisors import divisors
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.identity_cache import cached_by_identity
 from longseq_bench.core.masks import CAUSAL, FORMS, FULL, Mask, parse_mask
@@ -73,10 +74,9 @@ class Workload(Frozen):
     In decode k and v are a cache of seq_len tokens, and q has its last `new_tokens` positions only:
     their keys were just appended.
 
-    mask: text of a mask that `causal` does not describe (core/masks.py); None: full, or causal.
-    causal: no query sees a key after its own position.
-    v_head_dim: elements per head of v and the output.  model: the model that the shape is from,
-    a label; empty if the shape was given in numbers.
+    causal: no query sees a key after its own position.  mask: text of a mask that this does not
+    describe (core/masks.py); None: full, or causal.  v_head_dim: elements per head of v and the
+    output.  model: a label, the model that the shape is from; empty for a shape in numbers.
     """
 
     seq_len: int = Field(ge=1)
@@ -267,11 +267,6 @@ class Trial(Frozen):
     def replace(self, **changes: Any) -> Trial:
         """Return the same trial with other fields, validated again."""
         return Trial.model_validate({**self.model_dump(), **changes})
-
-
-def mode_words(mode: str, new_tokens: int) -> str:
-    """Return a mode in words for people: "forward", "decode, 1 new token"."""
-    return f"{mode}, {new_tokens} new token{'s' * (new_tokens > 1)}" if new_tokens else mode
 
 
 @cached_by_identity
@@ -498,11 +493,6 @@ class Record(Frozen):
     def key(self) -> str:
         """Key of the trial."""
         return self.trial.key
-
-
-def divisors(n: int) -> list[int]:
-    """Return every whole number that divides n, ascending."""
-    return [d for d in range(1, n + 1) if n % d == 0]
 
 
 def _digest(data: Any) -> str:
