@@ -55,8 +55,8 @@ def compare(w: Workload, rounds: int) -> float:
     times, cache = measure(w, rounds), floor_bytes(w)
     rates = [2 * COPIED_BYTES["cpu"] / seconds for seconds in times.pop(COPY)]
     print(
-        f"{w.seq_len:,} cached tokens, {w.new_tokens} new, {w.heads} heads ({w.kv_heads} for k, "
-        f"v) of {w.head_dim}, {w.dtype}, a cache of {format_bytes(cache)}, "
+        f"{w.seq_len:,} cached tokens, {w.new_tokens} new, {w.heads} heads ({w.kv_heads} for k, v) "
+        f"of {w.head_dim}, {w.dtype}, a cache of {format_bytes(cache)}, "
         f"{torch.get_num_threads()} threads; copy {format_rate(median(rates), 'B/s')}"
     )
     print(f"{'':6} {'time':>10} {'tokens/s':>10} {'cache':>10} {'share of bandwidth':>20}")

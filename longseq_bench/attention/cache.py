@@ -41,16 +41,19 @@ def seen_keys(visible: VisibleKeys, queries: Positions, keys: Positions) -> Seen
     return SeenKeys(np.searchsorted(keys, first), np.searchsorted(keys, stop))
 
 
-def choose_kernel(requested: str, use: Use) -> tuple[CacheKernel, dict[str, str]]:
+def choose_kernel(
+    requested: str, use: Use, w: Workload
+) -> tuple[CacheKernel, dict[str, str]]:  # fmt: skip
     """Return a kernel for a step of decoding, and facts for the record.
 
     requested: auto: the split-KV kernel of the device, else a kernel of exact attention; the name
     of the compiled kernel (native, triton): split-KV; any other one: that exact kernel.  Raises
     UnsupportedError if the requested kernel can't run here.
     """
+    use = replace(use, masked=w.new_tokens > 1 or w.mask is not None)
     compiled = _COMPILED[use.device]
     if requested in (AUTO, compiled):
-        reason = _split_kv_reason(use)
+        reason = _split_kv_reason(use, w)
         if reason is None:
             return _split_kv(use.device), {"kernel": f"{SPLIT_KV} ({compiled})"}
         if requested == compiled:
@@ -62,9 +65,12 @@ def choose_kernel(requested: str, use: Use) -> tuple[CacheKernel, dict[str, str]
     return ExactOverCache(exact), {"kernel": exact.name, **facts}
 
 
-def _split_kv_reason(use: Use) -> str | None:
+def _split_kv_reason(use: Use, w: Workload) -> str | None:
     if use.device == "cpu":
         return decode.unavailable_reason(use.dtype)
+    rows = w.heads // w.kv_heads * w.new_tokens
+    if reason := decode.cuda_limit_reason(rows, max(w.head_dim, w.v_head_dim), use.dtype):
+        return reason
     return sparse_selection.triton_reason(use.device, use.dtype, use.head_dim)
 
 
@@ -140,8 +146,3 @@ def _merge(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def bytes_sent(w: Workload, ranks: int) -> int:
     """Return the bytes that a rank sends: its output and log-sum-exp, to each other rank."""
     return (ranks - 1) * w.batch * w.heads * w.new_tokens * (w.v_head_dim + 1) * PARTIAL_BYTES
-
-
-def masked_use(use: Use, w: Workload) -> Use:
-    """Return the task of an exact kernel that computes a step: some calls may have a mask."""
-    return replace(use, masked=w.new_tokens > 1 or w.mask is not None)

@@ -33,6 +33,11 @@ MIN_SPLIT_KEYS = 512
 UNITS_PER_THREAD = 8
 """Splits of all heads per thread, so that no thread waits long for the last one."""
 
+MAX_ROWS = {torch.float32: 16, torch.bfloat16: 64, torch.float16: 64}
+"""Query heads of a group times new tokens, at most, on CUDA: the rows of a tile. With more,
+registers spill when the kernel is compiled for compute capability 8.0 and 9.0."""
+MAX_HEAD_DIM = 256
+
 Ints = NDArray[np.int64]
 
 
@@ -79,6 +84,18 @@ class _Decode(ctypes.Structure):
 def unavailable_reason(dtype: torch.dtype = torch.float32) -> str | None:
     """Return the reason why the compiled kernel can't be used here, or None."""
     return native.library_reason("decode kernel", _library, dtype)
+
+
+def cuda_limit_reason(rows: int, head_dim: int, dtype: torch.dtype) -> str | None:
+    """Return why the kernel of Triton can't compute a step, or None.
+
+    rows: query heads of a KV head times new tokens.  head_dim: the larger one, that of q or of v.
+    """
+    if dtype not in MAX_ROWS:
+        return f"the decode kernel of Triton does not support {dtype}"
+    if rows > MAX_ROWS[dtype]:
+        return f"{rows} query rows per KV head are more than {MAX_ROWS[dtype]}"
+    return f"head_dim {head_dim} is above {MAX_HEAD_DIM}" if head_dim > MAX_HEAD_DIM else None
 
 
 def choose_splits(units: int, keys: int, workers: int, min_keys: int = MIN_SPLIT_KEYS) -> int:

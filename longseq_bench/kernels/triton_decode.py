@@ -17,17 +17,16 @@ from triton.language import tensor
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels.base import check_strides
-from longseq_bench.kernels.decode import SeenKeys, choose_splits, merge_partials
+from longseq_bench.kernels.decode import (
+    SeenKeys,
+    choose_splits,
+    cuda_limit_reason,
+    merge_partials,
+)
 from longseq_bench.kernels.triton_launch import grid_of, on_device
 from longseq_bench.meta_mode import are_loops_limited, is_meta
 
-MAX_ROWS = 128
-"""Query heads of a group times new tokens, at most: they are the rows of one tile."""
-MAX_HEAD_DIM = 256
-KEYS = 64
-"""Keys of a tile."""
 PROGRAMS_PER_MULTIPROCESSOR = 4
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LOG2_E = tl.constexpr(1 / math.log(2))
 _LOG_2 = tl.constexpr(math.log(2))
 
@@ -98,28 +97,19 @@ def _split(
     )  # fmt: skip
 
 
-def unsupported_reason(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Return why the kernel can't compute tensors of these shapes and dtypes, or None."""
-    rows = q.shape[1] // k.shape[1] * q.shape[2]
-    if rows > MAX_ROWS:
-        return f"{rows} query rows per KV head are more than {MAX_ROWS}"
-    if max(q.shape[3], v.shape[3]) > MAX_HEAD_DIM:
-        return f"head_dim {max(q.shape[3], v.shape[3])} is larger than {MAX_HEAD_DIM}"
-    return None if q.dtype in _DTYPES else f"there is no kernel for {q.dtype}"
-
-
 def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Tensor]:
     """Return the output (B, Hq, m, Dv) and log-sum-exp (B, Hq, m) in float32; see decode.forward.
 
     Raises UnsupportedError for shapes or a dtype that the kernel does not support.
     """
-    if reason := unsupported_reason(q, k, v):
+    group = q.shape[1] // k.shape[1]
+    if reason := cuda_limit_reason(group * q.shape[2], max(q.shape[3], v.shape[3]), q.dtype):
         raise UnsupportedError(f"the decode kernel of Triton: {reason}")
     check_strides("the decode kernel", q, k, v)
     batch, heads, queries, dim = q.shape
     kv_heads, v_dim = k.shape[1], v.shape[3]
-    rows = heads // kv_heads * queries
-    splits = choose_splits(batch * kv_heads, seen.end - seen.begin, _workers(q), KEYS)
+    rows, keys = group * queries, _tile_keys(q, v)
+    splits = choose_splits(batch * kv_heads, seen.end - seen.begin, _workers(q), keys)
     out = torch.empty(splits, batch, heads, queries, v_dim, device=q.device)
     lse = torch.empty(splits, batch, heads, queries, device=q.device)
     first, stop = (
@@ -133,9 +123,15 @@ def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Te
             q, k, v, out, lse, first, stop, q.stride()[:3], k.stride()[:3], v.stride()[:3],
             seen.begin, seen.end, splits, kv_heads, rows, queries, dim**-0.5,
             DIM=dim, WIDE=_wide(dim), V_DIM=v_dim, V_WIDE=_wide(v_dim),
-            M=max(16, triton.next_power_of_2(rows)), N=KEYS,
+            M=max(16, triton.next_power_of_2(rows)), N=keys,
         )  # fmt: skip
     return merge_partials(out, lse)
+
+
+def _tile_keys(q: Tensor, v: Tensor) -> int:
+    """Return the keys of a tile: so few that three stages of them fit in shared memory."""
+    row_bytes = max(_wide(q.shape[3]), _wide(v.shape[3])) * q.element_size()
+    return max(16, min(64, 64 * 256 // row_bytes))
 
 
 def _wide(dim: int) -> int:

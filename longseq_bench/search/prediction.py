@@ -161,8 +161,7 @@ def predict_times(
     # a rate from records is mean FLOPs over the slowest rank's time, so it includes imbalance
     imbalance = estimate.busiest if rate.exposed is None else 1.0
     compute = estimate.flops * imbalance / rate.flops
-    moves = 1.0 if trial.workload.decode else MOVES_PER_BYTE  # a cache is only read
-    memory = moves * estimate.peak_bytes / rates.hardware.bandwidth
+    memory = _moved_bytes(trial, estimate) / rates.hardware.bandwidth
     bandwidth = rates.bandwidth(trial.world_size)
     transfers = estimate.transfers * link.latency + estimate.bytes_sent / bandwidth
     exposed = transfers
@@ -171,6 +170,19 @@ def predict_times(
     elif estimate.overlaps and estimate.transfers:
         exposed = max(transfers - max(compute, memory), transfers / estimate.transfers)
     return Times(compute, memory, transfers, exposed)
+
+
+def _moved_bytes(trial: Trial, estimate: DryRunEstimate) -> float:
+    """Return the bytes that the busiest rank moves between its memory and its processor.
+
+    A step of decoding only reads, and of the cache only what the new tokens see.
+    """
+    w = trial.workload
+    if not w.decode:
+        return MOVES_PER_BYTE * estimate.peak_bytes
+    whole = attention_flops(w, float(w.new_tokens * w.seq_len))
+    seen = estimate.flops * trial.world_size * estimate.busiest / whole
+    return min(1.0, seen) * estimate.peak_bytes
 
 
 # ---- predictions --------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.attention.cache import choose_kernel, masked_use, seen_keys
+from longseq_bench.attention.cache import choose_kernel, seen_keys
 from longseq_bench.attention.masked import exact_call, visible_pairs_of
 from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, mask_pairs
@@ -248,7 +248,7 @@ class DenseBaseline:
             return scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1]
             )
-        kernel, _ = choose_kernel(self._kernel.name, masked_use(self._attention.kernel_use, w))
+        kernel, _ = choose_kernel(self._kernel.name, self._attention.kernel_use, w)
         seen = seen_keys(visible_keys(w), np.asarray(w.queries), np.arange(w.seq_len))
         return kernel(q, k, v, seen)[0].to(q.dtype)
 

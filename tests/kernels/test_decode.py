@@ -161,8 +161,8 @@ def test_triton_equals_the_definition(
 
 @needs_triton
 def test_triton_refuses_too_many_rows(interpreted: Interpreted) -> None:
-    with pytest.raises(UnsupportedError, match="136 query rows per KV head are more than 128"):
-        interpreted(run_triton, Step(1, 8, 1, 17, 40, 16, 16))
+    with pytest.raises(UnsupportedError, match="24 query rows per KV head are more than 16"):
+        interpreted(run_triton, Step(1, 8, 1, 3, 40, 16, 16))
 
 
 @pytest.mark.cuda

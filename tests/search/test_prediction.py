@@ -188,6 +188,20 @@ def test_compute_bound_and_memory_bound_passes() -> None:
     assert (light.total, light.limit) == (MOVES_PER_BYTE, "memory bandwidth")
 
 
+def test_a_step_of_decoding_reads_what_it_sees_of_the_cache_once() -> None:
+    rates, peak = RateModel(NETWORK), int(CPU.bandwidth)
+    trial = ring_trial(mode="decode")
+    flops = attention_flops(trial.workload)
+    whole = predict_times(trial, DryRunEstimate(flops=flops, peak_bytes=peak), rates)
+    assert (whole.total, whole.limit) == (1.0, "memory bandwidth")
+    part = predict_times(trial, DryRunEstimate(flops=flops / 4, peak_bytes=peak), rates)
+    assert part.memory == pytest.approx(0.25)
+    # of two ranks one sees all of its part, the other one nothing
+    split = DryRunEstimate(flops=flops / 4, busiest=2.0, peak_bytes=peak)
+    ranks = ring_trial(mode="decode", world_size=2)
+    assert predict_times(ranks, split, rates).memory == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(("ranks", "seconds"), [(2, 10e-3 + 4.0), (3, 20e-3 + 40.0)])
 def test_transfers_take_their_latency_and_their_bytes(ranks: int, seconds: float) -> None:
     estimate = DryRunEstimate(flops=FLOPS, bytes_sent=4_000_000, transfers=10)

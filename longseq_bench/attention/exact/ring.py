@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from longseq_bench.attention import cache
 from longseq_bench.attention.base import Attention, KernelOption, implementation
-from longseq_bench.attention.cache import CacheAttention, choose_kernel, masked_use, seen_keys
+from longseq_bench.attention.cache import CacheAttention, choose_kernel, seen_keys
 from longseq_bench.attention.exact import fairscale_shards
 from longseq_bench.attention.masked import block_attention, masked_kernel
 from longseq_bench.attention.projections import Projected, projection_flops
@@ -242,8 +242,7 @@ class Ring(Attention):
         """Choose the kernel of a step of decoding, in which nothing goes round a ring."""
         self.device = device
         assert self.exact_name is not None
-        use = masked_use(self.kernel_use, self.workload)
-        kernel, self._decode_facts = choose_kernel(self.exact_name, use)
+        kernel, self._decode_facts = choose_kernel(self.exact_name, self.kernel_use, self.workload)
         visible = visible_keys(self.workload)
         seen = seen_keys(visible, self.shard.queries, self.shard.keys)
         self._step = CacheAttention(kernel, [seen], self.group)

@@ -13,7 +13,7 @@ import numpy as np
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.cache import CacheAttention, choose_kernel, masked_use
+from longseq_bench.attention.cache import CacheAttention, choose_kernel
 from longseq_bench.attention.exact.ring import RingKernel
 from longseq_bench.attention.sparse.block_layout_attention import (
     LayoutAttention,
@@ -206,8 +206,9 @@ class BlockSparse(LayoutAttention):
             raise UnsupportedError(
                 f"kernel={self.requested_kernel} computes no steps of decoding; use auto"
             )
-        use = masked_use(self.kernel_use, self.workload)
-        kernel, self._kernel_facts = choose_kernel(self.requested_kernel, use)
+        kernel, self._kernel_facts = choose_kernel(
+            self.requested_kernel, self.kernel_use, self.workload
+        )
         self.kernel_name = self._kernel_facts["kernel"]
         parts = [SeenKeys(first, stop) for first, stop in rows.runs()]
         self._kernel = CacheAttention(kernel, parts, self.group)
