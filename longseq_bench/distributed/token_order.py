@@ -79,6 +79,25 @@ class TokenOrder:
         """Number of tokens of each rank."""
         return tuple(sum(map(len, self.runs(rank))) for rank in range(self.ranks))
 
+    def hops(self) -> int:
+        """Return how many ranks ahead of its owner, round a ring, a key is still seen; 0: nowhere.
+
+        The keys that a run of queries sees are one interval, so its ends tell.
+        """
+        if self.visible is None:
+            return self.ranks - 1
+        runs = [self.runs(rank) for rank in range(self.ranks)]
+        ranks = np.repeat(np.arange(self.ranks), [len(own) for own in runs])
+        first = self.visible.first(np.array([run[0] for own in runs for run in own]))
+        stop = self.visible.stop(np.array([run[-1] for own in runs for run in own]))
+        hops = 0
+        for owner, own in enumerate(runs):
+            starts, lasts = (np.array([run[end] for run in own]) for end in (0, -1))
+            nearest = np.searchsorted(lasts, first)
+            seen = np.append(starts, self.tokens)[nearest] < stop
+            hops = max(hops, *((ranks[seen] - owner) % self.ranks).tolist())
+        return hops
+
     def positions(self, rank: int) -> NDArray[np.int64]:
         """Return the global position of each of a rank's tokens, in local order."""
         return positions_of(self.runs(rank))

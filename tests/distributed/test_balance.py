@@ -66,3 +66,28 @@ def test_only_zigzag_balances_a_mask() -> None:
     # fewer than two tokens per rank: one run each
     few = VisibleKeys(parse_mask("documents:2"), 3)
     assert TokenOrder("zigzag", 3, 2, few).runs(0) == (range(1),)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("name", get_args(OrderName))
+@pytest.mark.parametrize("mask", MASKS[2:])
+def test_keys_are_seen_as_many_ranks_ahead_as_pairs_say(
+    mask: str, name: OrderName, ranks: int
+) -> None:
+    visible = VisibleKeys(parse_mask(mask), 30)
+    order = TokenOrder(name, 30, ranks, visible)
+    owners, places = np.empty(30, int), [order.positions(rank) for rank in range(ranks)]
+    for rank, own in enumerate(places):
+        owners[own] = rank
+    i, j = np.nonzero(visible.multiplicity(np.arange(30), np.arange(30)))
+    farthest = int(((owners[i] - owners[j]) % ranks).max())
+    # what lies between two tokens of a strided run counts as seen
+    assert farthest <= order.hops() <= (farthest if name != "striped" else ranks - 1)
+
+
+def test_documents_that_no_rank_shares_are_not_sent() -> None:
+    whole = VisibleKeys(parse_mask("documents:4k"), 16_384)
+    assert [TokenOrder("zigzag", 16_384, ranks, whole).hops() for ranks in (2, 4)] == [0, 0]
+    window = VisibleKeys(parse_mask("sliding-window:1k"), 16_384)
+    assert TokenOrder("contiguous", 16_384, 8, window).hops() == 1
+    assert TokenOrder("contiguous", 16_384, 8).hops() == 7

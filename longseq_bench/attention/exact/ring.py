@@ -110,7 +110,8 @@ class RingKernel:
         q, (k, v) = queries[1], keys
         dq = torch.zeros_like(q, dtype=wide(q))
         dkv = wide_zeros(keys)
-        gradients = None if self.full_queries else RingGradients(self.ring, keys, dkv)
+        returns = self.ring.hops > 0 and not self.full_queries
+        gradients = RingGradients(self.ring, keys, dkv) if returns else None
         for block, kv in self._visits(k, v):
             if isinstance(block, LocalShare):
                 self.attention.backward(queries, kv, block, dq, dkv)
@@ -272,9 +273,10 @@ class Ring(Attention):
         limit = self.chunk or sizes.largest_block
         blocks = ring_blocks(self.order.counts, limit, sizes.smallest_block)
         wire = None if self.wire is None else getattr(torch, self.wire)
-        if self.transport == "deepspeed":
-            return deepspeed_transport.DeepspeedRing(self.group, blocks, wire)
-        return RingExchange(self.group, blocks, wire)
+        hops = self.order.hops() if self.queries == "partitioned" else None
+        deepspeed = self.transport == "deepspeed"
+        exchange = deepspeed_transport.DeepspeedRing if deepspeed else RingExchange
+        return exchange(self.group, blocks, wire, hops)
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
