@@ -1,7 +1,8 @@
 """Predicted and measured ratios of times to that of ring: `python -m benchmarks.plan_ratios`.
 
-The prediction is that of `longseq plan` from formulas alone: the visible pairs that the busiest
-rank computes, and the bytes sent. The measurement is the median over interleaved rounds, of wall
+The prediction is that of `longseq plan` from formulas: the visible pairs that the busiest rank
+computes, and the bytes sent, at the rate of one core (measured here, one rank) and the assumed link
+between ranks of a CPU. The measurement is the median over interleaved rounds, of wall
 time and of CPU time (sum over ranks): with more ranks than cores the ranks share them, and CPU time
 is the fairer one. A predicted ratio is good within 25 %. So is the order of two implementations
 that differ by more than 20 % when measured. The exit code is 1 if a ratio or an order is not.
@@ -15,7 +16,8 @@ from itertools import combinations
 from statistics import median
 
 from longseq_bench.analysis.runs import per_iteration
-from longseq_bench.core.hardware import this_cpu
+from longseq_bench.core.cost import attention_flops
+from longseq_bench.core.hardware import Hardware, this_cpu
 from longseq_bench.core.model import Mode, Record, Trial, Workload
 from longseq_bench.environment import collect
 from longseq_bench.launchers.base import Launcher
@@ -43,10 +45,9 @@ def make_trials(
     }  # fmt: skip
 
 
-def predict_seconds(launcher: Launcher, trials: Mapping[str, Trial]) -> Seconds:
-    """Return the predicted seconds of a pass, by formulas alone."""
-    here, seconds = collect(), {}
-    rates = RateModel(this_cpu(here.cpu, here.cores, here.memory_bytes))
+def predict_seconds(launcher: Launcher, trials: Mapping[str, Trial], hardware: Hardware) -> Seconds:
+    """Return the predicted seconds of a pass."""
+    seconds, rates = {}, RateModel(hardware)
     for name, trial in trials.items():
         result = predict(trial, launcher.dry_run, rates)
         assert not isinstance(result, str), result
@@ -74,6 +75,13 @@ def measure_seconds(
     return {n: median(x) for n, x in wall.items()}, {n: median(x) for n, x in cpu.items()}
 
 
+def measure_rate(launcher: Launcher, tokens: int, mode: Mode) -> float:
+    """Return the FLOP/s of `ring` on one rank with one thread."""
+    trial = make_trials(launcher, tokens, mode, False, 1)["ring"]
+    (seconds,), _ = (times.values() for times in measure_seconds(launcher, {"ring": trial}, 1))
+    return attention_flops(trial.workload) / seconds
+
+
 def compare(predicted: Seconds, measured: Seconds, kind: str) -> bool:
     """Print the ratios to ring, and return True if all of them and all orders are good."""
     good = True
@@ -94,26 +102,31 @@ def compare(predicted: Seconds, measured: Seconds, kind: str) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--mode", choices=["forward", "train"], default="train")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     good = True
     print(f"{args.tokens:,} tokens, 8 heads of 64, {args.mode}, float32, one thread a rank")
+    here = collect()
+    cpu = this_cpu(here.cpu, here.cores, here.memory_bytes)
     with LocalLauncher() as launcher:
+        rate = measure_rate(launcher, args.tokens, args.mode)
+        print(f"one core: {rate / 1e9:.0f} GFLOP/s; load {here.load}")
+        cpu = cpu.model_copy(update={"flops": {"float32": rate * here.cores}})
         for ranks in (2, 4):
             for causal in (False, True):
                 trials = make_trials(launcher, args.tokens, args.mode, causal, ranks)
-                predicted = predict_seconds(launcher, trials)
-                wall, cpu = measure_seconds(launcher, trials, args.rounds)
+                predicted = predict_seconds(launcher, trials, cpu)
+                wall, cpu_time = measure_seconds(launcher, trials, args.rounds)
                 mask = "causal" if causal else "not causal"
                 print(
                     f"\n{ranks} ranks, {mask}: ring takes {wall['ring']:.2f} s, "
-                    f"{cpu['ring']:.2f} s of CPU; ratio to ring measured, predicted, off",
+                    f"{cpu_time['ring']:.2f} s of CPU; ratio to ring measured, predicted, off",
                     flush=True,
                 )
                 good &= compare(predicted, wall, "wall")
-                good &= compare(predicted, cpu, "CPU")
+                good &= compare(predicted, cpu_time, "CPU")
     return 0 if good else 1
 
 

@@ -16,9 +16,9 @@ from longseq_bench.core.units import parse_bytes
 LOCAL_CPU = "cpu"
 """Name of the profile of this machine's processor."""
 
-CPU_FLOPS_PER_CORE = 4e10
+CPU_FLOPS_PER_CORE = 1e11
 """Assumed FLOP/s of a CPU core without records, in float32. Half of it for other dtypes, which not
-all processors support in hardware."""
+all processors support. Two processors with AVX-512 reached 0.9e11 to 1.5e11 a core."""
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -46,6 +46,11 @@ class KernelRates(Frozen):
             return forward if mode == "forward" else None
         time = FORWARD_MATMULS / forward + BACKWARD_MATMULS / backward
         return (FORWARD_MATMULS + BACKWARD_MATMULS) / time
+
+
+CPU_LINK = Link(latency=5e-4, bandwidth=1e9)
+"""Transfers between two ranks of a CPU by gloo, if each rank has a core; with them the times of
+many-rank implementations were right within 25 % (benchmarks/plan_ratios.py)."""
 
 
 class OutsideMemory(Frozen):
@@ -81,6 +86,8 @@ class Hardware(Frozen):
     bandwidth: Positive
     efficiency: dict[Mode, Share] = Field(alias="reaches")
     per_node: int = Field(ge=1)
+    shared: bool = False
+    """True: all ranks run on one device. They share its cores, which also copy what is sent."""
     intra_node: Link = Field(alias="inside")
     inter_node: Link = Field(alias="between")
     outside: OutsideMemory | None = None
@@ -106,7 +113,11 @@ class Hardware(Frozen):
 
     def link(self, ranks: int) -> Link:
         """The slowest network that a ring over this number of ranks crosses."""
-        return self.intra_node if ranks <= self.per_node else self.inter_node
+        if not self.shared:
+            return self.intra_node if ranks <= self.per_node else self.inter_node
+        per_core = max(1.0, ranks / self.per_node)
+        one = self.intra_node
+        return Link(latency=one.latency * per_core, bandwidth=one.bandwidth / per_core)
 
     def rate(self, dtype: DType, mode: Mode) -> float:
         """Return the FLOP/s of fused attention. Raises UserError if the dtype is not supported.
@@ -149,8 +160,8 @@ def this_cpu(name: str, cores: int, memory: int) -> Hardware:
         name=name, device="cpu", memory=memory,
         flops={"float32": flops, "bfloat16": flops / 2, "float16": flops / 2},
         bandwidth=1e10, efficiency={"forward": 1.0, "train": 1.0}, per_node=cores,
-        intra_node=Link(latency=1e-4, bandwidth=5e8),
-        inter_node=Link(latency=1e-4, bandwidth=1e9), source="estimated from its number of cores",
+        shared=True, intra_node=CPU_LINK, inter_node=CPU_LINK,
+        source="estimated from its number of cores",
     )  # fmt: skip
 
 

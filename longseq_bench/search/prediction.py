@@ -154,20 +154,22 @@ def predict_times(
 ) -> Times:
     """Predict the time of one pass. Overlapping transfers are hidden, except for the first.
 
+    Nothing is hidden if the cores that compute also copy what is sent.
+
     rate: a rate to use instead of that of this length.
     """
-    link = rates.hardware.link(trial.world_size)
+    hardware, ranks = rates.hardware, trial.world_size
+    link, sharing = hardware.link(ranks), ranks if hardware.shared else 1
     rate = rate or rates.rate(trial, estimate.kernel)
-    # a rate from records is mean FLOPs over the slowest rank's time, so it includes imbalance
-    imbalance = estimate.busiest if rate.exposed is None else 1.0
-    compute = estimate.flops * imbalance / rate.flops
-    memory = _moved_bytes(trial, estimate) / rates.hardware.bandwidth
-    bandwidth = rates.bandwidth(trial.world_size)
-    transfers = estimate.transfers * link.latency + estimate.bytes_sent / bandwidth
+    # a rate from records is mean FLOPs over the slowest rank's time: it includes imbalance, sharing
+    slowed = estimate.busiest * sharing if rate.exposed is None else 1.0
+    compute = estimate.flops * slowed / rate.flops
+    memory = _moved_bytes(trial, estimate) * sharing / hardware.bandwidth
+    transfers = estimate.transfers * link.latency + estimate.bytes_sent / rates.bandwidth(ranks)
     exposed = transfers
     if rate.exposed is not None:
         exposed = rate.exposed * estimate.bytes_sent
-    elif estimate.overlaps and estimate.transfers:
+    elif estimate.overlaps and estimate.transfers and not hardware.shared:
         exposed = max(transfers - max(compute, memory), transfers / estimate.transfers)
     return Times(compute, memory, transfers, exposed)
 

@@ -32,6 +32,7 @@ NETWORK = Hardware.model_validate(
     CPU.model_dump()
     | {
         "per_node": 2,
+        "shared": False,
         "inside": {"latency": 1e-3, "bandwidth": 1e6},
         "between": {"latency": 2e-3, "bandwidth": 1e5},
     }
@@ -219,6 +220,18 @@ def test_transfers_except_the_first_overlap_with_compute() -> None:
     estimate = DryRunEstimate(flops=100 * FLOPS, bytes_sent=10**6, transfers=4)
     times = predict_times(ring_trial(world_size=2), estimate, RateModel(NETWORK))
     assert times.exposed == pytest.approx(times.transfers / 4)
+
+
+def test_ranks_of_a_cpu_share_its_cores_and_hide_no_transfers() -> None:
+    estimate = DryRunEstimate(flops=FLOPS, bytes_sent=10**9, transfers=10)
+    two, four = (
+        predict_times(ring_trial(world_size=ranks), estimate, RateModel(CPU)) for ranks in (2, 4)
+    )
+    link = CPU.link(2)
+    assert two.compute == 2.0
+    assert two.exposed == pytest.approx(10 * link.latency + 10**9 / link.bandwidth)
+    # two ranks on each of the two cores
+    assert (four.compute, four.exposed) == (4.0, pytest.approx(2 * two.exposed))
 
 
 def test_exposed_communication_of_records_is_scaled_by_bytes_sent() -> None:
