@@ -27,7 +27,7 @@ from typing import Any
 
 CAPABILITIES = (80, 90, 100)
 HEAD_DIMS = (64, 128, 256)
-KERNELS = ("forward", "dq", "dkv", "spans forward", "spans backward")
+KERNELS = ("forward", "dq", "dkv", "spans forward", "spans backward", "decode")
 WARP = 32
 
 MULTIPROCESSOR = {
@@ -55,6 +55,10 @@ KINDS = {
 )  # fmt: skip
 """Types of the kernels' parameters; other pointers have the dtype of the tensors."""
 
+DECODE_KINDS = {"out": "*fp32", "first": "*i64", "stop": "*i64"} | dict.fromkeys(
+    ("begin", "end", "splits", "kv_heads", "queries"), "i32"
+)
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -72,7 +76,7 @@ class Variant:
     split: bool = False
     """Some items write to slots; for spans: earlier results are continued."""
     group: int = 1
-    """Query heads per KV head."""
+    """Query heads per KV head; in decode, those times new tokens."""
     shared: bool = True
     """One layout for all heads."""
 
@@ -106,7 +110,8 @@ def main() -> None:
     tile = tuple(args.tile) if args.tile else None
     variants = [
         Variant(kernel, dim, causal, tile=tile)
-        for kernel in args.kernel for dim in args.head_dim for causal in (False, True)
+        for kernel in args.kernel for dim in args.head_dim
+        for causal in ((False,) if kernel == "decode" else (False, True))
     ]  # fmt: skip
     jobs = [(variant, capability) for capability in args.capability for variant in variants]
     print_heading(args.markdown)
@@ -128,6 +133,12 @@ def main() -> None:
 
 def others(variant: Variant) -> Iterator[Variant]:
     """Yield the variants that need more registers: masks, slots, groups, layouts per head."""
+    if variant.kernel == "decode":
+        yield from (
+            replace(variant, dtype=dtype, group=rows)
+            for dtype, rows in (("bf16", 64), ("fp16", 64), ("fp32", 1), ("fp32", 16))
+        )
+        return
     is_span = variant.kernel.startswith("spans")
     for tail in (False, True):
         for split in (False, True):
@@ -173,11 +184,13 @@ def kernel_of(variant: Variant, capability: int) -> tuple[Any, Any]:
     """Return the kernel's function, and its tile."""
     import torch
 
-    from longseq_bench.kernels import triton_span_kernels
+    from longseq_bench.kernels import triton_decode, triton_span_kernels
     from longseq_bench.kernels.triton_blocks import _KERNELS
     from longseq_bench.kernels.triton_tiles import Shape, select_shape
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[variant.dtype]
+    if variant.kernel == "decode":
+        return triton_decode._split, triton_decode.tile_of(variant.group, variant.head_dim, dtype)
     shape = select_shape(
         variant.kernel, variant.block, variant.head_dim, dtype, capability // 10, variant.tail
     )
@@ -192,10 +205,11 @@ def arguments(
     function: Any, variant: Variant, tile: Any
 ) -> tuple[dict[str, Any], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
     """Return signature, constants and known divisors of a kernel's parameters."""
+    wide = 1 << (variant.head_dim - 1).bit_length()
     constants = {
         "GROUP": variant.group, "SHARED": variant.shared, "SPLIT": variant.split,
         "BLOCK": variant.block, "DIM": variant.head_dim,
-        "WIDE": 1 << (variant.head_dim - 1).bit_length(), "CAUSAL": variant.causal,
+        "WIDE": wide, "V_DIM": variant.head_dim, "V_WIDE": wide, "CAUSAL": variant.causal,
         "TAIL": variant.tail, "M": tile.queries, "N": tile.keys, "KEEP_LSE": True,
         "MERGE": variant.split, "HAS_BIAS": False, "HAS_STEP": True, "HAS_Q_ROW": variant.tail,
         "HAS_K_ROW": variant.tail, "HAS_Q_AT": variant.tail, "HAS_K_AT": variant.tail,
@@ -205,6 +219,8 @@ def arguments(
     fixed: dict[tuple[int, ...], Any] = {}
     known: dict[tuple[int, ...], Any] = {}
     kinds = KINDS
+    if variant.kernel == "decode":
+        kinds = KINDS | DECODE_KINDS
     if variant.kernel == "spans backward":
         kinds = KINDS | {"dk": "*fp32", "dv": "*fp32"}
     if variant.split:

@@ -315,12 +315,16 @@ def test_the_published_compile_table_has_the_tiles_that_are_chosen() -> None:
     """Make it again with `python -m benchmarks.triton_static --markdown`."""
     torch = pytest.importorskip("torch")
     tiles = pytest.importorskip("longseq_bench.kernels.triton_tiles")
+    decode = pytest.importorskip("longseq_bench.kernels.triton_decode")
     rows = TILE.findall((ROOT / "docs" / "gpu.md").read_text(encoding="utf-8"))
-    assert len(rows) == 3 * 5 * 3 * 2
+    assert len(rows) == 3 * 5 * 3 * 2 + 3 * 3
     for capability, kernel, head_dim, *sizes in rows:
-        chosen = tiles.select_shape(
-            kernel, 128, int(head_dim), torch.bfloat16, int(capability) // 10
-        )
+        chosen = (
+            decode.tile_of(1, int(head_dim), torch.bfloat16) if kernel == "decode"
+            else tiles.select_shape(
+                kernel, 128, int(head_dim), torch.bfloat16, int(capability) // 10
+            )
+        )  # fmt: skip
         expected = [chosen.queries, chosen.keys, chosen.warps, chosen.stages]
         assert list(map(int, sizes)) == expected, (capability, kernel, head_dim)
 

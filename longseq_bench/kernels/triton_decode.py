@@ -24,6 +24,7 @@ from longseq_bench.kernels.decode import (
     merge_partials,
 )
 from longseq_bench.kernels.triton_launch import grid_of, on_device
+from longseq_bench.kernels.triton_tiles import Shape
 from longseq_bench.meta_mode import are_loops_limited, is_meta
 
 PROGRAMS_PER_MULTIPROCESSOR = 4
@@ -108,8 +109,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Te
     check_strides("the decode kernel", q, k, v)
     batch, heads, queries, dim = q.shape
     kv_heads, v_dim = k.shape[1], v.shape[3]
-    rows, keys = group * queries, _tile_keys(q, v)
-    splits = choose_splits(batch * kv_heads, seen.end - seen.begin, _workers(q), keys)
+    rows = group * queries
+    tile = tile_of(rows, max(dim, v_dim), q.dtype)
+    splits = choose_splits(batch * kv_heads, seen.end - seen.begin, _workers(q), tile.keys)
     out = torch.empty(splits, batch, heads, queries, v_dim, device=q.device)
     lse = torch.empty(splits, batch, heads, queries, device=q.device)
     first, stop = (
@@ -123,15 +125,21 @@ def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Te
             q, k, v, out, lse, first, stop, q.stride()[:3], k.stride()[:3], v.stride()[:3],
             seen.begin, seen.end, splits, kv_heads, rows, queries, dim**-0.5,
             DIM=dim, WIDE=_wide(dim), V_DIM=v_dim, V_WIDE=_wide(v_dim),
-            M=max(16, triton.next_power_of_2(rows)), N=keys,
+            M=tile.queries, N=tile.keys, **tile.options,
         )  # fmt: skip
     return merge_partials(out, lse)
 
 
-def _tile_keys(q: Tensor, v: Tensor) -> int:
-    """Return the keys of a tile: so few that three stages of them fit in shared memory."""
-    row_bytes = max(_wide(q.shape[3]), _wide(v.shape[3])) * q.element_size()
-    return max(16, min(64, 64 * 256 // row_bytes))
+def tile_of(rows: int, head_dim: int, dtype: torch.dtype) -> Shape:
+    """Return the tile for some query rows of a KV head.
+
+    Three stages of it fit in shared memory, and no register spills; float32 has no tensor cores,
+    and its products take more of them.
+    """
+    tile_bytes = 2**13 if dtype == torch.float32 else 2**14
+    keys = max(16, min(64, tile_bytes // (_wide(head_dim) * dtype.itemsize)))
+    queries = max(16, triton.next_power_of_2(rows))
+    return Shape(queries, keys, warps=8 if queries * _wide(head_dim) > 2**13 else 4, stages=3)
 
 
 def _wide(dim: int) -> int:
