@@ -2,10 +2,11 @@
 
 The prediction is that of `longseq plan` from formulas: the visible pairs that the busiest rank
 computes, and the bytes sent, at the rate of one core (measured here, one rank) and the assumed link
-between ranks of a CPU. The measurement is the median over interleaved rounds, of wall
-time and of CPU time (sum over ranks): with more ranks than cores the ranks share them, and CPU time
-is the fairer one. A predicted ratio is good within 25 %. So is the order of two implementations
-that differ by more than 20 % when measured. The exit code is 1 if a ratio or an order is not.
+between ranks of a CPU. The measurement is the median over interleaved rounds, of wall time and of
+CPU time (sum over ranks). Wall time is judged; with more ranks than cores it depends on which rank
+the system lets wait, and CPU time is judged instead. A predicted ratio is good within 25 %. So is
+the order of two implementations that differ by more than 20 % when measured. The exit code is 1 if
+a ratio or an order that is judged is not good.
 """
 
 import argparse
@@ -125,8 +126,9 @@ def main() -> int:
                     f"{cpu_time['ring']:.2f} s of CPU; ratio to ring measured, predicted, off",
                     flush=True,
                 )
-                good &= compare(predicted, wall, "wall")
-                good &= compare(predicted, cpu_time, "CPU")
+                wall_is_good = compare(predicted, wall, "wall")
+                cpu_is_good = compare(predicted, cpu_time, "CPU")
+                good &= wall_is_good if ranks <= here.cores else cpu_is_good
     return 0 if good else 1
 
 
