@@ -53,7 +53,8 @@ class ModelShape(Frozen):
     head_dim: of q and k.  v_head_dim: of v and the output.  dtype: None if the file has none that
     can be measured.  window_layers: layers that see only the last `sliding_window` tokens.
     parameters: None if they can't be counted; parameters_reason says why.
-    notes: what the workload leaves out of this model.  source: URL or path of the config.json.
+    notes: what the workload leaves out of this model.  source: path of the config.json, or the
+    page with which a built-in model was compared.
     """
 
     name: str

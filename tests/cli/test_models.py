@@ -35,7 +35,7 @@ def test_models_are_listed_with_their_shapes_and_sources(
     assert run(["models"]) == 0
     lines = capfd.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.startswith("qwen3-30b-a3b")]
-    source = "https://huggingface.co/Qwen/Qwen3-30B-A3B/blob/main/config.json"
+    source = "https://github.com/Lightning-AI/litgpt/blob/26857050/litgpt/config.py"
     assert line.split() == [
         "qwen3-30b-a3b", "32", "4", "128", "—", "48", "2,048", "bfloat16", "30.5", "G", source
     ]  # fmt: skip

@@ -1,10 +1,12 @@
 """Shapes of models: the built-in ones against published counts, and files of config.json."""
 
 import json
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from longseq_bench.core.errors import ConfigError, UnknownNameError
 from longseq_bench.core.model import Workload
@@ -65,14 +67,27 @@ def test_shapes_where_the_head_dim_is_not_hidden_size_over_heads(
 def test_every_built_in_model_has_a_source_and_its_windows() -> None:
     models = {m.name: m for m in built_in_models()}
     for m in models.values():
-        assert m.source.startswith("https://huggingface.co/")
-        assert m.source.endswith("/config.json")
+        assert m.source.startswith("https://")
         assert m.dtype == (None if m.name.startswith("gpt-oss") else "bfloat16")
     windows = {n: (m.sliding_window, m.window_layers) for n, m in models.items() if m.window_layers}
     assert windows == {
         "gemma-2-9b": (4096, 21), "gemma-2-27b": (4096, 23), "gemma-3-12b": (1024, 40),
         "gemma-3-27b": (1024, 52), "gpt-oss-20b": (128, 12), "gpt-oss-120b": (128, 18),
     }  # fmt: skip
+
+
+def test_what_a_source_does_not_confirm_is_a_key_and_no_part_of_the_shape() -> None:
+    text = files("longseq_bench").joinpath("data/models.yaml").read_text(encoding="utf-8")
+    entries = yaml.safe_load(text)
+    assert len({entry["source"] for entry in entries.values()}) > 10
+    for name, entry in entries.items():
+        unconfirmed = {*entry.get("unconfirmed", ())}
+        assert unconfirmed <= {*entry["config"]}, name
+        assert entry["page"].endswith("/config.json"), name
+        shape = {"hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers"}
+        assert not unconfirmed & {*shape, "head_dim", "v_head_dim", "intermediate_size"}, name
+        if "sliding_window" in unconfirmed:
+            assert entry["config"]["use_sliding_window"] is False, name
 
 
 def test_a_config_file_is_read_by_path_or_folder(tmp_path: Path) -> None:
