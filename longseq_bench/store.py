@@ -108,8 +108,15 @@ class Store:
         return record
 
     def find(self, trial: Trial, fingerprint: str) -> Record | None:
-        """Return the newest record of this trial in this environment; None without one."""
-        return self._index.get((trial.key, fingerprint))
+        """Return the newest record of this trial in this environment; None without one.
+
+        The record has the labels of this trial, also if it was measured under others: another model
+        of the same shape, or an own function whose file lay elsewhere.
+        """
+        record = self._index.get((trial.key, fingerprint))
+        if record is None or record.trial == trial:
+            return record
+        return record.model_copy(update={"trial": trial})
 
     def close(self) -> None:
         """Release the folder; a second call does nothing."""

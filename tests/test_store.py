@@ -54,6 +54,20 @@ def test_records_come_back_equal_and_in_order(tmp_path: Path) -> None:
     assert (loaded.broken, loaded.notes) == ([], [])
 
 
+def test_a_shape_is_measured_once_and_found_under_the_label_that_is_asked(tmp_path: Path) -> None:
+    labelled, plain = make.trial(model="mine"), make.trial()
+    measured = make.record(labelled)
+    with Store(tmp_path) as store:
+        store.append(measured)
+        fingerprint = measured.environment.fingerprint
+        assert store.find(labelled, fingerprint) is measured
+        found = store.find(plain, fingerprint)
+        assert found is not None
+        assert (found.trial, found.outcome) == (plain, measured.outcome)
+        assert store.find(labelled.at(2048), fingerprint) is None
+    assert load(tmp_path).records == [measured]  # the file keeps its label
+
+
 def test_a_line_has_its_schema(tmp_path: Path) -> None:
     line = json.loads(filled(tmp_path, 1).read_text())
     assert line["schema"] == SCHEMA

@@ -88,10 +88,10 @@ class SweepProgress(ProgressLines):
     ) -> None:
         trials = list(trials)
         super().__init__(console, trials, heading, len(trials) * rounds)
-        self._weights = {(t.key, r): _weight(t) for t in trials for r in range(rounds)}
+        self._weights = {(_any_round(t), r): _weight(t) for t in trials for r in range(rounds)}
         self._left = sum(self._weights.values())
         self._spent = self._done = 0.0
-        self._walls: dict[str, float] = {}
+        self._walls: dict[Hashable, float] = {}
         self._total_wall_s = self._wall_weight = 0.0
         self._start_s = time.monotonic()
         self.summary = f"0 of {self._total} done"
@@ -102,7 +102,7 @@ class SweepProgress(ProgressLines):
 
         From an earlier round of the trial, else from its FLOPs and the rate of the other trials.
         """
-        first = step.trial.replace(round=0).key
+        first = _any_round(step.trial)
         if first in self._walls:
             return self._walls[first]
         per_weight = self._total_wall_s / self._wall_weight if self._wall_weight else 0.0
@@ -116,7 +116,7 @@ class SweepProgress(ProgressLines):
     def ends(self, step: Step, record: Record, from_store: bool) -> None:
         """Update the remaining time. A trial that failed has no further rounds."""
         trial = step.trial
-        first = trial.replace(round=0).key
+        first = _any_round(trial)
         finished = [(first, trial.round)]
         if record.outcome.status != "ok":
             finished = [key for key in self._weights if key[0] == first]
@@ -142,8 +142,8 @@ class SearchProgress(ProgressLines):
 
     def __init__(self, console: Console, trials: Iterable[Trial], heading: str = "") -> None:
         super().__init__(console, trials, heading)
-        self._passed: dict[str, int] = {}
-        self._failed: dict[str, int] = {}
+        self._passed: dict[Hashable, int] = {}
+        self._failed: dict[Hashable, int] = {}
         self._sparsities: dict[Hashable, tuple[float, float]] = {}
         self._timed = 0
 
@@ -176,7 +176,7 @@ class SearchProgress(ProgressLines):
 
     def _narrow_length(self, step: Step, record: Record) -> str:
         """Return the bracket of lengths, its width, and the predicted edge."""
-        search = step.trial.at(1).replace(round=0, repeats=0).key
+        search = step.trial.key_without("seq_len", "round", "repeats")
         tokens = step.trial.workload.seq_len
         if record.outcome.fits:
             self._passed[search] = max(tokens, self._passed.get(search, 0))
@@ -187,6 +187,11 @@ class SearchProgress(ProgressLines):
         if low and high:
             words += f" {(high - low) / low:.1%} apart"
         return words + (f", predicted {step.predicted_tokens:,}" if step.predicted_tokens else "")
+
+
+def _any_round(trial: Trial) -> Hashable:
+    """Return a key of all rounds of a trial; models of one shape have one each."""
+    return trial.key_without("round")
 
 
 def _weight(trial: Trial) -> float:

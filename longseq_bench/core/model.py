@@ -76,7 +76,8 @@ class Workload(Frozen):
 
     causal: no query sees a key after its own position.  mask: text of a mask that this does not
     describe (core/masks.py); None: full, or causal.  v_head_dim: elements per head of v and the
-    output.  model: a label, the model that the shape is from; empty for a shape in numbers.
+    output.  model: a label, the model that the shape is from; empty for a shape in numbers. It is
+    no part of a trial's key: a shape is measured once, whichever way it was asked for.
     """
 
     seq_len: int = Field(ge=1)
@@ -238,8 +239,7 @@ class Trial(Frozen):
             del shape["mask"]
         if self.workload.v_head_dim == self.workload.head_dim:
             del shape["v_head_dim"]
-        if not self.workload.model:
-            del shape["model"]
+        del shape["model"]  # a label
         if not self.workload.new_tokens:
             del shape["new_tokens"]
         if self.source is None:

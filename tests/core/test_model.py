@@ -100,9 +100,8 @@ def test_every_field_of_a_workload_changes_the_key() -> None:
     changes: dict[str, Any] = {
         "seq_len": 9, "batch": 2, "heads": 16, "kv_heads": 4, "head_dim": 32, "dtype": "float16",
         "causal": True, "mode": "train", "mask": "sliding-window:4", "v_head_dim": 32,
-        "model": "llama-3.1-8b",
     }  # fmt: skip
-    assert set(changes) == {*Workload.model_fields} - {"new_tokens"}
+    assert set(changes) == {*Workload.model_fields} - {"new_tokens", "model"}
     keys = {trial(**{"seq_len": 8, field: value}).key for field, value in changes.items()}
     # 0 means 1 in decode
     keys |= {trial(seq_len=8, mode="decode", new_tokens=n).key for n in (0, 1, 2)}
@@ -123,6 +122,14 @@ def test_new_tokens_need_decode_and_room_in_the_cache() -> None:
         trial(seq_len=8, mode="decode", new_tokens=9)
     # a search may ask for a length below the new tokens
     assert trial(seq_len=8, mode="decode", new_tokens=4).at(2).workload.seq_len == 4
+
+
+def test_a_model_is_a_label_and_no_part_of_the_key() -> None:
+    shape = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+    labels = ("", "llama-3.1-8b", "mistral-7b-v0.3")
+    trials = [trial("ring", 4096, model=label, **shape) for label in labels]
+    assert len({one.key for one in trials}) == 1
+    assert len({one.key_without("round") for one in trials}) == 3  # they stay rows of their own
 
 
 def test_a_v_head_dim_as_head_dim_and_no_model_keep_the_key_of_older_records() -> None:
