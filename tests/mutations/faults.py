@@ -1,4 +1,4 @@
-"""Sixty faults that the tests must find, each a small change of one line of the package.
+"""Faults that the tests must find, each a small change of one line of the package.
 
 `run.py` applies them one at a time to a copy of the tree and expects a red test for each. A fault
 is anchored on its `old` text, which must occur exactly once in its file.
@@ -208,8 +208,12 @@ _STORE = (
           ("tests/test_store.py",)),
     Fault("resume-elsewhere", "store", "store.py",
           "A record of another machine counts as this machine's.",
-          "return self._index.get((trial.key, fingerprint))",
-          "return next((r for (key, _), r in self._index.items() if key == trial.key), None)",
+          "record = self._index.get((trial.key, fingerprint))",
+          "record = next((r for (key, _), r in self._index.items() if key == trial.key), None)",
+          ("tests/test_store.py",)),
+    Fault("found-under-another-label", "store", "store.py",
+          "A record of another model of the same shape answers under that model's name.",
+          'return record.model_copy(update={"trial": trial})', "return record",
           ("tests/test_store.py",)),
     Fault("two-writers", "store", "store.py",
           "Two processes may write to one results folder.",
@@ -438,6 +442,32 @@ _WORKER = (
           ("tests/worker/test_trial.py",)),
 )
 
+_LIBRARIES = (
+    Fault("library-too-new", "libraries", "attention/external/_library.py",
+          "The first version that is not supported any more is used.",
+          "< _numbers(self.before)", "<= _numbers(self.before)",
+          ("tests/attention/external/test_library.py",)),
+    Fault("library-needs-more", "libraries", "attention/external/_library.py",
+          "A function that needs a parameter which the row does not give is called.",
+          'return f"needs {', 'return f"" and f"needs {',
+          ("tests/attention/external/test_library.py",)),
+    Fault("library-always-causal", "libraries", "attention/external/ring_flash_attention.py",
+          "A row of another library is causal where the workload is not.",
+          "causal=self.workload.causal", "causal=True",
+          ("tests/attention/external/test_on_cuda.py",)),
+    Fault("library-group-order", "libraries", "attention/external/ring_attention_pytorch.py",
+          "Query heads get the KV heads that the library pairs, not those of the workload.",
+          "if groups in (1, x_BHND.shape[1]):", "if True:",
+          ("tests/attention/external/test_on_cpu.py",)),
+    Fault("library-pages", "libraries", "attention/external/flashinfer_decode.py",
+          "A sequence of the batch reads the pages of other KV heads.",
+          "pages * w.kv_heads)", "pages)",
+          ("tests/attention/external/test_flashinfer_decode.py",)),
+)
+
 # fmt: on
 
-FAULTS = (*_PATTERNS, *_KERNELS, *_SEARCH, *_STORE, *_ANALYSIS, *_REPORTS, *_LAUNCHERS, *_WORKER)
+FAULTS = (
+    *_PATTERNS, *_KERNELS, *_SEARCH, *_STORE, *_ANALYSIS, *_REPORTS, *_LAUNCHERS, *_WORKER,
+    *_LIBRARIES,
+)  # fmt: skip

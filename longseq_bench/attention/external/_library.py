@@ -33,7 +33,7 @@ class Library:
     distribution: its name for pip.  module: what is imported.  install: one command.
     oldest: the first version that is supported.  before: the first one that is not any more.
     devices: kinds of devices that it runs on.
-    parameters: by function or class, the parameters that the row gives, with spaces between them.
+    parameters: by function or class, all parameters that the row gives, with spaces between them.
     """
 
     distribution: str
@@ -66,10 +66,10 @@ class Library:
         """
         module = import_installed(self.distribution, self.module, self.install)
         for name, given in self.parameters.items():
-            if missing := _missing(getattr(module, name, None), given.split()):
+            if reason := _mismatch(getattr(module, name, None), given.split()):
                 raise UnsupportedError(
-                    f"{name} of {self.distribution} {version(self.distribution)} has no "
-                    f"{missing}; install a supported version: {self.install}"
+                    f"{name} of {self.distribution} {version(self.distribution)} {reason}; "
+                    f"install a supported version: {self.install}"
                 )
         return module
 
@@ -155,12 +155,15 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", re.split(r"[+a-z]", text, maxsplit=1)[0]))
 
 
-def _missing(function: Callable[..., Any] | None, given: list[str]) -> str:
-    """Return what of a function and its parameters does not exist; empty if all do."""
+def _mismatch(function: Callable[..., Any] | None, given: list[str]) -> str:
+    """Return why a function can't be called with these parameters; empty if it can."""
     if function is None:
-        return "such name"
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return ""
-    missing = [name for name in given if name not in parameters]
-    return f"parameter {', '.join(missing)}" if missing else ""
+        return "does not exist"
+    parameters = inspect.signature(function).parameters.values()
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    unknown = [name for name in given if name not in {p.name for p in parameters}]
+    if unknown and not takes_any:
+        return f"has no parameter {', '.join(unknown)}"
+    named = (p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+    needed = [p.name for p in named if p.default is p.empty and p.name not in given]
+    return f"needs {', '.join(needed)}, which longseq does not give" if needed else ""

@@ -31,7 +31,7 @@ class RingAttentionPytorch(External):
         oldest="0.5.20",
         before="0.6",
         devices=("cpu", "cuda"),
-        parameters={"ring_flash_attn": "causal bucket_size ring_reduce_col"},
+        parameters={"ring_flash_attn": "q k v causal bucket_size ring_reduce_col"},
     )
 
     def __init__(

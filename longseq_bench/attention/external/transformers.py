@@ -66,7 +66,7 @@ class Transformers(External):
         else:
             self._attend = known[self.attention]
         w = self.workload
-        self._module = _Layer(self.attention, w.heads // w.kv_heads, w.causal)
+        self._module = ModelLayer(self.attention, w.heads // w.kv_heads, w.causal)
         self._mask = self._build_mask(device)
 
     @override
@@ -96,7 +96,7 @@ class Transformers(External):
         return super().facts() | own
 
 
-class _Layer(torch.nn.Module):
+class ModelLayer(torch.nn.Module):
     """The parts of a model's layer that attention functions read."""
 
     def __init__(self, attention: str, groups: int, causal: bool) -> None:

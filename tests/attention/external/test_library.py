@@ -91,12 +91,23 @@ print(len(libraries), {n for n in libraries if n in sys.modules} - {"torch"})
 def attend(q: object, causal: bool = False) -> None: ...
 
 
-def test_a_function_without_a_parameter_is_refused_before_a_call(
-    monkeypatch: pytest.MonkeyPatch,
+def attend_up_to(length: int, causal: bool = False, scale: float = 1.0) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [
+        (SimpleNamespace(attend=attend), "has no parameter scale"),
+        (SimpleNamespace(attend=attend_up_to), "needs length, which longseq does not give"),
+        (SimpleNamespace(), "does not exist"),
+    ],
+)
+def test_a_function_with_other_parameters_is_refused_before_a_call(
+    monkeypatch: pytest.MonkeyPatch, library: SimpleNamespace, reason: str
 ) -> None:
     install(monkeypatch, "1.0")
-    monkeypatch.setitem(sys.modules, "some_attention", SimpleNamespace(attend=attend))
-    with pytest.raises(UnsupportedError, match=r"attend of some-attention 1.0 has no .* scale; "):
+    monkeypatch.setitem(sys.modules, "some_attention", library)
+    with pytest.raises(UnsupportedError, match=f"attend of some-attention 1.0 {reason}; install"):
         LIBRARY.load()
 
 

@@ -1,6 +1,7 @@
 """Rows of other libraries that run on a CPU, against the definition in float64.
 
-They are skipped where a library is not installed; the extra `peers` brings all of them.
+They are skipped where a library is not installed. The extra `test` brings two of them;
+`longseq list` shows the command for dilated-attention-pytorch.
 """
 
 from typing import Any

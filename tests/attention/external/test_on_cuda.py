@@ -8,49 +8,25 @@ compared with an installed package.
 """
 
 import sys
-from importlib.metadata import PackageNotFoundError
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention as sdpa
+from torch.distributed.device_mesh import DeviceMesh
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.attention.external import _library
+from longseq_bench.attention.external._library import Library
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing.contract import assert_equals_reference, both_masks, make_workload
 from longseq_bench.testing.definition import build_attention, make_inputs
+from tests.attention.external.plain import attend, distances
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each library be installed in its oldest supported version."""
-
-    def version(name: str) -> str:
-        for known in IMPLEMENTATIONS.names():
-            if IMPLEMENTATIONS.unavailable_reason(known) is None:
-                library = getattr(IMPLEMENTATIONS.get(known), "library", None)
-                if library is not None and library.distribution == name:
-                    return str(library.oldest)
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(_library, "version", version)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
-    """Attention in the layout (B, N, H, D)."""
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    return sdpa(q, k, v, attn_mask=visible, enable_gqa=True).transpose(1, 2)
-
-
-def distances(tokens: int) -> Tensor:
-    positions = torch.arange(tokens)
-    return positions[:, None] - positions
+pytestmark = pytest.mark.usefixtures("one_thread", "oldest_versions")
 
 
 # ---- xformers ----------------------------------------------------------------------------------
@@ -213,13 +189,13 @@ def test_natten_without_a_window_is_refused(causal: bool) -> None:
 # ---- ring-flash-attention ----------------------------------------------------------------------
 
 
-def ring_function(name: str, calls: list[tuple[str, Any]]) -> Any:
+def ring_function(name: str, calls: list[tuple[str, Any, Any]]) -> Any:
     def function(
         q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: Any = None,
         causal: bool = False, window_size: tuple[int, int] = (-1, -1), alibi_slopes: Any = None,
         deterministic: bool = False, return_attn_probs: bool = False, group: Any = None,
     ) -> Tensor:  # fmt: skip
-        calls.append((name, causal))
+        calls.append((name, causal, group))
         assert q.is_contiguous()
         assert (q.shape, k.shape, v.shape) == ((2, 32, 4, 16), (2, 32, 2, 16), (2, 32, 2, 16))
         return 2 * q
@@ -228,27 +204,30 @@ def ring_function(name: str, calls: list[tuple[str, Any]]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("order", "function", "positions"),
+    ("order", "function", "causal", "positions"),
     [
-        ("contiguous", "ring_flash_attn_func", [*range(32, 64)]),
-        ("zigzag", "zigzag_ring_flash_attn_func", [*range(16, 32), *range(32, 48)]),
-        ("striped", "stripe_flash_attn_func", [*range(1, 64, 2)]),
+        ("contiguous", "ring_flash_attn_func", True, [*range(32, 64)]),
+        ("contiguous", "ring_flash_attn_func", False, [*range(32, 64)]),
+        ("zigzag", "zigzag_ring_flash_attn_func", True, [*range(16, 32), *range(32, 48)]),
+        ("striped", "stripe_flash_attn_func", True, [*range(1, 64, 2)]),
     ],
 )
 def test_ring_flash_attention(
-    monkeypatch: pytest.MonkeyPatch, order: str, function: str, positions: list[int]
+    monkeypatch: pytest.MonkeyPatch, order: str, function: str, causal: bool, positions: list[int]
 ) -> None:
-    calls: list[tuple[str, Any]] = []
+    calls: list[tuple[str, Any, Any]] = []
     names = ("ring_flash_attn_func", "zigzag_ring_flash_attn_func", "stripe_flash_attn_func")
     fake = SimpleNamespace(**{name: ring_function(name, calls) for name in names})
     monkeypatch.setitem(sys.modules, "ring_flash_attn", fake)
-    w = make_workload(64, causal=True, kv_heads=2, dtype="bfloat16")
-    attention = IMPLEMENTATIONS.get("ring-flash-attention")(w, Group(1, 2), order=order)
+    w = make_workload(64, causal=causal, kv_heads=2, dtype="bfloat16")
+    group = Group(1, 2, data="the ranks")
+    attention = IMPLEMENTATIONS.get("ring-flash-attention")(w, group, order=order)
     attention.prepare("cpu")
     assert attention.shard.queries.tolist() == positions
     q, k, v = (t[:, :, positions] for t in make_inputs(w))
     assert torch.equal(attention(q, k, v), 2 * q)
-    assert calls == [(function, True)]
+    assert calls == [(function, causal, "the ranks")]
+    assert not attention.counts_traffic  # it sends past our group
 
 
 def test_ring_flash_attention_refuses_what_it_has_not() -> None:
@@ -307,7 +286,7 @@ class DotProductAttention:
     def set_context_parallel_group(
         self, cp_group: Any, cp_global_ranks: Any, cp_stream: Any, cp_comm_type: str = "p2p"
     ) -> None:
-        self.parallel = (cp_global_ranks, cp_comm_type)
+        self.parallel = (cp_group, cp_global_ranks, cp_comm_type)
 
     def __call__(self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor) -> Tensor:
         assert query_layer.shape[2:] == (self.heads, self.head_dim)
@@ -325,10 +304,11 @@ def test_transformer_engine(monkeypatch: pytest.MonkeyPatch, causal: bool, kv_he
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", fake)
     w = make_workload(64, causal=causal, kv_heads=kv_heads, dtype="bfloat16", mode="train")
     assert_equals_reference("transformer-engine", {}, w)
-    attention: Any = IMPLEMENTATIONS.get("transformer-engine")(w, Group(1, 2))
+    make: Any = IMPLEMENTATIONS.get("transformer-engine")
+    attention = make(w, Group(1, 2, data="the ranks"), communication="a2a")
     attention.prepare("cpu")
     assert attention.shard.queries.tolist() == [*range(16, 48)]
-    assert attention._attention.parallel == ([0, 1], "p2p")
+    assert attention._attention.parallel == ("the ranks", [0, 1], "a2a")
 
 
 # ---- yunchang ----------------------------------------------------------------------------------
@@ -367,7 +347,7 @@ def test_yunchang(
             self, query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
             softmax_scale: Any = None, causal: bool = False,
         ) -> Tensor:  # fmt: skip
-            assert causal
+            made.append(causal)
             assert query.shape == (2, 16, 4, 16)
             return 2 * query
 
@@ -375,17 +355,62 @@ def test_yunchang(
         set_seq_parallel_pg=set_seq_parallel_pg, LongContextAttention=LongContextAttention
     )
     monkeypatch.setitem(sys.modules, "yunchang", fake)
-    w = make_workload(64, causal=True, dtype="bfloat16")
+    ulysses, order = options.get("ulysses", 1), options.get("order", "basic")
+    causal = order == "zigzag"
+    w = make_workload(64, causal=causal, dtype="bfloat16")
     attention = IMPLEMENTATIONS.get("yunchang")(w, Group(rank, 4), **options)
     attention.prepare("cpu")
-    ulysses = options.get("ulysses", 1)
-    assert made == [(ulysses, 4 // ulysses, rank, 4), options.get("order", "basic")]
     assert attention.shard.queries.tolist() == positions
     q, k, v = (t[:, :, positions] for t in make_inputs(w))
     assert torch.equal(attention(q, k, v), 2 * q)
+    assert made == [(ulysses, 4 // ulysses, rank, 4), order, causal]
 
 
 # ---- torch -------------------------------------------------------------------------------------
+
+
+def test_natten_and_torch_context_parallel_have_no_grouped_heads() -> None:
+    w = make_workload(64, kv_heads=2, dtype="bfloat16", mask="sliding-window:9")
+    with pytest.raises(UnsupportedError, match="natten has no grouped heads: 4 heads and 2 KV"):
+        build_attention("natten", {}, w)
+    w = make_workload(64, kv_heads=2, dtype="bfloat16")
+    with pytest.raises(UnsupportedError, match="torch has no grouped heads: 4 heads and 2 KV"):
+        IMPLEMENTATIONS.get("torch-context-parallel")(w, Group(1, 2))
+
+
+@both_masks
+def test_torch_context_parallel(monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
+    """The call, with a context that does not replace torch's attention."""
+    calls: list[Any] = []
+
+    @contextmanager
+    def context_parallel(
+        mesh: Any, *, buffers: list[Tensor] | None = None,
+        buffer_seq_dims: list[int] | None = None,
+        no_restore_buffers: set[Tensor] | None = None,
+    ) -> Iterator[None]:  # fmt: skip
+        assert buffers is not None
+        assert no_restore_buffers == set(buffers)
+        calls.append((mesh, [len(b) for b in buffers], buffer_seq_dims))
+        yield
+        calls.append("the end of the context")
+
+    def attend_here(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+        calls.append(is_causal)
+        return 2 * q
+
+    kind: Any = IMPLEMENTATIONS.get("torch-context-parallel")
+    fake = SimpleNamespace(context_parallel=context_parallel, set_rotate_method=calls.append)
+    monkeypatch.setattr(Library, "load", lambda library: fake)
+    monkeypatch.setattr(DeviceMesh, "from_group", lambda group, device: (group, device))
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", attend_here)
+    w = make_workload(64, causal=causal, dtype="bfloat16")
+    attention = kind(w, Group(1, 2, data="the ranks"), rotate="allgather")
+    attention.prepare("cuda")
+    q, k, v = make_inputs(w)
+    assert torch.equal(attention(q, k, v), 2 * q)
+    mesh = ("the ranks", "cuda")
+    assert calls == ["allgather", (mesh, [64], [0]), causal, "the end of the context"]
 
 
 def test_torch_context_parallel_has_the_functions_that_are_called() -> None:

@@ -1,0 +1,114 @@
+"""FlashInfer's decoding over a paged KV cache. The pages are views of k and v, nothing is copied.
+
+Not run on a GPU by this project yet.
+Letters: B batch, Hq heads, Hk kv_heads, m new tokens, N tokens of the cache, P tokens of a page, D
+head_dim.
+"""
+
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from longseq_bench.attention.base import implementation
+from longseq_bench.attention.external._library import External, Library
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.masks import WINDOW, parse_mask
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+
+_WORKSPACE_BYTES = 128 * 2**20  # what its documentation recommends
+
+
+@implementation("flashinfer-decode")
+class FlashInferDecode(External):
+    """`BatchDecodeWithPagedKVCacheWrapper` of FlashInfer, planned in `prepare`."""
+
+    summary = "FlashInfer's decoding over a paged KV cache, with windows"
+    takes_decode = True
+    mask_kinds = frozenset({WINDOW})
+    dtypes = ("bfloat16", "float16")
+    library = Library(
+        "flashinfer-python",
+        "flashinfer",
+        "pip install 'flashinfer-python>=0.7.2'",
+        oldest="0.7.2",
+        before="0.8",
+        parameters={
+            "BatchDecodeWithPagedKVCacheWrapper": "float_workspace_buffer kv_layout "
+            "use_tensor_cores"
+        },
+    )
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        page: Annotated[int, "tokens of a page; it divides the tokens of the cache"] = 16,
+        tensor_cores: Annotated[
+            bool, "use its kernel for tensor cores, which several new tokens need"
+        ] = True,
+    ) -> None:
+        super().__init__(workload, group)
+        w = workload
+        if not w.decode:
+            raise UnsupportedError("it computes steps of decoding only; use mode=decode")
+        if page < 1 or w.seq_len % page:
+            raise UnsupportedError(f"page={page} does not divide the {w.seq_len} cached tokens")
+        if w.seq_len * w.head_dim >= 2**32:
+            raise UnsupportedError(
+                "FlashInfer has 32 bits for strides; use fewer than 2^32 / head_dim tokens"
+            )
+        if w.new_tokens > 1 and not w.causal:
+            raise UnsupportedError("several new tokens are causal in FlashInfer; use causal=true")
+        if w.new_tokens > 1 and not tensor_cores:
+            raise UnsupportedError("tensor_cores=false computes one new token")
+        self.page, self.tensor_cores = page, tensor_cores
+
+    def prepare(self, device: str) -> None:
+        """Plan: FlashInfer splits the pages among thread blocks. Its workspace stays allocated."""
+        super().prepare(device)
+        w, pages = self.workload, self.workload.seq_len // self.page
+        workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._wrapper = self.module.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, kv_layout="HND", use_tensor_cores=self.tensor_cores
+        )
+        sequences = torch.arange(w.batch, dtype=torch.int32, device=device)
+        # between the pages of two sequences lie those of the other KV heads: see _pages
+        first = sequences[:, None] * (pages * w.kv_heads)
+        indices = first + torch.arange(pages, dtype=torch.int32, device=device)
+        self._wrapper.plan(
+            indptr=torch.arange(w.batch + 1, dtype=torch.int32, device=device) * pages,
+            indices=indices.flatten(),
+            last_page_len=torch.full_like(sequences, self.page),
+            num_qo_heads=w.heads, num_kv_heads=w.kv_heads, head_dim=w.head_dim,
+            page_size=self.page, q_len_per_req=w.new_tokens,
+            window_left=-1 if w.mask is None else parse_mask(w.mask).size - 1,
+            q_data_type=self.torch_dtype, kv_data_type=self.torch_dtype,
+        )  # fmt: skip
+
+    @override
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        B, Hq, m, D = q.shape
+        rows = q.transpose(1, 2).reshape(B * m, Hq, D)
+        out: Tensor = self._wrapper.run(rows, (self._pages(k), self._pages(v)))
+        return out.reshape(B, m, Hq, D).transpose(1, 2)
+
+    def _pages(self, cache_BHND: Tensor) -> Tensor:
+        """Return (pages, Hk, P, D), a view of a contiguous cache.
+
+        Page p starts p * P tokens after the first token of the first KV head. Head h of it lies h
+        * N tokens further, so pages overlap, and sequence b begins at page b * Hk * N / P.
+        """
+        B, Hk, N, D = cache_BHND.shape
+        P = self.page
+        pages = ((B - 1) * Hk + 1) * N // P
+        return cache_BHND.as_strided((pages, Hk, P, D), (P * D, N * D, D, 1))
+
+    @override
+    def facts(self) -> dict[str, Any]:
+        kernel = f"FlashInfer {self._wrapper.resolved_backend}"
+        layout = f"pages of {self.page} tokens are views of k and v; nothing is copied"
+        return super().facts() | {"kernel": kernel, "layout": layout}

@@ -1,0 +1,125 @@
+"""FlashInfer's paged decoding up to the call: a fake with the signature of its wheel 0.7.2.
+
+The fake reads pages by their strides, as the kernels do, and computes in torch.
+"""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.testing.contract import assert_equals_reference, make_workload
+from longseq_bench.testing.definition import build_attention, make_inputs
+from tests.attention.external.plain import attend
+
+pytestmark = pytest.mark.usefixtures("one_thread", "oldest_versions")
+
+NAME = "flashinfer-decode"
+
+
+class BatchDecodeWithPagedKVCacheWrapper:
+    resolved_backend = "fa2"
+
+    def __init__(
+        self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False, paged_kv_indptr_buffer: Any = None,
+        paged_kv_indices_buffer: Any = None, paged_kv_last_page_len_buffer: Any = None,
+        backend: str = "auto", jit_args: Any = None,
+    ) -> None:  # fmt: skip
+        assert (kv_layout, use_cuda_graph, backend) == ("HND", False, "auto")
+        assert float_workspace_buffer.dtype == torch.uint8
+        assert not float_workspace_buffer.any()  # it has to be zero at first
+        self.tensor_cores = use_tensor_cores
+
+    def plan(
+        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, num_qo_heads: int,
+        num_kv_heads: int, head_dim: int, page_size: int, *, pos_encoding_mode: str = "NONE",
+        window_left: int = -1, window_right: int = 0, logits_soft_cap: float | None = None,
+        q_data_type: Any = "float16", kv_data_type: Any = None, o_data_type: Any = None,
+        data_type: Any = None, sm_scale: float | None = None, rope_scale: float | None = None,
+        rope_theta: float | None = None, non_blocking: bool = True, block_tables: Any = None,
+        seq_lens: Any = None, fixed_split_size: int | None = None, disable_split_kv: bool = False,
+        q_len_per_req: int = 1, is_causal: bool | None = None,
+    ) -> None:  # fmt: skip
+        assert indptr.dtype == indices.dtype == last_page_len.dtype == torch.int32
+        assert len(indptr) == len(last_page_len) + 1
+        assert q_data_type == kv_data_type == torch.bfloat16
+        assert self.tensor_cores or q_len_per_req == 1
+        self.ends, self.indices, self.last = indptr.tolist(), indices, last_page_len.tolist()
+        self.shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
+        self.queries, self.left, self.scale = q_len_per_req, window_left, sm_scale
+
+    def run(
+        self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *args: Any,
+        q_scale: float | None = None, k_scale: float | None = None, v_scale: float | None = None,
+        out: Any = None, lse: Any = None, return_lse: bool = False, enable_pdl: bool | None = None,
+        window_left: int | None = None, sinks: Any = None, q_len_per_req: int | None = None,
+        skip_softmax_threshold_scale_factor: float | None = None, kv_cache_sf: Any = None,
+    ) -> Tensor:  # fmt: skip
+        k_pages, v_pages = paged_kv_cache
+        heads, kv_heads, head_dim, page = self.shape
+        assert q.shape == (len(self.last) * self.queries, heads, head_dim)
+        assert k_pages.shape[1:] == (kv_heads, page, head_dim)
+        assert k_pages.stride() == v_pages.stride()
+        rows = []
+        for b, (first, stop) in enumerate(zip(self.ends, self.ends[1:], strict=False)):
+            pages = self.indices[first:stop].long()
+            tokens = (stop - first - 1) * page + self.last[b]
+            k, v = (x[pages].transpose(1, 2).flatten(0, 1)[:tokens] for x in (k_pages, v_pages))
+            far = torch.arange(tokens - self.queries, tokens)[:, None] - torch.arange(tokens)
+            seen = (far >= 0) & (far <= self.left) if self.left >= 0 else far >= 0
+            own = q[b * self.queries : (b + 1) * self.queries]
+            rows.append(attend(own[None], k[None], v[None], seen, self.scale)[0])
+        return torch.cat(rows)
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = BatchDecodeWithPagedKVCacheWrapper
+    fake = SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=kind)
+    monkeypatch.setitem(sys.modules, "flashinfer", fake)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("new_tokens", [1, 3])
+@pytest.mark.parametrize("mask", ["causal", "sliding-window:20"])
+def test_it_equals_the_reference(kv_heads: int, new_tokens: int, mask: str) -> None:
+    w = make_workload(
+        96, kv_heads=kv_heads, mask=mask, dtype="bfloat16", mode="decode", new_tokens=new_tokens
+    )
+    assert_equals_reference(NAME, {"page": 8}, w)
+
+
+def test_pages_are_the_cache_itself() -> None:
+    """A copy of the cache would take longer than the step."""
+    w = make_workload(96, kv_heads=2, dtype="bfloat16", mode="decode")
+    attention: Any = build_attention(NAME, {"page": 96}, w)
+    k = make_inputs(w)[1]
+    pages = attention._pages(k)
+    assert pages.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
+    assert torch.equal(pages[2], k[1])  # page = cache: the second sequence after two KV heads
+    assert attention.facts()["kernel"] == "FlashInfer fa2"
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "words"),
+    [
+        ({"mode": "forward"}, {}, "it computes steps of decoding only; use mode=decode"),
+        ({}, {"page": 40}, "page=40 does not divide the 96 cached tokens"),
+        ({"head_dim": 2**28}, {}, r"use fewer than 2\^32 / head_dim tokens"),
+        ({"new_tokens": 2, "causal": False}, {}, "several new tokens are causal in FlashInfer"),
+        ({"new_tokens": 2}, {"tensor_cores": False}, "tensor_cores=false computes one new token"),
+        ({"mask": "documents:96"}, {}, "has no mask documents; it has full, causal, sliding-wi"),
+        ({"dtype": "float32"}, {}, "flashinfer-python computes bfloat16 and float16 only"),
+    ],
+)
+def test_it_refuses_what_it_has_not(
+    fields: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    known = {"seq_len": 96, "causal": True, "dtype": "bfloat16", "mode": "decode"}
+    with pytest.raises(UnsupportedError, match=words):
+        build_attention(NAME, options, make_workload(**{**known, **fields}))
