@@ -4,6 +4,7 @@ They are skipped where a library is not installed. The extra `test` brings two o
 `longseq list` shows the command for dilated-attention-pytorch.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,20 @@ class TestTransformers(ImplementationContract):
 def test_ring_attention_pytorch_in_half_precision_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="ring-attention-pytorch computes float32 only"):
         build_attention(RING, {}, make_workload(64, dtype="bfloat16"))
+
+
+@needs(RING)
+def test_the_bucket_reaches_ring_attention_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention: Any = build_attention(RING, {"bucket": 16}, make_workload(64))
+    given: list[Any] = []
+
+    def spy(q: torch.Tensor, *tensors: torch.Tensor, **more: Any) -> torch.Tensor:
+        given.append(more)
+        return q
+
+    monkeypatch.setattr(attention, "module", SimpleNamespace(ring_flash_attn=spy))
+    attention(*make_inputs(attention.workload))
+    assert given == [{"causal": False, "bucket_size": 16, "ring_reduce_col": False}]
 
 
 def _own_rows(group: Group, causal: bool, kv_heads: int, bucket: int) -> Any:

@@ -77,7 +77,8 @@ def memory_efficient_attention(
         query, key, value = (t.flatten(2, 3) for t in (query, key, value))
     assert query.shape[2] == key.shape[2]
     visible = None if attn_bias is None else attn_bias.visible(shape[1])
-    return attend(query, key, value, visible).reshape(shape)
+    assert p == 0
+    return attend(query, key, value, visible, scale).reshape(shape)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
@@ -116,6 +117,8 @@ class BatchPrefillWithRaggedKVCacheWrapper:
     ) -> None:  # fmt: skip
         assert qo_indptr.dtype == torch.int32
         assert torch.equal(qo_indptr, kv_indptr)
+        assert q_data_type == torch.bfloat16
+        self.scale = sm_scale
         self.ends, self.causal, self.left = qo_indptr.tolist(), causal, window_left
         self.heads = (num_qo_heads, num_kv_heads, head_dim_qk)
 
@@ -129,7 +132,8 @@ class BatchPrefillWithRaggedKVCacheWrapper:
             seen = far >= 0 if self.causal else torch.ones_like(far, dtype=torch.bool)
             if self.left >= 0:
                 seen &= far <= self.left
-            parts.append(attend(*(t[None, first:stop] for t in (q, k, v)), seen)[0])
+            own = (t[None, first:stop] for t in (q, k, v))
+            parts.append(attend(*own, seen, self.scale)[0])
         return torch.cat(parts)
 
 
@@ -144,6 +148,7 @@ def test_flashinfer(monkeypatch: pytest.MonkeyPatch, mask: str, kv_heads: int) -
     monkeypatch.setitem(sys.modules, "flashinfer", fake)
     w = make_workload(64, kv_heads=kv_heads, mask=mask, dtype="bfloat16")
     assert_equals_reference("flashinfer", {}, w)
+    assert build_attention("flashinfer", {}, w).facts()["library"] == "flashinfer-python 0.2.3"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +174,8 @@ def na1d(
     assert 1 <= kernel_size <= query.shape[1]
     assert is_causal
     far = distances(query.shape[1])
-    return attend(query, key, value, (far >= 0) & (far < kernel_size))
+    assert (stride, dilation) == (1, 1)
+    return attend(query, key, value, (far >= 0) & (far < kernel_size), scale)
 
 
 @pytest.mark.parametrize("window", [2, 9, 64, 100])
@@ -196,6 +202,7 @@ def ring_function(name: str, calls: list[tuple[str, Any, Any]]) -> Any:
         deterministic: bool = False, return_attn_probs: bool = False, group: Any = None,
     ) -> Tensor:  # fmt: skip
         calls.append((name, causal, group))
+        assert (dropout_p, softmax_scale, window_size) == (0.0, None, (-1, -1))
         assert q.is_contiguous()
         assert (q.shape, k.shape, v.shape) == ((2, 32, 4, 16), (2, 32, 2, 16), (2, 32, 2, 16))
         return 2 * q
@@ -256,7 +263,7 @@ def flex_flash_attn_func(
         far = distances(rows[1] - rows[0])
         seen = far >= 0 if kind == 1 else torch.ones_like(far, dtype=torch.bool)
         part = (t[None, slice(*at)] for t, at in ((q, rows), (k, keys), (v, keys)))
-        out[slice(*rows)] = attend(*part, seen)[0]
+        out[slice(*rows)] = attend(*part, seen, softmax_scale)[0]
     return out, None
 
 
@@ -348,6 +355,7 @@ def test_yunchang(
             softmax_scale: Any = None, causal: bool = False,
         ) -> Tensor:  # fmt: skip
             made.append(causal)
+            assert (dropout_p, softmax_scale) == (0.0, None)
             assert query.shape == (2, 16, 4, 16)
             return 2 * query
 
