@@ -54,11 +54,12 @@ class ModelShape(Frozen):
     can be measured.  window_layers: layers that see only the last `sliding_window` tokens.
     parameters: None if they can't be counted; parameters_reason says why.
     notes: what the workload leaves out of this model.  source: path of the config.json, or the
-    page with which a built-in model was compared.
+    page with which a built-in model was compared.  page: the publisher's file of a built-in model.
     """
 
     name: str
     source: str
+    page: str = ""
     heads: int
     kv_heads: int
     head_dim: int
@@ -102,7 +103,7 @@ class ModelShape(Frozen):
             f"{self.heads} heads", f"{self.kv_heads} KV heads", f"head_dim {self.head_dim}{value}",
             f"{self.layers} layers", self.dtype or "no dtype",
         )  # fmt: skip
-        own = f"model {self.name}: {', '.join(parts)} ({self.source})"
+        own = f"model {self.name}: {', '.join(parts)} ({self.page or self.source})"
         fields = OVERRIDABLE if workload else ()
         set_here = [
             f"{name} {value}"
@@ -192,7 +193,10 @@ def parse_config(data: Mapping[str, Any], name: str, source: str) -> ModelShape:
 def _built_in() -> dict[str, ModelShape]:
     text = files("longseq_bench").joinpath("data/models.yaml").read_text(encoding="utf-8")
     entries = yaml.safe_load(text).items()
-    return {name: parse_config(e["config"], name, e["source"]) for name, e in entries}
+    return {
+        name: parse_config(e["config"], name, e["source"]).model_copy(update={"page": e["page"]})
+        for name, e in entries
+    }
 
 
 def _language_model(data: Mapping[str, Any]) -> dict[str, Any]:

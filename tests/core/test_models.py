@@ -181,6 +181,9 @@ def test_given_fields_override_a_model_and_its_label_says_so() -> None:
     assert deepseek.workload_fields({"heads": 16})["kv_heads"] == 16  # each head has its own
     assert load_model("llama-3.1-8b").workload_fields({"heads": 16})["kv_heads"] == 8
     line = deepseek.describe(Workload(seq_len=1, **other))
-    assert "128 heads, 128 KV heads, head_dim 192 (of v 128), 61 layers, bfloat16 (https" in line
+    assert (
+        "128 heads, 128 KV heads, head_dim 192 (of v 128), 61 layers, bfloat16 (https://hugging"
+        in line
+    )
     assert "overridden: heads 16, kv_heads 16, head_dim 64, v_head_dim 64" in line
     assert "overridden" not in deepseek.describe(Workload(seq_len=1, **fields))
