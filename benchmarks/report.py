@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from longseq_bench.core.model import Environment, Measurement, Outcome, Record, Trial
+from longseq_bench.core.record_line import write_line
 
 MAX_S, MAX_BYTES, MAX_RSS = 12.0, 8 * 10**6, 800 * 2**20
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -142,9 +143,9 @@ def write(folder: Path, shape: str, records: int, seed: int) -> int:
     """Write records.jsonl, equal for equal seeds; return its size in bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
-    with open(folder / "records.jsonl", "w", encoding="utf-8") as stream:
+    with open(folder / "records.jsonl", "wb") as stream:
         for record in islice(MADE[shape](rng), records):
-            stream.write(record.model_dump_json(by_alias=True) + "\n")
+            stream.write(write_line(record))
         return stream.tell()
 
 

@@ -1,30 +1,49 @@
-"""Results on disk: `records.jsonl` in a results folder, one Record per line.
+"""Results on disk: `records.jsonl` in a results folder, one Record per line (core/record_line.py).
 
 Schema history, by the `schema` field of each line:
 
 1   trial, outcome, environment, started_at, wall_s, processes, purpose, predicted_tokens, command
 2   foreseen: the prediction before the run
+3   checksum: the last field of a line, over the bytes before it
 
 A line is written with one write and an fsync, so it is complete on disk when `append` returns. An
 unfinished line of a killed writer is moved to `records.jsonl.torn`; no other byte is rewritten.
 """
 
 import fcntl
-import json
 import os
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 from longseq_bench.core.errors import StoreError, nearest
 from longseq_bench.core.interning import RecordInterner, gc_disabled, keep_uncollected
 from longseq_bench.core.model import SCHEMA, Record, Trial
+from longseq_bench.core.record_file import (
+    append_line,
+    find_path,
+    is_file_of,
+    make_folder,
+    open_regular,
+    read_blocks,
+    save_copy,
+    sync_folder,
+    write_fully,
+)
+from longseq_bench.core.record_line import (
+    BrokenLineError,
+    NewerSchemaError,
+    has_checksum,
+    read_line,
+    write_line,
+)
 
 RECORDS = "records.jsonl"
 TORN = "records.jsonl.torn"
+RECOVERED = "records.recovered.jsonl"
+UNSAVED = "records.unsaved.jsonl"
 LOCK = ".lock"
 
 
@@ -32,24 +51,28 @@ LOCK = ".lock"
 class Loaded:
     """Records in file order, and the lines that could not be read.
 
-    broken: line numbers, from 1, of lines that are not a record.
+    reasons: of each line that is not a record, by its number from 1.
     newer: line numbers by schema, of lines that a newer longseq wrote.  writers: its version.
+    with_checksum: number of lines that have a checksum.
     notes: one sentence for the user on each kind of skipped line.
     """
 
     records: list[Record]
-    broken: list[int] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
     newer: dict[int, list[int]] = field(default_factory=dict)
     writers: dict[int, str] = field(default_factory=dict)
+    with_checksum: int = 0
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def broken(self) -> list[int]:
+        """Numbers of the lines that are not a record."""
+        return list(self.reasons)
 
-class NewerSchemaError(Exception):
-    """A line has a schema that this version does not know; raised and caught in this file."""
-
-    def __init__(self, schema: int, writer: str | None) -> None:
-        super().__init__(schema)
-        self.schema, self.writer = schema, writer
+    @property
+    def lines(self) -> int:
+        """Number of lines that are not empty."""
+        return len(self.records) + len(self.reasons) + sum(map(len, self.newer.values()))
 
 
 class Store:
@@ -65,12 +88,12 @@ class Store:
         self._records_fd: int | None = None
         self._lock_fd: int | None = None
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock_fd = _lock(self.folder)
-            self._records_fd = os.open(
-                self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-            )
-            _sync_folder(self.folder)
+            make_folder(self.folder)
+            self._lock_fd = _lock_folder(self.folder)
+            self._records_fd = open_regular(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            # also held by a run whose .lock was deleted
+            _lock(self._records_fd, self.folder, "another process")
+            sync_folder(self.folder)
             repairs = _repair_tail(self._records_fd, self.folder)
             loaded = _read(self.path)
         except OSError as error:
@@ -81,31 +104,78 @@ class Store:
             raise
         self.records: list[Record] = loaded.records
         self.broken: list[int] = loaded.broken
-        self.notes: list[str] = repairs + loaded.notes
+        self.notes: list[str] = [*repairs, *loaded.notes]
         self._index = {_index_key(record): record for record in self.records}
+        self._size, self._is_cut = os.fstat(self._records_fd).st_size, False
         _OPEN_STORES.add(self)
 
     def append(self, record: Record) -> Record:
         """Write a record to disk, completely or not at all, and return it.
 
-        Raises StoreError if it can't be written (disk full, folder deleted, store closed).
+        Raises StoreError if it can't be written (disk full, store closed), or if the folder or its
+        file is no longer the one that was opened (moved, deleted, replaced). The error names the
+        file that has the record.
         """
         if self._records_fd is None:
             raise StoreError(f"results folder {self.folder} is closed; nothing was written")
-        line = record.model_dump_json(by_alias=True).encode() + b"\n"
-        before = os.fstat(self._records_fd).st_size
+        line = write_line(record)
+        self._note_cut(self._records_fd)
         try:
-            written = os.write(self._records_fd, line)
-            if written < len(line):
-                raise OSError(f"only {written} of {len(line)} bytes could be written")
-            os.fsync(self._records_fd)
+            append_line(self._records_fd, line)
         except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._records_fd, before)
-            raise _unwritable(self.folder, error) from None
+            raise StoreError(
+                f"{_unwritable(self.folder, error)}. {self._save_unwritten(line)}"
+            ) from None
         self.records.append(record)
         self._index[_index_key(record)] = record
+        self.check_in_place()
         return record
+
+    def check_in_place(self) -> None:
+        """Raise StoreError if the folder or the file of records was moved, deleted or replaced.
+
+        The error names the file that has all records: where it is now, or a copy of it.
+        """
+        if self._records_fd is None:
+            return
+        self._note_cut(self._records_fd)
+        if self._is_cut:
+            what = "another program wrote to it"
+        elif is_file_of(self._records_fd, self.path):
+            return
+        elif os.path.exists(self.path):
+            what = "another file took its place"
+        else:
+            what = "it is no longer there"
+        raise StoreError(
+            f"{self.path} was moved, deleted or replaced while this run wrote to it: {what}, and "
+            f"{self._locate(self._records_fd)}. Put that file back as {RECORDS} in a results "
+            "folder and name the folder with --out to go on"
+        )
+
+    def _note_cut(self, fd: int) -> None:
+        """Note that the file lost bytes: an editor may write anew into the same file."""
+        size = os.fstat(fd).st_size
+        self._is_cut |= size < self._size
+        self._size = size
+
+    def _locate(self, fd: int) -> str:
+        """Say where the records are now: in the file that was moved, else in a copy."""
+        count = f"its {len(self.records):,} records"
+        if self._is_cut:
+            copied = save_copy(RECOVERED, map(write_line, self.records), self.folder)
+        elif place := find_path(fd):
+            return f"{count} are in {place}"
+        else:
+            copied = save_copy(RECOVERED, read_blocks(fd), self.folder)
+        return f"{count} were copied to {copied}" if copied else f"{count} are lost"
+
+    def _save_unwritten(self, line: bytes) -> str:
+        """Save a line that the file did not take, and return a sentence on what is where."""
+        before = f"The {len(self.records):,} records before are in {self.path}; the last one"
+        if saved := save_copy(UNSAVED, [line], self.folder):
+            return f"{before} was saved as {saved}. Free space, append it to {RECORDS}, run again"
+        return f"{before} could not be saved anywhere. Free space and run again: its trial repeats"
 
     def find(self, trial: Trial, fingerprint: str) -> Record | None:
         """Return the newest record of this trial in this environment; None without one.
@@ -128,8 +198,13 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        try:
+            # an interrupted run says that its records are on disk
+            if kind is None or issubclass(kind, KeyboardInterrupt):
+                self.check_in_place()
+        finally:
+            self.close()
 
 
 def load(path: str | Path) -> Loaded:
@@ -137,15 +212,49 @@ def load(path: str | Path) -> Loaded:
 
     Raises StoreError if there is no such file, or no record in it can be read.
     """
-    file = _records_file(Path(path))
-    try:
-        loaded = _read(file)
-    except OSError as error:
-        raise StoreError(f"results {path} can't be read: {_describe_error(error)}") from None
+    loaded = read(path)
     if not loaded.records:
         reason = "; ".join(loaded.notes) or "it is empty"
-        raise StoreError(f"results {file} hold no record: {reason}")
+        raise StoreError(f"results {_records_file(Path(path))} hold no record: {reason}")
     return loaded
+
+
+def read(path: str | Path) -> Loaded:
+    """Read a results folder or a .jsonl file, which may hold no record, without a lock.
+
+    Raises StoreError if there is no such file, or if it can't be read.
+    """
+    try:
+        return _read(_records_file(Path(path)))
+    except OSError as error:
+        raise StoreError(f"results {path} can't be read: {_describe_error(error)}") from None
+
+
+def _read(file: Path) -> Loaded:
+    records, interner, with_checksum = list[Record](), RecordInterner(), 0
+    reasons: dict[int, str] = {}
+    newer: dict[int, list[int]] = {}
+    writers: dict[int, str] = {}
+    is_torn = False
+    with gc_disabled(), open(open_regular(file, os.O_RDONLY), "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if line.isspace():
+                continue
+            with_checksum += has_checksum(line)
+            try:
+                records.append(read_line(line, interner))
+            except NewerSchemaError as error:
+                newer.setdefault(error.schema, []).append(number)
+                if error.writer:
+                    writers.setdefault(error.schema, error.writer)
+            except BrokenLineError as error:
+                reasons[number] = str(error)
+                is_torn = not line.endswith(b"\n")
+        keep_uncollected(records)
+    if is_torn:
+        reasons[next(reversed(reasons))] = "it is not finished: it has no line end"
+    loaded = Loaded(records, reasons, newer, writers, with_checksum)
+    return replace(loaded, notes=list(_describe_skipped(loaded, is_torn)))
 
 
 _OPEN_STORES: weakref.WeakSet[Store] = weakref.WeakSet()
@@ -164,33 +273,29 @@ def _index_key(record: Record) -> tuple[str, str]:
     return record.key, record.environment.fingerprint
 
 
-def _lock(folder: Path) -> int:
+def _lock_folder(folder: Path) -> int:
     """Take the folder's lock and write our pid to it; StoreError if another process has it."""
-    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    # a link in its place would lead to a file that is not ours to empty
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
         pid = os.pread(fd, 20, 0).decode(errors="replace").strip()
-        os.close(fd)
-        holder = f"process {pid}" if pid.isdigit() else "another process"
-        raise StoreError(
-            f"results folder {folder} is in use by {holder}; wait for it, or name another folder"
-        ) from None
+        _lock(fd, folder, f"process {pid}" if pid.isdigit() else "another process")
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     except BaseException:
         os.close(fd)
         raise
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
 
 
-def _sync_folder(folder: Path) -> None:
-    """Sync the folder: the name of a new file is on disk only after that."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+def _lock(fd: int, folder: Path, holder: str) -> None:
+    """Lock a file until its descriptor is closed. Raises StoreError if another process has it."""
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise StoreError(
+            f"results folder {folder} is in use by {holder}; wait for it, or name another folder"
+        ) from None
 
 
 def _repair_tail(fd: int, folder: Path) -> list[str]:
@@ -202,10 +307,14 @@ def _repair_tail(fd: int, folder: Path) -> list[str]:
         os.write(fd, b"\n")
         os.fsync(fd)
         return [f"the last line of {folder / RECORDS} lacked only its line end, which was added"]
-    with open(folder / TORN, "ab") as torn_file:
-        torn_file.write(tail + b"\n")
-        torn_file.flush()
-        os.fsync(torn_file.fileno())
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    torn_fd = os.open(folder / TORN, flags, 0o644)
+    try:
+        write_fully(torn_fd, tail + b"\n")
+        os.fsync(torn_fd)
+    finally:
+        os.close(torn_fd)
+    sync_folder(folder)
     os.ftruncate(fd, start)
     os.fsync(fd)
     return [
@@ -229,58 +338,22 @@ def _read_unfinished_line(fd: int, block: int = 1 << 16) -> tuple[int, bytes]:
 
 def _is_record(line: bytes) -> bool:
     try:
-        _parse(line, RecordInterner())
-    except (NewerSchemaError, ValueError) as error:
-        return isinstance(error, NewerSchemaError)
+        read_line(line, RecordInterner())
+    except BrokenLineError:
+        return False
+    except NewerSchemaError:
+        return True
     return True
 
 
-def _parse(line: bytes, interner: RecordInterner) -> Record:
-    """Parse one line. Raises NewerSchemaError, or ValueError if it is not a record."""
-    with suppress(ValueError):
-        record = interner.read(line)
-        if "schema_" in record.model_fields_set:
-            return record
-    # why the line can't be read; or it is JSON that only Python's reader accepts
-    data = json.loads(line)
-    schema = data.get("schema") if isinstance(data, dict) else None
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-        raise ValueError("no schema")
-    if schema > SCHEMA:
-        # a newer schema may have it in another place
-        environment = data.get("environment")
-        version = environment.get("longseq") if isinstance(environment, dict) else None
-        raise NewerSchemaError(schema, version if isinstance(version, str) else None)
-    return interner.share(Record.model_validate(data))
-
-
-def _read(file: Path) -> Loaded:
-    loaded, interner = Loaded([]), RecordInterner()
-    torn = None
-    with gc_disabled(), open(file, "rb") as stream:
-        for number, line in enumerate(stream, 1):
-            if line.isspace():
-                continue
-            try:
-                loaded.records.append(_parse(line, interner))
-            except NewerSchemaError as error:
-                loaded.newer.setdefault(error.schema, []).append(number)
-                if error.writer:
-                    loaded.writers.setdefault(error.schema, error.writer)
-            except (ValueError, RecursionError):
-                loaded.broken.append(number)
-                torn = None if line.endswith(b"\n") else number
-        keep_uncollected(loaded.records)
-    loaded.notes.extend(_describe_skipped(loaded, torn))
-    return loaded
-
-
-def _describe_skipped(loaded: Loaded, torn: int | None) -> Iterator[str]:
-    broken = [number for number in loaded.broken if number != torn]
+def _describe_skipped(loaded: Loaded, is_torn: bool) -> Iterator[str]:
+    *broken, last = loaded.broken or [0]
+    if last and not is_torn:
+        broken.append(last)
     if broken:
         yield f"{_format_lines(broken)} not a record and skipped (unchanged on disk)"
-    if torn is not None:
-        yield f"line {torn} is not finished: its writer is still running or was killed"
+    if is_torn:
+        yield f"line {last} is not finished: its writer is still running or was killed"
     for schema, numbers in sorted(loaded.newer.items()):
         writer = loaded.writers.get(schema)
         reader = f", which longseq {writer} reads" if writer else ""
@@ -300,7 +373,7 @@ def _format_lines(numbers: list[int]) -> str:
 def _records_file(path: Path) -> Path:
     """Return the records file of a folder or file; StoreError names a similar file."""
     if path.is_dir():
-        if (path / RECORDS).is_file():
+        if (path / RECORDS).exists():
             return path / RECORDS
         folders = sorted(f"{path / file.parent.name}" for file in path.glob(f"*/{RECORDS}"))
         hint = f"; did you mean {folders[0]}?" if folders else ""

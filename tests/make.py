@@ -22,6 +22,7 @@ from longseq_bench.core.model import (
     Trial,
     Workload,
 )
+from longseq_bench.core.record_line import write_line
 from longseq_bench.store import RECORDS
 
 GIB = 2**30
@@ -163,6 +164,5 @@ def step(
 def write_records(folder: str | Path, records: Iterable[Record]) -> Path:
     """Write records into a results folder, and return the folder."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    lines = (one.model_dump_json(by_alias=True) + "\n" for one in records)
-    (Path(folder) / RECORDS).write_text("".join(lines))
+    (Path(folder) / RECORDS).write_bytes(b"".join(map(write_line, records)))
     return Path(folder)

@@ -37,8 +37,8 @@ def loads(*lines: list[str | Path]) -> set[str]:
 
 
 COMMANDS = (
-    "sweep", "maxlen", "plan", "scaling", "launch", "report", "show", "compare", "list", "schema",
-    "doctor",
+    "sweep", "maxlen", "plan", "scaling", "launch", "report", "show", "compare", "verify", "list",
+    "schema", "doctor",
 )  # fmt: skip
 
 

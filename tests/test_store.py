@@ -1,7 +1,11 @@
 """The store: complete lines only, one writer, and a message for every line that is not read."""
 
+import errno
+import hashlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from longseq_bench.core.errors import StoreError
-from longseq_bench.core.model import SCHEMA, Record
-from longseq_bench.store import LOCK, RECORDS, TORN, Store, load
+from longseq_bench.core.model import SCHEMA, Record, Status
+from longseq_bench.store import LOCK, RECORDS, RECOVERED, TORN, UNSAVED, Store, load
 from tests import make
 
 ROOT = Path(__file__).parents[1]
+linux = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc/self/fd")
 
 
 def some(count: int) -> list[Record]:
@@ -27,6 +32,27 @@ def filled(folder: Path, count: int = 3) -> Path:
         for record in some(count):
             store.append(record)
     return folder / RECORDS
+
+
+def without_checksum(line: str) -> str:
+    """The line as earlier versions wrote it."""
+    return re.sub(r',"checksum":"[0-9a-f]{16}"}$', "}", line.strip())
+
+
+def fail_in_mid_line(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
+    """Let the disk fill up after some bytes, for records.jsonl only."""
+    write, left = os.write, [taken]
+
+    def full(fd: int, data: bytes) -> int:
+        if os.path.basename(os.readlink(f"/proc/self/fd/{fd}")) != RECORDS:
+            return write(fd, data)
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(fd, data[: left[0]])
+        left[0] -= written
+        return written
+
+    monkeypatch.setattr(os, "write", full)
 
 
 def python(code: str, *args: str) -> subprocess.Popen[str]:
@@ -188,12 +214,12 @@ def test_a_newer_schema_is_skipped_and_named(tmp_path: Path) -> None:
     file.write_text(file.read_text() + newer + "\n" + newer + "\n")
     loaded = load(tmp_path)
     assert (loaded.records, loaded.newer) == (some(2), {7: [3, 4]})
-    note = "2 lines (3, 4) are written by a newer longseq (schema 7); this one reads 2"
+    note = f"2 lines (3, 4) are written by a newer longseq (schema 7); this one reads {SCHEMA}"
     known = json.dumps({"schema": 8, "environment": {"longseq": "0.9.0"}})
     (tmp_path / "later.jsonl").write_text(file.read_text() + known + "\n")
     assert load(tmp_path / "later.jsonl").notes[-1] == (
         "line 5 is written by a newer longseq (schema 8, which longseq 0.9.0 reads); "
-        "this one reads 2"
+        f"this one reads {SCHEMA}"
     )
     assert loaded.notes == [note]
     file.write_text(newer + "\n")
@@ -212,7 +238,7 @@ def test_a_schema_is_found_at_any_position_in_a_line(
 ) -> None:
     file = filled(tmp_path, 1)
     opening = f'{{"schema":{SCHEMA},'
-    whole = file.read_text().strip()
+    whole = without_checksum(file.read_text())
     assert whole.startswith(opening)
     inner, entry = whole.removeprefix(opening)[:-1], f'"schema":{schema}'
     fields = [inner] if schema is None else [inner, entry] if last else [entry, inner]
@@ -224,7 +250,7 @@ def test_a_schema_is_found_at_any_position_in_a_line(
 
 def test_the_last_of_two_schemas_in_a_line_applies(tmp_path: Path) -> None:
     file = filled(tmp_path, 1)
-    line = file.read_text().strip()
+    line = without_checksum(file.read_text())
     for other in ("true", "7"):
         with file.open("a") as stream:
             stream.write(f'{line[:-1]},"schema":{other}}}\n')
@@ -235,7 +261,7 @@ def test_the_last_of_two_schemas_in_a_line_applies(tmp_path: Path) -> None:
 def test_other_json_formats_of_a_line_are_read(tmp_path: Path) -> None:
     """With spaces, in another order, or with values that only Python's JSON reader accepts."""
     file = filled(tmp_path, 1)
-    line = json.loads(file.read_text())
+    line = json.loads(without_checksum(file.read_text()))
     line["outcome"]["facts"] = {"note": "\ud800", "schema": 9, "share": float("nan")}
     file.write_text(json.dumps(line) + "\n" + json.dumps(line, sort_keys=True) + "\n")
     loaded = load(tmp_path)
@@ -312,17 +338,242 @@ for i in range(1, 100000):
         assert store.broken == []
 
 
-def test_an_incomplete_write_leaves_no_torn_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@linux
+def test_a_full_disk_leaves_no_torn_line_and_loses_no_record(tmp_path: Path) -> None:
     file = filled(tmp_path)
-    whole, write = file.read_bytes(), os.write
-    with Store(tmp_path) as store:
-        monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:50]))
-        with pytest.raises(StoreError, match=f"{tmp_path} can't be written: only 50 of"):
+    whole = file.read_bytes()
+    with pytest.MonkeyPatch.context() as patch, Store(tmp_path) as store:
+        fail_in_mid_line(patch, 50)
+        with pytest.raises(StoreError) as failed:
             store.append(some(4)[3])
+        assert f"{tmp_path} can't be written: No space left on device" in str(failed.value)
+        assert f"The 3 records before are in {file}" in str(failed.value)
+        assert f"the last one was saved as {tmp_path / UNSAVED}" in str(failed.value)
         assert store.find(some(4)[3].trial, make.environment().fingerprint) is None
     assert file.read_bytes() == whole
+    with file.open("ab") as stream:
+        stream.write((tmp_path / UNSAVED).read_bytes())
+    assert load(tmp_path).records == some(4)
+
+
+@linux
+def test_a_half_line_that_stays_does_not_spoil_the_next_record(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with Store(tmp_path) as store:
+        with pytest.MonkeyPatch.context() as patch:
+            fail_in_mid_line(patch, 50)
+            patch.setattr(os, "ftruncate", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO)))
+            with pytest.raises(StoreError, match="No space left"):
+                store.append(some(4)[3])
+        store.append(some(5)[4])
+    loaded = load(tmp_path)
+    assert (loaded.records, loaded.broken) == ([*some(3), some(5)[4]], [4])
+
+
+def test_a_record_that_no_folder_takes_is_said_to_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(tmp_path) as store:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(full))
+        with pytest.raises(StoreError, match=r"could not be saved anywhere.*its trial repeats"):
+            store.append(some(1)[0])
+
+
+# ---- the file is moved, deleted or replaced while a run writes ---------------------------------
+
+
+@linux
+def test_a_moved_folder_ends_the_run_and_names_where_the_records_are(tmp_path: Path) -> None:
+    folder, moved = tmp_path / "out", tmp_path / "elsewhere"
+    with Store(folder) as store:
+        store.append(some(1)[0])
+        folder.rename(moved)
+        with pytest.raises(StoreError) as failed:
+            store.append(some(2)[1])
+        store.close()
+    text = str(failed.value)
+    assert text.startswith(f"{folder / RECORDS} was moved, deleted or replaced while this run")
+    assert f"its 2 records are in {moved / RECORDS}" in text
+    assert load(moved).records == some(2)
+    assert not folder.exists()
+
+
+@linux
+def test_a_deleted_folder_ends_the_run_and_its_records_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Store("out") as store:
+        store.append(some(1)[0])
+        shutil.rmtree("out")
+        with pytest.raises(StoreError, match=f"its 2 records were copied to {RECOVERED}"):
+            store.append(some(2)[1])
+        store.close()
+    assert load(RECOVERED).records == some(2)
+    assert not Path("out").exists()
+
+
+@linux
+def test_a_file_replaced_by_an_editor_ends_the_run(tmp_path: Path) -> None:
+    file = filled(tmp_path)
+    with Store(tmp_path) as store:
+        (tmp_path / "edited").write_bytes(file.read_bytes())
+        (tmp_path / "edited").rename(file)
+        with pytest.raises(StoreError, match="another file took its place"):
+            store.append(some(4)[3])
+        store.close()
+    assert load(tmp_path).records == some(3)
+    assert load(tmp_path / RECOVERED).records == some(4)
+
+
+def test_a_file_that_an_editor_writes_anew_in_place_ends_the_run(tmp_path: Path) -> None:
+    file = filled(tmp_path)
+    with Store(tmp_path) as store:
+        store.append(some(4)[3])
+        file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
+        with pytest.raises(StoreError, match="another program wrote to it") as failed:
+            store.append(some(5)[4])
+        store.close()
+    assert f"its 5 records were copied to {tmp_path / RECOVERED}" in str(failed.value)
+    assert load(tmp_path / RECOVERED).records == some(5)
+
+
+@linux
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt])
+def test_a_run_does_not_end_well_after_its_folder_was_moved(
+    tmp_path: Path, end: type[BaseException] | None
+) -> None:
+    def run() -> None:
+        with Store(tmp_path / "out") as store:
+            store.append(some(1)[0])
+            (tmp_path / "out").rename(tmp_path / "new")
+            if end:
+                raise end
+
+    with pytest.raises(StoreError, match=f"its 1 records are in {tmp_path / 'new'}"):
+        run()
+
+
+def test_a_second_writer_is_refused_although_the_lock_file_was_deleted(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        (tmp_path / LOCK).unlink()
+        with pytest.raises(StoreError, match=f"results folder {tmp_path} is in use"):
+            Store(tmp_path)
+        store.append(some(1)[0])
+    assert load(tmp_path).records == some(1)
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_records_are_only_in_a_regular_file(tmp_path: Path, through_link: bool) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for kind, target in (("a FIFO", fifo), ("a character device", Path("/dev/null"))):
+        folder = tmp_path / kind
+        folder.mkdir()
+        if through_link or target != fifo:
+            (folder / RECORDS).symlink_to(target)
+        else:
+            os.mkfifo(folder / RECORDS)
+        for opened in (Store, load):
+            with pytest.raises(StoreError, match=f"{RECORDS} is {kind}"):
+                opened(folder)
+
+
+def test_a_lock_that_is_a_link_empties_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("words")
+    (tmp_path / LOCK).symlink_to("precious")
+    with pytest.raises(StoreError, match=LOCK):
+        Store(tmp_path)
+    assert (tmp_path / "precious").read_text() == "words"
+
+
+# ---- checksums and numbers ---------------------------------------------------------------------
+
+
+def test_a_line_ends_with_the_checksum_of_its_bytes(tmp_path: Path) -> None:
+    line = filled(tmp_path, 1).read_text().strip()
+    body, _, ending = line.rpartition(',"checksum":"')
+    assert ending == hashlib.blake2b(body.encode(), digest_size=8).hexdigest() + '"}'
+    assert body + "}" == without_checksum(line) == some(1)[0].model_dump_json(by_alias=True)
+
+
+def test_an_altered_digit_is_a_broken_line(tmp_path: Path) -> None:
+    file = filled(tmp_path)
+    file.write_text(file.read_text().replace('"seq_len":2048', '"seq_len":2049'))
+    loaded = load(tmp_path)
+    assert loaded.records == [some(3)[0], some(3)[2]]
+    assert loaded.broken == [2]
+    assert "its checksum does not match" in loaded.reasons[2]
+    assert loaded.notes == ["line 2 is not a record and skipped (unchanged on disk)"]
+
+
+def test_lines_without_a_checksum_are_read_and_counted(tmp_path: Path) -> None:
+    file = filled(tmp_path)
+    first, *others = file.read_text().splitlines()
+    file.write_text("\n".join([without_checksum(first), *others]) + "\n")
+    loaded = load(tmp_path)
+    assert loaded.records == some(3)
+    assert (loaded.lines, loaded.with_checksum) == (3, 2)
+
+
+def test_line_ends_of_other_systems_keep_the_checksum_valid(tmp_path: Path) -> None:
+    file = filled(tmp_path)
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+    assert load(tmp_path).records == some(3)
+
+
+def test_a_line_that_another_program_wrote_anew_is_broken(tmp_path: Path) -> None:
+    file = filled(tmp_path, 2)
+    first, second = file.read_text().splitlines()
+    file.write_text(json.dumps(json.loads(first)) + "\n" + second + "\n")
+    assert "another program wrote the line anew" in load(tmp_path).reasons[1]
+
+
+@pytest.mark.parametrize(
+    "new",
+    ["[Infinity]", "[1e400]", "[NaN]", "[-0.5]", "[18446744073709551616]", '["0.1"]', "[true]",
+     '["Infinity"]', '[0.125],"rank":1'],
+)  # fmt: skip
+def test_a_sample_that_nothing_can_measure_is_a_broken_line(tmp_path: Path, new: str) -> None:
+    record = make.record(came_to=make.outcome(time=0.125))
+    line, old = record.model_dump_json(by_alias=True), '[0.125],"rank":0'
+    assert old in line
+    altered = line.replace(old, new if "rank" in new else f'{new},"rank":0')
+    (tmp_path / RECORDS).write_text(line + "\n" + altered + "\n")
+    loaded = load(tmp_path)
+    assert (loaded.records, loaded.broken) == ([record], [2])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"wall_s":1.5', '"wall_s":-1'), ('"wall_s":1.5', '"wall_s":true'),
+     ('"batch":1', '"batch":"1"'), ('"round":0', '"round":true'), ('"cores":2', '"cores":-2'),
+     ('"time_cap":2.0', '"time_cap":NaN'),
+     ('"world_size":1', '"world_size":9223372036854775808'), ('"load":[]', '"load":[-1.0]'),
+     ('"predicted_tokens":null', '"predicted_tokens":-7'), ('"options":{}', '"options":{"a":NaN}'),
+     ('"purpose":"measure"', '"purpose":"density"')],
+)  # fmt: skip
+def test_other_impossible_values_are_a_broken_line(tmp_path: Path, old: str, new: str) -> None:
+    line = make.record().model_dump_json(by_alias=True)
+    assert old in line
+    (tmp_path / RECORDS).write_text(line + "\n" + line.replace(old, new) + "\n")
+    assert load(tmp_path).broken == [2]
+
+
+@pytest.mark.parametrize(("status", "kept"), [("wrong", True), ("ok", False)])
+def test_an_infinite_error_is_one_of_a_failed_trial(
+    tmp_path: Path, status: Status, kept: bool
+) -> None:
+    record = make.record(came_to=make.outcome(status, "far", max_error=float("inf")))
+    make.write_records(tmp_path, [*some(1), record])
+    assert load(tmp_path).broken == ([] if kept else [2])
+
+
+def test_many_flops_are_possible_and_as_many_bytes_are_not(tmp_path: Path) -> None:
+    records = [make.record(came_to=make.outcome(**{n: 2.0**70})) for n in ("dense_flops", "peak")]
+    make.write_records(tmp_path, records)
+    assert load(tmp_path).broken == [2]
 
 
 def test_a_closed_store_refuses_records(tmp_path: Path) -> None:

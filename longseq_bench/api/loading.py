@@ -91,7 +91,8 @@ def _read_configs(results: list[Path]) -> dict[str, str]:
     for file in record_files(results):
         config = file.with_name(CONFIG)
         with suppress(OSError, ValueError):
-            texts[str(config)] = config.read_text(encoding="utf-8")
+            if config.is_file():  # to read a FIFO would take forever
+                texts[str(config)] = config.read_text(encoding="utf-8")
     return texts
 
 

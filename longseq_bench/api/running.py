@@ -95,6 +95,7 @@ def run_and_report(
         notes = tuple(store.notes) if store else ()
         results = Results(records, out, baseline, notes)
         if store and records:
+            store.check_in_place()  # writing would create the folder anew
             paths = write_documents(results.documents(), store.folder, attachments=False)
             reporter.say(f"wrote {path}" for path in [store.path, *paths])
             reporter.say([f"charts and a page: longseq report {store.folder} --format md,html"])

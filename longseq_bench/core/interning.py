@@ -32,8 +32,11 @@ class RecordInterner:
         self._interned: Environment | None = None
 
     def read(self, line: bytes) -> Record:
-        """Return the record of a line of JSON. Raises ValueError if it is not a record."""
-        return self.share(Record.model_validate_json(line, context=self._context))
+        """Return the record of a line of JSON. Raises ValueError if it is not a record.
+
+        Text or `true` for a number is not converted: no record has it.
+        """
+        return self.share(Record.model_validate_json(line, strict=True, context=self._context))
 
     def share(self, record: Record) -> Record:
         """Let a new record share its parts with earlier ones, and return it."""

@@ -36,7 +36,7 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.identity_cache import cached_by_identity
 from longseq_bench.core.masks import CAUSAL, FORMS, FULL, Mask, parse_mask
 
-SCHEMA = 2
+SCHEMA = 3
 
 Device = Literal["cpu", "cuda"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -428,10 +428,7 @@ class Environment(Frozen):
     def _drop_computed(
         cls, data: Any, validate: ModelWrapValidatorHandler[Environment], info: ValidationInfo
     ) -> Environment:
-        """Ignore the stored fingerprint; reuse the last environment that had equal data.
-
-        The context, if there is one, is a dictionary for that environment: see RecordInterner.
-        """
+        """Ignore the stored fingerprint; reuse the last environment in the context, if equal."""
         if not isinstance(data, dict):
             return validate(data)
         known: dict[type, tuple[Any, Environment]] = {} if info.context is None else info.context
@@ -439,7 +436,9 @@ class Environment(Frozen):
             last, environment = known[cls]
             if data == last and [*data.get("variables", ())] == [*last.get("variables", ())]:
                 return environment
-        found = validate({name: value for name, value in data.items() if name != "fingerprint"})
+        # strict validation takes no list for a tuple here
+        fields = ((n, tuple(v) if isinstance(v, list) else v) for n, v in data.items())
+        found = validate({name: value for name, value in fields if name != "fingerprint"})
         known[cls] = data, found
         return found
 

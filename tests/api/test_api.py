@@ -1,6 +1,7 @@
 """The Python API without processes: outcomes come by formula."""
 
 import inspect
+import shutil
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -14,6 +15,7 @@ import longseq_bench
 from longseq_bench.api.grid import sweep
 from longseq_bench.api.length_search import maxlen
 from longseq_bench.api.planning import plan
+from longseq_bench.api.progress import Reporter, RunWatcher
 from longseq_bench.api.results import Results
 from longseq_bench.api.workloads import WorkloadArguments
 from longseq_bench.cli import maxlen as maxlen_command
@@ -22,6 +24,7 @@ from longseq_bench.cli import plan as plan_command
 from longseq_bench.config.schema import SweepFile, WorkloadSection
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.errors import StoreError, UnknownNameError, UserError
+from longseq_bench.core.model import Trial
 from longseq_bench.core.options import OptionSpec
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import RECORDS
@@ -104,6 +107,50 @@ def test_the_command_calls_the_function(
     expected |= {"heads": 4, "mask": "prefix:1k", "seed": 3, "kv_heads": None, "batch": 1}
     assert called.items() >= expected.items()
     assert "called" in capfd.readouterr().err
+
+
+# ---- a results folder that is moved while a run writes to it -----------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("command", ["sweep", "maxlen"])
+def test_a_folder_that_is_moved_during_a_run_is_an_error_and_not_made_anew(
+    monkeypatch: pytest.MonkeyPatch, command: str, after: int
+) -> None:
+    class Mover(Machine):
+        def run(self, trial: Trial, on_phase: Any) -> Any:
+            if len(self.ran) == after:
+                Path("out").rename("moved")
+            return super().run(trial, on_phase)
+
+    monkeypatch.setattr("longseq_bench.api.machine.make_launcher", Mover)
+    runs = {
+        "sweep": lambda: swept(out="out"),
+        "maxlen": lambda: maxlen("sdpa", out="out", memory_budget="8MiB", ceiling="1k"),
+    }
+    with pytest.raises(StoreError) as failed:
+        runs[command]()
+    records = longseq_bench.load("moved").records
+    assert len(records) == after + 1
+    assert f"its {after + 1} records are in {Path.cwd() / 'moved' / RECORDS}" in str(failed.value)
+    assert not Path("out").exists()
+
+
+def test_a_report_is_not_written_into_a_folder_that_was_deleted_after_the_last_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Deleter(RunWatcher):
+        def __exit__(self, *error: object) -> None:
+            shutil.rmtree("out")
+
+    class Watched(Reporter):
+        def watch_sweep(self, *_: Any) -> RunWatcher:
+            return Deleter()
+
+    monkeypatch.setattr("longseq_bench.api.grid.make_reporter", lambda _: Watched())
+    with pytest.raises(StoreError, match=r"4 records were copied to records\.recovered\.jsonl"):
+        swept(out="out")
+    assert not Path("out").exists()
 
 
 # ---- maxlen ------------------------------------------------------------------------------------

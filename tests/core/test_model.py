@@ -189,7 +189,7 @@ def test_a_record_is_one_line_of_json() -> None:
     sent = record(predicted_tokens=4096, processes=2)
     line = sent.model_dump_json()
     assert "\n" not in line
-    assert json.loads(line)["schema"] == 2
+    assert json.loads(line)["schema"] == 3
     assert Record.model_validate_json(line) == sent
     assert sent.key == sent.trial.key
 

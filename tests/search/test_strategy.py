@@ -14,7 +14,7 @@ from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.runner import Watcher, run_schedule
 from longseq_bench.search.prediction import Predictor, RateModel
 from longseq_bench.search.strategy import Schedule, Step, find_min_sparsity, maxlen, scaling, sweep
-from longseq_bench.store import Store
+from longseq_bench.store import Store, load
 from tests import make
 
 MIB = 2**20
@@ -311,6 +311,17 @@ def test_the_runner_records_simulated_crashes_and_limits(tmp_path: Path) -> None
     assert [(r.trial.implementation, r.outcome.status) for r in records] == [
         ("dense", "crashed"), ("ring", "oom"), ("sdpa", "ok"), ("sdpa", "ok"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+def test_a_meter_that_returns_what_cannot_be_is_an_error_that_can_be_read_again(
+    tmp_path: Path, seconds: float
+) -> None:
+    launcher = SimulatedLauncher(dies=lambda t: make.outcome(time=[0.1, seconds]))
+    (record,), _ = run_stored(sweep([make.trial()], 1), launcher, tmp_path)
+    assert (record.outcome.status, record.outcome.measurements) == ("error", ())
+    assert record.outcome.reason == f"a meter is broken: 'time' has the sample {seconds:.6g}"
+    assert load(tmp_path).records == [record]
 
 
 # ---- predictions -------------------------------------------------------------------------------

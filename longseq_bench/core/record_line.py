@@ -1,0 +1,142 @@
+"""A line of `records.jsonl`: a record as JSON, with a checksum as its last field.
+
+    {"schema":3,"trial":{…},"outcome":{…},…,"command":null,"checksum":"0123456789abcdef"}
+
+The checksum is 16 hex digits: the BLAKE2b hash, of 8 bytes, of all bytes of the line before
+`,"checksum"`. A reader hashes these bytes as they are and never writes JSON again. Lines of schema
+1 and 2 have no checksum; they are read without this check.
+"""
+
+import json
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Any
+
+from pydantic import ValidationError
+
+from longseq_bench.core.interning import RecordInterner
+from longseq_bench.core.model import SCHEMA, Record
+from longseq_bench.core.number_checks import ERRORS, find_impossible_number
+
+_FIELD = b',"checksum":"'
+_DIGEST_BYTES = 8
+_ENDING_BYTES = len(_FIELD) + 2 * _DIGEST_BYTES + len(b'"}')
+_MAX_NAME = 100
+_NOT_FINITE = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
+
+
+class BrokenLineError(ValueError):
+    """A line that is not a record; the text is the reason."""
+
+
+class NewerSchemaError(Exception):
+    """A line has a schema that this version does not know. writer: the version that wrote it."""
+
+    def __init__(self, schema: int, writer: str | None) -> None:
+        super().__init__(schema)
+        self.schema, self.writer = schema, writer
+
+
+def write_line(record: Record) -> bytes:
+    """Return the line of a record, with its checksum and line end."""
+    body = record.model_dump_json(by_alias=True).encode()[:-1]
+    return body + _FIELD + _hash(body) + b'"}\n'
+
+
+def read_line(line: bytes, interner: RecordInterner) -> Record:
+    """Return the record of a line.
+
+    Raises BrokenLineError if it is not a record or was altered, NewerSchemaError for a line of a
+    newer longseq.
+    """
+    line = _check_sum(line.rstrip())
+    record = None
+    with suppress(ValueError):
+        record = interner.read(line)
+    if record is None or "schema_" not in record.model_fields_set:
+        record = _read_slowly(line, interner)
+    if reason := find_impossible_number(record):
+        raise BrokenLineError(f"{reason}, which cannot be")
+    return record
+
+
+def has_checksum(line: bytes) -> bool:
+    """Return True if the last field of a line is a checksum."""
+    line = line.rstrip()
+    return line.startswith(_FIELD, max(0, len(line) - _ENDING_BYTES))
+
+
+def _hash(body: bytes) -> bytes:
+    return blake2b(body, digest_size=_DIGEST_BYTES).hexdigest().encode()
+
+
+def _check_sum(line: bytes) -> bytes:
+    """Return the line without its checksum, if it has one. Raises BrokenLineError if it differs."""
+    if not has_checksum(line):
+        return line
+    body, ending = line[:-_ENDING_BYTES], line[-_ENDING_BYTES:]
+    if ending[len(_FIELD) :] != _hash(body) + b'"}':
+        raise BrokenLineError("its checksum does not match: it was altered after it was written")
+    return body + b"}"
+
+
+def _read_slowly(line: bytes, interner: RecordInterner) -> Record:
+    """Read a line that the fast reader refused, or find the reason why it is not a record.
+
+    Only Python's JSON reader knows lone surrogates, which facts may hold; and an error of a failed
+    trial may be infinite, which a record has as text.
+    """
+    try:
+        data = json.loads(line)
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+            raise BrokenLineError("it is not an object with a schema number")
+        if schema > SCHEMA:
+            # a newer schema may have it in another place
+            environment = data.get("environment")
+            version = environment.get("longseq") if isinstance(environment, dict) else None
+            raise NewerSchemaError(schema, version if isinstance(version, str) else None)
+        if "checksum" in data:
+            raise BrokenLineError(
+                "its checksum is not its last field: another program wrote the line anew"
+            )
+        facts = _take_facts(data)
+        record = interner.read(json.dumps(data).encode())
+    except ValidationError as error:
+        raise BrokenLineError(_describe(error)) from None
+    except RecursionError:
+        raise BrokenLineError("it is nested too deeply") from None
+    except BrokenLineError:
+        raise
+    except ValueError as error:
+        raise BrokenLineError(f"it is not JSON: {str(error)[:_MAX_NAME]}") from None
+    if facts:
+        vars(record.outcome)["facts"] = facts
+    return record
+
+
+def _take_facts(data: dict[str, Any]) -> dict[str, Any]:
+    """Take out the facts of a record, and write its errors that are not finite as numbers."""
+    outcome = data.get("outcome")
+    if not isinstance(outcome, dict):
+        return {}
+    measurements = outcome.get("measurements")
+    for one in measurements if isinstance(measurements, list) else ():
+        if isinstance(one, dict) and str(one.get("name")) in ERRORS:
+            samples = one.get("samples")
+            if isinstance(samples, list):
+                one["samples"] = [
+                    _NOT_FINITE.get(s, s) if isinstance(s, str) else s for s in samples
+                ]
+    facts = outcome.get("facts")
+    if not isinstance(facts, dict):
+        return {}
+    outcome["facts"] = {}
+    return facts
+
+
+def _describe(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))[:_MAX_NAME]
+    reason = first["msg"][:_MAX_NAME]
+    return f"{place}: {reason}" if place else reason
