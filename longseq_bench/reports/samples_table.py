@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from longseq_bench.core.model import Record
+from longseq_bench.core.model import Outcome, Record
 from longseq_bench.reports.document import Cell, Column, Table
 
 _RECORD_COLUMNS = (
@@ -27,6 +27,11 @@ def samples_table(records: Sequence[Record]) -> Table:
     """
     columns = tuple(Column(name) for name in (*_RECORD_COLUMNS, *_MEASUREMENT_COLUMNS))
     return Table("samples", columns, tuple(row for r in records for row in _rows(r)))
+
+
+def _dense_source(outcome: Outcome) -> str | None:
+    source = outcome.facts.get("dense") if outcome.samples("dense_time") else None
+    return None if source is None else str(source)
 
 
 def _rows(record: Record) -> Iterator[tuple[Cell, ...]]:
@@ -52,7 +57,7 @@ def _rows(record: Record) -> Iterator[tuple[Cell, ...]]:
         "status": outcome.status,
         "reason": outcome.reason,
         "phase": outcome.phase,
-        "dense_source": outcome.facts.get("dense") if outcome.samples("dense_time") else None,
+        "dense_source": _dense_source(outcome),
     }
     known = tuple(values[name] for name in _RECORD_COLUMNS)
     if not outcome.measurements:

@@ -150,7 +150,7 @@ def speed_over_dense(rows: Sequence[SweepRow], where: str) -> Chart | None:
 
     The longest lengths are drawn, at most MAX_FACETS. None with fewer than two sparsities.
     """
-    known = [r for r in rows if r.speed_over_dense and "sparsity" in r.options]
+    known = [r for r in rows if r.speed_over_dense and _has_sparsity(r)]
     if len({r.options["sparsity"] for r in known}) < 2:
         return None
     names = {_without_sparsity(r) for r in known}
@@ -176,7 +176,7 @@ def speed_over_dense(rows: Sequence[SweepRow], where: str) -> Chart | None:
     failures = [
         Mark(_without_sparsity(r), _sparsity(r), _describe_failure(r), facet(r.tokens))
         for r in rows
-        if r.tokens in lengths and "sparsity" in r.options and r.status not in ("ok", "unsupported")
+        if r.tokens in lengths and _has_sparsity(r) and r.status not in ("ok", "unsupported")
         if _without_sparsity(r) in names
     ]
     axes = Axis("Requested sparsity", "share"), Axis("Speed over dense", "ratio")
@@ -184,6 +184,11 @@ def speed_over_dense(rows: Sequence[SweepRow], where: str) -> Chart | None:
         "speed-over-dense", where, *axes, points, failures, shape="heat",
         title="Speed over dense attention",
     )  # fmt: skip
+
+
+def _has_sparsity(row: SweepRow) -> bool:
+    """Return True if the option is a number; that of a plug-in may be a word."""
+    return type(row.options.get("sparsity")) in (int, float)
 
 
 def _sparsity(row: SweepRow) -> float:

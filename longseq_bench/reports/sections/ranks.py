@@ -103,7 +103,7 @@ def _equal_stacks(stacks: Mapping[str, Any]) -> Iterator[str]:
 
     def lines(rank: str) -> tuple[str, ...]:
         stack = stacks[rank]
-        each = stack.splitlines() if isinstance(stack, str) else map(str, stack)
+        each = map(str, stack) if isinstance(stack, (list, tuple)) else str(stack).splitlines()
         return tuple(line.rstrip() for line in each)
 
     in_order = sorted(stacks, key=lambda rank: (len(str(rank)), str(rank)))
