@@ -53,7 +53,6 @@ class Loaded:
 
     reasons: of each line that is not a record, by its number from 1.
     newer: line numbers by schema, of lines that a newer longseq wrote.  writers: its version.
-    with_checksum: number of lines that have a checksum.
     notes: one sentence for the user on each kind of skipped line.
     """
 
@@ -61,7 +60,6 @@ class Loaded:
     reasons: dict[int, str] = field(default_factory=dict)
     newer: dict[int, list[int]] = field(default_factory=dict)
     writers: dict[int, str] = field(default_factory=dict)
-    with_checksum: int = 0
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -230,8 +228,14 @@ def read(path: str | Path) -> Loaded:
         raise StoreError(f"results {path} can't be read: {_describe_error(error)}") from None
 
 
+def count_checksums(path: str | Path) -> int:
+    """Return the number of lines of a readable file or folder that have a checksum."""
+    with open(_records_file(Path(path)), "rb") as stream:
+        return sum(map(has_checksum, stream))
+
+
 def _read(file: Path) -> Loaded:
-    records, interner, with_checksum = list[Record](), RecordInterner(), 0
+    records, interner = list[Record](), RecordInterner()
     reasons: dict[int, str] = {}
     newer: dict[int, list[int]] = {}
     writers: dict[int, str] = {}
@@ -240,7 +244,6 @@ def _read(file: Path) -> Loaded:
         for number, line in enumerate(stream, 1):
             if line.isspace():
                 continue
-            with_checksum += has_checksum(line)
             try:
                 records.append(read_line(line, interner))
             except NewerSchemaError as error:
@@ -253,7 +256,7 @@ def _read(file: Path) -> Loaded:
         keep_uncollected(records)
     if is_torn:
         reasons[next(reversed(reasons))] = "it is not finished: it has no line end"
-    loaded = Loaded(records, reasons, newer, writers, with_checksum)
+    loaded = Loaded(records, reasons, newer, writers)
     return replace(loaded, notes=list(_describe_skipped(loaded, is_torn)))
 
 

@@ -47,11 +47,14 @@ def verify(
 
 
 def _as_json(path: Path, file: Loaded) -> dict[str, Any]:
+    from longseq_bench.store import count_checksums
+
+    with_checksum = count_checksums(path)
     return {
         "file": str(path),
         "lines": file.lines,
-        "with_checksum": file.with_checksum,
-        "without_checksum": file.lines - file.with_checksum,
+        "with_checksum": with_checksum,
+        "without_checksum": file.lines - with_checksum,
         "newer": [number for numbers in file.newer.values() for number in numbers],
         "broken": [{"line": number, "reason": why} for number, why in file.reasons.items()],
     }
@@ -59,10 +62,11 @@ def _as_json(path: Path, file: Loaded) -> dict[str, Any]:
 
 def _document(files: Files) -> Document:
     from longseq_bench.reports.document import Column, Document, Section, Table
+    from longseq_bench.store import count_checksums
 
     names = ("Lines", "With checksum", "Without checksum", "Broken", "Newer schema")
     counts = tuple(
-        (str(path), file.lines, file.with_checksum, file.lines - file.with_checksum,
+        (str(path), file.lines, checked := count_checksums(path), file.lines - checked,
          len(file.broken), sum(map(len, file.newer.values())))
         for path, file in files.items()
     )  # fmt: skip

@@ -18,6 +18,7 @@ from longseq_bench.core.model import (
     Outcome,
     Record,
     TrialPrediction,
+    Workload,
 )
 
 LIMIT = 2.0**64
@@ -42,36 +43,63 @@ _numbers, _optional = attrgetter(*_NUMBERS), attrgetter(*_OPTIONAL)
 
 def find_impossible_number(record: Record) -> str | None:
     """Return the name and value of a number of a record that can't be; None without one."""
-    known, ranks = _numbers(record), record.trial.world_size
-    # the smallest and the largest stand for all, because records are many; they may hide a NaN
-    is_possible = min(known) >= 0 and max(known) < LIMIT and isfinite(record.wall_s)
-    if not (is_possible and isfinite(record.trial.time_cap)):
-        return _first_impossible(zip(_NUMBERS, known, strict=True))
-    if ranks > MAX_RANKS:
-        return f"trial.world_size is {ranks}"
-    options = record.trial.options
-    if record.purpose == "density" and not _is_share(options.get("sparsity")):
-        return f"trial.options.sparsity is {str(options.get('sparsity'))[:60]!r}"
+    trial, ranks = record.trial, record.trial.world_size
+    if not _are_possible(record):
+        known = [*zip(_NUMBERS, _numbers(record), strict=True)]
+        known += zip(_OPTIONAL, _optional(record), strict=True)
+        return _first_impossible(known) or f"trial.world_size is {_format(ranks)}"
+    if record.purpose == "density" and not _is_share(trial.options.get("sparsity")):
+        return f"trial.options.sparsity is {str(trial.options.get('sparsity'))[:60]!r}"
     return (
-        _find_in_options(options)
-        or _first_impossible(zip(_OPTIONAL, _optional(record), strict=True))
+        _find_in_options(trial.options)
         or (record.foreseen and _first_impossible(_predicted(record.foreseen)))
         or _find_in_environment(record.environment)
         or find_impossible_sample(record.outcome, ranks)
     )
 
 
+def _are_possible(record: Record) -> bool:
+    """Return True if the numbers of _NUMBERS and _OPTIONAL are possible.
+
+    Written out, and without what the models check, because records are many. NaN compares False.
+    """
+    trial = record.trial
+    return (
+        trial.world_size <= MAX_RANKS
+        and trial.repeats < LIMIT
+        and trial.round < LIMIT
+        and 0 <= trial.seed < LIMIT
+        and trial.time_cap < LIMIT
+        and 0 <= record.wall_s < LIMIT
+        and 0 <= record.processes < LIMIT
+        and (trial.memory_budget or 0) < LIMIT
+        and (trial.time_budget or 0) < LIMIT
+        and (trial.threads or 0) < LIMIT
+        and 0 <= (record.predicted_tokens or 0) < LIMIT
+        and _is_workload_possible(trial.workload)
+    )
+
+
+@cached_by_identity
+def _is_workload_possible(w: Workload) -> bool:
+    most = max(w.seq_len, w.batch, w.heads, w.kv_heads, w.head_dim, w.v_head_dim, w.new_tokens)
+    return most < LIMIT
+
+
 def find_impossible_sample(outcome: Outcome, ranks: int) -> str | None:
     """Return the name and value of a sample that can't be measured; None without one."""
+    taken = [one.samples for one in outcome.measurements if one.samples]
+    of_ranks = {one.rank for one in outcome.measurements}
+    # a sum that is small and no NaN has small terms
+    is_known = not taken or (min(map(min, taken)) >= 0 and sum(map(sum, taken)) < LIMIT)
+    if is_known and (not of_ranks or (min(of_ranks) >= 0 and max(of_ranks) < ranks)):
+        return None
     for one in outcome.measurements:
-        samples = one.samples
-        # a sum that is small and no NaN has small terms
-        if samples and not (min(samples) >= 0 and sum(samples) < LIMIT):
-            may_be_infinite = one.name in ERRORS and outcome.status != "ok"
-            limit = FLOP_LIMIT if one.unit.startswith("FLOP") else LIMIT
-            for sample in samples:
-                if not 0 <= sample < limit and (isfinite(sample) or not may_be_infinite):
-                    return f"{one.name[:60]!r} has the sample {_format(sample)}"
+        may_be_infinite = one.name in ERRORS and outcome.status != "ok"
+        limit = FLOP_LIMIT if one.unit.startswith("FLOP") else LIMIT
+        for sample in one.samples:
+            if not 0 <= sample < limit and (isfinite(sample) or not may_be_infinite):
+                return f"{one.name[:60]!r} has the sample {_format(sample)}"
         if not 0 <= one.rank < ranks:
             return f"{one.name[:60]!r} is of rank {_format(one.rank)}; ranks: {ranks}"
     return None

@@ -4,6 +4,7 @@ A write is safe from power loss only after an fsync of the file, and a new name 
 of its folder.
 """
 
+import errno
 import os
 import stat
 import tempfile
@@ -15,7 +16,7 @@ from longseq_bench.core.errors import StoreError
 
 _KINDS = {
     stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
-    stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder",
+    stat.S_IFSOCK: "a socket",
 }  # fmt: skip
 _BLOCK_BYTES = 1 << 20
 
@@ -23,7 +24,7 @@ _BLOCK_BYTES = 1 << 20
 def open_regular(path: Path, flags: int) -> int:
     """Open a file, which may be a link to one, and return its descriptor.
 
-    Raises StoreError for a FIFO, a device, a socket or a folder: to read one could take forever.
+    Raises StoreError for a FIFO, a device or a socket, which could be read forever, and OSError.
     """
     with suppress(FileNotFoundError):
         _check_regular(path, os.stat(path))
@@ -31,13 +32,15 @@ def open_regular(path: Path, flags: int) -> int:
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
     try:
         _check_regular(path, os.fstat(fd))
-    except StoreError:
+    except (StoreError, OSError):
         os.close(fd)
         raise
     return fd
 
 
 def _check_regular(path: Path, found: os.stat_result) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(found.st_mode):
         kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
         through = f", through a link to {os.path.realpath(path)}" if path.is_symlink() else ""

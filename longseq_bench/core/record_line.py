@@ -2,14 +2,13 @@
 
     {"schema":3,"trial":{…},"outcome":{…},…,"command":null,"checksum":"0123456789abcdef"}
 
-The checksum is 16 hex digits: the BLAKE2b hash, of 8 bytes, of all bytes of the line before
+The checksum is the first 16 hex digits of the SHA-256 hash of all bytes of the line before
 `,"checksum"`. A reader hashes these bytes as they are and never writes JSON again. Lines of schema
 1 and 2 have no checksum; they are read without this check.
 """
 
 import json
-from contextlib import suppress
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,9 +18,10 @@ from longseq_bench.core.model import SCHEMA, Record
 from longseq_bench.core.number_checks import ERRORS, find_impossible_number
 
 _FIELD = b',"checksum":"'
-_DIGEST_BYTES = 8
-_ENDING_BYTES = len(_FIELD) + 2 * _DIGEST_BYTES + len(b'"}')
+_DIGEST_DIGITS = 16
+_ENDING_BYTES = len(_FIELD) + _DIGEST_DIGITS + len(b'"}')
 _MAX_NAME = 100
+NO_SCHEMA = "it is not an object with a schema number"
 _NOT_FINITE = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 
 
@@ -50,11 +50,12 @@ def read_line(line: bytes, interner: RecordInterner) -> Record:
     newer longseq.
     """
     line = _check_sum(line.rstrip())
-    record = None
-    with suppress(ValueError):
+    try:
         record = interner.read(line)
-    if record is None or "schema_" not in record.model_fields_set:
+    except ValueError:
         record = _read_slowly(line, interner)
+    if "schema_" not in record.model_fields_set:
+        raise BrokenLineError(NO_SCHEMA)
     if reason := find_impossible_number(record):
         raise BrokenLineError(f"{reason}, which cannot be")
     return record
@@ -67,7 +68,7 @@ def has_checksum(line: bytes) -> bool:
 
 
 def _hash(body: bytes) -> bytes:
-    return blake2b(body, digest_size=_DIGEST_BYTES).hexdigest().encode()
+    return sha256(body).hexdigest()[:_DIGEST_DIGITS].encode()
 
 
 def _check_sum(line: bytes) -> bytes:
@@ -90,7 +91,7 @@ def _read_slowly(line: bytes, interner: RecordInterner) -> Record:
         data = json.loads(line)
         schema = data.get("schema") if isinstance(data, dict) else None
         if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-            raise BrokenLineError("it is not an object with a schema number")
+            raise BrokenLineError(NO_SCHEMA)
         if schema > SCHEMA:
             # a newer schema may have it in another place
             environment = data.get("environment")
