@@ -561,7 +561,7 @@ def test_a_sample_that_nothing_can_measure_is_a_broken_line(tmp_path: Path, new:
      ('"time_cap":2.0', '"time_cap":NaN'),
      ('"world_size":1', '"world_size":9223372036854775808'), ('"load":[]', '"load":[-1.0]'),
      ('"predicted_tokens":null', '"predicted_tokens":-7'), ('"options":{}', '"options":{"a":NaN}'),
-     ('"purpose":"measure"', '"purpose":"density"')],
+     ('"purpose":"measure"', '"purpose":"density"'), ('"v_head_dim":64', '"v_head_dim":[]')],
 )  # fmt: skip
 def test_other_impossible_values_are_a_broken_line(tmp_path: Path, old: str, new: str) -> None:
     line = make.record().model_dump_json(by_alias=True)

@@ -114,7 +114,8 @@ class Workload(Frozen):
     def _default_to_equal(cls, data: Any) -> Any:
         if isinstance(data, dict):
             equal = {"kv_heads": ("heads", 8), "v_head_dim": ("head_dim", 64)}
-            missing = {n: data.get(*other) for n, other in equal.items() if not data.get(n)}
+            unset = [n for n in equal if not data.get(n) and type(data.get(n)) in (int, type(None))]
+            missing = {n: data.get(*equal[n]) for n in unset}
             if data.get("mode") == "decode" and not data.get("new_tokens"):
                 missing["new_tokens"] = 1
             data = {**data, **missing} if missing else data

@@ -775,3 +775,10 @@ def test_names_distinguish_workloads() -> None:
     assert [name_row(t.row) for t in compare(a, a).times] == [
         "sdpa at 4k", "sdpa at 4k (train, bfloat16, causal)",
     ]  # fmt: skip
+
+
+def test_facts_that_only_pythons_json_reader_knows_can_be_compared() -> None:
+    trial = make.trial()
+    odd = [make.record(trial.replace(round=i), make.outcome(facts={"note": "\ud800"}, time=0.1))
+           for i in range(3)]  # fmt: skip
+    assert "The compared records are the same on both sides" in notes(odd, odd)
