@@ -306,7 +306,10 @@ def _repair_tail(fd: int, folder: Path) -> list[str]:
     start, tail = _read_unfinished_line(fd)
     if not tail:
         return []
-    if _is_record(tail):
+    # a power loss may leave zeros in place of a line end that was not synced
+    whole = tail.rstrip(b"\0")
+    if _is_record(whole):
+        os.ftruncate(fd, start + len(whole))
         os.write(fd, b"\n")
         os.fsync(fd)
         return [f"the last line of {folder / RECORDS} lacked only its line end, which was added"]

@@ -183,9 +183,10 @@ def test_a_long_torn_line_is_moved_completely(tmp_path: Path) -> None:
     assert (tmp_path / TORN).read_bytes() == torn + b"\n"
 
 
-def test_a_last_line_without_line_end_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [b"", b"\0"])
+def test_a_last_line_without_line_end_is_kept(tmp_path: Path, end: bytes) -> None:
     file = filled(tmp_path)
-    file.write_bytes(file.read_bytes()[:-1])
+    file.write_bytes(file.read_bytes()[:-1] + end)
     with Store(tmp_path) as store:
         store.append(some(4)[3])
     assert load(tmp_path).records == some(4)

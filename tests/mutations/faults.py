@@ -192,7 +192,7 @@ _SEARCH = (
 _STORE = (
     Fault("torn-line", "store", "store.py",
           "A line that a killed writer left unfinished is kept as a record.",
-          "if _is_record(tail):", 'if tail.startswith(b"{"):',
+          "if _is_record(whole):", 'if whole.startswith(b"{"):',
           ("tests/test_store.py",)),
     Fault("tail-at-block-border", "store", "store.py",
           "An unfinished line longer than one read loses its first part.",
