@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from longseq_bench.core.environment_failure import is_environment_failure
 from longseq_bench.core.errors import StoreError, nearest
 from longseq_bench.core.interning import RecordInterner, gc_disabled, keep_uncollected
 from longseq_bench.core.model import SCHEMA, Record, Trial
@@ -176,15 +177,16 @@ class Store:
         return f"{before} could not be saved anywhere. Free space and run again: its trial repeats"
 
     def find(self, trial: Trial, fingerprint: str) -> Record | None:
-        """Return the newest record of this trial in this environment; None without one.
+        """Return the newest record of this trial in this environment.
 
-        The record has the labels of this trial, also if it was measured under others: another model
-        of the same shape, or an own function whose file lay elsewhere.
+        None without one, or if something other than the trial ended it.  The record has the labels
+        of this trial, also if it was measured under others: another model of the same shape, or an
+        own function whose file lay elsewhere.
         """
         record = self._index.get((trial.key, fingerprint))
-        if record is None or record.trial == trial:
-            return record
-        return record.model_copy(update={"trial": trial})
+        if record is None or is_environment_failure(record.outcome):
+            return None
+        return record if record.trial == trial else record.model_copy(update={"trial": trial})
 
     def close(self) -> None:
         """Release the folder; a second call does nothing."""
@@ -256,7 +258,7 @@ def _read(file: Path) -> Loaded:
         keep_uncollected(records)
     if is_torn:
         reasons[next(reversed(reasons))] = "it is not finished: it has no line end"
-    loaded = Loaded(records, reasons, newer, writers)
+    loaded = Loaded(_without_superseded(records), reasons, newer, writers)
     return replace(loaded, notes=list(_describe_skipped(loaded, is_torn)))
 
 
@@ -350,6 +352,18 @@ def _is_record(line: bytes) -> bool:
     except NewerSchemaError:
         return True
     return True
+
+
+def _without_superseded(records: list[Record]) -> list[Record]:
+    """Return the records without environment failures of trials that ran again later."""
+    if not any(is_environment_failure(record.outcome) for record in records):
+        return records
+    newest = {_index_key(record): record for record in records}
+    return [
+        record
+        for record in records
+        if not is_environment_failure(record.outcome) or newest[_index_key(record)] is record
+    ]
 
 
 def _describe_skipped(loaded: Loaded, is_torn: bool) -> Iterator[str]:

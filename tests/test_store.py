@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from longseq_bench.core.environment_failure import environment_failure
 from longseq_bench.core.errors import StoreError
 from longseq_bench.core.model import SCHEMA, Record, Status
 from longseq_bench.store import (
@@ -633,6 +634,25 @@ def test_reading_takes_no_lock_and_leaves_no_file(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [file.name]
     with Store(tmp_path):
         assert len(load(tmp_path).records) == 3
+
+
+def test_a_trial_that_something_else_ended_runs_again(tmp_path: Path) -> None:
+    """And then its first record no longer counts."""
+    one, other = make.trial(seq_len=1024), make.trial(seq_len=2048)
+    ended = make.record(one, environment_failure("the fork server was killed", "forward"))
+    good, again = make.record(other), make.record(one)
+    with Store(tmp_path) as store:
+        for record in (ended, good):
+            store.append(record)
+        fingerprint = ended.environment.fingerprint
+        assert store.find(one, fingerprint) is None
+        assert store.find(other, fingerprint) is good
+    assert load(tmp_path).records == [ended, good]
+    with Store(tmp_path) as store:
+        assert store.find(one, fingerprint) is None
+        store.append(again)
+        assert store.find(one, fingerprint) is again
+    assert load(tmp_path).records == [good, again]
 
 
 def test_the_store_needs_neither_torch_nor_pandas() -> None:

@@ -14,16 +14,15 @@ import inspect
 import os
 import symtable
 import sys
-import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 from longseq_bench.core.errors import StoreError, UserError
 from longseq_bench.core.own_functions import read_own_function
+from longseq_bench.core.scratch import scratch_folder
 
 FOLDER = "functions"
 """Subfolder of a results folder for the functions that were sent."""
@@ -93,7 +92,7 @@ def _write(function: FunctionType, pattern: Any, folder: Path | None) -> str:
     head = ["from __future__ import annotations\n", "\n".join(sorted(lines, key=_imports_first))]
     text = "\n\n".join(part for part in (*head, *sources, *link) if part)
     content = text.encode()
-    path = (folder / FOLDER if folder else _temporary()) / (
+    path = (folder / FOLDER if folder else scratch_folder()) / (
         f"{names[0]}-{hashlib.sha256(content).hexdigest()[:8]}.py"
     )
     try:
@@ -102,17 +101,6 @@ def _write(function: FunctionType, pattern: Any, folder: Path | None) -> str:
     except OSError as error:
         raise StoreError(f"the function can't be written to {path}: {error.strerror}") from None
     return f"{_short(path)}:{names[0]}"
-
-
-@cache
-def _temporary() -> Path:
-    folder = tempfile.TemporaryDirectory(prefix="longseq-")
-    _kept.append(folder)
-    return Path(folder.name)
-
-
-_kept: list[tempfile.TemporaryDirectory[str]] = []
-"""Folders that are deleted when this process ends."""
 
 
 def _source(function: FunctionType) -> str:

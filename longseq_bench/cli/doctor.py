@@ -8,19 +8,20 @@ def doctor(as_json: options.AsJson = False) -> int:
     """Check this machine: what it has, what is missing, and how to fix it."""
     from dataclasses import asdict
 
+    from longseq_bench.cli import BAD_INPUT
     from longseq_bench.cli.documents import findings_document
     from longseq_bench.cli.session import print_answer, print_lines
     from longseq_bench.doctor import examine
     from longseq_bench.environment import collect
     from longseq_bench.launchers.local import LocalLauncher
 
-    machine = collect()
+    machine, code = collect(), 0
     try:
         with LocalLauncher() as launcher:
             catalogue = launcher.catalogue()
     except LauncherError as error:
         print_lines([str(error)], "red")
-        catalogue = None
+        catalogue, code = None, BAD_INPUT
     findings = examine(catalogue, machine)
     return print_answer(
         as_json,
@@ -31,4 +32,5 @@ def doctor(as_json: options.AsJson = False) -> int:
         },
         lambda: findings_document(machine, findings),
         "--json has it",
+        code,
     )

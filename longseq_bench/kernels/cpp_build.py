@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.scratch import private_folder, user_folder
 
 COMPILERS = ("g++", "clang++", "c++")
 ZIG = "ziglang"
@@ -70,13 +70,7 @@ def cache_folder() -> Path:
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except (OSError, RuntimeError):
-        folder = Path(tempfile.gettempdir()) / f"longseq-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        status = folder.lstat()
-        is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
-        if status.st_uid != os.getuid() or not is_private:
-            raise PermissionError(f"{folder} belongs to another user") from None
-        return folder
+        return private_folder(user_folder(tempfile.gettempdir()))
 
 
 def _compiler() -> tuple[str, ...]:
@@ -86,7 +80,8 @@ def _compiler() -> tuple[str, ...]:
             return (path,)
     if importlib.util.find_spec(ZIG):
         # plain `cc`: `c++` would first build a standard library, which takes minutes
-        return (sys.executable, "-m", ZIG, "cc", "-x", "c++", "-nostdlib++")
+        # -P: not a module of this name in the current folder
+        return (sys.executable, "-P", "-m", ZIG, "cc", "-x", "c++", "-nostdlib++")
     raise UnsupportedError(
         f'there is no {" or ".join(COMPILERS)} here; pip install "longseq-bench[compiler]" adds one'
     )
@@ -116,7 +111,7 @@ def _compile(compiler: tuple[str, ...], source: Path, library_path: Path) -> Non
 
 
 def _digest(source: Path, compiler: tuple[str, ...]) -> str:
-    command = [*compiler[:4], "--version"]
+    command = [*compiler[:5], "--version"]
     version = subprocess.run(
         command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
     )

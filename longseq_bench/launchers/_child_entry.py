@@ -71,8 +71,8 @@ def enter_agent(job_json: str, events: Connection, descriptors_socket: socket, o
 def detach(output: int) -> int:
     """Start a session that prints to `output` and ends with the fork server; return its pid."""
     os.setsid()
-    # the server ignores Ctrl-C; restore the default, as in any process
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # the server ignores Ctrl-C. The system's default, not Python's: the exit status names SIGINT
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     preloaded = sys.modules.get("longseq_bench.launchers._server_preload")
     # not getppid: if the server died a moment ago, init is the parent
     server = preloaded.PID if preloaded else os.getppid()

@@ -1,6 +1,8 @@
 """Imported by the fork server only: it adopts orphaned processes of a trial and ends them.
 
 Without this, init would adopt them, and they could not be distinguished from other processes.
+While the server imports torch, it does not read the pipe that closes with the parent: the kernel
+kills it instead (`die_with`), until _server_loaded.py is imported.
 """
 
 import atexit
@@ -12,16 +14,33 @@ import warnings
 
 import psutil
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
-if sys.platform.startswith("linux"):
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+_prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 # The parent handles Ctrl-C. It was blocked at the start of this process; now ignore it.
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 PID = os.getpid()
+
+
+def die_with(parent: int) -> None:
+    """Make the kernel kill this process when the thread that started it ends."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
+def outlive_thread() -> None:
+    """Undo `die_with`: the thread may end, and from now on the pipe shows the end of the parent."""
+    _prctl(PR_SET_PDEATHSIG, 0)
 
 
 def _end_descendants() -> None:

@@ -34,6 +34,7 @@ from typing import Any
 
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo
+from longseq_bench.core.environment_failure import environment_failure
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.core.model import Outcome, Phase, Trial
 from longseq_bench.core.rank_start import CONNECTING, OPENING
@@ -149,6 +150,9 @@ class ElasticLauncher(LocalLauncher):
         self._server.close()
 
     # ---- one trial -----------------------------------------------------------------------------
+
+    def _ranks_here(self, trial: Trial) -> int:
+        return min(trial.world_size, self.cluster.ranks_per_node)
 
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
         try:
@@ -307,7 +311,8 @@ class _Run:
             outcome = Outcome(status="error", reason=event["lost_peer"], facts=facts)
             self.supervisor.add_outcome(rank, outcome, now, event["at"])
         elif "failed" in event:
-            self._fail(node, f"{event['failed']} (ranks meet at {self.job.store})")
+            is_environment = bool(event.get("environment"))
+            self._fail(node, f"{event['failed']} (ranks meet at {self.job.store})", is_environment)
         elif "started" in event:
             self.started.add(node)
             if len(self.started) == self.job.nodes:
@@ -321,11 +326,13 @@ class _Run:
         if part == CONNECTING and len(waits) == self.supervisor.trial.world_size and all(waits):
             self._rendezvous_deadline = now + RENDEZVOUS_TIMEOUT_S
 
-    def _fail(self, node: int, reason: str) -> None:
+    def _fail(self, node: int, reason: str, is_environment: bool = False) -> None:
         """Set the outcome of a node's ranks that have none yet."""
         for rank in replace(self.job, node=node).ranks:
             phase, _ = self.phases.get(rank, ("start", ""))
             outcome = Outcome(status="error", reason=reason, phase=phase)
+            if is_environment:
+                outcome = environment_failure(reason, phase)
             self.supervisor.add_outcome(rank, outcome, time.monotonic(), time.time_ns())
 
     def _fail_lost_nodes(self) -> None:

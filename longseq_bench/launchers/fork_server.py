@@ -3,12 +3,16 @@
 A terminal sends Ctrl-C to the server too. The server ignores it from the start (see
 _server_preload.py). By itself multiprocessing would ignore it only after the imports, which take
 seconds; before that, Ctrl-C would end the server with a traceback.
+
+A server that was killed is replaced. Its children died with it: `has_ended` tells a launcher.
 """
 
+import errno
 import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, get_context, resource_tracker
@@ -17,45 +21,100 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
+import psutil
+
 from longseq_bench.core.errors import LauncherError
+from longseq_bench.core.hidden_modules import explain_hidden_modules
+from longseq_bench.launchers.helper_start import (
+    explain_limits,
+    raise_descriptor_limit,
+    safe_helpers,
+)
 from longseq_bench.launchers.interrupts import block_interrupts, defer_interrupts
+
+LOST = 255
+"""Exit code by multiprocessing of a child whose server has ended. A child may use it as well."""
+
+SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
+"""Errors for lack of descriptors, memory or processes, which a new server would meet as well."""
+
+_PIPES_S = 1.0
+"""The longest time from the closing of a server's pipes to its end."""
 
 
 def ready() -> None:
     """Start the server if necessary, and wait until it has done its imports.
 
-    Ctrl-C kills a server that is still importing; it has no children yet.
+    A server that is killed meanwhile is started once more. Ctrl-C kills a server that is still
+    importing; it has no children yet.
 
     Raises:
         LauncherError: the server can't be started.
     """
     before = pid()
     try:
-        # start the tracker first, because its start unblocks Ctrl-C
-        resource_tracker.ensure_running()
-        with defer_interrupts(), block_interrupts(), hide_main():
-            forkserver.ensure_running()
-        if pid() != before:
-            first = get_context("forkserver").Process()
-            with hide_main():
-                first.start()
-            first.join()
+        try:
+            _ready(before)
+        except (OSError, EOFError) as error:
+            if isinstance(error, OSError) and error.errno in SHORT_OF:
+                raise
+            _kill(before)
+            _ready(before)
     except (OSError, EOFError) as error:
-        raise LauncherError(f"the fork server can't be started: {error}") from error
+        _kill(before)
+        reason = f"{str(error) or 'it ended'}{explain_limits()}{explain_hidden_modules()}"
+        raise LauncherError(f"the fork server can't be started: {reason}") from error
     except KeyboardInterrupt:
-        if (new := pid()) and new != before:
-            with suppress(ProcessLookupError):
-                os.kill(new, signal.SIGKILL)
+        _kill(before)
         raise
 
 
-def start(process: BaseProcess) -> None:
-    """Start a child of the running server. Raises LauncherError if it can't be started."""
-    try:
+def _ready(before: int) -> None:
+    raise_descriptor_limit()
+    # start the tracker first, because its start unblocks Ctrl-C
+    with safe_helpers():
+        resource_tracker.ensure_running()
+    with defer_interrupts(), block_interrupts(), hide_main(), safe_helpers(is_server=True):
+        forkserver.ensure_running()
+    if pid() != before:
+        first = get_context("forkserver").Process()
         with hide_main():
-            process.start()
+            first.start()
+        first.join()
+
+
+def _kill(before: int) -> None:
+    """Kill the server, unless it is the one of `before`, and wait for its end."""
+    if (new := pid()) and new != before:
+        with suppress(ProcessLookupError):
+            os.kill(new, signal.SIGKILL)
+        has_ended(new)
+
+
+def start(process: BaseProcess) -> int:
+    """Start a child, and return the pid of its server. A server that was killed is replaced.
+
+    Raises LauncherError if the child can't be started.
+    """
+    try:
+        try:
+            _start(process)
+        except (OSError, EOFError) as error:
+            if isinstance(error, OSError) and error.errno in SHORT_OF:
+                raise
+            # it was killed since it was ready, or the file of its socket was deleted
+            _kill(0)
+            ready()
+            _start(process)
     except (OSError, EOFError, ValueError) as error:
-        raise LauncherError(f"a child of the fork server can't be started: {error}") from error
+        reason = str(error) or "the server ended"
+        raise LauncherError(f"a child of the fork server can't be started: {reason}") from error
+    return pid()
+
+
+def _start(process: BaseProcess) -> None:
+    with hide_main(), safe_helpers():
+        process.start()
 
 
 @contextmanager
@@ -95,3 +154,28 @@ def end(process: BaseProcess, timeout_s: float = 0.0) -> None:
 def pid() -> int:
     """Return the pid of the server that this process started, or 0."""
     return getattr(forkserver._forkserver, "_forkserver_pid", None) or 0
+
+
+def lost_with_server(process: BaseProcess, server: int) -> bool:
+    """Return True if a child that has ended was lost because its server has ended.
+
+    server: the pid that `start` returned.
+    """
+    return process.exitcode == LOST and has_ended(server)
+
+
+def has_ended(server: int) -> bool:
+    """Return True if a server has ended. A moment before its end its pipes are closed already."""
+    end_s = time.monotonic() + _PIPES_S
+    while server == pid() and _is_alive(server):
+        if time.monotonic() >= end_s:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _is_alive(server: int) -> bool:
+    try:
+        return psutil.Process(server).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -7,7 +7,7 @@ host and of other hosts alike:
 {"rank": 1, "message": {...}}                                   a message of a rank
 {"rank": 1, "exit": -9, "printed": "...", "killed": false, "at": 17...}    a rank exited
 {"rank": 1, "lost_peer": "...", "at": 17...}                    a rank was ended because of a peer
-{"failed": "..."}                                               ranks without an outcome failed
+{"failed": "...", "environment": true}     ranks without an outcome failed; if by another process
 """
 
 import json
@@ -33,7 +33,7 @@ from longseq_bench.launchers.exit_status import (
 )
 from longseq_bench.launchers.fd_passing import send_fds
 from longseq_bench.launchers.interrupts import defer_interrupts
-from longseq_bench.launchers.local import PRELOAD
+from longseq_bench.launchers.local import LOADED, PRELOAD, SERVER_ENDED
 from longseq_bench.launchers.output_file import OutputFile
 from longseq_bench.launchers.process_inspection import kill_orphans, read_stacks, sample_processes
 from longseq_bench.launchers.rank_supervisor import GRACE_S
@@ -92,7 +92,7 @@ class HostRanks:
 
     def __init__(self, context: ForkServerContext) -> None:
         self._context = context
-        context.set_forkserver_preload(AGENT_PRELOAD)
+        context.set_forkserver_preload([*AGENT_PRELOAD, LOADED])
         self._job: HostJob | None = None
 
     def start(self, job: HostJob) -> None:
@@ -119,7 +119,7 @@ class HostRanks:
             for close in (agent_events.close, agent_end.close, *(end.close for _, end in pipes)):
                 child_ends.callback(close)
             try:
-                fork_server.start(self._process)
+                self._started_by = fork_server.start(self._process)
             except LauncherError:
                 self._job = None
                 self._close()
@@ -154,7 +154,10 @@ class HostRanks:
                 code = self._process.exitcode or 0
                 exit_text = f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
                 last = self._agent_output.tail().strip().splitlines()[-1:]
-                yield {"failed": ": ".join([f"torch's agent ended ({exit_text})", *last])}
+                failed = ": ".join([f"torch's agent ended ({exit_text})", *last])
+                lost = fork_server.lost_with_server(self._process, self._started_by)
+                is_killed = lost or code < 0
+                yield {"failed": SERVER_ENDED if lost else failed, "environment": is_killed}
 
     def _receive(self, rank: int) -> Iterator[dict[str, Any]]:
         state = self._ranks[rank]

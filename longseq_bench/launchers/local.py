@@ -10,6 +10,7 @@ and no file is needed, and nothing is left when a rank is killed.
 
 import json
 import multiprocessing
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ import psutil
 from typing_extensions import override
 
 from longseq_bench.core.catalogue import Catalogue
+from longseq_bench.core.environment_failure import environment_failure, is_environment_failure
 from longseq_bench.core.errors import LauncherError, UserError
+from longseq_bench.core.hidden_modules import explain_hidden_modules
 from longseq_bench.core.model import DryRunEstimate, Outcome, Trial
 from longseq_bench.core.units import format_bytes
 from longseq_bench.launchers import _child_entry, fork_server
@@ -41,6 +44,7 @@ from longseq_bench.launchers.exit_status import (
     remove_nccl_files,
     with_first_attempt,
 )
+from longseq_bench.launchers.helper_start import explain_limits, lacks_descriptors
 from longseq_bench.launchers.interrupts import defer_interrupts
 from longseq_bench.launchers.output_file import OutputFile
 from longseq_bench.launchers.process_inspection import (
@@ -56,8 +60,16 @@ PRELOAD = [
     "longseq_bench.worker.main",
     "torch.fx.experimental.symbolic_shapes",
 ]
-"""Modules that the fork server imports before any fork. torch's first backward would import
-symbolic_shapes (0.2 s)."""
+"""Modules that the fork server imports before any fork, and LOADED. torch's first backward would
+import symbolic_shapes (0.2 s)."""
+
+LOADED = "longseq_bench.launchers._server_loaded"
+"""The module that the fork server imports last."""
+
+SERVER_ENDED = "the fork server, which starts the processes of trials, was killed"
+
+KILLED_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
+"""Exit codes of a child that another process has probably killed."""
 
 RETRY_FACTOR, RETRY_MIN_BYTES, RETRY_SHARE = 4, 2 * 2**30, 0.9
 """Memory of a retry: the budget times this, or plus this; at most this share of free memory."""
@@ -65,18 +77,17 @@ RETRY_FACTOR, RETRY_MIN_BYTES, RETRY_SHARE = 4, 2 * 2**30, 0.9
 
 @dataclass(eq=False)
 class _Child:
-    """A running child process."""
+    """A running child process, and the pid of the fork server that started it."""
 
     process: BaseProcess
     pipe: Connection
     output: OutputFile
-    server: int | None = None
+    server: int
 
-    def receive(self) -> dict[str, Any] | None:
-        """Return the next message, or None if the pipe is closed."""
-        message = fork_server.receive(self.pipe)
-        self.server = (message or {}).get("server", self.server)
-        return message
+    @property
+    def is_lost(self) -> bool:
+        """Return True if it ended because its fork server was killed."""
+        return fork_server.lost_with_server(self.process, self.server)
 
 
 @LAUNCHERS.register("local")
@@ -88,7 +99,7 @@ class LocalLauncher(Launcher):
 
     def __init__(self) -> None:
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(PRELOAD)
+        self.context.set_forkserver_preload([*PRELOAD, LOADED])
         self._catalogue: Catalogue | None = None
 
     @override
@@ -126,9 +137,11 @@ class LocalLauncher(Launcher):
 
     @override
     def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
+        if reason := lacks_descriptors(self._ranks_here(trial)):
+            return LaunchResult(environment_failure(reason, "start"), 0)
         outcome, signal_number = self._attempt(trial, on_phase)
         first, attempts = None, 1
-        if is_device_error(outcome):
+        if is_device_error(outcome) or is_environment_failure(outcome):
             first, attempts = outcome, 2
             outcome, signal_number = self._attempt(trial, on_phase)
         if trial.memory_budget and may_be_out_of_memory(outcome, signal_number):
@@ -136,6 +149,10 @@ class LocalLauncher(Launcher):
             outcome = self._retry_with_more_memory(trial, outcome, on_phase)
         outcome = with_first_attempt(outcome, first) if first else outcome
         return LaunchResult(outcome, attempts * trial.world_size)
+
+    def _ranks_here(self, trial: Trial) -> int:
+        """Return the number of ranks of a trial on this host."""
+        return trial.world_size
 
     def _retry_with_more_memory(self, trial: Trial, first: Outcome, on_phase: OnPhase) -> Outcome:
         """Run a failed trial again with more memory: out of memory if it passes, else as it was.
@@ -166,25 +183,43 @@ class LocalLauncher(Launcher):
         capability: tuple[int, int] | None = None,
         multiprocessors: int | None = None,
     ) -> Any:
-        """Return a child's answer to a request. Raises LauncherError if none arrives in time."""
+        """Return a child's answer to a request.
+
+        Raises LauncherError if none arrives in time, also not from a second child if the first one
+        or its fork server was killed.
+        """
         data = {"trials": [trial.model_dump(mode="json") for trial in trials]}
         of_gpu = {"capability": capability, "multiprocessors": multiprocessors}
         payload = json.dumps(data | of_gpu)
+        message, last, is_lost = self._ask(request, payload, limit)
+        if is_lost:
+            message, last, _ = self._ask(request, payload, limit)
+        if message is None:
+            limits = f"{explain_limits()}{explain_hidden_modules()}"
+            raise LauncherError(f"a child process can't be started here: {last}{limits}")
+        return message["answer"]
+
+    def _ask(
+        self, request: str, payload: str, limit: float
+    ) -> tuple[dict[str, Any] | None, str, bool]:
+        """Return a child's answer or None, its last line, and whether something killed it."""
         children, message = list[_Child](), None
         try:
             child = self._start(children, request, payload)
             end = time.monotonic() + limit
             while child.pipe.poll(max(0.0, end - time.monotonic())):
-                message = child.receive()
+                message = fork_server.receive(child.pipe)
                 if message is None or "answer" in message:
                     break
+            is_late = time.monotonic() >= end
         finally:
             with defer_interrupts():
                 outputs, _ = _end(children, children if message else [])
-        if not message or "answer" not in message:
-            last = outputs[0].strip().splitlines()[-1:] or ["it printed nothing"]
-            raise LauncherError(f"a child process can't be started here: {last[0]}")
-        return message["answer"]
+        last = outputs[0].strip().splitlines()[-1:] or ["it printed nothing"]
+        if message and "answer" in message:
+            return message, last[0], False
+        is_killed = child.process.exitcode in KILLED_FROM_OUTSIDE or child.is_lost
+        return None, last[0], is_killed and not is_late
 
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
         """Run the ranks once. Returns the outcome, and the signal that killed the blamed rank."""
@@ -233,13 +268,13 @@ class LocalLauncher(Launcher):
             arguments = (request, payload, sender, output, listener)
             process = self.context.Process(target=_child_entry.enter, args=arguments)
             try:
-                fork_server.start(process)
+                server = fork_server.start(process)
             except LauncherError:
                 output.close()
                 raise
             finally:
                 sender.close()
-            children.append(_Child(process, receiver, output))
+            children.append(_Child(process, receiver, output, server))
         return children[-1]
 
 
@@ -253,15 +288,19 @@ def _follow(supervisor: RankSupervisor, children: Sequence[_Child], on_phase: On
         if not ready and supervisor.is_late(time.monotonic()):
             return
         for rank, child in running:
-            if child.pipe in ready and (message := child.receive()):
+            if child.pipe in ready and (message := fork_server.receive(child.pipe)):
                 supervisor.add_message(rank, message, time.monotonic())
                 if "phase" in message and rank == 0:
                     on_phase(message["phase"], message["part"])
             elif child.pipe in ready or child.process.sentinel in ready:
                 at = time.time_ns()
                 fork_server.end(child.process, GRACE_S)
-                code, killed = child.process.exitcode or 0, kernel_kills() > kills_before
-                supervisor.add_exit(rank, code, child.output.tail(), killed, time.monotonic(), at)
+                now, code = time.monotonic(), child.process.exitcode or 0
+                if child.is_lost:
+                    supervisor.add_environment_failure(rank, SERVER_ENDED, now, at)
+                    continue
+                killed = kernel_kills() > kills_before
+                supervisor.add_exit(rank, code, child.output.tail(), killed, now, at)
 
 
 def _end(children: Sequence[_Child], reported: Sequence[_Child]) -> tuple[list[str], list[str]]:
@@ -277,7 +316,7 @@ def _end(children: Sequence[_Child], reported: Sequence[_Child]) -> tuple[list[s
     end = time.monotonic() + GRACE_S
     for child in reported:
         fork_server.end(child.process, max(0.0, end - time.monotonic()))
-    orphans = kill_orphans(next((child.server for child in children if child.server), None))
+    orphans = kill_orphans(children[0].server if children else None)
     outputs = [child.output.tail() for child in children]
     for child in children:
         child.output.close()

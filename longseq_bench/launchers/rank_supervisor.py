@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from longseq_bench.core.environment_failure import environment_failure
 from longseq_bench.core.model import Outcome, Phase, Trial
 from longseq_bench.core.stack_markers import (
     COLLECTIVE,
@@ -115,6 +116,10 @@ class RankSupervisor:
         if self._ranks[rank].outcome is None:
             self._ranks[rank].signal = max(0, -exitcode)
         self.add_outcome(rank, outcome_of_exit(exitcode, phase, printed, kernel_killed), now, at)
+
+    def add_environment_failure(self, rank: int, reason: str, now: float, at: int) -> None:
+        """Process the end of a rank by something that is no part of the trial."""
+        self.add_outcome(rank, environment_failure(reason, self._ranks[rank].phase), now, at)
 
     def add_outcome(self, rank: int, outcome: Outcome, now: float, at: int) -> None:
         """Set the outcome of a rank, unless it has one already."""

@@ -27,7 +27,7 @@ import psutil
 import torch.distributed.elastic.agent.server.api as agents
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
 
 from longseq_bench.core.cluster_env import LOOPBACK, RankInfo
@@ -54,6 +54,7 @@ def run_agent(
     {"started": [pid, ...]}                        the ranks run: all hosts are connected
     {"exit": -9, "local_rank": 1, "at": 17...}     a rank ended; when it was seen, ns since 1970
     {"failed": "..."}                              the ranks could not be started
+    {"failed": "...", "environment": true}         a signal ended the agent
 
     Args:
         job_json: a HostJob of launchers/host_agent.py.
@@ -82,6 +83,9 @@ def run_agent(
     agent = _Agent(spec, events, pipes)
     try:
         agent.run()
+    except SignalException as signalled:
+        name = signal.Signals(signalled.sigval).name
+        agent.send({"failed": f"torch's agent was ended by {name}", "environment": True})
     except Exception as error:
         traceback.print_exc()
         first = str(error).strip().partition("\n")[0]

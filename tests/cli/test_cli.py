@@ -21,6 +21,8 @@ from longseq_bench.analysis.searches import search_rows
 from longseq_bench.cli import app, run
 from longseq_bench.cli.maxlen import bracket_sentence
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
+from longseq_bench.core.errors import LauncherError
+from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import RECORDS, load
 from tests import make
@@ -28,6 +30,7 @@ from tests.cli.commands import Capture, document
 from tests.fake_nvml import FakeGpu, install
 from tests.make import record, step, trial
 
+ROOT = Path(__file__).parents[2]
 TINY = """\
 memory_budget: 64MiB
 workload: {heads: 2, head_dim: 32}
@@ -204,6 +207,47 @@ def test_doctor_describes_this_machine(capfd: Capture) -> None:
     assert {"name", "state", "found", "remedy"} <= set(answer["findings"][0])
     assert run(["doctor"]) == 0
     assert answer["environment"]["host"] in capfd.readouterr().out
+
+
+def test_doctor_fails_where_no_child_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    def fail(self: LocalLauncher) -> Catalogue:
+        raise LauncherError("a child process can't be started here: it printed nothing")
+
+    monkeypatch.setattr(LocalLauncher, "catalogue", fail)
+    assert run(["doctor"]) == 2
+    assert "a child process can't be started here" in capfd.readouterr().err
+
+
+# ---- the current folder --------------------------------------------------------------------------
+
+
+def longseq(folder: Path, *path: Path) -> subprocess.CompletedProcess[str]:
+    """Run `python -m longseq_bench --version` in a folder, with more folders on Python's path."""
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT]))}
+    return subprocess.run(
+        [sys.executable, "-m", "longseq_bench", "--version"],
+        cwd=folder, env=variables, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path) -> None:
+    for name in ("typer", "rich", "inspect"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('this ran: ' + __name__)")
+    done = longseq(tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"longseq {__version__}\n", "")
+
+
+@pytest.mark.parametrize("code", ["raise SystemExit(0)", "from rich import nothing"])
+def test_a_broken_module_that_hides_another_is_named(tmp_path: Path, code: str) -> None:
+    named = tmp_path / "tools"
+    named.mkdir()
+    (named / "typer.py").write_text(code)
+    done = longseq(tmp_path, named)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert f"; {named}/typer.py hides the module typer of " in line
 
 
 # ---- sweep -------------------------------------------------------------------------------------

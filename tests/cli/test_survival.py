@@ -4,12 +4,8 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -19,9 +15,7 @@ from longseq_bench.cli import run
 from longseq_bench.core.model import Record
 from longseq_bench.store import RECORDS, TORN, load
 from tests.cli.commands import Capture
-
-MARK = "LONGSEQ_TEST_RUN"
-"""A variable that every process of a command inherits, so that what it leaves can be told."""
+from tests.cli.sweep_process import SOON_S, Sweep, start_sweep
 
 TAIL = "memory_budget: 64MiB\nworkload: {heads: 1, head_dim: 16}\nrounds: 1\nrepeats: 1\n"
 SMALL = TAIL + "tokens: [32, 64, 96]\nimplementations: [sdpa, dense]\n"
@@ -32,46 +26,6 @@ DEADLY = TAIL + (
     "time_budget: 300ms\ntokens: 2k\nimplementations:\n  [bad-kills-itself, bad-exits, bad-sleeps,"
     " bad-grandchild, bad-eats, bad-segfault, sdpa]\n"
 )
-PATIENCE_S = 60
-SOON_S = 10
-
-
-@dataclass
-class Sweep:
-    """A sweep in a process group of its own, and every process that came of it."""
-
-    process: subprocess.Popen[bytes]
-    mark: str
-    said: Path
-
-    def processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark and process.status() != "zombie":
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
-
-    def wait_until(self, happened: Callable[[], bool]) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while not happened():
-            assert self.process.poll() is None, self.said.read_text()
-            assert time.monotonic() < end, self.said.read_text()
-            time.sleep(0.02)
-
-    def left(self) -> list[str]:
-        """What is still there some seconds later."""
-        end = time.monotonic() + SOON_S
-        while self.processes() and time.monotonic() < end:
-            time.sleep(0.1)
-        return [" ".join(process.cmdline()) for process in self.processes()]
-
-    def end(self) -> None:
-        for process in self.processes():
-            process.kill()
-        self.process.wait()
 
 
 @pytest.fixture
@@ -80,14 +34,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Sweep]]:
     started: list[Sweep] = []
 
     def begin() -> Sweep:
-        mark, said = uuid.uuid4().hex, tmp_path / f"said-{len(started)}"
-        with said.open("wb") as stream:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "longseq_bench", "sweep", "sweep.yaml", "--out", "out"],
-                env={**os.environ, MARK: mark}, stdout=subprocess.DEVNULL, stderr=stream,
-                start_new_session=True,
-            )  # fmt: skip
-        started.append(Sweep(process, mark, said))
+        started.append(start_sweep(tmp_path / f"said-{len(started)}"))
         return started[-1]
 
     yield begin

@@ -85,7 +85,7 @@ def test_a_compiler_of_pip_is_used_if_there_is_no_other(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(cpp_build.importlib.util, "find_spec", lambda name: object())
-    assert cpp_build._compiler()[1:4] == ("-m", "ziglang", "cc")
+    assert cpp_build._compiler()[1:5] == ("-P", "-m", "ziglang", "cc")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")

@@ -23,6 +23,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from longseq_bench.core.catalogue import DeviceInfo
 from longseq_bench.core.cluster_env import NodeInfo
+from longseq_bench.core.environment_failure import is_environment_failure
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.core.rank_start import CONNECTING, OPENING, WARMING_UP
 from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
@@ -216,10 +217,17 @@ def test_a_native_crash_is_retried_with_more_memory(alone: ElasticLauncher) -> N
 
 
 def test_a_dead_agent_is_named(alone: ElasticLauncher) -> None:
-    kill = in_forward(lambda: alone._host_ranks._process.kill())
+    """It is no part of the trial, which runs once more. Then resuming runs it again."""
+
+    def kill(phase: str, part: str) -> None:
+        if phase == "forward":
+            alone._host_ranks._process.kill()
+
     outcome = run(alone, ranks_trial("rank-waits", time_budget=60), kill)
     assert outcome.status == "error"
+    assert is_environment_failure(outcome)
     assert "torch's agent ended (killed by SIGKILL)" in (outcome.reason or "")
+    assert "torch's agent ended" in outcome.facts["first_attempt"]
     assert run(alone, ranks_trial("ring")).status == "ok"
 
 

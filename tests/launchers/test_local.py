@@ -1,14 +1,19 @@
 """Isolation: every failure has its reason, nothing is left behind, the next trial runs."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
-from longseq_bench.core.errors import UnknownNameError
+from longseq_bench.core.environment_failure import environment_failure, is_environment_failure
+from longseq_bench.core.errors import LauncherError, UnknownNameError
 from longseq_bench.core.model import Outcome, Trial
+from longseq_bench.launchers import fork_server, helper_start
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.process_inspection import kill_orphans
 from tests.make import outcome, trial
@@ -166,6 +171,7 @@ def attempts(*outcomes: Outcome) -> tuple[LocalLauncher, list[int | None]]:
 
 
 LOST = outcome("error", "AcceleratorError: CUDA error: unspecified", facts={"device_error": True})
+KILLED = environment_failure("the fork server was killed", "forward")
 
 
 @pytest.mark.parametrize(
@@ -187,6 +193,74 @@ def test_an_error_of_a_device_is_tried_once_more(
     assert found.outcome.facts["first_attempt"] == LOST.reason
     assert found.processes == 4
     assert budgets == [budget, budget]
+
+
+@pytest.mark.parametrize("second", [outcome("ok"), KILLED])
+def test_what_something_else_ended_is_tried_once_more(second: Outcome) -> None:
+    """If it happens again, the record says that the trial has to run again."""
+    launcher, budgets = attempts(KILLED, second)
+    found = launcher.run(trial(memory_budget=2**30), print).outcome
+    assert (found.status, len(budgets)) == (second.status, 2)
+    assert found.facts["first_attempt"] == KILLED.reason
+    assert is_environment_failure(found) == (second is KILLED)
+
+
+def test_too_many_ranks_for_the_open_files_end_the_trial_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is started, and the reason names the limit that is enough."""
+    monkeypatch.setattr(helper_start.resource, "getrlimit", lambda which: (256, 256))
+    found = LocalLauncher().run(trial(world_size=64), print).outcome
+    assert is_environment_failure(found)
+    (needed,) = re.findall(r"the limit is 256: raise it by `ulimit -n (\d+)`", found.reason or "")
+    monkeypatch.setattr(helper_start.resource, "getrlimit", lambda which: (int(needed), 4096))
+    assert helper_start.lacks_descriptors(64) == ""
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Children inherit it."""
+    limits = []
+    monkeypatch.setattr(helper_start.resource, "getrlimit", lambda which: (1024, 4096))
+    monkeypatch.setattr(
+        helper_start.resource, "setrlimit", lambda which, limit: limits.append(limit)
+    )
+    helper_start.raise_descriptor_limit()
+    assert limits == [(4096, 4096)]
+
+
+ANSWERS = [(None, "it printed nothing", True), ({"answer": []}, "", False)]
+
+
+def test_a_request_whose_child_was_killed_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, answers = LocalLauncher(), [*ANSWERS]
+    monkeypatch.setattr(launcher, "_ask", lambda *request: answers.pop(0))
+    assert launcher.dry_run([]) == []
+    assert answers == []
+    answers = [ANSWERS[0], ANSWERS[0]]
+    with pytest.raises(LauncherError, match="can't be started here: it printed nothing"):
+        launcher.catalogue()
+
+
+def test_a_limit_of_the_address_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, last = LocalLauncher(), "ImportError: libtorch_cpu.so: failed to map segment"
+    monkeypatch.setattr(launcher, "_ask", lambda *request: (None, last, False))
+    monkeypatch.setattr(helper_start.resource, "getrlimit", lambda which: (2**31, 2**31))
+    with pytest.raises(LauncherError, match=f"{last}; .* limited to 2 GiB: .*`ulimit -v`"):
+        launcher.catalogue()
+
+
+def test_a_signal_from_outside_is_named(launcher: LocalLauncher, nothing_left: None) -> None:
+    """Python's handler would make it an exit with code 1."""
+
+    def interrupt(phase: str, part: str) -> None:
+        if phase == "forward":
+            (child,) = psutil.Process(fork_server.pid()).children()
+            child.send_signal(signal.SIGINT)
+
+    found = launcher.run(complete(launcher, "bad-sleeps"), interrupt).outcome
+    assert (found.status, found.reason) == ("crashed", "killed by SIGINT")
 
 
 def test_another_error_is_not() -> None:

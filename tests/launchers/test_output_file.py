@@ -71,6 +71,6 @@ def test_a_child_gets_it_as_a_descriptor(launcher: LocalLauncher) -> None:
 
 def _prints(output: int) -> None:
     assert _child_entry.detach(output) == os.getppid()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
     os.write(1, b"out\n")
     os.write(2, b"err\n")

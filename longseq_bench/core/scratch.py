@@ -1,0 +1,138 @@
+"""A folder for the temporary files of this process, which a later run deletes after a kill.
+
+TMPDIR/longseq-UID/run-XXXXXXXX belongs to the process that has a lock on it (flock, which ends with
+the process). Whoever makes such a folder first deletes those that nobody has a lock on, under a
+lock on the folder above.
+"""
+
+import atexit
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from longseq_bench.core.errors import LauncherError
+
+SOCKET_PATH_BYTES = 103
+"""Longest path of a Unix socket: Linux has 107, macOS 103."""
+
+SOCKET_BYTES = len("/run-12345678/listener-12345678")
+_SHORT_FOLDERS = ("/tmp", "/var/tmp")
+
+_own: dict[int, tuple[Path, int]] = {}
+"""The folder of this process and the descriptor that locks it, by process id."""
+
+
+def scratch_folder() -> Path:
+    """Return this process's folder for temporary files; it is deleted when the process ends.
+
+    The path of a socket in it fits: with a long TMPDIR the folder is below /tmp or /var/tmp.
+
+    Raises:
+        LauncherError: there is no such folder that can be written.
+    """
+    own = _own.get(os.getpid())
+    if own is None or not own[0].is_dir():
+        own = _own[os.getpid()] = _create()
+    return own[0]
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder that only this user can write, if necessary, and return it.
+
+    Raises OSError if it can't be made, or belongs to another user.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
+    if status.st_uid != os.getuid() or not is_private:
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder
+
+
+def user_folder(parent: str) -> Path:
+    """Return the path of this user's folder below a folder for temporary files."""
+    return Path(parent) / f"longseq-{os.getuid()}"
+
+
+def _create() -> tuple[Path, int]:
+    problem = ""
+    for parent in _parents():
+        folder = user_folder(parent)
+        if len(os.fsencode(folder)) + SOCKET_BYTES > SOCKET_PATH_BYTES:
+            problem = problem or f"the path of {parent} is too long for a socket"
+            continue
+        try:
+            return _create_below(folder)
+        except OSError as error:
+            problem = problem or f"{error.strerror or error} ({folder})"
+    raise LauncherError(
+        f"there is no folder for temporary files: {problem}; set TMPDIR to a folder that can be "
+        f"written and has at most {SOCKET_PATH_BYTES - SOCKET_BYTES - 20} characters"
+    )
+
+
+def _parents() -> tuple[str, ...]:
+    try:
+        return tempfile.gettempdir(), *_SHORT_FOLDERS
+    except OSError:  # no usable one
+        return _SHORT_FOLDERS
+
+
+def _create_below(user: Path) -> tuple[Path, int]:
+    """Delete what dead processes left, and make a folder for this one."""
+    while True:
+        lock = _open(private_folder(user))
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            _delete_abandoned(user)
+            folder = Path(tempfile.mkdtemp(prefix="run-", dir=user))
+            descriptor = _open(folder)
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            atexit.register(_delete, os.getpid())
+            return folder, descriptor
+        except FileNotFoundError:
+            continue  # another process deleted the empty folder above at its end
+        finally:
+            os.close(lock)
+
+
+def _open(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _delete_abandoned(user: Path) -> None:
+    """Delete the folders on which no process has a lock."""
+    for folder in user.glob("run-*"):
+        with suppress(OSError):
+            lock = _open(folder)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _delete(pid: int) -> None:
+    """Delete the folder at the end of the process that owns it, not of one that it forked."""
+    if pid == os.getpid() and (own := _own.pop(pid, None)):
+        shutil.rmtree(own[0], ignore_errors=True)
+        os.close(own[1])
+        with suppress(OSError):  # others use it
+            own[0].parent.rmdir()
+
+
+def _release_in_fork() -> None:
+    # a forked child shares the lock, and may outlive its owner
+    for _, descriptor in _own.values():
+        with suppress(OSError):
+            os.close(descriptor)
+    _own.clear()
+
+
+os.register_at_fork(after_in_child=_release_in_fork)

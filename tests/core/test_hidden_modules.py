@@ -1,0 +1,29 @@
+"""Which files hide modules that longseq needs."""
+
+import os
+from pathlib import Path
+
+from longseq_bench.core.hidden_modules import find_hidden_modules
+
+
+def test_a_file_before_the_installed_module_is_found(tmp_path: Path) -> None:
+    """Only a needed name that is installed as well, and only in a folder that comes first."""
+    mine, installed = tmp_path / "mine", tmp_path / "site-packages"
+    for name in ("mine/yaml.py", "mine/mytool.py", "mine/psutil/__init__.py", "mine/torch.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name in ("yaml/__init__.py", "psutil.py", "mytool.py", "torch/__init__.py"):
+        (installed / name).parent.mkdir(parents=True, exist_ok=True)
+        (installed / name).touch()
+    assert find_hidden_modules([str(mine), str(installed), "/no/such/folder"]) == [
+        ("psutil", str(mine / "psutil/__init__.py"), str(installed)),
+        ("yaml", str(mine / "yaml.py"), str(installed)),
+    ]
+    assert find_hidden_modules([str(installed), str(mine)]) == []
+
+
+def test_the_standard_library_can_be_hidden_too(tmp_path: Path) -> None:
+    (tmp_path / "signal.py").touch()
+    standard = os.path.dirname(os.__file__)
+    found = find_hidden_modules([str(tmp_path), standard])
+    assert found == [("signal", str(tmp_path / "signal.py"), standard)]

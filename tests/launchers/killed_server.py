@@ -1,0 +1,52 @@
+"""Run by test_fork_server.py in a folder that it does not trust: kill a fork server without torch.
+
+It prints what it saw as JSON.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from multiprocessing import forkserver
+
+from longseq_bench.launchers import fork_server
+from longseq_bench.launchers.local import LOADED, PRELOAD, _Child, _follow
+from longseq_bench.launchers.output_file import OutputFile
+from longseq_bench.launchers.rank_supervisor import RankSupervisor
+from tests.make import trial
+
+
+def main() -> None:
+    forkserver.set_forkserver_preload([PRELOAD[0], LOADED])
+    context = multiprocessing.get_context("forkserver")
+    fork_server.ready()
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=time.sleep, args=(60,))
+    first = fork_server.start(child)
+    sender.close()
+    os.kill(first, signal.SIGKILL)
+    supervisor = RankSupervisor(trial(), time.monotonic())
+    _follow(supervisor, [_Child(child, receiver, OutputFile(), first)], print)
+    os.kill(child.pid or 0, signal.SIGKILL)
+    outcome = supervisor.outcome()
+
+    exits = context.Process(target=os._exit, args=(255,))
+    second = fork_server.start(exits)
+    exits.join()
+    json.dump(
+        {
+            "outcome": outcome.model_dump(mode="json"),
+            "restarted": second != first,
+            "code": exits.exitcode,
+            "lost": fork_server.lost_with_server(exits, second),
+            "files": [name for _, folders, _ in os.walk(tempfile.gettempdir()) for name in folders],
+        },
+        sys.stdout,
+    )
+
+
+if __name__ == "__main__":
+    main()
