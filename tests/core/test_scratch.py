@@ -53,7 +53,9 @@ def test_a_socket_fits_below_a_long_tmpdir(
     user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scratch, "SOCKET_PATH_BYTES", 103)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 90)))
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
     assert len(f"{scratch_folder()}/listener-12345678") <= 103
     scratch._delete(os.getpid())
 

@@ -43,7 +43,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def seen(hostile: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What killed_server.py saw."""
-    command = [sys.executable, "-P", str(ROOT / "tests/launchers/killed_server.py")]
+    command = [sys.executable, str(ROOT / "tests/launchers/killed_server.py")]
     done = subprocess.run(
         command, cwd=hostile, env=environment(tmp_path_factory.mktemp("t")), timeout=PATIENCE_S,
         capture_output=True, text=True,

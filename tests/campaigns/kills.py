@@ -1,0 +1,244 @@
+"""Kill processes of a small sweep at random moments, resume it, and look for what went wrong.
+
+    python -m tests.campaigns.kills --count 30 --seed 1
+
+A finding is a record that is lost, doubled or blamed on the wrong one, a traceback, or a file or
+process that is left after the next run. The exit code is 1 if there is one. A finding names the
+number of its kill; `--only NUMBER` with the same seed repeats that kill alone. A kill takes about
+15 s.
+"""
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from longseq_bench.core.environment_failure import is_environment_failure
+from longseq_bench.core.model import Record
+from longseq_bench.store import RECORDS, load
+from tests.cli.sweep_process import Sweep, start_sweep
+
+SWEEP = """\
+memory_budget: 64MiB
+workload: {heads: 2, head_dim: 16}
+tokens: [64, 128, 256]
+world_size: [1, 2]
+implementations: [ring, collective]
+rounds: 1
+repeats: 1
+"""
+LAUNCH = ("launch", "--nproc-per-node", "2", "--")
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSTOP)
+TARGETS = ("parent", "server", "rank", "agent")
+DEADLINE_S = 120.0
+STOPPED_S = 1.0
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Which process gets which signal, and when.
+
+    after_s: from the start of the command. launched: the sweep runs under `longseq launch`.
+    ends_stopped: a stopped process is killed; else it is continued.
+    """
+
+    number: int
+    target: str
+    signal: signal.Signals
+    after_s: float
+    launched: bool
+    ends_stopped: bool
+
+    def __str__(self) -> str:
+        then = (" then SIGKILL" if self.ends_stopped else " then SIGCONT") * self.is_stop
+        where = " under launch" if self.launched else ""
+        return f"{self.number}: {self.signal.name}{then} to {self.target}{where}"
+
+    @property
+    def is_stop(self) -> bool:
+        return self.signal == signal.SIGSTOP
+
+    @property
+    def fatal(self) -> signal.Signals | None:
+        """The signal that ends the process, if one does."""
+        if self.is_stop:
+            return signal.SIGKILL if self.ends_stopped else None
+        return self.signal
+
+
+def plan(number: int, seed: int, duration_s: float) -> Kill:
+    """Return kill `number` of a seed, at any moment of a sweep of that duration."""
+    chance = random.Random(f"{seed}/{number}")
+    target = chance.choice(TARGETS)
+    return Kill(
+        number, target, chance.choice(SIGNALS), chance.uniform(0, duration_s),
+        launched=target == "agent" or chance.random() < 0.3, ends_stopped=chance.random() < 0.5,
+    )  # fmt: skip
+
+
+# ---- one kill ------------------------------------------------------------------------------------
+
+
+def find(sweep: Sweep, kill: Kill) -> psutil.Process | None:
+    """Return a process of the kill's kind, if there is one at this moment."""
+    parent = psutil.Process(sweep.process.pid)
+    if kill.target == "parent":
+        return parent
+    with suppress(psutil.Error):
+        servers = [p for p in parent.children() if "forkserver" in " ".join(p.cmdline())]
+        if kill.target == "server":
+            return servers[0] if servers else None
+        children = [child for server in servers for child in server.children()]
+        if kill.launched and kill.target == "rank":
+            children = [rank for agent in children for rank in agent.children()]
+        return random.Random(kill.number).choice(children) if children else None
+    return None
+
+
+def strike(sweep: Sweep, kill: Kill) -> str:
+    """Send the signal, or return "" if the sweep ended before there was such a process."""
+    start_s = time.monotonic()
+    while sweep.process.poll() is None:
+        if time.monotonic() - start_s >= kill.after_s and (found := find(sweep, kill)):
+            with suppress(psutil.NoSuchProcess):
+                found.send_signal(kill.signal)
+                if kill.is_stop:
+                    time.sleep(STOPPED_S)
+                    found.send_signal(signal.SIGKILL if kill.ends_stopped else signal.SIGCONT)
+                return f"{len(_lines())} records after {time.monotonic() - start_s:.2f} s"
+        time.sleep(0.002)
+    return ""
+
+
+def end_of(sweep: Sweep) -> int | None:
+    """Return the exit code; None if the sweep does not end, and kill it then."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while (code := sweep.process.poll()) is None and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    if code is None:
+        sweep.end()
+    return code
+
+
+def run_kill(kill: Kill, expected: Counter[str], temporary: Path) -> Iterator[str]:
+    """Kill, resume, and yield the findings."""
+    before = LAUNCH if kill.launched else ()
+    first = start_sweep(Path("said"), before, TMPDIR=str(temporary))
+    where = strike(first, kill)
+    code = end_of(first)
+    print(f"{kill}: {where or 'the sweep had ended'}, exit code {code}", flush=True)
+    if code is None:
+        yield f"the sweep did not end within {DEADLINE_S:.0f} s"
+    elif code not in _codes(kill, bool(where)):
+        yield f"exit code {code}: {Path('said').read_text()[-300:]}"
+    yield from (f"left running: {command}" for command in first.left())
+    kept = [line for line in _lines() if line.endswith(b"\n")]
+
+    second = start_sweep(Path("said-again"), before, TMPDIR=str(temporary))
+    if (code := end_of(second)) not in (0, 3):
+        yield f"resuming: exit code {code}: {Path('said-again').read_text()[-300:]}"
+        return
+    yield from (f"left running after resuming: {command}" for command in second.left())
+    yield from (f"left: {path.relative_to(temporary)}" for path in temporary.rglob("*"))
+    for said in (Path("said"), Path("said-again")):
+        if "Traceback" in said.read_text():
+            yield f"traceback: {said.read_text()[-600:]}"
+    if _lines()[: len(kept)] != kept:
+        yield "a line that was written has changed"
+    yield from judge(load("out").records, kill, expected)
+
+
+def _codes(kill: Kill, struck: bool) -> set[int]:
+    """Return the exit codes that are right."""
+    if not struck or kill.fatal is None:
+        return {0}
+    if kill.target == "parent":
+        return {130} if kill.fatal == signal.SIGINT else {-kill.fatal}
+    return {0, 3} if kill.target in ("rank", "agent") else {0}
+
+
+def judge(records: list[Record], kill: Kill, expected: Counter[str]) -> Iterator[str]:
+    """Yield what is wrong with the records of a resumed sweep."""
+    found = Counter(record.key for record in records)
+    for key in (expected - found).elements():
+        yield f"lost: {key}"
+    for key in (found - expected).elements():
+        yield f"doubled: {key}"
+    for record in records:
+        outcome = record.outcome
+        named = f"{record.trial.implementation}, {outcome.status}: {outcome.reason}"
+        if is_environment_failure(outcome):
+            yield f"not run again: {named}"
+        elif outcome.status != "ok":
+            is_right = kill.target == "rank" and kill.fatal is not None
+            if not is_right or f"killed by {kill.fatal.name}" not in (outcome.reason or ""):
+                yield f"blamed: {named}"
+
+
+def _lines() -> list[bytes]:
+    path = Path("out") / RECORDS
+    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+
+
+# ---- the campaign --------------------------------------------------------------------------------
+
+
+def reference(temporary: Path) -> tuple[Counter[str], float]:
+    """Return the keys of a sweep that nothing disturbs, and its duration in s."""
+    start_s = time.monotonic()
+    sweep = start_sweep(Path("said"), TMPDIR=str(temporary))
+    if (code := end_of(sweep)) != 0:
+        sys.exit(f"the sweep itself ends with exit code {code}: {Path('said').read_text()}")
+    duration_s = time.monotonic() - start_s
+    return Counter(record.key for record in load("out").records), duration_s
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kill processes of sweeps, and resume them.")
+    parser.add_argument("--count", type=int, default=10, help="kills (default: 10)")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="default: random")
+    parser.add_argument("--only", type=int, help="run this kill of the seed alone")
+    asked = parser.parse_args()
+    print(f"seed {asked.seed}, {asked.count} kills", flush=True)
+    # a shell may ignore them for what it runs in the background, and sweeps would inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    numbers = range(asked.count) if asked.only is None else [asked.only]
+    findings = 0
+    with in_new_folder() as temporary:
+        expected, duration_s = reference(temporary)
+    for number in numbers:
+        with in_new_folder() as temporary:
+            for finding in run_kill(plan(number, asked.seed, duration_s), expected, temporary):
+                findings += 1
+                print(f"  FINDING in kill {number}: {finding}", flush=True)
+    print(f"seed {asked.seed}: {len(numbers)} kills, {findings} findings")
+    return 1 if findings else 0
+
+
+@contextmanager
+def in_new_folder() -> Iterator[Path]:
+    """Work in a new folder with the sweep's file; yields a new folder for its temporary files."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kills-") as folder,
+        tempfile.TemporaryDirectory(prefix="kills-") as temporary,
+        chdir(folder),
+    ):
+        Path("sweep.yaml").write_text(SWEEP)
+        yield Path(temporary)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
