@@ -12,9 +12,11 @@ from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.units import format_tokens
 
 if TYPE_CHECKING:
+    from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.core.cluster_env import NodeInfo
     from longseq_bench.core.model import Outcome, Trial
-    from longseq_bench.launchers.control_channel import NodeIdentity
+    from longseq_bench.launchers.control_messages import NodeIdentity
+    from longseq_bench.launchers.launch_key import LaunchKey
 
 COMMANDS = ("sweep", "maxlen", "scaling")
 
@@ -56,8 +58,17 @@ def launch(
         ),
     ] = None,
     rdzv_timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds to wait for the other hosts.")
+        float, typer.Option(min=0.1, max=1e7, help="Seconds to wait for the other hosts.")
     ] = 60.0,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the key of the launch, which only you can read (chmod 600), the same "
+            "on all hosts; node 0 creates it if it is missing. Default: the variable LONGSEQ_KEY; "
+            "without it a file of yours on loopback and under a scheduler, else a key that node 0 "
+            "makes up and prints.",
+        ),
+    ] = None,
 ) -> int:
     """Run a sweep, maxlen or scaling over several hosts.
 
@@ -67,6 +78,9 @@ def launch(
 
     Under srun, mpirun and torchrun, with one process per host, no option is needed. A trial has all
     ranks unless world_size is lower; torch's elastic agents start them.
+
+    Hosts prove to each other that they know a key. Without --key-file or LONGSEQ_KEY, node 0 prints
+    the command for the other hosts, with a key for this launch.
     """
     import os
 
@@ -83,9 +97,13 @@ def launch(
     if not nproc_per_node and cluster.ranks_reason:
         _print(f"{cluster.ranks_per_node} rank(s) on each host: {cluster.ranks_reason}")
     identity = _identify(cluster, command, parsed.params)
+    key = _find_key(cluster, key_file, rdzv_timeout)
     if cluster.node:
-        return _follow(cluster, identity, rdzv_timeout)
-    settings = LaunchSettings(cluster, identity, rdzv_timeout, _print)
+        return _follow(cluster, identity, key.secret, parsed, rdzv_timeout)
+    if key.is_new:
+        for line in _describe_other_nodes(cluster, command, key, rdzv_timeout):
+            _print(line)
+    settings = LaunchSettings(cluster, identity, key.secret, rdzv_timeout, _print)
     target = LaunchTarget(
         lambda: create_launcher("elastic", settings), cluster.ranks, cluster.ranks_per_node
     )
@@ -109,17 +127,73 @@ def _parse(command: list[str]) -> Any:
     return found.commands[name].make_context(f"longseq {name}", arguments)
 
 
-def _follow(cluster: NodeInfo, identity: NodeIdentity, timeout_s: float) -> int:
+def _find_key(cluster: NodeInfo, key_file: Path | None, timeout_s: float) -> LaunchKey:
+    """Return the key of the launch. Raises UserError if there is none that is safe."""
+    import os
+
+    from longseq_bench.launchers.endpoint import stays_on_host
+    from longseq_bench.launchers.launch_key import LaunchKey, find_key
+
+    if cluster.nodes == 1:
+        return LaunchKey(b"")
+    uses_file_of_user = cluster.is_scheduled or stays_on_host(cluster)
+    return find_key(os.environ, key_file, not cluster.node, uses_file_of_user, timeout_s)
+
+
+def _describe_other_nodes(
+    cluster: NodeInfo, command: list[str], key: LaunchKey, timeout_s: float
+) -> list[str]:
+    """Return the command for the other nodes. The key is not an argument, which `ps` would show."""
+    import shlex
+
+    from longseq_bench.launchers.launch_key import KEY_VARIABLE
+
+    words = [
+        "longseq", "launch", "--nnodes", str(cluster.nodes),
+        "--nproc-per-node", str(cluster.ranks_per_node), "--node-rank", "1",
+        "--rdzv-endpoint", cluster.endpoint, "--rdzv-timeout", f"{timeout_s:g}", "--", *command,
+    ]  # fmt: skip
+    ranks = f", with --node-rank 1 to {cluster.nodes - 1}" if cluster.nodes > 2 else ""
+    return [
+        f"node 0: paste this on every other host{ranks}; its key admits whoever has it:",
+        f"{KEY_VARIABLE}={key.secret.decode()} {shlex.join(words)}",
+    ]
+
+
+def _follow(
+    cluster: NodeInfo, identity: NodeIdentity, key: bytes, parsed: Any, timeout_s: float
+) -> int:
     """Run the trials that node 0 sends and print a line for each."""
     from longseq_bench.launchers.follower import Follower
+    from longseq_bench.launchers.own_command import CHOSEN_BY_SEARCH, CHOSEN_BY_SWEEP, OwnCommand
 
     def report(number: int, trial: Trial, outcome: Outcome) -> None:
         label = f"{trial.implementation} {format_tokens(trial.workload.seq_len)}"
         reason = f": {outcome.reason}" if outcome.reason else ""
         _print(f"node {cluster.node}: trial {number}, {label}: {outcome.status}{reason}")
 
-    Follower(cluster, identity, timeout_s, _print, report).follow()
+    chosen = CHOSEN_BY_SWEEP if parsed.command.name == "sweep" else CHOSEN_BY_SEARCH
+    if parsed.params.get("sparsity"):
+        chosen |= {"sparsity"}
+    command = OwnCommand(lambda catalogue: _plan(parsed, cluster, catalogue), chosen)
+    Follower(cluster, identity, key, command, timeout_s, _print, report).follow()
     return 0
+
+
+def _plan(parsed: Any, cluster: NodeInfo, here: Catalogue) -> tuple[Trial, ...]:
+    """Return the trials of a command by running it up to the point where it would run them."""
+    from longseq_bench.api.machine import LaunchTarget, use_launch_target
+    from longseq_bench.launchers.elastic import catalogue_of_launch
+    from longseq_bench.launchers.own_command import PlannedTrials, PlanningLauncher
+
+    launcher = PlanningLauncher(catalogue_of_launch(here, cluster))
+    target = LaunchTarget(lambda: launcher, cluster.ranks, cluster.ranks_per_node)
+    with use_launch_target(target), parsed:
+        try:
+            parsed.command.invoke(parsed)
+        except PlannedTrials as planned:
+            return planned.trials
+    return ()
 
 
 def _print(text: str) -> None:
@@ -139,7 +213,7 @@ def _identify(cluster: NodeInfo, command: list[str], parameters: Mapping[str, An
     from longseq_bench import __version__
     from longseq_bench.core.own_functions import is_own, source_of
     from longseq_bench.environment import commit_of, installed_version
-    from longseq_bench.launchers.control_channel import NodeIdentity
+    from longseq_bench.launchers.control_messages import NodeIdentity
 
     must_match = {
         "longseq": f"{__version__}, commit {commit_of(Path(__file__).parents[1]) or 'unknown'}",
@@ -164,7 +238,9 @@ def _identify(cluster: NodeInfo, command: list[str], parameters: Mapping[str, An
             # on node 0 the command reports it; another node is refused with it
             source = str(error)
         must_match[f"the hash of the file of {name}"] = source or ""
-    return NodeIdentity(cluster.node, socket.gethostname(), uuid.uuid4().hex, must_match)
+    return NodeIdentity(
+        node=cluster.node, host=socket.gethostname(), token=uuid.uuid4().hex, must_match=must_match
+    )
 
 
 def _names_in(config: Path) -> list[str]:

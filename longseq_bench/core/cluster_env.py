@@ -45,6 +45,7 @@ class NodeInfo:
     """Node `node` of `nodes`, which starts `ranks_per_node` ranks; node 0 listens at host:port.
 
     ranks_reason: why there are `ranks_per_node` ranks; empty if it is the plain default.
+    is_scheduled: srun, mpirun or torchrun started the nodes.
     """
 
     nodes: int = 1
@@ -53,6 +54,7 @@ class NodeInfo:
     host: str = LOOPBACK
     port: int = 0
     ranks_reason: str = field(default="", compare=False)
+    is_scheduled: bool = field(default=False, compare=False)
 
     @property
     def ranks(self) -> int:
@@ -63,6 +65,28 @@ class NodeInfo:
     def endpoint(self) -> str:
         """Text of the option --rdzv-endpoint."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def split(ranks: int, cluster: NodeInfo) -> tuple[int, int]:
+    """Return the number of nodes that a world of `ranks` takes, and the ranks on each.
+
+    Raises:
+        ValueError: the launch has fewer ranks, or the ranks do not fill complete nodes.
+    """
+    per_node = cluster.ranks_per_node
+    if ranks <= per_node:
+        return 1, ranks
+    if ranks > cluster.ranks:
+        raise ValueError(
+            f"{ranks} ranks are more than the {cluster.ranks} of this launch, {per_node} on each "
+            f"of {cluster.nodes} node(s)"
+        )
+    if ranks % per_node:
+        raise ValueError(
+            f"{ranks} ranks do not fill nodes of {per_node} ranks; use up to {per_node}, or a "
+            f"multiple of {per_node}"
+        )
+    return ranks // per_node, per_node
 
 
 def find_node(
@@ -88,7 +112,9 @@ def find_node(
     nodes = default.nodes if nodes is None else nodes
     ranks_per_node = default.ranks_per_node if ranks_per_node is None else ranks_per_node
     found = _complete_node(default, detected is not None, nodes, node, endpoint)
-    return replace(found, ranks_per_node=ranks_per_node, ranks_reason=reason)
+    return replace(
+        found, ranks_per_node=ranks_per_node, ranks_reason=reason, is_scheduled=detected is not None
+    )
 
 
 def _default_reason(gpus: int) -> str:

@@ -36,7 +36,7 @@ from longseq_bench.core.model import DryRunEstimate, Outcome, Trial
 from longseq_bench.core.registry import Registry
 
 if TYPE_CHECKING:
-    from longseq_bench.launchers.control_channel import NodeIdentity
+    from longseq_bench.launchers.control_messages import NodeIdentity
 
 DRY_RUN_LIMIT_S = 10.0
 """Time limit of a dry run, for all of its trials."""
@@ -59,12 +59,14 @@ class LaunchSettings:
 
     cluster: the hosts and the ranks on each.
     identity: identity of this host in a launch over several hosts.
+    key: the key with which the hosts authenticate each other.
     timeout_s: time to wait for other hosts.
     log: prints a line for the user.
     """
 
     cluster: NodeInfo = field(default_factory=NodeInfo)
     identity: NodeIdentity | None = None
+    key: bytes = field(default=b"", repr=False)
     timeout_s: float = 60.0
     log: Callable[[str], None] = lambda text: None
 

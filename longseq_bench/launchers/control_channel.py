@@ -1,59 +1,71 @@
 """The control channel: one TCP connection from every other node to node 0.
 
-Messages are JSON; nothing that is received is executed. Both ends send one every HEARTBEAT_S.
-A node that is silent for LOST_S is lost (TCP alone would take a quarter of an hour). A node that
-lost its connection may connect again. elastic.py lists the messages.
+Both ends prove that they know the key of the launch (launch_key.py) before they say anything else,
+and authenticate every message (secure_connection.py). Messages are JSON that fits a model
+(control_messages.py); nothing that is received is executed or unpickled. A node that sends
+anything else is dropped and named.
 
-Both ends prove that they know a key (HMAC). The default key keeps out programs that connect by
-mistake; a secret in LONGSEQ_KEY on every node keeps out everybody else.
+Both ends send a heartbeat every HEARTBEAT_S. A node that is silent for LOST_S is lost (TCP alone
+would take a quarter of an hour). A node that lost its connection may connect again.
 """
 
-import json
 import os
 import queue
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from multiprocessing import AuthenticationError
+from dataclasses import dataclass
 from multiprocessing import connection as connections
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from longseq_bench.core.cluster_env import NodeInfo
 from longseq_bench.core.errors import LauncherError, UserError
+from longseq_bench.launchers.control_messages import (
+    IDENTITY,
+    NODE_MESSAGES,
+    ORDERS,
+    WELCOME,
+    Heartbeat,
+    NodeIdentity,
+    Refusal,
+    decode,
+    encode,
+)
+from longseq_bench.launchers.endpoint import find_host, resolve
+from longseq_bench.launchers.launch_key import KEY_VARIABLE
+from longseq_bench.launchers.secure_connection import (
+    AuthenticationError,
+    SecureConnection,
+    accept_client,
+    connect_to_server,
+)
 
 HEARTBEAT_S = 1.0
 LOST_S = 10.0
 
 HANDSHAKE_TIMEOUT_S = 5.0
-"""Time limit of one step of the handshake, and of one write."""
+"""Time limit of a handshake."""
 
 RETRY_S = 0.2
-MAX_MESSAGE_BYTES = 2**26
+MAX_MESSAGE_BYTES = 2**24
 """The size limit of a message. The longest is a rank's outcome."""
 
-KEY_VARIABLE = "LONGSEQ_KEY"
+MAX_IDENTITY_BYTES = 2**20
+MAX_UNREAD = 10_000
+"""Messages of a node that wait to be read; a node that sends more is dropped."""
 
+MAX_HANDSHAKES = 128
+"""Connections that may take part in a handshake at a time."""
 
-@dataclass(frozen=True)
-class NodeIdentity:
-    """The identity of a node, the first message that it sends.
+MAX_STRANGERS = 100
+"""Addresses of connections without the key that are counted."""
 
-    token: distinguishes a node that connects again from another one with the same node rank.
-    must_match: values that must be equal on all nodes, by their name in error messages.
-    """
-
-    node: int
-    host: str
-    token: str
-    must_match: Mapping[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return f"node {self.node} ({self.host})"
+CLOCK_SAMPLES = 10
 
 
 class Channel:
@@ -62,19 +74,21 @@ class Channel:
     A thread reads messages and sends heartbeats, so that a busy node does not seem lost.
     `fileno` becomes readable when there is a message; see `wait_ready`.
 
-    address: this host's own address on this connection.
+    messages: the messages that the other end may send.
+    address, peer_address: the numeric addresses of this host and of the other one.
     disconnect_reason: why the connection ended; empty while it is open.
     """
 
-    def __init__(self, sock: socket.socket, connection: Connection) -> None:
-        self._socket, self._connection = sock, connection
+    def __init__(self, connection: SecureConnection, messages: TypeAdapter[Any]) -> None:
+        self._connection, self._kind = connection, messages
         self._send_lock, self._closed = threading.Lock(), threading.Event()
-        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._clock_offsets: deque[int] = deque(maxlen=CLOCK_SAMPLES)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._last_received_s = time.monotonic()
-        self.address = str(sock.getsockname()[0])
+        self.address, self.peer_address = connection.address, connection.peer_address
         self.disconnect_reason = ""
         self._thread = threading.Thread(target=self._run_thread, daemon=True)
         self._thread.start()
@@ -87,11 +101,11 @@ class Channel:
         """Send a message. If the connection is broken, set `disconnect_reason` without raising."""
         try:
             with self._send_lock:
-                self._connection.send_bytes(json.dumps(message).encode())
+                self._connection.send(encode(message))
         except OSError as error:
             self.disconnect(describe_error(error))
 
-    def receive(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[Any]:
         """Return all messages since the last call."""
         with suppress(BlockingIOError):
             os.read(self._wake_read, 2**16)
@@ -101,38 +115,54 @@ class Channel:
         """Return the seconds since the last message; infinity if the connection ended."""
         return float("inf") if self.disconnect_reason else time.monotonic() - self._last_received_s
 
+    @property
+    def clock_offset_ns(self) -> int:
+        """Nanoseconds to add to a time of the other host's clock, for one of this host's.
+
+        Each heartbeat gives the offset plus the time that it travelled; the least is the best.
+        """
+        return min(list(self._clock_offsets), default=0)
+
     def close(self, reason: str = "it was closed here") -> None:
         """Close the connection. Call it only from the thread that receives messages."""
         self.disconnect(reason)
+        if self._closed.is_set():
+            return
         self._closed.set()
         self._thread.join(HANDSHAKE_TIMEOUT_S)
-        if not self._thread.is_alive() and not self._connection.closed:
+        if not self._thread.is_alive():
             self._connection.close()
-            self._socket.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
 
     def _run_thread(self) -> None:
-        next_heartbeat = time.monotonic() + HEARTBEAT_S
+        next_heartbeat = time.monotonic()
         try:
             while not self._closed.is_set() and not self.disconnect_reason:
-                if self._connection.poll(max(0.0, next_heartbeat - time.monotonic())):
-                    message = json.loads(self._connection.recv_bytes(MAX_MESSAGE_BYTES))
-                    self._last_received_s = time.monotonic()
-                    if "heartbeat" not in message:
-                        self._messages.put(message)
-                        self._wake()
                 if time.monotonic() >= next_heartbeat:
                     next_heartbeat = time.monotonic() + HEARTBEAT_S
-                    self.send(heartbeat=True)
+                    self.send(heartbeat=time.time_ns())
+                if self._connection.poll(next_heartbeat - time.monotonic()):
+                    self._read()
         except (OSError, EOFError, ValueError) as error:
             self.disconnect(describe_error(error))
+
+    def _read(self) -> None:
+        """Read a message. Raises ValueError for one that is forged or malformed."""
+        message = decode(self._connection.receive(MAX_MESSAGE_BYTES), self._kind)
+        self._last_received_s = time.monotonic()
+        if isinstance(message, Heartbeat):
+            self._clock_offsets.append(time.time_ns() - message.heartbeat)
+            return
+        if self._messages.qsize() >= MAX_UNREAD:
+            raise ValueError("it sent messages faster than they can be read")
+        self._messages.put(message)
+        self._wake()
 
     def disconnect(self, reason: str) -> None:
         """Break the connection. Earlier messages can still be received at both ends."""
         self.disconnect_reason = self.disconnect_reason or reason
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._connection.shut_down()
         self._wake()
 
     def _wake(self) -> None:
@@ -164,29 +194,29 @@ class NodeLink:
 class ControlServer:
     """The server of node 0. It listens at `cluster.endpoint` during the launch."""
 
-    def __init__(self, cluster: NodeInfo, identity: NodeIdentity) -> None:
-        self.cluster, self.identity, self._key = cluster, identity, _key()
+    def __init__(self, cluster: NodeInfo, identity: NodeIdentity, key: bytes) -> None:
+        self.cluster, self.identity, self._key = cluster, identity, key
         self._links: dict[int, NodeLink] = {}
         self._replaced_links: list[NodeLink] = []
         self._refusals: list[str] = []
+        self._strangers: Counter[str] = Counter()
+        self._handshakes: dict[socket.socket, str] = {}
         self._mismatch = ""
         self._changed = threading.Condition()
+        self._closed = False
         self._listener = self._listen()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _listen(self) -> socket.socket:
         """Return the listening socket. Raises UserError if it can't be opened."""
-        host, port = self.cluster.host, self.cluster.port
         try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            family, address = resolve(find_host(self.cluster), self.cluster.port)
             listener = socket.socket(family, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # listen at that address only, so that a node 0 on the wrong host fails at once. But
-            # some hosts resolve their own name to a loopback address, which no other host reaches
-            is_local = host.startswith(("127.", "local"))
-            is_loopback = str(address[0]).startswith("127.") and not is_local
-            listener.bind(("", port) if is_loopback else address)
-            listener.listen(self.cluster.nodes + 8)
+            # at that address only: other networks of this host have no business here, and a
+            # node 0 on the wrong host fails at once
+            listener.bind(address)
+            listener.listen(self.cluster.nodes + MAX_HANDSHAKES)
         except OSError as error:
             raise UserError(
                 f"node 0 can't listen at {self.cluster.endpoint}: {describe_error(error)}; "
@@ -226,8 +256,13 @@ class ControlServer:
             f"{connected} of {self.cluster.nodes} nodes connected to {self.cluster.endpoint} "
             f"within {timeout_s:.3g} s; missing: node {names}"
         )
-        if self._refusals:
-            return f"{text}; refused: {'; '.join(self._refusals)}"
+        refusals = list(self._refusals)
+        if self._strangers:
+            sources = ", ".join(address for address, _ in self._strangers.most_common(3))
+            count = sum(self._strangers.values())
+            refusals.append(f"{count} connection(s) without the key, from {sources}")
+        if refusals:
+            return f"{text}; refused: {'; '.join(refusals)}"
         return (
             f"{text}. Is longseq launch running there, with the same --rdzv-endpoint, and does a "
             f"firewall let it through?"
@@ -235,6 +270,7 @@ class ControlServer:
 
     def close(self) -> None:
         """Close all connections and stop listening."""
+        self._closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -242,44 +278,74 @@ class ControlServer:
             link.channel.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # the listener was closed
-            while True:
-                sock, _ = self._listener.accept()
+        """Accept connections until the server is closed, also if descriptors or threads run out."""
+        while not self._closed:
+            try:
+                sock, source = self._listener.accept()
+                host = str(source[0])
+                with self._changed:
+                    self._make_room()
+                    self._handshakes[sock] = host
                 # one thread per connection: a silent one must not block the others
-                threading.Thread(target=self._handshake, args=(sock,), daemon=True).start()
+                threading.Thread(target=self._admit, args=(sock, host), daemon=True).start()
+            except (OSError, RuntimeError):
+                time.sleep(0.0 if self._closed else RETRY_S)
 
-    def _handshake(self, sock: socket.socket) -> None:
-        connection = _wrap_socket(sock, HANDSHAKE_TIMEOUT_S)
+    def _make_room(self) -> None:
+        """Drop a connection if there are too many: the oldest of the host that has most."""
+        if len(self._handshakes) >= MAX_HANDSHAKES:
+            ((busiest, _),) = Counter(self._handshakes.values()).most_common(1)
+            dropped = next(sock for sock, host in self._handshakes.items() if host == busiest)
+            del self._handshakes[dropped]
+            with suppress(OSError):
+                dropped.shutdown(socket.SHUT_RDWR)
+
+    def _admit(self, sock: socket.socket, host: str) -> None:
+        """Authenticate a connection and add its node. Who does not know the key gets no answer."""
+        connection, is_added = None, False
         try:
-            deliver_challenge(connection, self._key)
-            answer_challenge(connection, self._key)
-            identity = NodeIdentity(**json.loads(connection.recv_bytes(MAX_MESSAGE_BYTES)))
+            deadline = time.monotonic() + HANDSHAKE_TIMEOUT_S
+            connection = accept_client(sock, self._key, deadline)
+            identity = decode(connection.receive(MAX_IDENTITY_BYTES), IDENTITY)
             with self._changed:
-                refusal = self._find_refusal(identity)
-                answer = {"refused": refusal} if refusal else {"host": self.identity.host}
-                connection.send_bytes(json.dumps(answer).encode())
-                if not refusal:
-                    if existing := self._links.get(identity.node):
-                        existing.channel.disconnect("it lost its connection and connected again")
-                        self._replaced_links.append(existing)
-                    self._links[identity.node] = NodeLink(identity, Channel(sock, connection))
+                is_added = self._add_node(identity, connection)
+        except (OSError, EOFError, AuthenticationError, ValueError) as error:
+            with self._changed:
+                self._note_failure(host, connection is not None, error)
+        finally:
+            with self._changed:
+                self._handshakes.pop(sock, None)
                 self._changed.notify_all()
-        except (OSError, EOFError, AuthenticationError, ValueError, TypeError) as error:
-            refusal = f"a connection that did not identify itself ({describe_error(error)})"
-            self._refusals = [*self._refusals[-3:], refusal]
-        if refusal:
-            connection.close()
-            sock.close()
+            if not is_added:
+                sock.close()
+
+    def _note_failure(self, host: str, knows_key: bool, error: Exception) -> None:
+        """Keep a failed handshake for `describe_missing`; strangers must not displace nodes."""
+        if knows_key:
+            self._refuse(f"a node on {host} that did not identify itself ({describe_error(error)})")
+        elif host in self._strangers or len(self._strangers) < MAX_STRANGERS:
+            self._strangers[host] += 1
+
+    def _add_node(self, identity: NodeIdentity, connection: SecureConnection) -> bool:
+        """Answer a node that knows the key. Returns True if it can take part."""
+        if refusal := self._find_refusal(identity):
+            connection.send(encode({"refused": refusal}))
+            return False
+        connection.send(encode(self.identity.model_dump()))
+        if existing := self._links.get(identity.node):
+            existing.channel.disconnect("it lost its connection and connected again")
+            self._replaced_links.append(existing)
+        self._links[identity.node] = NodeLink(identity, Channel(connection, NODE_MESSAGES))
+        return True
+
+    def _refuse(self, refusal: str) -> str:
+        self._refusals = [*self._refusals[-3:], refusal]
+        return refusal
 
     def _find_refusal(self, identity: NodeIdentity) -> str:
         """Return why a node can't take part, or an empty string."""
-        own, other = self.identity.must_match, identity.must_match
-        if differences := [
-            f"{name} is {own.get(name)} on {self.identity} and {other.get(name)} on {identity}"
-            for name in {**own, **other}
-            if own.get(name) != other.get(name)
-        ]:
-            refusal = "the nodes differ: " + "; ".join(differences)
+        if differences := self.identity.differences(identity):
+            refusal = f"the nodes differ: {differences}"
             # if another node with this rank was accepted before, only this one is refused
             self._mismatch = self._mismatch or ("" if identity.node in self._links else refusal)
             return refusal
@@ -288,12 +354,10 @@ class ControlServer:
         is_rank_in_use = existing and not existing.lost_reason and not is_same
         if not (0 < identity.node < self.cluster.nodes) or is_rank_in_use:
             holder = existing.identity if existing else self.identity
-            refusal = (
+            return self._refuse(
                 f"{identity.host} connected with --node-rank {identity.node}, which {holder.host} "
                 f"has already; give every node a different --node-rank"
             )
-            self._refusals.append(refusal)
-            return refusal
         return ""
 
 
@@ -303,25 +367,29 @@ class ControlServer:
 def connect_to_node_0(
     cluster: NodeInfo,
     identity: NodeIdentity,
+    key: bytes,
     timeout_s: float,
     log: Callable[[str], None] = lambda text: None,
 ) -> Channel:
     """Connect to node 0; retry until it answers.
 
     Raises:
-        UserError: node 0 refuses this node.
-        LauncherError: node 0 does not answer within `timeout_s`.
+        UserError: node 0 refuses this node, or differs from it.
+        LauncherError: node 0 does not answer within `timeout_s`, or does not know the key.
     """
     end, reason = time.monotonic() + timeout_s, ""
     while True:
         try:
-            step_timeout_s = max(0.1, min(HANDSHAKE_TIMEOUT_S, end - time.monotonic()))
-            channel, host = _try_connect(cluster, identity, step_timeout_s)
+            deadline = time.monotonic() + max(0.1, min(HANDSHAKE_TIMEOUT_S, end - time.monotonic()))
+            channel, host = _try_connect(cluster, identity, key, deadline)
             log(f"node {identity.node}: joined node 0 ({host}) at {cluster.endpoint}")
             return channel
         except AuthenticationError:
-            reason = f"its key differs: {KEY_VARIABLE} must be the same on every node"
-        except (EOFError, ValueError, BlockingIOError):
+            reason = (
+                f"its key differs: --key-file or {KEY_VARIABLE} must be the same on every node, or "
+                f"the home folder shared"
+            )
+        except (EOFError, ValueError, TimeoutError):
             reason = "another program seems to listen at this address"
         except OSError as error:
             reason = describe_error(error)
@@ -335,22 +403,25 @@ def connect_to_node_0(
 
 
 def _try_connect(
-    cluster: NodeInfo, identity: NodeIdentity, timeout_s: float
+    cluster: NodeInfo, identity: NodeIdentity, key: bytes, deadline: float
 ) -> tuple[Channel, str]:
     """Return the channel to node 0, and the name of its host. Raises UserError if it refuses."""
-    sock = socket.create_connection((cluster.host, cluster.port), timeout=timeout_s)
-    connection = _wrap_socket(sock, timeout_s)
+    address = (find_host(cluster), cluster.port)
     try:
-        answer_challenge(connection, _key())
-        deliver_challenge(connection, _key())
-        connection.send_bytes(json.dumps(asdict(identity)).encode())
-        answer: dict[str, str] = json.loads(connection.recv_bytes(MAX_MESSAGE_BYTES))
-        if "refused" in answer:
-            raise UserError(f"node 0 refused: {answer['refused']}")
-        _limit_io(sock, HANDSHAKE_TIMEOUT_S)
-        return Channel(sock, connection), answer["host"]
+        sock = socket.create_connection(address, timeout=max(0.1, deadline - time.monotonic()))
+    except TimeoutError:
+        # no program is there; connect_to_node_0 takes a later silence for another program
+        raise OSError("the connection timed out") from None
+    try:
+        connection = connect_to_server(sock, key, deadline)
+        connection.send(encode(identity.model_dump()))
+        answer = decode(connection.receive(MAX_IDENTITY_BYTES), WELCOME)
+        if isinstance(answer, Refusal):
+            raise UserError(f"node 0 refused: {answer.refused}")
+        if differences := answer.differences(identity):
+            raise UserError(f"the nodes differ: {differences}")
+        return Channel(connection, ORDERS), answer.host
     except BaseException:
-        connection.close()
         sock.close()
         raise
 
@@ -363,33 +434,11 @@ def wait_ready(handles: Iterable[Any], timeout_s: float) -> list[Any]:
     return list(connections.wait(list(handles), max(0.0, timeout_s)))
 
 
-def _wrap_socket(sock: socket.socket, timeout_s: float) -> Connection:
-    """Wrap a socket in a Connection, which sends messages instead of bytes."""
-    sock.setblocking(True)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    _limit_io(sock, timeout_s)
-    return Connection(os.dup(sock.fileno()))
-
-
-def _limit_io(sock: socket.socket, timeout_s: float) -> None:
-    """Limit the time of each read and write in the kernel.
-
-    Python's own timeout makes the descriptor non-blocking, which a Connection does not support.
-    """
-    limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-
-
-def _key() -> bytes:
-    return os.environ.get(KEY_VARIABLE, "longseq").encode()
-
-
 def describe_error(error: Exception) -> str:
     """Return a short description of a network error."""
     if isinstance(error, EOFError):
         return "it closed the connection"
-    if isinstance(error, BlockingIOError):
+    if isinstance(error, (BlockingIOError, TimeoutError)) and not error.errno:
         return "it did not answer"
     if isinstance(error, OSError):
         return (error.strerror or str(error) or type(error).__name__).lower()

@@ -4,10 +4,10 @@ Node 0 plans the trials. It sends the other nodes their jobs over the control ch
 (control_channel.py). Every node starts and follows its own ranks (host_agent.py) and reports to
 node 0, where one RankSupervisor decides the outcome. A lost node ends the trial, not the launch.
 
-Messages over the channel, in order (N: another node; all have JSON's types):
+Messages over the channel, in order (N: another node; control_messages.py has their models):
 
     N -> 0  {"node": 1, "host": ..., "token": ..., "must_match": {...}}     a NodeIdentity
-    0 -> N  {"host": ...}, or {"refused": reason}
+    0 -> N  a NodeIdentity, or {"refused": reason}
     N -> 0  {"ready": devices}, or {"unavailable": reason}                  torch is loaded
     0 -> N  {"start": HostJob}                                              start a trial's ranks
     N -> 0  {"run_id": ..., "event": {...}}                                 see host_agent.py
@@ -17,7 +17,10 @@ Messages over the channel, in order (N: another node; all have JSON's types):
     N -> 0  {"run_id": ..., "orphans": [...]}                               processes that were left
     0 -> N  {"shutdown": reason, "interrupted": false}                      the launch is over
 
-At any time: {"heartbeat": true} from both, and {"interrupted": true} from N after Ctrl-C there.
+At any time: {"heartbeat": time} from both, and {"interrupted": true} from N after Ctrl-C there.
+
+A node checks every start against its own command (own_command.py). Node 0 takes reports about a
+node's own ranks only, and corrects their times by the difference of the two clocks.
 """
 
 from __future__ import annotations
@@ -29,11 +32,10 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from longseq_bench.core.catalogue import Catalogue
-from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo
+from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo, split
 from longseq_bench.core.environment_failure import environment_failure
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.core.model import Outcome, Phase, Trial
@@ -44,9 +46,26 @@ from longseq_bench.launchers.control_channel import (
     HEARTBEAT_S,
     Channel,
     ControlServer,
-    NodeIdentity,
     NodeLink,
     wait_ready,
+)
+from longseq_bench.launchers.control_messages import (
+    EVENTS,
+    Event,
+    Failed,
+    Inspection,
+    Interrupted,
+    NodeEvent,
+    NodeIdentity,
+    NodeInspection,
+    NodeOrphans,
+    PhaseReport,
+    RankExit,
+    RankLostPeer,
+    RankReport,
+    Ready,
+    Started,
+    Unavailable,
 )
 from longseq_bench.launchers.host_agent import HostJob, HostRanks
 from longseq_bench.launchers.local import LocalLauncher
@@ -66,6 +85,7 @@ END_TIMEOUT_S = 5.0
 """Time limit for the other nodes to end their ranks."""
 
 Log = Callable[[str], None]
+A = TypeVar("A", NodeInspection, NodeOrphans)
 
 
 @LAUNCHERS.register("elastic")
@@ -76,12 +96,13 @@ class ElasticLauncher(LocalLauncher):
     """
 
     def __init__(
-        self, cluster: NodeInfo, identity: NodeIdentity, timeout_s: float, log: Log = print
-    ) -> None:
+        self, cluster: NodeInfo, identity: NodeIdentity, key: bytes, timeout_s: float,
+        log: Log = print,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.cluster, self._identity, self._timeout_s, self._log = cluster, identity, timeout_s, log
         self._host_ranks = HostRanks(self.context)
-        self._server = ControlServer(cluster, identity) if cluster.nodes > 1 else None
+        self._server = ControlServer(cluster, identity, key) if cluster.nodes > 1 else None
         self._timed_out_nodes: set[int] = set()
         self._ready_channels: set[Channel] = set()
         self._run_count = 0
@@ -89,8 +110,10 @@ class ElasticLauncher(LocalLauncher):
     @classmethod
     def create(cls, settings: LaunchSettings) -> ElasticLauncher:
         """Build the launcher of node 0."""
-        identity = settings.identity or NodeIdentity(0, socket.gethostname(), uuid.uuid4().hex)
-        return cls(settings.cluster, identity, settings.timeout_s, settings.log)
+        identity = settings.identity or NodeIdentity(
+            node=0, host=socket.gethostname(), token=uuid.uuid4().hex
+        )
+        return cls(settings.cluster, identity, settings.key, settings.timeout_s, settings.log)
 
     def __enter__(self) -> ElasticLauncher:
         try:
@@ -108,15 +131,7 @@ class ElasticLauncher(LocalLauncher):
 
         CUDA is unavailable if two ranks would share a GPU.
         """
-        here = super().catalogue()
-        cuda, ranks = here.devices["cuda"], self.cluster.ranks_per_node
-        changes: dict[str, Any] = {"count": ranks * self.cluster.nodes}
-        if ranks > cuda.count and not cuda.unavailable:
-            reason = f"{ranks} ranks on a host with {cuda.count} GPU(s), and two can't share one"
-            remedy = f"use --nproc-per-node {cuda.count}"
-            changes = {"unavailable": reason, "remedy": remedy}
-        devices = here.devices | {"cuda": cuda.model_copy(update=changes)}
-        return here.model_copy(update={"devices": devices})
+        return catalogue_of_launch(super().catalogue(), self.cluster)
 
     def _wait_for_all_nodes(self) -> None:
         """Wait for the other nodes. Raises UserError if one does not connect in time."""
@@ -165,11 +180,12 @@ class ElasticLauncher(LocalLauncher):
         links = {node: self._server.links[node] for node in range(1, nodes)} if self._server else {}
         self._wait_until_ready(links.values())
         self._run_count += 1
+        # the address that the other nodes reached: a name may not resolve the same everywhere
+        address = links[1].channel.address if links else LOOPBACK
         job = HostJob(
             run_id=f"{self._identity.token}-{self._run_count}",
             trial=trial.model_dump(mode="json"), nodes=nodes, ranks_per_node=ranks_per_node,
-            host=self.cluster.host if links else LOOPBACK, port=_free_port(),
-            timeout_s=self._timeout_s, address=links[1].channel.address if links else LOOPBACK,
+            host=address, port=_free_port(address), timeout_s=self._timeout_s, address=address,
         )  # fmt: skip
         hosts = [self._identity.host, *(link.identity.host for link in links.values())]
         supervisor = RankSupervisor(trial, time.monotonic(), _rank_namer(hosts, ranks_per_node))
@@ -216,32 +232,25 @@ class ElasticLauncher(LocalLauncher):
         for link in self._server.links.values() if self._server else ():
             for message in link.channel.receive():
                 _check_interrupted(link, message)
-                if "unavailable" in message:
-                    raise LauncherError(f"{link.identity}: {message['unavailable']}")
-                if "ready" in message:
+                if isinstance(message, Unavailable):
+                    raise LauncherError(f"{link.identity}: {message.unavailable}")
+                if isinstance(message, Ready):
                     self._ready_channels.add(link.channel)
 
 
-def split(ranks: int, cluster: NodeInfo) -> tuple[int, int]:
-    """Return the number of nodes that a world of `ranks` takes, and the ranks on each.
+def catalogue_of_launch(here: Catalogue, cluster: NodeInfo) -> Catalogue:
+    """Return a host's catalogue with the CUDA devices of all hosts, which are assumed equal.
 
-    Raises:
-        ValueError: the launch has fewer ranks, or the ranks do not fill complete nodes.
+    CUDA is unavailable if two ranks would share a GPU.
     """
-    per_node = cluster.ranks_per_node
-    if ranks <= per_node:
-        return 1, ranks
-    if ranks > cluster.ranks:
-        raise ValueError(
-            f"{ranks} ranks are more than the {cluster.ranks} of this launch, {per_node} on each "
-            f"of {cluster.nodes} node(s)"
-        )
-    if ranks % per_node:
-        raise ValueError(
-            f"{ranks} ranks do not fill nodes of {per_node} ranks; use up to {per_node}, or a "
-            f"multiple of {per_node}"
-        )
-    return ranks // per_node, per_node
+    cuda, ranks = here.devices["cuda"], cluster.ranks_per_node
+    changes: dict[str, Any] = {"count": ranks * cluster.nodes}
+    if ranks > cuda.count and not cuda.unavailable:
+        reason = f"{ranks} ranks on a host with {cuda.count} GPU(s), and two can't share one"
+        remedy = f"use --nproc-per-node {cuda.count}"
+        changes = {"unavailable": reason, "remedy": remedy}
+    devices = here.devices | {"cuda": cuda.model_copy(update=changes)}
+    return here.model_copy(update={"devices": devices})
 
 
 @dataclass
@@ -275,12 +284,12 @@ class _Run:
             timeout_s = min(remaining_s, HEARTBEAT_S) if remaining_s > 0 else HEARTBEAT_S / 10
             ready = wait_ready([*self.host_ranks.handles, *self._channels()], timeout_s)
             for event in self.host_ranks.events(ready):
-                self._add_event(0, event)
+                self._add_event(0, EVENTS.validate_python(event))
             for node, link in self.links.items():
                 for message in link.channel.receive():
                     _check_interrupted(link, message)
-                    if message.get("run_id") == self.job.run_id and "event" in message:
-                        self._add_event(node, message["event"])
+                    if isinstance(message, NodeEvent) and message.run_id == self.job.run_id:
+                        self._add_event(node, message.event)
             self._fail_lost_nodes()
             self._fail_late_rendezvous()
             now = time.monotonic()
@@ -294,30 +303,46 @@ class _Run:
         """Return the channels to the nodes that are not lost."""
         return [link.channel for link in self.links.values() if not link.lost_reason]
 
-    def _add_event(self, node: int, event: dict[str, Any]) -> None:
+    def _add_event(self, node: int, event: Event) -> None:
         """Process an event of a node's ranks (host_agent.py)."""
-        now, rank = time.monotonic(), event.get("rank", -1)
-        if message := event.get("message"):
-            if "phase" in message:
-                self._enter_phase(rank, message["phase"], message["part"], now)
-            self.supervisor.add_message(rank, message, now)
-            if rank == 0 and "phase" in message:
-                self.on_phase(message["phase"], message["part"])
-        elif "exit" in event:
-            printed, killed = event["printed"], event["killed"]
-            self.supervisor.add_exit(rank, event["exit"], printed, killed, now, event["at"])
-        elif "lost_peer" in event:
-            facts = {"lost_peer": True}
-            outcome = Outcome(status="error", reason=event["lost_peer"], facts=facts)
-            self.supervisor.add_outcome(rank, outcome, now, event["at"])
-        elif "failed" in event:
-            is_environment = bool(event.get("environment"))
-            self._fail(node, f"{event['failed']} (ranks meet at {self.job.store})", is_environment)
-        elif "started" in event:
+        now = time.monotonic()
+        clock_offset_ns = self.links[node].channel.clock_offset_ns if node else 0
+        if isinstance(event, Failed):
+            reason = f"{event.failed} (ranks meet at {self.job.store})"
+            self._fail(node, reason, event.environment)
+        elif isinstance(event, Started):
             self.started.add(node)
             if len(self.started) == self.job.nodes:
                 # the supervisor limits the time until they try to connect
                 self._rendezvous_deadline = math.inf
+        elif event.rank not in self._ranks_of(node):
+            self.links[node].channel.disconnect(
+                f"it reported rank {event.rank}, not one of its own"
+            )
+        elif isinstance(event, RankReport):
+            self._add_report(event, now, clock_offset_ns)
+        elif isinstance(event, RankExit):
+            at = event.at + clock_offset_ns
+            self.supervisor.add_exit(event.rank, event.exit, event.printed, event.killed, now, at)
+        elif isinstance(event, RankLostPeer):
+            facts = {"lost_peer": True}
+            outcome = Outcome(status="error", reason=event.lost_peer, facts=facts)
+            self.supervisor.add_outcome(event.rank, outcome, now, event.at + clock_offset_ns)
+
+    def _ranks_of(self, node: int) -> range:
+        """Return the global ranks of a node."""
+        return replace(self.job, node=node).ranks
+
+    def _add_report(self, event: RankReport, now: float, clock_offset_ns: int) -> None:
+        """Process a phase or the outcome of a rank."""
+        rank, report = event.rank, event.message
+        if isinstance(report, PhaseReport):
+            self._enter_phase(rank, report.phase, report.part, now)
+            self.supervisor.add_message(rank, dict(report), now)
+            if rank == 0:
+                self.on_phase(report.phase, report.part)
+        else:
+            self.supervisor.add_outcome(rank, report.outcome, now, report.at + clock_offset_ns)
 
     def _enter_phase(self, rank: int, phase: Phase, part: str, now: float) -> None:
         """Note a rank's phase; when the last rank tries to connect, limit the time for that."""
@@ -328,7 +353,7 @@ class _Run:
 
     def _fail(self, node: int, reason: str, is_environment: bool = False) -> None:
         """Set the outcome of a node's ranks that have none yet."""
-        for rank in replace(self.job, node=node).ranks:
+        for rank in self._ranks_of(node):
             phase, _ = self.phases.get(rank, ("start", ""))
             outcome = Outcome(status="error", reason=reason, phase=phase)
             if is_environment:
@@ -362,27 +387,41 @@ class _Run:
         """Diagnose a trial that is late, from the ranks of all hosts."""
         for channel in self._channels():
             channel.send(inspect=self.job.run_id)
-        inspections = [self.host_ranks.inspect()]  # at the same time as the other nodes
-        inspections += self._collect_answers("inspection", SAMPLE_S + STACKS_S + END_TIMEOUT_S)
+        # at the same time as the other nodes
+        inspections = {0: Inspection.model_validate(self.host_ranks.inspect())}
+        timeout_s = SAMPLE_S + STACKS_S + END_TIMEOUT_S
+        for node, answer in self._collect_answers(NodeInspection, timeout_s).items():
+            inspections[node] = answer.inspection
 
-        def of_running(key: str) -> dict[int, Any]:
-            by_rank = {int(rank): value for i in inspections for rank, value in i[key].items()}
+        def of_running(part: str) -> dict[int, Any]:
+            by_rank = {
+                rank: value
+                for node, inspection in inspections.items()
+                for rank, value in getattr(inspection, part).items()
+                if rank in self._ranks_of(node)
+            }
             return {rank: by_rank[rank] for rank in self.supervisor.running if rank in by_rank}
 
         samples = {rank: ProcessSample(*values) for rank, values in of_running("samples").items()}
         is_hang = self.supervisor.is_hang(samples)
         self.supervisor.diagnose(samples, of_running("stacks") if is_hang else {})
 
-    def _collect_answers(self, key: str, timeout_s: float) -> list[Any]:
-        """Return the value of `key` in one message of this run from each node that is not lost."""
-        answers, waiting, end = [], set(self._channels()), time.monotonic() + timeout_s
-        while waiting and time.monotonic() < end:
+    def _collect_answers(self, kind: type[A], timeout_s: float) -> dict[int, A]:
+        """Return one message of a kind, about this run, from each node that is not lost."""
+        answers: dict[int, A] = {}
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            waiting = {
+                link.channel: node
+                for node, link in self.links.items()
+                if node not in answers and not link.lost_reason
+            }
+            if not waiting:
+                break
             for channel in wait_ready(waiting, HEARTBEAT_S):
                 for message in channel.receive():
-                    if message.get("run_id") == self.job.run_id and key in message:
-                        answers.append(message[key])
-                        waiting.discard(channel)
-            waiting &= set(self._channels())
+                    if isinstance(message, kind) and message.run_id == self.job.run_id:
+                        answers[waiting[channel]] = message
         return answers
 
     def end(self, outcome: Outcome | None) -> list[str]:
@@ -396,7 +435,8 @@ class _Run:
             link.channel.send(end=self.job.run_id, outcome=summary)
         orphans = self.host_ranks.end()
         orphans = [f"{name} on {self.host}" for name in orphans] if self.links else orphans
-        return [*orphans, *chain.from_iterable(self._collect_answers("orphans", END_TIMEOUT_S))]
+        answers = self._collect_answers(NodeOrphans, END_TIMEOUT_S).values()
+        return [*orphans, *(name for answer in answers for name in answer.orphans)]
 
 
 def _rank_namer(hosts: list[str], ranks_per_node: int) -> Callable[[int], str]:
@@ -412,13 +452,14 @@ def _rank_namer(hosts: list[str], ranks_per_node: int) -> Callable[[int], str]:
     return name
 
 
-def _check_interrupted(link: NodeLink, message: dict[str, Any]) -> None:
+def _check_interrupted(link: NodeLink, message: Any) -> None:
     """Raise KeyboardInterrupt if the other node was interrupted."""
-    if "interrupted" in message:
+    if isinstance(message, Interrupted):
         raise KeyboardInterrupt(f"on {link.identity}")
 
 
-def _free_port() -> int:
+def _free_port(address: str) -> int:
     """Return a free port for a trial's store, which the agent opens a moment later."""
-    with socket.create_server(("", 0)) as listener:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as listener:
         return int(listener.getsockname()[1])

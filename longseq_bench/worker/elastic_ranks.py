@@ -25,10 +25,12 @@ from typing import Any
 
 import psutil
 import torch.distributed.elastic.agent.server.api as agents
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+from torch.distributed.elastic.rendezvous import RendezvousInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from longseq_bench.core.cluster_env import LOOPBACK, RankInfo
 from longseq_bench.core.model import Trial
@@ -67,12 +69,9 @@ def run_agent(
     _select_interface(job["address"])
     # number the ranks host by host, without asking the other hosts for their number of ranks
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
-    handler = registry.get_rendezvous_handler(
-        RendezvousParameters(
-            backend="static", endpoint=f"{job['host']}:{job['port']}", run_id=job["run_id"],
-            min_nodes=job["nodes"], max_nodes=job["nodes"], local_addr=job["address"],
-            rank=job["node"], timeout=math.ceil(job["timeout_s"]),
-        )
+    handler = _Rendezvous(
+        job["host"], job["port"], job["node"], job["nodes"], job["run_id"],
+        math.ceil(job["timeout_s"]),
     )  # fmt: skip
     spec = WorkerSpec(
         role="rank", local_world_size=job["ranks_per_node"], rdzv_handler=handler,
@@ -90,6 +89,20 @@ def run_agent(
         traceback.print_exc()
         first = str(error).strip().partition("\n")[0]
         agent.send({"failed": f"{type(error).__name__}: {first}"})
+
+
+class _Rendezvous(StaticTCPRendezvous):
+    """torch's static rendezvous, but its store listens at one address instead of all."""
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self.rank == 0 and not self._store:
+            family = socket.AF_INET6 if ":" in self.master_addr else socket.AF_INET
+            listener = socket.create_server((self.master_addr, self.master_port), family=family)
+            self._store = TCPStore(
+                self.master_addr, self.master_port, self.world_size, True, self.timeout,
+                master_listen_fd=listener.detach(),
+            )  # fmt: skip
+        return super().next_rendezvous()
 
 
 class _Agent(LocalElasticAgent):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from longseq_bench.core.cluster_env import LOOPBACK, RankInfo
+from longseq_bench.core.cluster_env import RankInfo
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Device
 from longseq_bench.distributed.group import GROUP_TIMEOUT
@@ -39,7 +39,7 @@ def join_process_group(place: RankInfo, device: Device, listener: socket | None 
         device: `cuda` selects NCCL, after `open_gpu`; `cpu` gloo.
         listener: an open socket at the store's port, if rank 0 inherited one.
     """
-    if place.address in (LOOPBACK, "localhost"):
+    if place.address.startswith("127.") or place.address in ("::1", "localhost"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     is_host = place.rank == 0 and not place.store_is_up
     store: Any = TCPStore(

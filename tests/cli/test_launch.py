@@ -9,6 +9,7 @@ import pytest
 
 from longseq_bench.cli import run
 from longseq_bench.core.own_functions import read_own_function
+from longseq_bench.launchers.launch_key import KEY_VARIABLE
 from longseq_bench.store import RECORDS, load
 from tests.cli.commands import Capture
 from tests.fake_nvml import FakeGpu, install
@@ -55,6 +56,57 @@ def test_bad_input(arguments: list[str], message: str, capfd: Capture) -> None:
     shown = capfd.readouterr().err
     assert message in " ".join(shown.split())
     assert "Traceback" not in shown
+
+
+BEYOND_LOOPBACK = ("--nnodes", "3", "--rdzv-endpoint", "198.51.100.1")
+"""An address reserved for documentation; no host has it."""
+
+
+def test_node_0_prints_the_command_for_other_hosts_with_a_key(
+    capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    Path("sweep.yaml").write_text(TINY)
+    keys = []
+    for _ in range(2):
+        assert run(["launch", *BEYOND_LOOPBACK, "--node-rank", "0", "sweep", "sweep.yaml"]) == 2
+        shown = capfd.readouterr().err
+        (line,) = [line for line in shown.splitlines() if KEY_VARIABLE in line]
+        assignment, *words = line.split()
+        assert words[:9] == [
+            "longseq", "launch", "--nnodes", "3", "--nproc-per-node", "1", "--node-rank", "1",
+            "--rdzv-endpoint",
+        ]  # fmt: skip
+        assert words[-4:] == ["60", "--", "sweep", "sweep.yaml"]
+        assert "node 0 can't listen at 198.51.100.1:29400" in shown
+        keys.append(assignment)
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("endpoint", ["198.51.100.1", "nowhere.invalid", "127.0.0.1"])
+@pytest.mark.parametrize("key", [None, "mode 644", "short"])
+def test_a_key_is_needed_beyond_loopback(
+    capfd: Capture, monkeypatch: pytest.MonkeyPatch, endpoint: str, key: str | None
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(Path.cwd()))
+    Path("sweep.yaml").write_text(TINY)
+    Path("key").write_text("sixteen letters!")
+    Path("key").chmod(0o644)
+    if key == "short":
+        monkeypatch.setenv(KEY_VARIABLE, key)
+    options = ["--key-file", "key"] if key == "mode 644" else []
+    node_1 = ["--nnodes", "2", "--node-rank", "1", "--rdzv-timeout", "0.1", *options]
+    code = run(["launch", *node_1, "--rdzv-endpoint", endpoint, "sweep", "sweep.yaml"])
+    shown = " ".join(capfd.readouterr().err.split())
+    message = {
+        "mode 644": "others can use the key file key (mode 644); run chmod 600 key",
+        "short": "LONGSEQ_KEY holds a key of 5 characters",
+        None: "this node has no key; start it with the command that node 0 prints",
+    }[key]  # fmt: skip
+    if endpoint == "127.0.0.1" and key is None:
+        message = "got no answer from node 0"
+    assert (code, message in shown) == (2, True), shown
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--", "sweep", "--help"]])

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from longseq_bench.launchers.launch_key import KEY_VARIABLE
+
 MARK = "LONGSEQ_TEST_RUN"
 """A variable that every process of a launch inherits, so that what it leaves can be found."""
 
@@ -30,6 +32,7 @@ class Nodes:
     """Two nodes of one launch in a folder, on this host or on hosts of their own.
 
     on: the command that runs a command on host i. before: code that a node runs first.
+    key: the key of the launch, in the environment.
     """
 
     def __init__(
@@ -39,11 +42,15 @@ class Nodes:
         on: Callable[[int, Sequence[str]], Sequence[str]] = lambda i, command: command,
         before: Sequence[str] = ("", ""),
         timeout: float = 20,
+        key: str = "",
     ) -> None:
         self._folder, self._on, self._before = folder, on, before
         endpoint = endpoint or f"127.0.0.1:{free_port()}"
         self._flags = ["--rdzv-endpoint", endpoint, "--rdzv-timeout", str(timeout)]
         self._mark = uuid.uuid4().hex
+        # the key of a launch on loopback is in the user's settings
+        self._environ = {MARK: self._mark, "XDG_CONFIG_HOME": str(folder / "settings")}
+        self._environ |= {KEY_VARIABLE: key} if key else {}
         # not below the test's folder: the path of a Unix socket may have 107 characters
         self.files = Path(tempfile.mkdtemp(prefix="longseq-"))
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -57,7 +64,7 @@ class Nodes:
                 self.processes.append(
                     subprocess.Popen(
                         self._on(i, [sys.executable, "-c", code, *launch, *command]),
-                        env={**os.environ, MARK: self._mark, "TMPDIR": str(self.files)},
+                        env={**os.environ, **self._environ, "TMPDIR": str(self.files)},
                         cwd=self._folder, stdout=out, stderr=err, start_new_session=True,
                     )
                 )  # fmt: skip

@@ -22,18 +22,18 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from longseq_bench.core.catalogue import DeviceInfo
-from longseq_bench.core.cluster_env import NodeInfo
+from longseq_bench.core.cluster_env import NodeInfo, split
 from longseq_bench.core.environment_failure import is_environment_failure
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.core.rank_start import CONNECTING, OPENING, WARMING_UP
 from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
 from longseq_bench.launchers import control_channel, elastic, host_agent, rank_supervisor
-from longseq_bench.launchers.control_channel import NodeIdentity, NodeLink
+from longseq_bench.launchers.control_channel import NodeLink
+from longseq_bench.launchers.control_messages import EVENTS, NodeIdentity
 from longseq_bench.launchers.elastic import (
     RENDEZVOUS_TIMEOUT_S,
     ElasticLauncher,
     _Run,
-    split,
 )
 from longseq_bench.launchers.host_agent import HostJob, HostRanks, _Rank
 from longseq_bench.launchers.local import LocalLauncher
@@ -44,16 +44,21 @@ from tests.launchers.test_ranks import ranks_trial
 
 FOLLOWER = """
 import sys
-from longseq_bench.launchers.control_channel import NodeIdentity
+from longseq_bench.launchers.control_messages import NodeIdentity
 from longseq_bench.launchers.follower import Follower
 from longseq_bench.core.cluster_env import NodeInfo
-cluster = NodeInfo(2, 1, 1, "127.0.0.1", int(sys.argv[1]))
-identity = NodeIdentity(1, "beta", sys.argv[2])
+from unittest.mock import Mock
+host, port, token = sys.argv[1:]
+cluster = NodeInfo(2, 1, 1, host, int(port))
+identity = NodeIdentity(node=1, host="beta", token=token)
 try:
-    Follower(cluster, identity, 20.0, print, lambda *outcome: print(*outcome)).follow()
+    any_command = Mock(**{"refusal.return_value": ""})
+    Follower(cluster, identity, b"a key of the tests", any_command, 20.0, print, print).follow()
 except KeyboardInterrupt:
     sys.exit(130)
 """
+KEY = b"a key of the tests"
+ALPHA = NodeIdentity(node=0, host="alpha", token="zero")
 PATIENCE_S = 20.0
 SOON_S = 30
 
@@ -73,6 +78,10 @@ def in_forward(action: Callable[[], object]) -> OnPhase:
             pending.pop()()
 
     return on_phase
+
+
+def add(one: _Run, event: dict[str, Any], node: int = 0) -> None:
+    one._add_event(node, EVENTS.validate_python(event))
 
 
 def run(node_0: ElasticLauncher, of: Trial, on_phase: OnPhase = ignore) -> Outcome:
@@ -109,7 +118,7 @@ def test_a_node_is_a_possible_cause_until_the_supervisor_knows_that_it_is_lost(
     job = HostJob("run", of.model_dump(mode="json"), 2, 1, "127.0.0.1", 1, PATIENCE_S)
     seconds = 0.0
     channel = Mock(disconnect_reason="", silent_s=lambda: seconds)
-    link = NodeLink(NodeIdentity(1, "beta", "one"), channel)
+    link = NodeLink(NodeIdentity(node=1, host="beta", token="one"), channel)
     ranks = HostRanks(launcher.context)
     run = _Run(job, RankSupervisor(of, 0.0), ranks, {1: link}, "alpha", ignore)
     run.supervisor.add_outcome(
@@ -126,13 +135,53 @@ def test_a_node_is_a_possible_cause_until_the_supervisor_knows_that_it_is_lost(
     assert "no message from node 1 (beta)" in (run.supervisor.outcome().reason or "")
 
 
+def two_nodes_run(offset_ns: int = 0) -> tuple[_Run, Mock]:
+    """A trial on two nodes, whose clocks differ by an offset, and the channel to node 1."""
+    of = ranks_trial("ring")
+    job = HostJob("run", of.model_dump(mode="json"), 2, 1, "127.0.0.1", 1, PATIENCE_S)
+    channel = Mock(disconnect_reason="", silent_s=lambda: 0.0, clock_offset_ns=offset_ns)
+    link = NodeLink(NodeIdentity(node=1, host="beta", token="one"), channel)
+    supervisor = RankSupervisor(of, 0.0)
+    return _Run(job, supervisor, Mock(), {1: link}, "alpha", ignore), channel
+
+
+@pytest.mark.parametrize("hours", [-1, 0, 1])
+def test_the_rank_that_failed_first_is_blamed_if_clocks_differ(hours: int) -> None:
+    """The clock of node 1 is ahead by these hours; its rank failed 0.2 s after that of node 0."""
+    second_ns = 10**9
+    ahead_ns = hours * 3600 * second_ns
+    one, _ = two_nodes_run(-ahead_ns)
+    failed = Outcome(status="error", reason="none left", phase="forward").model_dump(mode="json")
+    start_ns = 10**6 * second_ns
+    for node, late_ns in ((1, ahead_ns + second_ns // 5), (0, 0)):
+        report = {"outcome": failed, "at": start_ns + late_ns}
+        add(one, {"rank": node, "message": report}, node)
+    assert one.supervisor.failed == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"rank": 0, "message": {"outcome": {"status": "ok"}, "at": 1}},
+        {"rank": 0, "exit": -9, "printed": "", "killed": False, "at": 1},
+        {"rank": 7, "lost_peer": "made up", "at": 1},
+    ],
+)
+def test_a_node_reports_its_own_ranks_only(event: dict[str, Any]) -> None:
+    one, channel = two_nodes_run()
+    add(one, event, node=1)
+    assert one.supervisor.running == [0, 1]
+    (reason,) = channel.disconnect.call_args.args
+    assert reason == f"it reported rank {event['rank']}, not one of its own"
+
+
 # ---- one node ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def alone(launcher: LocalLauncher) -> Iterator[ElasticLauncher]:
     """A single node with two ranks, in the fork server of the session."""
-    with ElasticLauncher(NodeInfo(1, 2), NodeIdentity(0, "alpha", "zero"), PATIENCE_S) as node_0:
+    with ElasticLauncher(NodeInfo(1, 2), ALPHA, KEY, PATIENCE_S) as node_0:
         # run once, so that files that stay open are open already
         run(node_0, ranks_trial("ring", 1))
         yield node_0
@@ -274,7 +323,7 @@ def test_ctrl_c_is_deferred_during_start_and_end(
 def test_a_port_in_use_is_named(alone: ElasticLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("", 0)) as silent:
         port = silent.getsockname()[1]
-        monkeypatch.setattr(elastic, "_free_port", lambda: port)
+        monkeypatch.setattr(elastic, "_free_port", lambda address: port)
         outcome = run(alone, ranks_trial("ring"))
     assert (outcome.status, outcome.phase) == ("error", "start")
     assert f"(ranks meet at 127.0.0.1:{port})" in (outcome.reason or "")
@@ -303,12 +352,12 @@ def test_only_connecting_has_the_time_limit_of_the_rendezvous(
     def enter(rank: int, part: str, later_s: float) -> list[int]:
         """Return the ranks that failed a while after a rank entered a part of its start."""
         nonlocal now
-        one._add_event(0, {"rank": rank, "message": {"phase": "start", "part": part}})
+        add(one, {"rank": rank, "message": {"phase": "start", "part": part}})
         now += later_s
         one._fail_late_rendezvous()
         return one.supervisor.failed
 
-    one._add_event(0, {"started": True})
+    add(one, {"started": True})
     assert [enter(rank, OPENING, 200.0) for rank in range(2)] == [[], []]
     assert enter(0, CONNECTING, 200.0) == []
     assert enter(1, CONNECTING, RENDEZVOUS_TIMEOUT_S - 1) == []
@@ -327,20 +376,29 @@ def test_a_world_larger_than_the_launch_is_unsupported(alone: ElasticLauncher) -
 # ---- two nodes -----------------------------------------------------------------------------------
 
 
+def free_endpoint() -> tuple[str, int]:
+    """Return a free port of the loopback interface: of IPv6, unless this machine has none."""
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as found:
+            return "::1", found.getsockname()[1]
+    except OSError:
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            return "127.0.0.1", found.getsockname()[1]
+
+
 class TwoNodes:
     """Node 0 in this process, node 1 in one of its own."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            self._port = found.getsockname()[1]
-        cluster = NodeInfo(2, 1, 0, "127.0.0.1", self._port)
-        self.node_0 = ElasticLauncher(cluster, NodeIdentity(0, "alpha", "zero"), PATIENCE_S)
+        self._host, self._port = free_endpoint()
+        cluster = NodeInfo(2, 1, 0, self._host, self._port)
+        self.node_0 = ElasticLauncher(cluster, ALPHA, KEY, PATIENCE_S)
         self.start()
 
     def start(self) -> None:
         """Start node 1, with a new token each time."""
         self.node_1 = subprocess.Popen(
-            [sys.executable, "-c", FOLLOWER, str(self._port), uuid.uuid4().hex],
+            [sys.executable, "-c", FOLLOWER, self._host, str(self._port), uuid.uuid4().hex],
             stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
@@ -368,7 +426,17 @@ def two(launcher: LocalLauncher) -> Iterator[TwoNodes]:
 
 
 def test_two_nodes_share_a_trial(two: TwoNodes, nothing_left: None) -> None:
-    outcome = two.run(ranks_trial("ring"))
+    found = set()
+
+    def look() -> None:
+        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+            connections = process.net_connections()
+            found.update(c.laddr.ip for c in connections if c.status == "LISTEN")
+
+    outcome = two.run(ranks_trial("ring"), in_forward(look))
+    # the control channel, torch's store and gloo: at no address that other hosts reach
+    assert found
+    assert found <= {two._host, "127.0.0.1"}
     assert (outcome.status, outcome.reason) == ("ok", None)
     assert outcome.facts["hosts"] == ["alpha", "beta"]
     assert {m.rank for m in outcome.measurements} == {0, 1}

@@ -43,7 +43,7 @@ def hosts() -> Iterator[netns.Hosts]:
 @pytest.fixture
 def nodes(hosts: netns.Hosts, tmp_path: Path) -> Iterator[Nodes]:
     endpoint = f"{hosts.addresses[0]}:29400"
-    nodes = Nodes(tmp_path, endpoint, hosts.on, (LOST_SOON, LOST_SOON))
+    nodes = Nodes(tmp_path, endpoint, hosts.on, (LOST_SOON, LOST_SOON), key="a key of the tests")
     yield nodes
     nodes.close()
 
