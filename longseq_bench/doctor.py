@@ -4,11 +4,9 @@ import os
 import platform
 import re
 import shutil
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from longseq_bench.core import triton_build
 from longseq_bench.core.catalogue import Catalogue, Entry
@@ -16,6 +14,7 @@ from longseq_bench.core.gpus import VISIBLE, GpuReport, read_installed_gpus, rea
 from longseq_bench.core.model import Environment
 from longseq_bench.core.units import format_bytes
 from longseq_bench.environment import NOT_INSTALLED
+from longseq_bench.system_state import Finding, check, examine_system
 
 MIN_PYTHON = (3, 11)
 TRANSPORTS = ("deepspeed", "fairscale")
@@ -25,20 +24,6 @@ MIN_SHARED_MEMORY = 2**30
 """Bytes. Docker gives a container 64 MiB, which is too little for NCCL and data loaders."""
 
 ACCEPTANCE_COMMAND = "python -m benchmarks.gpu smoke --out gpu-results"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check.
-
-    state: ok; missing (something cannot work); note (it works less well or differently).
-    found: the observation.  remedy: what to do; empty if nothing has to be done.
-    """
-
-    name: str
-    state: Literal["ok", "missing", "note"]
-    found: str
-    remedy: str = ""
 
 
 def examine(
@@ -65,15 +50,11 @@ def examine(
         _shared_memory(),
         _threads(environment),
         _load(environment),
+        *examine_system(),
         _compiler(),
         _results(results),
         *_implementations(catalogue),
     ]
-
-
-def _check(name: str, is_ok: bool, found: str, remedy: str) -> Finding:
-    """Return an ok finding without a remedy, or a note with its remedy."""
-    return Finding(name, "ok", found) if is_ok else Finding(name, "note", found, remedy)
 
 
 def _python(environment: Environment) -> Finding:
@@ -97,7 +78,7 @@ def _torch(environment: Environment) -> Finding:
     )
     libraries = "".join(f", {name} {v}" for name, v in environment.gpu_libraries.items())
     note = "" if in_range else f", outside the tested range {', '.join(clauses)}"
-    return _check("torch", in_range, version + libraries + note, remedy)
+    return check("torch", in_range, version + libraries + note, remedy)
 
 
 def torch_range() -> list[str]:
@@ -170,7 +151,7 @@ def _triton_build(catalogue: Catalogue | None) -> list[Finding]:
     missing = triton_build.find_missing()
     names = ", ".join(what for what, _ in missing)
     found = f"{names}: Triton's kernels can't start" if missing else str(triton_build.c_compiler())
-    return [_check("triton on cuda", not missing, found, "; ".join(todo for _, todo in missing))]
+    return [check("triton on cuda", not missing, found, "; ".join(todo for _, todo in missing))]
 
 
 def _cuda(catalogue: Catalogue | None) -> Finding:
@@ -204,7 +185,7 @@ def _ranks(catalogue: Catalogue | None, environment: Environment) -> Finding:
 def _transports() -> Finding:
     missing = [module for module in TRANSPORTS if not find_spec(module)]
     found = f"no {' and no '.join(missing)}, so ring can't use them"
-    return _check(
+    return check(
         "transports", not missing, found if missing else f"p2p, {', '.join(TRANSPORTS)}",
         "optional: pip install 'longseq-bench[transports]'",
     )  # fmt: skip
@@ -218,7 +199,7 @@ def _shared_memory(path: Path = Path("/dev/shm")) -> Finding:
         return Finding(name, "note", f"there is no {path}", "ranks use sockets instead")
     found = f"{format_bytes(size.free)} of {format_bytes(size.total)} free in {path}"
     remedy = "start the container with --shm-size=8g for many ranks"
-    return _check(name, size.total >= MIN_SHARED_MEMORY, found, remedy)
+    return check(name, size.total >= MIN_SHARED_MEMORY, found, remedy)
 
 
 def _threads(environment: Environment) -> Finding:
@@ -228,7 +209,7 @@ def _threads(environment: Environment) -> Finding:
         return Finding("threads", "ok", f"{cores} cores, torch chooses")
     found = f"OMP_NUM_THREADS is {threads} on {cores} cores"
     remedy = f"set it to {cores} or less; more threads than cores wait"
-    return _check("threads", int(threads) <= cores, found, remedy)
+    return check("threads", int(threads) <= cores, found, remedy)
 
 
 def _load(environment: Environment) -> Finding:
@@ -236,7 +217,7 @@ def _load(environment: Environment) -> Finding:
         return Finding("load", "note", "the load average can't be read here")
     load, cores = environment.load[0], environment.cores
     found = f"{load:.2f} on {cores} cores over the last minute"
-    return _check("load", load <= cores / 2, found, "times will spread; end other work or wait")
+    return check("load", load <= cores / 2, found, "times will spread; end other work or wait")
 
 
 def _compiler() -> Finding:
@@ -245,7 +226,7 @@ def _compiler() -> Finding:
     path = next((path for words in commands if words and (path := shutil.which(words[0]))), None)
     found = path or (f"CXX={cxx} was not found" if cxx else "none was found on PATH")
     remedy = "optional: install g++ or clang++ for implementations that torch compiles on cpu"
-    return _check("c++ compiler", path is not None, found, remedy)
+    return check("c++ compiler", path is not None, found, remedy)
 
 
 def _results(folder: Path) -> Finding:

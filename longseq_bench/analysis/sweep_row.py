@@ -29,6 +29,12 @@ class SweepRow(Row):
     time_low_s: float | None = declare("Time, low", "seconds", "Lower bound of the time.")
     time_high_s: float | None = declare("Time, high", "seconds", "Upper bound of the time.")
     samples: int = declare("Samples", "count", "Number of timed passes.")
+    unstable: str | None = declare(
+        "Unstable", "text",
+        "Why the time is not to be trusted: load by other work, CPU time short of the time, drift "
+        "from the first to the second half of the passes; none for a steady row.",
+        default=None,
+    )  # fmt: skip
     cpu_time_s: float | None = declare(
         "CPU time", "seconds", "Median processor time of a pass; largest of any rank.", "median",
         measurement="cpu_time",

@@ -22,6 +22,7 @@ from longseq_bench.analysis.runs import (
     largest_over_mean,
     slowest,
 )
+from longseq_bench.analysis.stability import busy_threads, find_instability
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import (
     attention_flops,
@@ -77,6 +78,10 @@ def sweep_rows_with_records(
         measured = (record for record in records if record.purpose == "measure")
         groups = list(group_by(measured, _row_key).values())
         rows = [merge_trial(group) for group in groups]
+        busy = busy_threads(record for group in groups for record in group)
+        for row, group in zip(rows, groups, strict=True):
+            if row.is_ok:
+                fill(row, {"unstable": find_instability(group, busy[row.fingerprint])})
         labels = find_labels(rows) if labels is None else labels
         keys = [row.ranks_key for row in rows]
         on_one_rank: dict[Hashable, SweepRow] = {}

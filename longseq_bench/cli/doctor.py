@@ -5,7 +5,7 @@ from longseq_bench.core.errors import LauncherError
 
 
 def doctor(as_json: options.AsJson = False) -> int:
-    """Check this machine: what it has, what is missing, and how to fix it."""
+    """Check this machine: what it has, what is missing, what makes times vary, and what to do."""
     from dataclasses import asdict
 
     from longseq_bench.cli import BAD_INPUT

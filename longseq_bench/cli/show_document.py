@@ -43,7 +43,11 @@ from longseq_bench.reports.groups import (
     find_varying,
     group_by_workload,
 )
-from longseq_bench.reports.outcome_text import describe_failures, name_status
+from longseq_bench.reports.outcome_text import (
+    describe_failures,
+    describe_unstable,
+    name_status,
+)
 from longseq_bench.reports.render.sparkline import samples_line
 
 PASSES = "passes"  # the name of the column with a sparkline of a row's timed passes
@@ -136,12 +140,12 @@ def show_document(chosen: Selection) -> Document:
         id(row): group for group in group_by_workload(chosen.rows.matching) for row in group
     }
     has_columns = bool(chosen.columns)
-    columns = _columns(chosen, SweepRow, (*SWEEP_FIELDS[:9], PASSES, *SWEEP_FIELDS[9:]))
+    columns = _columns(chosen, SweepRow, (*SWEEP_FIELDS[:10], PASSES, *SWEEP_FIELDS[10:]))
     sweep_sections: list[Section] = []
     for rows in group_by_workload(chosen.rows.shown):
         sweep_sections += [
             Section("", tables=[table(rows, columns)]),
-            Section("", points=describe_failures(rows)),
+            Section("", points=[*describe_failures(rows), *describe_unstable(rows)]),
             Section("", charts=_time_chart(rows, workloads[id(rows[0])])),
         ]
     columns = _columns(chosen, SearchRow, SEARCH_FIELDS)

@@ -70,13 +70,13 @@ def build_document(
         shown.insert(0, answer.section)
     else:
         shown = [*_extract_answer(shown[0]), *shown]
-    records = source.records  # the data keeps only these, not the source's tables
+    records, unstable = source.records, source.unstable  # the data does not keep the tables
     return Document(
         kind,
         title,
         paragraphs,
         shown,
-        lambda: samples_table(records),
+        lambda: samples_table(records, unstable),
         has_rows=has_rows,
         figures=answer.figures,
     )

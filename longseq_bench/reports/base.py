@@ -26,7 +26,7 @@ from longseq_bench.analysis.search_row import DensityRow, SearchRow
 from longseq_bench.analysis.searches import density_rows, search_rows
 from longseq_bench.analysis.short_labels import index_short_labels
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.analysis.sweeps import sweep_rows
+from longseq_bench.analysis.sweeps import sweep_rows_with_records
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.core.registry import Registry
 from longseq_bench.reports.columns import Columns, build_table
@@ -176,10 +176,19 @@ class Source:
     def _tables(self) -> tuple[list[SweepRow], list[SearchRow], list[DensityRow]]:
         minima = density_rows(self.records)
         return (
-            sweep_rows(self.records, self._labels),
+            [row for row, _ in self._pairs],
             search_rows(self.records, self._labels),
             set_labels(minima, index_short_labels(minima)),
         )
+
+    @cached_property
+    def _pairs(self) -> list[tuple[SweepRow, list[Record]]]:
+        return sweep_rows_with_records(self.records, self._labels)
+
+    @property
+    def unstable(self) -> dict[int, str]:
+        """Why the row of a record is unstable, by the record's id; without steady ones."""
+        return {id(r): row.unstable for row, runs in self._pairs if row.unstable for r in runs}
 
     @cached_property
     def _labels(self) -> Labels:

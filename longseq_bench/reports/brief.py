@@ -14,7 +14,7 @@ from longseq_bench.reports.columns import (
     terminal_columns,
 )
 from longseq_bench.reports.document import Document, Section
-from longseq_bench.reports.outcome_text import describe_failures
+from longseq_bench.reports.outcome_text import describe_failures, describe_unstable
 from longseq_bench.reports.sections.findings import describe_search, index_one_rank
 from longseq_bench.reports.sections.growth import exponents, minimum_sparsity, over_ranks
 
@@ -31,7 +31,7 @@ def _sweep_sections(source: Source) -> list[Section]:
     tables = source.tables(source.rows, columns, keep_empty=False)
     sections = (
         Section("", tables=tables),
-        Section("", points=describe_failures(source.rows)),
+        Section("", points=[*describe_failures(source.rows), *describe_unstable(source.rows)]),
         Section("", points=explain(SweepRow, tables)),
     )
     return [section for section in sections if section.has_content]

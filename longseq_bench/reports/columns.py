@@ -15,8 +15,8 @@ from longseq_bench.reports.groups import has_several_ranks
 from longseq_bench.reports.outcome_text import name_status
 
 SWEEP_FIELDS = (
-    "tokens", "world_size", "time_s", "tokens_per_s", "share_of_bandwidth", "peak_bytes",
-    "speed", "speedup", "exposed_share",
+    "tokens", "world_size", "time_s", "unstable", "tokens_per_s", "share_of_bandwidth",
+    "peak_bytes", "speed", "speedup", "exposed_share",
     "token_density", "share_of_ideal", "efficiency", "effective_flops", "share_of_peak",
     "bytes_sent",
     "imbalance", "work_imbalance", "tokens_per_rank", "max_error",
@@ -38,7 +38,7 @@ _EXPLAINED = (
 )  # fmt: skip
 _OBVIOUS = frozenset({
     "label", "implementation", "tokens", "world_size", "dtype", "mode", "status", "time_s",
-    "peak_bytes", "max_tokens", "limited_by",
+    "peak_bytes", "max_tokens", "limited_by", "unstable",
 })  # fmt: skip
 """Fields whose headings need no explanation."""
 COMPUTED_MARK = "†"
@@ -200,6 +200,7 @@ def _marked_share(row: SweepRow) -> Cell:
 _TERMINAL_VALUES: Mapping[str, Callable[[Any], Cell]] = {
     "time_s": time_or_status,
     "share_of_ideal": _marked_share,
+    "unstable": lambda row: "unstable" if row.unstable else None,
     # a pass over a whole sequence is compared by its time
     "tokens_per_s": lambda row: row.tokens_per_s if row.mode == "decode" else None,
 }

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 
 from longseq_bench.analysis.grouping import group_by
+from longseq_bench.analysis.stability import REMEDY
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Outcome, Status
 from longseq_bench.core.units import format_bytes, format_tokens
@@ -37,6 +38,18 @@ def shorten_reason(outcome: Outcome) -> str | None:
     number, _, unit = found["size"].partition(" ")
     size = format_bytes(int(number)) if unit == "bytes" else found["size"]
     return f"{found['who'] or ''}could not allocate {size}"
+
+
+def describe_unstable(rows: Iterable[SweepRow]) -> list[str]:
+    """Return a sentence on the rows whose time is not to be trusted, with the reason of one."""
+    unstable = [row for row in rows if row.unstable]
+    if not unstable:
+        return []
+    first, more = unstable[0], len(unstable) - 1
+    return [
+        f"Unstable: {first.name} at {format_tokens(first.tokens)} tokens ({first.unstable})"
+        f"{f' and {more:,} more' if more else ''}; {REMEDY}. `longseq doctor` lists causes."
+    ]
 
 
 def describe_failures(rows: Iterable[SweepRow]) -> list[str]:

@@ -1,8 +1,9 @@
 """The tidy table behind every report: one row per measurement of a record on a rank."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
+from types import MappingProxyType
 
 from longseq_bench.core.model import Outcome, Record
 from longseq_bench.reports.document import Cell, Column, Table
@@ -13,20 +14,24 @@ _RECORD_COLUMNS = (
     "mask", "mode", "new_tokens", "device", "world_size", "memory_budget", "time_budget", "threads",
     "repeats", "seed", "round", "key", "status", "reason", "phase", "wall_s", "processes",
     "predicted_tokens", "dense_source", "fit_only", "keep", "allocator", "requested_dense_kernel",
-    "foreseen_peak_bytes", "foreseen_s",
+    "foreseen_peak_bytes", "foreseen_s", "unstable",
 )  # fmt: skip
 _MEASUREMENT_COLUMNS = (
     "measurement", "unit", "rank", "samples", "median", "smallest", "largest", "values",
 )  # fmt: skip
 
 
-def samples_table(records: Sequence[Record]) -> Table:
+def samples_table(
+    records: Sequence[Record], unstable: Mapping[int, str] = MappingProxyType({})
+) -> Table:
     """Return all raw samples (`values`, separated by spaces) with the fields that identify them.
 
+    unstable: why the row of a record is unstable, by the record's id.
     A record without measurements has one row without values, so that failures are included.
     """
     columns = tuple(Column(name) for name in (*_RECORD_COLUMNS, *_MEASUREMENT_COLUMNS))
-    return Table("samples", columns, tuple(row for r in records for row in _rows(r)))
+    rows = (row for r in records for row in _rows(r, unstable.get(id(r))))
+    return Table("samples", columns, tuple(rows))
 
 
 def _dense_source(outcome: Outcome) -> str | None:
@@ -34,7 +39,7 @@ def _dense_source(outcome: Outcome) -> str | None:
     return None if source is None else str(source)
 
 
-def _rows(record: Record) -> Iterator[tuple[Cell, ...]]:
+def _rows(record: Record, unstable: str | None) -> Iterator[tuple[Cell, ...]]:
     trial, outcome, environment = record.trial, record.outcome, record.environment
     values = {
         "started_at": record.started_at,
@@ -54,6 +59,7 @@ def _rows(record: Record) -> Iterator[tuple[Cell, ...]]:
         "options": json.dumps(trial.options, sort_keys=True),
         "foreseen_peak_bytes": record.foreseen and record.foreseen.peak_bytes,
         "foreseen_s": record.foreseen and record.foreseen.seconds,
+        "unstable": unstable,
         "status": outcome.status,
         "reason": outcome.reason,
         "phase": outcome.phase,

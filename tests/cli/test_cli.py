@@ -47,6 +47,7 @@ time_cap: 50ms
 ROW = {
     "implementation", "options", "source", "tokens", "world_size", "device", "dtype", "mode",
     "causal", "mask", "status", "reason", "phase", "time_s", "time_low_s", "time_high_s", "samples",
+    "unstable",
     "cpu_time_s", "plan_time_s", "peak_bytes", "tokens_per_s", "flops", "max_error",
     "error_of_allowed", "bias", "checked_rows", "checked_passes", "density_asked",
     "density_achieved", "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "model",

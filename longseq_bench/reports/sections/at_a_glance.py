@@ -209,6 +209,7 @@ _COLUMNS = (
     ValueColumn("Implementation", "text", _name),
     ValueColumn("Pairs seen", "share", _density),
     ValueColumn("Time", "seconds", lambda line: line.timed and time_or_status(line.timed)),
+    ValueColumn("Unstable", "text", lambda line: line.timed and line.timed.unstable),
     ValueColumn("Peak memory", "bytes", _peak, help="The largest peak of any rank."),
     ValueColumn("Longest swept", "text", lambda line: describe_end(line.passed, line.failed)),
     ValueColumn("Longest", "text", _longest),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from longseq_bench.analysis.runs import are_finite
+from longseq_bench.analysis.stability import REMEDY
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
@@ -49,7 +50,7 @@ def _count_by_status(records: Sequence[Record]) -> list[str]:
 
 
 def _warnings(source: Source) -> Table:
-    """List rows whose allocator retried, and rows whose counted bytes differ from their formula."""
+    """List rows whose allocator retried, with bytes that differ from the formula, or unstable."""
     columns = Column("Implementation"), Column("Tokens", "tokens"), Column("Warning")
     found = [
         (row, f"CUDA's allocator freed its cache and retried; times: {row.alloc_retries:,.0f}")
@@ -59,6 +60,8 @@ def _warnings(source: Source) -> Table:
         for rank, counted, stated in row.bytes_unlike or ():
             words = f"rank {rank} sent {counted:,} B in a pass; the formula gives {stated:,} B"
             found.append((row, words))
+        if row.unstable:
+            found.append((row, f"unstable: {row.unstable}; {REMEDY}"))
     rows: list[tuple[Cell, ...]] = [
         (*filter(None, [source.machines[row.fingerprint]]), row.name, row.tokens, words)
         for row, words in found

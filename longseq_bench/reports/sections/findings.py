@@ -15,7 +15,7 @@ FAILURES = "Failures"
 
 
 def problems(source: Source) -> Iterator[Finding]:
-    """Yield findings on wrong outputs, thrashing and miscounted bytes."""
+    """Yield findings on wrong outputs, thrashing, miscounted bytes and unstable times."""
     wrong = [
         f"{source.label(r.trial)} at {format_tokens(r.trial.workload.seq_len)} tokens"
         for r in source.records
@@ -26,10 +26,14 @@ def problems(source: Source) -> Iterator[Finding]:
         f"{row.name} at {format_tokens(row.tokens)} tokens" for row in source.rows
         if row.bytes_unlike
     ]  # fmt: skip
+    unstable = [
+        f"{row.name} at {format_tokens(row.tokens)} tokens" for row in source.rows if row.unstable
+    ]
     found = (
         ("Wrong output, no speed is shown", wrong),
         ("CUDA's allocator freed its cache and retried (thrashing)", thrashing),
         ("Bytes sent differ from their formula", miscounted),
+        ("Unstable times, run these again on an idle machine", unstable),
     )
     for words, names in found:
         if names:

@@ -31,6 +31,7 @@ def _of_standard(name: str) -> ValueColumn:
 
 _LENGTHS: Columns = (
     "label", "tokens", "world_size", "tokens_per_rank", "status", "time_s", "samples",
+    *optional(SweepRow, "unstable"),
     "compute_time_s", "communication_time_s", "exposed_share", "speedup", "efficiency",
     "bytes_sent", "peak_bytes", MIN_PEAK, "imbalance", "tokens_per_s", "effective_flops",
     "max_error",

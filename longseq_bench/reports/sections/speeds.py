@@ -108,4 +108,5 @@ ERROR = ValueColumn("Max error", "error", attrgetter("row.max_error"))
 BANDWIDTH = ValueColumn(
     "Share of bandwidth", "share", attrgetter("row.share_of_bandwidth"), optional=True
 )
-COLUMNS: Columns = (NAME, PAIRS, TIME, BANDWIDTH, ABOVE, SPEED, PEAK, ERROR)
+UNSTABLE = ValueColumn("Unstable", "text", attrgetter("row.unstable"), optional=True)
+COLUMNS: Columns = (NAME, PAIRS, TIME, UNSTABLE, BANDWIDTH, ABOVE, SPEED, PEAK, ERROR)

@@ -1,0 +1,126 @@
+"""Unstable rows: load by others, CPU time short of the time, drift; and where they are shown."""
+
+import csv
+import io
+from collections.abc import Sequence
+
+import pytest
+
+from longseq_bench.analysis.stability import REMEDY, busy_threads
+from longseq_bench.analysis.sweeps import sweep_rows
+from longseq_bench.cli.show_document import select_rows, show_document
+from longseq_bench.core.model import Record
+from longseq_bench.reports import documents
+from longseq_bench.reports.base import FORMATS
+from longseq_bench.reports.brief import sweep_brief
+from tests import make
+from tests.reports.reading import cells
+
+STEADY = [0.1 + i / 1e5 for i in (3, 1, 2, 0, 4, 5)]
+
+
+def run(
+    times: Sequence[float] = STEADY, load: float = 1.0, cpu: float = 1.9, round: int = 0,
+    **fields: object,
+) -> Record:  # fmt: skip
+    """A round on two cores. cpu: processor time of a pass over its time."""
+    trial = make.trial("sdpa", round=round, **fields)
+    ranks = trial.world_size
+    each = {"time": times, "cpu_time": [cpu * t for t in times], "peak": 2**20}
+    where = make.environment(load=(load, load, load))
+    started_at = f"2026-11-21T09:{round:02d}:00Z"
+    return make.record(trial, make.on_ranks(*[each] * ranks), where, started_at=started_at)
+
+
+def verdict(*records: Record) -> str | None:
+    (row,) = sweep_rows(records)
+    return row.unstable
+
+
+def test_a_steady_row_is_not_marked() -> None:
+    assert verdict(run(), run(round=1), run(round=2)) is None
+
+
+@pytest.mark.parametrize(
+    ("load", "fields", "reason"),
+    [
+        (4.0, {}, None),
+        (4.1, {}, "load 4.1 on 2 cores"),
+        # the trial's own ranks and threads are no load by others
+        (16.0, {"world_size": 4, "threads": 2}, None),
+        (16.1, {"world_size": 4, "threads": 2}, "load 16.1 on 2 cores"),
+        (30.0, {"device": "cuda"}, None),
+    ],
+)
+def test_load_by_other_work(load: float, fields: dict[str, object], reason: str | None) -> None:
+    assert verdict(run(load=load, **fields)) == reason
+
+
+def test_trials_on_more_ranks_are_no_load_by_others() -> None:
+    one, four = run(load=7.0), run(world_size=4)
+    assert verdict(one) == "load 7.0 on 2 cores"
+    assert busy_threads([one, four]) == {one.environment.fingerprint: 4}
+    assert [row.unstable for row in sweep_rows([one, four])] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("cpu", "fields", "reason"),
+    [
+        (0.95, {}, None),
+        (0.6, {}, "CPU time is 60% of the time"),
+        # ranks wait for each other, a GPU for nobody, an own function perhaps on purpose
+        (0.6, {"world_size": 2}, None),
+        (0.6, {"device": "cuda"}, None),
+        (0.6, {"source": "0123"}, None),
+    ],
+)
+def test_cpu_time_short_of_the_time(
+    cpu: float, fields: dict[str, object], reason: str | None
+) -> None:
+    assert verdict(run(cpu=cpu, **fields)) == reason
+
+
+def test_drift_over_rounds_and_over_samples() -> None:
+    slower = [1.2 * t for t in STEADY]
+    assert verdict(run(STEADY), run(slower, round=1)) == "drift +20%"
+    # in the order of the rounds, not of the file
+    assert verdict(run(STEADY, round=1), run(slower)) == "drift -17%"
+    assert verdict(run([*STEADY, *slower])) == "drift +20%"
+    # below a tenth, within the spread, or too few passes
+    assert verdict(run(STEADY), run([1.05 * t for t in STEADY], round=1)) is None
+    assert verdict(run([*STEADY, *slower], round=0), run([*slower, *STEADY], round=1)) is None
+    assert verdict(run(STEADY[:5]), run(slower[:5], round=1)) is None
+
+
+def test_a_failed_row_has_no_verdict() -> None:
+    failed = make.record(make.trial(), make.outcome("oom"), make.environment(load=(99, 99, 99)))
+    assert verdict(failed) is None
+
+
+def test_terminal_markdown_csv_and_page_name_reason_and_remedy() -> None:
+    records = [run(load=9.0), run(load=1.0, seq_len=8192)]
+    brief = sweep_brief(records)
+    rows = cells(brief.sections[0].tables[0])
+    assert [row["Unstable"] for row in rows] == ["unstable", None]
+    sentence = f"Unstable: sdpa at 4k tokens (load 9.0 on 2 cores); {REMEDY}."
+    points = [point for section in brief.sections for point in section.points]
+    assert [point for point in points if point.startswith(sentence)]
+    shown = show_document(select_rows(records, [], [], [], None))
+    assert any(p.startswith(sentence) for section in shown.sections for p in section.points)
+    (report,) = documents(records)
+    warning = f"unstable: load 9.0 on 2 cores; {REMEDY}"
+    files = FORMATS.get("md")(report.without_charts()) | FORMATS.get("csv")(report)
+    assert warning in files["report.md"]
+    assert "Unstable times, run these again on an idle machine: sdpa at 4k" in files["report.md"]
+    samples = list(csv.DictReader(io.StringIO(files["report.csv"])))
+    assert {(row["tokens"], row["unstable"]) for row in samples} == {
+        ("4096", "load 9.0 on 2 cores"), ("8192", "")
+    }  # fmt: skip
+    tables = "".join(text for name, text in files.items() if "tables/" in name)
+    assert warning in tables
+    assert ",Unstable," in tables
+
+
+def test_without_unstable_rows_no_table_has_the_column() -> None:
+    (report,) = documents([run()])
+    assert "nstable" not in FORMATS.get("md")(report.without_charts())["report.md"]
