@@ -109,7 +109,7 @@ class _Lines(RunWatcher):
 
 
 def _print(line: str) -> None:
-    from longseq_bench.reports.render.terminal_text import one_line
+    from longseq_bench.core.plain_text import one_line
 
     # the stream of now: a notebook and pytest replace it
     if sys.stderr is not None:

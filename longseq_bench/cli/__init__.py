@@ -4,6 +4,7 @@
 4 compare --fail-on: worse · 5 compare --fail-on: too noisy to tell · 130 interrupted
 """
 
+import errno
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -24,10 +25,11 @@ from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
 from longseq_bench.cli.schema import schema
 from longseq_bench.cli.show import show
-from longseq_bench.cli.stdout import StdoutClosed, keep_exit_code, watch_stdout
+from longseq_bench.cli.stdout import StdoutClosed, ascii_symbols, keep_exit_code, watch_stdout
 from longseq_bench.cli.sweep import sweep
 from longseq_bench.cli.verify import verify
 from longseq_bench.core.errors import LauncherError, UserError
+from longseq_bench.core.plain_text import shorten_quotes
 
 BROKEN_LINES, BAD_INPUT, FAILED_TRIALS, REGRESSED, TOO_NOISY, INTERRUPTED = 1, 2, 3, 4, 5, 130
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -74,8 +76,18 @@ def _main(
     pass
 
 
+def _printable(text: str) -> str:
+    """Return a message without control characters, which a name in a record may contain."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
+    with ascii_symbols():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
         with watch_stdout():
             code = int(app(args=list(arguments), prog_name="longseq", standalone_mode=False) or 0)
@@ -84,12 +96,16 @@ def run(arguments: Sequence[str]) -> int:
             with keep_exit_code(code):
                 return code
     except _UsageError as error:
-        error.show()
+        error.message = shorten_quotes(_printable(error.message))
+        error.show(file=sys.stderr)  # else an ASCII stream gets UTF-8
         return BAD_INPUT
     except (UserError, LauncherError) as error:
-        # a name in a record may contain control characters
-        text = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(error))
-        print(f"longseq: {text}", file=sys.stderr)
+        print(f"longseq: {_printable(str(error))}", file=sys.stderr)
+        return BAD_INPUT
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"longseq: {shorten_quotes(_printable(str(error)))}", file=sys.stderr)
         return BAD_INPUT
     except (KeyboardInterrupt, typer.Abort):
         print("longseq: interrupted; every finished record is on disk", file=sys.stderr)

@@ -1,6 +1,8 @@
-"""Detect a stdout that is closed or full, when something is written to it."""
+"""Detect a stdout that is closed or full; print symbols that it can't encode as ASCII."""
 
+import codecs
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -53,6 +55,39 @@ def stop_writing(stream: TextIO, error: OSError) -> NoReturn:
     if isinstance(error, BrokenPipeError) or error.errno == errno.EPIPE:
         raise StdoutClosed from None
     raise OutputError(f"the output can't be written: {error.strerror or error}") from None
+
+
+_ASCII = {
+    "×": "x", "±": "+/-", "≈": "~", "µ": "u", "…": "...", "—": "-", "–": "-", "−": "-", "•": "*",
+    "·": ".", "†": "+", "²": "^2", "≥": ">=", "≤": "<=", "→": "->", "═": "=", "─": "-", "│": "|",
+    "’": "'", "“": '"', "”": '"', **dict(zip("▁▂▃▄▅▆▇█", "_.,-~=+#", strict=True)),
+}  # fmt: skip
+"""Substitutes for the symbols that tables and sentences have."""
+_SUBSTITUTE = "longseq-ascii"
+
+
+def _substitute(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_ASCII.get(c, "?") for c in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(_SUBSTITUTE, _substitute)
+
+
+@contextmanager
+def ascii_symbols() -> Iterator[None]:
+    """Print characters that stdout or stderr can't encode as ASCII symbols within the block."""
+    streams = [s for s in (sys.stdout, sys.stderr) if isinstance(s, io.TextIOWrapper)]
+    before = [stream.errors for stream in streams]
+    for stream in streams:
+        stream.reconfigure(errors=_SUBSTITUTE)
+    try:
+        yield
+    finally:
+        for stream, errors in zip(streams, before, strict=True):
+            with suppress(ValueError, OSError):  # closed, or what is buffered can't be written
+                stream.reconfigure(errors=errors)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ LongseqError                what a caller may catch
 │   ├── OldDensityError     an option that meant density; names the sparsity to use
 │   ├── ConfigError         a config that can't be read; names file, line, key
 │   ├── UnitError           "12q" for tokens, "-3GiB" for bytes
+│   │   └── TooLargeError   above its upper bound
 │   ├── StoreError          a results folder or file that can't be used
 │   └── OutputError         stdout can't be written; exit code 2 as well
 ├── UnsupportedError        an implementation can't do this workload; status `unsupported`
@@ -19,13 +20,21 @@ LongseqError                what a caller may catch
 import difflib
 from collections.abc import Iterable
 
+from longseq_bench.core.plain_text import shorten_quotes
+
 
 class LongseqError(Exception):
     """Base of all errors that longseq raises on purpose."""
 
 
 class UserError(LongseqError):
-    """The user's mistake: its text is one clear sentence, shown without a traceback."""
+    """The user's mistake: its text is one clear sentence, shown without a traceback.
+
+    Words and quotes in it that are longer than a reader needs are shortened.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shorten_quotes(message))
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows instead of a traceback."""
@@ -83,6 +92,10 @@ class ConfigError(UserError):
 
 class UnitError(UserError, ValueError):
     """A quantity that can't be read; a ValueError, so that pydantic adds the field to it."""
+
+
+class TooLargeError(UnitError):
+    """A quantity above its upper bound (core/bounds.py)."""
 
 
 class StoreError(UserError):

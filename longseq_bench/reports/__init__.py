@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from longseq_bench.core.errors import StoreError, UserError
 from longseq_bench.core.interning import gc_disabled
 from longseq_bench.core.model import Record
+from longseq_bench.core.plain_text import keep_lines
 
 if TYPE_CHECKING:
     from longseq_bench.reports.base import Files
@@ -97,7 +98,9 @@ def _write(folder: Path, files: Files) -> Path:
             if _GENERATED_NAME.fullmatch(old.stem) and old.is_file():
                 old.unlink()
     for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+        # a page has its texts cleaned in the template: its scripts must stay as they were hashed
+        kept = text if name.endswith(".html") else keep_lines(text)
+        (folder / name).write_text(kept, encoding="utf-8", errors="backslashreplace", newline="\n")
     return folder / next(iter(files))
 
 

@@ -4,8 +4,12 @@ import csv
 import io
 import json
 
+import pytest
+
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import FORMATS, KINDS, Source
+from longseq_bench.reports.document import Cell, Column, Table
+from longseq_bench.reports.render.csv import format_lines
 from tests import make
 
 RECORDS = [
@@ -20,6 +24,22 @@ RECORDS = [
 
 def rendered(records: list[Record]) -> str:
     return FORMATS.get("csv")(KINDS.get("summary")(Source(records)))["report.csv"]
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"), ("+1+1", "'+1+1"), ("@SUM(A1)", "'@SUM(A1)"),
+        ("-2+3", "'-2+3"), ("\t=1", "'\t=1"), ("\r=1", "'\n=1"), ("a\x1b[31m\x07b\x00", "ab"),
+        ("a\rb", "a\nb"), ("-1.5", "-1.5"), ("-0.1 0.2", "-0.1 0.2"), ("+5 %", "+5 %"),
+        (-1.5, "-1.5"),
+    ],
+)  # fmt: skip
+def test_free_text_is_no_formula_and_numbers_stay(text: Cell, cell: str) -> None:
+    table = Table("", (Column("=x()"), Column("y")), ((text, 1),))
+    heading, row = csv.reader(io.StringIO("".join(format_lines(table)), newline=""))
+    assert heading == ["'=x()", "y"]
+    assert row == [cell, "1"]
 
 
 def test_every_sample_comes_back() -> None:

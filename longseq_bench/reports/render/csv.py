@@ -1,16 +1,20 @@
 """Documents as CSV (RFC 4180): raw values, SI units, empty where unknown.
 
-The main file is the tidy data, one row per measurement. Each table has a file of its own.
+The main file is the tidy data, one row per measurement. Each table has a file of its own. Text that
+a spreadsheet would run as a formula begins with an apostrophe; numbers stay as they are.
 """
 
 import csv
+import math
 import re
 from collections.abc import Sequence
 
+from longseq_bench.core.plain_text import keep_lines
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import Cell, Document, Spread, Table
 
 MAX_NAME = 60
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 @FORMATS.register("csv")
@@ -41,8 +45,8 @@ def format_lines(table: Table) -> list[str]:
     names: list[str] = []
     values: list[Sequence[Cell]] = []
     for column, cells in zip(table.columns, columns, strict=True):
-        names.append(column.name)
-        values.append([cell.value if isinstance(cell, Spread) else cell for cell in cells])
+        names.append(_text(column.name))
+        values.append([_plain(cell) for cell in cells])
         if any(isinstance(cell, Spread) for cell in cells):
             names += [f"{column.name} low", f"{column.name} high"]
             values += [
@@ -52,6 +56,27 @@ def format_lines(table: Table) -> list[str]:
     writer.writerow(names)
     writer.writerows(zip(*values, strict=True))
     return lines
+
+
+def _plain(cell: Cell) -> str | int | float | None:
+    if isinstance(cell, str):
+        return _text(cell)
+    return cell.value if isinstance(cell, Spread) else cell
+
+
+def _text(text: str) -> str:
+    """Return a text that is data in a spreadsheet: no formula, no control characters."""
+    kept = keep_lines(text)
+    is_formula = text.startswith(_FORMULA) or kept.startswith(_FORMULA)
+    return f"'{kept}" if is_formula and not _is_numbers(kept) else kept
+
+
+def _is_numbers(text: str) -> bool:
+    """Return True for one number or several with spaces between, also as a percentage."""
+    try:
+        return all(map(math.isfinite, map(float, text.removesuffix("%").split())))
+    except ValueError:
+        return False
 
 
 class _Lines(list[str]):

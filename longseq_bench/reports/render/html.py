@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Status
+from longseq_bench.core.plain_text import keep_lines
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import (
     MISSING,
@@ -68,7 +69,7 @@ POLL_MS = 2000
 Shown = dict[str, Any]
 """Values for the template by name."""
 
-_ESCAPED = "<>&\u2028\u2029"
+_ESCAPED = re.compile("[<>&\u2028\u2029\x7f-\x9f]")
 
 
 @FORMATS.register("html")
@@ -143,9 +144,15 @@ def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        finalize=_without_control,
+    )  # fmt: skip
     return environment.from_string(_asset("page.html.j2"))
+
+
+def _without_control(value: Any) -> Any:
+    """Return a text from outside without control characters; scripts and data stay as they are."""
+    return keep_lines(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _policy(scripts: Sequence[str], live: bool) -> str:
@@ -164,9 +171,7 @@ def _data(value: Any) -> Markup:
     from markupsafe import Markup
 
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in _ESCAPED:
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
+    return Markup(_ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def _labels(document: Document) -> list[str]:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from longseq_bench.analysis.grouping import group_by
+from longseq_bench.core.plain_text import one_line, remove_control
 from longseq_bench.reports.document import (
     COMPUTED,
     MISSING,
@@ -35,7 +36,7 @@ from longseq_bench.reports.render.terminal_table import (
     TerminalColumn,
     TerminalTable,
 )
-from longseq_bench.reports.render.terminal_text import one_line, plain, remove_control
+from longseq_bench.reports.render.terminal_text import plain
 
 MAX_LINE = 100
 """Maximum width of a sentence's lines (characters)."""
@@ -46,6 +47,7 @@ STYLES = {
     "slower": "red", "more": "red", "shorter": "red", "broken": "red", "crashed": "red",
     "wrong": "red", "error": "red", "hang": "red", "missing": "red",
     "oom": "yellow", "out of memory": "yellow", "timeout": "yellow", "undecided": "yellow",
+    "unstable": "yellow",
     "too noisy": "yellow", "note": "yellow", "unsupported": "dim",
 }  # fmt: skip
 """Colours of statuses and verdicts, in any column but the first."""

@@ -1,25 +1,8 @@
 """Text for a terminal: names and reasons are printed literally and can't control the terminal."""
 
-import re
-import unicodedata
-
 from rich.text import Text
 
-_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-_CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Cs"})
-
-
-def remove_control(text: str) -> str:
-    """Remove escape sequences, control characters and direction marks."""
-    kept = _ESCAPE_SEQUENCE.sub("", text)
-    if kept.isascii() and kept.isprintable():
-        return kept
-    return "".join(c for c in kept if unicodedata.category(c) not in _CONTROL_CATEGORIES)
-
-
-def one_line(text: str) -> str:
-    """Return the text on one line, without control characters."""
-    return remove_control(" ".join(text.split()))
+from longseq_bench.core.plain_text import one_line
 
 
 def plain(text: str, style: str = "") -> Text:
