@@ -14,8 +14,10 @@ from longseq_bench.api.implementations import Implementations, read_implementati
 from longseq_bench.api.progress import Reporter, make_reporter
 from longseq_bench.api.results import Results
 from longseq_bench.api.running import run_and_report
+from longseq_bench.core.bounds import MAX_SEED
 from longseq_bench.core.errors import ConfigError, UserError
 from longseq_bench.core.model import Allocator, Device, DeviceChoice, Keep, Mode, Trial
+from longseq_bench.core.plain_text import quote
 
 if TYPE_CHECKING:
     from longseq_bench.config.trials import SweepConfig
@@ -206,6 +208,8 @@ def _as_text(given: Mapping[str, Any], folder: Path | None) -> str | None:
 
 def _plain(value: Any, name: str) -> Any:
     """Return a value for YAML: a list for any sequence, Python's numbers for those of numpy."""
+    if isinstance(value, int) and abs(value) > MAX_SEED:
+        raise ConfigError(f"{CALL}: {name} is {quote(value)}, more than any key takes")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Sequence) or hasattr(value, "tolist"):
@@ -240,7 +244,9 @@ def _set_budgets(config: SweepConfig, out: Path | None) -> SweepConfig:
             max_ranks[trial.device] = max(trial.world_size, max_ranks.get(trial.device, 1))
     budgets = {device: machine.default_memory(device, out, n) for device, n in max_ranks.items()}
     trials: tuple[Trial, ...] = tuple(
-        t if t.memory_budget else t.replace(memory_budget=budgets[t.device]) for t in config.trials
+        # a hundred thousand trials are not validated again for a number that is known to be valid
+        t if t.memory_budget else t.model_copy(update={"memory_budget": budgets[t.device]})
+        for t in config.trials
     )
     return replace(config, trials=trials)
 

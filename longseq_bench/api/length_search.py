@@ -16,9 +16,7 @@ from longseq_bench.api.running import build_trials, run_search
 from longseq_bench.api.workloads import WorkloadArguments, check_keywords, show_keywords
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Allocator, DeviceChoice
-from longseq_bench.core.units import format_tokens, parse_tokens
-
-MAX_TOKENS = 2**40
+from longseq_bench.core.units import parse_tokens
 
 
 @show_keywords
@@ -101,14 +99,8 @@ def maxlen(
 
 
 def parse_target(text: str | int | None) -> int | None:
-    """Return the tokens of a target, if given.
-
-    Raises UserError if it is not a number, or larger than MAX_TOKENS.
-    """
-    tokens = parse_tokens(text) if text else None
-    if tokens is not None and tokens > MAX_TOKENS:
-        raise UserError(f"--target {text} is too large; at most {format_tokens(MAX_TOKENS)}")
-    return tokens
+    """Return the tokens of a target, if given. Raises UserError if it is not a number of tokens."""
+    return parse_tokens(text, "--target") if text else None
 
 
 def _check_combination(tokens: int | None, ceiling: int | None, fit_only: bool) -> None:
@@ -145,7 +137,7 @@ def _parse_sparsity_target(
 
 def _parse_ceiling(text: str | int | None, ranks: int) -> int | None:
     """Return the ceiling in tokens. Raises UserError for fewer tokens than ranks."""
-    tokens = parse_tokens(text) if text else None
+    tokens = parse_tokens(text, "--ceiling") if text else None
     if tokens is not None and tokens < ranks:
         problem = f"--ceiling {text} is smaller than --world-size {ranks}"
         raise UserError(f"{problem}; use at least {ranks}")

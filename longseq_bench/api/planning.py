@@ -31,6 +31,7 @@ from longseq_bench.api.workloads import (
     model_of,
     show_keywords,
 )
+from longseq_bench.core.bounds import MAX_RANKS
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import LOCAL_CPU, Hardware, profile, profiles
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 
     from longseq_bench.reports.document import Document
 
-MAX_RANKS = 2**16  # largest world size to try for a target
 DRY_RUN_LIMIT_S = 300.0
 CHECKED_TOKENS = 2**17  # a length at which every valid combination of options is valid
 

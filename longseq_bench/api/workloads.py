@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.model import Keep, Mode, Trial, Workload
 from longseq_bench.core.models import ModelShape, load_model
+from longseq_bench.core.plain_text import quote
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -122,4 +123,4 @@ def describe_invalid(error: ValidationError) -> str:
     if first["type"] == "value_error":
         return first["msg"].removeprefix("Value error, ")
     name = ".".join(str(part) for part in first["loc"])
-    return f"{name}={first['input']!r}: {first['msg'][:1].lower()}{first['msg'][1:]}"
+    return f"{name}={quote(first['input'])}: {first['msg'][:1].lower()}{first['msg'][1:]}"

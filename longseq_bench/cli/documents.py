@@ -12,8 +12,11 @@ from longseq_bench.core.words import mode_words
 from longseq_bench.reports.document import Column, Document, Section, Table
 from longseq_bench.reports.groups import capitalize_first
 
+MAX_LISTED = 1_000
+"""Trials that a terminal lists: to print a hundred thousand takes longer than to make them."""
+
 if TYPE_CHECKING:
-    from longseq_bench.doctor import Finding
+    from longseq_bench.system_state import Finding
 
 
 def catalogue_document(catalogue: Catalogue) -> Document:
@@ -46,7 +49,7 @@ def catalogue_document(catalogue: Catalogue) -> Document:
 
 
 def trials_document(trials: Sequence[Trial], rounds: int, heading: str, estimate: str) -> Document:
-    """Return the list of the trials that a sweep would run.
+    """Return the list of the trials that a sweep would run; of a larger one the first MAX_LISTED.
 
     heading: the device that they would use.  estimate: what they would take, the last line.
     """
@@ -63,10 +66,12 @@ def trials_document(trials: Sequence[Trial], rounds: int, heading: str, estimate
             mode_words(trial.workload.mode, trial.workload.new_tokens),
             trial.workload.visibility.label, trial.device, trial.memory_budget,
         )
-        for trial in trials
+        for trial in trials[:MAX_LISTED]
     )  # fmt: skip
     times = f"{rounds} rounds" if rounds > 1 else "1 round"
     summary = f"{len(trials)} trials × {times}; nothing was run"
+    if len(trials) > MAX_LISTED:
+        summary += f"; the first {MAX_LISTED:,} trials are listed, and --json lists all"
     sections = [Section("", tables=[Table("", columns, rows)]), Section("", [summary, estimate])]
     return Document("trials", "", [heading], sections)
 

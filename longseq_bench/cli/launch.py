@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from longseq_bench.core import bounds
 from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.units import format_tokens
 
@@ -31,13 +33,16 @@ def launch(
     nnodes: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Number of hosts. Default: from srun, mpirun or torchrun, else 1."
+            min=1,
+            max=bounds.MAX_RANKS,
+            help="Number of hosts. Default: from srun, mpirun or torchrun, else 1.",
         ),
     ] = None,
     nproc_per_node: Annotated[
         int | None,
         typer.Option(
             min=1,
+            max=bounds.MAX_RANKS,
             help="Ranks on each host. Default: under srun one per GPU that Slurm or the driver "
             "shows, else 1.",
         ),
@@ -58,7 +63,8 @@ def launch(
         ),
     ] = None,
     rdzv_timeout: Annotated[
-        float, typer.Option(min=0.1, max=1e7, help="Seconds to wait for the other hosts.")
+        float,
+        typer.Option(min=0.1, max=bounds.MAX_SECONDS, help="Seconds to wait for the other hosts."),
     ] = 60.0,
     key_file: Annotated[
         Path | None,
@@ -89,6 +95,8 @@ def launch(
     from longseq_bench.core.gpus import read_visible_gpus
     from longseq_bench.launchers.base import LaunchSettings, create_launcher
 
+    if math.isnan(rdzv_timeout):  # it is neither below the minimum nor above the maximum
+        raise UserError(f"--rdzv-timeout {rdzv_timeout} is not a number of seconds")
     gpus = 0 if nproc_per_node else len(read_visible_gpus().visible)
     cluster = cluster_env.find_node(
         os.environ, nnodes, nproc_per_node, node_rank, rdzv_endpoint, gpus

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from longseq_bench.cli import options
+from longseq_bench.core import bounds
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.units import format_seconds
 
@@ -25,6 +26,7 @@ def maxlen(
         int | None,
         typer.Option(
             min=1,
+            max=bounds.MAX_RANKS,
             help="Ranks that share a sequence; on cuda each has a device. Default: 1, or all ranks "
             "of the launch under `longseq launch`.",
         ),

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from longseq_bench.core import bounds
+
 ImplementationOptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -64,9 +66,15 @@ class SearchOptions:
     ] = "default"
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="CPU threads per rank. Default: cores of a host / its ranks."),
+        typer.Option(
+            min=1,
+            max=bounds.MAX_THREADS,
+            help="CPU threads per rank. Default: cores of a host / its ranks.",
+        ),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0
+    seed: Annotated[
+        int, typer.Option(min=0, max=bounds.MAX_SEED, help="Seed of the random inputs.")
+    ] = 0
 
     def settings(self) -> dict[str, Any]:
         """Return budgets and device: all but the implementations and their options."""
@@ -95,28 +103,39 @@ class WorkloadOptions:
         ),
     ] = None
     heads: Annotated[
-        int | None, typer.Option(min=1, help="Query heads. Default: 8, or those of --model.")
+        int | None,
+        typer.Option(
+            min=1, max=bounds.MAX_HEADS, help="Query heads. Default: 8, or those of --model."
+        ),
     ] = None
     kv_heads: Annotated[
         int | None,
         typer.Option(
             min=1,
+            max=bounds.MAX_HEADS,
             help="Key and value heads, a divisor of --heads. Default: as many as --heads, or those "
             "of --model.",
         ),
     ] = None
     head_dim: Annotated[
         int | None,
-        typer.Option(min=1, help="Elements per head. Default: 64, or those of --model."),
+        typer.Option(
+            min=1,
+            max=bounds.MAX_HEAD_DIM,
+            help="Elements per head. Default: 64, or those of --model.",
+        ),
     ] = None
     v_head_dim: Annotated[
         int | None,
         typer.Option(
             min=1,
+            max=bounds.MAX_HEAD_DIM,
             help="Elements per head of v and the output. Default: as --head-dim, or as --model.",
         ),
     ] = None
-    batch: Annotated[int, typer.Option(min=1, help="Sequences per batch.")] = 1
+    batch: Annotated[
+        int, typer.Option(min=1, max=bounds.MAX_BATCH, help="Sequences per batch.")
+    ] = 1
     causal: Annotated[
         bool,
         typer.Option("--causal", help="Mask keys after the query's position: --mask causal."),
@@ -140,6 +159,7 @@ class WorkloadOptions:
         int | None,
         typer.Option(
             min=1,
+            max=bounds.MAX_NEW_TOKENS,
             help="Tokens that a step of --mode decode adds, the last ones of the cache. "
             "Default: 1 with --mode decode.",
             show_default=False,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from longseq_bench.cli import options
+from longseq_bench.core import bounds
 from longseq_bench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def plan(
         int | None,
         typer.Option(
             min=1,
+            max=bounds.MAX_RANKS,
             help="Number of ranks; each has a device. Default: 1, or a node with --gpus-per-node.",
         ),
     ] = None,
@@ -55,6 +57,7 @@ def plan(
         int | None,
         typer.Option(
             min=1,
+            max=bounds.MAX_RANKS,
             help="Devices of a node; more ranks are proposed in whole nodes. Default: that of the "
             "profile, and any number of ranks.",
         ),
@@ -148,7 +151,7 @@ def _print(found: Plan, as_json: bool, output: str) -> None:
     from longseq_bench.reports.render import markdown
 
     if output == "md" and not as_json:
-        typer.echo(markdown.render(with_titles(found.table()))["plan.md"], nl=False)
+        print(markdown.render(with_titles(found.table()))["plan.md"], end="")
         return
     session.print_answer(as_json, found.as_json, found.table, "--json has it")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from longseq_bench.cli import options
+from longseq_bench.core.bounds import MAX_RANKS
 from longseq_bench.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,8 +59,11 @@ def scaling(
 def _parse_world_sizes(text: str) -> list[int]:
     """Return the numbers of ranks, ascending. Raises UserError if the text is not such a list."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) for part in parts):
-        raise UserError(f"--world-sizes: {text!r} is not a list of numbers of ranks such as 1,2,4")
+    if not all(re.fullmatch("[0-9]{1,9}", part) and 1 <= int(part) <= MAX_RANKS for part in parts):
+        raise UserError(
+            f"--world-sizes {text!r} is not a list of numbers of ranks from 1 to {MAX_RANKS:,}, "
+            "such as 1,2,4"
+        )
     return sorted({int(part) for part in parts})
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from longseq_bench.cli import options
+from longseq_bench.core import bounds
 from longseq_bench.core.errors import UserError
 
 
@@ -19,7 +20,9 @@ def sweep(
     rounds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Repetitions of the grid, each in fresh processes. Default: as in the file."
+            min=1,
+            max=bounds.MAX_ROUNDS,
+            help="Repetitions of the grid, each in fresh processes. Default: as in the file.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -79,8 +82,10 @@ def _list_trials(config: Path, rounds: int | None, out: Path | None, as_json: bo
     from longseq_bench.api.grid import plan_sweep
     from longseq_bench.cli import session
     from longseq_bench.cli.documents import trials_document
+    from longseq_bench.core.interning import gc_disabled
 
-    loaded, heading, estimate = plan_sweep(config, rounds, out, session.ConsoleReporter())
+    with gc_disabled():
+        loaded, heading, estimate = plan_sweep(config, rounds, out, session.ConsoleReporter())
 
     def data() -> dict[str, Any]:
         trials = [t.model_dump(mode="json") for t in loaded.trials]

@@ -45,4 +45,6 @@ def _describe_values(schema: dict[str, Any]) -> str:
         return f"text such as `{schema['examples'][0]}`"
     words = {"integer": "whole number", "boolean": "`true`, `false`", "null": "`null`"}
     word = words.get(schema["type"], schema["type"])
-    return f"{word} from {schema['minimum']}" if "minimum" in schema else word
+    if "minimum" in schema:
+        return f"{word} from {schema['minimum']} to {schema['maximum']:,}"
+    return f"{word} up to {schema['maximum']:,}" if "maximum" in schema else word

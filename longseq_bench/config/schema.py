@@ -6,7 +6,7 @@ The JSON Schema and the configuration reference are generated from these models.
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
-from annotated_types import Ge, MinLen
+from annotated_types import Ge, Le, MinLen
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from longseq_bench.core import bounds
 from longseq_bench.core.catalogue import Catalogue, Entry
 from longseq_bench.core.model import (
     DTYPE_ALIASES,
@@ -79,34 +80,51 @@ Axis = Annotated[
 _NONE = {"enum": ["none", None]}
 
 
-def _quantity_schema(example: str, pattern: str, *, optional: bool = False) -> WithJsonSchema:
-    number = {"type": "number", "exclusiveMinimum": 0}
+def _quantity_schema(
+    example: str, pattern: str, maximum: float, *, optional: bool = False
+) -> WithJsonSchema:
+    number = {"type": "number", "exclusiveMinimum": 0, "maximum": maximum}
     text = {"type": "string", "pattern": pattern, "examples": [example]}
     return WithJsonSchema({"anyOf": [number, text, *([_NONE] * optional)]})
 
 
 _NUMBER = r"^\s*[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?\s*"
 _TIME = _NUMBER + "(s|ms|us|min|m|h)?$"
-Count = Annotated[int, Ge(1)]
-CountOrZero = Annotated[int, Ge(0)]
-CountOrNone = Annotated[
-    Count | None,
+Batch = Annotated[int, Ge(1), Le(bounds.MAX_BATCH)]
+Heads = Annotated[int, Ge(1), Le(bounds.MAX_HEADS)]
+HeadsOrZero = Annotated[int, Ge(0), Le(bounds.MAX_HEADS)]
+HeadDim = Annotated[int, Ge(1), Le(bounds.MAX_HEAD_DIM)]
+HeadDimOrZero = Annotated[int, Ge(0), Le(bounds.MAX_HEAD_DIM)]
+NewTokens = Annotated[int, Ge(0), Le(bounds.MAX_NEW_TOKENS)]
+Ranks = Annotated[int, Ge(1), Le(bounds.MAX_RANKS)]
+Rounds = Annotated[int, Ge(1), Le(bounds.MAX_ROUNDS)]
+Repeats = Annotated[int, Ge(0), Le(bounds.MAX_REPEATS)]
+Seed = Annotated[int, Ge(0), Le(bounds.MAX_SEED)]
+_Threads = Annotated[int, Ge(1), Le(bounds.MAX_THREADS)]
+Threads = Annotated[
+    _Threads | None,
     BeforeValidator(_unless_none(lambda value: value)),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, _NONE]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1, "maximum": bounds.MAX_THREADS}, _NONE]}
+    ),
 ]
 Tokens = Annotated[
-    int, BeforeValidator(parse_tokens), _quantity_schema("4k", _NUMBER + "[kKmMgG]?$")
+    int,
+    BeforeValidator(parse_tokens),
+    _quantity_schema("4k", _NUMBER + "[kKmMgG]?$", bounds.MAX_TOKENS),
 ]
 Bytes = Annotated[
     int | None,
     BeforeValidator(_unless_none(parse_bytes)),
-    _quantity_schema("512MiB", _NUMBER + "([kKMGT]i?)?B?$", optional=True),
+    _quantity_schema("512MiB", _NUMBER + "([kKMGT]i?)?B?$", bounds.MAX_BYTES, optional=True),
 ]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), _quantity_schema("500ms", _TIME)]
+Seconds = Annotated[
+    float, BeforeValidator(parse_seconds), _quantity_schema("500ms", _TIME, bounds.MAX_SECONDS)
+]
 SecondsOrNone = Annotated[
     float | None,
     BeforeValidator(_unless_none(parse_seconds)),
-    _quantity_schema("60s", _TIME, optional=True),
+    _quantity_schema("60s", _TIME, bounds.MAX_SECONDS, optional=True),
 ]
 DTypeName = Annotated[
     Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"],
@@ -118,6 +136,8 @@ def _named_options(item: Any) -> Any:
     """Turn an item of `implementations` into {name: {option: values}}."""
     if item is None:
         raise ValueError("has no value")
+    if isinstance(item, list):
+        raise ValueError("is a list; write one name, one '- name' a line")
     if not isinstance(item, dict):
         return {item: {}}
     if len(item) != 1:
@@ -165,13 +185,13 @@ class WorkloadSection(_Section):
         "this file. Keys that are written here override it. Default: none.",
         json_schema_extra={"default": []},
     )
-    batch: Axis[Count] = _axis(Workload, "batch", "Sequences per batch.")
-    heads: Axis[Count] = _axis(Workload, "heads", "Query heads.")
-    kv_heads: Axis[CountOrZero] = _axis(
+    batch: Axis[Batch] = _axis(Workload, "batch", "Sequences per batch.")
+    heads: Axis[Heads] = _axis(Workload, "heads", "Query heads.")
+    kv_heads: Axis[HeadsOrZero] = _axis(
         Workload, "kv_heads", "Key and value heads, a divisor of heads; 0: as many as heads."
     )
-    head_dim: Axis[Count] = _axis(Workload, "head_dim", "Elements per head.")
-    v_head_dim: Axis[CountOrZero] = _axis(
+    head_dim: Axis[HeadDim] = _axis(Workload, "head_dim", "Elements per head.")
+    v_head_dim: Axis[HeadDimOrZero] = _axis(
         Workload, "v_head_dim", "Elements per head of v and the output; 0: as many as head_dim."
     )
     dtype: Axis[DTypeName] = _axis(
@@ -195,7 +215,7 @@ class WorkloadSection(_Section):
         "forward: one forward pass; train: forward and backward; decode: new tokens against a KV "
         "cache of `tokens`.",
     )
-    new_tokens: Axis[CountOrZero] = _axis(
+    new_tokens: Axis[NewTokens] = _axis(
         Workload,
         "new_tokens",
         "Tokens that a step of mode decode adds, the last ones of the cache; a few for speculative "
@@ -226,7 +246,7 @@ class SweepFile(_Section):
         description="Implementation (or label of a row) to which the others are compared. "
         "Default: none.",
     )
-    rounds: Count = Field(
+    rounds: Rounds = Field(
         default=DEFAULT_ROUNDS,
         description="Repetitions of the whole grid, interleaved so that slow drifts of the "
         f"machine meet every trial alike. Default: {DEFAULT_ROUNDS}.",
@@ -237,7 +257,7 @@ class SweepFile(_Section):
         "Default: auto.",
         json_schema_extra={"default": "auto"},
     )
-    world_size: Axis[Count] = _axis(
+    world_size: Axis[Ranks] = _axis(
         Trial, "world_size", "Ranks, one process each. `longseq launch` sets another default."
     )
     memory_budget: Axis[Bytes] = _axis(
@@ -250,7 +270,7 @@ class SweepFile(_Section):
     time_budget: Axis[SecondsOrNone] = _axis(
         Trial, "time_budget", "Time that one pass may take, in s, ms, us, min or h; none: no limit."
     )
-    repeats: Axis[CountOrZero] = _axis(
+    repeats: Axis[Repeats] = _axis(
         Trial, "repeats", "Timed passes at most; 0: only find out if one pass fits."
     )
     time_cap: Axis[Seconds] = _axis(
@@ -259,10 +279,10 @@ class SweepFile(_Section):
         "Time after which no further timed pass starts, in s, ms, us, min or h.",
         " s",
     )
-    threads: Axis[CountOrNone] = _axis(
+    threads: Axis[Threads] = _axis(
         Trial, "threads", "CPU threads of each rank; none: the ranks share the cores."
     )
-    seed: Axis[CountOrZero] = _axis(Trial, "seed", "Seed of the random inputs.")
+    seed: Axis[Seed] = _axis(Trial, "seed", "Seed of the random inputs.")
     keep: Axis[Keep] = _axis(
         Trial,
         "keep",

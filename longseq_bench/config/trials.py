@@ -196,8 +196,10 @@ def _workloads(
             for name in ("mask", "new_tokens"):
                 if f" {name} " in f" {message}":
                     keys = (name,)
-            key = next(k for k in keys if k in written)
-            index = getattr(file.workload, key).index(written[key])
+            # a shape that no key sets is that of the model
+            key = next((k for k in keys if k in written), "model")
+            values = getattr(file.workload, key)
+            index = values.index(written[key]) if key in written else 0
             raise source.error("workload", key, index, message=message) from None
         workloads.append(workload)
     return list(dict.fromkeys(workloads))

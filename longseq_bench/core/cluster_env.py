@@ -207,7 +207,7 @@ def _ranks_of_slurm(text: str, visible: int) -> tuple[int, str]:
     """
     name = "SLURM_GPUS_ON_NODE"
     setting = f"{name} is {text!r}" if text else f"{name} is not set"
-    if text.isdigit() and int(text):
+    if re.fullmatch("[0-9]{1,9}", text) and int(text):
         if not visible or int(text) <= visible:
             return int(text), f"{name} is {text}"
         setting = f"{name} is {text}"
@@ -254,7 +254,7 @@ def _derive_port(job: str) -> int:
 
 def _require_int(environ: Mapping[str, str], name: str) -> int:
     text = _require(environ, name)
-    if not re.fullmatch(r"-?[0-9]+", text):
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
         raise UserError(f"{name} is {text!r}, not a whole number")
     return int(text)
 
@@ -267,7 +267,7 @@ def _require(environ: Mapping[str, str], name: str) -> str:
 
 def _parse_endpoint(text: str) -> tuple[str, int]:
     """Parse HOST:PORT, HOST or [ADDRESS]:PORT into host and port."""
-    found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]\s]+))(?::(\d+))?", text.strip())
+    found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]\s]+))(?::([0-9]{1,5}))?", text.strip())
     port = int(found[3] or DEFAULT_PORT) if found else 0
     if not found or not 0 < port < 2**16:
         raise UserError(

@@ -20,10 +20,12 @@ next. Everything that depends on masks relies on it: patterns/visible_keys.py ha
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 
+from longseq_bench.core.bounds import MAX_DOCUMENTS
 from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.units import format_tokens, parse_tokens
 
@@ -118,12 +120,26 @@ class Mask:
         return _repeat(self.lengths or (self.size,), tokens)
 
     def check_tokens(self, tokens: int) -> None:
-        """Raise UserError if the lengths of a list do not add up to the sequence."""
+        """Raise UserError if the lengths of a list do not add up, or there are too many."""
+        if self.has_documents and tokens > MAX_DOCUMENTS * self._mean_length:
+            raise UserError(
+                f"mask {self.text} has more than {MAX_DOCUMENTS:,} documents in {tokens:,} tokens; "
+                "use longer documents"
+            )
         if self.lengths and (total := sum(self.lengths)) != tokens:
             raise UserError(
                 f"the {len(self.lengths)} documents of the mask add up to {total:,} tokens, but "
                 f"the sequence has {tokens:,}; one number or a distribution fits every length"
             )
+
+    @property
+    def _mean_length(self) -> float:
+        """Mean tokens of a document."""
+        if not self.distribution:
+            return self.size or sum(self.lengths) / len(self.lengths)
+        bins = DISTRIBUTIONS[self.distribution].bins
+        whole = sum(weight for _, _, weight in bins)
+        return sum((first + last) / 2 * weight for first, last, weight in bins) / whole
 
     def pairs_of_last(self, queries: int, tokens: int) -> int:
         """Return the query-key pairs of the last queries of a sequence."""
@@ -184,7 +200,7 @@ def parse_mask(text: str) -> Mask:
     if not name.replace(",", "").strip()[:1].isdigit():
         if name not in DISTRIBUTIONS:
             raise UnknownNameError("distribution of a mask", name, DISTRIBUTIONS)
-        if seed and not seed.isdigit():
+        if seed and not re.fullmatch("[0-9]{1,18}", seed):
             raise UserError(f"mask {text!r}: seed {seed!r} is not a whole number")
         return Mask(kind, distribution=name, seed=int(seed or 0))
     lengths = tuple(_tokens(text, part) for part in value.split(","))

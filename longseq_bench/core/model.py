@@ -31,6 +31,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from longseq_bench.core import bounds
 from longseq_bench.core.divisors import divisors
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.identity_cache import cached_by_identity
@@ -76,22 +77,23 @@ class Workload(Frozen):
 
     causal: no query sees a key after its own position.  mask: text of a mask that this does not
     describe (core/masks.py); None: full, or causal.  v_head_dim: elements per head of v and the
-    output.  model: a label, the model that the shape is from; empty for a shape in numbers. It is
-    no part of a trial's key: a shape is measured once, whichever way it was asked for.
+    output.  kv_heads, v_head_dim: 0: as many as heads, head_dim.  new_tokens: 0: 1 in decode.
+    model: a label, the model that the shape is from; empty for a shape in numbers. It is no part of
+    a trial's key: a shape is measured once, whichever way it was asked for.
     """
 
     seq_len: int = Field(ge=1)
-    batch: int = Field(default=1, ge=1)
-    heads: int = Field(default=8, ge=1)
-    kv_heads: int = Field(default=0, ge=0, description="0: as many as heads")
-    head_dim: int = Field(default=64, ge=1)
+    batch: int = Field(default=1, ge=1, le=bounds.MAX_BATCH)
+    heads: int = Field(default=8, ge=1, le=bounds.MAX_HEADS)
+    kv_heads: int = Field(default=0, ge=0, le=bounds.MAX_HEADS)
+    head_dim: int = Field(default=64, ge=1, le=bounds.MAX_HEAD_DIM)
     dtype: DType = "float32"
     causal: bool = False
     mode: Mode = "forward"
     mask: str | None = None
-    v_head_dim: int = Field(default=0, ge=0, description="0: as many as head_dim")
+    v_head_dim: int = Field(default=0, ge=0, le=bounds.MAX_HEAD_DIM)
     model: str = ""
-    new_tokens: int = Field(default=0, ge=0, description="0: 1 in decode, else none")
+    new_tokens: int = Field(default=0, ge=0, le=bounds.MAX_NEW_TOKENS)
 
     @model_validator(mode="before")
     @classmethod
@@ -187,10 +189,9 @@ class Trial(Frozen):
     """One implementation, with all its options, on one workload, under one budget.
 
     repeats: maximum number of timed passes; 0: one pass, to see if it fits; it gives the time too.
-    time_cap: seconds after which no further timed pass starts.
+    time_cap: seconds after which no further timed pass starts.  threads: None: torch's choice.
     time_budget: seconds that one pass may take.  memory_budget: bytes beyond the idle process with
-    torch loaded; on CUDA these are tensors and what a rank holds outside them: the context, buffers
-    of NCCL, workspaces of libraries.
+    torch loaded; on CUDA also what a rank holds outside tensors: context, NCCL, workspaces.
     round: repetition index in an interleaved comparison, or of a length in a search, from 0.
     fit_only: loops are cut short; memory is that of a complete pass, time is not. Results are not
     checked, and such trials are never compared with complete passes.
@@ -201,20 +202,19 @@ class Trial(Frozen):
     to memory that the process has not used (CPU); by default they write to warm memory.
     dense_kernel: kernel of the dense attention with which a sparse one is compared. same: that of
     the sparse one, if it computes exact attention too; sdpa: torch's choice; or a kernel's name.
-    source: hash of the file of an own function (core/own_functions.py); None for any other
-    implementation.
+    source: hash of the file of an own function (core/own_functions.py), else None.
     """
 
     implementation: str
     options: dict[str, OptionValue] = Field(default_factory=dict)
     workload: Workload
     device: Device = "cpu"
-    world_size: int = Field(default=1, ge=1)
+    world_size: int = Field(default=1, ge=1, le=bounds.MAX_RANKS)
     memory_budget: int | None = Field(default=None, ge=1)
     time_budget: float | None = Field(default=None, gt=0)
-    repeats: int = Field(default=30, ge=0)
+    repeats: int = Field(default=30, ge=0, le=bounds.MAX_REPEATS)
     time_cap: float = Field(default=2.0, gt=0)
-    threads: int | None = Field(default=None, ge=1, description="None: torch's own choice")
+    threads: int | None = Field(default=None, ge=1, le=bounds.MAX_THREADS)
     seed: int = 0
     round: int = Field(default=0, ge=0)
     fit_only: bool = False

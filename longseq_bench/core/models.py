@@ -14,14 +14,21 @@ from typing import Any
 
 import yaml
 
+from longseq_bench.core.bounds import MAX_HEAD_DIM, MAX_HEADS, MAX_TOKENS
 from longseq_bench.core.errors import ConfigError, UnknownNameError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Frozen, Workload, canonical_dtype
 from longseq_bench.core.model_parameters import count_parameters, has_latent
+from longseq_bench.core.plain_text import quote
 
 CONFIG_FILE = "config.json"
 OVERRIDABLE = ("heads", "kv_heads", "head_dim", "v_head_dim", "dtype")
 """Fields of a workload that a model sets unless they are given."""
 
+_MAXIMA = {
+    "num_attention_heads": MAX_HEADS, "num_key_value_heads": MAX_HEADS, "head_dim": MAX_HEAD_DIM,
+    "v_head_dim": MAX_HEAD_DIM, "qk_nope_head_dim": MAX_HEAD_DIM // 2,
+    "qk_rope_head_dim": MAX_HEAD_DIM // 2,
+}  # fmt: skip
 _NESTED = ("text_config", "llm_config", "language_config")
 """Keys below which multimodal models keep the language model."""
 
@@ -178,7 +185,10 @@ def parse_config(data: Mapping[str, Any], name: str, source: str) -> ModelShape:
         )
     kind = str(config.get("model_type"))
     notes += [_UNMODELLED[kind]] if kind in _UNMODELLED else []
-    counted = count_parameters(config, heads, kv_heads, head_dim)
+    try:
+        counted = count_parameters(config, heads, kv_heads, head_dim)
+    except TypeError:
+        counted = "weights are not counted: a value of the file is not a whole number"
     is_counted = isinstance(counted, int)
     return ModelShape(
         name=name, source=source, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
@@ -214,7 +224,10 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
             raise ConfigError(f"it has no {key}; give the {CONFIG_FILE} of a transformer")
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"its {key} {value!r} is not a whole number from 1 up")
+        raise ConfigError(f"its {key} {quote(value)} is not a whole number from 1 up")
+    maximum = _MAXIMA.get(key, MAX_TOKENS)
+    if value > maximum:
+        raise ConfigError(f"its {key} {quote(value)} is too large; the maximum is {maximum:,}")
     return value
 
 
@@ -238,7 +251,8 @@ def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, int]:
     elif config.get("sliding_window_pattern") is not None:  # every n-th layer sees all tokens
         count = layers - layers // _count(config, "sliding_window_pattern")
     else:  # the first layers of Qwen2 see all tokens
-        count = layers - min(layers, int(config.get("max_window_layers") or 0))
+        first = _count(config, "max_window_layers") if config.get("max_window_layers") else 0
+        count = layers - min(layers, first)
     return (window, count) if count else (None, 0)
 
 
@@ -251,4 +265,4 @@ def _dtype(config: Mapping[str, Any]) -> tuple[DType | None, list[str]]:
             return dtype, []
     if written is None:
         return None, ["the file has no dtype, so that of the device is used"]
-    return None, [f"its dtype {name} can't be measured, so that of the device is used"]
+    return None, [f"its dtype {quote(name)} can't be measured, so that of the device is used"]

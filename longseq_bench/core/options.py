@@ -14,14 +14,17 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from pydantic import TypeAdapter
 
+from longseq_bench.core.bounds import MAX_TOKENS
 from longseq_bench.core.errors import (
     DENSITY,
     OldDensityError,
+    TooLargeError,
     UnitError,
     UnknownNameError,
     UserError,
 )
 from longseq_bench.core.model import Frozen, OptionValue, canonical_dtype
+from longseq_bench.core.plain_text import quote
 from longseq_bench.core.units import parse_tokens
 
 _BOOLEAN = TypeAdapter(bool)
@@ -46,7 +49,8 @@ class OptionSpec(Frozen):
             return self._coerce(raw, place)
         except (ValueError, TypeError, UnitError) as error:
             where = f" in {place}" if place else ""
-            raise UserError(f"option {self.name}={raw!r}{where} {self._expected(error)}") from None
+            message = f"option {self.name}={quote(raw)}{where} {self._expected(error)}"
+            raise UserError(message) from None
 
     def _coerce(self, raw: Any, place: str) -> OptionValue:
         if raw is None or (self.optional and str(raw).lower() in {"none", "null", ""}):
@@ -71,6 +75,8 @@ class OptionSpec(Frozen):
     def _expected(self, error: Exception) -> str:
         if self.choices:
             return f"is not one of {', '.join(self.choices)}"
+        if isinstance(error, TooLargeError):
+            return f"is too large; the maximum is {MAX_TOKENS:,}"
         expected = {
             "int": f"is not a whole number from {self.least} up (write 1024 or 1k)",
             "float": "is not a number from 0 up",

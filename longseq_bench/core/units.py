@@ -3,10 +3,11 @@
 k is 1024 and M is 1024² for tokens; bytes take KiB/MiB/GiB (1024) and kB/MB/GB (1000).
 """
 
-import math
 import re
 
-from longseq_bench.core.errors import UnitError
+from longseq_bench.core.bounds import MAX_BYTES, MAX_SECONDS, MAX_TOKENS
+from longseq_bench.core.errors import TooLargeError, UnitError
+from longseq_bench.core.plain_text import quote
 
 _TOKENS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _BYTES = {
@@ -15,23 +16,29 @@ _BYTES = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "m": 60.0, "h": 3600.0}
+_MAX_LENGTH = 64
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
-def parse_tokens(text: str | int | float) -> int:
+def parse_tokens(text: str | int | float, name: str = "tokens") -> int:
     """Return tokens from 4096, "4096", "4k", "1.5M".
 
-    Raises UnitError if it is not a positive whole number of tokens.
+    name: the name of the value in messages. Raises UnitError if it is not a positive whole number
+    of tokens, TooLargeError above MAX_TOKENS.
     """
-    value = _quantity(text, _TOKENS, "tokens", "write 4096, 4k or 1M")
+    value = _quantity(text, _TOKENS, name, "write 4096, 4k or 1M")
+    _check_maximum(value, MAX_TOKENS, text, name, f"{MAX_TOKENS:,} (1024G)")
     if value < 1 or value != int(value):
-        raise UnitError(f"tokens {text!r} is not a positive whole number; write 4096, 4k or 1M")
+        raise UnitError(
+            f"{name} {quote(text)} is not a positive whole number; write 4096, 4k or 1M"
+        )
     return int(value)
 
 
 def parse_bytes(text: str | int | float) -> int:
     """Return bytes from 1024, "512MiB", "7.9GiB", "8GB". Raises UnitError if not positive."""
     value = _quantity(text, _BYTES, "bytes", "write 512MiB or 7.9GiB")
+    _check_maximum(value, MAX_BYTES, text, "bytes", format_bytes(MAX_BYTES))
     if value < 1:
         raise UnitError(f"bytes {text!r} is not positive; write 512MiB or 7.9GiB")
     return round(value)
@@ -40,6 +47,7 @@ def parse_bytes(text: str | int | float) -> int:
 def parse_seconds(text: str | int | float) -> float:
     """Return seconds from 60, "60s", "500ms", "2min", "1h". Raises UnitError if not positive."""
     value = _quantity(text, _SECONDS, "time", "write 60s, 500ms or 2min")
+    _check_maximum(value, MAX_SECONDS, text, "time", f"{MAX_SECONDS / 3600:,.0f} h")
     if value <= 0:
         raise UnitError(f"time {text!r} is not positive; write 60s, 500ms or 2min")
     return value
@@ -65,13 +73,19 @@ def _quantity(
 ) -> float:
     if isinstance(text, bool):
         raise UnitError(f"{name} {text!r} is not a number; {hint}")
-    match = _QUANTITY.fullmatch(str(text))
+    written = quote(text) if isinstance(text, int) else str(text)
+    # the time to match grows with the square of the length
+    match = _QUANTITY.fullmatch(written) if len(written) <= _MAX_LENGTH else None
     if match is None or match[2].lower() not in scale:
-        raise UnitError(f"{name} {text!r} can't be read; {hint}")
-    value = float(match[1]) * scale[match[2].lower()]
-    if not math.isfinite(value):
-        raise UnitError(f"{name} {text!r} is too large; {hint}")
-    return value
+        raise UnitError(f"{name} {quote(text)} can't be read; {hint}")
+    return float(match[1]) * scale[match[2].lower()]
+
+
+def _check_maximum(
+    value: float, maximum: float, text: str | int | float, name: str, words: str
+) -> None:
+    if not value <= maximum:
+        raise TooLargeError(f"{name} {quote(text)} is too large; the maximum is {words}")
 
 
 def format_tokens(tokens: int) -> str:

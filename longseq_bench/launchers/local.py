@@ -111,10 +111,8 @@ class LocalLauncher(Launcher):
     @override
     def check(self, trials: Sequence[Trial]) -> None:
         # one trial per combination: lengths, budgets and rounds do not change the answer
-        distinct = {
-            (t.implementation, str(t.options), t.world_size, t.at(1).workload.model_dump_json()): t
-            for t in trials
-        }
+        same = Trial.model_fields.keys() - {"implementation", "options", "workload", "world_size"}
+        distinct = {t.key_without("seq_len", *sorted(same)): t for t in trials}
         for problem in self._request("check", list(distinct.values())):
             raise UserError(problem)
 

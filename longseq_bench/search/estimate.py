@@ -109,6 +109,7 @@ def _add_up(
     """Add the time of all runs, and find the highest peak."""
     by_name = {_name(one[0]): one for one in known.values() if not isinstance(one, str)}
     seconds, peak, reasons = 0.0, 0, list[str]()
+    passes: dict[int, float] = {}  # by the id of what is known, which is the same for many trials
     for trial in trials:
         # of a kind without a dry run of its own, take another one of the implementation
         like: Known | str | None = known.get(_kind(trial)) or by_name.get(_name(trial))
@@ -117,7 +118,9 @@ def _add_up(
             reasons.append(like)
             seconds += START_S
             continue
-        pass_s, needed = _scale(trial, *like, rates[trial.device])
+        if id(like) not in passes:
+            passes[id(like)] = predict_times(*like, rates[trial.device]).total
+        pass_s, needed = _scale(trial, *like, passes[id(like)])
         dense_s = _dense_seconds(trial, *like, rates[trial.device])
         budget = trial.memory_budget or needed
         seconds += _run_seconds(trial, pass_s, dense_s, rounds, fits=needed <= budget)
@@ -128,11 +131,12 @@ def _add_up(
     return SweepEstimate(runs, seconds, peak, len(reasons), reason)
 
 
-def _scale(
-    trial: Trial, like: Trial, estimate: DryRunEstimate, rates: RateModel
-) -> tuple[float, int]:
-    """Return the time of a pass and the bytes of a trial, from those of a longer one."""
-    pass_s, needed = predict_times(like, estimate, rates).total, estimate.budget_bytes
+def _scale(trial: Trial, like: Trial, estimate: DryRunEstimate, pass_s: float) -> tuple[float, int]:
+    """Return the time of a pass and the bytes of a trial, from those of a longer one.
+
+    pass_s: the time of a pass of the longer one.
+    """
+    needed = estimate.budget_bytes
     flops = attention_flops(trial.workload) / trial.world_size
     pass_s *= flops / (attention_flops(like.workload) / like.world_size)
     return pass_s, round(needed * trial.workload.seq_len / like.workload.seq_len)

@@ -75,7 +75,11 @@ def state(folder: Path) -> dict[str, bytes]:
         (["--impl", "block-sparse-adaptive", "-o", "scorer=learned", "-o", "kernel=flex"],
          "block-sparse-adaptive: kernel=flex can't train scorer=learned; use kernel=auto"),
         (["--impl", "sdpa", "--ceiling", "12q"],
-         "tokens '12q' can't be read; write 4096, 4k or 1M"),
+         "--ceiling '12q' can't be read; write 4096, 4k or 1M"),
+        (["--impl", "sdpa", "--ceiling", "2000G"],
+         "--ceiling '2000G' is too large; the maximum is 1,099,511,627,776 (1024G)"),
+        (["--impl", "sdpa", "--ceiling", "9" * 5000],
+         f"--ceiling '{'9' * 200}…' can't be read; write 4096, 4k or 1M"),
         (["--impl", "sdpa", "--memory-budget", "-3GiB"],
          "bytes '-3GiB' can't be read; write 512MiB or 7.9GiB"),
         (["--impl", "sdpa", "--time-budget", "0s"],
@@ -147,6 +151,13 @@ def test_an_unavailable_device_is_refused(capfd: Capture) -> None:
         (["maxlen", "--impl", "sdpa", "--dtype", "float64"], "'float32', 'bfloat16', 'float16'"),
         (["maxlen", "--impl", "sdpa", "--heads", "x"], "'--heads'"),
         (["maxlen", "--impl", "sdpa", "--threads", "0"], "'--threads'"),
+        (["maxlen", "--impl", "sdpa", "--threads", "4097"], "4096"),
+        (["maxlen", "--impl", "sdpa", "--heads", "1000000000039"], "65536"),
+        (["maxlen", "--impl", "sdpa", "--batch", "1048577"], "1048576"),
+        (["maxlen", "--impl", "sdpa", "--head-dim", "65537"], "65536"),
+        (["maxlen", "--impl", "sdpa", "--world-size", "65537"], "65536"),
+        (["sweep", "sound.yaml", "--rounds", "10001"], "10000"),
+        (["sweep", "sound.yaml", "--\x1b[2J" + "x" * 5000], "xxx…"),
         (["maxlen", "--impl", "sdpa", "--world-size", "0"], "'--world-size'"),
         (["maxlen", "--impl", "sdpa", "--world-size", "1,2"], "'--world-size'"),
     ],
@@ -160,6 +171,14 @@ def test_usage_errors_name_the_possible_values(
     assert printed.out == ""
     assert sentence in printed.err.strip().splitlines()[-1]
     assert state(tmp_path) == before
+
+
+@pytest.mark.parametrize("command", ["show", "report", "compare", "sweep"])
+def test_a_name_that_is_too_long_for_a_file_is_refused(command: str, capfd: Capture) -> None:
+    assert run([command, "9" * 5000, *(["x"] if command == "compare" else [])]) == 2
+    message = capfd.readouterr().err
+    assert message.startswith("longseq: ")
+    assert len(message) < 500
 
 
 def test_no_command_at_all_shows_the_help(capfd: Capture) -> None:

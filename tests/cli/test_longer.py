@@ -61,7 +61,7 @@ def test_fit_only_is_reported_next_to_complete_passes(capfd: Capture) -> None:
             ["--sparsity", "auto", "--target", "1M", "--ceiling", "1k"],
             "--ceiling can't be combined",
         ),
-        (["--sparsity", "auto", "--target", "1e30"], "--target 1e30 is too large"),
+        (["--sparsity", "auto", "--target", "1e30"], "--target '1e30' is too large"),
         (["--keep", "some"], "--keep"),
         (["--allocator", "mine"], "--allocator"),
     ],

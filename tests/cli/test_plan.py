@@ -191,7 +191,7 @@ def test_an_unsupported_implementation_has_its_reason(capfd: Capture) -> None:
         (["--impl", "ring", "--hardware", "none.yaml", "--gpu", "x"], "none.yaml can't be read"),
         (["--impl", "ring", "--target", "many"], "many"),
         (["--impl", "ring", "--keep", "inputs"], "--keep inputs needs --mode train"),
-        (["--impl", "ring", "--target", "1e300"], "--target 1e300 is too large"),
+        (["--impl", "ring", "--target", "1e300"], "--target '1e300' is too large"),
         (["--impl", "ring", "--records", "nowhere"], "--records nowhere: no such folder"),
         (["--impl", "ring", "--target", "1", "--world-size", "4"], "nothing could be predicted"),
         (["--impl", "ring", "--target", "64k", "--sbatch", "no/j"], "no/j can't be written"),

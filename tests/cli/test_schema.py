@@ -75,5 +75,5 @@ def test_every_key_is_described(published: Any) -> None:
             assert f"| `{key}` |" in reference
     keys = {*SweepFile.model_fields, *WorkloadSection.model_fields}
     assert reference.count("\n| `") == len(keys)
-    assert "| `time_cap` | number, text such as `500ms`, *list* |" in reference
+    assert "| `time_cap` | number up to 31,536,000, text such as `500ms`, *list* |" in reference
     assert "Default: 2.0 s. |" in reference

@@ -1,10 +1,12 @@
 """Sweep files: the trials of a grid, and the sentence for each mistake."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from longseq_bench.config import trials as trials_module
+from longseq_bench.config.loader import LONG_TEXT
 from longseq_bench.config.trials import load_config, parse_config
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.errors import ConfigError, UserError
@@ -270,6 +272,8 @@ MISTAKES = {
         "3: baseline 'ring' is not among the implementations; they are sdpa"),
     "baseline misspelt": (SHORT + "baseline: spda\n",
         "3: baseline 'spda' is not among the implementations; did you mean 'sdpa'?"),
+    "a list for an implementation": ("tokens: 1k\nimplementations: [[sdpa, ring]]\n",
+        "2: an item of implementations is a list; write one name, one '- name' a line"),
     "two baselines": (SHORT + "baseline: [sdpa]\n", "3: baseline takes one value, not a list"),
     "key twice": ("tokens: 1k\nimplementations: [sdpa]\ntokens: 2k\n",
         "3: tokens is written twice, first in line 1; remove one"),
@@ -288,8 +292,77 @@ MISTAKES = {
         "1: the config must be a mapping of keys to values, not a list"),
     "list for the workload": (SHORT + "workload: [8, 64]\n",
         "3: workload must be a mapping of keys to values, not a list"),
+    "heads without end": (SHORT + "workload: {heads: 1000000000039}\n",
+        "3: heads 1000000000039 is too large; the maximum is 65,536"),
+    "too many tokens": ("tokens: [1k, 1025G]\n" + TAIL,
+        "1: tokens '1025G' is too large; the maximum is 1,099,511,627,776 (1024G)"),
+    "too large a batch": (SHORT + "workload: {batch: 2000000}\n",
+        "3: batch 2000000 is too large; the maximum is 1,048,576"),
+    "too large a head_dim": (SHORT + "workload: {head_dim: 65537}\n",
+        "3: head_dim 65537 is too large; the maximum is 65,536"),
+    "too many new tokens": ("tokens: 4M\nworkload: {mode: decode, new_tokens: 2000000}\n" + TAIL,
+        "2: new_tokens 2000000 is too large; the maximum is 1,048,576"),
+    "too many threads": (SHORT + "threads: [2, 5000]\n",
+        "3: threads 5000 is too large; the maximum is 4,096"),
+    "too many rounds": (SHORT + "rounds: 10001\n",
+        "3: rounds 10001 is too large; the maximum is 10,000"),
+    "too many repeats": (SHORT + "repeats: 1000001\n",
+        "3: repeats 1000001 is too large; the maximum is 1,000,000"),
+    "too many ranks": (SHORT + "world_size: 65537\n",
+        "3: world_size 65537 is too large; the maximum is 65,536"),
+    "too large a seed": (SHORT + "seed: 9223372036854775808\n",
+        "3: seed 9223372036854775808 is too large; the maximum is 9,223,372,036,854,775,807"),
+    "too much memory": (SHORT + "memory_budget: 9e99TiB\n",
+        "3: memory_budget: bytes '9e99TiB' is too large; the maximum is 1,048,576 TiB"),
+    "too much time": (SHORT + "time_budget: 1e300h\n",
+        "3: time_budget: time '1e300h' is too large; the maximum is 8,760 h"),
+    "too large an option": (ONE + "ring: {chunk: 2000G}\n",
+        "3: option chunk='2000G' in ring is too large; the maximum is 1,099,511,627,776"),
+    "too many documents": ("tokens: 1G\nworkload: {mask: documents:64}\n" + TAIL,
+        "2: mask documents:64 has more than 1,048,576 documents in 1,073,741,824 tokens; use "
+        "longer documents"),
+    "seed of a mask without end": (
+        SHORT + f"workload: {{mask: documents:chatqa2@{'7' * 5000}}}\n",
+        f"3: mask 'documents:chatqa2@{'7' * 182}…': seed '{'7' * 200}…' is not a whole number"),
+    "tag of another program": ("tokens: !secret 1k\n" + TAIL,
+        "1: tokens has the tag !secret, which is not supported; remove it"),
+    "tag of Python": ("tokens: !!python/object/apply:os.system [id]\n" + TAIL,
+        "1: tokens has the tag !!python/object/apply:os.system, which is not supported; remove it"),
+    "value that is tagged away": (SHORT + "memory_budget: !!null 5GiB\n",
+        "3: memory_budget has the tag !!null, which is not supported; remove it"),
+    "number that is tagged as a truth": (SHORT + "workload: {heads: !!bool 16}\n",
+        "3: heads has the tag !!bool, which is not supported; remove it"),
     "list for a key": ("? [tokens]\n: 1k\n", "1: a key of the config is a list, not a word"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["tokens", "seed", "memory_budget", "workload: {heads", "rounds"])
+@pytest.mark.parametrize("digits", [30, 5000])
+def test_a_number_of_many_digits_is_refused_in_one_short_sentence(key: str, digits: int) -> None:
+    end = "}" * key.count("{")
+    message = refusal(
+        f"{key}: {'9' * digits}{end}\n{TAIL}{'' if key == 'tokens' else 'tokens: 1'}\n"
+    )
+    assert message.startswith("sweep.yaml:1: ")
+    assert re.search(r"is too large|can't be read", message)
+    assert len(message) < 350
+
+
+def test_aliases_that_repeat_each_other_are_refused() -> None:
+    lines = ["a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8]\n"]
+    lines += (f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 8)}]\n" for i in range(1, 7))
+    assert "more than 400,000 values" in refusal("".join(lines) + SHORT)
+
+
+def test_a_long_file_has_the_lines_and_the_messages_of_a_short_one() -> None:
+    many = "".join(f"  - {n}\n" for n in range(1, 3001))
+    text = f"tokens:\n{many}{TAIL}"
+    assert len(text) > LONG_TEXT
+    assert len(trials(text)) == 3000
+    assert refusal(text + "device: [cpu,\n  gpu]\n").startswith("sweep.yaml:3004: unknown device")
+    assert refusal(f"tokens: [1k\n{many}").startswith("sweep.yaml:3002: not valid YAML: while")
+    deep = f"tokens: {'[' * 30_000}\n{TAIL}"
+    assert refusal(deep) == "sweep.yaml: not valid YAML: nested too deeply"
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -45,7 +45,9 @@ def test_endpoints(text: str, host: str, port: int) -> None:
     assert find_node({}, 2, 1, 0, found.endpoint) == found
 
 
-@pytest.mark.parametrize("text", ["alpha:", "alpha:ssh", "alpha:70000", "alpha:0", "", "a b:1"])
+@pytest.mark.parametrize(
+    "text", ["alpha:", "alpha:ssh", "alpha:70000", "alpha:0", "", "a b:1", "a:" + "9" * 5000]
+)
 def test_an_invalid_endpoint(text: str) -> None:
     with pytest.raises(UserError, match="--rdzv-endpoint"):
         find_node({}, 2, 1, 0, text)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from longseq_bench.core.divisors import divisors
 from longseq_bench.core.model import (
     Environment,
     Measurement,
@@ -26,6 +27,11 @@ def test_kv_heads_default_to_heads() -> None:
     assert Workload(seq_len=8, heads=6).kv_heads == 6
     assert Workload(seq_len=8, heads=6, kv_heads=0).kv_heads == 6
     assert Workload(seq_len=8, heads=6, kv_heads=2).kv_heads == 2
+
+
+def test_divisors_of_a_large_prime_are_found_at_once() -> None:
+    assert divisors(10**12 + 39) == [1, 10**12 + 39]
+    assert all(divisors(n) == [d for d in range(1, n + 1) if n % d == 0] for n in range(1, 200))
 
 
 def test_the_error_of_indivisible_heads_lists_divisors() -> None:

@@ -142,3 +142,18 @@ def test_no_dry_run_starts_after_the_time_limit() -> None:
 )  # fmt: skip
 def test_an_estimated_time_has_one_or_two_digits(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+def test_a_time_is_predicted_once_for_all_lengths_of_a_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    predicted = []
+
+    def predict(*given: Any) -> Any:
+        predicted.append(given)
+        return estimate_module_predict(*given)
+
+    estimate_module_predict = estimate.predict_times
+    monkeypatch.setattr(estimate, "predict_times", predict)
+    of([trial(64 * n) for n in range(1, 1000)])
+    assert len(predicted) == 1
