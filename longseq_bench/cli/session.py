@@ -90,7 +90,9 @@ class ConsoleReporter(Reporter):
     """Progress on stderr, drawn on a terminal."""
 
     def __init__(self) -> None:
-        self.command = shlex.join(["longseq", *sys.argv[1:]])
+        # a name that is not UTF-8 can't be part of a record as it is
+        command = shlex.join(["longseq", *sys.argv[1:]])
+        self.command = command.encode(errors="backslashreplace").decode()
 
     @override
     def say(self, lines: Iterable[str]) -> None:

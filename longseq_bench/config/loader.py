@@ -156,7 +156,8 @@ def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
         if key.value in mapping:
             first = f"first in line {source.keys[child_path]}; remove one"
             raise ConfigError(f"{source.name}:{line}: {key.value} is written twice, {first}")
-        source.keys[child_path] = line
+        source.keys[child_path] = source.values[child_path] = line
+        _read_scalar(key, child_path, source)
         mapping[key.value] = _read_node(value, child_path, source)
     return mapping
 

@@ -18,7 +18,7 @@ WORDS = (
     "-3GiB", "64MiB", "1TiB", "9e99TiB", "1e400", "60s", "0s", "1e300h", "1_000", "0x10", "0o17",
     "1:30", "2001-01-01", "=1+1", "@SUM(A1)", "a,b", "1,2,4", "1,2000000", "²", "9" * 5000,
     "x" * 5000, "\x1b[31mred\x1b[0m", "a\rb", "nul\0", "bell\a", "tab\t", "line\nend", "ё×…±",
-    "'", '"', "\udcff", "-", "--", "../..", "/", "cpu", "gpu", "cuda", "auto", "float32", "bf16",
+    "'", '"', "\udcff", "-", "--", "a/b", "cpu", "gpu", "cuda", "auto", "float32", "bf16",
     "float64",
     "forward", "train", "decode", "causal", "sliding-window:4k", "documents:1", "documents:chatqa2",
     "documents:chatqa2@" + "7" * 5000, "prefix:2000G", "llama-3.1-8b", "sdpa", "ring", "dense",

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from longseq_bench.cli import run
+from longseq_bench.cli.session import ConsoleReporter
 from tests import make
 
 COMMANDS = (
@@ -29,6 +30,15 @@ def printed(command: list[str], encoding: str, monkeypatch: pytest.MonkeyPatch) 
         stream.flush()
     raw = b"".join(s.buffer.getvalue() for s in streams)  # type: ignore[attr-defined]
     return code, raw.decode(encoding)
+
+
+def test_a_command_with_a_name_that_is_not_utf8_fits_in_a_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["longseq", "sweep", "a\udcff.yaml"])
+    command = ConsoleReporter().command
+    assert command == "longseq sweep 'a\\udcff.yaml'"
+    assert make.record(command=command).model_dump_json()
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

@@ -326,6 +326,8 @@ MISTAKES = {
         f"3: mask 'documents:chatqa2@{'7' * 182}…': seed '{'7' * 200}…' is not a whole number"),
     "tag of another program": ("tokens: !secret 1k\n" + TAIL,
         "1: tokens has the tag !secret, which is not supported; remove it"),
+    "tag of a key": (SHORT + "!secret workload: {heads: 4}\n",
+        "3: workload has the tag !secret, which is not supported; remove it"),
     "tag of Python": ("tokens: !!python/object/apply:os.system [id]\n" + TAIL,
         "1: tokens has the tag !!python/object/apply:os.system, which is not supported; remove it"),
     "value that is tagged away": (SHORT + "memory_budget: !!null 5GiB\n",
