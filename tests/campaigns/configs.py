@@ -2,6 +2,7 @@
 
     python -m tests.campaigns.configs --count 10000 --seed 1       # 10,000 configs, 5,000 commands
 
+With `--processes` a child checks the trials and makes the dry runs, as in a real sweep.
 Every case has a number; `--seed S --only N` runs one again. Trials are not run: a launcher answers
 by formulas. Exit code 1 where a case was found.
 """
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from longseq_bench.config.trials import SweepConfig
 from longseq_bench.core import bounds
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.model import Trial
+from longseq_bench.core.model import DryRunEstimate, Trial
 from longseq_bench.launchers import base, local
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from tests import make
@@ -63,6 +64,22 @@ class FormulaLauncher(SimulatedLauncher):
         return self.known
 
 
+class CheckingLauncher(FormulaLauncher):
+    """A launcher whose checks and dry runs are real: a child of this process answers them."""
+
+    def __init__(self, known: Catalogue) -> None:
+        super().__init__(known)
+        self.child = local.LocalLauncher()
+
+    @override
+    def check(self, trials: Sequence[Trial]) -> None:
+        self.child.check(trials)
+
+    @override
+    def dry_run(self, trials: Sequence[Trial], *given: Any, **named: Any) -> list[DryRunEstimate]:
+        return self.child.dry_run(trials, *given, **named)
+
+
 def real_catalogue() -> Catalogue:
     """Return the implementations and devices of this machine."""
     with local.LocalLauncher() as launcher:
@@ -70,9 +87,8 @@ def real_catalogue() -> Catalogue:
 
 
 @contextlib.contextmanager
-def formula_launcher(known: Catalogue) -> Iterator[None]:
+def every_command_uses(launcher: FormulaLauncher) -> Iterator[None]:
     """Let every command in the block use a launcher that runs nothing, in a folder of its own."""
-    launcher = FormulaLauncher(known)
     patched: list[tuple[Any, str, Any]] = [
         (machine, "make_launcher", lambda: launcher),
         (base, "create_launcher", lambda *_: launcher),
@@ -252,11 +268,11 @@ def write_files() -> None:
 
 
 def run_campaign(
-    count: int, seed: int, known: Catalogue, only: int | None = None
+    count: int, seed: int, launcher: FormulaLauncher, only: int | None = None
 ) -> list[tuple[int, str, str]]:
     """Run `count` configs and half as many command lines; return (number, case, what is wrong)."""
-    findings = []
-    with formula_launcher(known):
+    findings, known = [], launcher.known
+    with every_command_uses(launcher):
         write_files()
         options = parameters()
         for number in range(count + count // 2) if only is None else [only]:
@@ -279,10 +295,13 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000, help="configs; half as many commands")
     parser.add_argument("--seed", type=int, default=random.randrange(2**31))
     parser.add_argument("--only", type=int, help="number of one case")
+    parser.add_argument("--processes", action="store_true", help="real checks and dry runs; slow")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
     faulthandler.enable()
-    findings = run_campaign(arguments.count, arguments.seed, real_catalogue(), arguments.only)
+    make_launcher = CheckingLauncher if arguments.processes else FormulaLauncher
+    launcher = make_launcher(real_catalogue())
+    findings = run_campaign(arguments.count, arguments.seed, launcher, arguments.only)
     for number, shown, wrong in findings[:SHOWN]:
         print(f"--- case {number}\n{shown[:600]}\n--> {wrong}")
     print(

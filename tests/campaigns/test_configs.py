@@ -1,12 +1,12 @@
 """A short seed of the campaign of configs and command lines."""
 
 from longseq_bench.config.trials import parse_config
-from tests.campaigns.configs import judge_accepted, run_campaign
+from tests.campaigns.configs import FormulaLauncher, judge_accepted, run_campaign
 from tests.config.test_trials import CATALOGUE, SHORT
 
 
 def test_a_short_campaign_finds_nothing() -> None:
-    assert run_campaign(60, seed=5, known=CATALOGUE) == []
+    assert run_campaign(60, seed=5, launcher=FormulaLauncher(CATALOGUE)) == []
 
 
 def test_the_campaign_sees_nonsense_that_is_accepted() -> None:
