@@ -165,6 +165,9 @@ def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
 def _read_scalar(node: yaml.Node, path: YamlPath, source: SourceFile) -> int | str | None:
     if node.tag == f"{_YAML}int" and _DIGITS.fullmatch(node.value):
         return int(node.value)
+    if re.search("[\ud800-\udfff]", node.value):
+        message = f"{_label(path)} has half of a character (a surrogate); remove it"
+        raise source.error(*path, message=message)
     # a tag that is written may only say what the value is anyway
     implicit = _RESOLVER.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
     _check_tag(node, path, source, {implicit, f"{_YAML}str"})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -130,10 +131,11 @@ def load_model(text: str, folder: Path | None = None) -> ModelShape:
     if text.lower() in _built_in():
         return _built_in()[text.lower()]
     path = (folder or Path()) / Path(text).expanduser()
-    if path.is_dir() and (path / CONFIG_FILE).is_file():
-        return read_config(path / CONFIG_FILE)
-    if path.is_file() or text.endswith(".json") or "/" in text:
-        return read_config(path)
+    with suppress(OSError):  # a name that is too long for a file
+        if path.is_dir() and (path / CONFIG_FILE).is_file():
+            return read_config(path / CONFIG_FILE)
+        if path.is_file() or text.endswith(".json") or "/" in text:
+            return read_config(path)
     raise UnknownNameError("model", text, _built_in())
 
 

@@ -121,8 +121,8 @@ def _read(file: Path, name: str) -> bytes:
         raise UserError(f"there is no file {file} (implementation {name}); {_hint(file)}") from None
     except IsADirectoryError:
         raise UserError(f"{file} is a folder (implementation {name}); {FORM}") from None
-    except OSError as error:
-        raise UserError(f"{file} can't be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+        raise UserError(f"{file} can't be read: {getattr(error, 'strerror', error)}") from None
 
 
 def _hint(file: Path) -> str:

@@ -328,6 +328,10 @@ MISTAKES = {
         "1: tokens has the tag !secret, which is not supported; remove it"),
     "tag of a key": (SHORT + "!secret workload: {heads: 4}\n",
         "3: workload has the tag !secret, which is not supported; remove it"),
+    "half of a character": (ONE + '"a\\uDCFF"\n',
+        "3: an item of implementations has half of a character (a surrogate); remove it"),
+    "null byte in the name of a file": (ONE + '"a\\0.py:f"\n',
+        "3: a.py can't be read: embedded null byte"),
     "tag of Python": ("tokens: !!python/object/apply:os.system [id]\n" + TAIL,
         "1: tokens has the tag !!python/object/apply:os.system, which is not supported; remove it"),
     "value that is tagged away": (SHORT + "memory_budget: !!null 5GiB\n",
@@ -348,6 +352,11 @@ def test_a_number_of_many_digits_is_refused_in_one_short_sentence(key: str, digi
     assert message.startswith("sweep.yaml:1: ")
     assert re.search(r"is too large|can't be read", message)
     assert len(message) < 350
+
+
+def test_a_model_whose_name_is_too_long_for_a_file_is_unknown() -> None:
+    message = refusal(SHORT + f"workload: {{model: gemma{'4' * 4995}}}\n")
+    assert message.startswith(f"sweep.yaml:3: unknown model 'gemma{'4' * 195}…'; ")
 
 
 def test_aliases_that_repeat_each_other_are_refused() -> None:
