@@ -19,6 +19,7 @@ from typer.main import get_command
 from longseq_bench import __version__, environment
 from longseq_bench.analysis.searches import search_rows
 from longseq_bench.cli import app, run
+from longseq_bench.cli.documents import MAX_LISTED, trials_document
 from longseq_bench.cli.maxlen import bracket_sentence
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.errors import LauncherError
@@ -679,3 +680,13 @@ def test_duplicate_records_are_read_once(results: Path, tmp_path: Path, capfd: C
     captured = capfd.readouterr()
     assert json.loads(captured.out) == alone
     assert "duplicate records ignored: " in captured.err
+
+
+def test_a_dry_run_lists_the_first_thousand_trials_of_a_huge_grid() -> None:
+    listed = trials_document([trial()] * (MAX_LISTED + 1), 3, "", "")
+    table, words = listed.sections[0].tables[0], listed.sections[1].paragraphs[0]
+    assert len(table.rows) == MAX_LISTED == 1000
+    assert words == (
+        "1001 trials × 3 rounds; nothing was run; the first 1,000 trials are listed, and --json "
+        "lists all"
+    )
