@@ -391,7 +391,8 @@ def test_a_plan_of_a_model_counts_it_apart_from_the_attention(capfd: Capture) ->
         "--world-size", "8", "--target", "64k",
     )  # fmt: skip
     answer = document(capfd, *command)
-    assert answer["model"]["source"].startswith("https://huggingface.co/")
+    assert answer["model"]["page"].endswith("meta-llama/Llama-3.1-8B/blob/main/config.json")
+    assert answer["model"]["source"].endswith("llama3.1-8b_codeio_pp/blob/main/config.json")
     assert answer["model"]["sharding"] == "zero3"
     (row,) = answer["results"]
     shape = {n: row["workload"][n] for n in ("heads", "kv_heads", "head_dim", "dtype", "model")}

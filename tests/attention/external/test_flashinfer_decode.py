@@ -110,6 +110,11 @@ def test_pages_are_the_cache_itself() -> None:
     [
         ({"mode": "forward"}, {}, "it computes steps of decoding only; use mode=decode"),
         ({}, {"page": 40}, "page=40 does not divide the 96 cached tokens"),
+        (
+            {"seq_len": 2**16, "head_dim": 2**16},
+            {"page": 16},
+            r"use fewer than 2\^32 / head_dim tokens",
+        ),
         ({"new_tokens": 2, "causal": False}, {}, "several new tokens are causal in FlashInfer"),
         ({"new_tokens": 2}, {"tensor_cores": False}, "tensor_cores=false computes one new token"),
         ({"mask": "documents:96"}, {}, "has no mask documents; it has full, causal, sliding-wi"),
