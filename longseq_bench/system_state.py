@@ -1,4 +1,4 @@
-"""Check settings of the system that make times vary; each finding says what the setting changes.
+"""Check system settings that make times vary, and say what each of them changes.
 
 Everything is read from /proc and /sys below a root. A file that is missing is said to be missing:
 a virtual machine and a container often hide them.

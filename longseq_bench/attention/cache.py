@@ -41,9 +41,7 @@ def seen_keys(visible: VisibleKeys, queries: Positions, keys: Positions) -> Seen
     return SeenKeys(np.searchsorted(keys, first), np.searchsorted(keys, stop))
 
 
-def choose_kernel(
-    requested: str, use: Use, w: Workload
-) -> tuple[CacheKernel, dict[str, str]]:  # fmt: skip
+def choose_kernel(requested: str, use: Use, w: Workload) -> tuple[CacheKernel, dict[str, str]]:
     """Return a kernel for a step of decoding, and facts for the record.
 
     requested: auto: the split-KV kernel of the device, else a kernel of exact attention; the name

@@ -1,4 +1,4 @@
-"""Failures of what surrounds a trial, such as a killed fork server.
+"""Failures of the processes around a trial, such as a killed fork server.
 
 They say nothing about the implementation. A launcher runs such a trial once more; if it fails in
 this way again, the record has this fact, and resuming runs the trial again.

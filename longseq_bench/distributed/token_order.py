@@ -79,8 +79,9 @@ class TokenOrder:
         """Number of tokens of each rank."""
         return tuple(sum(map(len, self.runs(rank))) for rank in range(self.ranks))
 
+    @cached_property
     def hops(self) -> int:
-        """Return how many ranks ahead of its owner, round a ring, a key is still seen; 0: nowhere.
+        """How many ranks ahead of its owner, round a ring, a key is still seen; 0: on none.
 
         The keys that a run of queries sees are one interval, so its ends tell.
         """

@@ -43,7 +43,7 @@ _PIPES_S = 1.0
 
 
 def ready() -> None:
-    """Start the server if necessary, and wait until it has done its imports.
+    """Start the server if none runs, and wait for its imports.
 
     A server that is killed meanwhile is started once more. Ctrl-C kills a server that is still
     importing; it has no children yet.

@@ -1,9 +1,9 @@
-"""How multiprocessing starts its own interpreters here: the fork server and the resource tracker.
+"""Start the interpreters of multiprocessing: its fork server and its resource tracker.
 
-By itself it runs `python -c`, so that the current folder leads their path: a psutil.py in a folder
-of results would run. It makes a folder for the socket of the server that stays after a kill, and
-whose path may be too long for a socket. And the server notices the end of its parent only after its
-imports, which take seconds.
+By itself multiprocessing runs `python -c`, so that the current folder leads their path: a psutil.py
+in a folder of results would run. It makes a folder for the socket of the server that stays after a
+kill, and whose path may be too long for a socket. And the server notices the end of its parent only
+after its imports, which take seconds.
 """
 
 import os

@@ -187,7 +187,7 @@ class Source:
 
     @property
     def unstable(self) -> dict[int, str]:
-        """Why the row of a record is unstable, by the record's id; without steady ones."""
+        """The reason of each unstable row by the id of its record; steady rows are left out."""
         return {id(r): row.unstable for row, runs in self._pairs if row.unstable for r in runs}
 
     @cached_property

@@ -30,6 +30,7 @@ from longseq_bench.core.model import Record
 from longseq_bench.core.record_line import write_line
 from longseq_bench.store import RECORDS, Store, load
 from tests import make
+from tests.campaigns import print_failures
 
 FATES = ("all", "none", "start", "end", "zeros")
 
@@ -262,12 +263,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     given = parser.parse_args()
     print(f"seed {given.seed}, {given.count:,} disks", flush=True)
-    failures = 0
-    for failure in find_failures(given.count, given.seed):
-        failures += 1
-        print(failure, flush=True)
-    print(f"{failures:,} failures")
-    return 1 if failures else 0
+    return print_failures(find_failures(given.count, given.seed))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from longseq_bench.core.model import Record
 from longseq_bench.core.record_line import write_line
 from longseq_bench.store import RECORDS, read
 from tests import make
+from tests.campaigns import print_failures
 
 LIMIT_S = 10
 
@@ -249,12 +250,7 @@ def main() -> int:
     parser.add_argument("--formats", default="md,csv,json,html")
     given = parser.parse_args()
     print(f"seed {given.seed}, {given.count:,} files", flush=True)
-    failures = 0
-    for failure in find_failures(given.count, given.seed, given.formats):
-        failures += 1
-        print(failure, flush=True)
-    print(f"{failures:,} failures")
-    return 1 if failures else 0
+    return print_failures(find_failures(given.count, given.seed, given.formats))
 
 
 if __name__ == "__main__":

@@ -82,12 +82,12 @@ def test_keys_are_seen_as_many_ranks_ahead_as_pairs_say(
     i, j = np.nonzero(visible.multiplicity(np.arange(30), np.arange(30)))
     farthest = int(((owners[i] - owners[j]) % ranks).max())
     # what lies between two tokens of a strided run counts as seen
-    assert farthest <= order.hops() <= (farthest if name != "striped" else ranks - 1)
+    assert farthest <= order.hops <= (farthest if name != "striped" else ranks - 1)
 
 
 def test_documents_that_no_rank_shares_are_not_sent() -> None:
     whole = VisibleKeys(parse_mask("documents:4k"), 16_384)
-    assert [TokenOrder("zigzag", 16_384, ranks, whole).hops() for ranks in (2, 4)] == [0, 0]
+    assert [TokenOrder("zigzag", 16_384, ranks, whole).hops for ranks in (2, 4)] == [0, 0]
     window = VisibleKeys(parse_mask("sliding-window:1k"), 16_384)
-    assert TokenOrder("contiguous", 16_384, 8, window).hops() == 1
-    assert TokenOrder("contiguous", 16_384, 8).hops() == 7
+    assert TokenOrder("contiguous", 16_384, 8, window).hops == 1
+    assert TokenOrder("contiguous", 16_384, 8).hops == 7

@@ -273,10 +273,10 @@ class Ring(Attention):
         limit = self.chunk or sizes.largest_block
         blocks = ring_blocks(self.order.counts, limit, sizes.smallest_block)
         wire = None if self.wire is None else getattr(torch, self.wire)
-        hops = self.order.hops() if self.queries == "partitioned" else None
-        deepspeed = self.transport == "deepspeed"
-        exchange = deepspeed_transport.DeepspeedRing if deepspeed else RingExchange
-        return exchange(self.group, blocks, wire, hops)
+        hops = self.order.hops if self.queries == "partitioned" else None
+        if self.transport == "deepspeed":
+            return deepspeed_transport.DeepspeedRing(self.group, blocks, wire, hops)
+        return RingExchange(self.group, blocks, wire, hops)
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
