@@ -38,6 +38,8 @@ class Natten(External):
             # its windows without the causal mask move inwards at both ends, so full is no window
             raise UnsupportedError("natten computes windows; use mask: sliding-window:4k")
         self._window = min(parse_mask(workload.mask).size, workload.seq_len)
+        if self._window < 2:
+            raise UnsupportedError("natten has no window of 1 token; use 2 or more")
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

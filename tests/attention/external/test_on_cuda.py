@@ -2,9 +2,9 @@
 
 The fakes compute what the library's documentation says, so that layouts, masks and heads of the
 row are compared with the definition in float64. They do not show that the library computes it.
-Signatures are those of the wheels of ring-flash-attn 0.1.8, yunchang and flashinfer-python 0.7.2.
-Those of the other libraries come from excerpts of their sources or from memory, and were not
-compared with an installed package.
+Signatures are those of the packages of ring-flash-attn 0.1.8, yunchang, flashinfer-python 0.7.2,
+xformers 0.0.35, natten 0.21.7 and transformer-engine 2.20.2, and of MagiAttention's tags 1.0.4 to
+1.1.1.
 """
 
 import sys
@@ -171,7 +171,7 @@ def na1d(
     query: Tensor, key: Tensor, value: Tensor, kernel_size: int, stride: int = 1,
     dilation: int = 1, is_causal: bool | None = False, scale: float | None = None,
 ) -> Tensor:  # fmt: skip
-    assert 1 <= kernel_size <= query.shape[1]
+    assert 2 <= kernel_size <= query.shape[1]
     assert is_causal
     far = distances(query.shape[1])
     assert (stride, dilation) == (1, 1)
@@ -184,6 +184,12 @@ def test_natten(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     monkeypatch.setitem(sys.modules, "natten.functional", SimpleNamespace(na1d=na1d))
     w = make_workload(64, mode="train", mask=f"sliding-window:{window}")
     assert_equals_reference("natten", {}, w)
+
+
+@pytest.mark.parametrize(("window", "tokens"), [(1, 64), (9, 1)])
+def test_natten_refuses_a_window_of_one_token(window: int, tokens: int) -> None:
+    with pytest.raises(UnsupportedError, match="natten has no window of 1 token; use 2 or more"):
+        build_attention("natten", {}, make_workload(tokens, mask=f"sliding-window:{window}"))
 
 
 @both_masks
