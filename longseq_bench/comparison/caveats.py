@@ -1,10 +1,11 @@
-"""Find causes of a difference other than the code: load, order, shared records, bad samples."""
+"""Find causes of a difference other than the code: load, order, drift, shared or bad records."""
 
 import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 
 from longseq_bench.analysis.runs import per_iteration
+from longseq_bench.analysis.stability import REMEDY, busy_threads, find_instability
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.comparison.model import TimeComparison, is_valid_time, status_of
 from longseq_bench.comparison.trial_matching import MatchedPair
@@ -35,6 +36,7 @@ def find_caveats(
     yield from _order(*sides)
     yield from _load(*sides)
     yield from _cpu_time(compared)
+    yield from _unstable(compared)
     yield from _edited_files(pairs)
     for name, side in zip("AB", sides, strict=True):
         commits = list(dict.fromkeys(c for r in side if (c := r.environment.commit)))
@@ -43,6 +45,23 @@ def find_caveats(
             yield f"{name} has records of {len(commits)} commits, merged: {named}."
     if skipped := sum(r.purpose == "density" for r in (*a, *b)):
         yield f"Searches for the minimum sparsity are not compared ({skipped} records)."
+
+
+def _unstable(compared: Compared) -> Iterator[str]:
+    """Report trials that were measured on a machine that was not steady."""
+    for name in "AB":
+        sides = [(pair.a if name == "A" else pair.b, row) for pair, row in compared]
+        busy = busy_threads(record for side, _ in sides for record in side)
+        found = [
+            (row, reason)
+            for side, row in sides
+            if status_of(side) == "ok" and not row.fit_only
+            and (reason := find_instability(side, busy[side[0].environment.fingerprint]))
+        ]  # fmt: skip
+        if found:
+            (first, reason), more = found[0], len(found) - 1
+            others = f" and {count(more, 'more trial', 'more trials')}" if more else ""
+            yield f"Unstable in {name}: {name_row(first)} ({reason}){others}; {REMEDY}."
 
 
 def _shared_records(pairs: Sequence[MatchedPair]) -> Iterator[str]:

@@ -2,13 +2,15 @@
 
     python -m tests.campaigns.kills --count 30 --seed 1
 
-A finding is a record that is lost, doubled or blamed on the wrong one, a traceback, or a file or
-process that is left after the next run. The exit code is 1 if there is one. A finding names the
-number of its kill; `--only NUMBER` with the same seed repeats that kill alone. A kill takes about
-15 s.
+A sweep is killed, resumed and killed again until it is complete or has been killed six times; then
+nothing disturbs it. A finding is a record that is lost, doubled or blamed on the wrong one, a
+traceback, or a file or process that is left after the last run. The exit code is 1 if there is one.
+A finding names the number of its sweep; `--only NUMBER` with the same seed repeats that sweep
+alone. A kill takes about 5 s.
 """
 
 import argparse
+import itertools
 import os
 import random
 import signal
@@ -16,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,7 @@ LAUNCH = ("launch", "--nproc-per-node", "2", "--")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSTOP)
 TARGETS = ("parent", "server", "rank", "agent")
 DEADLINE_S = 120.0
+KILLS_OF_A_SWEEP = 6
 STOPPED_S = 1.0
 
 
@@ -130,45 +133,54 @@ def end_of(sweep: Sweep) -> int | None:
     return code
 
 
-def run_kill(kill: Kill, expected: Counter[str], temporary: Path) -> Iterator[str]:
-    """Kill, resume, and yield the findings."""
-    before = LAUNCH if kill.launched else ()
-    first = start_sweep(Path("said"), before, TMPDIR=str(temporary))
-    where = strike(first, kill)
-    code = end_of(first)
+def run_killed(kill: Kill, temporary: Path) -> Iterator[str | Kill]:
+    """Start or resume the sweep and kill one of its processes; see `run_chain`."""
+    kept = [line for line in _lines() if line.endswith(b"\n")]
+    said = Path(f"said-{kill.number}")
+    sweep = start_sweep(said, LAUNCH if kill.launched else (), TMPDIR=str(temporary))
+    where = strike(sweep, kill)
+    code = end_of(sweep)
+    if where:
+        yield kill
     print(f"{kill}: {where or 'the sweep had ended'}, exit code {code}", flush=True)
     if code is None:
         yield f"the sweep did not end within {DEADLINE_S:.0f} s"
     elif code not in _codes(kill, bool(where)):
-        yield f"exit code {code}: {Path('said').read_text()[-300:]}"
-    yield from (f"left running: {command}" for command in first.left())
-    kept = [line for line in _lines() if line.endswith(b"\n")]
+        yield f"exit code {code}: {said.read_text()[-300:]}"
+    yield from (f"left running: {command}" for command in sweep.left())
+    yield from _find_changes(said, kept)
 
-    second = start_sweep(Path("said-again"), before, TMPDIR=str(temporary))
-    if (code := end_of(second)) not in (0, 3):
-        yield f"resuming: exit code {code}: {Path('said-again').read_text()[-300:]}"
-        return
-    yield from (f"left running after resuming: {command}" for command in second.left())
+
+def run_undisturbed(temporary: Path) -> Iterator[str]:
+    """Resume the sweep to its end, and yield the findings."""
+    kept = [line for line in _lines() if line.endswith(b"\n")]
+    said = Path("said-last")
+    sweep = start_sweep(said, TMPDIR=str(temporary))
+    if (code := end_of(sweep)) not in (0, 3):
+        yield f"resuming: exit code {code}: {said.read_text()[-300:]}"
+    yield from (f"left running after resuming: {command}" for command in sweep.left())
     yield from (f"left: {path.relative_to(temporary)}" for path in temporary.rglob("*"))
-    for said in (Path("said"), Path("said-again")):
-        if "Traceback" in said.read_text():
-            yield f"traceback: {said.read_text()[-600:]}"
+    yield from _find_changes(said, kept)
+
+
+def _find_changes(said: Path, kept: list[bytes]) -> Iterator[str]:
+    if "Traceback" in said.read_text():
+        yield f"traceback: {said.read_text()[-600:]}"
     if _lines()[: len(kept)] != kept:
         yield "a line that was written has changed"
-    yield from judge(load("out").records, kill, expected)
 
 
 def _codes(kill: Kill, struck: bool) -> set[int]:
-    """Return the exit codes that are right."""
-    if not struck or kill.fatal is None:
-        return {0}
-    if kill.target == "parent":
+    """Return the exit codes that are right; 3 says that a trial failed, in this run or before."""
+    if struck and kill.fatal is not None and kill.target == "parent":
         return {130} if kill.fatal == signal.SIGINT else {-kill.fatal}
-    return {0, 3} if kill.target in ("rank", "agent") else {0}
+    has_failed = bool(_lines()) and any(r.outcome.status != "ok" for r in load("out").records)
+    return {0, 3} if has_failed else {0}
 
 
-def judge(records: list[Record], kill: Kill, expected: Counter[str]) -> Iterator[str]:
-    """Yield what is wrong with the records of a resumed sweep."""
+def judge(records: list[Record], kills: Sequence[Kill], expected: Counter[str]) -> Iterator[str]:
+    """Yield what is wrong with the records of a sweep that was resumed to its end."""
+    deadly = {kill.fatal.name for kill in kills if kill.target == "rank" and kill.fatal}
     found = Counter(record.key for record in records)
     for key in (expected - found).elements():
         yield f"lost: {key}"
@@ -179,10 +191,10 @@ def judge(records: list[Record], kill: Kill, expected: Counter[str]) -> Iterator
         named = f"{record.trial.implementation}, {outcome.status}: {outcome.reason}"
         if is_environment_failure(outcome):
             yield f"not run again: {named}"
-        elif outcome.status != "ok":
-            is_right = kill.target == "rank" and kill.fatal is not None
-            if not is_right or f"killed by {kill.fatal.name}" not in (outcome.reason or ""):
-                yield f"blamed: {named}"
+        elif outcome.status != "ok" and not any(
+            f"killed by {name}" in (outcome.reason or "") for name in deadly
+        ):
+            yield f"blamed: {named}"
 
 
 def _lines() -> list[bytes]:
@@ -203,11 +215,28 @@ def reference(temporary: Path) -> tuple[Counter[str], float]:
     return Counter(record.key for record in load("out").records), duration_s
 
 
+def run_chain(
+    number: int, count: int, seed: int, reference: tuple[Counter[str], float]
+) -> Iterator[str | Kill]:
+    """Kill one sweep up to `count` times; yields the kills that hit a process, and the findings."""
+    expected, duration_s = reference
+    kills: list[Kill] = []
+    with in_new_folder() as temporary:
+        while len(kills) < min(count, KILLS_OF_A_SWEEP):
+            left = 1 - len(_lines()) / expected.total()
+            kills.append(plan(number * KILLS_OF_A_SWEEP + len(kills), seed, duration_s * left))
+            yield from run_killed(kills[-1], temporary)
+            if len(_lines()) >= expected.total():
+                break
+        yield from run_undisturbed(temporary)
+        yield from judge(load("out").records, kills, expected)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Kill processes of sweeps, and resume them.")
     parser.add_argument("--count", type=int, default=10, help="kills (default: 10)")
     parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="default: random")
-    parser.add_argument("--only", type=int, help="run this kill of the seed alone")
+    parser.add_argument("--only", type=int, help="repeat this sweep of the seed alone")
     asked = parser.parse_args()
     print(f"seed {asked.seed}, {asked.count} kills", flush=True)
     # a shell may ignore them for what it runs in the background, and sweeps would inherit that
@@ -215,16 +244,19 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-    numbers = range(asked.count) if asked.only is None else [asked.only]
-    findings = 0
     with in_new_folder() as temporary:
-        expected, duration_s = reference(temporary)
-    for number in numbers:
-        with in_new_folder() as temporary:
-            for finding in run_kill(plan(number, asked.seed, duration_s), expected, temporary):
+        undisturbed = reference(temporary)
+    kills = findings = 0
+    for number in itertools.count() if asked.only is None else [asked.only]:
+        for found in run_chain(number, asked.count - kills, asked.seed, undisturbed):
+            if isinstance(found, Kill):
+                kills += 1
+            else:
                 findings += 1
-                print(f"  FINDING in kill {number}: {finding}", flush=True)
-    print(f"seed {asked.seed}: {len(numbers)} kills, {findings} findings")
+                print(f"  FINDING in sweep {number}: {found}", flush=True)
+        if kills >= asked.count:
+            break
+    print(f"seed {asked.seed}: {kills} kills, {findings} findings")
     return 1 if findings else 0
 
 

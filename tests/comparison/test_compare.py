@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from longseq_bench.analysis.stability import REMEDY
 from longseq_bench.comparison.compare import compare
 from longseq_bench.comparison.document import (
     comparison_document,
@@ -614,6 +615,17 @@ def test_a_busy_machine_is_reported() -> None:
     ]
     assert "CPU time per second of a pass is 50 % lower with B" in notes(rounds(), waited)
     assert "processor" not in notes(rounds(), rounds())
+
+
+def test_unstable_trials_of_either_side_are_reported() -> None:
+    loaded = make.environment("beta", cores=2, load=(9.0, 1.0, 1.0))
+    a = rounds() + rounds(seq_len=64)
+    b = rounds(where=loaded) + rounds(seq_len=64, where=loaded)
+    found = compare(a, b, any_machine=True).caveats
+    unstable = [caveat for caveat in found if "nstable" in caveat]
+    reason = "sdpa at 4k (load 9.0 on 2 cores) and 1 more trial"
+    assert unstable == [f"Unstable in B: {reason}; {REMEDY}."]
+    assert f"Unstable in A: {reason}" in " ".join(compare(b, a, any_machine=True).caveats)
 
 
 def test_the_order_of_measuring_is_reported() -> None:
