@@ -14,7 +14,10 @@ from longseq_bench.core.errors import UserError
 
 def sweep(
     config: Annotated[
-        Path, typer.Argument(help="Sweep file in YAML, such as configs/quickstart.yaml.")
+        Path,
+        typer.Argument(
+            help="Sweep file in YAML, such as configs/quickstart.yaml of the repository."
+        ),
     ],
     out: options.Out = None,
     rounds: Annotated[

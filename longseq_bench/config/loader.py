@@ -20,7 +20,7 @@ from longseq_bench.core.plain_text import one_line, quote
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-EXAMPLE = "configs/quickstart.yaml is one to start from"
+EXAMPLE = "start from configs/quickstart.yaml of the repository"
 MAX_DEPTH = 8
 MAX_VALUES = 400_000
 """Values of a file: an alias repeats those that it names."""

@@ -5,6 +5,7 @@ of workload_arguments.py by longseq, the others are options.
 """
 
 import ast
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -250,7 +251,7 @@ def _literal_type(values: list[Any]) -> Any:
 def _annotated(hint: Any, extras: Sequence[Any]) -> Any:
     if hint is _UNKNOWN or not extras:
         return hint
-    return Annotated.__class_getitem__((hint, *extras))  # type: ignore[attr-defined]
+    return operator.getitem(Annotated, (hint, *extras))
 
 
 def _or_none(hint: Any) -> Any:
