@@ -218,7 +218,7 @@ def test_a_time_budget_shorter_than_one_run_is_named(capfd: Capture) -> None:
             "tokens: 1k\nimplementations:\n  - ring:\n      chunks: 1k\n",
             "bad.yaml:4: unknown option 'chunks' in ring; did you mean 'chunk'?",
         ),
-        ("", "bad.yaml is empty; configs/quickstart.yaml is one to start from"),
+        ("", "bad.yaml is empty; start from configs/quickstart.yaml of the repository"),
     ],
 )
 def test_a_bad_config_is_refused_with_its_line(
