@@ -628,6 +628,23 @@ def test_unstable_trials_of_either_side_are_reported() -> None:
     assert f"Unstable in A: {reason}" in " ".join(compare(b, a, any_machine=True).caveats)
 
 
+def test_the_name_of_a_model_is_no_difference() -> None:
+    a = search(1000, 1010)
+    named = [
+        r.model_copy(
+            update={
+                "trial": r.trial.replace(
+                    workload={**r.trial.workload.model_dump(), "model": "mine"}
+                )
+            }
+        )
+        for r in a[:1]
+    ]
+    found = compare(a, [*named, *a[1:]])
+    assert len(found.maxima) == 1
+    assert len({r.trial.key_without("seq_len") for r in (a[0], *named)}) == 1
+
+
 def test_the_order_of_measuring_is_reported() -> None:
     later = rounds(at="2026-11-22T09:00:00Z")
     assert "All of A was measured before B" in notes(rounds(), later)
