@@ -12,10 +12,13 @@ def main() -> None:
     except (Exception, SystemExit) as error:
         _exit_for_hidden_module(error)
     try:
+        from longseq_bench.launchers.interrupts import interrupt_on_termination
+
+        interrupt_on_termination()
         code = run(sys.argv[1:])
     except (ImportError, AttributeError, SyntaxError) as error:
         _exit_for_hidden_module(error)
-    if code == 130:
+    if code > 128:  # interrupted
         import signal
 
         # a second Ctrl-C would end what is cleaned up at the exit with a traceback

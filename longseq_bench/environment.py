@@ -47,7 +47,7 @@ def collect() -> Environment:
         host=socket.gethostname(),
         os=f"{platform.system()} {platform.release()}",
         cpu=_cpu_model(),
-        cores=_cores(),
+        cores=count_cores(),
         memory_bytes=min(total, limit[0]) if limit else total,
         gpus=gpus.names,
         driver=gpus.driver,
@@ -175,7 +175,7 @@ def _changes_figures(variable: str) -> bool:
     return variable in _NAMES or (variable.startswith(_PREFIXES) and variable not in _PLACES)
 
 
-def _cores() -> int:
+def count_cores() -> int:
     """Return the number of cores that this process may use (fewer under taskset)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -12,6 +12,8 @@ unfinished line of a killed writer is moved to `records.jsonl.torn`; no other by
 
 import fcntl
 import os
+import re
+import socket
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -46,6 +48,7 @@ TORN = "records.jsonl.torn"
 RECOVERED = "records.recovered.jsonl"
 UNSAVED = "records.unsaved.jsonl"
 LOCK = ".lock"
+_HOLDER = re.compile(r"([0-9]+)(?: ([\w.-]+))?\n?")
 
 
 @dataclass(frozen=True)
@@ -279,14 +282,18 @@ def _index_key(record: Record) -> tuple[str, str]:
 
 
 def _lock_folder(folder: Path) -> int:
-    """Take the folder's lock and write our pid to it; StoreError if another process has it."""
+    """Take the folder's lock and write our pid and host to it; StoreError if another has it."""
     # a link in its place would lead to a file that is not ours to empty
     fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
-        pid = os.pread(fd, 20, 0).decode(errors="replace").strip()
-        _lock(fd, folder, f"process {pid}" if pid.isdigit() else "another process")
+        found = _HOLDER.fullmatch(os.pread(fd, 300, 0).decode(errors="replace"))
+        holder = f"process {found[1]}" if found else "another process"
+        # nodes of a cluster may share the folder
+        if found and found[2] and found[2] != socket.gethostname():
+            holder += f" on {found[2]}"
+        _lock(fd, folder, holder)
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(fd, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
     except BaseException:
         os.close(fd)
         raise

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -473,6 +474,20 @@ def test_a_second_writer_is_refused_although_the_lock_file_was_deleted(tmp_path:
             Store(tmp_path)
         store.append(some(1)[0])
     assert load(tmp_path).records == some(1)
+
+
+@pytest.mark.parametrize("host", [None, "n2"])
+def test_a_second_writer_learns_who_is_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str | None
+) -> None:
+    """Nodes of a cluster may share the folder, and a process id says nothing without its host."""
+    with Store(tmp_path):
+        if host:
+            monkeypatch.setattr(socket, "gethostname", lambda: "n1")
+            (tmp_path / LOCK).write_text(f"{os.getpid()} {host}\n")
+        holder = f"process {os.getpid()}{f' on {host}' if host else ''};"
+        with pytest.raises(StoreError, match=f"{tmp_path} is in use by {holder}"):
+            Store(tmp_path)
 
 
 @pytest.mark.parametrize("through_link", [False, True])

@@ -1,11 +1,13 @@
 """The command line: one file per command; errors become exit codes here and nowhere else.
 
 0 done · 1 verify: a line is broken · 2 bad input · 3 a trial ended wrong, crashed or error ·
-4 compare --fail-on: worse · 5 compare --fail-on: too noisy to tell · 130 interrupted
+4 compare --fail-on: worse · 5 compare --fail-on: too noisy to tell · 130 interrupted, by Ctrl-C;
+143 by SIGTERM, 129 by SIGHUP
 """
 
 import errno
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from inspect import cleandoc
@@ -30,6 +32,7 @@ from longseq_bench.cli.sweep import sweep
 from longseq_bench.cli.verify import verify
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.core.plain_text import shorten_quotes
+from longseq_bench.launchers.interrupts import received_signals
 
 BROKEN_LINES, BAD_INPUT, FAILED_TRIALS, REGRESSED, TOO_NOISY, INTERRUPTED = 1, 2, 3, 4, 5, 130
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -87,6 +90,14 @@ def run(arguments: Sequence[str]) -> int:
         return _run(arguments)
 
 
+def _report_interrupt() -> int:
+    """Print what interrupted the command, and return its exit code, as shells count it."""
+    number = received_signals[0] if received_signals else signal.SIGINT
+    by = f" by {signal.Signals(number).name}" if received_signals else ""
+    print(f"longseq: interrupted{by}; every finished record is on disk", file=sys.stderr)
+    return 128 + number
+
+
 def _run(arguments: Sequence[str]) -> int:
     try:
         with watch_stdout():
@@ -108,8 +119,7 @@ def _run(arguments: Sequence[str]) -> int:
         print(f"longseq: {shorten_quotes(_printable(str(error)))}", file=sys.stderr)
         return BAD_INPUT
     except (KeyboardInterrupt, typer.Abort):
-        print("longseq: interrupted; every finished record is on disk", file=sys.stderr)
-        return INTERRUPTED
+        return _report_interrupt()
     except typer.Exit as end:
         return end.exit_code
     except StdoutClosed as closed:

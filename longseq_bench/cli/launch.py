@@ -104,6 +104,8 @@ def launch(
     parsed = _parse(command)
     if not nproc_per_node and cluster.ranks_reason:
         _print(f"{cluster.ranks_per_node} rank(s) on each host: {cluster.ranks_reason}")
+    if few := _describe_few_cores(cluster):
+        _print(few)
     identity = _identify(cluster, command, parsed.params)
     key = _find_key(cluster, key_file, rdzv_timeout)
     if cluster.node:
@@ -133,6 +135,24 @@ def _parse(command: list[str]) -> Any:
         raise UnknownNameError("command", name, COMMANDS, "longseq launch")
     found: Any = get_command(app)
     return found.commands[name].make_context(f"longseq {name}", arguments)
+
+
+def _describe_few_cores(cluster: NodeInfo) -> str:
+    """Return a line if a scheduler gave this host fewer cores than ranks; else an empty string.
+
+    Slurm gives a task one core unless it is asked for more.
+    """
+    import os
+
+    from longseq_bench.environment import count_cores
+
+    cores, ranks = count_cores(), cluster.ranks_per_node
+    if not cluster.is_scheduled or cores >= min(max(ranks, 2), os.cpu_count() or 1):
+        return ""
+    return (
+        f"{ranks} rank(s) have {cores} of the {os.cpu_count()} cores of this host: give them more, "
+        f"by srun --cpus-per-task or sbatch --exclusive, or by mpirun --bind-to none"
+    )
 
 
 def _find_key(cluster: NodeInfo, key_file: Path | None, timeout_s: float) -> LaunchKey:

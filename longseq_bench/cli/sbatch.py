@@ -19,6 +19,7 @@ def format_sbatch(plan: Prediction, gpus_per_node: int, options: list[str]) -> s
     trial = plan.trial
     per_node = min(gpus_per_node, trial.world_size)
     tokens = format_tokens(trial.workload.seq_len)
+    gpus = [f"#SBATCH --gpus-per-node={per_node}"] if trial.device == "cuda" else []
     lines = [
         "#!/bin/bash",
         f"# Checks a prediction: {tokens} tokens with {trial.implementation}.",
@@ -26,11 +27,21 @@ def format_sbatch(plan: Prediction, gpus_per_node: int, options: list[str]) -> s
         f"#SBATCH --job-name=longseq-{trial.implementation}",
         f"#SBATCH --nodes={-(-trial.world_size // per_node)}",
         "#SBATCH --ntasks-per-node=1",
-        f"#SBATCH --gpus-per-node={per_node}",
+        *gpus,
+        "# Whole nodes: else Slurm gives a task one core, and other jobs disturb the measurement.",
+        "#SBATCH --exclusive",
+        "# After a preemption or a failure of a node it runs again; finished records count.",
+        "#SBATCH --requeue",
+        "#SBATCH --open-mode=append",
         "#SBATCH --output=%x-%j.out",
         "",
         f"srun longseq launch --nproc-per-node {per_node} -- \\",
         f"    {shlex.join(_command(plan, options))}",
+        "code=$?",
+        "# Slurm may send SIGTERM some time before a preemption. It runs only those jobs again",
+        "# that have not ended when this time is over.",
+        "[ $code -ne 143 ] || sleep 600",
+        "exit $code",
     ]
     return "\n".join(lines) + "\n"
 

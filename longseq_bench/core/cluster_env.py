@@ -21,6 +21,7 @@ _PORTS = range(20000, 32768)
 
 _ITEMS = re.compile(r"\[([^\[\]]*)\]")
 _NUMBERS = re.compile(r"(\d+)(-\d+)?(,\d+(-\d+)?)*")
+_COUNTS = re.compile(r"\b\d{1,9}\b")
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,8 @@ def _detect_node(environ: Mapping[str, str], gpus: int) -> NodeInfo | None:
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> NodeInfo:
-    _check_one_per_host(environ, "LOCAL_RANK", "torchrun", "--nproc-per-node 1")
+    size = "LOCAL_WORLD_SIZE"
+    _check_one_per_host(environ, "LOCAL_RANK", size, "torchrun", "--nproc-per-node 1")
     host = _require(environ, "MASTER_ADDR")
     # MASTER_PORT belongs to torchrun's own store
     port = _derive_port(f"{host}:{_require(environ, 'MASTER_PORT')}")
@@ -172,7 +174,8 @@ def _from_torchrun(environ: Mapping[str, str]) -> NodeInfo:
 
 
 def _from_mpirun(environ: Mapping[str, str]) -> NodeInfo:
-    _check_one_per_host(environ, "OMPI_COMM_WORLD_LOCAL_RANK", "mpirun", "--map-by ppr:1:node")
+    index, size = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+    _check_one_per_host(environ, index, size, "mpirun", "--map-by ppr:1:node")
     nodes = _require_int(environ, "OMPI_COMM_WORLD_SIZE")
     if nodes == 1:
         return NodeInfo()
@@ -183,7 +186,8 @@ def _from_mpirun(environ: Mapping[str, str]) -> NodeInfo:
 
 def _from_srun(environ: Mapping[str, str], visible_gpus: int) -> NodeInfo:
     """Return the node in a Slurm step; node 0 is the first host of the step's list."""
-    _check_one_per_host(environ, "SLURM_LOCALID", "srun", "--ntasks-per-node=1")
+    counts = "SLURM_STEP_TASKS_PER_NODE"
+    _check_one_per_host(environ, "SLURM_LOCALID", counts, "srun", "--ntasks-per-node=1")
     ranks, reason = _ranks_of_slurm(environ.get("SLURM_GPUS_ON_NODE", ""), visible_gpus)
     lists = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
     hosts = next((name for name in lists if environ.get(name)), lists[-1])
@@ -216,10 +220,18 @@ def _ranks_of_slurm(text: str, visible: int) -> tuple[int, str]:
     return 1, f"{setting}, and no GPU is visible here"
 
 
-def _check_one_per_host(environ: Mapping[str, str], name: str, launcher: str, remedy: str) -> None:
-    if _require_int(environ, name) > 0:
+def _check_one_per_host(
+    environ: Mapping[str, str], index: str, counts: str, launcher: str, remedy: str
+) -> None:
+    """Raise UserError in every process of a host that has several.
+
+    index: the variable with the index of this process on its host. counts: the one with the number
+    of processes on a host, or of all hosts, such as "2(x3),1".
+    """
+    several = any(int(count) > 1 for count in _COUNTS.findall(environ.get(counts, "")))
+    if _require_int(environ, index) > 0 or several:
         raise UserError(
-            f"{launcher} started several longseq launch on this host; start one per host "
+            f"{launcher} started several longseq launch on a host; start one per host "
             f"({remedy}) and set the number of ranks with --nproc-per-node"
         )
 

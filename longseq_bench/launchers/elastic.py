@@ -2,7 +2,8 @@
 
 Node 0 plans the trials. It sends the other nodes their jobs over the control channel
 (control_channel.py). Every node starts and follows its own ranks (host_agent.py) and reports to
-node 0, where one RankSupervisor decides the outcome. A lost node ends the trial, not the launch.
+node 0, where one RankSupervisor decides the outcome. A lost node ends the trial, not the launch;
+the trial runs once more when the node is back, else a later command runs it again.
 
 Messages over the channel, in order (N: another node; control_messages.py has their models):
 
@@ -31,8 +32,11 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
+
+from typing_extensions import override
 
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo, split
@@ -67,6 +71,7 @@ from longseq_bench.launchers.control_messages import (
     Started,
     Unavailable,
 )
+from longseq_bench.launchers.helper_start import lacks_descriptors
 from longseq_bench.launchers.host_agent import HostJob, HostRanks
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.process_inspection import SAMPLE_S, STACKS_S, with_orphans_named
@@ -166,17 +171,24 @@ class ElasticLauncher(LocalLauncher):
 
     # ---- one trial -----------------------------------------------------------------------------
 
-    def _ranks_here(self, trial: Trial) -> int:
-        return min(trial.world_size, self.cluster.ranks_per_node)
+    @override
+    def _find_obstacle(self, trial: Trial) -> str:
+        """Wait for the nodes of a trial. Returns why it can't start now, or an empty string."""
+        self._read_messages()
+        with suppress(ValueError):  # such a trial is unsupported
+            if reason := self._wait_for_nodes(range(1, split(trial.world_size, self.cluster)[0])):
+                return reason
+        return lacks_descriptors(min(trial.world_size, self.cluster.ranks_per_node))
 
+    @override
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
         try:
             nodes, ranks_per_node = split(trial.world_size, self.cluster)
         except ValueError as error:
             return Outcome(status="unsupported", reason=str(error), phase="start"), 0
-        self._read_messages()
-        if reason := self._wait_for_nodes(range(1, nodes)):
-            return Outcome(status="error", reason=reason, phase="start"), 0
+        # also a second attempt, after a node was lost in the first
+        if reason := self._find_obstacle(trial):
+            return environment_failure(reason, "start"), 0
         links = {node: self._server.links[node] for node in range(1, nodes)} if self._server else {}
         self._wait_until_ready(links.values())
         self._run_count += 1
@@ -209,6 +221,9 @@ class ElasticLauncher(LocalLauncher):
             return ""
         missing = self._server.wait_for_nodes(nodes, 0.0)
         timeout_s = self._timeout_s if set(missing) - self._timed_out_nodes else SHORT_TIMEOUT_S
+        if missing and timeout_s > SHORT_TIMEOUT_S:
+            names = ", ".join(map(str, missing))
+            self._log(f"node 0: lost node {names}; waiting at most {timeout_s:.3g} s for it")
         missing = self._server.wait_for_nodes(missing, timeout_s)
         self._timed_out_nodes = (self._timed_out_nodes - set(nodes)) | set(missing)
         if not missing:
@@ -363,7 +378,7 @@ class _Run:
     def _fail_lost_nodes(self) -> None:
         for node, link in self.links.items():
             if reason := link.lost_reason:
-                self._fail(node, reason)
+                self._fail(node, reason, is_environment=True)
                 self.lost_nodes.add(node)
 
     def _fail_late_rendezvous(self) -> None:

@@ -2,7 +2,8 @@
 
 A child that raised an exception reports its outcome itself (worker/exception_mapping.py decides
 whether that is out of memory). `outcome_of_exit` is for a child that died without a report; it is
-out of memory only if SIGKILL ended it and the kernel's out-of-memory killer was active.
+out of memory only if SIGKILL ended it and the kernel's out-of-memory killer was active. A signal
+that somebody sent, such as SIGTERM of a batch system, is no failure of the trial.
 `may_be_out_of_memory` selects failures that a failed allocation may have caused: LocalLauncher runs
 these once more with a larger budget (launchers/local.py, `_retry_with_more_memory`).
 `is_device_error` selects errors of a GPU or of NCCL: these trials run once more as they are.
@@ -20,11 +21,15 @@ from pathlib import Path
 
 import psutil
 
+from longseq_bench.core.environment_failure import environment_failure
 from longseq_bench.core.model import Outcome, Phase
 from longseq_bench.core.stack_markers import CHILD_MAIN, COLLECTIVE
 
 NATIVE_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
 """Signals that may mean that native code used a failed allocation."""
+
+SENT_FROM_OUTSIDE = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+"""Signals that batch systems, shells and users send. A trial does not end itself by them."""
 
 STACK_LINES = 25
 """Lines kept of a rank's stack, innermost first."""
@@ -84,6 +89,9 @@ def outcome_of_exit(exitcode: int, phase: Phase, printed: str, kernel_killed: bo
     if exitcode == -signal.SIGKILL and kernel_killed:
         reason = "killed by the kernel's out-of-memory killer"
         return Outcome(status="oom", reason=reason, phase=phase, facts=facts)
+    if -exitcode in SENT_FROM_OUTSIDE:
+        ended = environment_failure(f"killed by {signal_name(-exitcode)}", phase)
+        return ended.model_copy(update={"facts": {**ended.facts, **facts}})
     if exitcode < 0:
         reason = f"killed by {signal_name(-exitcode)}"
     elif exitcode:

@@ -1,9 +1,33 @@
-"""Delay Ctrl-C while a process is being started or ended."""
+"""Delay Ctrl-C while a process is being started or ended; let SIGTERM and SIGHUP act as Ctrl-C."""
 
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+
+received_signals: list[int] = []
+"""The numbers of signals that acted as Ctrl-C."""
+
+
+def interrupt_on_termination() -> None:
+    """Let SIGTERM and SIGHUP end this program as Ctrl-C does.
+
+    Batch systems send SIGTERM to every process of a job, and SIGKILL some seconds later. A command
+    that goes on after its ranks have got it would record their deaths. A signal that is ignored
+    stays so, and nothing changes if Ctrl-C is ignored.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        received_signals.append(number)
+        # srun and Slurm's daemon both send it; a second one must not disturb the end
+        if len(received_signals) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, interrupt)
 
 
 @contextmanager

@@ -135,7 +135,7 @@ class LocalLauncher(Launcher):
 
     @override
     def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
-        if reason := lacks_descriptors(self._ranks_here(trial)):
+        if reason := self._find_obstacle(trial):
             return LaunchResult(environment_failure(reason, "start"), 0)
         outcome, signal_number = self._attempt(trial, on_phase)
         first, attempts = None, 1
@@ -148,9 +148,9 @@ class LocalLauncher(Launcher):
         outcome = with_first_attempt(outcome, first) if first else outcome
         return LaunchResult(outcome, attempts * trial.world_size)
 
-    def _ranks_here(self, trial: Trial) -> int:
-        """Return the number of ranks of a trial on this host."""
-        return trial.world_size
+    def _find_obstacle(self, trial: Trial) -> str:
+        """Return why a trial can't start now, or an empty string."""
+        return lacks_descriptors(trial.world_size)
 
     def _retry_with_more_memory(self, trial: Trial, first: Outcome, on_phase: OnPhase) -> Outcome:
         """Run a failed trial again with more memory: out of memory if it passes, else as it was.

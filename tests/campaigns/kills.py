@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,7 +173,9 @@ def _find_changes(said: Path, kept: list[bytes]) -> Iterator[str]:
 def _codes(kill: Kill, struck: bool) -> set[int]:
     """Return the exit codes that are right; 3 says that a trial failed, in this run or before."""
     if struck and kill.fatal is not None and kill.target == "parent":
-        return {130} if kill.fatal == signal.SIGINT else {-kill.fatal}
+        # by itself: before the command is loaded, or SIGKILL
+        by_itself = set() if kill.fatal == signal.SIGINT else {-kill.fatal}
+        return by_itself | {128 + kill.fatal}
     has_failed = bool(_lines()) and any(r.outcome.status != "ok" for r in load("out").records)
     return {0, 3} if has_failed else {0}
 
@@ -181,11 +183,7 @@ def _codes(kill: Kill, struck: bool) -> set[int]:
 def judge(records: list[Record], kills: Sequence[Kill], expected: Counter[str]) -> Iterator[str]:
     """Yield what is wrong with the records of a sweep that was resumed to its end."""
     deadly = {kill.fatal.name for kill in kills if kill.target == "rank" and kill.fatal}
-    found = Counter(record.key for record in records)
-    for key in (expected - found).elements():
-        yield f"lost: {key}"
-    for key in (found - expected).elements():
-        yield f"doubled: {key}"
+    yield from find_differences(records, expected)
     for record in records:
         outcome = record.outcome
         named = f"{record.trial.implementation}, {outcome.status}: {outcome.reason}"
@@ -195,6 +193,15 @@ def judge(records: list[Record], kills: Sequence[Kill], expected: Counter[str]) 
             f"killed by {name}" in (outcome.reason or "") for name in deadly
         ):
             yield f"blamed: {named}"
+
+
+def find_differences(records: Iterable[Record], expected: Counter[str]) -> Iterator[str]:
+    """Yield the keys of records that are lost or doubled."""
+    found = Counter(record.key for record in records)
+    for key in (expected - found).elements():
+        yield f"lost: {key}"
+    for key in (found - expected).elements():
+        yield f"doubled: {key}"
 
 
 def _lines() -> list[bytes]:

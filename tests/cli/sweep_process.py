@@ -18,6 +18,18 @@ PATIENCE_S = 60
 SOON_S = 10
 
 
+def processes_of(mark: str) -> list[psutil.Process]:
+    """Return the running processes with this mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != "zombie":
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
 @dataclass
 class Sweep:
     """A sweep in a process group of its own, and every process that came of it."""
@@ -27,14 +39,7 @@ class Sweep:
     said: Path
 
     def processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark and process.status() != "zombie":
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return processes_of(self.mark)
 
     def wait_until(self, happened: Callable[[], bool]) -> None:
         end = time.monotonic() + PATIENCE_S

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from longseq_bench import environment
 from longseq_bench.cli import run
 from longseq_bench.core.own_functions import read_own_function
 from longseq_bench.launchers.launch_key import KEY_VARIABLE
@@ -24,7 +25,7 @@ rounds: 1
 repeats: 1
 threads: 1
 """
-DEADLY = TINY.replace("256", "[256, 4k]").replace(": ring", ": [rank-kills-itself, ring]")
+DEADLY = TINY.replace("256", "[256, 4k]").replace("ring", "[rank-kills-itself, 'mine.py:mine']")
 WAITS = TINY.replace("256", "[256, 4k]").replace(": ring", ": rank-waits")
 NEWER = "import longseq_bench; longseq_bench.__version__ = '9.9'"
 
@@ -134,10 +135,13 @@ def test_the_number_of_ranks_of_slurm_has_its_reason(
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     install(monkeypatch, FakeGpu("H100", "GPU-a"), FakeGpu("H100", "GPU-b"))
+    monkeypatch.setattr(environment, "count_cores", lambda: 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert run(["launch", "sweep", "sweep.yaml", "--out", "out"]) == 0
-    first = capfd.readouterr().err.splitlines()[0]
+    first, second, *_ = capfd.readouterr().err.splitlines()
     reason = "SLURM_GPUS_ON_NODE is not set, and 2 GPU(s) are visible here"
     assert first == f"2 rank(s) on each host: {reason}"
+    assert second.startswith("2 rank(s) have 1 of the 64 cores of this host: give them more, by")
     (record,) = load("out").records
     assert record.trial.world_size == 2
 
@@ -155,16 +159,29 @@ def test_a_config_sets_the_number_of_ranks(capfd: Capture) -> None:
 # ---- two nodes ---------------------------------------------------------------------------------
 
 
-def test_a_sweep_in_which_a_rank_dies(nodes: Nodes) -> None:
+GATHERS = """\
+import torch
+import torch.distributed as dist
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+def mine(q, k, v, *, group, world_size):
+    every = [[torch.empty_like(x) for _ in range(world_size)] for x in (k, v)]
+    for parts, x in zip(every, (k, v)):
+        dist.all_gather(parts, x.contiguous(), group=group)
+    return sdpa(q, *(torch.cat(parts, 2) for parts in every))
+"""
+
+
+def test_a_rank_dies_and_an_own_function_runs_over_two_nodes(nodes: Nodes) -> None:
+    Path("mine.py").write_text(GATHERS)
     Path("sweep.yaml").write_text(DEADLY)
     nodes.start("sweep", "sweep.yaml", "--out", "out")
     assert nodes.wait() == [3, 0], nodes.err(0)
     found = load("out").records
     assert [(r.trial.implementation, r.outcome.status) for r in found] == [
         ("rank-kills-itself", "ok"),
-        ("ring", "ok"),
+        ("mine.py:mine", "ok"),
         ("rank-kills-itself", "crashed"),
-        ("ring", "ok"),
+        ("mine.py:mine", "ok"),
     ]
     assert {(r.trial.world_size, r.processes) for r in found} == {(2, 2)}
     assert found[2].outcome.reason == "rank 1 (node 1): killed by SIGKILL"
@@ -201,27 +218,6 @@ def test_an_own_function_must_be_the_same_on_all_nodes(tmp_path: Path, by: str) 
         nodes.close()
 
 
-GATHERS = """\
-import torch
-import torch.distributed as dist
-from torch.nn.functional import scaled_dot_product_attention as sdpa
-def mine(q, k, v, *, group, world_size):
-    every = [[torch.empty_like(x) for _ in range(world_size)] for x in (k, v)]
-    for parts, x in zip(every, (k, v)):
-        dist.all_gather(parts, x.contiguous(), group=group)
-    return sdpa(q, *(torch.cat(parts, 2) for parts in every))
-"""
-
-
-def test_an_own_function_runs_over_two_nodes(nodes: Nodes) -> None:
-    Path("mine.py").write_text(GATHERS)
-    Path("sweep.yaml").write_text(TINY.replace("ring", "mine.py:mine"))
-    nodes.start("sweep", "sweep.yaml", "--out", "out")
-    assert nodes.wait() == [0, 0], nodes.err(0)
-    (found,) = load("out").records
-    assert (found.trial.world_size, found.outcome.status) == (2, "ok"), found.outcome.reason
-
-
 @pytest.mark.parametrize("node", [0, 1])
 def test_ctrl_c_on_one_node_ends_both(nodes: Nodes, node: int) -> None:
     Path("sweep.yaml").write_text(WAITS)
@@ -251,7 +247,7 @@ def test_nodes_of_another_version_are_refused(tmp_path: Path) -> None:
 def test_nodes_with_another_config_are_refused(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     Path("sweep.yaml").write_text(TINY)
-    Path("there/sweep.yaml").write_text(DEADLY)
+    Path("there/sweep.yaml").write_text(WAITS)
     nodes = Nodes(tmp_path, before=("", "import os; os.chdir('there')"))
     nodes.start("sweep", "sweep.yaml")
     assert nodes.wait() == [2, 2]

@@ -158,8 +158,11 @@ def test_a_job_that_checks_the_plan(
     command = ["plan", "--impl", "ring", "-o", "order=striped", *NODES, "--causal"]
     assert run([*command, "--sbatch", str(file)]) == 0
     text = file.read_text().replace("\\\n", " ")
-    assert "#SBATCH --gpus-per-node=8\n" in text
-    words = shlex.split(text.splitlines()[-1])
+    for option in ("--gpus-per-node=8", "--exclusive", "--requeue", "--open-mode=append"):
+        assert f"#SBATCH {option}\n" in text
+    assert text.endswith("[ $code -ne 143 ] || sleep 600\nexit $code\n")
+    (line,) = re.findall("^srun .*$", text, re.MULTILINE)
+    words = shlex.split(line)
     assert words[:7] == ["srun", "longseq", "launch", "--nproc-per-node", "8", "--", "maxlen"]
     (nodes,) = re.findall("--nodes=([0-9]+)", text)
     following = dict(pairwise(words))
@@ -170,6 +173,15 @@ def test_a_job_that_checks_the_plan(
     assert run(["maxlen", "--help"]) == 0
     known = capfd.readouterr().out
     assert [word for word in words[7:] if word.startswith("--") and word not in known] == []
+
+
+def test_a_job_for_a_cpu_asks_for_no_gpus(tmp_path: Path) -> None:
+    """Slurm refuses GPUs on a cluster that has none."""
+    file = tmp_path / "job.sh"
+    command = ["plan", "--impl", "sdpa", "--gpu", "cpu", "--target", "2k", "--heads", "1"]
+    assert run([*command, "--sbatch", str(file)]) == 0
+    assert "--device cpu" in file.read_text()
+    assert "gpus" not in file.read_text()
 
 
 def test_an_unsupported_implementation_has_its_reason(capfd: Capture) -> None:

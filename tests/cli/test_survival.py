@@ -139,21 +139,27 @@ def test_ctrl_c_ends_with_130_and_every_finished_record(start: Callable[[], Swee
     assert said.splitlines()[-1] == "longseq: interrupted; every finished record is on disk"
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(
+    ("seconds", "number"), [(0.0, signal.SIGINT), (0.3, signal.SIGINT), (1.0, signal.SIGTERM)]
+)
 def test_ctrl_c_while_the_fork_server_is_still_importing(
-    start: Callable[[], Sweep], seconds: float
+    start: Callable[[], Sweep], seconds: float, number: signal.Signals
 ) -> None:
-    """The first seconds of every command: nobody has to look at a traceback of it."""
+    """The first seconds of every command: nobody has to look at a traceback of it.
+
+    Slurm sends SIGTERM to all processes of a job.
+    """
     Path("sweep.yaml").write_text(SMALL)
     sweep = start()
     sweep.wait_until(lambda: any("forkserver" in " ".join(c) for c in commands(sweep)))
     time.sleep(seconds)
-    os.killpg(sweep.process.pid, signal.SIGINT)
-    assert sweep.process.wait(timeout=SOON_S) == 130
+    os.killpg(sweep.process.pid, number)
+    assert sweep.process.wait(timeout=SOON_S) == 128 + number
     assert sweep.left() == []
     said = sweep.said.read_text()
     assert "Traceback" not in said
-    assert said.splitlines()[-1] == "longseq: interrupted; every finished record is on disk"
+    by = " by SIGTERM" if number == signal.SIGTERM else ""
+    assert said.splitlines()[-1] == f"longseq: interrupted{by}; every finished record is on disk"
 
 
 def test_a_torn_last_line_is_moved_and_its_trial_runs_again(capfd: Capture) -> None:

@@ -64,6 +64,7 @@ def test_srun() -> None:
 
     named = SRUN | {"MASTER_ADDR": "alpha", "MASTER_PORT": "29500"}
     assert find_node(named) == NodeInfo(2, 1, 1, "alpha", 29500)
+    assert find_node({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}) == found
     lists = {"SLURM_STEP_NODELIST": "n07", "SLURM_JOB_NODELIST": "n[01-09]"}
     assert find_node(SRUN | lists).host == "n07"
     assert find_node(BATCH_SCRIPT | {"SLURM_STEPID": "0"}) == find_node(SRUN)
@@ -152,6 +153,11 @@ def test_options_have_priority_over_the_environment() -> None:
         ({**SRUN, "SLURM_LOCALID": "1"}, {}, "srun started several .*--ntasks-per-node=1"),
         ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_RANK": "3"}, {}, "mpirun started several"),
         ({**TORCHRUN, "LOCAL_RANK": "1"}, {}, "torchrun started several"),
+        # also the first one of a host: else it would run everything alone
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, {}, "srun started several"),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "1,3"}, {}, "srun started several"),
+        ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, {}, "mpirun started several"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, {}, "torchrun started several"),
         ({**MPIRUN, "MASTER_ADDR": ""}, {}, "MASTER_ADDR is not set"),
         ({**MPIRUN, "MASTER_PORT": "70000"}, {}, "MASTER_PORT is 70000; ports are 1 to 65535"),
         ({**SRUN, "SLURM_NODEID": "1_0"}, {}, "SLURM_NODEID is '1_0', not a whole number"),

@@ -14,9 +14,7 @@ from pathlib import Path
 import psutil
 
 from longseq_bench.launchers.launch_key import KEY_VARIABLE
-
-MARK = "LONGSEQ_TEST_RUN"
-"""A variable that every process of a launch inherits, so that what it leaves can be found."""
+from tests.cli.sweep_process import MARK, processes_of
 
 PATIENCE_S, SOON_S = 60, 15
 
@@ -107,11 +105,4 @@ class Nodes:
         shutil.rmtree(self.files, ignore_errors=True)
 
     def _running(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self._mark and process.status() != "zombie":
-                    found.append(process)
-            except psutil.Error:
-                continue
-        return found
+        return processes_of(self._mark)

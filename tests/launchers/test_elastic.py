@@ -28,7 +28,7 @@ from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.core.rank_start import CONNECTING, OPENING, WARMING_UP
 from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
 from longseq_bench.launchers import control_channel, elastic, host_agent, rank_supervisor
-from longseq_bench.launchers.control_channel import NodeLink
+from longseq_bench.launchers.control_channel import Channel, NodeLink
 from longseq_bench.launchers.control_messages import EVENTS, NodeIdentity
 from longseq_bench.launchers.elastic import (
     RENDEZVOUS_TIMEOUT_S,
@@ -44,6 +44,8 @@ from tests.launchers.test_ranks import ranks_trial
 
 FOLLOWER = """
 import sys
+from longseq_bench.launchers import control_channel
+control_channel.HEARTBEAT_S = 0.2
 from longseq_bench.launchers.control_messages import NodeIdentity
 from longseq_bench.launchers.follower import Follower
 from longseq_bench.core.cluster_env import NodeInfo
@@ -69,12 +71,12 @@ def ignore(phase: str, part: str) -> None:
     pass
 
 
-def in_forward(action: Callable[[], object]) -> OnPhase:
-    """Return a callback that calls the action once, when forward begins."""
+def in_forward(action: Callable[[], object], of: str = "forward") -> OnPhase:
+    """Return a callback that calls the action once, when forward begins, or another phase."""
     pending = [action]
 
     def on_phase(phase: str, part: str) -> None:
-        if phase == "forward" and pending:
+        if phase == of and pending:
             pending.pop()()
 
     return on_phase
@@ -133,6 +135,7 @@ def test_a_node_is_a_possible_cause_until_the_supervisor_knows_that_it_is_lost(
     run._fail_lost_nodes()
     assert not run._is_cause_pending()
     assert "no message from node 1 (beta)" in (run.supervisor.outcome().reason or "")
+    assert is_environment_failure(run.supervisor.outcome())
 
 
 def two_nodes_run(offset_ns: int = 0) -> tuple[_Run, Mock]:
@@ -410,6 +413,15 @@ class TwoNodes:
     def run(self, of: Trial, on_phase: OnPhase = ignore) -> Outcome:
         return run(self.node_0, of, on_phase)
 
+    def attempt(self, of: Trial, on_phase: OnPhase) -> Outcome:
+        """Run a trial once. A trial that loses a node would run once more."""
+        return self.node_0._attempt(of, on_phase)[0]
+
+    def channel(self) -> Channel:
+        """Return the channel to node 1, which connects again if it is cut."""
+        assert self.node_0._server
+        return self.node_0._server.links[1].channel
+
 
 @pytest.fixture(scope="module")
 def two(launcher: LocalLauncher) -> Iterator[TwoNodes]:
@@ -471,7 +483,7 @@ def test_a_stopped_rank_of_the_other_node_is_diagnosed(
         return samples
 
     monkeypatch.setattr(host_agent, "sample_processes", slowly)
-    outcome = two.run(ranks_trial("rank-stops", time_budget=1.5))
+    outcome = two.run(ranks_trial("rank-stops", time_budget=0.5))
     assert outcome.status == "hang"
     assert "rank 1 (host beta) is stopped (SIGSTOP)" in (outcome.reason or "")
     stacks = outcome.facts["stacks"]
@@ -513,9 +525,11 @@ def test_a_silent_node_ends_its_trial_but_not_the_next(
     two: TwoNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when a cable is cut: the connection stays open, and no byte arrives."""
-    monkeypatch.setattr(control_channel, "LOST_S", 2.0)
+    monkeypatch.setattr(elastic, "HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(control_channel, "LOST_S", 1.5)
+    monkeypatch.setattr(rank_supervisor, "PEERS_S", 0.2)
     stop = in_forward(lambda: two.node_1.send_signal(signal.SIGSTOP))
-    outcome = two.run(ranks_trial("rank-waits", time_budget=60), stop)
+    outcome = two.attempt(ranks_trial("rank-waits", time_budget=60), stop)
     two.node_1.send_signal(signal.SIGCONT)
     assert outcome.status == "error"
     assert "rank 1 (host beta): no message from node 1 (beta) for " in (outcome.reason or "")
@@ -527,9 +541,10 @@ def test_a_peer_of_a_rank_on_a_silent_node_is_not_blamed(
     two: TwoNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The peer reports the closed connection at once; the loss of the host is known later."""
-    monkeypatch.setattr(rank_supervisor, "CAUSE_S", 1.5)
-    monkeypatch.setattr(control_channel, "LOST_S", 4.0)
-    monkeypatch.setattr(elastic, "SILENT_S", 1.2)
+    monkeypatch.setattr(elastic, "HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(rank_supervisor, "CAUSE_S", 1.0)
+    monkeypatch.setattr(control_channel, "LOST_S", 2.0)
+    monkeypatch.setattr(elastic, "SILENT_S", 0.8)
 
     def lose() -> None:
         two.node_1.send_signal(signal.SIGSTOP)
@@ -538,7 +553,7 @@ def test_a_peer_of_a_rank_on_a_silent_node_is_not_blamed(
                 process.kill()
 
     try:
-        outcome = two.run(ranks_trial("rank-waits", time_budget=60), in_forward(lose))
+        outcome = two.attempt(ranks_trial("rank-waits", time_budget=60), in_forward(lose))
     finally:
         two.node_1.send_signal(signal.SIGCONT)
     assert outcome.facts["ranks"]["0"].startswith("error in forward: ")
@@ -546,31 +561,41 @@ def test_a_peer_of_a_rank_on_a_silent_node_is_not_blamed(
 
 
 def test_a_broken_connection_ends_the_ranks_on_both_nodes(two: TwoNodes) -> None:
-    assert two.node_0._server
-    channel = two.node_0._server.links[1].channel
-    break_connection = in_forward(lambda: channel.disconnect("the test broke it"))
-    outcome = two.run(ranks_trial("rank-waits", time_budget=60), break_connection)
+    break_connection = in_forward(lambda: two.channel().disconnect("the test broke it"))
+    outcome = two.attempt(ranks_trial("rank-waits", time_budget=60), break_connection)
     assert outcome.status == "error"
     end = time.monotonic() + SOON_S
     while two.processes_of_node_1() and time.monotonic() < end:
         time.sleep(0.05)
     assert two.processes_of_node_1() == []
-    assert two.run(ranks_trial("ring")).status == "ok"
+
+
+def test_a_trial_that_lost_its_node_runs_once_more(two: TwoNodes) -> None:
+    """When the node has connected again."""
+    cut = in_forward(lambda: two.channel().disconnect("the test cut it"), "start")
+    outcome = two.run(ranks_trial("ring"), cut)
+    assert (outcome.status, outcome.facts.get("first_attempt")) == (
+        "ok", "rank 1 (host beta): node 1 (beta) is gone: the test cut it",
+    )  # fmt: skip
 
 
 def test_a_lost_node_has_the_full_timeout_once_and_can_be_replaced(
     two: TwoNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = two.run(ranks_trial("rank-waits", time_budget=60), in_forward(two.node_1.kill))
-    assert outcome.status == "error"
+    outcome = two.attempt(ranks_trial("rank-waits", time_budget=60), in_forward(two.node_1.kill))
+    assert (outcome.status, is_environment_failure(outcome)) == ("error", True)
     assert re.fullmatch(
         r"rank 1 \(host beta\): node 1 \(beta\) is gone: "
         r"(it closed the connection|connection reset by peer)",  # with something unread in it
         outcome.reason or "",
     )
-    monkeypatch.setattr(two.node_0, "_timeout_s", 2.0)
-    assert "waited 2 s for it" in (two.run(ranks_trial("ring")).reason or "")
-    assert "waited 1 s for it" in (two.run(ranks_trial("ring")).reason or "")
+    monkeypatch.setattr(two.node_0, "_timeout_s", 0.6)
+    monkeypatch.setattr(elastic, "SHORT_TIMEOUT_S", 0.2)
+    for timeout_s in (0.6, 0.2):
+        missing = two.run(ranks_trial("ring"))
+        # the node says nothing about the trial, which has to run again
+        assert is_environment_failure(missing)
+        assert (missing.reason or "").endswith(f"the trial waited {timeout_s} s for it")
     monkeypatch.setattr(elastic, "SHORT_TIMEOUT_S", SOON_S)
     two.start()
     assert two.run(ranks_trial("ring")).status == "ok"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from longseq_bench.core.environment_failure import is_environment_failure
 from longseq_bench.core.stack_markers import CHILD_MAIN
 from longseq_bench.launchers import exit_status
 from longseq_bench.launchers.exit_status import (
@@ -61,6 +62,17 @@ def test_a_lost_peer_is_no_lack_of_memory() -> None:
     assert "RuntimeError" in (lost.reason or "")
     assert not may_be_out_of_memory(lost, 0)
     assert may_be_out_of_memory(outcome("error", "RuntimeError: no primitive"), 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_that_somebody_sends_is_no_failure_of_the_trial(number: signal.Signals) -> None:
+    """Slurm sends SIGTERM to all processes of a job. SIGKILL may be for lack of memory."""
+    found = outcome_of_exit(-number, "time", "last words", False)
+    is_from_outside = number != signal.SIGKILL
+    assert is_environment_failure(found) == is_from_outside
+    assert found.status == ("error" if is_from_outside else "crashed")
+    assert (found.reason, found.phase) == (f"killed by {number.name}", "time")
+    assert found.facts["output"] == ["last words"]
 
 
 def test_only_an_abort_by_nccl_is_the_end_of_a_peer() -> None:

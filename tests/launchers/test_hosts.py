@@ -2,12 +2,13 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from longseq_bench.store import RECORDS, load
+from longseq_bench.core.environment_failure import is_environment_failure
+from longseq_bench.store import load
 from tests.launchers import netns
 from tests.launchers.nodes import Nodes
 
@@ -26,7 +27,10 @@ threads: 1
 """
 """The one of 4k waits for ever, for what nobody sends."""
 
-LOST_SOON = "import longseq_bench.launchers.control_channel as control; control.LOST_S = 5.0"
+LOST_SOON = (
+    "import longseq_bench.launchers.control_channel as control; "
+    "control.HEARTBEAT_S, control.LOST_S = 0.2, 2.0"
+)
 MAXLEN = (
     "maxlen", "--impl", "ring", "--memory-budget", "4MiB", "--ceiling", "6k", "--heads", "1",
     "--head-dim", "16", "--threads", "1", "--json", "--out", "out",
@@ -48,26 +52,36 @@ def nodes(hosts: netns.Hosts, tmp_path: Path) -> Iterator[Nodes]:
     nodes.close()
 
 
+def wait_for_lines(nodes: Nodes, text: str) -> Callable[[int], None]:
+    """Return a function that waits until node 1 has printed a text so many times."""
+    return lambda times: nodes.wait_until(lambda: nodes.err(1).count(text) == times)
+
+
 def test_a_trial_whose_cable_is_cut_ends_named_and_the_next_is_ok(
-    nodes: Nodes, hosts: netns.Hosts, tmp_path: Path
+    nodes: Nodes, hosts: netns.Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sweep.yaml").write_text(SWEEP)
-    records = tmp_path / "out" / RECORDS
+    waits = tmp_path / "waits"
+    monkeypatch.setenv("LONGSEQ_TEST_WAITS", str(waits))
     nodes.start("sweep", "sweep.yaml", "--out", "out")
-    nodes.wait_until(lambda: records.exists() and records.read_text().count("\n") == 1)
-    # long enough for the ranks of the second trial, which waits for ever, to be under way
-    time.sleep(3)
-    hosts.cut()
-    nodes.wait_until(lambda: records.read_text().count("\n") == 2 and "lost" in nodes.err(1))
-    hosts.mend()
+    lost = wait_for_lines(nodes, "lost node 0")
+    # the trial runs once more when the host is back
+    for times in (1, 2):
+        nodes.wait_until(waits.exists)
+        hosts.cut()
+        lost(times)
+        time.sleep(1)  # node 0 has lost the other one too
+        waits.unlink()
+        hosts.mend()
     assert nodes.wait() == [3, 0]
     found = load(tmp_path / "out").records
     reasons = [r.outcome.reason for r in found]
     assert [r.outcome.status for r in found] == ["ok", "error", "ok"], reasons
+    assert is_environment_failure(found[1].outcome)
     assert "rank 1 (node 1): no message from node 1 (" in (found[1].outcome.reason or "")
     assert found[0].outcome.facts["hosts"] == found[2].outcome.facts["hosts"]
-    assert "lost node 0 (no message for 5 s)" in nodes.err(1)
-    assert nodes.err(1).count(f"joined node 0 ({found[0].environment.host})") == 2
+    assert "lost node 0 (no message for 2 s)" in nodes.err(1)
+    assert nodes.err(1).count(f"joined node 0 ({found[0].environment.host})") == 3
     assert nodes.left() == []
 
 

@@ -133,7 +133,13 @@ def test_shared_memory_of_a_killed_rank_is_removed(
 # ---- ranks that do not end ---------------------------------------------------------------------
 
 
-def test_a_stopped_rank_is_a_hang(launcher: LocalLauncher, nothing_left: None) -> None:
+@pytest.fixture
+def ended_soon(monkeypatch: pytest.MonkeyPatch, nothing_left: None) -> None:
+    """Ranks over their time limit have less time to report it themselves."""
+    monkeypatch.setattr(rank_supervisor, "GRACE_S", 0.5)
+
+
+def test_a_stopped_rank_is_a_hang(launcher: LocalLauncher, ended_soon: None) -> None:
     start = time.monotonic()
     outcome = run(launcher, "rank-stops", time_budget=0.2)
     assert outcome.status == "hang"
@@ -145,7 +151,7 @@ def test_a_stopped_rank_is_a_hang(launcher: LocalLauncher, nothing_left: None) -
 
 
 def test_ranks_that_wait_for_each_other_are_a_hang(
-    launcher: LocalLauncher, nothing_left: None
+    launcher: LocalLauncher, ended_soon: None
 ) -> None:
     outcome = run(launcher, "rank-waits", time_budget=0.2)
     assert (outcome.status, outcome.phase) == ("hang", "communication")
@@ -156,7 +162,7 @@ def test_ranks_that_wait_for_each_other_are_a_hang(
 
 
 def test_a_sleeping_rank_differs_from_one_that_waits_for_it(
-    launcher: LocalLauncher, nothing_left: None
+    launcher: LocalLauncher, ended_soon: None
 ) -> None:
     outcome = run(launcher, "rank-sleeps", time_budget=0.2)
     assert (outcome.status, outcome.phase) == ("hang", "forward")
@@ -166,14 +172,14 @@ def test_a_sleeping_rank_differs_from_one_that_waits_for_it(
 
 
 def test_a_rank_that_computes_too_long_is_a_timeout(
-    launcher: LocalLauncher, nothing_left: None
+    launcher: LocalLauncher, ended_soon: None
 ) -> None:
     outcome = run(launcher, "rank-spins", time_budget=0.2)
     assert outcome.status == "timeout"
     assert outcome.reason == "rank 1: one pass took longer than the 0.2 s allowed"
 
 
-def test_one_stopped_process_is_a_hang(launcher: LocalLauncher, nothing_left: None) -> None:
+def test_one_stopped_process_is_a_hang(launcher: LocalLauncher, ended_soon: None) -> None:
     outcome = run(launcher, "bad-stops", 1, time_budget=0.2)
     assert (outcome.status, outcome.phase) == ("hang", "forward")
     assert outcome.reason == "the process is stopped (SIGSTOP) in forward"

@@ -389,9 +389,11 @@ class RankStops(OnRankOne):
 
 
 class RankWaits(OnRankOne):
-    """Waits for what nobody sends."""
+    """Waits for what nobody sends. It makes the file that LONGSEQ_TEST_WAITS names."""
 
     def fault(self) -> None:
+        if name := os.environ.get("LONGSEQ_TEST_WAITS"):
+            open(name, "w").close()
         dist.recv(torch.empty(1), src=0, tag=99)
 
 

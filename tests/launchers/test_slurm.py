@@ -1,0 +1,53 @@
+"""A job of a real Slurm cluster that is cancelled; tests/campaigns/slurm.py does more."""
+
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from longseq_bench.store import RECORDS, load
+from tests.launchers import slurm_cluster
+from tests.launchers.slurm_cluster import Cluster
+
+REASON = slurm_cluster.unavailable_reason()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(REASON), reason=str(REASON))]
+
+SWEEP = """\
+memory_budget: 64MiB
+workload: {heads: 1, head_dim: 16}
+tokens: [256, 4k]
+implementations: rank-waits
+rounds: 1
+repeats: 0
+threads: 1
+device: cpu
+"""
+"""The second trial waits for ever."""
+
+STEP = shlex.split(
+    "srun longseq launch --nproc-per-node 1 -- sweep sweep.yaml --out out"
+)  # as `longseq plan --sbatch` writes it
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    cluster = Cluster()
+    yield cluster
+    cluster.close()
+
+
+def test_a_cancelled_job_keeps_its_records_and_leaves_nothing(cluster: Cluster) -> None:
+    (cluster.work / "sweep.yaml").write_text(SWEEP)
+    (cluster.work / "job.sh").write_text(f"#!/bin/sh\n{shlex.join(STEP)}\n")
+    job = cluster.submit("--nodes=2", "--ntasks-per-node=1", "--output=out-%j", "job.sh")
+    records, printed = cluster.work / "out" / RECORDS, cluster.work / f"out-{job}"
+    cluster.wait_until(lambda: records.exists() and records.read_text().endswith("\n"))
+    cluster.run("scancel", job)
+    cluster.wait_until(lambda: cluster.job_state(job) == "CANCELLED")
+    assert cluster.left() == []
+    shown = printed.read_text()
+    assert "node 0: 2 nodes, 1 rank(s) on each: n1, n2" in shown
+    assert "longseq: interrupted by SIGTERM; every finished record is on disk" in shown
+    assert "Traceback" not in shown
+    (record,) = load(records).records
+    assert (record.outcome.status, record.outcome.facts["hosts"]) == ("ok", ["n1", "n2"])
