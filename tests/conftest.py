@@ -1,5 +1,6 @@
 """The plug-ins of the tests are installed by being on the path, as any other distribution is."""
 
+import gc
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from longseq_bench.launchers import host_agent, local
 from longseq_bench.launchers.local import LocalLauncher
 from tests.ranks import Ranks
 
@@ -22,6 +24,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # threads of trials that wait for each other would keep the cores from the other worker
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# one host and several share the fork server of a worker, which is started once
+local.PRELOAD[:] = host_agent.AGENT_PRELOAD
 
 # the tests that need a GPU may run where only pytest is installed (benchmarks/gpu)
 with suppress(ImportError):
@@ -85,6 +90,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not torch.cuda.is_available():
             for item in need_gpu:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Take what is imported out of garbage collection: each would search it for up to a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

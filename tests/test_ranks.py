@@ -24,6 +24,14 @@ def test_results_are_in_the_order_of_ranks(ranks: Ranks, world: int) -> None:
     assert ranks(world, sum_over_ranks, 3) == found
 
 
+def test_a_rank_alone_has_a_process_of_its_own(ranks: Ranks) -> None:
+    first, second = (ranks.alone(sum_over_ranks, 3) for _ in range(2))
+    assert first[:3] == second[:3] == (0, 1, 0.0)
+    assert len({first[3], second[3], ranks(1, sum_over_ranks, 3)[0][3]}) == 3
+    with pytest.raises(RanksFailed, match="rank 0 will not"):
+        ranks.alone(raise_on, [0], False)
+
+
 def raise_on(group: Group, ranks: list[int], waits: bool) -> None:
     """Some ranks raise; the others may wait for them."""
     if group.rank in ranks:

@@ -224,14 +224,12 @@ def make_trial(workload: dict[str, Any], tokens: int, world: int, variant: Varia
     return make.trial(variant[0], tokens, variant[1], world_size=world, **fields)
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_reports_of_any_records_are_short(kind: str) -> None:
-    @settings(max_examples=50, derandomize=True, database=None, phases=[Phase.generate])
-    @given(record_sets())
-    def run(records: list[Record]) -> None:
-        check(Source(records), kind)
-
-    run()
+@settings(max_examples=50, derandomize=True, database=None, phases=[Phase.generate])
+@given(record_sets())
+def test_reports_of_any_records_are_short(records: list[Record]) -> None:
+    source = Source(records)
+    for kind in ALL:
+        check(source, kind)
 
 
 # ---- many workloads ------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from longseq_bench.core.model import Measurement, Outcome, Trial, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
 from longseq_bench.meters.clock import Clock
-from longseq_bench.worker import reference, timing
+from longseq_bench.worker import matmul_rate, reference, timing
 from longseq_bench.worker import trial as trial_module
 from longseq_bench.worker.check import check
 from longseq_bench.worker.errors import Errors
@@ -44,9 +44,13 @@ class Silent(MessageSender):
         self.phases.append(str(message.get("phase")))
 
 
-def workload(tokens: int = SHORT, **fields: Any) -> Workload:
-    known = {"heads": 4, "kv_heads": 2, "head_dim": 8, "batch": 4, "mode": "train"}
-    return Workload(seq_len=tokens, **{**known, **fields})
+def sizes_for(split: str) -> Options:
+    """Return a small shape; only a split batch needs a row for each of four ranks."""
+    return {"heads": 4, "kv_heads": 2, "head_dim": 8, "batch": 4 if split == "batch" else 2}
+
+
+def workload(tokens: int = SHORT, split: str = "", **fields: Any) -> Workload:
+    return Workload(seq_len=tokens, **{**sizes_for(split), "mode": "train", **fields})
 
 
 def check_pass(
@@ -76,7 +80,7 @@ def check_pass(
     [(SHORT, 2, True), (SHORT, 4, False), (LONG, 3, False), (LONG, 3, True)],
 )
 def test_correct_ones_pass(ranks: Ranks, split: str, tokens: int, world: int, causal: bool) -> None:
-    w = workload(tokens, causal=causal)
+    w = workload(tokens, split, causal=causal)
     for own, agreed in ranks(world, check_pass, w, {"split": split}):
         assert agreed.over_tolerance("float32") is None
         assert own.worst < 5e-6
@@ -87,21 +91,21 @@ def test_correct_ones_pass(ranks: Ranks, split: str, tokens: int, world: int, ca
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_correct_ones_pass_in_half_precision(ranks: Ranks, split: str, dtype: Any) -> None:
-    w = workload(LONG, causal=True, dtype=dtype)
+    w = workload(LONG, split, causal=True, dtype=dtype)
     for _, agreed in ranks(3, check_pass, w, {"split": split}):
         assert agreed.over_tolerance(dtype) is None
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_key_chunks_make_no_difference(ranks: Ranks, split: str) -> None:
-    w = workload(LONG, causal=True)
+    w = workload(LONG, split, causal=True)
     for _, agreed in ranks(3, check_pass, w, {"split": split}, 50):
         assert agreed.worst < 5e-6
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_batch_rows_a_few_at_a_time_make_no_difference(ranks: Ranks, split: str) -> None:
-    for _, agreed in ranks(3, check_pass_in_slabs, workload(), {"split": split}):
+    for _, agreed in ranks(3, check_pass_in_slabs, workload(SHORT, split), {"split": split}):
         assert agreed.worst < 5e-6
 
 
@@ -130,10 +134,9 @@ SPLIT_OF = {"holder": "full", "parameter": "batch"}
 def test_a_fault_of_one_rank_fails_all(
     ranks: Ranks, fault: str, fields: Options, name: str, tokens: int, world: int
 ) -> None:
-    w = workload(tokens, **fields)
-    found = ranks(
-        world, check_pass, w, {"split": SPLIT_OF.get(fault, "contiguous"), "fault": fault}
-    )
+    split = SPLIT_OF.get(fault, "contiguous")
+    w = workload(tokens, split, **fields)
+    found = ranks(world, check_pass, w, {"split": split, "fault": fault})
     assert len({str(agreed) for _, agreed in found}) == 1
     agreed = found[0][1]
     assert f"{name} on rank " in (agreed.over_tolerance("float32") or "")
@@ -259,16 +262,17 @@ def test_a_warm_up_has_the_remainder_of_every_rank(world: int, tokens: int) -> N
 
 
 def run(group: Group, one: Trial) -> Outcome:
-    """Run a trial; register Spread first if the trial needs it."""
+    """Run a trial, with small matrix products; register Spread first if the trial needs it."""
     if one.implementation == "spread":
         IMPLEMENTATIONS.register("spread")(Spread)
-    return trial_module.run_trial(one, Silent(), group)
+    with patch.multiple(matmul_rate, MAX_SIZE=matmul_rate.MIN_SIZE, TURNS=50):
+        return trial_module.run_trial(one, Silent(), group)
 
 
 def trial_for(
     name: str = "spread", tokens: int = LONG, options: Options | None = None, **fields: Any
 ):
-    shape = {"heads": 4, "kv_heads": 2, "head_dim": 8, "batch": 4}
+    shape = sizes_for((options or {}).get("split", ""))
     known = {**shape, "repeats": 0, "threads": 1, "time_cap": 60.0}
     return trial(name, tokens, options, **{**known, **fields})
 
@@ -297,7 +301,7 @@ def test_one_rank_has_one_kind_of_timed_pass() -> None:
 def test_bytes_are_those_of_the_checked_pass_only(ranks: Ranks) -> None:
     for rank, outcome in enumerate(ranks(3, run, trial_for(repeats=3))):
         own = (LONG * (rank + 1) // 3) - (LONG * rank // 3)
-        assert outcome.samples("bytes_sent") == (2 * 4 * 2 * own * 8 * 4,)
+        assert outcome.samples("bytes_sent") == (2 * 2 * 2 * own * 8 * 4,)
 
 
 @pytest.mark.parametrize("fault", ["out", "nan", "dk", "parameter", "nan gradient"])
