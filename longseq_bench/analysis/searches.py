@@ -52,7 +52,8 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
     Raises ValueError if the records are not the steps of exactly one search.
     """
     steps = [record for record in records if record.purpose in SEARCH_PURPOSES]
-    if len({_search_key(record) for record in steps}) != 1:
+    # a comparison also merges steps that differ in the name of their model
+    if len({_search_key(record, "model") for record in steps}) != 1:
         raise ValueError("merge_search takes the probe, edge and confirm records of one search")
     by_length = group_by(steps, lambda record: record.trial.workload.seq_len)
     passed = [n for n, runs in by_length.items() if has_passed(runs)]
@@ -136,9 +137,9 @@ def _figures(runs: Runs) -> dict[str, Any]:
     }
 
 
-def _search_key(record: Record) -> Hashable:
+def _search_key(record: Record, *names: str) -> Hashable:
     # without repeats: probes run one pass, other steps run more
-    same = record.trial.key_without("seq_len", "round", "seed", "repeats", "time_cap")
+    same = record.trial.key_without("seq_len", "round", "seed", "repeats", "time_cap", *names)
     return same, record.environment.fingerprint
 
 

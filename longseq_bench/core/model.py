@@ -253,8 +253,8 @@ class Trial(Frozen):
     def key_without(self, *names: str) -> Hashable:
         """Return a key that is equal for trials that differ only in these fields.
 
-        The fields are those of the trial or of its workload; as in `key`, the model's name is left
-        out. Much cheaper than `key`, and valid in this process only.
+        The fields are those of the trial or of its workload. Much cheaper than `key`, and valid in
+        this process only.
         """
         options = None if "options" in names else options_key(self.options)
         return options, *_fields_except(names)(self)
@@ -280,7 +280,7 @@ def options_key(options: Mapping[str, OptionValue]) -> str:
 @lru_cache(maxsize=64)
 def _fields_except(names: tuple[str, ...]) -> Callable[[Trial], tuple[Any, ...]]:
     own = [name for name in Trial.model_fields if name not in ("options", "workload", *names)]
-    inner = [f"workload.{n}" for n in Workload.model_fields if n not in (*names, "model")]
+    inner = [f"workload.{name}" for name in Workload.model_fields if name not in names]
     return attrgetter(*own, *inner)
 
 
