@@ -26,7 +26,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # one host and several share the fork server of a worker, which is started once
-local.PRELOAD[:] = host_agent.AGENT_PRELOAD
+local.PRELOAD[:] = [*host_agent.AGENT_PRELOAD, "tests.short_ceiling"]
 
 # the tests that need a GPU may run where only pytest is installed (benchmarks/gpu)
 with suppress(ImportError):

@@ -1,8 +1,8 @@
 """Compilation of a C++ file of this package, once per machine, for its processor.
 
 A compiler is optional: without one, or if it fails, slower kernels run and the reason is recorded.
-The library is in the user's cache. Its name has a digest of source, compiler, flags and processor,
-because different machines may share a home folder.
+The library is in the user's cache. Its name has a digest of source, headers beside it, compiler,
+flags and processor, because different machines may share a home folder.
 """
 
 import ctypes
@@ -115,7 +115,9 @@ def _digest(source: Path, compiler: tuple[str, ...]) -> str:
     version = subprocess.run(
         command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
     )
-    parts = (source.read_text(), *compiler, version.stdout, str((FLAGS, TUNING)), _processor())
+    sources = [source, *sorted(source.parent.glob("*.h"))]
+    texts = [path.read_text() for path in sources]
+    parts = (*texts, *compiler, version.stdout, str((FLAGS, TUNING)), _processor())
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=10).hexdigest()
 
 

@@ -9,43 +9,14 @@
 // There is no global or thread-local state: every thread calls the same function on the same
 // Decode and takes splits from its counter. Shapes as in decode.py.
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-#if defined(__AVX512F__) || defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX2__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
+#include "lanes.h"
 
 #define KEYS 64  // keys per update of the maximum: their rows stay in the second-level cache
 #define ROWS 4   // rows of queries that are multiplied together
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
 
-typedef float vec __attribute__((vector_size(4 * LANES), may_alias, aligned(4)));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES), may_alias));
+typedef vec row_vec __attribute__((aligned(4)));  // in memory: part of a row
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), may_alias, aligned(2)));
-
-static const float LN2 = 0.693147180559945f;
-static const float NEVER = -1e30f;  // below every real score
-
-struct bfloat16 {
-    uint16_t bits;
-};
-
-struct Tensor {
-    char *data;
-    int64_t batch, head, token;  // strides in elements; head_dim is contiguous
-};
 
 struct Decode {
     int64_t dtype, dim, v_dim, batches, kv_heads, group, queries, splits;
@@ -57,18 +28,12 @@ struct Decode {
     int64_t *counter;             // splits taken, and threads started
 };
 
-INLINE float wide(float x) { return x; }
-INLINE float wide(bfloat16 x) {
-    union { uint32_t i; float f; } u = {(uint32_t)x.bits << 16};
-    return u.f;
-}
-INLINE vec load(const float *p) { return *(const vec *)p; }
+INLINE vec load(const float *p) { return *(const row_vec *)p; }
 INLINE vec load(const bfloat16 *p) {
     return (vec)(__builtin_convertvector(*(const hvec *)p, uvec) << 16);
 }
 #if defined(__FLT16_MAX__)
 typedef _Float16 f16vec __attribute__((vector_size(2 * LANES), may_alias, aligned(2)));
-INLINE float wide(_Float16 x) { return (float)x; }
 #if LANES == 16
 INLINE vec load(const _Float16 *p) { return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 #elif LANES == 8 && defined(__F16C__)
@@ -95,8 +60,6 @@ INLINE int place(int d, int dim, const bfloat16 *) {
     const int width = 2 * LANES, in = d % width;
     return d < dim / width * width ? d - in + in % 2 * LANES + in / 2 : d;
 }
-
-INLINE vec splat(float x) { return x - (vec){0}; }
 
 // [a0+a1, a2+a3, ..., b0+b1, b2+b3, ...]
 #if LANES == 16
@@ -138,21 +101,6 @@ INLINE float largest(vec a) {
     return most;
 }
 
-// 2^x: exactly 0 below 2^-126, NaN for NaN; see native.cpp.
-INLINE vec exp2v(vec x) {
-    const vec magic = splat(12582912.f), low = splat(-126.f);
-    vec c = low > x ? low : x, t = c + magic, f = c - (t - magic);
-    vec p = splat(1.54697320e-4f) * f + 1.34004322e-3f;
-    p = p * f + 9.61802560e-3f;
-    p = p * f + 5.55032721e-2f;
-    p = p * f + 2.40226512e-1f;
-    p = p * f + 6.93147207e-1f;
-    p = p * f + 1.0f;
-    p = (vec)((ivec)p + ((ivec)t << 23));
-    p = x < low ? (vec){0} : p;
-    return x == x ? p : x;
-}
-
 // Fetch a row that is read after this tile: the prefetcher of the hardware stops at pages, and pauses
 // when keys and values alternate.
 template <typename T> INLINE void fetch(const T *row, int dims) {
@@ -190,7 +138,7 @@ INLINE void score(const float *q, int ldq, const T *k, int64_t ldk, int dim, con
             }
             UNROLL for (int r = 0; r < R; r++) c[r][i] = even[r] + odd[r];
         }
-        UNROLL for (int r = 0; r < R; r++) *(vec *)(s + r * KEYS + first) = sums(c[r]);
+        UNROLL for (int r = 0; r < R; r++) *(row_vec *)(s + r * KEYS + first) = sums(c[r]);
     }
 }
 
@@ -212,7 +160,7 @@ INLINE void add_dims(const float *s, const float *keep, const T *v, int64_t ldv,
             UNROLL for (int r = 0; r < R; r++) c[r][x] += a[x] * s[r * KEYS + key];
     }
     UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int x = 0; x < V; x++) *(vec *)(o + r * ldo + d + x * LANES) = c[r][x];
+        UNROLL for (int x = 0; x < V; x++) *(row_vec *)(o + r * ldo + d + x * LANES) = c[r][x];
 }
 
 template <int R, typename T>
@@ -246,7 +194,7 @@ INLINE float weigh(float *s, int from, int to, int count, float *m, float *l) {
     float most = largest(all);
     for (int key = 0; key < KEYS; key += LANES) {
         vec w = exp2v(load(s + key) - most);
-        *(vec *)(s + key) = w;
+        *(row_vec *)(s + key) = w;
         total += w;
     }
     float keep = *m == NEVER ? 0 : exp2v(splat(*m - most))[0];

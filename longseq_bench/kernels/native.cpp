@@ -9,24 +9,16 @@
 // There is no global or thread-local state: every thread calls the same function on the same
 // Problem and takes units of work from its counter. Shapes as in native.py.
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "lanes.h"
 
-#if defined(__AVX512F__)
-#define LANES 16
-#define BATCH 8
-#elif defined(__AVX2__)
-#define LANES 8
+#if LANES == 8
 #define BATCH 4
 #else
-#define LANES 4
 #define BATCH 8
 #endif
 
 // bfloat16 is multiplied in pairs of neighbours (VDPBF16PS), twice as many products an instruction.
 #if defined(__AVX512BF16__) && LANES == 16
-#include <immintrin.h>
 #define PAIRS 1
 #else
 #define PAIRS 0
@@ -38,8 +30,6 @@
 #define KEYS 128                 // keys per update of the maximum
 // A smaller block would come from the heap, where a warm-up leaves pages that no peak counts.
 #define SMALLEST_MAPPED (132 * 1024)
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
 
 #if defined(__clang__)
 #define SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
@@ -49,21 +39,9 @@
 
 typedef float four __attribute__((vector_size(16), may_alias, aligned(4)));
 typedef int32_t four_ints __attribute__((vector_size(16)));
-typedef float vec __attribute__((vector_size(4 * LANES), may_alias));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES), may_alias));
 typedef uint32_t pairs __attribute__((may_alias, aligned(2)));
 
-static const float LOG2E = 1.44269504088896f, LN2 = 0.693147180559945f;
-static const float NEVER = -1e30f;  // below every real score
-
-struct bfloat16 {
-    uint16_t bits;
-};
-
-struct Tensor {
-    char *data;
-    int64_t batch, head, token;  // strides in elements; head_dim is contiguous
-};
+static const float LOG2E = 1.44269504088896f;
 
 struct Problem {
     int64_t dtype, dim, batches, group, causal, wide, merge;
@@ -112,11 +90,6 @@ struct Chunk {
     int count;
 };
 
-INLINE float wide(float x) { return x; }
-INLINE float wide(bfloat16 x) {
-    union { uint32_t i; float f; } u = {(uint32_t)x.bits << 16};
-    return u.f;
-}
 INLINE void narrow(float x, float *to) { *to = x; }
 INLINE void narrow(float x, bfloat16 *to) {
     union { float f; uint32_t i; } u = {x};
@@ -124,31 +97,11 @@ INLINE void narrow(float x, bfloat16 *to) {
     to->bits = x != x ? 0x7fc0 : (u.i + 0x7fff + ((u.i >> 16) & 1)) >> 16;
 }
 #if defined(__FLT16_MAX__)
-INLINE float wide(_Float16 x) { return (float)x; }
 INLINE void narrow(float x, _Float16 *to) { *to = (_Float16)x; }
 #endif
 
-INLINE vec splat(float x) { return x - (vec){0}; }
-// Returns b where a is NaN.
-INLINE vec larger(vec a, vec b) { return a > b ? a : b; }
 INLINE vec &at(float *p, int x) { return *(vec *)(p + x * LANES); }
 INLINE int up(int n, int to) { return (n + to - 1) / to * to; }
-
-// 2^x: exactly 0 below 2^-126, NaN for NaN. Chebyshev fit of degree 6 on [-1/2, 1/2]; its error, 3e-9, is below
-// rounding.
-INLINE vec exp2v(vec x) {
-    const vec magic = splat(12582912.f), low = splat(-126.f);
-    vec c = larger(low, x), t = c + magic, f = c - (t - magic);
-    vec p = splat(1.54697320e-4f) * f + 1.34004322e-3f;
-    p = p * f + 9.61802560e-3f;
-    p = p * f + 5.55032721e-2f;
-    p = p * f + 2.40226512e-1f;
-    p = p * f + 6.93147207e-1f;
-    p = p * f + 1.0f;
-    p = (vec)((ivec)p + ((ivec)t << 23));
-    p = x < low ? (vec){0} : p;
-    return x == x ? p : x;
-}
 
 // out[j][GROUP] = sum over i of a[j][i] b[i][GROUP], for BATCH rows of a.
 INLINE void rows_times(const float *const *a, const float *b, int ldb, int n, float *out, int ldo) {

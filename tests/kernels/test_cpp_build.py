@@ -51,6 +51,16 @@ def test_it_is_compiled_once_and_again_when_the_source_changes(source: Path) -> 
 
 
 @needs_compiler
+def test_it_is_compiled_again_when_a_header_changes(source: Path) -> None:
+    header = source.with_name("number.h")
+    header.write_text("#define NUMBER 42\n")
+    source.write_text('#include "number.h"\n' + SOURCE.replace("42", "NUMBER"))
+    assert cpp_build.library(source).answer() == 42
+    header.write_text("#define NUMBER 43\n")
+    assert load_again(source).answer() == 43
+
+
+@needs_compiler
 def test_processors_and_compilers_have_separate_libraries(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

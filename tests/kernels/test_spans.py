@@ -43,13 +43,19 @@ DIMS = (8, 24, 50, 64, 72, 130)
 
 
 def random_case(
-    seed: int, dtype: torch.dtype = torch.float32, dims: tuple[int, ...] = DIMS
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    dims: tuple[int, ...] = DIMS,
+    most: int = 420,
 ) -> RandomCase:
     """Return strided tiles that cover every query once, strided runs (some tiles have none),
-    permuting indices or none, and positions that differ from rows."""
+    permuting indices or none, and positions that differ from rows.
+
+    most: the largest number of queries and of keys is one less.
+    """
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    n, m = (int(x) for x in rng.integers(20, 420, 2))
+    n, m = (int(x) for x in rng.integers(20, most, 2))
     heads, kv = ((4, 2), (3, 3), (4, 1))[rng.integers(3)]
     dim, batch = int(rng.choice(dims)), int(rng.integers(1, 3))
     q, grad = (torch.randn(batch, heads, n, dim).to(dtype) for _ in range(2))
