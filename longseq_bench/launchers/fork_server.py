@@ -41,6 +41,9 @@ SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 _PIPES_S = 1.0
 """The longest time from the closing of a server's pipes to its end."""
 
+_KILL_S = 10.0
+"""The longest time from SIGKILL to the end of a server, on a busy machine."""
+
 
 def ready() -> None:
     """Start the server if none runs, and wait for its imports.
@@ -88,7 +91,7 @@ def _kill(before: int) -> None:
     if (new := pid()) and new != before:
         with suppress(ProcessLookupError):
             os.kill(new, signal.SIGKILL)
-        has_ended(new)
+        has_ended(new, _KILL_S)
 
 
 def start(process: BaseProcess) -> int:
@@ -164,9 +167,9 @@ def lost_with_server(process: BaseProcess, server: int) -> bool:
     return process.exitcode == LOST and has_ended(server)
 
 
-def has_ended(server: int) -> bool:
+def has_ended(server: int, patience_s: float = _PIPES_S) -> bool:
     """Return True if a server has ended. A moment before its end its pipes are closed already."""
-    end_s = time.monotonic() + _PIPES_S
+    end_s = time.monotonic() + patience_s
     while server == pid() and _is_alive(server):
         if time.monotonic() >= end_s:
             return False
@@ -175,7 +178,15 @@ def has_ended(server: int) -> bool:
 
 
 def _is_alive(server: int) -> bool:
+    """Return False once multiprocessing, which waits for the server, finds that it has ended.
+
+    That is later than it becomes a zombie if another thread of it still runs.
+    """
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(server).status() != psutil.STATUS_ZOMBIE
+        return False
     try:
-        return psutil.Process(server).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        return os.waitid(os.P_PID, server, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
         return False

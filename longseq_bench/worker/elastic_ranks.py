@@ -119,7 +119,12 @@ class _Agent(LocalElasticAgent):
         self._events.send_bytes(json.dumps(message).encode())
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        pids: dict[int, Any] = super()._start_workers(worker_group)
+        # ranks begin with the agent's handlers, which raise: signals wait until they have their own
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
+            pids: dict[int, Any] = super()._start_workers(worker_group)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for pipe in self._pipes:
             pipe.close()
         self._pids = dict(sorted(pids.items()))
@@ -193,6 +198,7 @@ def _become_a_child(output: int) -> None:
     """Undo the agent's signal handlers, end with the agent, and print to the rank's own file."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.dup2(output, 1)

@@ -20,6 +20,7 @@ import psutil
 import pytest
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from longseq_bench.core.catalogue import DeviceInfo
 from longseq_bench.core.cluster_env import NodeInfo, split
@@ -39,6 +40,7 @@ from longseq_bench.launchers.host_agent import HostJob, HostRanks, _Rank
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.process_inspection import sample_processes
 from longseq_bench.launchers.rank_supervisor import RankSupervisor
+from longseq_bench.worker import elastic_ranks
 from longseq_bench.worker.elastic_ranks import _Agent
 from tests.launchers.test_ranks import ranks_trial
 
@@ -261,6 +263,38 @@ def test_the_exit_of_the_rank_that_died_first_is_reported_first(
     assert [(event["local_rank"], event["exit"]) for event in events] == [
         (1, -signal.SIGKILL), (0, -signal.SIGTERM),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=str)
+def test_a_signal_to_a_rank_that_is_just_forked_is_named(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """The rank still has the handlers of torch's agent: they raise, and it would exit with 1."""
+
+    def fork(agent: _Agent, group: WorkerGroup) -> dict[int, int]:
+        pid = os.fork()
+        if not pid:
+            try:
+                os.kill(os.getpid(), number)
+                elastic_ranks._become_a_child(os.open(os.devnull, os.O_WRONLY))
+            finally:
+                os._exit(1)
+        return {0: pid}
+
+    monkeypatch.setattr(LocalElasticAgent, "_start_workers", fork)
+    agent = object.__new__(_Agent)
+    agent._events, agent._pipes = Mock(), []
+    before = signal.signal(number, elastic_handler)
+    try:
+        (pid,) = agent._start_workers(Mock()).values()
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    finally:
+        signal.signal(number, before)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -number
+
+
+def elastic_handler(number: int, frame: object) -> None:
+    raise SignalException("", signal.Signals(number))
 
 
 def test_a_native_crash_is_retried_with_more_memory(alone: ElasticLauncher) -> None:
