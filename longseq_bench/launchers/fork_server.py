@@ -46,7 +46,7 @@ _KILL_S = 10.0
 
 
 def ready() -> None:
-    """Start the server if none runs, and wait for its imports.
+    """Start the server if there is none, and wait for its imports.
 
     A server that is killed meanwhile is started once more. Ctrl-C kills a server that is still
     importing; it has no children yet.

@@ -112,10 +112,10 @@ def test_a_server_dies_with_its_parent_while_it_imports(
 
 
 LEADER_ENDS = """
-import ctypes, threading, time
+import ctypes, platform, threading, time
 threading.Thread(target=time.sleep, args=(60,)).start()
 print("ready", flush=True)
-ctypes.CDLL(None).syscall(60 if __import__("platform").machine() == "x86_64" else 93, 0)
+ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
 """
 """Ends its first thread alone, by the system call exit."""
 

@@ -95,7 +95,7 @@ def test_one_large_error_is_over_four_times_the_plain_one() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(20))
 def test_dense_heads_of_8_are_right_in_half_precision(dtype: Any, seed: int) -> None:
     """A fixed tolerance had false alarms here: 0.08 of 0.04 in bfloat16."""
     w = Workload(seq_len=509, heads=32, kv_heads=1, head_dim=8, dtype=dtype)
