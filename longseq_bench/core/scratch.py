@@ -9,9 +9,11 @@ import atexit
 import fcntl
 import os
 import shutil
+import socket
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from longseq_bench.core.errors import LauncherError
@@ -83,32 +85,56 @@ def _parents() -> tuple[str, ...]:
 
 
 def _create_below(user: Path) -> tuple[Path, int]:
-    """Delete what dead processes left, and make a folder for this one."""
     while True:
-        lock = _open(private_folder(user))
+        folder = private_folder(user)
         try:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            _delete_abandoned(user)
-            folder = Path(tempfile.mkdtemp(prefix="run-", dir=user))
-            descriptor = _open(folder)
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            atexit.register(_delete, os.getpid())
-            return folder, descriptor
+            created = _create_locked(folder)
         except FileNotFoundError:
-            continue  # another process deleted the empty folder above at its end
-        finally:
-            os.close(lock)
+            continue  # another process deleted the empty folder at its end
+        atexit.register(_delete, os.getpid())
+        return created
+
+
+def _create_locked(parent: Path, prefix: str = "run-") -> tuple[Path, int]:
+    """Delete what dead processes left below `parent`, and make a folder for this one there.
+
+    Returns the folder and the descriptor that locks it until it is closed.
+    """
+    lock = _open(parent)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        _delete_abandoned(parent, prefix)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        descriptor = _open(folder)
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return folder, descriptor
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def locked_folder(parent: Path) -> Iterator[Path]:
+    """Make a folder below `parent` for a with block; if it dies, the next one deletes it.
+
+    Its name has that of the host: hosts may share `parent`, and not see each other's locks.
+    """
+    folder, descriptor = _create_locked(parent, f"run-{socket.gethostname()}-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
 
 
 def _open(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def _delete_abandoned(user: Path) -> None:
-    """Delete the folders on which no process has a lock."""
-    for folder in user.glob("run-*"):
+def _delete_abandoned(parent: Path, prefix: str) -> None:
+    """Delete the folders of that prefix on which no process has a lock."""
+    for folder in parent.glob(f"{prefix}*"):
         with suppress(OSError):
             lock = _open(folder)
             try:

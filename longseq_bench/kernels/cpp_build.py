@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.core.scratch import private_folder, user_folder
+from longseq_bench.core.scratch import locked_folder, private_folder, user_folder
 
 COMPILERS = ("g++", "clang++", "c++")
 ZIG = "ziglang"
@@ -95,11 +95,12 @@ def _compile(compiler: tuple[str, ...], source: Path, library_path: Path) -> Non
     """
     problem = ""
     for tuning in TUNING:
-        with tempfile.TemporaryDirectory(dir=library_path.parent) as folder:
-            output = Path(folder) / library_path.name
-            command = [*compiler, *FLAGS, *tuning, "-o", str(output), str(source)]
-            run = subprocess.run(
-                command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        with locked_folder(library_path.parent) as folder:
+            output = folder / library_path.name
+            # a compiler that is killed leaves its temporary files
+            run = _run(
+                [*compiler, *FLAGS, *tuning, "-o", str(output), str(source)],
+                os.environ | {"TMPDIR": str(folder)},
             )
             if run.returncode == 0:
                 os.replace(output, library_path)
@@ -110,11 +111,18 @@ def _compile(compiler: tuple[str, ...], source: Path, library_path: Path) -> Non
     raise UnsupportedError(f"{compiler[0]} can't compile {source.name}: {problem.strip()[:200]}")
 
 
-def _digest(source: Path, compiler: tuple[str, ...]) -> str:
-    command = [*compiler[:5], "--version"]
-    version = subprocess.run(
-        command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+def _run(
+    command: list[str], environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment
     )
+
+
+def _digest(source: Path, compiler: tuple[str, ...]) -> str:
+    version = _run([*compiler[:5], "--version"])
+    if version.returncode != 0:
+        raise OSError(f"{compiler[0]} --version ended with exit code {version.returncode}")
     sources = [source, *sorted(source.parent.glob("*.h"))]
     texts = [path.read_text() for path in sources]
     parts = (*texts, *compiler, version.stdout, str((FLAGS, TUNING)), _processor())

@@ -1,8 +1,10 @@
 """The compiled library: its place, when it is built again, and the reason if it cannot be built."""
 
 import ctypes
+import fcntl
 import os
 import shutil
+import socket
 import stat
 from pathlib import Path
 
@@ -144,6 +146,53 @@ def test_a_failing_compiler_is_the_reason_and_leaves_no_file(
     with pytest.raises(UnsupportedError, match=r"small\.cpp can't be compiled here: "):
         cpp_build.library(source)
     assert cached_files(source) == []
+
+
+def test_a_killed_compiler_leaves_no_temporary_file(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = source.parent / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    real = source.parent / "g++"
+    real.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && exit 0\n"
+        'mktemp "$TMPDIR/ccXXXX.s" >"${0%/*}/seen"; kill -9 $$\n'
+    )
+    real.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name: str(real))
+    with pytest.raises(UnsupportedError, match="was killed, perhaps for lack of memory"):
+        cpp_build.library(source)
+    assert (source.parent / "seen").read_text().endswith(".s\n")
+    assert (list(temporary.iterdir()), cached_files(source)) == ([], [])
+
+
+@needs_compiler
+def test_a_killed_version_is_an_error_and_not_another_compiler(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library would be compiled a second time under another name."""
+    real = source.parent / "g++"
+    real.write_text(f'#!/bin/sh\n[ $1 = --version ] && kill -9 $$\nexec {shutil.which("g++")} "$@"')
+    real.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name: str(real))
+    with pytest.raises(UnsupportedError, match="--version ended with exit code -9"):
+        cpp_build.library(source)
+    assert cached_files(source) == []
+
+
+@needs_compiler
+def test_folders_of_dead_processes_of_this_host_are_deleted(source: Path) -> None:
+    cache, host = source.parent / "cache" / "longseq", socket.gethostname()
+    dead, alive, other = (cache / f"run-{name}" for name in (f"{host}-1", f"{host}-2", "other-1"))
+    for folder in (dead, alive, other):
+        folder.mkdir(parents=True)
+        (folder / "small.so").touch()
+    descriptor = os.open(alive, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    assert cpp_build.library(source).answer() == 42
+    assert (dead.exists(), alive.exists(), other.exists()) == (False, True, True)
+    os.close(descriptor)
 
 
 def test_a_temporary_cache_is_reused_unless_others_can_write(
