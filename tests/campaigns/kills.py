@@ -2,11 +2,13 @@
 
     python -m tests.campaigns.kills --count 30 --seed 1
 
-A sweep is killed, resumed and killed again until it is complete or has been killed six times; then
-nothing disturbs it. A finding is a record that is lost, doubled or blamed on the wrong one, a
-traceback, or a file or process that is left after the last run. The exit code is 1 if there is one.
-A finding names the number of its sweep; `--only NUMBER` with the same seed repeats that sweep
-alone. A kill takes about 5 s.
+A sweep is struck up to five times while it runs, resumed and struck again until it is complete or
+has been struck twenty times; then nothing disturbs it. Some sweeps run on one node of `longseq
+launch`, some on two, either of which may be struck; a node 1 that was killed is started again. A
+finding is a record that is lost, doubled or blamed on the wrong one, a traceback, or a file or
+process that is left after the last run. The exit code is 1 if there is one. A finding names the
+number of its sweep; `--only NUMBER` with the same seed repeats that sweep alone. A kill takes about
+3 s.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import itertools
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 
 import psutil
 
@@ -29,42 +33,47 @@ from longseq_bench.core.environment_failure import is_environment_failure
 from longseq_bench.core.model import Record
 from longseq_bench.store import RECORDS, load
 from tests.cli.sweep_process import Sweep, start_sweep
+from tests.launchers.nodes import free_port
 
 SWEEP = """\
 memory_budget: 64MiB
 workload: {heads: 2, head_dim: 16}
-tokens: [64, 128, 256]
+tokens: [64, 128, 256, 512]
 world_size: [1, 2]
 implementations: [ring, collective]
 rounds: 1
 repeats: 1
 """
-LAUNCH = ("launch", "--nproc-per-node", "2", "--")
+ONE_NODE = ("launch", "--nproc-per-node", "2", "--")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSTOP)
 TARGETS = ("parent", "server", "rank", "agent")
 DEADLINE_S = 120.0
-KILLS_OF_A_SWEEP = 6
+KILLS_OF_A_SWEEP, KILLS_OF_A_COMMAND = 20, 5
 STOPPED_S = 1.0
+START_S, TRIAL_S = 4.0, 1.5
+"""About the duration of the start of a command, and of a trial on two nodes."""
 
 
 @dataclass(frozen=True)
 class Kill:
     """Which process gets which signal, and when.
 
-    after_s: from the start of the command. launched: the sweep runs under `longseq launch`.
-    ends_stopped: a stopped process is killed; else it is continued.
+    after_s: from the start of the command, or from its last kill. nodes: those of `longseq
+    launch`, 0 without it. node: the one that is struck. ends_stopped: a stopped process is killed;
+    else it is continued.
     """
 
     number: int
     target: str
-    signal: signal.Signals
+    signal: Signals
     after_s: float
-    launched: bool
+    nodes: int
+    node: int
     ends_stopped: bool
 
     def __str__(self) -> str:
         then = (" then SIGKILL" if self.ends_stopped else " then SIGCONT") * self.is_stop
-        where = " under launch" if self.launched else ""
+        where = f" of node {self.node} of {self.nodes}" if self.nodes else ""
         return f"{self.number}: {self.signal.name}{then} to {self.target}{where}"
 
     @property
@@ -72,47 +81,93 @@ class Kill:
         return self.signal == signal.SIGSTOP
 
     @property
-    def fatal(self) -> signal.Signals | None:
+    def fatal(self) -> Signals | None:
         """The signal that ends the process, if one does."""
         if self.is_stop:
             return signal.SIGKILL if self.ends_stopped else None
         return self.signal
 
 
-def plan(number: int, seed: int, duration_s: float) -> Kill:
-    """Return kill `number` of a seed, at any moment of a sweep of that duration."""
+def plan_command(number: int, seed: int) -> Iterator[Kill]:
+    """Yield the kills of a command, `number` and following, at any moments of it."""
     chance = random.Random(f"{seed}/{number}")
-    target = chance.choice(TARGETS)
-    return Kill(
-        number, target, chance.choice(SIGNALS), chance.uniform(0, duration_s),
-        launched=target == "agent" or chance.random() < 0.3, ends_stopped=chance.random() < 0.5,
-    )  # fmt: skip
+    nodes = chance.choice((0, 0, 1, 2))
+    for i in range(KILLS_OF_A_COMMAND):
+        yield Kill(
+            number + i, chance.choice(TARGETS if nodes else TARGETS[:-1]), chance.choice(SIGNALS),
+            chance.uniform(0, TRIAL_S if i else START_S), nodes, chance.randrange(max(1, nodes)),
+            ends_stopped=chance.random() < 0.5,
+        )  # fmt: skip
 
 
-# ---- one kill ------------------------------------------------------------------------------------
+# ---- one command ---------------------------------------------------------------------------------
+
+
+class Command:
+    """A sweep that is started or resumed, with a second process if it runs on two nodes."""
+
+    def __init__(self, number: int, nodes: int, temporary: Path) -> None:
+        self._number = number
+        self._variables = {
+            "TMPDIR": str(temporary),
+            "XDG_CONFIG_HOME": str(Path.cwd() / "settings"),  # the key of launches on loopback
+        }
+        self._flags = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+        before = {0: (), 1: ONE_NODE, 2: self._before(0)}[nodes]
+        self.said = [Path(f"said-{number}")]
+        self.sweeps = [start_sweep(self.said[0], before, **self._variables)]
+        self.codes: list[int | None] = []
+        if nodes == 2:
+            self._start_node_1()
+
+    def _before(self, node: int) -> Sequence[str]:
+        return ("launch", *self._flags, "--node-rank", str(node), "--")
+
+    def _start_node_1(self) -> None:
+        self.said.append(Path(f"said-{self._number}-{len(self.said)}"))
+        mark = self.sweeps[0].mark
+        self.sweeps[1:] = [start_sweep(self.said[-1], self._before(1), mark, **self._variables)]
+
+    def restart_node_1(self) -> None:
+        """Start node 1 again if it was killed, as its user or the scheduler would."""
+        ended = [sweep.process.poll() for sweep in self.sweeps]
+        if ended[0] is None and ended[1:] == [-signal.SIGKILL]:
+            self._start_node_1()
+
+    def wait(self) -> None:
+        """Wait for the exit code of each node; None if it does not end, and kill it then."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while any(s.process.poll() is None for s in self.sweeps) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+            self.restart_node_1()
+        self.codes = [sweep.process.poll() for sweep in self.sweeps]
+        if None in self.codes:
+            self.sweeps[0].end()
 
 
 def find(sweep: Sweep, kill: Kill) -> psutil.Process | None:
     """Return a process of the kill's kind, if there is one at this moment."""
-    parent = psutil.Process(sweep.process.pid)
-    if kill.target == "parent":
-        return parent
     with suppress(psutil.Error):
+        parent = psutil.Process(sweep.process.pid)
+        if kill.target == "parent":
+            return parent
         servers = [p for p in parent.children() if "forkserver" in " ".join(p.cmdline())]
         if kill.target == "server":
             return servers[0] if servers else None
         children = [child for server in servers for child in server.children()]
-        if kill.launched and kill.target == "rank":
+        if kill.nodes and kill.target == "rank":
             children = [rank for agent in children for rank in agent.children()]
         return random.Random(kill.number).choice(children) if children else None
     return None
 
 
-def strike(sweep: Sweep, kill: Kill) -> str:
+def strike(command: Command, kill: Kill) -> str:
     """Send the signal, or return "" if the sweep ended before there was such a process."""
     start_s = time.monotonic()
-    while sweep.process.poll() is None:
-        if time.monotonic() - start_s >= kill.after_s and (found := find(sweep, kill)):
+    while all(sweep.process.poll() is None for sweep in command.sweeps):
+        if time.monotonic() - start_s >= kill.after_s and (
+            found := find(command.sweeps[kill.node], kill)
+        ):
             with suppress(psutil.NoSuchProcess):
                 found.send_signal(kill.signal)
                 if kill.is_stop:
@@ -120,35 +175,41 @@ def strike(sweep: Sweep, kill: Kill) -> str:
                     found.send_signal(signal.SIGKILL if kill.ends_stopped else signal.SIGCONT)
                 return f"{len(_lines())} records after {time.monotonic() - start_s:.2f} s"
         time.sleep(0.002)
+        command.restart_node_1()
     return ""
+
+
+def run_struck(number: int, seed: int, temporary: Path) -> Iterator[str | Kill]:
+    """Start or resume the sweep and strike its processes; yields as `run_chain`."""
+    kept = [line for line in _lines() if line.endswith(b"\n")]
+    planned = list(plan_command(number, seed))
+    command = Command(number, planned[0].nodes, temporary)
+    kills = []
+    for kill in planned:
+        if where := strike(command, kill):
+            print(f"{kill}: {where}", flush=True)
+            kills.append(kill)
+            yield kill
+    command.wait()
+    print(f"  exit code {' and '.join(map(str, command.codes))}", flush=True)
+    for node, code in enumerate(command.codes):
+        text = command.said[-node].read_text()[-300:]
+        if code is None:
+            yield f"node {node} did not end within {DEADLINE_S:.0f} s: {text}"
+        elif code not in _codes(kills, node):
+            yield f"exit code {code} of node {node}: {text}"
+    yield from (f"left running: {line}" for line in command.sweeps[0].left())
+    for said in command.said:
+        yield from _find_changes(said, kept)
 
 
 def end_of(sweep: Sweep) -> int | None:
     """Return the exit code; None if the sweep does not end, and kill it then."""
-    deadline_s = time.monotonic() + DEADLINE_S
-    while (code := sweep.process.poll()) is None and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    if code is None:
+    try:
+        return sweep.process.wait(DEADLINE_S)
+    except subprocess.TimeoutExpired:
         sweep.end()
-    return code
-
-
-def run_killed(kill: Kill, temporary: Path) -> Iterator[str | Kill]:
-    """Start or resume the sweep and kill one of its processes; see `run_chain`."""
-    kept = [line for line in _lines() if line.endswith(b"\n")]
-    said = Path(f"said-{kill.number}")
-    sweep = start_sweep(said, LAUNCH if kill.launched else (), TMPDIR=str(temporary))
-    where = strike(sweep, kill)
-    code = end_of(sweep)
-    if where:
-        yield kill
-    print(f"{kill}: {where or 'the sweep had ended'}, exit code {code}", flush=True)
-    if code is None:
-        yield f"the sweep did not end within {DEADLINE_S:.0f} s"
-    elif code not in _codes(kill, bool(where)):
-        yield f"exit code {code}: {said.read_text()[-300:]}"
-    yield from (f"left running: {command}" for command in sweep.left())
-    yield from _find_changes(said, kept)
+        return None
 
 
 def run_undisturbed(temporary: Path) -> Iterator[str]:
@@ -170,12 +231,13 @@ def _find_changes(said: Path, kept: list[bytes]) -> Iterator[str]:
         yield "a line that was written has changed"
 
 
-def _codes(kill: Kill, struck: bool) -> set[int]:
+def _codes(kills: Sequence[Kill], node: int) -> set[int]:
     """Return the exit codes that are right; 3 says that a trial failed, in this run or before."""
-    if struck and kill.fatal is not None and kill.target == "parent":
-        # by itself: before the command is loaded, or SIGKILL
-        by_itself = set() if kill.fatal == signal.SIGINT else {-kill.fatal}
-        return by_itself | {128 + kill.fatal}
+    for kill in kills:
+        if kill.target == "parent" and kill.fatal is not None and kill.node == node:
+            # by itself: before the command is loaded, or SIGKILL
+            by_itself = set() if kill.fatal == signal.SIGINT else {-kill.fatal}
+            return by_itself | {128 + kill.fatal}
     has_failed = bool(_lines()) and any(r.outcome.status != "ok" for r in load("out").records)
     return {0, 3} if has_failed else {0}
 
@@ -212,27 +274,22 @@ def _lines() -> list[bytes]:
 # ---- the campaign --------------------------------------------------------------------------------
 
 
-def reference(temporary: Path) -> tuple[Counter[str], float]:
-    """Return the keys of a sweep that nothing disturbs, and its duration in s."""
-    start_s = time.monotonic()
+def reference(temporary: Path) -> Counter[str]:
+    """Return the keys of a sweep that nothing disturbs."""
     sweep = start_sweep(Path("said"), TMPDIR=str(temporary))
     if (code := end_of(sweep)) != 0:
         sys.exit(f"the sweep itself ends with exit code {code}: {Path('said').read_text()}")
-    duration_s = time.monotonic() - start_s
-    return Counter(record.key for record in load("out").records), duration_s
+    return Counter(record.key for record in load("out").records)
 
 
-def run_chain(
-    number: int, count: int, seed: int, reference: tuple[Counter[str], float]
-) -> Iterator[str | Kill]:
-    """Kill one sweep up to `count` times; yields the kills that hit a process, and the findings."""
-    expected, duration_s = reference
+def run_chain(number: int, seed: int, expected: Counter[str]) -> Iterator[str | Kill]:
+    """Strike one sweep until it is complete; yields the kills that hit, and the findings."""
     kills: list[Kill] = []
     with in_new_folder() as temporary:
-        while len(kills) < min(count, KILLS_OF_A_SWEEP):
-            left = 1 - len(_lines()) / expected.total()
-            kills.append(plan(number * KILLS_OF_A_SWEEP + len(kills), seed, duration_s * left))
-            yield from run_killed(kills[-1], temporary)
+        for first in range(0, KILLS_OF_A_SWEEP, KILLS_OF_A_COMMAND):
+            for found in run_struck(number * KILLS_OF_A_SWEEP + first, seed, temporary):
+                kills += [found] if isinstance(found, Kill) else []
+                yield found
             if len(_lines()) >= expected.total():
                 break
         yield from run_undisturbed(temporary)
@@ -241,7 +298,7 @@ def run_chain(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Kill processes of sweeps, and resume them.")
-    parser.add_argument("--count", type=int, default=10, help="kills (default: 10)")
+    parser.add_argument("--count", type=int, default=10, help="kills, or a few more (default: 10)")
     parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="default: random")
     parser.add_argument("--only", type=int, help="repeat this sweep of the seed alone")
     asked = parser.parse_args()
@@ -255,7 +312,7 @@ def main() -> int:
         undisturbed = reference(temporary)
     kills = findings = 0
     for number in itertools.count() if asked.only is None else [asked.only]:
-        for found in run_chain(number, asked.count - kills, asked.seed, undisturbed):
+        for found in run_chain(number, asked.seed, undisturbed):
             if isinstance(found, Kill):
                 kills += 1
             else:

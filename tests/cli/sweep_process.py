@@ -61,12 +61,12 @@ class Sweep:
         self.process.wait()
 
 
-def start_sweep(said: Path, before: Sequence[str] = (), **variables: str) -> Sweep:
+def start_sweep(said: Path, before: Sequence[str] = (), mark: str = "", **variables: str) -> Sweep:
     """Start `longseq sweep sweep.yaml --out out` in the current folder; `said` is its stderr.
 
-    before: arguments of longseq before `sweep`.
+    before: arguments of longseq before `sweep`. mark: that of another node of the same launch.
     """
-    mark = uuid.uuid4().hex
+    mark = mark or uuid.uuid4().hex
     command = [sys.executable, "-m", "longseq_bench", *before, "sweep", "sweep.yaml"]
     with said.open("wb") as stream:
         process = subprocess.Popen(
