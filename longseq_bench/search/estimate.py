@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from longseq_bench.core.cost import attention_flops
+from longseq_bench.core.identity_cache import cached_by_identity
 from longseq_bench.core.model import DryRunEstimate, Trial
 from longseq_bench.core.units import format_bytes
 from longseq_bench.search.memory_curve import add_outside
@@ -32,6 +33,8 @@ TOTAL_S = 6.0
 """Time after which no further dry run starts."""
 
 DryRunOf = Callable[..., list[DryRunEstimate]]
+_flops = cached_by_identity(attention_flops)
+"""The FLOPs of a workload, which many trials share."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,9 @@ def estimate_sweep(
     """
     end_s = clock() + TOTAL_S
     longest: dict[Hashable, Trial] = {}
-    for trial in trials:
-        kind, tokens = _kind(trial), trial.workload.seq_len
-        if kind not in longest or tokens > longest[kind].workload.seq_len:
+    kinds = [_kind(trial) for trial in trials]
+    for trial, kind in zip(trials, kinds, strict=True):
+        if kind not in longest or trial.workload.seq_len > longest[kind].workload.seq_len:
             longest[kind] = trial
     step = math.ceil(len(longest) / MAX_DRY_RUNS)
     known: dict[Hashable, Known | str] = {}
@@ -99,20 +102,20 @@ def estimate_sweep(
         for trial, one in zip(some, limited(some), strict=True):
             refused = one.unsupported and f"{name}: {one.unsupported}"
             known[_kind(trial)] = refused or (trial, one)
-    return _add_up(trials, rounds, known, rates)
+    return _add_up(trials, kinds, rounds, known, rates)
 
 
 def _add_up(
-    trials: Sequence[Trial], rounds: int, known: Mapping[Hashable, Known | str],
-    rates: Mapping[str, RateModel],
+    trials: Sequence[Trial], kinds: Sequence[Hashable], rounds: int,
+    known: Mapping[Hashable, Known | str], rates: Mapping[str, RateModel],
 ) -> SweepEstimate:  # fmt: skip
-    """Add the time of all runs, and find the highest peak."""
+    """Add the time of all runs, and find the highest peak. kinds: those of the trials."""
     by_name = {_name(one[0]): one for one in known.values() if not isinstance(one, str)}
     seconds, peak, reasons = 0.0, 0, list[str]()
     passes: dict[int, float] = {}  # by the id of what is known, which is the same for many trials
-    for trial in trials:
+    for trial, kind in zip(trials, kinds, strict=True):
         # of a kind without a dry run of its own, take another one of the implementation
-        like: Known | str | None = known.get(_kind(trial)) or by_name.get(_name(trial))
+        like: Known | str | None = known.get(kind) or by_name.get(_name(trial))
         like = like or f"{trial.implementation}: nothing of it was predicted"
         if isinstance(like, str):
             reasons.append(like)
@@ -137,18 +140,18 @@ def _scale(trial: Trial, like: Trial, estimate: DryRunEstimate, pass_s: float) -
     pass_s: the time of a pass of the longer one.
     """
     needed = estimate.budget_bytes
-    flops = attention_flops(trial.workload) / trial.world_size
-    pass_s *= flops / (attention_flops(like.workload) / like.world_size)
+    flops = _flops(trial.workload) / trial.world_size
+    pass_s *= flops / (_flops(like.workload) / like.world_size)
     return pass_s, round(needed * trial.workload.seq_len / like.workload.seq_len)
 
 
 def _dense_seconds(trial: Trial, like: Trial, estimate: DryRunEstimate, rates: RateModel) -> float:
     """Return the time of the dense passes of a run; 0 for dense attention."""
-    whole = attention_flops(like.workload) / like.world_size
+    whole = _flops(like.workload) / like.world_size
     if estimate.flops > DENSE_SHARE * whole:
         return 0.0
     rate = rates.hardware.rate(trial.workload.dtype, trial.workload.mode)
-    return DENSE_PASSES * attention_flops(trial.workload) / trial.world_size / rate
+    return DENSE_PASSES * _flops(trial.workload) / trial.world_size / rate
 
 
 def _run_seconds(trial: Trial, pass_s: float, dense_s: float, rounds: int, fits: bool) -> float:

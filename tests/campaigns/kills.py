@@ -112,7 +112,8 @@ class Command:
             "TMPDIR": str(temporary),
             "XDG_CONFIG_HOME": str(Path.cwd() / "settings"),  # the key of launches on loopback
         }
-        self._flags = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+        endpoint = f"127.0.0.1:{free_port()}"
+        self._flags = ("--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-timeout", "15")
         before = {0: (), 1: ONE_NODE, 2: self._before(0)}[nodes]
         self.said = [Path(f"said-{number}")]
         self.sweeps = [start_sweep(self.said[0], before, **self._variables)]
@@ -233,13 +234,16 @@ def _find_changes(said: Path, kept: list[bytes]) -> Iterator[str]:
 
 def _codes(kills: Sequence[Kill], node: int) -> set[int]:
     """Return the exit codes that are right; 3 says that a trial failed, in this run or before."""
-    for kill in kills:
-        if kill.target == "parent" and kill.fatal is not None and kill.node == node:
+    deaths = [(k.node, k.fatal) for k in kills if k.target == "parent" and k.fatal is not None]
+    # a node whose peer was ended or is missing ends too
+    by_others = {2, 129, 130, 143} if any(struck != node for struck, _ in deaths) else set()
+    for struck, number in deaths:
+        if struck == node:
             # by itself: before the command is loaded, or SIGKILL
-            by_itself = set() if kill.fatal == signal.SIGINT else {-kill.fatal}
-            return by_itself | {128 + kill.fatal}
+            by_itself = set() if number == signal.SIGINT else {-number}
+            return by_others | by_itself | {128 + number}
     has_failed = bool(_lines()) and any(r.outcome.status != "ok" for r in load("out").records)
-    return {0, 3} if has_failed else {0}
+    return by_others | {0} | ({3} if has_failed else set())
 
 
 def judge(records: list[Record], kills: Sequence[Kill], expected: Counter[str]) -> Iterator[str]:

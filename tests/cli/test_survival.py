@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -160,6 +162,26 @@ def test_ctrl_c_while_the_fork_server_is_still_importing(
     assert "Traceback" not in said
     by = " by SIGTERM" if number == signal.SIGTERM else ""
     assert said.splitlines()[-1] == f"longseq: interrupted{by}; every finished record is on disk"
+
+
+INTERRUPTED_IN_EXEC = """\
+from longseq_bench import __main__, cli
+
+def run(arguments):
+    try:
+        exec("raise KeyboardInterrupt")  # as dataclasses do it
+    except KeyboardInterrupt:
+        return 143
+
+cli.run = run
+__main__.main()
+"""
+
+
+def test_an_interrupt_in_an_exec_keeps_the_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_EXEC)
+    done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, timeout=SOON_S)
+    assert done.returncode == 143
 
 
 def test_a_torn_last_line_is_moved_and_its_trial_runs_again(capfd: Capture) -> None:
