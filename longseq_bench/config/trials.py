@@ -221,6 +221,7 @@ def _trials(
     """Yield the trials, workload by workload, so that rows to compare are adjacent."""
     variants: dict[tuple[Any, ...], dict[str, OptionValue]] = {}
     sources = {name: source_of(name) for name, _ in choices}
+    shared: dict[int, dict[str, OptionValue]] = {}
     for name, axes in choices:
         for values in _product(axes):
             options = catalogue.options(name, values)
@@ -229,7 +230,10 @@ def _trials(
         for values in _product(settings):
             fields = {"world_size": ranks, **values}
             for (name, *_), options in variants.items():
-                yield Trial(
+                trial = Trial(
                     implementation=name, options=options, workload=workload, source=sources[name],
                     **fields,
                 )  # fmt: skip
+                # pydantic copies it; one for all lengths is quicker to compare
+                vars(trial)["options"] = shared.setdefault(id(options), trial.options)
+                yield trial
