@@ -38,6 +38,9 @@ LOST = 255
 SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
 """Errors for lack of descriptors, memory or processes, which a new server would meet as well."""
 
+ATTEMPTS = 3
+"""How often a server is started: the one before it and its successor may be killed in a row."""
+
 _PIPES_S = 1.0
 """The longest time from the closing of a server's pipes to its end."""
 
@@ -48,28 +51,25 @@ _KILL_S = 10.0
 def ready() -> None:
     """Start the server if there is none, and wait for its imports.
 
-    A server that is killed meanwhile is started once more. Ctrl-C kills a server that is still
+    A server that is killed meanwhile is started again. Ctrl-C kills a server that is still
     importing; it has no children yet.
 
     Raises:
         LauncherError: the server can't be started.
     """
     before = pid()
-    try:
+    for attempt in range(1, ATTEMPTS + 1):
         try:
-            _ready(before)
+            return _ready(before)
         except (OSError, EOFError) as error:
-            if isinstance(error, OSError) and error.errno in SHORT_OF:
-                raise
             _kill(before)
-            _ready(before)
-    except (OSError, EOFError) as error:
-        _kill(before)
-        reason = f"{str(error) or 'it ended'}{explain_limits()}{explain_hidden_modules()}"
-        raise LauncherError(f"the fork server can't be started: {reason}") from error
-    except KeyboardInterrupt:
-        _kill(before)
-        raise
+            is_short = isinstance(error, OSError) and error.errno in SHORT_OF
+            if is_short or attempt == ATTEMPTS:
+                reason = f"{str(error) or 'it ended'}{explain_limits()}{explain_hidden_modules()}"
+                raise LauncherError(f"the fork server can't be started: {reason}") from error
+        except KeyboardInterrupt:
+            _kill(before)
+            raise
 
 
 def _ready(before: int) -> None:
