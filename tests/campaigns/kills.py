@@ -31,6 +31,7 @@ import psutil
 
 from longseq_bench.core.environment_failure import is_environment_failure
 from longseq_bench.core.model import Record
+from longseq_bench.launchers.fork_server import ATTEMPTS
 from longseq_bench.store import RECORDS, load
 from tests.cli.sweep_process import Sweep, start_sweep
 from tests.launchers.nodes import free_port
@@ -242,6 +243,8 @@ def _codes(kills: Sequence[Kill], node: int) -> set[int]:
             # by itself: before the command is loaded, or SIGKILL
             by_itself = set() if number == signal.SIGINT else {-number}
             return by_others | by_itself | {128 + number}
+    lost_servers = sum(kill.target == "server" and kill.fatal is not None for kill in kills)
+    by_others |= {2} if lost_servers >= ATTEMPTS else set()
     has_failed = bool(_lines()) and any(r.outcome.status != "ok" for r in load("out").records)
     return by_others | {0} | ({3} if has_failed else set())
 
