@@ -242,6 +242,8 @@ def _codes(kills: Sequence[Kill], node: int) -> set[int]:
         if struck == node:
             # by itself: before the command is loaded, or SIGKILL
             by_itself = set() if number == signal.SIGINT else {-number}
+            if node == 1 and number == signal.SIGKILL:
+                by_itself |= {0}  # the one that was started again
             return by_others | by_itself | {128 + number}
     lost_servers = sum(kill.target == "server" and kill.fatal is not None for kill in kills)
     by_others |= {2} if lost_servers >= ATTEMPTS else set()
