@@ -31,7 +31,10 @@ STEP = shlex.split(
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    cluster = Cluster()
+    try:
+        cluster = Cluster()
+    except TimeoutError as error:  # its daemons do not run everywhere, such as in a container
+        pytest.skip(f"no Slurm cluster came up: {error}")
     yield cluster
     cluster.close()
 
