@@ -297,7 +297,9 @@ class _Run:
             remaining_s = self.supervisor.deadline - time.monotonic()
             # if the cause may still come, wait until the silent node answers or is lost
             timeout_s = min(remaining_s, HEARTBEAT_S) if remaining_s > 0 else HEARTBEAT_S / 10
+            start_s = time.monotonic()
             ready = wait_ready([*self.host_ranks.handles, *self._channels()], timeout_s)
+            self.supervisor.add_wait(timeout_s, time.monotonic() - start_s)
             for event in self.host_ranks.events(ready):
                 self._add_event(0, EVENTS.validate_python(event))
             for node, link in self.links.items():

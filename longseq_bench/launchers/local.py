@@ -66,6 +66,9 @@ import symbolic_shapes (0.2 s)."""
 LOADED = "longseq_bench.launchers._server_loaded"
 """The module that the fork server imports last."""
 
+WAIT_S = 1.0
+"""The longest wait for events at once: a longer one shows that this process was stopped."""
+
 SERVER_ENDED = "the fork server, which starts the processes of trials, was killed"
 
 KILLED_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
@@ -282,7 +285,10 @@ def _follow(supervisor: RankSupervisor, children: Sequence[_Child], on_phase: On
     while not supervisor.is_done(time.monotonic()):
         running = [(rank, children[rank]) for rank in supervisor.running]
         handles = [handle for _, c in running for handle in (c.pipe, c.process.sentinel)]
-        ready = wait(handles, timeout=max(0.0, supervisor.deadline - time.monotonic()))
+        start_s = time.monotonic()
+        timeout_s = min(WAIT_S, max(0.0, supervisor.deadline - start_s))
+        ready = wait(handles, timeout=timeout_s)
+        supervisor.add_wait(timeout_s, time.monotonic() - start_s)
         if not ready and supervisor.is_late(time.monotonic()):
             return
         for rank, child in running:

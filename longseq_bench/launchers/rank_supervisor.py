@@ -38,6 +38,9 @@ PEERS_S = 1.0
 CAUSE_S = 3.0
 """The same limit if all reports so far are lost peers: the cause is not known yet."""
 
+PAUSE_S = 3.0
+"""A wait that takes this much longer than asked: the launcher itself was stopped."""
+
 IDLE_SHARE = 0.2
 """A rank that uses less than this share of a core is waiting."""
 
@@ -80,6 +83,7 @@ class RankSupervisor:
         self.trial, self.name = trial, name
         self._ranks = [_Rank(now + PHASE_LIMIT_S) for _ in range(trial.world_size)]
         self._verdict: tuple[int, Outcome] | None = None
+        self._paused_s = 0.0
 
     # ---- events --------------------------------------------------------------------------------
 
@@ -126,6 +130,15 @@ class RankSupervisor:
         one = self._ranks[rank]
         if one.outcome is None:
             one.outcome, one.known_s, one.ended_ns = outcome, now, at
+
+    def add_wait(self, asked_s: float, took_s: float) -> None:
+        """Note how long a wait for events took.
+
+        A scheduler that suspends a job stops the launcher with its ranks. Their time limits go on,
+        so a trial that is late then is run again.
+        """
+        if took_s - asked_s > PAUSE_S:
+            self._paused_s += took_s - asked_s
 
     # ---- how long to wait ----------------------------------------------------------------------
 
@@ -269,6 +282,15 @@ class RankSupervisor:
 
     def outcome(self) -> Outcome:
         """Return the outcome of the trial: ok if all ranks are, else that of the rank to blame."""
+        outcome = self._outcome()
+        if self._paused_s and outcome.status in ("hang", "timeout"):
+            stopped = (
+                f"all processes were stopped for {self._paused_s:.0f} s, as by a suspended job"
+            )
+            return environment_failure(f"{stopped} ({outcome.reason})", outcome.phase)
+        return outcome
+
+    def _outcome(self) -> Outcome:
         root, chosen = self._chosen()
         if len(self._ranks) == 1:
             return chosen

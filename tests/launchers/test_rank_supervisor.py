@@ -1,9 +1,13 @@
 """RankSupervisor with messages and times made by hand: no process, no clock."""
 
 import signal
+import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from longseq_bench.core.environment_failure import is_environment_failure
 from longseq_bench.core.model import Outcome, Phase, Status
 from longseq_bench.core.stack_markers import (
     COLLECTIVE,
@@ -11,6 +15,7 @@ from longseq_bench.core.stack_markers import (
     WAIT_FOR_DEVICE,
     WAIT_FOR_PEERS,
 )
+from longseq_bench.launchers import local, rank_supervisor
 from longseq_bench.launchers.rank_supervisor import (
     CAUSE_S,
     EXACT_FACTOR,
@@ -46,6 +51,49 @@ def enter(
 
 def bad(status: Status, reason: str, phase: Phase = "forward", **facts: object) -> Outcome:
     return outcome(status, reason, phase, facts)
+
+
+# ---- the launcher is stopped too ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("took_s", "is_environment"), [(1.5, False), (41.0, True)])
+@pytest.mark.parametrize("state", [STOPPED, BUSY])
+def test_a_trial_that_is_late_after_a_suspension_says_nothing(
+    took_s: float, is_environment: bool, state: ProcessSample
+) -> None:
+    one = supervisor(1, time_budget=1.0)
+    enter(one, "time", 0)
+    one.add_wait(1.0, took_s)
+    one.diagnose({0: state}, {})
+    found = one.outcome()
+    assert is_environment_failure(found) == is_environment
+    if is_environment:
+        assert "all processes were stopped for 40 s" in (found.reason or "")
+        assert found.phase == "time"
+    else:
+        assert found.status == ("hang" if state is STOPPED else "timeout")
+
+
+def test_a_trial_that_passed_in_spite_of_a_suspension_is_ok() -> None:
+    one = supervisor(1)
+    one.add_wait(1.0, 41.0)
+    report(one, 0, outcome())
+    assert one.outcome().status == "ok"
+
+
+def test_the_launcher_notices_that_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(handles: object, timeout: float) -> list[object]:
+        time.sleep(timeout + 0.3)
+        return []
+
+    monkeypatch.setattr(rank_supervisor, "PAUSE_S", 0.2)
+    monkeypatch.setattr(local, "wait", stop)
+    one = RankSupervisor(trial(time_budget=0.1), time.monotonic())
+    enter(one, "time", 0, now=time.monotonic() - GRACE_S)
+    child: Any = SimpleNamespace(pipe=None, process=SimpleNamespace(sentinel=None))
+    local._follow(one, [child], lambda phase, part: None)
+    one.diagnose({0: BUSY}, {})
+    assert is_environment_failure(one.outcome())
 
 
 # ---- one rank ----------------------------------------------------------------------------------
