@@ -37,6 +37,7 @@ from longseq_bench.launchers.control_messages import (
     encode,
 )
 from longseq_bench.launchers.endpoint import find_host, resolve
+from longseq_bench.launchers.helper_start import raise_descriptor_limit
 from longseq_bench.launchers.launch_key import KEY_VARIABLE
 from longseq_bench.launchers.secure_connection import (
     AuthenticationError,
@@ -204,6 +205,8 @@ class ControlServer:
         self._mismatch = ""
         self._changed = threading.Condition()
         self._closed = False
+        self._obstacle = ""
+        raise_descriptor_limit()  # three for each node
         self._listener = self._listen()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -261,6 +264,8 @@ class ControlServer:
             sources = ", ".join(address for address, _ in self._strangers.most_common(3))
             count = sum(self._strangers.values())
             refusals.append(f"{count} connection(s) without the key, from {sources}")
+        if self._obstacle:
+            return f"{text}; node 0 could not accept connections: {self._obstacle}"
         if refusals:
             return f"{text}; refused: {'; '.join(refusals)}"
         return (
@@ -288,7 +293,8 @@ class ControlServer:
                     self._handshakes[sock] = host
                 # one thread per connection: a silent one must not block the others
                 threading.Thread(target=self._admit, args=(sock, host), daemon=True).start()
-            except (OSError, RuntimeError):
+            except (OSError, RuntimeError) as error:
+                self._obstacle = describe_error(error)
                 time.sleep(0.0 if self._closed else RETRY_S)
 
     def _make_room(self) -> None:

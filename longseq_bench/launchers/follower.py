@@ -86,10 +86,14 @@ class Follower:
         )
         try:
             devices = self._local.catalogue().devices
+            self._command.read(self._local.catalogue())
         except LauncherError as error:
             channel.send(unavailable=str(error))
             raise
-        self._command.read(self._local.catalogue())
+        except KeyboardInterrupt:
+            channel.send(interrupted=True)
+            channel.close()
+            raise
         channel.send(ready={name: info.name for name, info in devices.items()})
         return channel
 

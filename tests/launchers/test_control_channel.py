@@ -1,12 +1,18 @@
 """The control channel: which nodes are accepted, refused or lost. No process is started."""
 
+import errno
+import os
+import resource
 import socket
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -83,6 +89,16 @@ def until(happened: Callable[[], object]) -> None:
     while not happened():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """Room for a few more open files, and a hard limit as before."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = len(os.listdir("/proc/self/fd")) + 12
+    resource.setrlimit(resource.RLIMIT_NOFILE, (room, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 # ---- connecting ----------------------------------------------------------------------------------
@@ -168,6 +184,33 @@ def test_node_0_names_missing_nodes(server: ControlServer, connect: Connect) -> 
     )
     assert "firewall" in text
     assert "--rdzv-endpoint" in text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_node_0_raises_the_limit_of_open_files(cluster: NodeInfo, few_descriptors: None) -> None:
+    """Each node takes three at either end, here 60 in all."""
+    many = replace(cluster, nodes=11)
+    server, channels = ControlServer(many, ZERO, KEY), []
+    try:
+        for node in range(1, 11):
+            one = identity(node, f"host{node}", f"token{node}")
+            channels.append(connect_to_node_0(many, one, KEY, 5.0))
+        assert server.wait_for_nodes(range(1, 11), 5.0) == []
+    finally:
+        for channel in channels:
+            channel.close()
+        server.close()
+
+
+def test_node_0_names_its_own_limit(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room for another file it would blame the network."""
+    listener = Mock(wraps=server._listener)
+    listener.accept.side_effect = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    monkeypatch.setattr(server, "_listener", listener)
+    with suppress(OSError), socket.create_connection((server.cluster.host, server.cluster.port)):
+        until(lambda: server._obstacle)
+    reason = server.describe_missing([1], 5.0)
+    assert reason.endswith("node 0 could not accept connections: too many open files")
 
 
 def test_a_node_names_the_endpoint_that_does_not_answer(cluster: NodeInfo) -> None:

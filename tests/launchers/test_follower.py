@@ -10,6 +10,7 @@ from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.cluster_env import NodeInfo
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Trial
+from longseq_bench.launchers import follower as follower_module
 from longseq_bench.launchers.control_messages import ORDERS, NodeIdentity
 from longseq_bench.launchers.follower import Follower
 from longseq_bench.launchers.own_command import CHOSEN_BY_SEARCH, CHOSEN_BY_SWEEP, OwnCommand
@@ -46,6 +47,17 @@ def follower() -> Follower:
 @pytest.fixture
 def channel() -> Mock:
     return Mock(address="10.0.0.2", peer_address=NODE_0)
+
+
+def test_ctrl_c_while_a_node_loads_torch_is_told_to_node_0(
+    follower: Follower, channel: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower_module, "connect_to_node_0", lambda *_: channel)
+    monkeypatch.setattr(follower._local, "catalogue", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        follower.follow()
+    channel.send.assert_called_once_with(interrupted=True)
+    channel.close.assert_called_once_with()
 
 
 def test_an_order_of_the_command_is_obeyed(follower: Follower, channel: Mock) -> None:
