@@ -114,14 +114,12 @@ class Workload(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _default_to_equal(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            equal = {"kv_heads": ("heads", 8), "v_head_dim": ("head_dim", 64)}
-            unset = [n for n in equal if not data.get(n) and type(data.get(n)) in (int, type(None))]
-            missing = {n: data.get(*equal[n]) for n in unset}
-            if data.get("mode") == "decode" and not data.get("new_tokens"):
-                missing["new_tokens"] = 1
-            data = {**data, **missing} if missing else data
-        return data
+        if not isinstance(data, dict):
+            return data
+        defaults = {"kv_heads": data.get("heads", 8), "v_head_dim": data.get("head_dim", 64)}
+        defaults |= {"new_tokens": 1} if data.get("mode") == "decode" else {}
+        unset = [n for n in defaults if not data.get(n) and type(data.get(n)) in (int, type(None))]
+        return {**data, **{n: defaults[n] for n in unset}}
 
     @field_validator("dtype", mode="before")
     @classmethod

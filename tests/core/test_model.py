@@ -121,6 +121,15 @@ def test_a_step_of_decoding_has_one_new_token_by_default() -> None:
     assert trial("ring", 4096).workload.queries == range(4096)
 
 
+@pytest.mark.parametrize("nonsense", ["", [], {}, False, "1"])
+@pytest.mark.parametrize("name", ["new_tokens", "kv_heads", "v_head_dim"])
+def test_nonsense_is_no_default(name: str, nonsense: Any) -> None:
+    """As a record may hold it, which is read strictly."""
+    shape = {**Workload(seq_len=8, mode="decode").model_dump(), name: nonsense}
+    with pytest.raises(ValidationError, match=name):
+        Workload.model_validate(shape, strict=True)
+
+
 def test_new_tokens_need_decode_and_room_in_the_cache() -> None:
     with pytest.raises(ValidationError, match="new_tokens 2 needs mode decode, and the mode is tr"):
         trial(mode="train", new_tokens=2)
