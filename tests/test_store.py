@@ -574,7 +574,9 @@ def test_a_sample_that_nothing_can_measure_is_a_broken_line(tmp_path: Path, new:
 @pytest.mark.parametrize(
     ("old", "new"),
     [('"wall_s":1.5', '"wall_s":-1'), ('"wall_s":1.5', '"wall_s":true'),
-     ('"batch":1', '"batch":"1"'), ('"round":0', '"round":true'), ('"cores":2', '"cores":-2'),
+     ('"batch":1', '"batch":"1"'),
+     ('"seq_len":4096', '"seq_len":9223372036854775808'),
+     ('"round":0', '"round":true'), ('"cores":2', '"cores":-2'),
      ('"time_cap":2.0', '"time_cap":NaN'),
      ('"world_size":1', '"world_size":9223372036854775808'), ('"load":[]', '"load":[-1.0]'),
      ('"predicted_tokens":null', '"predicted_tokens":-7'), ('"options":{}', '"options":{"a":NaN}'),

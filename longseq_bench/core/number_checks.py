@@ -11,6 +11,7 @@ from math import inf, isfinite
 from operator import attrgetter
 from typing import Any
 
+from longseq_bench.core.bounds import MAX_TOKENS
 from longseq_bench.core.identity_cache import cached_by_identity
 from longseq_bench.core.model import (
     Environment,
@@ -47,6 +48,9 @@ def find_impossible_number(record: Record) -> str | None:
     if not _are_possible(record):
         known = [*zip(_NUMBERS, _numbers(record), strict=True)]
         known += zip(_OPTIONAL, _optional(record), strict=True)
+        tokens = trial.workload.seq_len
+        if MAX_TOKENS < tokens < LIMIT:
+            return f"trial.workload.seq_len is {_format(tokens)}"
         return _first_impossible(known) or f"trial.world_size is {_format(ranks)}"
     if record.purpose == "density" and not _is_share(trial.options.get("sparsity")):
         return f"trial.options.sparsity is {str(trial.options.get('sparsity'))[:60]!r}"
@@ -82,8 +86,8 @@ def _are_possible(record: Record) -> bool:
 
 @cached_by_identity
 def _is_workload_possible(w: Workload) -> bool:
-    most = max(w.seq_len, w.batch, w.heads, w.kv_heads, w.head_dim, w.v_head_dim, w.new_tokens)
-    return most < LIMIT
+    most = max(w.batch, w.heads, w.kv_heads, w.head_dim, w.v_head_dim, w.new_tokens)
+    return w.seq_len <= MAX_TOKENS and most < LIMIT
 
 
 def find_impossible_sample(outcome: Outcome, ranks: int) -> str | None:

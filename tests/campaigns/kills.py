@@ -236,19 +236,17 @@ def _find_changes(said: Path, kept: list[bytes]) -> Iterator[str]:
 def _codes(kills: Sequence[Kill], node: int) -> set[int]:
     """Return the exit codes that are right; 3 says that a trial failed, in this run or before."""
     deaths = [(k.node, k.fatal) for k in kills if k.target == "parent" and k.fatal is not None]
+    own = [number for struck, number in deaths if struck == node]
     # a node whose peer was ended or is missing ends too
-    by_others = {2, 129, 130, 143} if any(struck != node for struck, _ in deaths) else set()
-    for struck, number in deaths:
-        if struck == node:
-            # by itself: before the command is loaded, or SIGKILL
-            by_itself = set() if number == signal.SIGINT else {-number}
-            if node == 1 and number == signal.SIGKILL:
-                by_itself |= {0}  # the one that was started again
-            return by_others | by_itself | {128 + number}
+    codes = {2, 129, 130, 143} if len(own) < len(deaths) else set()
+    # by itself: before the command is loaded, or SIGKILL
+    codes |= {128 + number for number in own} | {-n for n in own if n != signal.SIGINT}
+    if own and not (node == 1 and signal.SIGKILL in own):  # that one was started again
+        return codes
     lost_servers = sum(kill.target == "server" and kill.fatal is not None for kill in kills)
-    by_others |= {2} if lost_servers >= ATTEMPTS else set()
+    codes |= {2} if lost_servers >= ATTEMPTS else set()
     has_failed = bool(_lines()) and any(r.outcome.status != "ok" for r in load("out").records)
-    return by_others | {0} | ({3} if has_failed else set())
+    return codes | {0} | ({3} if has_failed else set())
 
 
 def judge(records: list[Record], kills: Sequence[Kill], expected: Counter[str]) -> Iterator[str]:

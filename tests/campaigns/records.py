@@ -160,7 +160,7 @@ def _damage_bytes(line: bytes, how: str, rng: random.Random) -> tuple[bytes, str
         at = rng.choice(digits)
         other = (line[at] - 48 + rng.randrange(1, 10)) % 10 + 48
         return line[:at] + bytes([other]) + line[at + 1 :], f"another digit at {at}", True
-    at = rng.randrange(len(line) - 1)  # before the line end
+    at = rng.randrange(1, len(line) - 1)  # an empty line is none
     bad: bytes = rng.choice((
         b"\x00", b"\xff", b"\xef\xbb\xbf", b"\r", b"\n", b"[" * 100_000, b"9" * 5_000, b"}", b'"',
         b"\xe2\x80\xae",
