@@ -1,6 +1,7 @@
 """The Slurm job that checks a plan: a search for the longest sequence up to the planned one."""
 
 import math
+import re
 import shlex
 
 from longseq_bench.core.units import format_tokens
@@ -19,12 +20,14 @@ def format_sbatch(plan: Prediction, gpus_per_node: int, options: list[str]) -> s
     trial = plan.trial
     per_node = min(gpus_per_node, trial.world_size)
     tokens = format_tokens(trial.workload.seq_len)
+    # an own function is a path, and Slurm puts the name of the job into that of a file
+    name = re.sub(r"[^\w.-]+", "-", trial.implementation, flags=re.ASCII)
     gpus = [f"#SBATCH --gpus-per-node={per_node}"] if trial.device == "cuda" else []
     lines = [
         "#!/bin/bash",
-        f"# Checks a prediction: {tokens} tokens with {trial.implementation}.",
+        f"# Checks a prediction: {tokens} tokens with {name}.",
         "# Add what your cluster needs: --account, --partition, --time.",
-        f"#SBATCH --job-name=longseq-{trial.implementation}",
+        f"#SBATCH --job-name=longseq-{name}",
         f"#SBATCH --nodes={-(-trial.world_size // per_node)}",
         "#SBATCH --ntasks-per-node=1",
         *gpus,

@@ -20,6 +20,7 @@ SHAPE = ("--dtype", "bfloat16", "--heads", "32", "--kv-heads", "8", "--head-dim"
 H200 = ("--gpu", "h200", *SHAPE)
 SMALL = (*H200, "--memory", "4GiB")
 """Fewer tokens fit, so that dry runs are short."""
+CPU = ("--gpu", "cpu", "--target", "2k", "--heads", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -178,10 +179,25 @@ def test_a_job_that_checks_the_plan(
 def test_a_job_for_a_cpu_asks_for_no_gpus(tmp_path: Path) -> None:
     """Slurm refuses GPUs on a cluster that has none."""
     file = tmp_path / "job.sh"
-    command = ["plan", "--impl", "sdpa", "--gpu", "cpu", "--target", "2k", "--heads", "1"]
-    assert run([*command, "--sbatch", str(file)]) == 0
+    assert run(["plan", "--impl", "sdpa", *CPU, "--sbatch", str(file)]) == 0
     assert "--device cpu" in file.read_text()
     assert "gpus" not in file.read_text()
+
+
+@pytest.mark.parametrize("folder", ["sub", "my dir"])
+def test_a_job_for_an_own_function_has_a_name_that_can_be_a_file(
+    folder: str, tmp_path: Path
+) -> None:
+    (tmp_path / folder).mkdir()
+    own = f"{tmp_path}/{folder}/att.py:attend"
+    (tmp_path / folder / "att.py").write_text("def attend(q, k, v, causal):\n    return v\n")
+    file = tmp_path / "job.sh"
+    assert run(["plan", "--impl", own, *CPU, "--sbatch", str(file)]) == 0
+    text = file.read_text()
+    (name,) = re.findall("^#SBATCH --job-name=(.*)$", text, re.MULTILINE)
+    assert re.fullmatch(r"longseq-[\w.-]+-att\.py-attend", name)
+    assert f"with {name.removeprefix('longseq-')}.\n" in text
+    assert shlex.quote(own) in text
 
 
 def test_an_unsupported_implementation_has_its_reason(capfd: Capture) -> None:
