@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,16 @@ def test_a_job_that_checks_the_plan(
     assert run(["maxlen", "--help"]) == 0
     known = capfd.readouterr().out
     assert [word for word in words[7:] if word.startswith("--") and word not in known] == []
+
+
+def test_a_requeued_job_goes_on_in_the_same_folder(tmp_path: Path) -> None:
+    file, srun = tmp_path / "job.sh", tmp_path / "srun"
+    assert run(["plan", "--impl", "sdpa", *CPU, "--sbatch", str(file)]) == 0
+    srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    srun.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "812"}
+    ran = subprocess.run(["bash", file], env=environ, capture_output=True, text=True, check=True)
+    assert ran.stdout.split()[-2:] == ["--out", "results/longseq-sdpa-812"]
 
 
 def test_a_job_for_a_cpu_asks_for_no_gpus(tmp_path: Path) -> None:
