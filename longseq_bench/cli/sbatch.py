@@ -4,6 +4,7 @@ import math
 import re
 import shlex
 
+from longseq_bench.core.divisors import divisors
 from longseq_bench.core.units import format_tokens
 from longseq_bench.search.prediction import Prediction
 
@@ -18,7 +19,8 @@ def format_sbatch(plan: Prediction, gpus_per_node: int, options: list[str]) -> s
     options: implementation options NAME=VALUE of the plan.
     """
     trial = plan.trial
-    per_node = min(gpus_per_node, trial.world_size)
+    # launch refuses a world that does not fill its nodes equally
+    per_node = max(n for n in divisors(trial.world_size) if n <= gpus_per_node)
     tokens = format_tokens(trial.workload.seq_len)
     # an own function is a path, and Slurm puts the name of the job into that of a file
     name = re.sub(r"[^\w.-]+", "-", trial.implementation, flags=re.ASCII)
@@ -28,7 +30,7 @@ def format_sbatch(plan: Prediction, gpus_per_node: int, options: list[str]) -> s
         f"# Checks a prediction: {tokens} tokens with {name}.",
         "# Add what your cluster needs: --account, --partition, --time.",
         f"#SBATCH --job-name=longseq-{name}",
-        f"#SBATCH --nodes={-(-trial.world_size // per_node)}",
+        f"#SBATCH --nodes={trial.world_size // per_node}",
         "#SBATCH --ntasks-per-node=1",
         *gpus,
         "# Whole nodes: else Slurm gives a task one core, and other jobs disturb the measurement.",

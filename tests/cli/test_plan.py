@@ -177,6 +177,18 @@ def test_a_job_that_checks_the_plan(
     assert [word for word in words[7:] if word.startswith("--") and word not in known] == []
 
 
+@pytest.mark.parametrize(("ranks", "nodes"), [(12, 2), (11, 11), (16, 2), (6, 1)])
+def test_a_job_fills_its_nodes_equally(ranks: int, nodes: int, tmp_path: Path) -> None:
+    """As `launch` asks for, here with nodes of eight devices."""
+    file = tmp_path / "job.sh"
+    given = ("--world-size", str(ranks), "--gpus-per-node", "8")
+    assert run(["plan", "--impl", "ring", *CPU, *given, "--sbatch", str(file)]) == 0
+    text = file.read_text()
+    assert f"#SBATCH --nodes={nodes}\n" in text
+    assert f"--nproc-per-node {ranks // nodes} " in text
+    assert f"--world-size {ranks} " in text
+
+
 def test_a_requeued_job_goes_on_in_the_same_folder(tmp_path: Path) -> None:
     file, srun = tmp_path / "job.sh", tmp_path / "srun"
     assert run(["plan", "--impl", "sdpa", *CPU, "--sbatch", str(file)]) == 0
