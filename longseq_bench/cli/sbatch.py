@@ -35,6 +35,8 @@ def format_sbatch(plan: Prediction, gpus_per_node: int, options: list[str]) -> s
         *gpus,
         "# Whole nodes: else Slurm gives a task one core, and other jobs disturb the measurement.",
         "#SBATCH --exclusive",
+        "# All memory of a node: some clusters give less by default, also to an exclusive job.",
+        "#SBATCH --mem=0",
         "# After a preemption or a failure of a node it runs again; finished records count.",
         "#SBATCH --requeue",
         "#SBATCH --open-mode=append",
