@@ -20,10 +20,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from longseq_bench.core.environment_difference import name_differences
 from longseq_bench.core.environment_failure import is_environment_failure
 from longseq_bench.core.errors import StoreError, nearest
 from longseq_bench.core.interning import RecordInterner, gc_disabled, keep_uncollected
-from longseq_bench.core.model import SCHEMA, Record, Trial
+from longseq_bench.core.model import SCHEMA, Environment, Record, Trial
 from longseq_bench.core.record_file import (
     append_line,
     find_path,
@@ -190,6 +191,26 @@ class Store:
         if record is None or is_environment_failure(record.outcome):
             return None
         return record if record.trial == trial else record.model_copy(update={"trial": trial})
+
+    def describe_skipped_records(self, trial: Trial, here: Environment) -> str:
+        """Return a sentence if the trial was measured, but only elsewhere; else an empty string.
+
+        It counts all records of the environment that measured the trial last.
+        """
+        elsewhere = [
+            record.environment
+            for (key, fingerprint), record in self._index.items()
+            if key == trial.key and fingerprint != here.fingerprint
+        ]
+        if not elsewhere:
+            return ""
+        other = elsewhere[-1]
+        count = sum(record.environment.fingerprint == other.fingerprint for record in self.records)
+        records, do = ("record", "does") if count == 1 else ("records", "do")
+        return (
+            f"{count:,} {records} of {other.host} {do} not count here: another environment "
+            f"({name_differences(here, other)})"
+        )
 
     def close(self) -> None:
         """Release the folder; a second call does nothing."""
