@@ -1,4 +1,4 @@
-"""Ranks and hosts of a launch, and hosts from the variables of torchrun, mpirun and srun.
+"""Ranks and hosts of a launch; hosts from the variables of torchrun, srun and Open MPI's mpirun.
 
 RankInfo describes one rank. NodeInfo describes one host, for `longseq launch`, which runs once on
 each host and starts the ranks there.
@@ -46,7 +46,7 @@ class NodeInfo:
     """Node `node` of `nodes`, which starts `ranks_per_node` ranks; node 0 listens at host:port.
 
     ranks_reason: why there are `ranks_per_node` ranks; empty if it is the plain default.
-    is_scheduled: srun, mpirun or torchrun started the nodes.
+    is_scheduled: srun, Open MPI's mpirun or torchrun started the nodes.
     """
 
     nodes: int = 1
@@ -100,7 +100,7 @@ def find_node(
 ) -> NodeInfo:
     """Return the node of this process in its launch; the default is one node alone.
 
-    Given values have priority over those of srun, mpirun and torchrun.
+    Given values have priority over those of srun, Open MPI's mpirun and torchrun.
     gpus: number of GPUs that are visible on this host.
 
     Raises:
@@ -108,6 +108,8 @@ def find_node(
     """
     complete = None not in (nodes, node, endpoint) or nodes == 1
     detected = None if complete else _detect_node(environ, gpus)
+    if detected is None and nodes is None and node is None:
+        _check_no_other_mpirun(environ)
     default = detected or NodeInfo()
     reason = "--nproc-per-node" if ranks_per_node else default.ranks_reason or _default_reason(gpus)
     nodes = default.nodes if nodes is None else nodes
@@ -149,7 +151,7 @@ def _complete_node(
 
 
 def _detect_node(environ: Mapping[str, str], gpus: int) -> NodeInfo | None:
-    """Return the node that torchrun, mpirun or srun describes; None without them.
+    """Return the node that torchrun, Open MPI's mpirun or srun describes; None without them.
 
     mpirun has priority over srun, because it also runs inside allocations of Slurm.
     """
@@ -158,9 +160,34 @@ def _detect_node(environ: Mapping[str, str], gpus: int) -> NodeInfo | None:
     if "OMPI_COMM_WORLD_RANK" in environ:
         return _from_mpirun(environ)
     # a batch script has a SLURM_PROCID but no step
-    if "SLURM_PROCID" in environ and ("SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ):
+    if "SLURM_PROCID" in environ and _has_step(environ):
         return _from_srun(environ, gpus)
     return None
+
+
+def _has_step(environ: Mapping[str, str]) -> bool:
+    return "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ
+
+
+def _check_no_other_mpirun(environ: Mapping[str, str]) -> None:
+    """Raise UserError under the mpirun of MPICH and its relatives: each process would run alone."""
+    size = environ.get("PMI_SIZE", "")
+    if re.fullmatch("[0-9]{1,9}", size) and int(size) > 1:
+        raise UserError(
+            f"PMI_SIZE is {size}, but only Open MPI's mpirun is recognised; give --rdzv-endpoint, "
+            f"--nnodes and --node-rank, for example --nnodes $PMI_SIZE --node-rank $PMI_RANK"
+        )
+
+
+def describe_missing_srun(environ: Mapping[str, str]) -> str:
+    """Return a line if this is a Slurm job of several nodes without srun; else an empty string."""
+    nodes = environ.get("SLURM_NNODES", "")
+    if _has_step(environ) or not re.fullmatch("[0-9]{1,9}", nodes) or int(nodes) < 2:
+        return ""
+    return (
+        f"this Slurm job has {nodes} nodes, but the command runs on this one only; start it with "
+        f"srun --ntasks-per-node 1 to use all"
+    )
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> NodeInfo:

@@ -15,6 +15,8 @@ MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "MASTER_ADDR": "beta", "MASTER_PORT": "1234",
 }  # fmt: skip
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+"""Set by mpirun of MPICH, Intel MPI and MVAPICH."""
 TORCHRUN = {
     "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "3", "LOCAL_RANK": "0", "RANK": "1", "WORLD_SIZE": "3",
     "MASTER_ADDR": "alpha", "MASTER_PORT": "29500",
@@ -133,6 +135,14 @@ def test_mpirun_and_torchrun() -> None:
     assert find_node({**TORCHRUN, "GROUP_RANK": "2"}).endpoint == found.endpoint
 
 
+def test_variables_of_pmi_are_no_reason_to_refuse_what_is_known() -> None:
+    for environ in (SRUN, MPIRUN, TORCHRUN):
+        assert find_node(environ | HYDRA) == find_node(environ)
+    assert find_node({"PMI_RANK": "0", "PMI_SIZE": "1"}) == NodeInfo()
+    assert find_node(HYDRA, nodes=1) == NodeInfo()
+    assert find_node(HYDRA, 2, 1, 1, "alpha:9").endpoint == "alpha:9"
+
+
 def test_options_have_priority_over_the_environment() -> None:
     assert find_node(SRUN, ranks_per_node=4).ranks_per_node == 4
     assert find_node(SRUN, endpoint="beta:9").endpoint == "beta:9"
@@ -160,6 +170,9 @@ def test_options_have_priority_over_the_environment() -> None:
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, {}, "torchrun started several"),
         ({**MPIRUN, "MASTER_ADDR": ""}, {}, "MASTER_ADDR is not set"),
         ({**MPIRUN, "MASTER_PORT": "70000"}, {}, "MASTER_PORT is 70000; ports are 1 to 65535"),
+        # each process would run everything alone
+        (HYDRA, {}, r"only Open MPI's mpirun is recognised; .* --node-rank \$PMI_RANK"),
+        (BATCH_SCRIPT | HYDRA, {}, "only Open MPI's mpirun is recognised"),
         ({**SRUN, "SLURM_NODEID": "1_0"}, {}, "SLURM_NODEID is '1_0', not a whole number"),
         ({**SRUN, "SLURM_NODELIST": ""}, {}, "SLURM_JOB_NODELIST is not set"),
     ],
