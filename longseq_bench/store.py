@@ -10,6 +10,7 @@ A line is written with one write and an fsync, so it is complete on disk when `a
 unfinished line of a killed writer is moved to `records.jsonl.torn`; no other byte is rewritten.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -49,6 +50,7 @@ TORN = "records.jsonl.torn"
 RECOVERED = "records.recovered.jsonl"
 UNSAVED = "records.unsaved.jsonl"
 LOCK = ".lock"
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 _HOLDER = re.compile(r"([0-9]+)(?: ([\w.-]+))?\n?")
 
 
@@ -322,12 +324,22 @@ def _lock_folder(folder: Path) -> int:
 
 
 def _lock(fd: int, folder: Path, holder: str) -> None:
-    """Lock a file until its descriptor is closed. Raises StoreError if another process has it."""
+    """Lock a file until its descriptor is closed.
+
+    Raises StoreError if another process has it, or if the file system has no locks.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise StoreError(
             f"results folder {folder} is in use by {holder}; wait for it, or name another folder"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise StoreError(
+            f"results folder {folder} is on a file system without locks; name a folder on another "
+            f"one, or mount it with them (Lustre: mount option flock)"
         ) from None
 
 
