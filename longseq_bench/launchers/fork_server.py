@@ -60,7 +60,8 @@ def ready() -> None:
     before = pid()
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return _ready(before)
+            _ready(before)
+            return
         except (OSError, EOFError) as error:
             _kill(before)
             is_short = isinstance(error, OSError) and error.errno in SHORT_OF
