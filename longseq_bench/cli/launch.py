@@ -59,7 +59,7 @@ def launch(
         str | None,
         typer.Option(
             help="HOST:PORT of node 0, reachable from all hosts. Default: from srun, "
-            "Open MPI's mpirun or torchrun."
+            "Open MPI's mpirun or torchrun; they also give a missing port, which is else 29400."
         ),
     ] = None,
     rdzv_timeout: Annotated[

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo, find_node, first_host
+from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo, find_node, first_host, last_host
 from longseq_bench.core.errors import UserError
 
 SRUN = {
@@ -45,6 +45,13 @@ def test_endpoints(text: str, host: str, port: int) -> None:
     found = find_node({}, 2, 1, 0, text)
     assert (found.host, found.port) == (host, port)
     assert find_node({}, 2, 1, 0, found.endpoint) == found
+
+
+def test_an_endpoint_without_a_port_gets_that_of_the_job() -> None:
+    """Two jobs on one host would meet at a constant port."""
+    assert find_node(SRUN, endpoint="beta").port == find_node(SRUN).port
+    assert find_node(SRUN, endpoint="[fe80::1]").endpoint == f"[fe80::1]:{find_node(SRUN).port}"
+    assert find_node(MPIRUN, endpoint="beta").port == 1234
 
 
 @pytest.mark.parametrize(
@@ -102,20 +109,23 @@ def test_unused_gpus_of_a_host_are_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "first"),
+    ("nodes", "first", "last"),
     [
-        ("alpha", "alpha"),
-        ("alpha,beta", "alpha"),
-        ("n[03-05,9],gpu1", "n03"),
-        ("n[9,03-05]", "n9"),
-        ("gpu1,n[03-05]", "gpu1"),
-        ("n[003]", "n003"),
-        ("rack[1-2]node[07-08]-ib", "rack1node07-ib"),
-        ("c1.example.org,c2", "c1.example.org"),
+        ("alpha", "alpha", "alpha"),
+        ("alpha,beta", "alpha", "beta"),
+        ("n[03-05,9],gpu1", "n03", "gpu1"),
+        ("n[9,03-05]", "n9", "n05"),
+        ("gpu1,n[03-05]", "gpu1", "n05"),
+        ("n[003]", "n003", "n003"),
+        ("rack[1-2]node[07-08]-ib", "rack1node07-ib", "rack2node08-ib"),
+        ("c1.example.org,c2", "c1.example.org", "c2"),
     ],
 )
-def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
+def test_the_first_and_the_last_host_of_a_list(nodes: str, first: str, last: str) -> None:
     assert first_host(nodes, "SLURM_NODELIST") == first
+    assert last_host(nodes, "SLURM_NODELIST") == last
+    found = find_node(SRUN | {"SLURM_NODELIST": nodes})
+    assert (found.host, found.peer) == (first, last)
 
 
 @pytest.mark.parametrize("nodes", ["n[03-05", "n]3[", "n[]", "n[a-b]", ",n1", "n1 n2", "n[1--2]"])
