@@ -23,6 +23,9 @@ class Watcher:
     def phase(self, phase: str, part: str) -> None:
         """Note that the running trial enters a phase."""
 
+    def skips_records(self, sentence: str) -> None:
+        """Note, at most once in a run, that stored records of the same trials do not count."""
+
     def ends(self, step: Step, record: Record, from_store: bool) -> None:
         """Note that a record is on disk. from_store: an earlier run wrote it."""
 
@@ -45,7 +48,8 @@ def run_schedule(
         for watcher in watchers:
             watcher.phase(phase, part)
 
-    fingerprint = environment().fingerprint
+    here = environment()
+    has_skipped = False
     record: Record | None = None
     while True:
         try:
@@ -53,9 +57,11 @@ def run_schedule(
         except StopIteration as done:
             records: list[Record] = done.value
             return records
-        record = store.find(step.trial, fingerprint) if store else None
+        record = store.find(step.trial, here.fingerprint) if store else None
         from_store = record is not None
         if record is None:
+            if store and not has_skipped:
+                has_skipped = _note_skipped_records(store, step, here, watchers)
             for watcher in watchers:
                 watcher.starts(step)
             record = _run(step, launcher, environment(), on_phase, command)
@@ -63,6 +69,17 @@ def run_schedule(
                 store.append(record)
         for watcher in watchers:
             watcher.ends(step, record, from_store)
+
+
+def _note_skipped_records(
+    store: Store, step: Step, here: Environment, watchers: Sequence[Watcher]
+) -> bool:
+    """Tell the watchers if the trial of a step was measured elsewhere; return True if it was."""
+    sentence = store.describe_skipped_records(step.trial, here)
+    if sentence:
+        for watcher in watchers:
+            watcher.skips_records(sentence)
+    return bool(sentence)
 
 
 def _run(

@@ -10,6 +10,7 @@ A line is written with one write and an fsync, so it is complete on disk when `a
 unfinished line of a killed writer is moved to `records.jsonl.torn`; no other byte is rewritten.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -20,10 +21,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
+from longseq_bench.core.environment_difference import name_differences
 from longseq_bench.core.environment_failure import is_environment_failure
 from longseq_bench.core.errors import StoreError, nearest
 from longseq_bench.core.interning import RecordInterner, gc_disabled, keep_uncollected
-from longseq_bench.core.model import SCHEMA, Record, Trial
+from longseq_bench.core.model import SCHEMA, Environment, Record, Trial
 from longseq_bench.core.record_file import (
     append_line,
     find_path,
@@ -48,6 +50,7 @@ TORN = "records.jsonl.torn"
 RECOVERED = "records.recovered.jsonl"
 UNSAVED = "records.unsaved.jsonl"
 LOCK = ".lock"
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 _HOLDER = re.compile(r"([0-9]+)(?: ([\w.-]+))?\n?")
 
 
@@ -191,6 +194,26 @@ class Store:
             return None
         return record if record.trial == trial else record.model_copy(update={"trial": trial})
 
+    def describe_skipped_records(self, trial: Trial, here: Environment) -> str:
+        """Return a sentence if the trial was measured, but only elsewhere; else an empty string.
+
+        It counts all records of the environment that measured the trial last.
+        """
+        elsewhere = [
+            record.environment
+            for (key, fingerprint), record in self._index.items()
+            if key == trial.key and fingerprint != here.fingerprint
+        ]
+        if not elsewhere:
+            return ""
+        other = elsewhere[-1]
+        count = sum(record.environment.fingerprint == other.fingerprint for record in self.records)
+        records, do = ("record", "does") if count == 1 else ("records", "do")
+        return (
+            f"{count:,} {records} of {other.host} {do} not count here: another environment "
+            f"({name_differences(here, other)})"
+        )
+
     def close(self) -> None:
         """Release the folder; a second call does nothing."""
         for fd in (self._records_fd, self._lock_fd):
@@ -301,12 +324,22 @@ def _lock_folder(folder: Path) -> int:
 
 
 def _lock(fd: int, folder: Path, holder: str) -> None:
-    """Lock a file until its descriptor is closed. Raises StoreError if another process has it."""
+    """Lock a file until its descriptor is closed.
+
+    Raises StoreError if another process has it, or if the file system has no locks.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise StoreError(
             f"results folder {folder} is in use by {holder}; wait for it, or name another folder"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise StoreError(
+            f"results folder {folder} is on a file system without locks; name a folder on another "
+            f"one, or mount it with them (Lustre: mount option flock)"
         ) from None
 
 

@@ -1,6 +1,7 @@
 """The store: complete lines only, one writer, and a message for every line that is not read."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -488,6 +489,20 @@ def test_a_second_writer_learns_who_is_the_first(
         holder = f"process {os.getpid()}{f' on {host}' if host else ''};"
         with pytest.raises(StoreError, match=f"{tmp_path} is in use by {holder}"):
             Store(tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As Lustre without the mount option flock."""
+
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StoreError, match=f"folder {tmp_path} is on a file system without locks"):
+        Store(tmp_path)
 
 
 @pytest.mark.parametrize("through_link", [False, True])

@@ -98,6 +98,10 @@ class _Lines(RunWatcher):
         _print(self._heading)
         return self
 
+    def skips_records(self, sentence: str) -> None:
+        """Print the sentence."""
+        _print(sentence)
+
     def ends(self, step: Step, record: Record, from_store: bool) -> None:
         """Print the line of a finished trial."""
         from longseq_bench.api.trial_text import describe_outcome

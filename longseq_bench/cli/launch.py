@@ -35,7 +35,7 @@ def launch(
         typer.Option(
             min=1,
             max=bounds.MAX_RANKS,
-            help="Number of hosts. Default: from srun, mpirun or torchrun, else 1.",
+            help="Number of hosts. Default: from srun, Open MPI's mpirun or torchrun, else 1.",
         ),
     ] = None,
     nproc_per_node: Annotated[
@@ -52,14 +52,14 @@ def launch(
         typer.Option(
             min=0,
             help="Index of this host, from 0; node 0 writes the records. Default: from srun, "
-            "mpirun or torchrun.",
+            "Open MPI's mpirun or torchrun.",
         ),
     ] = None,
     rdzv_endpoint: Annotated[
         str | None,
         typer.Option(
             help="HOST:PORT of node 0, reachable from all hosts. Default: from srun, "
-            "mpirun or torchrun."
+            "Open MPI's mpirun or torchrun; they also give a missing port, which is else 29400."
         ),
     ] = None,
     rdzv_timeout: Annotated[
@@ -82,8 +82,8 @@ def launch(
 
     `longseq launch --nnodes 2 --nproc-per-node 8 --node-rank 0 --rdzv-endpoint host0 -- sweep FILE`
 
-    Under srun, mpirun and torchrun, with one process per host, no option is needed. A trial has all
-    ranks unless world_size is lower; torch's elastic agents start them.
+    Under srun, Open MPI's mpirun and torchrun, with one process per host, no option is needed. A
+    trial has all ranks unless world_size is lower; torch's elastic agents start them.
 
     Hosts prove to each other that they know a key. Without --key-file or LONGSEQ_KEY, node 0 prints
     the command for the other hosts, with a key for this launch.
@@ -102,6 +102,9 @@ def launch(
         os.environ, nnodes, nproc_per_node, node_rank, rdzv_endpoint, gpus
     )
     parsed = _parse(command)
+    is_alone = nnodes is None and cluster.nodes == 1 and not cluster.is_scheduled
+    if is_alone and (line := cluster_env.describe_missing_srun(os.environ)):
+        _print(line)
     if not nproc_per_node and cluster.ranks_reason:
         _print(f"{cluster.ranks_per_node} rank(s) on each host: {cluster.ranks_reason}")
     if few := _describe_few_cores(cluster):

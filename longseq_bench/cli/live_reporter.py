@@ -66,6 +66,10 @@ class _LiveSweep(RunWatcher):
         self._page.phase(phase, part)
 
     @override
+    def skips_records(self, sentence: str) -> None:
+        self._lines.skips_records(sentence)
+
+    @override
     def ends(self, step: Step, record: Record, from_store: bool) -> None:
         self._lines.ends(step, record, from_store)
         self._page.ends(step, record, from_store)

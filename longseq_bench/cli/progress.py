@@ -15,6 +15,7 @@ from longseq_bench.api.trial_text import Labels, describe_outcome
 from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import Record, Trial
 from longseq_bench.core.units import format_seconds
+from longseq_bench.reports.render.terminal_text import plain
 from longseq_bench.search.strategy import Step
 
 START_FLOPS = 1e10  # weight of a process start in the estimate of the remaining time, in FLOPs
@@ -68,6 +69,10 @@ class ProgressLines(RunWatcher):
         """Show the phase of the running trial on the live line."""
         doing = f"{phase} ({part})" if part else phase
         self._live.update(self._task, description=f"{self._running} · {doing}")
+
+    def skips_records(self, sentence: str) -> None:
+        """Print the sentence."""
+        self.console.print(plain(sentence, "yellow"))
 
     def ends(self, step: Step, record: Record, from_store: bool) -> None:
         """Print the line of a finished trial."""

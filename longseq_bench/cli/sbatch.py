@@ -1,8 +1,10 @@
 """The Slurm job that checks a plan: a search for the longest sequence up to the planned one."""
 
 import math
+import re
 import shlex
 
+from longseq_bench.core.divisors import divisors
 from longseq_bench.core.units import format_tokens
 from longseq_bench.search.prediction import Prediction
 
@@ -17,26 +19,34 @@ def format_sbatch(plan: Prediction, gpus_per_node: int, options: list[str]) -> s
     options: implementation options NAME=VALUE of the plan.
     """
     trial = plan.trial
-    per_node = min(gpus_per_node, trial.world_size)
+    # launch refuses a world that does not fill its nodes equally
+    per_node = max(n for n in divisors(trial.world_size) if n <= gpus_per_node)
     tokens = format_tokens(trial.workload.seq_len)
+    # an own function is a path, and Slurm puts the name of the job into that of a file
+    name = re.sub(r"[^\w.-]+", "-", trial.implementation, flags=re.ASCII)
     gpus = [f"#SBATCH --gpus-per-node={per_node}"] if trial.device == "cuda" else []
     lines = [
         "#!/bin/bash",
-        f"# Checks a prediction: {tokens} tokens with {trial.implementation}.",
+        f"# Checks a prediction: {tokens} tokens with {name}.",
         "# Add what your cluster needs: --account, --partition, --time.",
-        f"#SBATCH --job-name=longseq-{trial.implementation}",
-        f"#SBATCH --nodes={-(-trial.world_size // per_node)}",
+        f"#SBATCH --job-name=longseq-{name}",
+        f"#SBATCH --nodes={trial.world_size // per_node}",
         "#SBATCH --ntasks-per-node=1",
         *gpus,
         "# Whole nodes: else Slurm gives a task one core, and other jobs disturb the measurement.",
         "#SBATCH --exclusive",
-        "# After a preemption or a failure of a node it runs again; finished records count.",
+        "# All memory of a node: some clusters give less by default, also to an exclusive job.",
+        "#SBATCH --mem=0",
+        "# After a preemption or a failure of a node it runs again. Finished records count only if",
+        "# its first node is the same host, with the same cores, memory and GPUs.",
         "#SBATCH --requeue",
         "#SBATCH --open-mode=append",
         "#SBATCH --output=%x-%j.out",
         "",
+        "# A requeued job keeps its number, and so its results folder.",
         f"srun longseq launch --nproc-per-node {per_node} -- \\",
-        f"    {shlex.join(_command(plan, options))}",
+        f"    {shlex.join(_command(plan, options))} \\",
+        f"    --out results/longseq-{name}-$SLURM_JOB_ID",
         "code=$?",
         "# Slurm may send SIGTERM some time before a preemption. It runs only those jobs again",
         "# that have not ended when this time is over.",

@@ -1,4 +1,4 @@
-"""Ranks and hosts of a launch, and hosts from the variables of torchrun, mpirun and srun.
+"""Ranks and hosts of a launch; hosts from the variables of torchrun, srun and Open MPI's mpirun.
 
 RankInfo describes one rank. NodeInfo describes one host, for `longseq launch`, which runs once on
 each host and starts the ranks there.
@@ -14,7 +14,7 @@ from longseq_bench.core.errors import UserError
 LOOPBACK = "127.0.0.1"
 
 DEFAULT_PORT = 29400
-"""Port of an endpoint that names none, as in torchrun."""
+"""Port of an endpoint that names none, without a scheduler; as in torchrun."""
 
 _PORTS = range(20000, 32768)
 """Range of derived ports, below those that the system hands out."""
@@ -46,7 +46,8 @@ class NodeInfo:
     """Node `node` of `nodes`, which starts `ranks_per_node` ranks; node 0 listens at host:port.
 
     ranks_reason: why there are `ranks_per_node` ranks; empty if it is the plain default.
-    is_scheduled: srun, mpirun or torchrun started the nodes.
+    peer: another host of the nodes; empty if the scheduler names none.
+    is_scheduled: srun, Open MPI's mpirun or torchrun started the nodes.
     """
 
     nodes: int = 1
@@ -55,6 +56,7 @@ class NodeInfo:
     host: str = LOOPBACK
     port: int = 0
     ranks_reason: str = field(default="", compare=False)
+    peer: str = field(default="", compare=False)
     is_scheduled: bool = field(default=False, compare=False)
 
     @property
@@ -100,7 +102,7 @@ def find_node(
 ) -> NodeInfo:
     """Return the node of this process in its launch; the default is one node alone.
 
-    Given values have priority over those of srun, mpirun and torchrun.
+    Given values have priority over those of srun, Open MPI's mpirun and torchrun.
     gpus: number of GPUs that are visible on this host.
 
     Raises:
@@ -108,14 +110,17 @@ def find_node(
     """
     complete = None not in (nodes, node, endpoint) or nodes == 1
     detected = None if complete else _detect_node(environ, gpus)
+    if detected is None and nodes is None and node is None:
+        _check_no_other_mpirun(environ)
     default = detected or NodeInfo()
     reason = "--nproc-per-node" if ranks_per_node else default.ranks_reason or _default_reason(gpus)
     nodes = default.nodes if nodes is None else nodes
     ranks_per_node = default.ranks_per_node if ranks_per_node is None else ranks_per_node
     found = _complete_node(default, detected is not None, nodes, node, endpoint)
     return replace(
-        found, ranks_per_node=ranks_per_node, ranks_reason=reason, is_scheduled=detected is not None
-    )
+        found, ranks_per_node=ranks_per_node, ranks_reason=reason, peer=default.peer,
+        is_scheduled=detected is not None,
+    )  # fmt: skip
 
 
 def _default_reason(gpus: int) -> str:
@@ -139,7 +144,8 @@ def _complete_node(
     if nodes == 1:
         return NodeInfo()
     if endpoint:
-        host, port = _parse_endpoint(endpoint)
+        # jobs that share a host need different ports
+        host, port = _parse_endpoint(endpoint, default.port or DEFAULT_PORT)
         return NodeInfo(nodes, node=node, host=host, port=port)
     if is_detected:
         return NodeInfo(nodes, node=node, host=default.host, port=default.port)
@@ -149,7 +155,7 @@ def _complete_node(
 
 
 def _detect_node(environ: Mapping[str, str], gpus: int) -> NodeInfo | None:
-    """Return the node that torchrun, mpirun or srun describes; None without them.
+    """Return the node that torchrun, Open MPI's mpirun or srun describes; None without them.
 
     mpirun has priority over srun, because it also runs inside allocations of Slurm.
     """
@@ -158,9 +164,34 @@ def _detect_node(environ: Mapping[str, str], gpus: int) -> NodeInfo | None:
     if "OMPI_COMM_WORLD_RANK" in environ:
         return _from_mpirun(environ)
     # a batch script has a SLURM_PROCID but no step
-    if "SLURM_PROCID" in environ and ("SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ):
+    if "SLURM_PROCID" in environ and _has_step(environ):
         return _from_srun(environ, gpus)
     return None
+
+
+def _has_step(environ: Mapping[str, str]) -> bool:
+    return "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ
+
+
+def _check_no_other_mpirun(environ: Mapping[str, str]) -> None:
+    """Raise UserError under the mpirun of MPICH and its relatives: each process would run alone."""
+    size = environ.get("PMI_SIZE", "")
+    if re.fullmatch("[0-9]{1,9}", size) and int(size) > 1:
+        raise UserError(
+            f"PMI_SIZE is {size}, but only Open MPI's mpirun is recognised; give --rdzv-endpoint, "
+            f"--nnodes and --node-rank, for example --nnodes $PMI_SIZE --node-rank $PMI_RANK"
+        )
+
+
+def describe_missing_srun(environ: Mapping[str, str]) -> str:
+    """Return a line if this is a Slurm job of several nodes without srun; else an empty string."""
+    nodes = environ.get("SLURM_NNODES", "")
+    if _has_step(environ) or not re.fullmatch("[0-9]{1,9}", nodes) or int(nodes) < 2:
+        return ""
+    return (
+        f"this Slurm job has {nodes} nodes, but the command runs on this one only; start it with "
+        f"srun --ntasks-per-node 1 to use all"
+    )
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> NodeInfo:
@@ -192,14 +223,16 @@ def _from_srun(environ: Mapping[str, str], visible_gpus: int) -> NodeInfo:
     lists = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
     hosts = next((name for name in lists if environ.get(name)), lists[-1])
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
+    listed = _require(environ, hosts)
     name = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
     return NodeInfo(
         nodes=_require_int(environ, name),
         ranks_per_node=ranks,
         node=_require_int(environ, "SLURM_NODEID"),
-        host=environ.get("MASTER_ADDR") or first_host(_require(environ, hosts), hosts),
+        host=environ.get("MASTER_ADDR") or first_host(listed, hosts),
         port=_find_port(environ, f"{_require(environ, 'SLURM_JOB_ID')}.{step}"),
         ranks_reason=reason,
+        peer=last_host(listed, hosts),
     )
 
 
@@ -242,9 +275,23 @@ def first_host(nodes: str, name: str) -> str:
     Raises:
         UserError: the text is not a host list; the message names the variable `name`.
     """
-    first = re.split(r",(?![^\[]*\])", nodes.strip())[0]
-    items = _ITEMS.findall(first)
-    host = _ITEMS.sub(lambda found: re.split("[-,]", found[1])[0], first)
+    return _host_at_end(nodes, name, 0)
+
+
+def last_host(nodes: str, name: str) -> str:
+    """Return the last host of a Slurm host list: n9 of `gpu1,n[03-05,9]`.
+
+    Raises:
+        UserError: as `first_host`.
+    """
+    return _host_at_end(nodes, name, -1)
+
+
+def _host_at_end(nodes: str, name: str, index: int) -> str:
+    """Return the host at index 0 or -1 of a Slurm host list. Raises UserError."""
+    part = re.split(r",(?![^\[\]]*\])", nodes.strip())[index]
+    items = _ITEMS.findall(part)
+    host = _ITEMS.sub(lambda found: re.split("[-,]", found[1])[index], part)
     if not re.fullmatch(r"[\w.-]+", host) or not all(_NUMBERS.fullmatch(i) for i in items):
         raise UserError(f"{name} is {nodes!r}, not a list of hosts such as n[03-05,9],gpu1")
     return host
@@ -277,10 +324,10 @@ def _require(environ: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _parse_endpoint(text: str) -> tuple[str, int]:
+def _parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
     """Parse HOST:PORT, HOST or [ADDRESS]:PORT into host and port."""
     found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]\s]+))(?::([0-9]{1,5}))?", text.strip())
-    port = int(found[3] or DEFAULT_PORT) if found else 0
+    port = int(found[3] or default_port) if found else 0
     if not found or not 0 < port < 2**16:
         raise UserError(
             f"--rdzv-endpoint {text!r} can't be read; write HOST:PORT, e.g. node0:29400"

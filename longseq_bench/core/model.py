@@ -445,8 +445,8 @@ class Environment(Frozen):
 _VOLATILE = {"load", "clock_mhz", "sm_clocks_mhz", "commit"}
 _ADDED = {"cuda", "cudnn", "nccl", "triton", "power_limits_w"}
 """Fields that older records lack: a fingerprint covers them only if they have a value."""
-_STABLE = [name for name in Environment.model_fields if name not in {"variables", *_VOLATILE}]
-_stable_values: Callable[[Environment], tuple[Any, ...]] = attrgetter(*_STABLE)
+STABLE_FIELDS = [name for name in Environment.model_fields if name not in {"variables", *_VOLATILE}]
+_stable_values: Callable[[Environment], tuple[Any, ...]] = attrgetter(*STABLE_FIELDS)
 
 
 @cached_by_identity
@@ -458,7 +458,7 @@ def _fingerprint(environment: Environment) -> str:
 @lru_cache(maxsize=1024)
 def _fingerprint_of(values: tuple[Any, ...], variables: tuple[tuple[str, str], ...]) -> str:
     # few environments differ in more than load and clock
-    stable = zip(_STABLE, values, strict=True)
+    stable = zip(STABLE_FIELDS, values, strict=True)
     data = {name: value for name, value in stable if value or name not in _ADDED}
     return _digest({**data, "variables": dict(variables)})
 

@@ -59,6 +59,28 @@ def test_bad_input(arguments: list[str], message: str, capfd: Capture) -> None:
     assert "Traceback" not in shown
 
 
+@pytest.mark.parametrize(
+    ("options", "variables", "is_named"),
+    [
+        ([], {"SLURM_NNODES": "2"}, True),
+        ([], {"SLURM_NNODES": "1"}, False),
+        (["--nnodes", "1"], {"SLURM_NNODES": "2"}, False),
+        ([], {"SLURM_NNODES": "2", "SLURM_STEP_ID": "0"}, False),
+    ],
+)
+def test_a_batch_script_of_several_nodes_is_told_to_use_srun(
+    options: list[str], variables: dict[str, str], is_named: bool,
+    capfd: Capture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert run(["launch", *options, "sweep", "nowhere.yaml"]) == 2
+    shown = " ".join(capfd.readouterr().err.split())
+    assert (
+        "this Slurm job has 2 nodes, but the command runs on this one only" in shown
+    ) == is_named
+
+
 BEYOND_LOOPBACK = ("--nnodes", "3", "--rdzv-endpoint", "198.51.100.1")
 """An address reserved for documentation; no host has it."""
 

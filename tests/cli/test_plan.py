@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ SHAPE = ("--dtype", "bfloat16", "--heads", "32", "--kv-heads", "8", "--head-dim"
 H200 = ("--gpu", "h200", *SHAPE)
 SMALL = (*H200, "--memory", "4GiB")
 """Fewer tokens fit, so that dry runs are short."""
+CPU = ("--gpu", "cpu", "--target", "2k", "--heads", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -158,8 +160,9 @@ def test_a_job_that_checks_the_plan(
     command = ["plan", "--impl", "ring", "-o", "order=striped", *NODES, "--causal"]
     assert run([*command, "--sbatch", str(file)]) == 0
     text = file.read_text().replace("\\\n", " ")
-    for option in ("--gpus-per-node=8", "--exclusive", "--requeue", "--open-mode=append"):
-        assert f"#SBATCH {option}\n" in text
+    asked = set(re.findall("^#SBATCH (.*)$", text, re.MULTILINE))
+    assert asked >= {"--gpus-per-node=8", "--exclusive", "--mem=0", "--requeue"}
+    assert "--open-mode=append" in asked
     assert text.endswith("[ $code -ne 143 ] || sleep 600\nexit $code\n")
     (line,) = re.findall("^srun .*$", text, re.MULTILINE)
     words = shlex.split(line)
@@ -175,13 +178,50 @@ def test_a_job_that_checks_the_plan(
     assert [word for word in words[7:] if word.startswith("--") and word not in known] == []
 
 
+@pytest.mark.parametrize(("ranks", "nodes"), [(12, 2), (11, 11), (16, 2), (6, 1)])
+def test_a_job_fills_its_nodes_equally(ranks: int, nodes: int, tmp_path: Path) -> None:
+    """As `launch` asks for, here with nodes of eight devices."""
+    file = tmp_path / "job.sh"
+    given = ("--world-size", str(ranks), "--gpus-per-node", "8")
+    assert run(["plan", "--impl", "ring", *CPU, *given, "--sbatch", str(file)]) == 0
+    text = file.read_text()
+    assert f"#SBATCH --nodes={nodes}\n" in text
+    assert f"--nproc-per-node {ranks // nodes} " in text
+    assert f"--world-size {ranks} " in text
+
+
+def test_a_requeued_job_goes_on_in_the_same_folder(tmp_path: Path) -> None:
+    file, srun = tmp_path / "job.sh", tmp_path / "srun"
+    assert run(["plan", "--impl", "sdpa", *CPU, "--sbatch", str(file)]) == 0
+    srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    srun.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "812"}
+    ran = subprocess.run(["bash", file], env=environ, capture_output=True, text=True, check=True)
+    assert ran.stdout.split()[-2:] == ["--out", "results/longseq-sdpa-812"]
+
+
 def test_a_job_for_a_cpu_asks_for_no_gpus(tmp_path: Path) -> None:
     """Slurm refuses GPUs on a cluster that has none."""
     file = tmp_path / "job.sh"
-    command = ["plan", "--impl", "sdpa", "--gpu", "cpu", "--target", "2k", "--heads", "1"]
-    assert run([*command, "--sbatch", str(file)]) == 0
+    assert run(["plan", "--impl", "sdpa", *CPU, "--sbatch", str(file)]) == 0
     assert "--device cpu" in file.read_text()
     assert "gpus" not in file.read_text()
+
+
+@pytest.mark.parametrize("folder", ["sub", "my dir"])
+def test_a_job_for_an_own_function_has_a_name_that_can_be_a_file(
+    folder: str, tmp_path: Path
+) -> None:
+    (tmp_path / folder).mkdir()
+    own = f"{tmp_path}/{folder}/att.py:attend"
+    (tmp_path / folder / "att.py").write_text("def attend(q, k, v, causal):\n    return v\n")
+    file = tmp_path / "job.sh"
+    assert run(["plan", "--impl", own, *CPU, "--sbatch", str(file)]) == 0
+    text = file.read_text()
+    (name,) = re.findall("^#SBATCH --job-name=(.*)$", text, re.MULTILINE)
+    assert re.fullmatch(r"longseq-[\w.-]+-att\.py-attend", name)
+    assert f"with {name.removeprefix('longseq-')}.\n" in text
+    assert shlex.quote(own) in text
 
 
 def test_an_unsupported_implementation_has_its_reason(capfd: Capture) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo, find_node, first_host
+from longseq_bench.core.cluster_env import LOOPBACK, NodeInfo, find_node, first_host, last_host
 from longseq_bench.core.errors import UserError
 
 SRUN = {
@@ -15,6 +15,8 @@ MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "MASTER_ADDR": "beta", "MASTER_PORT": "1234",
 }  # fmt: skip
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2"}
+"""Set by mpirun of MPICH, Intel MPI and MVAPICH."""
 TORCHRUN = {
     "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "3", "LOCAL_RANK": "0", "RANK": "1", "WORLD_SIZE": "3",
     "MASTER_ADDR": "alpha", "MASTER_PORT": "29500",
@@ -43,6 +45,13 @@ def test_endpoints(text: str, host: str, port: int) -> None:
     found = find_node({}, 2, 1, 0, text)
     assert (found.host, found.port) == (host, port)
     assert find_node({}, 2, 1, 0, found.endpoint) == found
+
+
+def test_an_endpoint_without_a_port_gets_that_of_the_job() -> None:
+    """Two jobs on one host would meet at a constant port."""
+    assert find_node(SRUN, endpoint="beta").port == find_node(SRUN).port
+    assert find_node(SRUN, endpoint="[fe80::1]").endpoint == f"[fe80::1]:{find_node(SRUN).port}"
+    assert find_node(MPIRUN, endpoint="beta").port == 1234
 
 
 @pytest.mark.parametrize(
@@ -100,20 +109,23 @@ def test_unused_gpus_of_a_host_are_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "first"),
+    ("nodes", "first", "last"),
     [
-        ("alpha", "alpha"),
-        ("alpha,beta", "alpha"),
-        ("n[03-05,9],gpu1", "n03"),
-        ("n[9,03-05]", "n9"),
-        ("gpu1,n[03-05]", "gpu1"),
-        ("n[003]", "n003"),
-        ("rack[1-2]node[07-08]-ib", "rack1node07-ib"),
-        ("c1.example.org,c2", "c1.example.org"),
+        ("alpha", "alpha", "alpha"),
+        ("alpha,beta", "alpha", "beta"),
+        ("n[03-05,9],gpu1", "n03", "gpu1"),
+        ("n[9,03-05]", "n9", "n05"),
+        ("gpu1,n[03-05]", "gpu1", "n05"),
+        ("n[003]", "n003", "n003"),
+        ("rack[1-2]node[07-08]-ib", "rack1node07-ib", "rack2node08-ib"),
+        ("c1.example.org,c2", "c1.example.org", "c2"),
     ],
 )
-def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
+def test_the_first_and_the_last_host_of_a_list(nodes: str, first: str, last: str) -> None:
     assert first_host(nodes, "SLURM_NODELIST") == first
+    assert last_host(nodes, "SLURM_NODELIST") == last
+    found = find_node(SRUN | {"SLURM_NODELIST": nodes})
+    assert (found.host, found.peer) == (first, last)
 
 
 @pytest.mark.parametrize("nodes", ["n[03-05", "n]3[", "n[]", "n[a-b]", ",n1", "n1 n2", "n[1--2]"])
@@ -131,6 +143,14 @@ def test_mpirun_and_torchrun() -> None:
     # port 29500 belongs to torchrun's own store
     assert found.port != 29500
     assert find_node({**TORCHRUN, "GROUP_RANK": "2"}).endpoint == found.endpoint
+
+
+def test_variables_of_pmi_are_no_reason_to_refuse_what_is_known() -> None:
+    for environ in (SRUN, MPIRUN, TORCHRUN):
+        assert find_node(environ | HYDRA) == find_node(environ)
+    assert find_node({"PMI_RANK": "0", "PMI_SIZE": "1"}) == NodeInfo()
+    assert find_node(HYDRA, nodes=1) == NodeInfo()
+    assert find_node(HYDRA, 2, 1, 1, "alpha:9").endpoint == "alpha:9"
 
 
 def test_options_have_priority_over_the_environment() -> None:
@@ -160,6 +180,9 @@ def test_options_have_priority_over_the_environment() -> None:
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, {}, "torchrun started several"),
         ({**MPIRUN, "MASTER_ADDR": ""}, {}, "MASTER_ADDR is not set"),
         ({**MPIRUN, "MASTER_PORT": "70000"}, {}, "MASTER_PORT is 70000; ports are 1 to 65535"),
+        # each process would run everything alone
+        (HYDRA, {}, r"only Open MPI's mpirun is recognised; .* --node-rank \$PMI_RANK"),
+        (BATCH_SCRIPT | HYDRA, {}, "only Open MPI's mpirun is recognised"),
         ({**SRUN, "SLURM_NODEID": "1_0"}, {}, "SLURM_NODEID is '1_0', not a whole number"),
         ({**SRUN, "SLURM_NODELIST": ""}, {}, "SLURM_JOB_NODELIST is not set"),
     ],

@@ -211,10 +211,14 @@ def test_the_row_of_a_time_limited_search_agrees_with_the_search() -> None:
 
 
 class FoundLog(Watcher):
-    """Logs for each record if it was found in the store instead of run."""
+    """Logs for each record if it was found in the store instead of run, and which don't count."""
 
     def __init__(self) -> None:
         self.found: list[bool] = []
+        self.skipped: list[str] = []
+
+    def skips_records(self, sentence: str) -> None:
+        self.skipped.append(sentence)
 
     def ends(self, step: Step, record: Record, found: bool) -> None:
         self.found.append(found)
@@ -285,6 +289,32 @@ def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
     assert found == [True] * 3 + [False] * (len(whole) - 3)
     assert [r.trial for r in records] == [r.trial for r in whole]
     assert resumed.ran == [r.trial for r in whole[3:]]
+
+
+BETA = make.environment("beta", cores=4, gpus=("H100",), variables={"OMP_PROC_BIND": "1"})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "where", "named"),
+    [
+        ((1024, 4096), make.environment(load=(9.0,), commit="def5678"), None),
+        ((512,), BETA, None),
+        ((512, 1024, 2048), make.environment(torch="2.12.0"), "torch"),
+        ((1024,), make.environment(memory_bytes=1, variables={"A": "1"}), "memory, A"),
+        ((1024,), BETA, "host, cores, gpus, …"),
+    ],
+)
+def test_stored_records_of_another_environment_are_named_once(
+    tokens: tuple[int, ...], where: Environment, named: str | None, tmp_path: Path
+) -> None:
+    stored = [make.trial("sdpa", n) for n in (1024, 2048)]
+    run_stored(sweep(stored, 3), SimulatedLauncher(), tmp_path)
+    log = FoundLog()
+    trials = [make.trial("sdpa", n) for n in tokens]
+    with Store(tmp_path) as store:
+        run_schedule(sweep(trials, 3), SimulatedLauncher(), store, lambda: where, [log])
+    sentence = f"6 records of alpha do not count here: another environment ({named})"
+    assert log.skipped == ([sentence] if named else [])
 
 
 def test_another_environment_or_another_trial_is_run_again(tmp_path: Path) -> None:
