@@ -199,10 +199,11 @@ class Store:
 
         It counts all records of the environment that measured the trial last.
         """
+        wanted = trial.key
         elsewhere = [
             record.environment
             for (key, fingerprint), record in self._index.items()
-            if key == trial.key and fingerprint != here.fingerprint
+            if key == wanted and fingerprint != here.fingerprint
         ]
         if not elsewhere:
             return ""

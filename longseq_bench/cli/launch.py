@@ -168,7 +168,8 @@ def _find_key(cluster: NodeInfo, key_file: Path | None, timeout_s: float) -> Lau
     if cluster.nodes == 1:
         return LaunchKey(b"")
     uses_file_of_user = cluster.is_scheduled or stays_on_host(cluster)
-    return find_key(os.environ, key_file, not cluster.node, uses_file_of_user, timeout_s)
+    found = find_key(os.environ, key_file, not cluster.node, uses_file_of_user, timeout_s)
+    return found.bound_to(cluster.job)
 
 
 def _describe_other_nodes(

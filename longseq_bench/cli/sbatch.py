@@ -70,4 +70,7 @@ def _command(plan: Prediction, options: list[str]) -> list[str]:
     flags = [text for pair in words.items() for text in map(str, pair)]
     if w.decode:
         flags += ["--new-tokens", str(w.new_tokens)]
-    return ["maxlen", *flags, *(["--causal"] if w.causal else []), *chosen]
+    if w.v_head_dim != w.head_dim:
+        flags += ["--v-head-dim", str(w.v_head_dim)]
+    mask = ["--mask", w.mask] if w.mask else ["--causal"] if w.causal else []
+    return ["maxlen", *flags, *mask, *chosen]

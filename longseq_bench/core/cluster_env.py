@@ -47,6 +47,7 @@ class NodeInfo:
 
     ranks_reason: why there are `ranks_per_node` ranks; empty if it is the plain default.
     peer: another host of the nodes; empty if the scheduler names none.
+    job: what the scheduler calls this launch, which no other launch is called at that time; or "".
     is_scheduled: srun, Open MPI's mpirun or torchrun started the nodes.
     """
 
@@ -57,6 +58,7 @@ class NodeInfo:
     port: int = 0
     ranks_reason: str = field(default="", compare=False)
     peer: str = field(default="", compare=False)
+    job: str = field(default="", compare=False)
     is_scheduled: bool = field(default=False, compare=False)
 
     @property
@@ -119,7 +121,7 @@ def find_node(
     found = _complete_node(default, detected is not None, nodes, node, endpoint)
     return replace(
         found, ranks_per_node=ranks_per_node, ranks_reason=reason, peer=default.peer,
-        is_scheduled=detected is not None,
+        job=default.job, is_scheduled=detected is not None,
     )  # fmt: skip
 
 
@@ -199,9 +201,9 @@ def _from_torchrun(environ: Mapping[str, str]) -> NodeInfo:
     _check_one_per_host(environ, "LOCAL_RANK", size, "torchrun", "--nproc-per-node 1")
     host = _require(environ, "MASTER_ADDR")
     # MASTER_PORT belongs to torchrun's own store
-    port = _derive_port(f"{host}:{_require(environ, 'MASTER_PORT')}")
-    nodes = _require_int(environ, "GROUP_WORLD_SIZE")
-    return NodeInfo(nodes, 1, _require_int(environ, "GROUP_RANK"), host, port)
+    job = f"{host}:{_require(environ, 'MASTER_PORT')}"
+    nodes, node = _require_int(environ, "GROUP_WORLD_SIZE"), _require_int(environ, "GROUP_RANK")
+    return NodeInfo(nodes, 1, node, host, _derive_port(job), job=job)
 
 
 def _from_mpirun(environ: Mapping[str, str]) -> NodeInfo:
@@ -212,7 +214,7 @@ def _from_mpirun(environ: Mapping[str, str]) -> NodeInfo:
         return NodeInfo()
     job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid") or ""
     node, host = _require_int(environ, "OMPI_COMM_WORLD_RANK"), _require(environ, "MASTER_ADDR")
-    return NodeInfo(nodes, 1, node, host, _find_port(environ, job))
+    return NodeInfo(nodes, 1, node, host, _find_port(environ, job), job=job)
 
 
 def _from_srun(environ: Mapping[str, str], visible_gpus: int) -> NodeInfo:
@@ -223,16 +225,18 @@ def _from_srun(environ: Mapping[str, str], visible_gpus: int) -> NodeInfo:
     lists = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
     hosts = next((name for name in lists if environ.get(name)), lists[-1])
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID")
-    listed = _require(environ, hosts)
+    listed, job = _require(environ, hosts), f"{_require(environ, 'SLURM_JOB_ID')}.{step}"
     name = "SLURM_STEP_NUM_NODES" if "SLURM_STEP_NUM_NODES" in environ else "SLURM_NNODES"
     return NodeInfo(
         nodes=_require_int(environ, name),
         ranks_per_node=ranks,
         node=_require_int(environ, "SLURM_NODEID"),
         host=environ.get("MASTER_ADDR") or first_host(listed, hosts),
-        port=_find_port(environ, f"{_require(environ, 'SLURM_JOB_ID')}.{step}"),
+        port=_find_port(environ, job),
         ranks_reason=reason,
         peer=last_host(listed, hosts),
+        # a node of the job before its requeue may still be there
+        job=f"{job}.{environ.get('SLURM_RESTART_COUNT') or 0}",
     )
 
 

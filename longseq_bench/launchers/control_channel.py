@@ -393,7 +393,7 @@ def connect_to_node_0(
         except AuthenticationError:
             reason = (
                 f"its key differs: --key-file or {KEY_VARIABLE} must be the same on every node, or "
-                f"the home folder shared"
+                f"the home folder shared; or it belongs to another job"
             )
         except (EOFError, ValueError, TimeoutError):
             reason = "another program seems to listen at this address"

@@ -5,6 +5,9 @@ scheduler, whose nodes usually share the home folder), else one that node 0 make
 Nothing that a scheduler puts into the environment is a secret: job ids are public.
 """
 
+from __future__ import annotations
+
+import hmac
 import os
 import secrets
 import stat
@@ -12,7 +15,7 @@ import tempfile
 import time
 from collections.abc import MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from longseq_bench.core.errors import UserError
@@ -28,6 +31,16 @@ class LaunchKey:
 
     secret: bytes = field(repr=False)
     is_new: bool = False
+
+    def bound_to(self, job: str) -> LaunchKey:
+        """Return the key of one launch of a scheduler; without a job the same key.
+
+        All launches of a user may share a key, and a port by mistake. With keys of their own, a
+        node of another launch is a stranger, which can't end this one.
+        """
+        if not job:
+            return self
+        return replace(self, secret=hmac.digest(self.secret, job.encode(), "sha256"))
 
 
 def find_key(

@@ -178,6 +178,24 @@ def test_a_job_that_checks_the_plan(
     assert [word for word in words[7:] if word.startswith("--") and word not in known] == []
 
 
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [(["--mask", "sliding-window:1k", "--v-head-dim", "32"],
+      ["--v-head-dim", "32", "--mask", "sliding-window:1024"]),
+     (["--causal"], ["--causal"]), ([], [])],
+)  # fmt: skip
+def test_a_job_has_the_shape_of_the_plan(
+    tmp_path: Path, shape: list[str], expected: list[str]
+) -> None:
+    file = tmp_path / "job.sh"
+    assert run(["plan", "--impl", "ring", *CPU, *shape, "--sbatch", str(file)]) == 0
+    (line,) = re.findall("^srun .*$", file.read_text().replace("\\\n", " "), re.MULTILINE)
+    words = shlex.split(line)
+    known = ("--causal", "--mask", "--v-head-dim")
+    found = [w for i, w in enumerate(words) if w in known or words[i - 1] in known[1:]]
+    assert found == expected
+
+
 @pytest.mark.parametrize(("ranks", "nodes"), [(12, 2), (11, 11), (16, 2), (6, 1)])
 def test_a_job_fills_its_nodes_equally(ranks: int, nodes: int, tmp_path: Path) -> None:
     """As `launch` asks for, here with nodes of eight devices."""

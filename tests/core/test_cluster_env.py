@@ -62,6 +62,24 @@ def test_an_invalid_endpoint(text: str) -> None:
         find_node({}, 2, 1, 0, text)
 
 
+@pytest.mark.parametrize(
+    ("environ", "other"),
+    [(SRUN, {"SLURM_JOB_ID": "813"}), (SRUN, {"SLURM_STEP_ID": "1"}),
+     (SRUN, {"SLURM_RESTART_COUNT": "1"}), (TORCHRUN, {"MASTER_PORT": "29501"}),
+     (MPIRUN | {"PMIX_NAMESPACE": "a"}, {"PMIX_NAMESPACE": "b"})],
+)  # fmt: skip
+def test_a_launch_of_a_scheduler_is_told_from_others(
+    environ: dict[str, str], other: dict[str, str]
+) -> None:
+    """Also if both have the same port, as by a template that sets MASTER_PORT."""
+    named = environ if "MASTER_PORT" in other else environ | {"MASTER_PORT": "29500"}
+    node_0 = dict.fromkeys(("SLURM_NODEID", "GROUP_RANK", "OMPI_COMM_WORLD_RANK"), "0")
+    found = find_node(named)
+    assert found.job
+    assert found.job == find_node(named | {n: v for n, v in node_0.items() if n in named}).job
+    assert found.job != find_node(named | other).job
+
+
 def test_srun() -> None:
     found = find_node(SRUN)
     assert (found.nodes, found.ranks_per_node, found.node, found.host) == (2, 1, 1, "n03")

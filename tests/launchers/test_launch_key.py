@@ -82,3 +82,12 @@ def test_a_key_file_of_another_user_is_refused(
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     with pytest.raises(UserError, match="belongs to another user"):
         find_key({}, path, False, False)
+
+
+def test_each_launch_of_a_scheduler_has_a_key_of_its_own() -> None:
+    key = LaunchKey(LONG.encode())
+    first, again, second = (key.bound_to(job).secret for job in ("812.0", "812.0", "813.0"))
+    assert first == again
+    assert len({key.secret, first, second}) == 3
+    assert LONG.encode() not in first
+    assert key.bound_to("") == key
