@@ -221,19 +221,18 @@ def _trials(
     """Yield the trials, workload by workload, so that rows to compare are adjacent."""
     variants: dict[tuple[Any, ...], dict[str, OptionValue]] = {}
     sources = {name: source_of(name) for name, _ in choices}
-    shared: dict[int, dict[str, OptionValue]] = {}
     for name, axes in choices:
         for values in _product(axes):
             options = catalogue.options(name, values)
             variants.setdefault((name, *options.values()), options)
+    of_one_workload = [
+        Trial(
+            implementation=name, options=options, workload=workloads[0], source=sources[name],
+            **{"world_size": ranks, **values},
+        )
+        for values in _product(settings)
+        for (name, *_), options in variants.items()
+    ]  # fmt: skip
     for workload in workloads:
-        for values in _product(settings):
-            fields = {"world_size": ranks, **values}
-            for (name, *_), options in variants.items():
-                trial = Trial(
-                    implementation=name, options=options, workload=workload, source=sources[name],
-                    **fields,
-                )  # fmt: skip
-                # pydantic copies it; one for all lengths is quicker to compare
-                vars(trial)["options"] = shared.setdefault(id(options), trial.options)
-                yield trial
+        for trial in of_one_workload:
+            yield trial.model_copy(update={"workload": workload})

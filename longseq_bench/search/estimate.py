@@ -16,7 +16,6 @@ from itertools import groupby
 from typing import Any
 
 from longseq_bench.core.cost import attention_flops
-from longseq_bench.core.identity_cache import cached_by_identity
 from longseq_bench.core.model import DryRunEstimate, Trial
 from longseq_bench.core.units import format_bytes
 from longseq_bench.search.memory_curve import add_outside
@@ -33,8 +32,6 @@ TOTAL_S = 6.0
 """Time after which no further dry run starts."""
 
 DryRunOf = Callable[..., list[DryRunEstimate]]
-_flops = cached_by_identity(attention_flops)
-"""The FLOPs of a workload, which many trials share."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +81,13 @@ def estimate_sweep(
     Every trial has a memory budget.
     """
     end_s = clock() + TOTAL_S
-    longest: dict[Hashable, Trial] = {}
-    kinds = [_kind(trial) for trial in trials]
-    for trial, kind in zip(trials, kinds, strict=True):
-        if kind not in longest or trial.workload.seq_len > longest[kind].workload.seq_len:
-            longest[kind] = trial
+    kinds: dict[Hashable, list[Trial]] = {}
+    for trial in trials:
+        kinds.setdefault(_kind(trial), []).append(trial)
+    longest = [max(alike, key=lambda trial: trial.workload.seq_len) for alike in kinds.values()]
     step = math.ceil(len(longest) / MAX_DRY_RUNS)
     known: dict[Hashable, Known | str] = {}
-    for (name, device), group in groupby(sorted(longest.values(), key=_name), key=_name):
+    for (name, device), group in groupby(sorted(longest, key=_name), key=_name):
         some = list(group)[::step]
         if clock() > end_s:
             late = f"the dry runs of all implementations took more than {TOTAL_S:.0f} s"
@@ -102,56 +98,58 @@ def estimate_sweep(
         for trial, one in zip(some, limited(some), strict=True):
             refused = one.unsupported and f"{name}: {one.unsupported}"
             known[_kind(trial)] = refused or (trial, one)
-    return _add_up(trials, kinds, rounds, known, rates)
+    return _add_up(kinds, rounds, known, rates)
 
 
 def _add_up(
-    trials: Sequence[Trial], kinds: Sequence[Hashable], rounds: int,
+    kinds: Mapping[Hashable, Sequence[Trial]], rounds: int,
     known: Mapping[Hashable, Known | str], rates: Mapping[str, RateModel],
 ) -> SweepEstimate:  # fmt: skip
-    """Add the time of all runs, and find the highest peak. kinds: those of the trials."""
+    """Add the time of all runs, and find the highest peak. kinds: the trials of each kind."""
     by_name = {_name(one[0]): one for one in known.values() if not isinstance(one, str)}
-    seconds, peak, reasons = 0.0, 0, list[str]()
-    passes: dict[int, float] = {}  # by the id of what is known, which is the same for many trials
-    for trial, kind in zip(trials, kinds, strict=True):
+    seconds, peak, unknown, reason = 0.0, 0, 0, None
+    count = sum(map(len, kinds.values()))
+    passes: dict[int, float] = {}  # by the id of what is known, which several kinds may share
+    for kind, trials in kinds.items():
         # of a kind without a dry run of its own, take another one of the implementation
-        like: Known | str | None = known.get(kind) or by_name.get(_name(trial))
-        like = like or f"{trial.implementation}: nothing of it was predicted"
+        like: Known | str | None = known.get(kind) or by_name.get(_name(trials[0]))
+        like = like or f"{trials[0].implementation}: nothing of it was predicted"
         if isinstance(like, str):
-            reasons.append(like)
-            seconds += START_S
+            unknown, reason = unknown + len(trials), reason or like
+            seconds += START_S * len(trials)
             continue
+        device_rates = rates[trials[0].device]
         if id(like) not in passes:
-            passes[id(like)] = predict_times(*like, rates[trial.device]).total
-        pass_s, needed = _scale(trial, *like, passes[id(like)])
-        dense_s = _dense_seconds(trial, *like, rates[trial.device])
+            passes[id(like)] = predict_times(*like, device_rates).total
+        took_s, needed = _add_kind(trials, *like, passes[id(like)], device_rates, rounds)
+        seconds, peak = seconds + took_s, max(peak, needed)
+    if unknown == count:
+        return SweepEstimate(count * rounds, unknown=unknown, reason=reason)
+    return SweepEstimate(count * rounds, seconds, peak, unknown, reason)
+
+
+def _add_kind(
+    trials: Sequence[Trial], like: Trial, estimate: DryRunEstimate, like_pass_s: float,
+    rates: RateModel, rounds: int,
+) -> tuple[float, int]:  # fmt: skip
+    """Return the time of all runs of trials that differ in length only, and the highest peak.
+
+    like, estimate: one of them, or of a similar kind, and what its dry run says. like_pass_s: the
+    time of its pass.
+    """
+    like_flops = attention_flops(like.workload) / like.world_size
+    is_dense = estimate.flops > DENSE_SHARE * like_flops
+    one, seconds, peak = trials[0], 0.0, 0
+    dense_rate = rates.hardware.rate(one.workload.dtype, one.workload.mode)
+    for trial in trials:
+        flops = attention_flops(trial.workload) / trial.world_size
+        pass_s = like_pass_s * flops / like_flops
+        dense_s = 0.0 if is_dense else DENSE_PASSES * flops / dense_rate
+        needed = round(estimate.budget_bytes * trial.workload.seq_len / like.workload.seq_len)
         budget = trial.memory_budget or needed
         seconds += _run_seconds(trial, pass_s, dense_s, rounds, fits=needed <= budget)
         peak = max(peak, min(needed, budget))
-    runs, reason = len(trials) * rounds, next(iter(reasons), None)
-    if len(reasons) == len(trials):
-        return SweepEstimate(runs, unknown=len(reasons), reason=reason)
-    return SweepEstimate(runs, seconds, peak, len(reasons), reason)
-
-
-def _scale(trial: Trial, like: Trial, estimate: DryRunEstimate, pass_s: float) -> tuple[float, int]:
-    """Return the time of a pass and the bytes of a trial, from those of a longer one.
-
-    pass_s: the time of a pass of the longer one.
-    """
-    needed = estimate.budget_bytes
-    flops = _flops(trial.workload) / trial.world_size
-    pass_s *= flops / (_flops(like.workload) / like.world_size)
-    return pass_s, round(needed * trial.workload.seq_len / like.workload.seq_len)
-
-
-def _dense_seconds(trial: Trial, like: Trial, estimate: DryRunEstimate, rates: RateModel) -> float:
-    """Return the time of the dense passes of a run; 0 for dense attention."""
-    whole = _flops(like.workload) / like.world_size
-    if estimate.flops > DENSE_SHARE * whole:
-        return 0.0
-    rate = rates.hardware.rate(trial.workload.dtype, trial.workload.mode)
-    return DENSE_PASSES * _flops(trial.workload) / trial.world_size / rate
+    return seconds, peak
 
 
 def _run_seconds(trial: Trial, pass_s: float, dense_s: float, rounds: int, fits: bool) -> float:
