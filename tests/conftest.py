@@ -15,9 +15,11 @@ from longseq_bench.launchers import host_agent, local
 from longseq_bench.launchers.local import LocalLauncher
 from tests.ranks import Ranks
 
-# under a shell that ignores it for what it runs in the background, no test of it could pass
+# under a shell or nohup that ignores them for what runs in the background, no test could pass
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # two workers on two cores: a second thread in each would wait for the other's
 if "PYTEST_XDIST_WORKER" in os.environ:
