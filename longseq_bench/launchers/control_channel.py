@@ -287,7 +287,7 @@ class ControlServer:
         while not self._closed:
             try:
                 sock, source = self._listener.accept()
-                host = str(source[0])
+                host, self._obstacle = str(source[0]), ""
                 with self._changed:
                     self._make_room()
                     self._handshakes[sock] = host
