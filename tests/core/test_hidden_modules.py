@@ -1,6 +1,8 @@
 """Which files hide modules that longseq needs."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from longseq_bench.core.hidden_modules import find_hidden_modules
@@ -27,3 +29,14 @@ def test_the_standard_library_can_be_hidden_too(tmp_path: Path) -> None:
     standard = os.path.dirname(os.__file__)
     found = find_hidden_modules([str(tmp_path), standard])
     assert found == [("signal", str(tmp_path / "signal.py"), standard)]
+
+
+def test_python_m_runs_nothing_of_the_current_folder(tmp_path: Path) -> None:
+    """Python takes the folder into its path, and imports this package before its `__main__`."""
+    for name in ("typing", "json", "signal", "psutil", "typer", "pydantic"):
+        (tmp_path / f"{name}.py").write_text(f"open('ran', 'a').write('{name} ')")
+    command = [sys.executable, "-m", "longseq_bench", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert not (tmp_path / "ran").exists()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("longseq ")
