@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from inspect import cleandoc
+from itertools import pairwise
 from typing import Any
 
 import typer
@@ -35,6 +36,8 @@ from longseq_bench.core.plain_text import shorten_quotes
 from longseq_bench.launchers.interrupts import received_signals
 
 BROKEN_LINES, BAD_INPUT, FAILED_TRIALS, REGRESSED, TOO_NOISY, INTERRUPTED = 1, 2, 3, 4, 5, 130
+EXPLAIN_EMPTY = ("--format", "--kind")
+"""Options whose own sentence for an empty value names the values."""
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
@@ -98,9 +101,19 @@ def _report_interrupt() -> int:
     return 128 + number
 
 
+def _check_no_empty(arguments: Sequence[str]) -> None:
+    """Raise UserError for an option with an empty value, as by a shell variable that is not set."""
+    for word, following in pairwise([*arguments, "-"]):
+        name, has_value, value = word.partition("=")
+        is_empty = (has_value and not value) or (not has_value and not following)
+        if name.startswith("--") and is_empty and name not in EXPLAIN_EMPTY:
+            raise UserError(f"{name} is empty; give it a value, or leave it out")
+
+
 def _run(arguments: Sequence[str]) -> int:
     try:
         with watch_stdout():
+            _check_no_empty(arguments)
             code = int(app(args=list(arguments), prog_name="longseq", standalone_mode=False) or 0)
             if code == INTERRUPTED:  # newer versions of typer return it for Ctrl-C
                 raise KeyboardInterrupt

@@ -30,7 +30,7 @@ from longseq_bench.comparison.model import (
     status_of,
     worst_run,
 )
-from longseq_bench.comparison.significance import estimate_ratios
+from longseq_bench.comparison.significance import bounded_exp, estimate_ratios
 from longseq_bench.comparison.trial_matching import (
     HARDWARE,
     SOFTWARE,
@@ -131,7 +131,7 @@ def _compare_times(
     tested = [medians for *_, medians in timed if min(map(len, medians)) > 1]
     estimates = iter(estimate_ratios(tested, level))
     for row, pair, runs, (a, b) in timed:
-        ratio = math.exp(fmean(map(math.log, b)) - fmean(map(math.log, a)))
+        ratio = bounded_exp(fmean(map(math.log, b)) - fmean(map(math.log, a)))
         verdict: Literal["slower", "faster", "same", "undecided"] = "undecided"
         estimate, reason = None, ""
         if min(len(a), len(b)) > 1:

@@ -59,12 +59,12 @@ def estimate_ratios(pairs: Sequence[Pair], level: float = 0.05) -> list[RatioEst
     tested = zip(rows, errors, p_values, adjust_by_holm(p_values), strict=True)
     return [
         RatioEstimate(
-            ratio=math.exp(row.difference),
-            low=_exp(row.difference - error * quantile(level, degrees)),
-            high=_exp(row.difference + error * quantile(level, degrees)),
+            ratio=bounded_exp(row.difference),
+            low=bounded_exp(row.difference - error * quantile(level, degrees)),
+            high=bounded_exp(row.difference + error * quantile(level, degrees)),
             p_value=p_value,
             adjusted_p=adjusted,
-            detectable=_exp(error * quantile(level / len(rows), degrees)) - 1,
+            detectable=bounded_exp(error * quantile(level / len(rows), degrees)) - 1,
             degrees_of_freedom=degrees,
         )
         for row, (error, degrees), p_value, adjusted in tested
@@ -242,6 +242,6 @@ def _log_variance(degrees: int) -> float:
     return found
 
 
-def _exp(log: float) -> float:
-    """Return e**log; with two processes a side an interval may exceed the largest float."""
-    return math.exp(min(log, 700.0))
+def bounded_exp(log: float) -> float:
+    """Return e**log; an interval, or a ratio of hostile times, may exceed the largest float."""
+    return math.exp(max(-700.0, min(log, 700.0)))

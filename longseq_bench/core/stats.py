@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from math import exp, lgamma, log, sqrt
 
 CONFIDENCE = 0.95
 
@@ -25,14 +26,15 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
 @cache
 def _outside(n: int) -> int:
     """Return the number of samples, of n, outside the interval at each end."""
-    tail, outside, term = 0, 0, 1
-    max_tail = (1 - CONFIDENCE) / 2
-    for i in range(n // 2):
+    # start ten standard deviations below the mean: less than 1e-22 is below
+    first = max(0, int(n / 2 - 5 * sqrt(n)))
+    term = exp(lgamma(n + 1) - lgamma(first + 1) - lgamma(n - first + 1) - n * log(2))
+    tail, outside = 0.0, first
+    for i in range(first, n // 2):
         tail += term
-        # whole numbers neither round nor overflow
-        if tail > int(max_tail * 2**53) << (n - 53) if n > 53 else tail > max_tail * 2**n:
+        if tail > (1 - CONFIDENCE) / 2:
             break
-        outside, term = i, term * (n - i) // (i + 1)
+        outside, term = i, term * (n - i) / (i + 1)
     return outside
 
 

@@ -69,6 +69,16 @@ def test_interval_uses_the_order_statistics_of_the_published_table(n: int, rank:
     assert median_interval(samples)[::2] == (rank, n + 1 - rank)
 
 
+def test_the_interval_of_many_samples_leaves_less_than_a_fortieth_outside_at_each_end() -> None:
+    """By whole numbers, which do not round."""
+    for n in (54, 200, 1001, 1999):
+        outside = int(median_interval([float(i) for i in range(n)])[0])
+        tails = [sum(math.comb(n, i) for i in range(k)) for k in (outside + 1, outside + 2)]
+        assert tails[0] * 40 <= 2**n < tails[1] * 40
+    # a trial may have a million passes
+    assert median_interval(range(10**6)) == (499_019, 499_999.5, 500_980)
+
+
 @pytest.mark.parametrize("samples", [[3.0], [5.0, 2.0], [1.0, 9.0, 4.0, 3.0, 2.0]])
 def test_with_few_samples_the_interval_is_their_range(samples: list[float]) -> None:
     assert median_interval(samples)[::2] == (min(samples), max(samples))

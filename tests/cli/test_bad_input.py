@@ -406,3 +406,12 @@ def test_small_changes_of_free_memory_repeat_no_trial(
         monkeypatch.setattr(environment, "free_memory", read)
         assert run(["sweep", "free.yaml", "--out", "out"]) == 0
     assert len(load("out").records) == 2
+
+
+@pytest.mark.parametrize("command", [["maxlen"], ["plan"], ["launch", "--", "maxlen"], ["sweep"]])
+@pytest.mark.parametrize("empty", [["--ceiling", ""], ["--memory-budget="], ["--model", ""]])
+def test_an_empty_value_is_refused(command: list[str], empty: list[str], capfd: Capture) -> None:
+    """As by a shell variable that is not set; a search without its ceiling would take long."""
+    assert run([*command, "--impl", "ring", *empty]) == 2
+    name = empty[0].rstrip("=")
+    assert f"longseq: {name} is empty; give it a value, or leave it out" in capfd.readouterr().err

@@ -80,6 +80,15 @@ def test_a_ratio_has_an_interval_and_a_verdict(by: float, verdict: str) -> None:
     assert row.a_rounds == pytest.approx(STEADY)
 
 
+@pytest.mark.parametrize("rounds_a_side", [1, 3])
+def test_times_that_no_float_can_hold_the_ratio_of(rounds_a_side: int) -> None:
+    """As in a forged record, which is compared like any other."""
+    shortest, longest = [5e-324] * rounds_a_side, [1e18] * rounds_a_side
+    row = only(compare(rounds(times=shortest), rounds(times=longest)))
+    assert math.isfinite(row.ratio)
+    assert row.ratio > 1e300
+
+
 def times_in_report(records: list[Record]) -> set[Cell]:
     """Every cell under a heading "Time" in the report of some records."""
     (report,) = documents(records)

@@ -52,7 +52,8 @@ def _row(source: Source, records: Sequence[Record]) -> tuple[Cell, ...]:
     compared = [r.outcome.largest("checked_rows") or 0.0 for r in records]
     tokens = [r.trial.workload.seq_len for r in records]
     stated = [r.outcome.facts.get("every_row_checked") for r in records]
-    inputs = [str(name) for names in stated if isinstance(names, (list, tuple)) for name in names]
+    lists = [names for names in stated if isinstance(names, (list, tuple))]
+    inputs = [name for names in lists for name in names if isinstance(name, str)]
     passes = sum(r.outcome.largest("checked_passes") or 0.0 for r in records)
     count, of = (format_range(some, "{:,.0f}".format) for some in (compared, tokens))
     return (
