@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,13 +102,8 @@ def launch(
         os.environ, nnodes, nproc_per_node, node_rank, rdzv_endpoint, gpus
     )
     parsed = _parse(command)
-    is_alone = nnodes is None and cluster.nodes == 1 and not cluster.is_scheduled
-    if is_alone and (line := cluster_env.describe_missing_srun(os.environ)):
+    for line in filter(None, _remark(cluster, nnodes, nproc_per_node)):
         _print(line)
-    if not nproc_per_node and cluster.ranks_reason:
-        _print(f"{cluster.ranks_per_node} rank(s) on each host: {cluster.ranks_reason}")
-    if few := _describe_few_cores(cluster):
-        _print(few)
     identity = _identify(cluster, command, parsed.params)
     key = _find_key(cluster, key_file, rdzv_timeout)
     if cluster.node:
@@ -138,6 +133,19 @@ def _parse(command: list[str]) -> Any:
         raise UnknownNameError("command", name, COMMANDS, "longseq launch")
     found: Any = get_command(app)
     return found.commands[name].make_context(f"longseq {name}", arguments)
+
+
+def _remark(cluster: NodeInfo, nnodes: int | None, nproc_per_node: int | None) -> Iterator[str]:
+    """Yield what a user may not expect of the hosts and ranks that were found."""
+    import os
+
+    from longseq_bench.core.cluster_env import describe_missing_srun
+
+    if nnodes is None and cluster.nodes == 1 and not cluster.is_scheduled:
+        yield describe_missing_srun(os.environ)
+    if not nproc_per_node and cluster.ranks_reason:
+        yield f"{cluster.ranks_per_node} rank(s) on each host: {cluster.ranks_reason}"
+    yield _describe_few_cores(cluster)
 
 
 def _describe_few_cores(cluster: NodeInfo) -> str:
