@@ -36,8 +36,8 @@ from longseq_bench.core.plain_text import shorten_quotes
 from longseq_bench.launchers.interrupts import received_signals
 
 BROKEN_LINES, BAD_INPUT, FAILED_TRIALS, REGRESSED, TOO_NOISY, INTERRUPTED = 1, 2, 3, 4, 5, 130
-EXPLAIN_EMPTY = ("--format", "--kind")
-"""Options whose own sentence for an empty value names the values."""
+EXPLAIN_EMPTY = ("--format", "--kind", "--world-sizes")
+"""Options whose own sentence for an empty value says what to write."""
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
