@@ -85,13 +85,13 @@ class Workload(Frozen):
     seq_len: int = Field(ge=1)
     batch: int = Field(default=1, ge=1, le=bounds.MAX_BATCH)
     heads: int = Field(default=8, ge=1, le=bounds.MAX_HEADS)
-    kv_heads: int = Field(default=0, ge=0, le=bounds.MAX_HEADS)
+    kv_heads: int = Field(default=0, ge=1, le=bounds.MAX_HEADS)
     head_dim: int = Field(default=64, ge=1, le=bounds.MAX_HEAD_DIM)
     dtype: DType = "float32"
     causal: bool = False
     mode: Mode = "forward"
     mask: str | None = None
-    v_head_dim: int = Field(default=0, ge=0, le=bounds.MAX_HEAD_DIM)
+    v_head_dim: int = Field(default=0, ge=1, le=bounds.MAX_HEAD_DIM)
     model: str = ""
     new_tokens: int = Field(default=0, ge=0, le=bounds.MAX_NEW_TOKENS)
 

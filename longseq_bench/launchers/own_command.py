@@ -29,7 +29,7 @@ class OwnCommand:
         self, plan: Callable[[Catalogue], Sequence[Trial]], chosen: frozenset[str]
     ) -> None:
         self._plan, self._chosen = plan, chosen
-        self._allowed: dict[str, Trial] = {}
+        self._allowed: dict[tuple[str, str], Trial] = {}
         self._mistake = "this node has not read its own command yet"
 
     def read(self, catalogue: Catalogue) -> None:
@@ -37,7 +37,7 @@ class OwnCommand:
         if self._allowed:
             return
         try:
-            self._allowed = {self._fixed(trial).key: trial for trial in self._plan(catalogue)}
+            self._allowed = {self._identify(trial): trial for trial in self._plan(catalogue)}
             self._mistake = ""
         except UserError as error:
             self._mistake = str(error)
@@ -46,10 +46,14 @@ class OwnCommand:
         """Return how a trial differs from those of this node's command, or an empty string."""
         if self._mistake:
             return f"the command can't run here: {self._mistake}"
-        if self._fixed(trial).key in self._allowed:
+        if self._identify(trial) in self._allowed:
             return ""
         nearest = min((self._differences(trial, own) for own in self._allowed.values()), key=len)
         return f"the trial is not in this node's command: {'; '.join(nearest)}"
+
+    def _identify(self, trial: Trial) -> tuple[str, str]:
+        """Return the key of a trial, and the label that it leaves out."""
+        return self._fixed(trial).key, trial.workload.model
 
     def _fixed(self, trial: Trial) -> Trial:
         """Return the trial with a constant for each field that node 0 may choose."""

@@ -130,6 +130,14 @@ def test_nonsense_is_no_default(name: str, nonsense: Any) -> None:
         Workload.model_validate(shape, strict=True)
 
 
+@pytest.mark.parametrize("zero", ["0", 0.0])
+@pytest.mark.parametrize("name", ["kv_heads", "v_head_dim"])
+def test_only_a_whole_number_zero_is_the_default(name: str, zero: Any) -> None:
+    """As YAML, the Python API or a node may give it: 8 % 0 is no message."""
+    with pytest.raises(ValidationError, match=name):
+        Workload.model_validate({"seq_len": 8, name: zero})
+
+
 def test_new_tokens_need_decode_and_room_in_the_cache() -> None:
     with pytest.raises(ValidationError, match="new_tokens 2 needs mode decode, and the mode is tr"):
         trial(mode="train", new_tokens=2)

@@ -17,6 +17,7 @@ from longseq_bench.launchers.own_command import CHOSEN_BY_SEARCH, CHOSEN_BY_SWEE
 from tests.launchers.test_ranks import ranks_trial
 
 TRIAL = ranks_trial("ring", 4)
+NAMED = TRIAL.replace(workload=TRIAL.workload.model_copy(update={"model": "another"}))
 CLUSTER = NodeInfo(2, 2, 1, "10.0.0.1", 29400)
 NODE_0 = "10.0.0.1"
 
@@ -79,6 +80,7 @@ def test_an_order_of_the_command_is_obeyed(follower: Follower, channel: Mock) ->
         ({"trial": TRIAL.replace(implementation="usp")}, "implementation is usp, here ring"),
         ({"trial": TRIAL.at(2**20)}, "seq_len is 1048576, here"),
         ({"trial": TRIAL.replace(seed=7)}, "seed is 7, here 0"),
+        ({"trial": NAMED}, "model is another, here "),
     ],
 )
 def test_another_order_is_refused(
