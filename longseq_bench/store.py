@@ -111,6 +111,8 @@ class Store:
         self.broken: list[int] = loaded.broken
         self.notes: list[str] = [*repairs, *loaded.notes]
         self._index = {_index_key(record): record for record in self.records}
+        # of each trial, by its key: where it was measured last, before this run
+        self._measured_in = {key: one.environment for (key, _), one in self._index.items()}
         self._size, self._is_cut = os.fstat(self._records_fd).st_size, False
         _OPEN_STORES.add(self)
 
@@ -199,15 +201,9 @@ class Store:
 
         It counts all records of the environment that measured the trial last.
         """
-        wanted = trial.key
-        elsewhere = [
-            record.environment
-            for (key, fingerprint), record in self._index.items()
-            if key == wanted and fingerprint != here.fingerprint
-        ]
-        if not elsewhere:
+        other = self._measured_in.get(trial.key)
+        if other is None or other.fingerprint == here.fingerprint:
             return ""
-        other = elsewhere[-1]
         count = sum(record.environment.fingerprint == other.fingerprint for record in self.records)
         records, do = ("record", "does") if count == 1 else ("records", "do")
         return (

@@ -284,9 +284,7 @@ class RankSupervisor:
         """Return the outcome of the trial: ok if all ranks are, else that of the rank to blame."""
         outcome = self._outcome()
         if self._paused_s and outcome.status in ("hang", "timeout"):
-            stopped = (
-                f"all processes were stopped for {self._paused_s:.0f} s, as by a suspended job"
-            )
+            stopped = f"the launcher was stopped for {self._paused_s:.0f} s, as by a suspended job"
             return environment_failure(f"{stopped} ({outcome.reason})", outcome.phase)
         return outcome
 

@@ -132,19 +132,20 @@ def _add_kind(
     trials: Sequence[Trial], like: Trial, estimate: DryRunEstimate, like_pass_s: float,
     rates: RateModel, rounds: int,
 ) -> tuple[float, int]:  # fmt: skip
-    """Return the time of all runs of trials that differ in length only, and the highest peak.
+    """Return the time of all runs of the trials of a kind, and the highest peak.
 
     like, estimate: one of them, or of a similar kind, and what its dry run says. like_pass_s: the
     time of its pass.
     """
     like_flops = attention_flops(like.workload) / like.world_size
-    is_dense = estimate.flops > DENSE_SHARE * like_flops
-    one, seconds, peak = trials[0], 0.0, 0
-    dense_rate = rates.hardware.rate(one.workload.dtype, one.workload.mode)
+    dense_s_per_flop, seconds, peak = 0.0, 0.0, 0
+    if estimate.flops <= DENSE_SHARE * like_flops:
+        workload = trials[0].workload
+        dense_s_per_flop = DENSE_PASSES / rates.hardware.rate(workload.dtype, workload.mode)
     for trial in trials:
         flops = attention_flops(trial.workload) / trial.world_size
         pass_s = like_pass_s * flops / like_flops
-        dense_s = 0.0 if is_dense else DENSE_PASSES * flops / dense_rate
+        dense_s = flops * dense_s_per_flop
         needed = round(estimate.budget_bytes * trial.workload.seq_len / like.workload.seq_len)
         budget = trial.memory_budget or needed
         seconds += _run_seconds(trial, pass_s, dense_s, rounds, fits=needed <= budget)

@@ -26,7 +26,6 @@ HOSTILE = ("psutil", "signal", "socket", "ctypes", "torch", "selectors", "longse
 SLOW_SERVER = """
 import sys
 from multiprocessing import forkserver
-from longseq_bench.core.errors import LauncherError
 from longseq_bench.launchers import fork_server
 sys.path.append(sys.argv[1])
 forkserver.set_forkserver_preload(["longseq_bench.launchers._server_preload", "slow_import"])

@@ -68,7 +68,7 @@ def test_a_trial_that_is_late_after_a_suspension_says_nothing(
     found = one.outcome()
     assert is_environment_failure(found) == is_environment
     if is_environment:
-        assert "all processes were stopped for 40 s" in (found.reason or "")
+        assert "the launcher was stopped for 40 s" in (found.reason or "")
         assert found.phase == "time"
     else:
         assert found.status == ("hang" if state is STOPPED else "timeout")
