@@ -44,6 +44,7 @@ from longseq_bench.core.record_line import (
     read_line,
     write_line,
 )
+from longseq_bench.core.written_file import WrittenFile
 
 RECORDS = "records.jsonl"
 TORN = "records.jsonl.torn"
@@ -100,6 +101,7 @@ class Store:
             _lock(self._records_fd, self.folder, "another process")
             sync_folder(self.folder)
             repairs = _repair_tail(self._records_fd, self.folder)
+            self._file = WrittenFile(self._records_fd)
             loaded = _read(self.path)
         except OSError as error:
             self.close()
@@ -113,7 +115,6 @@ class Store:
         self._index = {_index_key(record): record for record in self.records}
         # of each trial, by its key: where it was measured last, before this run
         self._measured_in = {key: one.environment for (key, _), one in self._index.items()}
-        self._size, self._is_cut = os.fstat(self._records_fd).st_size, False
         _OPEN_STORES.add(self)
 
     def append(self, record: Record) -> Record:
@@ -126,7 +127,7 @@ class Store:
         if self._records_fd is None:
             raise StoreError(f"results folder {self.folder} is closed; nothing was written")
         line = write_line(record)
-        self._note_cut(self._records_fd)
+        self._file.examine(trust_time=True)
         try:
             append_line(self._records_fd, line)
         except OSError as error:
@@ -135,18 +136,21 @@ class Store:
             ) from None
         self.records.append(record)
         self._index[_index_key(record)] = record
+        self._file.take_in()
         self.check_in_place()
         return record
 
-    def check_in_place(self) -> None:
+    def check_in_place(self, *, trust_time: bool = True) -> None:
         """Raise StoreError if the folder or the file of records was moved, deleted or replaced.
 
         The error names the file that has all records: where it is now, or a copy of it.
+
+        trust_time: a file whose size and time are those of the last append holds what it held.
         """
         if self._records_fd is None:
             return
-        self._note_cut(self._records_fd)
-        if self._is_cut:
+        self._file.examine(trust_time=trust_time)
+        if self._file.is_altered:
             what = "another program wrote to it"
         elif is_file_of(self._records_fd, self.path):
             return
@@ -160,16 +164,10 @@ class Store:
             "folder and name the folder with --out to go on"
         )
 
-    def _note_cut(self, fd: int) -> None:
-        """Note that the file lost bytes: an editor may write anew into the same file."""
-        size = os.fstat(fd).st_size
-        self._is_cut |= size < self._size
-        self._size = size
-
     def _locate(self, fd: int) -> str:
         """Say where the records are now: in the file that was moved, else in a copy."""
         count = f"its {len(self.records):,} records"
-        if self._is_cut:
+        if self._file.is_altered:
             copied = save_copy(RECOVERED, map(write_line, self.records), self.folder)
         elif place := find_path(fd):
             return f"{count} are in {place}"
@@ -225,7 +223,7 @@ class Store:
         try:
             # an interrupted run says that its records are on disk
             if kind is None or issubclass(kind, KeyboardInterrupt):
-                self.check_in_place()
+                self.check_in_place(trust_time=False)
         finally:
             self.close()
 

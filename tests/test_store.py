@@ -452,6 +452,50 @@ def test_a_file_that_an_editor_writes_anew_in_place_ends_the_run(tmp_path: Path)
     assert load(tmp_path / RECOVERED).records == some(5)
 
 
+@pytest.mark.parametrize("extra", [0, 3])
+def test_another_file_copied_over_the_records_ends_the_run(tmp_path: Path, extra: int) -> None:
+    """`cp` keeps the file and its name; what it copies may be as long as what was there."""
+    file = filled(tmp_path)
+    with Store(tmp_path) as store:
+        store.append(some(4)[3])
+        other = reversed(file.read_bytes().splitlines(keepends=True) * (1 + extra))
+        time.sleep(0.02)  # so that the time of the file changes
+        file.write_bytes(b"".join(other))
+        with pytest.raises(StoreError, match="another program wrote to it") as failed:
+            store.append(some(5)[4])
+        store.close()
+    assert f"its 5 records were copied to {tmp_path / RECOVERED}" in str(failed.value)
+    assert load(tmp_path / RECOVERED).records == some(5)
+
+
+def test_a_run_whose_file_was_altered_unseen_does_not_end_well(tmp_path: Path) -> None:
+    """Neither the size nor the time shows it, as after a copy within a tick of the clock."""
+    file = filled(tmp_path)
+
+    def run() -> None:
+        with Store(tmp_path) as store:
+            store.append(some(4)[3])
+            found = os.stat(file)
+            file.write_bytes(b"".join(reversed(file.read_bytes().splitlines(keepends=True))))
+            os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+    with pytest.raises(StoreError, match="another program wrote to it"):
+        run()
+    assert load(tmp_path / RECOVERED).records == some(4)
+
+
+@pytest.mark.parametrize("addition", [b"", b"{half a line", b"{}\n"])
+def test_what_others_append_or_touch_does_not_end_a_run(tmp_path: Path, addition: bytes) -> None:
+    file = filled(tmp_path)
+    with Store(tmp_path) as store:
+        store.append(some(4)[3])
+        with open(file, "ab") as stream:
+            stream.write(addition)
+        os.utime(file)
+        store.append(some(5)[4])
+    assert load(tmp_path).records == some(5)
+
+
 @linux
 @pytest.mark.parametrize("end", [None, KeyboardInterrupt])
 def test_a_run_does_not_end_well_after_its_folder_was_moved(
