@@ -32,6 +32,7 @@ from longseq_bench.store import (
 from tests import make
 
 ROOT = Path(__file__).parents[1]
+EARLIER = 2  # the last schema whose lines have no checksum
 linux = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc/self/fd")
 
 
@@ -46,8 +47,13 @@ def filled(folder: Path, count: int = 3) -> Path:
     return folder / RECORDS
 
 
+def as_earlier_schema(line: str) -> str:
+    """The line as versions before checksums wrote it."""
+    line = without_checksum(line)
+    return line.replace(f'"schema":{SCHEMA},', f'"schema":{EARLIER},', 1)
+
+
 def without_checksum(line: str) -> str:
-    """The line as earlier versions wrote it."""
     return re.sub(r',"checksum":"[0-9a-f]{16}"}$', "}", line.strip())
 
 
@@ -250,20 +256,20 @@ def test_a_schema_is_found_at_any_position_in_a_line(
     tmp_path: Path, schema: str | None, kept: bool, last: bool
 ) -> None:
     file = filled(tmp_path, 1)
-    opening = f'{{"schema":{SCHEMA},'
-    whole = without_checksum(file.read_text())
+    opening = f'{{"schema":{EARLIER},'
+    whole = as_earlier_schema(file.read_text())
     assert whole.startswith(opening)
     inner, entry = whole.removeprefix(opening)[:-1], f'"schema":{schema}'
     fields = [inner] if schema is None else [inner, entry] if last else [entry, inner]
     file.write_text(whole + "\n" + "{" + ",".join(fields) + "}\n")
     loaded = load(tmp_path)
     assert loaded.broken == ([] if kept else [2])
-    assert [str(r.schema_) for r in loaded.records] == [str(SCHEMA), *[schema] * kept]
+    assert [str(r.schema_) for r in loaded.records] == [str(EARLIER), *[schema] * kept]
 
 
 def test_the_last_of_two_schemas_in_a_line_applies(tmp_path: Path) -> None:
     file = filled(tmp_path, 1)
-    line = without_checksum(file.read_text())
+    line = as_earlier_schema(file.read_text())
     for other in ("true", "7"):
         with file.open("a") as stream:
             stream.write(f'{line[:-1]},"schema":{other}}}\n')
@@ -274,7 +280,7 @@ def test_the_last_of_two_schemas_in_a_line_applies(tmp_path: Path) -> None:
 def test_other_json_formats_of_a_line_are_read(tmp_path: Path) -> None:
     """With spaces, in another order, or with values that only Python's JSON reader accepts."""
     file = filled(tmp_path, 1)
-    line = json.loads(without_checksum(file.read_text()))
+    line = json.loads(as_earlier_schema(file.read_text()))
     line["outcome"]["facts"] = {"note": "\ud800", "schema": 9, "share": float("nan")}
     file.write_text(json.dumps(line) + "\n" + json.dumps(line, sort_keys=True) + "\n")
     loaded = load(tmp_path)
@@ -593,12 +599,22 @@ def test_an_altered_digit_is_a_broken_line(tmp_path: Path) -> None:
     assert loaded.notes == ["line 2 is not a record and skipped (unchanged on disk)"]
 
 
-def test_lines_without_a_checksum_are_read_and_counted(tmp_path: Path) -> None:
+def test_a_line_that_lost_its_checksum_is_broken(tmp_path: Path) -> None:
     file = filled(tmp_path)
     first, *others = file.read_text().splitlines()
     file.write_text("\n".join([without_checksum(first), *others]) + "\n")
     loaded = load(tmp_path)
-    assert loaded.records == some(3)
+    assert loaded.records == some(3)[1:]
+    assert loaded.reasons == {1: f"it has no checksum, as lines of schema {SCHEMA} have"}
+
+
+def test_lines_of_versions_before_checksums_are_read_and_counted(tmp_path: Path) -> None:
+    file = filled(tmp_path)
+    first, *others = file.read_text().splitlines()
+    file.write_text("\n".join([as_earlier_schema(first), *others]) + "\n")
+    loaded = load(tmp_path)
+    assert [one.key for one in loaded.records] == [one.key for one in some(3)]
+    assert loaded.broken == []
     assert (loaded.lines, count_checksums(tmp_path)) == (3, 2)
 
 
@@ -622,12 +638,13 @@ def test_a_line_that_another_program_wrote_anew_is_broken(tmp_path: Path) -> Non
 )  # fmt: skip
 def test_a_sample_that_nothing_can_measure_is_a_broken_line(tmp_path: Path, new: str) -> None:
     record = make.record(came_to=make.outcome(time=0.125))
-    line, old = record.model_dump_json(by_alias=True), '[0.125],"rank":0'
+    line = as_earlier_schema(record.model_dump_json(by_alias=True))
+    old = '[0.125],"rank":0'
     assert old in line
     altered = line.replace(old, new if "rank" in new else f'{new},"rank":0')
     (tmp_path / RECORDS).write_text(line + "\n" + altered + "\n")
     loaded = load(tmp_path)
-    assert (loaded.records, loaded.broken) == ([record], [2])
+    assert ([one.key for one in loaded.records], loaded.broken) == ([record.key], [2])
 
 
 @pytest.mark.parametrize(
@@ -642,7 +659,7 @@ def test_a_sample_that_nothing_can_measure_is_a_broken_line(tmp_path: Path, new:
      ('"purpose":"measure"', '"purpose":"density"'), ('"v_head_dim":64', '"v_head_dim":[]')],
 )  # fmt: skip
 def test_other_impossible_values_are_a_broken_line(tmp_path: Path, old: str, new: str) -> None:
-    line = make.record().model_dump_json(by_alias=True)
+    line = as_earlier_schema(make.record().model_dump_json(by_alias=True))
     assert old in line
     (tmp_path / RECORDS).write_text(line + "\n" + line.replace(old, new) + "\n")
     assert load(tmp_path).broken == [2]

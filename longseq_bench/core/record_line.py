@@ -20,6 +20,7 @@ from longseq_bench.core.number_checks import ERRORS, find_impossible_number
 _FIELD = b',"checksum":"'
 _DIGEST_DIGITS = 16
 _ENDING_BYTES = len(_FIELD) + _DIGEST_DIGITS + len(b'"}')
+_FIRST_WITH_CHECKSUM = 3
 _MAX_NAME = 100
 NO_SCHEMA = "it is not an object with a schema number"
 _NOT_FINITE = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
@@ -49,6 +50,7 @@ def read_line(line: bytes, interner: RecordInterner) -> Record:
     Raises BrokenLineError if it is not a record or was altered, NewerSchemaError for a line of a
     newer longseq.
     """
+    is_checked = has_checksum(line)
     line = _check_sum(line.rstrip())
     try:
         record = interner.read(line)
@@ -56,6 +58,8 @@ def read_line(line: bytes, interner: RecordInterner) -> Record:
         record = _read_slowly(line, interner)
     if "schema_" not in record.model_fields_set:
         raise BrokenLineError(NO_SCHEMA)
+    if record.schema_ >= _FIRST_WITH_CHECKSUM and not is_checked:
+        raise BrokenLineError(f"it has no checksum, as lines of schema {record.schema_} have")
     if reason := find_impossible_number(record):
         raise BrokenLineError(f"{reason}, which cannot be")
     return record

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 from longseq_bench.cli import run
+from longseq_bench.core.model import SCHEMA
 from longseq_bench.store import RECORDS
 from tests.cli.commands import Capture, document, refusal
 from tests.make import record, trial, write_records
 
-OLD_LINE = record(trial(seq_len=64)).model_dump_json(by_alias=True)
+LINE = record(trial(seq_len=64)).model_dump_json(by_alias=True)
+OLD_LINE = LINE.replace(f'"schema":{SCHEMA}', '"schema":2')
 
 
 def test_good_records_are_counted_by_their_checksum(tmp_path: Path, capfd: Capture) -> None:
