@@ -5,19 +5,22 @@ import sys
 
 def main() -> None:
     """Run the command line and end with its exit code."""
+    _leave_unnamed_folder()
     try:
         from longseq_bench.cli import run
     except KeyboardInterrupt:
         sys.exit(130)
     except (Exception, SystemExit) as error:
-        _exit_for_hidden_module(error)
+        _exit_for_import(error)
     try:
         from longseq_bench.launchers.interrupts import interrupt_on_termination
 
         interrupt_on_termination()
         code = run(sys.argv[1:])
-    except (ImportError, AttributeError, SyntaxError) as error:
-        _exit_for_hidden_module(error)
+    except (Exception, SystemExit) as error:
+        if not _is_of_import(error):
+            raise
+        _exit_for_import(error)
     if code > 128:  # interrupted
         import signal
 
@@ -33,28 +36,67 @@ def main() -> None:
     sys.exit(code)
 
 
-def _exit_for_hidden_module(error: BaseException) -> None:
-    """Explain an error in an import if a file hides a module that is needed; else raise it."""
+def _is_of_import(error: BaseException) -> bool:
+    """Return True if an imported module raised an error, or lacks what was asked of it."""
+    is_of_import = isinstance(error, ImportError | AttributeError | SyntaxError)
+    trace = error.__traceback__
+    while trace and not is_of_import:
+        is_of_import = trace.tb_frame.f_code.co_name == "<module>"
+        trace = trace.tb_next
+    return is_of_import
+
+
+def _exit_for_import(error: BaseException) -> None:
+    """Explain an error in an import if a file hides a module that is needed; else raise it.
+
+    A module that ends the program is always named: its exit code may be that of success.
+    """
     from longseq_bench.core.hidden_modules import explain_hidden_modules
 
+    what = f"{type(error).__name__}: {error}"
     hidden = explain_hidden_modules()
-    if not hidden:
+    if isinstance(error, SystemExit) and (trace := error.__traceback__):
+        while trace.tb_next:
+            trace = trace.tb_next
+        what = f"{trace.tb_frame.f_code.co_filename} ended the program when it was imported"
+    elif not hidden:
         raise error
-    print(f"longseq: {type(error).__name__}: {error}{hidden}", file=sys.stderr)
+    print(f"longseq: {what}{hidden}", file=sys.stderr)
     sys.exit(2)
+
+
+def _leave_unnamed_folder() -> None:
+    """Take the current folder out of Python's path if only an empty item of PYTHONPATH names it.
+
+    PYTHONPATH=$PYTHONPATH:/mine has such an item if the variable was not set.
+    """
+    from os import environ, getcwd, pathsep
+    from os.path import abspath
+
+    items = environ.get("PYTHONPATH", "").split(pathsep)
+    named = [item for item in items if item]
+    if not named or len(named) == len(items) or sys.flags.ignore_environment:
+        return
+    environ["PYTHONPATH"] = pathsep.join(named)
+    if (current := getcwd()) not in map(abspath, named):
+        _leave(current)
 
 
 def _leave_current_folder() -> None:
     """Take the current folder, which `python -m` puts first, out of Python's path.
 
-    It may hold anything, such as a psutil.py in a folder of results. If this package itself lies
-    there, it is searched last.
+    It may hold anything, such as a psutil.py in a folder of results.
     """
-    current = sys.path[0]
-    sys.path[:] = [folder for folder in sys.path[1:] if folder]
-    package = __file__.rpartition("/")[0].rpartition("/")[0]
-    if package == current and current not in sys.path:
-        sys.path.append(current)
+    current = sys.path.pop(0)
+    if current not in sys.path:
+        _leave(current)
+
+
+def _leave(folder: str) -> None:
+    """Take a folder out of Python's path. If this package itself lies there, put it last."""
+    sys.path[:] = [other for other in sys.path if other not in ("", folder)]
+    if __file__.rpartition("/")[0].rpartition("/")[0] == folder:
+        sys.path.append(folder)
 
 
 if __name__ == "__main__":

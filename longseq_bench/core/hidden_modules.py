@@ -7,10 +7,18 @@ import os
 import sys
 from collections.abc import Iterable
 
-NEEDED = (
-    "torch", "typer", "rich", "numpy", "pandas", "yaml", "pydantic", "typing_extensions", "psutil",
-    "pynvml", "altair", "vl_convert", "jinja2", "longseq_bench",
-)  # fmt: skip
+NEEDED = frozenset({
+    "longseq_bench", "torch", "typer", "rich", "numpy", "pandas", "yaml", "pydantic", "psutil",
+    "pynvml", "altair", "vl_convert", "jinja2",
+    # what these need
+    "annotated_doc", "annotated_types", "attr", "attrs", "click", "dateutil", "filelock", "fsspec",
+    "functorch", "jsonschema", "jsonschema_specifications", "markdown_it", "markupsafe", "mdurl",
+    "mpmath", "narwhals", "networkx", "packaging", "pydantic_core", "pygments", "pytz",
+    "referencing", "rpds", "setuptools", "shellingham", "six", "sympy", "torchgen", "triton",
+    "typing_extensions", "typing_inspection", "tzdata",
+})  # fmt: skip
+"""Modules of the packages that `pip install longseq` installs."""
+
 _INSTALLED = ("site-packages", "dist-packages")
 
 

@@ -221,36 +221,6 @@ def test_doctor_fails_where_no_child_can_be_started(
     assert "a child process can't be started here" in capfd.readouterr().err
 
 
-# ---- the current folder --------------------------------------------------------------------------
-
-
-def longseq(folder: Path, *path: Path) -> subprocess.CompletedProcess[str]:
-    """Run `python -m longseq_bench --version` in a folder, with more folders on Python's path."""
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT]))}
-    return subprocess.run(
-        [sys.executable, "-m", "longseq_bench", "--version"],
-        cwd=folder, env=variables, capture_output=True, text=True,
-    )  # fmt: skip
-
-
-def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path) -> None:
-    for name in ("typer", "rich", "inspect"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('this ran: ' + __name__)")
-    done = longseq(tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"longseq {__version__}\n", "")
-
-
-@pytest.mark.parametrize("code", ["raise SystemExit(0)", "from rich import nothing"])
-def test_a_broken_module_that_hides_another_is_named(tmp_path: Path, code: str) -> None:
-    named = tmp_path / "tools"
-    named.mkdir()
-    (named / "typer.py").write_text(code)
-    done = longseq(tmp_path, named)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert f"; {named}/typer.py hides the module typer of " in line
-
-
 # ---- sweep -------------------------------------------------------------------------------------
 
 

@@ -3,9 +3,13 @@
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
-from longseq_bench.core.hidden_modules import find_hidden_modules
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from longseq_bench.core.hidden_modules import NEEDED, find_hidden_modules
 
 
 def test_a_file_before_the_installed_module_is_found(tmp_path: Path) -> None:
@@ -22,6 +26,25 @@ def test_a_file_before_the_installed_module_is_found(tmp_path: Path) -> None:
         ("yaml", str(mine / "yaml.py"), str(installed)),
     ]
     assert find_hidden_modules([str(installed), str(mine)]) == []
+
+
+def test_every_package_that_is_installed_with_longseq_can_be_hidden() -> None:
+    """With the versions that are installed here; older ones need a few others."""
+    wanted, packages = ["longseq-bench"], set[str]()
+    while wanted:
+        name = canonicalize_name(wanted.pop())
+        if name not in packages and not name.startswith("nvidia"):
+            packages.add(name)
+            found = map(Requirement, metadata.requires(name) or ())
+            wanted += [one.name for one in found if _is_needed(one)]
+    own = {"example", "isympy"}  # never imported
+    for module, owners in metadata.packages_distributions().items():
+        if not packages.isdisjoint(map(canonicalize_name, owners)) and module not in own:
+            assert module in NEEDED or module.startswith("_"), owners
+
+
+def _is_needed(requirement: Requirement) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
 
 
 def test_the_standard_library_can_be_hidden_too(tmp_path: Path) -> None:
