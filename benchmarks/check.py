@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from longseq_bench.config.trials import load_config
+from longseq_bench.config.trials import load_config, make_sweep
 from longseq_bench.core.model import Trial
 from longseq_bench.core.units import format_share
 from longseq_bench.launchers.base import Launcher
@@ -43,10 +43,11 @@ def main() -> None:
     parser.add_argument("--skip-long", action="store_true")
     args = parser.parse_args()
     with LocalLauncher() as launcher:
-        trials = [t for t in load_config(QUICKSTART, launcher.catalogue()).trials if not t.round]
+        quickstart = make_sweep(load_config(QUICKSTART), launcher.catalogue())
+        trials = [trial for trial in quickstart.trials if not trial.round]
         good = goal("quickstart", [shares(launcher, t) for t in trials], MAX_SHARE)
         if not args.skip_long:
-            long = load_config(LONG, launcher.catalogue()).trials[0]
+            long = make_sweep(load_config(LONG), launcher.catalogue()).trials[0]
             good &= goal("a million tokens", [shares(launcher, long)], MAX_LONG_SHARE)
     if args.before:
         compare(args.before, args.rounds)

@@ -21,7 +21,7 @@ from benchmarks.gpu.items import (
 from benchmarks.gpu.processes import run_with_records
 from longseq_bench.analysis.labels import option_text
 from longseq_bench.analysis.searches import search_rows
-from longseq_bench.config.trials import load_config, parse_config
+from longseq_bench.config.trials import load_config, make_sweep, parse_config
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.model import Trial
 from longseq_bench.core.units import format_bytes, format_share
@@ -41,10 +41,8 @@ implementations:
 def list_items(session: Session) -> Sequence[Item]:
     """Return an item per search."""
     catalogue = session.launcher.catalogue()
-    if session.dry_run:
-        trials = parse_config(TOY, "toy sizes", catalogue).trials
-    else:
-        trials = load_config(CONFIG, catalogue).trials
+    config = parse_config(TOY, "toy sizes") if session.dry_run else load_config(CONFIG)
+    trials = make_sweep(config, catalogue).trials
     searches = list(dict.fromkeys(trial.at(1).model_dump_json() for trial in trials))
     return [
         Item(name(trial, catalogue), partial(search, session, trial))

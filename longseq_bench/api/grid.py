@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -20,7 +22,7 @@ from longseq_bench.core.model import Allocator, Device, DeviceChoice, Keep, Mode
 from longseq_bench.core.plain_text import quote
 
 if TYPE_CHECKING:
-    from longseq_bench.config.trials import SweepConfig
+    from longseq_bench.config.trials import ParsedConfig, SweepConfig
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.launchers.base import Launcher
     from longseq_bench.search.estimate import SweepEstimate
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Axis: TypeAlias = "T | Sequence[T] | None"
 """One value, several (an axis of the grid), or the default."""
+
+EARLY_S = 0.1
+"""How long the launcher waits for the parser of a sweep file before it starts anyway."""
 
 CALL = "sweep()"
 """The name of keywords in messages, where a file would have its path."""
@@ -113,8 +118,7 @@ def sweep(
 
     folder, reporter = Path(out) if out else None, make_reporter(progress)
     text = _as_text(given, folder)
-    with machine.open_launcher(reporter) as (launcher, catalogue):
-        loaded = _load(config, text, catalogue, folder, rounds)
+    with _open(config, text, folder, rounds, reporter) as (launcher, catalogue, loaded):
         heading = prepare(loaded, launcher, catalogue, reporter)
         trials = loaded.trials
         predictor = machine.make_predictor(launcher, catalogue, trials[0].device, folder)
@@ -132,8 +136,7 @@ def plan_sweep(
     from longseq_bench.search.estimate import estimate_sweep
     from longseq_bench.search.prediction import RateModel
 
-    with machine.open_launcher(reporter) as (launcher, catalogue):
-        loaded = _load(config, None, catalogue, out, rounds)
+    with _open(config, None, out, rounds, reporter) as (launcher, catalogue, loaded):
         heading = prepare(loaded, launcher, catalogue, reporter)
         past = machine.past_records(Path("results"))
         devices = dict.fromkeys(trial.device for trial in loaded.trials)
@@ -157,19 +160,35 @@ def prepare(
     return machine.describe_devices(catalogue, loaded.trials)
 
 
-def _load(
-    config: str | Path | None, text: str | None, catalogue: Catalogue, out: Path | None,
-    rounds: int | None,
-) -> SweepConfig:  # fmt: skip
+@contextmanager
+def _open(
+    config: str | Path | None, text: str | None, out: Path | None, rounds: int | None,
+    reporter: Reporter,
+) -> Iterator[tuple[Launcher, Catalogue, SweepConfig]]:  # fmt: skip
+    """Start the launcher while the sweep file is parsed, and make the trials.
+
+    A mistake in a file of usual length is known before processes are started.
+    """
+    from longseq_bench.config.trials import make_sweep
+
+    pool = ThreadPoolExecutor(1)
+    parsing = pool.submit(_parse, config, text)
+    pool.shutdown(wait=False)
+
+    def raise_early_mistake() -> None:
+        with suppress(TimeoutError):
+            parsing.result(EARLY_S)
+
+    with machine.open_launcher(reporter, raise_early_mistake) as (launcher, catalogue):
+        loaded = make_sweep(parsing.result(), catalogue, machine.default_ranks())
+        loaded = _set_budgets(loaded, out)
+        yield launcher, catalogue, replace(loaded, rounds=rounds or loaded.rounds)
+
+
+def _parse(config: str | Path | None, text: str | None) -> ParsedConfig:
     from longseq_bench.config.trials import load_config, parse_config
 
-    ranks = machine.default_ranks()
-    if config is not None:
-        loaded = load_config(config, catalogue, ranks)
-    else:
-        loaded = parse_config(text or "", CALL, catalogue, ranks, has_lines=False)
-    loaded = _set_budgets(loaded, out)
-    return replace(loaded, rounds=rounds or loaded.rounds)
+    return load_config(config) if config is not None else parse_config(text or "", CALL, False)
 
 
 # ---- keywords as a sweep file ------------------------------------------------------------------

@@ -64,9 +64,15 @@ def make_launcher() -> Launcher:
 
 
 @contextmanager
-def open_launcher(reporter: Reporter) -> Iterator[tuple[Launcher, Catalogue]]:
-    """Start the launcher and get its catalogue, while the reporter says so."""
+def open_launcher(
+    reporter: Reporter, first: Callable[[], object] = lambda: None
+) -> Iterator[tuple[Launcher, Catalogue]]:
+    """Start the launcher and get its catalogue, while the reporter says so.
+
+    first: called before the catalogue is asked for, which takes a second or two.
+    """
     with make_launcher() as launcher:
+        first()
         with reporter.waiting("checking this machine …"):
             catalogue = launcher.catalogue()
         yield launcher, catalogue

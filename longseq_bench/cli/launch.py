@@ -285,10 +285,10 @@ def _identify(cluster: NodeInfo, command: list[str], parameters: Mapping[str, An
 
 def _names_in(config: Path) -> list[str]:
     """Return the implementations of a config; none if it can't be read, which the command says."""
-    from longseq_bench.config.loader import parse_yaml, read_text, validate
+    from longseq_bench.config.trials import load_config
 
     try:
-        file = validate(parse_yaml(read_text(config), str(config)))
+        file = load_config(config).file
     except UserError:
         return []
     return [name for item in file.implementations for name in item]

@@ -45,25 +45,37 @@ class SweepConfig:
     models: tuple[ModelShape, ...] = ()
 
 
-def load_config(path: str | Path, catalogue: Catalogue, ranks: int = 1) -> SweepConfig:
-    """Read a sweep file and make its trials.
+@dataclass(frozen=True)
+class ParsedConfig:
+    """A valid sweep file, and where its values are written; nothing of this machine is in it."""
 
-    ranks: world_size where the file has none. Raises ConfigError: one sentence with file and line.
-    """
-    return parse_config(read_text(Path(path)), str(path), catalogue, ranks)
+    text: str
+    source: SourceFile
+    file: SweepFile
 
 
-def parse_config(
-    text: str, name: str, catalogue: Catalogue, ranks: int = 1, has_lines: bool = True
-) -> SweepConfig:
-    """Make the trials of YAML text; messages call it `name`. Raises as `load_config` does.
+def load_config(path: str | Path) -> ParsedConfig:
+    """Read a sweep file. Raises ConfigError: one sentence with file and line."""
+    return parse_config(read_text(Path(path)), str(path))
+
+
+def parse_config(text: str, name: str, has_lines: bool = True) -> ParsedConfig:
+    """Parse YAML text; messages call it `name`. Raises as `load_config` does.
 
     has_lines: messages name the line; False for text that no one wrote.
     """
     source = parse_yaml(text, name)
     if not has_lines:
         source = SourceFile(name, source.data)
-    file = validate(source)
+    return ParsedConfig(text, source, validate(source))
+
+
+def make_sweep(config: ParsedConfig, catalogue: Catalogue, ranks: int = 1) -> SweepConfig:
+    """Make the trials of a sweep file on a machine. Raises as `load_config` does.
+
+    ranks: world_size where the file has none.
+    """
+    source, file = config.source, config.file
     max_ranks = max(file.world_size) if "world_size" in source.data else ranks
     devices = tuple(catalogue.resolve_device(device, max_ranks) for device in file.device)
     file = file.model_copy(update={"device": devices})
@@ -84,10 +96,10 @@ def parse_config(
     ]
     _check_devices(file, source, catalogue)
     _check_baseline(file, source)
-    _check_size(name, shape, settings, choices)
+    _check_size(source.name, shape, settings, choices)
     workloads = _workloads(shape, default, file, source)
     trials = tuple(_trials(workloads, settings, choices, catalogue, ranks))
-    return SweepConfig(trials, file.baseline, file.rounds, text, models)
+    return SweepConfig(trials, file.baseline, file.rounds, config.text, models)
 
 
 def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:

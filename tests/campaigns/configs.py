@@ -144,10 +144,10 @@ def examine(case: Callable[[], str | None]) -> str | None:
 
 def try_config(text: str, known: Catalogue) -> str | None:
     """Load a config and list its trials; return what is wrong, or None."""
-    from longseq_bench.config.trials import parse_config
+    from longseq_bench.config.trials import make_sweep, parse_config
 
     try:
-        found = parse_config(text, "c.yaml", known)
+        found = make_sweep(parse_config(text, "c.yaml"), known)
     except UserError as error:
         return judge_message(str(error))
     return judge_accepted(found, text) or _dry_run(text)

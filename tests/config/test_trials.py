@@ -7,7 +7,7 @@ import pytest
 
 from longseq_bench.config import trials as trials_module
 from longseq_bench.config.loader import LONG_TEXT
-from longseq_bench.config.trials import load_config, parse_config
+from longseq_bench.config.trials import load_config, make_sweep, parse_config
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.errors import ConfigError, UserError
 from longseq_bench.core.model import Trial, Workload
@@ -56,13 +56,13 @@ SHORT = "tokens: 1k\nimplementations: [sdpa]\n"
 
 
 def trials(text: str) -> tuple[Trial, ...]:
-    return parse_config(text, "sweep.yaml", CATALOGUE).trials
+    return make_sweep(parse_config(text, "sweep.yaml"), CATALOGUE).trials
 
 
 def refusal(text: str) -> str:
     """What a text is refused with; any error that is not the user's fails the test."""
     with pytest.raises(UserError) as caught:
-        parse_config(text, "sweep.yaml", CATALOGUE)
+        make_sweep(parse_config(text, "sweep.yaml"), CATALOGUE)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -129,9 +129,9 @@ def test_missing_keys_have_the_defaults_of_a_trial() -> None:
         options={"backend": None},
         workload=found.workload.model_validate({"seq_len": 1024}),
     )
-    read = parse_config(SHORT, "sweep.yaml", CATALOGUE)
+    read = make_sweep(parse_config(SHORT, "sweep.yaml"), CATALOGUE)
     assert (read.rounds, read.baseline, read.text) == (3, None, SHORT)
-    assert parse_config(SHORT + "rounds: 5\n", "sweep.yaml", CATALOGUE).rounds == 5
+    assert make_sweep(parse_config(SHORT + "rounds: 5\n", "sweep.yaml"), CATALOGUE).rounds == 5
 
 
 def test_numbers_with_commas_are_one_value_and_a_list_is_an_axis() -> None:
@@ -410,13 +410,14 @@ def test_more_ranks_than_cuda_devices_are_refused_with_their_line(
     here = TWO_GPUS.model_copy(update={"devices": gpus})
     text = SHORT + f"device: {devices}\nworld_size: [1,\n  {count}, 3]\n"
     with pytest.raises(ConfigError) as caught:
-        parse_config(text, "sweep.yaml", here)
+        make_sweep(parse_config(text, "sweep.yaml"), here)
     assert f":5: world_size 3 is too large: this machine has {present}, and" in str(caught.value)
 
 
 def test_as_many_ranks_as_cuda_devices_and_any_number_on_a_cpu() -> None:
     text = SHORT + "device: cuda\nworld_size: [1, 2]\n"
-    assert [t.world_size for t in parse_config(text, "sweep.yaml", TWO_GPUS).trials] == [1, 2]
+    on_two = make_sweep(parse_config(text, "sweep.yaml"), TWO_GPUS)
+    assert [t.world_size for t in on_two.trials] == [1, 2]
     for device in ("", "device: cpu\n"):
         assert [t.world_size for t in trials(SHORT + device + "world_size: 64\n")] == [64]
 
@@ -430,7 +431,7 @@ def test_the_largest_grid_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_default_device_is_checked_as_well() -> None:
     bare = Catalogue(implementations=CATALOGUE.implementations, devices={})
     with pytest.raises(ConfigError, match=r"sweep\.yaml: device cpu is not available"):
-        parse_config(SHORT, "sweep.yaml", bare)
+        make_sweep(parse_config(SHORT, "sweep.yaml"), bare)
 
 
 # ---- the file ----------------------------------------------------------------------------------
@@ -439,11 +440,11 @@ def test_the_default_device_is_checked_as_well() -> None:
 def test_load_reads_a_file_and_names_it(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("\ufeff" + EXAMPLE, encoding="utf-8")
-    read = load_config(path, CATALOGUE)
+    read = make_sweep(load_config(path), CATALOGUE)
     assert (read.trials, read.text) == (trials(EXAMPLE), EXAMPLE)
     path.write_text("tokens: 12q\n" + TAIL)
     with pytest.raises(ConfigError, match=r"mine\.yaml:1: tokens '12q'"):
-        load_config(path, CATALOGUE)
+        make_sweep(load_config(path), CATALOGUE)
 
 
 def test_a_missing_file_suggests_a_similar_name(tmp_path: Path) -> None:
@@ -455,16 +456,16 @@ def test_a_missing_file_suggests_a_similar_name(tmp_path: Path) -> None:
         "none/sweep.yaml": f"there is no folder {tmp_path / 'none'} either",
     }.items():
         with pytest.raises(ConfigError) as caught:
-            load_config(tmp_path / command, CATALOGUE)
+            make_sweep(load_config(tmp_path / command), CATALOGUE)
         assert str(caught.value) == f"there is no config {tmp_path / command}; {message}"
 
 
 def test_a_binary_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "raw.yaml").write_bytes(b"tokens: \xff\xfe")
     with pytest.raises(ConfigError, match=r"raw\.yaml is not UTF-8 text \(byte 8\)"):
-        load_config(tmp_path / "raw.yaml", CATALOGUE)
+        make_sweep(load_config(tmp_path / "raw.yaml"), CATALOGUE)
     with pytest.raises(ConfigError, match=r"is a folder, not a config; .* has raw\.yaml"):
-        load_config(tmp_path, CATALOGUE)
+        make_sweep(load_config(tmp_path), CATALOGUE)
 
 
 # ---- options on the command line ---------------------------------------------------------------
@@ -512,7 +513,7 @@ def test_a_model_without_a_dtype_has_that_of_the_device() -> None:
     }
     here = TWO_GPUS.model_copy(update={"devices": gpus})
     text = SHORT + "device: cuda\nworkload: {model: gpt-oss-20b}\n"
-    (one,) = parse_config(text, "sweep.yaml", here).trials
+    (one,) = make_sweep(parse_config(text, "sweep.yaml"), here).trials
     assert one.workload.dtype == "bfloat16"
 
 
@@ -523,7 +524,7 @@ def test_mistakes_in_models_have_their_line() -> None:
     assert refusal(text).startswith("sweep.yaml:3: heads 12 is not divisible by kv_heads 8")
     slow = CATALOGUE.model_copy(update={"devices": {"cpu": DeviceInfo(dtypes=("float32",))}})
     with pytest.raises(ConfigError) as caught:
-        parse_config(SHORT + "workload: {model: qwen3-8b}\n", "sweep.yaml", slow)
+        make_sweep(parse_config(SHORT + "workload: {model: qwen3-8b}\n", "sweep.yaml"), slow)
     assert str(caught.value) == (
         "sweep.yaml:3: dtype bfloat16 is not available on cpu; use float32"
     )
