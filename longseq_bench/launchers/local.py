@@ -146,8 +146,8 @@ class LocalLauncher(Launcher):
             first, attempts = outcome, 2
             outcome, signal_number = self._attempt(trial, on_phase)
         if trial.memory_budget and may_be_out_of_memory(outcome, signal_number):
-            attempts += 1
-            outcome = self._retry_with_more_memory(trial, outcome, on_phase)
+            outcome, retries = self._retry_with_more_memory(trial, outcome, on_phase)
+            attempts += retries
         outcome = with_first_attempt(outcome, first) if first else outcome
         return LaunchResult(outcome, attempts * trial.world_size)
 
@@ -155,11 +155,15 @@ class LocalLauncher(Launcher):
         """Return why a trial can't start now, or an empty string."""
         return lacks_descriptors(trial.world_size)
 
-    def _retry_with_more_memory(self, trial: Trial, first: Outcome, on_phase: OnPhase) -> Outcome:
+    def _retry_with_more_memory(
+        self, trial: Trial, first: Outcome, on_phase: OnPhase
+    ) -> tuple[Outcome, int]:
         """Run a failed trial again with more memory: out of memory if it passes, else as it was.
 
         Fused kernels do not check every allocation, so lack of memory can crash them or make their
         output wrong. The second run is complete, timed passes included: it passes only if they do.
+        A crash must also repeat with the memory as it was, because a signal may come from outside.
+        Returns the outcome and the number of runs.
         """
         assert trial.memory_budget
         larger = max(RETRY_FACTOR * trial.memory_budget, trial.memory_budget + RETRY_MIN_BYTES)
@@ -169,12 +173,19 @@ class LocalLauncher(Launcher):
         retry, _ = self._attempt(trial.replace(memory_budget=larger), on_phase)
         if retry.status != "ok":
             reason = f"{first.reason}; with {format_bytes(larger)} it ended with {retry.status} too"
-            return first.model_copy(update={"reason": reason})
+            return first.model_copy(update={"reason": reason}), 1
+        retries = 1
+        if first.status == "crashed":
+            retries = 2
+            again, _ = self._attempt(trial, on_phase)
+            if again.status == "ok":
+                reason = f"{first.reason}; a second process passed with the same memory"
+                return first.model_copy(update={"reason": reason}), retries
         reason = (
             f"{first.reason} under {format_bytes(trial.memory_budget)}, passes under "
             f"{format_bytes(larger)}: an unchecked allocation failed"
         )
-        return first.model_copy(update={"status": "oom", "reason": reason})
+        return first.model_copy(update={"status": "oom", "reason": reason}), retries
 
     def _request(
         self,

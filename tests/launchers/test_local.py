@@ -102,7 +102,7 @@ def test_a_native_crash_under_a_budget_is_retried_with_more_memory(launcher: Loc
     trial = complete(launcher, "bad-native", memory_budget=64 * MIB)
     launched = launcher.run(trial, print)
     assert launched.outcome.status == "oom"
-    assert launched.processes == 2
+    assert launched.processes == 3
     assert "killed by SIGSEGV under 64 MiB, passes under" in (launched.outcome.reason or "")
 
 
@@ -110,6 +110,19 @@ def test_a_crash_with_more_memory_too_stays_a_crash(launcher: LocalLauncher) -> 
     trial = complete(launcher, "bad-segfault", memory_budget=64 * MIB)
     launched = launcher.run(trial, print)
     assert (launched.outcome.status, launched.processes) == ("crashed", 2)
+
+
+def test_a_crash_that_does_not_repeat_is_not_out_of_memory(
+    launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as SIGSEGV sent by another program."""
+    crash = outcome("crashed", "killed by SIGSEGV")
+    answers = iter([(crash, signal.SIGSEGV), (outcome(), 0), (outcome(), 0)])
+    monkeypatch.setattr(launcher, "_attempt", lambda *_: next(answers))
+    launched = launcher.run(trial(memory_budget=64 * MIB), print)
+    assert (launched.outcome.status, launched.processes) == ("crashed", 3)
+    reason = "killed by SIGSEGV; a second process passed with the same memory"
+    assert launched.outcome.reason == reason
 
 
 def test_an_unsupported_length_is_refused_before_anything_runs(launcher: LocalLauncher) -> None:

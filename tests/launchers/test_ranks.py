@@ -103,7 +103,7 @@ def test_a_child_that_does_not_get_far_leaves_nothing(
 def test_a_native_crash_of_one_rank_is_retried_with_more_memory(launcher: LocalLauncher) -> None:
     launched = launch(launcher, "rank-native", memory_budget=64 * MIB)
     assert launched.outcome.status == "oom"
-    assert launched.processes == 4
+    assert launched.processes == 6
     reason = launched.outcome.reason or ""
     assert "rank 1: killed by SIGSEGV under 64 MiB, passes under" in reason
 
