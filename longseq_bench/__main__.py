@@ -13,8 +13,10 @@ def main() -> None:
     except (Exception, SystemExit) as error:
         _exit_for_import(error)
     try:
+        from longseq_bench.cli.stdout import open_missing_streams
         from longseq_bench.launchers.interrupts import interrupt_on_termination
 
+        open_missing_streams()
         interrupt_on_termination()
         code = run(sys.argv[1:])
     except (Exception, SystemExit) as error:

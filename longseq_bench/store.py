@@ -31,7 +31,6 @@ from longseq_bench.core.record_file import (
     find_path,
     is_file_of,
     make_folder,
-    open_regular,
     read_blocks,
     save_copy,
     sync_folder,
@@ -44,6 +43,7 @@ from longseq_bench.core.record_line import (
     read_line,
     write_line,
 )
+from longseq_bench.core.user_files import open_regular
 from longseq_bench.core.written_file import WrittenFile
 
 RECORDS = "records.jsonl"
@@ -96,7 +96,7 @@ class Store:
         try:
             make_folder(self.folder)
             self._lock_fd = _lock_folder(self.folder)
-            self._records_fd = open_regular(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            self._records_fd = _open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             # also held by a run whose .lock was deleted
             _lock(self._records_fd, self.folder, "another process")
             sync_folder(self.folder)
@@ -263,7 +263,7 @@ def _read(file: Path) -> Loaded:
     newer: dict[int, list[int]] = {}
     writers: dict[int, str] = {}
     is_torn = False
-    with gc_disabled(), open(open_regular(file, os.O_RDONLY), "rb") as stream:
+    with gc_disabled(), open(_open(file, os.O_RDONLY), "rb") as stream:
         for number, line in enumerate(stream, 1):
             if line.isspace():
                 continue
@@ -295,6 +295,13 @@ def _close_in_fork() -> None:
 os.register_at_fork(after_in_child=_close_in_fork)
 
 
+def _open(path: Path, flags: int) -> int:
+    return open_regular(
+        path, flags, StoreError,
+        "and records are in a regular file; remove it or name another folder",
+    )  # fmt: skip
+
+
 def _index_key(record: Record) -> tuple[str, str]:
     return record.key, record.environment.fingerprint
 
@@ -302,7 +309,7 @@ def _index_key(record: Record) -> tuple[str, str]:
 def _lock_folder(folder: Path) -> int:
     """Take the folder's lock and write our pid and host to it; StoreError if another has it."""
     # a link in its place would lead to a file that is not ours to empty
-    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    fd = _open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         found = _HOLDER.fullmatch(os.pread(fd, 300, 0).decode(errors="replace"))
         holder = f"process {found[1]}" if found else "another process"
@@ -350,8 +357,7 @@ def _repair_tail(fd: int, folder: Path) -> list[str]:
         os.write(fd, b"\n")
         os.fsync(fd)
         return [f"the last line of {folder / RECORDS} lacked only its line end, which was added"]
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    torn_fd = os.open(folder / TORN, flags, 0o644)
+    torn_fd = _open(folder / TORN, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
     try:
         write_fully(torn_fd, tail + b"\n")
         os.fsync(torn_fd)

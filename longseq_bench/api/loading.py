@@ -9,9 +9,10 @@ from pathlib import Path
 
 from longseq_bench import store
 from longseq_bench.api.results import Results
-from longseq_bench.core.errors import StoreError
+from longseq_bench.core.errors import StoreError, UserError
 from longseq_bench.core.model import Record
 from longseq_bench.core.own_functions import short_name
+from longseq_bench.core.user_files import read_text_file
 from longseq_bench.store import RECORDS
 
 CONFIG = "config.yaml"
@@ -90,9 +91,8 @@ def _read_configs(results: list[Path]) -> dict[str, str]:
     texts = {}
     for file in record_files(results):
         config = file.with_name(CONFIG)
-        with suppress(OSError, ValueError):
-            if config.is_file():  # to read a FIFO would take forever
-                texts[str(config)] = config.read_text(encoding="utf-8")
+        with suppress(OSError, ValueError, UserError):
+            texts[str(config)] = read_text_file(config)
     return texts
 
 

@@ -17,6 +17,7 @@ from longseq_bench.core.errors import StoreError
 from longseq_bench.core.model import Trial
 from longseq_bench.core.own_functions import source_of
 from longseq_bench.core.units import parse_bytes, parse_seconds
+from longseq_bench.core.user_files import write_text_file
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.runner import run_schedule
 from longseq_bench.search.prediction import Predictor
@@ -105,7 +106,8 @@ def run_and_report(
 def _write_config(config: str, folder: Path) -> None:
     path = folder / "config.yaml"
     try:
-        path.write_text(config, encoding="utf-8")
+        advice = "and the config is kept in a regular file; remove it or name another folder"
+        write_text_file(path, config, StoreError, advice)
     except OSError as error:
         reason = f"{error.strerror} ({path})"
         raise StoreError(f"results folder {folder} can't be written: {reason}") from None

@@ -97,6 +97,7 @@ def compare(
     from longseq_bench.comparison.summary import check_gate
     from longseq_bench.comparison.verdict import decide
     from longseq_bench.reports import write_documents
+    from longseq_bench.reports.render.markdown import missing_charts
 
     format_names = options.split_names(formats)
     if out is not None and not format_names:
@@ -124,6 +125,8 @@ def compare(
         report = report if charts else report.without_charts()
         paths = write_documents([report], out or Path(), format_names)
         print_lines(f"wrote {path}" for path in paths)
+        if "md" in format_names and (note := missing_charts(report)):
+            print_notes([note])
     return print_answer(
         as_json,
         lambda: json_document(result, gate),

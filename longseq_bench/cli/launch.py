@@ -252,6 +252,7 @@ def _identify(cluster: NodeInfo, command: list[str], parameters: Mapping[str, An
 
     from longseq_bench import __version__
     from longseq_bench.core.own_functions import is_own, source_of
+    from longseq_bench.core.user_files import read_file
     from longseq_bench.environment import commit_of, installed_version
     from longseq_bench.launchers.control_messages import NodeIdentity
 
@@ -266,8 +267,8 @@ def _identify(cluster: NodeInfo, command: list[str], parameters: Mapping[str, An
     config, names = parameters.get("config"), list(parameters.get("impl") or ())
     if config is not None:
         try:
-            text = Path(config).read_bytes()
-        except OSError:
+            text = read_file(Path(config))
+        except (OSError, UserError):
             text = b""  # the command itself reports this error
         must_match["the hash of the config"] = hashlib.sha256(text).hexdigest()[:12]
         names = _names_in(Path(config))

@@ -66,7 +66,7 @@ def report(
     from longseq_bench.core.interning import gc_disabled
     from longseq_bench.reports import write_documents
     from longseq_bench.reports.published_results import read
-    from longseq_bench.reports.render import html
+    from longseq_bench.reports.render import html, markdown
     from longseq_bench.reports.render.terminal import print_documents
 
     format_names, kinds = _parse_formats(formats, as_json), _names(kind, "--kind summary")
@@ -83,6 +83,8 @@ def report(
     if as_json:
         print_json({**sweep_json(found.records), **maxlen_json(found.records)})
     print_lines(f"wrote {path}" for path in paths)
+    if "md" in file_formats:
+        print_notes(sorted({note for one in built if (note := markdown.missing_charts(one))}))
     return 0
 
 

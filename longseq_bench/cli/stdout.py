@@ -90,6 +90,21 @@ def ascii_symbols() -> Iterator[None]:
                 stream.reconfigure(errors=errors)
 
 
+def open_missing_streams() -> None:
+    """Open /dev/null in place of stdin, stdout and stderr that the process was started without.
+
+    Else the next file that is opened takes the number of a stream, and what a library or a child
+    prints goes to it.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    # without stderr, print(file=None) writes errors to stdout
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 @contextmanager
 def watch_stdout() -> Iterator[None]:
     """Make failed writes to stdout raise StdoutClosed or OutputError within the block."""

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from longseq_bench.config.schema import SweepFile, WorkloadSection
 from longseq_bench.core.errors import ConfigError, UnitError, UnknownNameError, UserError, nearest
 from longseq_bench.core.plain_text import one_line, quote
+from longseq_bench.core.user_files import read_text_file
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -70,7 +71,7 @@ class SourceFile:
 def read_text(path: Path) -> str:
     """Return the text of a config. Raises ConfigError, naming a similar file where there is one."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_text_file(path, encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"there is no config {path}; {_suggest_file(path)}") from None
     except IsADirectoryError:

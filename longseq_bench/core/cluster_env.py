@@ -336,4 +336,12 @@ def _parse_endpoint(text: str, default_port: int) -> tuple[str, int]:
         raise UserError(
             f"--rdzv-endpoint {text!r} can't be read; write HOST:PORT, e.g. node0:29400"
         )
-    return found[1] or found[2], port
+    host = found[1] or found[2]
+    try:
+        host.encode("idna")  # as each look-up of the name does
+    except UnicodeError:
+        raise UserError(
+            f"--rdzv-endpoint {text!r} has no valid host name: each part between dots has 1 to 63 "
+            "characters; write HOST:PORT, e.g. node0:29400"
+        ) from None
+    return host, port

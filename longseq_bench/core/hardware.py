@@ -12,6 +12,7 @@ from longseq_bench.core.cost import BACKWARD_MATMULS, FORWARD_MATMULS
 from longseq_bench.core.errors import ConfigError, UnknownNameError, UserError
 from longseq_bench.core.model import Device, DType, Frozen, Mode
 from longseq_bench.core.units import parse_bytes
+from longseq_bench.core.user_files import MAX_TABLE_BYTES, read_text_file
 
 LOCAL_CPU = "cpu"
 """Name of the profile of this machine's processor."""
@@ -171,7 +172,7 @@ def profiles(own: Path | None = None) -> dict[str, Hardware]:
     found = _read(text, "data/hardware.yaml")
     if own is not None:
         try:
-            found |= _read(own.read_text(encoding="utf-8"), str(own))
+            found |= _read(read_text_file(own, max_bytes=MAX_TABLE_BYTES), str(own))
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(f"{own} can't be read: {reason}") from None

@@ -20,6 +20,7 @@ from longseq_bench.core.errors import ConfigError, UnknownNameError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Frozen, Workload, canonical_dtype
 from longseq_bench.core.model_parameters import count_parameters, has_latent
 from longseq_bench.core.plain_text import quote
+from longseq_bench.core.user_files import read_text_file
 
 CONFIG_FILE = "config.json"
 OVERRIDABLE = ("heads", "kv_heads", "head_dim", "v_head_dim", "dtype")
@@ -132,9 +133,10 @@ def load_model(text: str, folder: Path | None = None) -> ModelShape:
         return _built_in()[text.lower()]
     path = (folder or Path()) / Path(text).expanduser()
     with suppress(OSError):  # a name that is too long for a file
-        if path.is_dir() and (path / CONFIG_FILE).is_file():
+        if path.is_dir() and (path / CONFIG_FILE).exists():
             return read_config(path / CONFIG_FILE)
-        if path.is_file() or text.endswith(".json") or "/" in text:
+        is_file = path.exists() and not path.is_dir()
+        if is_file or text.endswith(".json") or "/" in text:
             return read_config(path)
     raise UnknownNameError("model", text, _built_in())
 
@@ -147,7 +149,7 @@ def built_in_models() -> tuple[ModelShape, ...]:
 def read_config(path: Path) -> ModelShape:
     """Read a config.json. Raises ConfigError, with the file and the key, if it can't be used."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text_file(path))
     except OSError as error:
         raise ConfigError(f"model {path} can't be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):  # UnicodeDecodeError is one, too

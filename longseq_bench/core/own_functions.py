@@ -15,6 +15,7 @@ from pathlib import Path
 
 from longseq_bench.core.errors import UserError, nearest
 from longseq_bench.core.own_signature import Signature, read_signature
+from longseq_bench.core.user_files import read_file
 
 FORM = "write path/to/file.py:function or module:function"
 
@@ -116,7 +117,7 @@ def _is_path(place: str) -> bool:
 
 def _read(file: Path, name: str) -> bytes:
     try:
-        return file.read_bytes()
+        return read_file(file, UserError)
     except FileNotFoundError:
         raise UserError(f"there is no file {file} (implementation {name}); {_hint(file)}") from None
     except IsADirectoryError:

@@ -1,53 +1,16 @@
-"""Files of records on disk: open only regular files, write completely, find a moved file.
+"""Files of records on disk: write completely, find a moved file.
 
 A write is safe from power loss only after an fsync of the file, and a new name only after an fsync
 of its folder.
 """
 
-import errno
 import os
-import stat
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from longseq_bench.core.errors import StoreError
-
-_KINDS = {
-    stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
-    stat.S_IFSOCK: "a socket",
-}  # fmt: skip
 _BLOCK_BYTES = 1 << 20
-
-
-def open_regular(path: Path, flags: int) -> int:
-    """Open a file, which may be a link to one, and return its descriptor.
-
-    Raises StoreError for a FIFO, a device or a socket, which could be read forever, and OSError.
-    """
-    with suppress(FileNotFoundError):
-        _check_regular(path, os.stat(path))
-    # another process may replace it in between; without O_NONBLOCK, open() waits for a FIFO's peer
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
-    try:
-        _check_regular(path, os.fstat(fd))
-    except (StoreError, OSError):
-        os.close(fd)
-        raise
-    return fd
-
-
-def _check_regular(path: Path, found: os.stat_result) -> None:
-    if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
-        through = f", through a link to {os.path.realpath(path)}" if path.is_symlink() else ""
-        raise StoreError(
-            f"{path} is {kind}{through}, and records are in a regular file; remove it or name "
-            "another folder"
-        )
 
 
 def make_folder(folder: Path) -> None:

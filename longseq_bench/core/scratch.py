@@ -6,6 +6,7 @@ lock on the folder above.
 """
 
 import atexit
+import errno
 import fcntl
 import os
 import shutil
@@ -23,6 +24,7 @@ SOCKET_PATH_BYTES = 103
 
 SOCKET_BYTES = len("/run-12345678/listener-12345678")
 _SHORT_FOLDERS = ("/tmp", "/var/tmp")
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 _own: dict[int, tuple[Path, int]] = {}
 """The folder of this process and the descriptor that locks it, by process id."""
@@ -58,6 +60,17 @@ def private_folder(folder: Path) -> Path:
 def user_folder(parent: str) -> Path:
     """Return the path of this user's folder below a folder for temporary files."""
     return Path(parent) / f"longseq-{os.getuid()}"
+
+
+def explain_full_disk(error: BaseException) -> str:
+    """Return a clause on what to do if temporary files have no room; "" for other errors.
+
+    A file system may also be full because it has no inodes left.
+    """
+    if not isinstance(error, OSError) or error.errno not in _FULL:
+        return ""
+    folder = next(iter(_parents()))
+    return f": free space or inodes in {folder}, or set TMPDIR to a folder on another disk"
 
 
 def _create() -> tuple[Path, int]:

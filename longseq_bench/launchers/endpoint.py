@@ -54,7 +54,10 @@ def resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
     Raises OSError if the name does not resolve.
     """
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except UnicodeError:  # a part of the name is empty or too long
+        raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is not a host name") from None
     return family, address
 
 

@@ -25,6 +25,7 @@ import psutil
 
 from longseq_bench.core.errors import LauncherError
 from longseq_bench.core.hidden_modules import explain_hidden_modules
+from longseq_bench.core.scratch import explain_full_disk
 from longseq_bench.launchers.helper_start import (
     explain_limits,
     raise_descriptor_limit,
@@ -66,7 +67,8 @@ def ready() -> None:
             _kill(before)
             is_short = isinstance(error, OSError) and error.errno in SHORT_OF
             if is_short or attempt == ATTEMPTS:
-                reason = f"{str(error) or 'it ended'}{explain_limits()}{explain_hidden_modules()}"
+                limits = f"{explain_full_disk(error)}{explain_limits()}{explain_hidden_modules()}"
+                reason = f"{str(error) or 'it ended'}{limits}"
                 raise LauncherError(f"the fork server can't be started: {reason}") from error
         except KeyboardInterrupt:
             _kill(before)
@@ -111,7 +113,7 @@ def start(process: BaseProcess) -> int:
             ready()
             _start(process)
     except (OSError, EOFError, ValueError) as error:
-        reason = str(error) or "the server ended"
+        reason = f"{str(error) or 'the server ended'}{explain_full_disk(error)}"
         raise LauncherError(f"a child of the fork server can't be started: {reason}") from error
     return pid()
 

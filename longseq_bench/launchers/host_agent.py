@@ -103,11 +103,12 @@ class HostRanks:
 
     def _start(self, job: HostJob) -> None:
         pipes = [self._context.Pipe(duplex=False) for _ in job.ranks]
+        # first what fails on a full disk: without a job there is nothing to end
+        self._ranks = {r: _Rank(pipe) for r, (pipe, _) in zip(job.ranks, pipes, strict=True)}
+        self._agent_output = OutputFile()
         self._job, self._kills_before, self._nccl_files = job, kernel_kills(), find_nccl_files()
         self._server: int | None = None
-        self._ranks = {r: _Rank(pipe) for r, (pipe, _) in zip(job.ranks, pipes, strict=True)}
         self._events, agent_events = self._context.Pipe(duplex=False)
-        self._agent_output = OutputFile()
         own_end, agent_end = socketpair()
         self._process = self._context.Process(
             target=_child_entry.enter_agent,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from longseq_bench.core.errors import UserError
+from longseq_bench.core.user_files import open_regular
 
 KEY_VARIABLE = "LONGSEQ_KEY"
 MIN_CHARACTERS, MAX_BYTES = 16, 4096
@@ -116,13 +117,12 @@ def _create(path: Path) -> None:
 def _read(path: Path) -> bytes:
     """Return the key in a file. Raises UserError if others can read it, or could have made it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        advice = "not a regular file; name a file with the key"
+        descriptor = open_regular(path, os.O_RDONLY, UserError, advice)
     except OSError as error:
         raise UserError(f"the key file {path} can't be read: {error.strerror}") from None
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"the key file {path} is not a regular file")
         if status.st_uid != os.getuid():
             raise UserError(f"the key file {path} belongs to another user; make one of your own")
         mode = stat.S_IMODE(status.st_mode)

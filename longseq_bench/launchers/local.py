@@ -275,8 +275,8 @@ class LocalLauncher(Launcher):
         """Start a child and add it to `children`; Ctrl-C is deferred until then."""
         fork_server.ready()
         with defer_interrupts():
-            receiver, sender = self.context.Pipe(duplex=False)
             output = OutputFile()
+            receiver, sender = self.context.Pipe(duplex=False)
             arguments = (request, payload, sender, output, listener)
             process = self.context.Process(target=_child_entry.enter, args=arguments)
             try:

@@ -7,6 +7,9 @@ from multiprocessing.reduction import DupFd
 from operator import methodcaller
 from typing import Any
 
+from longseq_bench.core.errors import LauncherError
+from longseq_bench.core.scratch import explain_full_disk
+
 PRINTED_BYTES = 4000
 """Bytes of the end of the output that are read by default."""
 
@@ -16,10 +19,18 @@ class OutputFile:
 
     Pass it among the arguments of the child's process: in the child it is an open file descriptor
     (int).
+
+    Raises LauncherError if it can't be created, for example because the disk is full.
     """
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        try:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        except OSError as error:
+            reason = f"{error.strerror or error}{explain_full_disk(error)}"
+            raise LauncherError(
+                f"the output of a child can't be kept in a file: {reason}"
+            ) from error
         # append: a process that opens /dev/stdout again has its own offset
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)

@@ -12,6 +12,7 @@ from longseq_bench.core.errors import StoreError, UserError
 from longseq_bench.core.interning import gc_disabled
 from longseq_bench.core.model import Record
 from longseq_bench.core.plain_text import keep_lines
+from longseq_bench.core.user_files import write_text_file
 
 if TYPE_CHECKING:
     from longseq_bench.reports.base import Files
@@ -100,7 +101,8 @@ def _write(folder: Path, files: Files) -> Path:
     for name, text in files.items():
         # a page has its texts cleaned in the template: its scripts must stay as they were hashed
         kept = text if name.endswith(".html") else keep_lines(text)
-        (folder / name).write_text(kept, encoding="utf-8", errors="backslashreplace", newline="\n")
+        advice = "and a report is a regular file; remove it or name another folder with --out"
+        write_text_file(folder / name, kept, StoreError, advice)
     return folder / next(iter(files))
 
 

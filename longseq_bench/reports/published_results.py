@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.model import DType, Frozen, Mode, OptionValue
+from longseq_bench.core.user_files import MAX_TABLE_BYTES, read_text_file
 
 
 class Figure(Frozen):
@@ -47,9 +48,10 @@ class PublishedResults(Frozen):
 def read(path: Path) -> PublishedResults:
     """Read published maxima. Raises ConfigError, with the place, if the file is not valid."""
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.safe_load(read_text_file(path, max_bytes=MAX_TABLE_BYTES))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} can't be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"{path} can't be read: {reason}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     try:

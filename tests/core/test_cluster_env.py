@@ -62,6 +62,13 @@ def test_an_invalid_endpoint(text: str) -> None:
         find_node({}, 2, 1, 0, text)
 
 
+@pytest.mark.parametrize("host", ["node0..cluster", ".node0", "x" * 64, "münch..en", "\udcff"])
+def test_an_endpoint_whose_name_no_host_can_have(host: str) -> None:
+    with pytest.raises(UserError, match="has no valid host name: each part between dots has 1 to"):
+        find_node({}, 2, 1, 0, f"{host}:29400")
+    assert find_node({}, 2, 1, 0, "münchen.cluster.:29400").host == "münchen.cluster."
+
+
 @pytest.mark.parametrize(
     ("environ", "other"),
     [(SRUN, {"SLURM_JOB_ID": "813"}), (SRUN, {"SLURM_STEP_ID": "1"}),

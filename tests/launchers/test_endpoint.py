@@ -38,6 +38,7 @@ class Route:
 @pytest.fixture(autouse=True)
 def _hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     def look_up(host: str, port: int, **options: Any) -> list[Any]:
+        host.encode("idna")  # as the function of Python does
         if host not in HOSTS:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (HOSTS[host], port))]
@@ -86,3 +87,10 @@ def test_two_addresses_are_a_choice_where_no_other_host_decides(
     set_interfaces(monkeypatch, TWO)
     with pytest.raises(UserError, match=r"--rdzv-endpoint one of 10\.1\.0\.1, 10\.2\.0\.1 instead"):
         find_host(NodeInfo(2, 1, node, "alpha", 29400, peer=peer))
+
+
+@pytest.mark.parametrize("name", ["node0..cluster", ".node0", "x" * 64])
+def test_a_name_that_no_host_can_have_does_not_resolve(name: str) -> None:
+    """It may come from a scheduler's variable, too."""
+    with pytest.raises(OSError, match="is not a host name"):
+        find_host(NodeInfo(2, 1, 0, name, 29400))

@@ -67,6 +67,10 @@ def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:
         find_key({}, path, True, False)
     with pytest.raises(UserError, match="can't be written"):
         find_key({}, Path("/proc/nowhere/key"), True, False)
+    folder = tmp_path / "folder"
+    folder.mkdir(0o700)
+    with pytest.raises(UserError, match="folder can't be read: Is a directory"):
+        find_key({}, folder, True, False)
     empty = tmp_path / "empty"
     empty.touch(0o600)
     with pytest.raises(UserError, match="empty holds a key of 0 characters"):

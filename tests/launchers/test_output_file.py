@@ -1,15 +1,20 @@
 """What processes print: read whole and in order, and nothing of it left behind."""
 
+import errno
 import multiprocessing
 import os
 import signal
 import tempfile
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from longseq_bench.core.errors import LauncherError
 from longseq_bench.launchers import _child_entry, fork_server
+from longseq_bench.launchers.host_agent import HostJob, HostRanks
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.output_file import OutputFile
 
@@ -24,6 +29,36 @@ def test_it_has_no_name(folder: Path) -> None:
     output = OutputFile()
     assert list(folder.iterdir()) == []
     output.close()
+
+
+@pytest.mark.parametrize("is_elastic", [False, True])
+def test_a_full_disk_is_named(
+    folder: Path, is_elastic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a file system that has room and no inodes."""
+
+    def refuse(**options: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    remedy = f"No space left on device: free space or inodes in {folder}, or set TMPDIR to a folder"
+    ranks = HostRanks(multiprocessing.get_context("forkserver"))
+    job = HostJob("1", {}, 1, 1, "127.0.0.1", 1, 1.0)
+    start = partial(ranks.start, job) if is_elastic else LocalLauncher().catalogue
+    with pytest.raises(LauncherError, match=f"the output of a child .*: {remedy}"):
+        start()
+    assert ranks.end() == []
+
+
+def test_a_fork_server_on_a_full_disk_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(before: int) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fork_server, "_ready", refuse)
+    with pytest.raises(LauncherError, match=f"free space or inodes in {folder}, or set TMPDIR"):
+        fork_server.ready()
 
 
 def test_whoever_reads_moves_nobody_who_prints(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import (
@@ -23,7 +24,12 @@ _LINE_MARK = re.compile(r"^([+=-])")
 
 @FORMATS.register("md")
 def render(document: Document) -> Files:
-    """`<stem>.md`, and `<stem>-charts/NN-name.svg` for each chart."""
+    """`<stem>.md`, and `<stem>-charts/NN-name.svg` for each chart.
+
+    Where no chart can be drawn, the text says why.
+    """
+    if note := missing_charts(document):
+        document = replace(document.without_charts(), paragraphs=[*document.paragraphs, note])
     charts = [chart for section in document.sections for chart in section.charts]
     names = {
         id(c): f"{document.stem}-charts/{i:02d}-{slug(c.name)}.svg" for i, c in enumerate(charts, 1)
@@ -35,6 +41,16 @@ def render(document: Document) -> Files:
 
         files |= {names[id(chart)]: svg(chart) for chart in charts}
     return files
+
+
+def missing_charts(document: Document) -> str:
+    """Return a sentence on why the charts of a document can't be drawn; "" if they can."""
+    if not any(section.charts for section in document.sections):
+        return ""
+    from longseq_bench.reports.render._pictures import unavailable_reason
+
+    reason = unavailable_reason()
+    return f"The charts are left out: {reason}." if reason else ""
 
 
 def _text(document: Document, names: Mapping[int, str]) -> str:
