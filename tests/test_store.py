@@ -604,6 +604,13 @@ def test_other_impossible_values_are_a_broken_line(tmp_path: Path, old: str, new
     assert load(tmp_path).broken == [2]
 
 
+def test_drawn_documents_that_are_too_many_to_draw_again_are_a_broken_line(tmp_path: Path) -> None:
+    lengths, mask = (2**33, 2**34), "documents:chatqa2"
+    records = [make.record(make.trial(seq_len=tokens, mask=mask)) for tokens in lengths]
+    make.write_records(tmp_path, records)
+    assert load(tmp_path).reasons == {2: "trial.workload.seq_len is 1.71799e+10, which cannot be"}
+
+
 @pytest.mark.parametrize(("status", "kept"), [("wrong", True), ("ok", False)])
 def test_an_infinite_error_is_one_of_a_failed_trial(
     tmp_path: Path, status: Status, kept: bool
