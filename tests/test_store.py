@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,6 +185,32 @@ def test_a_long_torn_line_is_moved_completely(tmp_path: Path) -> None:
         assert len(store.records) == 3
     assert file.read_bytes() == whole
     assert (tmp_path / TORN).read_bytes() == torn + b"\n"
+
+
+class CountedBytes(bytes):
+    """Bytes that count how many of them were copied or searched."""
+
+    handled = 0
+
+    def __add__(self, other: bytes) -> "CountedBytes":
+        CountedBytes.handled += len(self) + len(other)
+        return CountedBytes(bytes(self) + other)
+
+    def rfind(self, *args: Any) -> int:
+        CountedBytes.handled += len(self)
+        return super().rfind(*args)
+
+
+def test_a_long_torn_line_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = filled(tmp_path)
+    torn = b"x" * 2**23
+    file.write_bytes(file.read_bytes() + torn)
+    pread = os.pread
+    monkeypatch.setattr("os.pread", lambda *args: CountedBytes(pread(*args)))
+    with Store(tmp_path) as store:
+        assert len(store.records) == 3
+    assert (tmp_path / TORN).stat().st_size == len(torn) + 1
+    assert 0 < CountedBytes.handled < 2 * len(torn)
 
 
 @pytest.mark.parametrize("end", [b"", b"\0"])
