@@ -375,14 +375,16 @@ def _repair_tail(fd: int, folder: Path) -> list[str]:
 def _read_unfinished_line(fd: int, block: int = 1 << 16) -> tuple[int, bytes]:
     """Return the offset of the bytes after the last line end, and these bytes."""
     start = os.fstat(fd).st_size
-    tail = b""
+    blocks = list[bytes]()
     while start > 0:
         step = min(block, start)
         start -= step
-        tail = os.pread(fd, step, start) + tail
-        if (end := tail.rfind(b"\n")) >= 0:
-            return start + end + 1, tail[end + 1 :]
-    return 0, tail
+        blocks.append(os.pread(fd, step, start))
+        if (end := blocks[-1].rfind(b"\n")) >= 0:
+            blocks[-1] = blocks[-1][end + 1 :]
+            start += end + 1
+            break
+    return start, b"".join(reversed(blocks))
 
 
 def _is_record(line: bytes) -> bool:

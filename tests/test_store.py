@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,6 +191,32 @@ def test_a_long_torn_line_is_moved_completely(tmp_path: Path) -> None:
         assert len(store.records) == 3
     assert file.read_bytes() == whole
     assert (tmp_path / TORN).read_bytes() == torn + b"\n"
+
+
+class CountedBytes(bytes):
+    """Bytes that count how many of them were copied or searched."""
+
+    handled = 0
+
+    def __add__(self, other: bytes) -> "CountedBytes":
+        CountedBytes.handled += len(self) + len(other)
+        return CountedBytes(bytes(self) + other)
+
+    def rfind(self, *args: Any) -> int:
+        CountedBytes.handled += len(self)
+        return super().rfind(*args)
+
+
+def test_a_long_torn_line_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = filled(tmp_path)
+    torn = b"x" * 2**23
+    file.write_bytes(file.read_bytes() + torn)
+    pread = os.pread
+    monkeypatch.setattr("os.pread", lambda *args: CountedBytes(pread(*args)))
+    with Store(tmp_path) as store:
+        assert len(store.records) == 3
+    assert (tmp_path / TORN).stat().st_size == len(torn) + 1
+    assert 0 < CountedBytes.handled < 2 * len(torn)
 
 
 @pytest.mark.parametrize("end", [b"", b"\0"])
@@ -663,6 +690,13 @@ def test_other_impossible_values_are_a_broken_line(tmp_path: Path, old: str, new
     assert old in line
     (tmp_path / RECORDS).write_text(line + "\n" + line.replace(old, new) + "\n")
     assert load(tmp_path).broken == [2]
+
+
+def test_drawn_documents_that_are_too_many_to_draw_again_are_a_broken_line(tmp_path: Path) -> None:
+    lengths, mask = (2**33, 2**34), "documents:chatqa2"
+    records = [make.record(make.trial(seq_len=tokens, mask=mask)) for tokens in lengths]
+    make.write_records(tmp_path, records)
+    assert load(tmp_path).reasons == {2: "trial.workload.seq_len is 1.71799e+10, which cannot be"}
 
 
 @pytest.mark.parametrize(("status", "kept"), [("wrong", True), ("ok", False)])

@@ -98,18 +98,13 @@ def _read_configs(results: list[Path]) -> dict[str, str]:
 
 def find_baseline(config: str, records: list[Record]) -> str | None:
     """Return the baseline that a config names, if the records have it."""
-    import yaml
-
     from longseq_bench.analysis.short_labels import find_short_labels
+    from longseq_bench.config.loader import find_scalar
 
-    try:
-        data = yaml.safe_load(config)
-    except (ValueError, RecursionError, yaml.YAMLError):
-        return None
-    baseline = data.get("baseline") if isinstance(data, dict) else None
+    baseline = find_scalar(config, "baseline")
     if not baseline:
         return None
     trials = [record.trial for record in records]
     names = {*find_short_labels(trials), *(trial.implementation for trial in trials)}
     names |= {short_name(trial.implementation) for trial in trials}
-    return str(baseline) if names & {str(baseline), str(baseline).split(" ")[0]} else None
+    return baseline if names & {baseline, baseline.split(" ")[0]} else None

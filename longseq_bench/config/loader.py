@@ -96,6 +96,8 @@ def parse_yaml(text: str, name: str) -> SourceFile:
         raise ConfigError(f"{name}:{line}: not valid YAML: {error.reason}") from None
     except RecursionError:
         raise ConfigError(f"{name}: not valid YAML: nested too deeply") from None
+    except OverflowError:
+        raise ConfigError(f"{name}: the file has more than {MAX_VALUES:,} values") from None
     source = SourceFile(name)
     source.data = _read_node(node, (), source) if node else None
     if source.data is None:
@@ -103,16 +105,37 @@ def parse_yaml(text: str, name: str) -> SourceFile:
     return source
 
 
+def find_scalar(text: str, key: str) -> str | None:
+    """Return the text of a key at the top of a YAML file, as it is written.
+
+    None for a key without one value, and for a file that is not valid. No alias is expanded: a few
+    of them can stand for more values than memory holds.
+    """
+    try:
+        root = _compose(text)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
+        return None
+    items = root.value if isinstance(root, yaml.MappingNode) else []
+    values = [value for name, value in items if name.value == key]
+    if not values or not isinstance(values[-1], yaml.ScalarNode):
+        return None
+    return None if values[-1].tag == f"{_YAML}null" else str(values[-1].value)
+
+
 def _compose(text: str) -> yaml.Node | None:
     """Return the root of a text; of a long one by libyaml, in a tenth of the time.
 
-    Its messages are less clear, and it does not guard the stack against nesting.
+    Its messages are less clear, and it does not guard the stack against nesting. Raises
+    OverflowError for more than MAX_VALUES keys and as many values, without the aliases.
     """
     fast: Any = getattr(yaml, "CSafeLoader", None)
     if fast and len(text) > LONG_TEXT:
         with suppress(yaml.YAMLError):
-            depth = 0
+            depth = nodes = 0
             for event in yaml.parse(text, Loader=fast):
+                nodes += isinstance(event, yaml.NodeEvent)
+                if nodes > 2 * MAX_VALUES:  # a key and a value
+                    raise OverflowError
                 depth += isinstance(event, yaml.CollectionStartEvent)
                 depth -= isinstance(event, yaml.CollectionEndEvent)
                 if depth > MAX_DEPTH + 1:

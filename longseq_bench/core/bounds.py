@@ -17,3 +17,5 @@ MAX_BYTES = 2**60
 MAX_SECONDS = 365 * 86_400
 MAX_DOCUMENTS = 2**20
 """Documents of one sequence: their lengths are listed."""
+MAX_DRAWN_DOCUMENTS = 2**16
+"""Documents of one sequence whose lengths are drawn: they are drawn again for each reader."""

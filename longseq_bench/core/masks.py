@@ -21,11 +21,14 @@ next. Everything that depends on masks relies on it: patterns/visible_keys.py ha
 from __future__ import annotations
 
 import re
+from bisect import bisect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from random import Random
 
-from longseq_bench.core.bounds import MAX_DOCUMENTS
+from longseq_bench.core.bounds import MAX_DOCUMENTS, MAX_DRAWN_DOCUMENTS
 from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.units import format_tokens, parse_tokens
 
@@ -121,9 +124,10 @@ class Mask:
 
     def check_tokens(self, tokens: int) -> None:
         """Raise UserError if the lengths of a list do not add up, or there are too many."""
-        if self.has_documents and tokens > MAX_DOCUMENTS * self._mean_length:
+        if self.has_documents and tokens > self.most_tokens:
+            most = MAX_DRAWN_DOCUMENTS if self.distribution else MAX_DOCUMENTS
             raise UserError(
-                f"mask {self.text} has more than {MAX_DOCUMENTS:,} documents in {tokens:,} tokens; "
+                f"mask {self.text} has more than {most:,} documents in {tokens:,} tokens; "
                 "use longer documents"
             )
         if self.lengths and (total := sum(self.lengths)) != tokens:
@@ -131,6 +135,12 @@ class Mask:
                 f"the {len(self.lengths)} documents of the mask add up to {total:,} tokens, but "
                 f"the sequence has {tokens:,}; one number or a distribution fits every length"
             )
+
+    @property
+    def most_tokens(self) -> float:
+        """The most tokens of a sequence whose documents can be listed."""
+        most = MAX_DRAWN_DOCUMENTS if self.distribution else MAX_DOCUMENTS
+        return most * self._mean_length
 
     @property
     def _mean_length(self) -> float:
@@ -143,32 +153,25 @@ class Mask:
 
     def pairs_of_last(self, queries: int, tokens: int) -> int:
         """Return the query-key pairs of the last queries of a sequence."""
-        positions = range(tokens - queries, tokens)
-        if self.has_documents:
-            return sum(self._seen_in_documents(tokens, positions))
-        if self.kind == WINDOW:
-            return sum(min(i + 1, self.size) for i in positions)
-        if self.kind == PREFIX:
-            return sum(max(i + 1, min(self.size, tokens)) for i in positions)
-        return sum(i + 1 for i in positions) if self.kind == CAUSAL else queries * tokens
-
-    def _seen_in_documents(self, tokens: int, positions: range) -> list[int]:
-        """Return the keys that each of the last positions sees."""
-        seen, stop = list[int](), tokens
-        for length in reversed(self.document_lengths(tokens)):
-            own = range(max(positions.start, stop - length), stop)
-            start, stop = stop - length, stop - length
-            seen += [length if self.kind == FULL_DOCUMENTS else i + 1 - start for i in own]
-            if stop <= positions.start:
-                break
-        return seen
+        before = tokens - queries
+        if self.kind == FULL:
+            return queries * tokens
+        if self.kind == FULL_DOCUMENTS:
+            start, length = self._find_document(before, tokens)
+            cut = self.visible_pairs(start) + (before - start) * length
+            return self.visible_pairs(tokens) - cut
+        if self.kind == PREFIX and before < self.size:
+            return self.visible_pairs(tokens) - before * min(self.size, tokens)
+        return self.visible_pairs(tokens) - self.visible_pairs(before)
 
     def visible_pairs(self, tokens: int) -> int:
-        """Return the query-key pairs that a head computes over a sequence."""
+        """Return the query-key pairs that a head computes over a sequence.
+
+        Equal documents are not listed: a record may have a trillion of them.
+        """
         triangle = tokens * (tokens + 1) // 2
         if self.has_documents:
-            lengths = self.document_lengths(tokens)
-            squares = sum(n * n for n in lengths)
+            squares = self._sum_squares(tokens)
             return (squares + tokens) // 2 if self.kind == DOCUMENTS else squares
         if self.kind == WINDOW:
             hidden = max(0, tokens - self.size)
@@ -177,6 +180,28 @@ class Mask:
             prefix = min(self.size, tokens)
             return triangle + prefix * (prefix - 1) // 2
         return triangle if self.kind == CAUSAL else tokens**2
+
+    def _sum_squares(self, tokens: int) -> int:
+        """Return the sum of the squares of all documents' lengths."""
+        if self.distribution:
+            return _sum_drawn_squares(self.distribution, self.seed, tokens)
+        lengths = self.lengths or (self.size,)
+        times, rest = divmod(tokens, sum(lengths))
+        last = sum(n * n for n in _repeat(lengths, rest))
+        return times * sum(n * n for n in lengths) + last
+
+    def _find_document(self, position: int, tokens: int) -> tuple[int, int]:
+        """Return the first position and the length of the document that has a position."""
+        if self.distribution:
+            start, lengths = 0, _draw_each(self.distribution, self.seed, tokens)
+        else:
+            cycle = self.lengths or (self.size,)
+            start, lengths = position - position % sum(cycle), iter(cycle)
+        for length in lengths:
+            if position < start + length:
+                return start, min(length, tokens - start)
+            start += length
+        raise ValueError(f"position {position} is not among {tokens} tokens")
 
 
 @lru_cache(maxsize=256)
@@ -229,14 +254,23 @@ def _repeat(lengths: tuple[int, ...], tokens: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _draw(name: str, seed: int, tokens: int) -> tuple[int, ...]:
+    return tuple(_draw_each(name, seed, tokens))
+
+
+@lru_cache(maxsize=1024)
+def _sum_drawn_squares(name: str, seed: int, tokens: int) -> int:
+    return sum(n * n for n in _draw_each(name, seed, tokens))
+
+
+def _draw_each(name: str, seed: int, tokens: int) -> Iterator[int]:
     """Draw lengths until the sequence is full; the last document is cut to the rest."""
     bins = DISTRIBUTIONS[name].bins
-    random = Random(f"{name} {seed}")
-    weights = [weight for _, _, weight in bins]
-    lengths, left = [], tokens
+    draw = Random(f"{name} {seed}").random
+    # as random.choices() draws, which would add up the weights each time
+    upto = list(accumulate(weight for _, _, weight in bins))
+    left = tokens
     while left:
-        first, last, _ = random.choices(bins, weights)[0]
-        length = min(left, first + int(random.random() * (last - first)))
-        lengths.append(length)
+        first, last, _ = bins[bisect(upto, draw() * upto[-1], 0, len(bins) - 1)]
+        length = min(left, first + int(draw() * (last - first)))
+        yield length
         left -= length
-    return tuple(lengths)

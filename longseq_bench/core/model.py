@@ -17,11 +17,12 @@ import json
 from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    FailFast,
     Field,
     ModelWrapValidatorHandler,
     ValidationInfo,
@@ -292,7 +293,7 @@ class Measurement:
 
     name: str
     unit: str
-    samples: tuple[float, ...]
+    samples: Annotated[tuple[float, ...], FailFast()]
     rank: int = 0
 
 
@@ -302,7 +303,8 @@ class Outcome(Frozen):
     status: Status
     reason: str | None = None
     phase: Phase | None = None
-    measurements: tuple[Measurement, ...] = ()
+    # of many mistakes, a forged record's, the first is enough
+    measurements: Annotated[tuple[Measurement, ...], FailFast()] = ()
     facts: dict[str, Any] = Field(default_factory=dict)
 
     @property

@@ -49,7 +49,7 @@ def find_impossible_number(record: Record) -> str | None:
         known = [*zip(_NUMBERS, _numbers(record), strict=True)]
         known += zip(_OPTIONAL, _optional(record), strict=True)
         tokens = trial.workload.seq_len
-        if MAX_TOKENS < tokens < LIMIT:
+        if _most_tokens(trial.workload) < tokens < LIMIT:
             return f"trial.workload.seq_len is {_format(tokens)}"
         return _first_impossible(known) or f"trial.world_size is {_format(ranks)}"
     if record.purpose == "density" and not _is_share(trial.options.get("sparsity")):
@@ -87,7 +87,13 @@ def _are_possible(record: Record) -> bool:
 @cached_by_identity
 def _is_workload_possible(w: Workload) -> bool:
     most = max(w.batch, w.heads, w.kv_heads, w.head_dim, w.v_head_dim, w.new_tokens)
-    return w.seq_len <= MAX_TOKENS and most < LIMIT
+    return w.seq_len <= _most_tokens(w) and most < LIMIT
+
+
+def _most_tokens(w: Workload) -> float:
+    """Return the maximum sequence length; drawn documents are drawn again to count their pairs."""
+    mask = w.visibility
+    return min(MAX_TOKENS, mask.most_tokens) if mask.distribution else MAX_TOKENS
 
 
 def find_impossible_sample(outcome: Outcome, ranks: int) -> str | None:

@@ -22,6 +22,12 @@ _DIGEST_DIGITS = 16
 _ENDING_BYTES = len(_FIELD) + _DIGEST_DIGITS + len(b'"}')
 _FIRST_WITH_CHECKSUM = 3
 _MAX_NAME = 100
+_LONG_LINE = 2**18
+_MOST_BYTES = {b"[": 2**18, b"{": 2**18, b":": 2**20, b",": 2**22}
+"""Bytes of lists, objects and their items, which take a parser a hundred times their memory.
+
+A record of 10,000 ranks, or of a million passes, has fewer.
+"""
 NO_SCHEMA = "it is not an object with a schema number"
 _NOT_FINITE = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 
@@ -52,8 +58,13 @@ def read_line(line: bytes, interner: RecordInterner) -> Record:
     """
     is_checked = has_checksum(line)
     line = _check_sum(line.rstrip())
+    _check_size(line)
     try:
         record = interner.read(line)
+    except ValidationError as error:
+        if _is_final(error):
+            raise BrokenLineError(_describe(error)) from None
+        record = _read_slowly(line, interner)
     except ValueError:
         record = _read_slowly(line, interner)
     if "schema_" not in record.model_fields_set:
@@ -83,6 +94,31 @@ def _check_sum(line: bytes) -> bytes:
     if ending[len(_FIELD) :] != _hash(body) + b'"}':
         raise BrokenLineError("its checksum does not match: it was altered after it was written")
     return body + b"}"
+
+
+def _check_size(line: bytes) -> None:
+    """Raise BrokenLineError for a line that takes much memory to read."""
+    if len(line) < _LONG_LINE:
+        return
+    for byte, most in _MOST_BYTES.items():
+        if (count := line.count(byte)) > most:
+            raise BrokenLineError(
+                f"it has {count:,} times the character {byte.decode()}; a record has at most "
+                f"{most:,}"
+            )
+
+
+def _is_final(error: ValidationError) -> bool:
+    """Return True for an error that does not need the slow reader: it takes seconds per megabyte.
+
+    The slow reader is for text that is not JSON, schemas, checksums and infinite errors.
+    """
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    places = [one["loc"] for one in found]
+    return all(
+        place and place[0] not in ("schema", "checksum") and "samples" not in place
+        for place in places
+    )
 
 
 def _read_slowly(line: bytes, interner: RecordInterner) -> Record:

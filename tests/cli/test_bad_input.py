@@ -2,12 +2,14 @@
 
 import json
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from longseq_bench import environment
+from longseq_bench import load as load_results
 from longseq_bench.cli import run
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.gpus import read_installed_gpus
@@ -355,6 +357,43 @@ def test_a_binary_config_does_not_stop_a_report(capfd: Capture) -> None:
     (Path("kept") / "config.yaml").write_bytes(b"baseline: \xff\xfe\n")
     assert run(["report", "kept"]) == 0
     assert "sdpa" in (Path("kept") / "report.md").read_text()
+
+
+def test_the_aliases_of_a_baseline_are_never_expanded(capfd: Capture) -> None:
+    """Ten of them would stand for a text of 10 GB."""
+    write_records("kept", [record()])
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"]
+    lines += (f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10))
+    (Path("kept") / "config.yaml").write_text("".join(lines) + "baseline: *a9\n")
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, limit[1]))
+    try:
+        assert run(["report", "kept"]) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+    assert "sdpa" in (Path("kept") / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("config", "baseline"),
+    [
+        ("baseline: dense", "dense"),
+        ("implementations: [&one dense]\nbaseline: *one", "dense"),
+        ("baseline: [dense]", None),
+        ("baseline:", None),
+        ("baseline: ring", None),
+        ("[dense]", None),
+        ("baseline: dense\ntokens: [", None),
+        (f"tokens: {[1] * 800_001}\nbaseline: dense", None),
+    ],
+)
+def test_the_baseline_of_a_config_is_one_that_has_records(
+    config: str, baseline: str | None
+) -> None:
+    write_records("kept", [record(trial("sdpa")), record(trial("dense"))])
+    (Path("kept") / "config.yaml").write_text(config)
+    assert load_results("kept").baseline == baseline
 
 
 # ---- trials that ended badly -------------------------------------------------------------------

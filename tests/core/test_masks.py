@@ -94,3 +94,32 @@ def test_keys_of_older_records_stay() -> None:
     """A trial without this field had this key."""
     trial = Trial(implementation="ring", workload=Workload(seq_len=8))
     assert trial.key == "9665dfb551b49c72"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["full", "causal", "sliding-window:7", "prefix:9", "prefix:99", "documents:7", "documents:1",
+     "full-documents:7", "full-documents:5,3,11", "documents:5,3,11", "documents:chatqa2@3",
+     "full-documents:chatqa2@3"],
+)  # fmt: skip
+def test_the_pairs_of_the_last_queries_are_those_of_all_one_by_one(text: str) -> None:
+    mask, tokens = parse_mask(text), 40 if "chatqa2" not in text else 10_000
+    positions, start = list[tuple[int, int]](), 0
+    for length in mask.document_lengths(tokens) if mask.has_documents else (tokens,):
+        positions += ((start, start + length) for _ in range(length))
+        start += length
+    seen = []
+    for i, (first, stop) in enumerate(positions):
+        first = max(first, i + 1 - mask.size) if mask.kind == "sliding-window" else first
+        last = i + 1 if mask.is_causal else stop
+        seen.append(max(i + 1, min(mask.size, tokens)) if mask.kind == "prefix" else last - first)
+    assert mask.visible_pairs(tokens) == sum(seen)
+    for queries in (1, 2, 3, 7, 12, tokens - 1, tokens):
+        assert mask.pairs_of_last(queries, tokens) == sum(seen[-queries:])
+
+
+@pytest.mark.parametrize(("text", "pairs"), [("documents:2", 3), ("full-documents:1,3", 5)])
+def test_a_trillion_documents_are_counted_without_a_list(text: str, pairs: int) -> None:
+    mask = parse_mask(text)
+    assert mask.visible_pairs(2**40) == pairs * 2**39
+    assert mask.pairs_of_last(2**20, 2**40) == pairs * 2**19
