@@ -23,10 +23,10 @@ _ENDING_BYTES = len(_FIELD) + _DIGEST_DIGITS + len(b'"}')
 _FIRST_WITH_CHECKSUM = 3
 _MAX_NAME = 100
 _LONG_LINE = 2**18
-_MOST_BYTES = {b"[": 2**18, b"{": 2**18, b":": 2**20, b",": 2**22}
+_MOST_BYTES = {b"[": 2**20, b"{": 2**20, b":": 2**22, b",": 2**23}
 """Bytes of lists, objects and their items, which take a parser a hundred times their memory.
 
-A record of 10,000 ranks, or of a million passes, has fewer.
+A record of 65,536 ranks, or of a million passes, has fewer.
 """
 NO_SCHEMA = "it is not an object with a schema number"
 _NOT_FINITE = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}

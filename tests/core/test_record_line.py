@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from longseq_bench.core.bounds import MAX_RANKS
 from longseq_bench.core.interning import RecordInterner
-from longseq_bench.core.model import Record
-from longseq_bench.core.record_line import BrokenLineError, read_line, write_line
+from longseq_bench.core.model import Measurement, Record
+from longseq_bench.core.record_line import _MOST_BYTES, BrokenLineError, read_line, write_line
 from tests import make
 
 
@@ -20,7 +21,7 @@ class NoReader(RecordInterner):
 
 
 @pytest.mark.parametrize(
-    ("part", "count"), [("[],", 2**18), ("{},", 2**18), ('"":1,', 2**20), ("1,", 2**22)]
+    ("part", "count"), [("[],", 2**20), ("{},", 2**20), ('"":1,', 2**22), ("1,", 2**23)]
 )
 def test_a_line_of_more_parts_than_a_record_has_is_not_parsed(part: str, count: int) -> None:
     """A parser takes a hundred times the memory of such a line."""
@@ -33,6 +34,19 @@ def test_a_record_of_a_million_passes_is_read() -> None:
     passes = [0.125] * 10**6
     many = make.record(came_to=make.outcome(time=passes, cpu_time=passes))
     assert read_line(write_line(many), RecordInterner()) == many
+
+
+def test_a_record_of_the_most_ranks_is_not_too_large() -> None:
+    """Counted for 64 ranks with ten measurements each."""
+    measured = tuple(
+        Measurement(name=f"m{i}", unit="s", samples=(0.125, 0.25, 0.5), rank=rank)
+        for rank in range(64)
+        for i in range(10)
+    )
+    record = make.record(came_to=make.outcome().model_copy(update={"measurements": measured}))
+    line = write_line(record)
+    for byte, most in _MOST_BYTES.items():
+        assert line.count(byte) * (MAX_RANKS // 64) <= most
 
 
 def forged(**outcome: Any) -> bytes:
