@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longseq_bench.store import RECORDS
-from tests.make import record
+from tests.make import record, write_records
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,13 +63,13 @@ def test_importing_the_package_and_its_functions_loads_nothing_heavy() -> None:
 
 
 def test_a_report_needs_no_torch(tmp_path: Path) -> None:
-    (tmp_path / RECORDS).write_text(record().model_dump_json(by_alias=True) + "\n")
+    write_records(tmp_path, [record()])
     assert "torch" not in loads(["report", tmp_path])
     assert (tmp_path / "report.md").exists()
 
 
 def test_commands_on_records_load_nothing_heavy(tmp_path: Path) -> None:
-    (tmp_path / RECORDS).write_text(record().model_dump_json(by_alias=True) + "\n")
+    write_records(tmp_path, [record()])
     lines = ["show", tmp_path], ["report", tmp_path, "--format", "terminal"]
     assert not loads(*lines) & {"torch", "pandas", "psutil"}
 

@@ -299,7 +299,7 @@ def elastic_handler(number: int, frame: object) -> None:
 
 def test_a_native_crash_is_retried_with_more_memory(alone: ElasticLauncher) -> None:
     launched = alone.run(ranks_trial("rank-native", memory_budget=64 * 2**20), ignore)
-    assert (launched.outcome.status, launched.processes) == ("oom", 4)
+    assert (launched.outcome.status, launched.processes) == ("oom", 6)
 
 
 def test_a_dead_agent_is_named(alone: ElasticLauncher) -> None:
