@@ -196,7 +196,7 @@ _STORE = (
           ("tests/test_store.py",)),
     Fault("tail-at-block-border", "store", "store.py",
           "An unfinished line longer than one read loses its first part.",
-          "tail = os.pread(fd, step, start) + tail", "tail = os.pread(fd, step, start)",
+          "blocks.append(os.pread(fd, step, start))", "blocks = [os.pread(fd, step, start)]",
           ("tests/test_store.py",)),
     Fault("newer-schema", "store", "core/record_line.py",
           "A record of a newer schema is read as one of this schema.",
