@@ -2,6 +2,9 @@
 
 import sys
 
+_LACKING = (ImportError, AttributeError, SyntaxError)
+"""Errors by which a module that hides another shows, though none is raised in its own code."""
+
 
 def main() -> None:
     """Run the command line and end with its exit code."""
@@ -20,7 +23,7 @@ def main() -> None:
         interrupt_on_termination()
         code = run(sys.argv[1:])
     except (Exception, SystemExit) as error:
-        if not _is_of_import(error):
+        if not _find_module(error) and not isinstance(error, _LACKING):
             raise
         _exit_for_import(error)
     if code > 128:  # interrupted
@@ -38,14 +41,13 @@ def main() -> None:
     sys.exit(code)
 
 
-def _is_of_import(error: BaseException) -> bool:
-    """Return True if an imported module raised an error, or lacks what was asked of it."""
-    is_of_import = isinstance(error, ImportError | AttributeError | SyntaxError)
-    trace = error.__traceback__
-    while trace and not is_of_import:
-        is_of_import = trace.tb_frame.f_code.co_name == "<module>"
-        trace = trace.tb_next
-    return is_of_import
+def _find_module(error: BaseException) -> str:
+    """Return the file of the module that raised an error while it was imported, else ""."""
+    found, trace = "", error.__traceback__
+    while trace:
+        code, trace = trace.tb_frame.f_code, trace.tb_next
+        found = code.co_filename if code.co_name == "<module>" else found
+    return found
 
 
 def _exit_for_import(error: BaseException) -> None:
@@ -57,10 +59,8 @@ def _exit_for_import(error: BaseException) -> None:
 
     what = f"{type(error).__name__}: {error}"
     hidden = explain_hidden_modules()
-    if isinstance(error, SystemExit) and (trace := error.__traceback__):
-        while trace.tb_next:
-            trace = trace.tb_next
-        what = f"{trace.tb_frame.f_code.co_filename} ended the program when it was imported"
+    if isinstance(error, SystemExit):
+        what = f"{_find_module(error) or 'a module'} ended the program when it was imported"
     elif not hidden:
         raise error
     print(f"longseq: {what}{hidden}", file=sys.stderr)
@@ -80,7 +80,11 @@ def _leave_unnamed_folder() -> None:
     if not named or len(named) == len(items) or sys.flags.ignore_environment:
         return
     environ["PYTHONPATH"] = pathsep.join(named)
-    if (current := getcwd()) not in map(abspath, named):
+    try:
+        current, kept = getcwd(), [abspath(item) for item in named]
+    except FileNotFoundError:  # the folder was deleted, so nothing is imported from it
+        return
+    if current not in kept:
         _leave(current)
 
 

@@ -87,10 +87,16 @@ def test_a_module_that_ends_the_program_is_named_if_it_hides_none(tmp_path: Path
         "sys.meta_path.insert(0, Finder())\n"
     )
     ender = tmp_path / "tools" / "ender.py"
-    ender.write_text("raise SystemExit(0)")
+    ender.write_text("exit(0)")  # by a function of another module, Python's own site
     done = longseq(tmp_path, ender.parent, command=["doctor"])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"longseq: {ender} ended the program when it was imported\n"
+
+
+def test_an_empty_item_of_pythonpath_may_stand_for_a_deleted_folder(tmp_path: Path) -> None:
+    script = f"import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); {CONSOLE_SCRIPT}"
+    done = longseq(tmp_path, path=f":{ROOT}", starter=["-c", script])
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"longseq {__version__}\n", "")
 
 
 def test_an_empty_item_of_pythonpath_is_not_the_current_folder(tmp_path: Path) -> None:
