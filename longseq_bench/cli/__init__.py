@@ -9,9 +9,10 @@ import errno
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import cleandoc
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -32,7 +33,7 @@ from longseq_bench.cli.stdout import StdoutClosed, ascii_symbols, keep_exit_code
 from longseq_bench.cli.sweep import sweep
 from longseq_bench.cli.verify import verify
 from longseq_bench.core.errors import LauncherError, UserError
-from longseq_bench.core.plain_text import shorten_quotes
+from longseq_bench.core.plain_text import shorten_inputs, shorten_quotes
 from longseq_bench.launchers.interrupts import received_signals
 
 BROKEN_LINES, BAD_INPUT, FAILED_TRIALS, REGRESSED, TOO_NOISY, INTERRUPTED = 1, 2, 3, 4, 5, 130
@@ -82,9 +83,21 @@ def _main(
     pass
 
 
-def _printable(text: str) -> str:
-    """Return a message without control characters, which a name in a record may contain."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+def _forms(argument: str) -> Iterator[str]:
+    """Yield an argument as messages write it: a path, its folder, a name and a value, escaped."""
+    for text in (argument, *argument.split("=", 1)):
+        yield from (text, str(Path(text)), str(Path(text).parent), repr(text)[1:-1])
+
+
+def _printable(message: str, arguments: Sequence[str]) -> str:
+    """Return a message without control characters, which a name in a record may contain.
+
+    Long arguments in it are shortened, also together, as typer lists those that it did not expect.
+    """
+    following = [" ".join(arguments[first:]) for first in range(min(3, len(arguments)))]
+    forms = (form for text in (*arguments, *following) for form in _forms(text))
+    short = shorten_quotes(shorten_inputs(message, forms))
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in short)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -120,16 +133,16 @@ def _run(arguments: Sequence[str]) -> int:
             with keep_exit_code(code):
                 return code
     except _UsageError as error:
-        error.message = shorten_quotes(_printable(error.message))
+        error.message = _printable(error.message, arguments)
         error.show(file=sys.stderr)  # else an ASCII stream gets UTF-8
         return BAD_INPUT
     except (UserError, LauncherError) as error:
-        print(f"longseq: {_printable(str(error))}", file=sys.stderr)
+        print(f"longseq: {_printable(str(error), arguments)}", file=sys.stderr)
         return BAD_INPUT
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-        print(f"longseq: {shorten_quotes(_printable(str(error)))}", file=sys.stderr)
+        print(f"longseq: {_printable(str(error), arguments)}", file=sys.stderr)
         return BAD_INPUT
     except (KeyboardInterrupt, typer.Abort):
         return _report_interrupt()

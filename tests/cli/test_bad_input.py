@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from longseq_bench import load as load_results
 from longseq_bench.cli import run
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.gpus import read_installed_gpus
+from longseq_bench.core.plain_text import MAX_QUOTE
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import LOCK, RECORDS, load
 from tests.cli.commands import Capture, refusal
@@ -37,6 +39,26 @@ def state(folder: Path) -> dict[str, bytes]:
 
 
 # ---- the command line --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["word " * 500, "a b/" * 400, "é\x07 x/" * 300])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sweep X", "models X", "list --impl X", "report X", "show X", "verify X", "compare X .",
+        "report . --published X", "report . --published=X", "report --X", "list --X=3", "doctor X",
+        "report . --kind X", "X",
+    ],
+)  # fmt: skip
+def test_a_message_quotes_at_most_200_characters_of_an_argument(
+    capfd: Capture, line: str, text: str
+) -> None:
+    write_records(".", [record(trial())])
+    assert run([word.replace("X", text) for word in line.split()]) == 2
+    said = capfd.readouterr().err
+    quotes = re.findall(r"(?:word |a b/|é(?:\?|\\x07|\\\\x07) x/)+", said)
+    assert max(map(len, quotes)) <= MAX_QUOTE + 1
+    assert len(said) < 2000
 
 
 @pytest.mark.parametrize(
