@@ -411,15 +411,36 @@ def test_the_file_of_published_figures_is_read() -> None:
     }  # fmt: skip
 
 
+def test_published_figures_have_units_and_typed_options(tmp_path: Path) -> None:
+    path = tmp_path / "figures.yaml"
+    path.write_text(
+        "source: x\nmaxima: [{implementation: ring, tokens: 4k, dtype: bf16, memory_budget: 64MiB,"
+        " options: {causal_skip: true, sparsity: 0.5, chunk: 64, kernel: dense, top: none}}]\n"
+    )
+    (figure,) = read(path).maxima
+    assert (figure.tokens, figure.dtype, figure.memory_budget) == (4096, "bfloat16", 64 << 20)
+    assert figure.options == {
+        "causal_skip": True, "sparsity": 0.5, "chunk": 64, "kernel": "dense", "top": None,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("source: x\n", "maxima"),
         ("source: x\nmaxima: [{implementation: ring}]\n", "maxima.0.tokens"),
+        *[(f"source: x\nmaxima: [{{implementation: ring, tokens: {bad}}}]\n", "maxima.0.tokens")
+          for bad in ("true", "-5", "0", ".nan", ".inf", "[4096]", str(2**41), "many")],
+        *[(f"source: x\nmaxima: [{{implementation: ring, tokens: 1, {name}: {bad}}}]\n", name)
+          for name in ("heads", "head_dim", "world_size", "memory_budget")
+          for bad in ("true", "-1", "'8 x'", ".nan")],
+        ("source: x\nmaxima: [{implementation: true, tokens: !!python/name:os.getcwd 1}]", "tag"),
+        ("source: x\nsource: y\n", "twice"),
+        ("source: 5\nmaxima: [{implementation: ring, tokens: 1}]\n", "source"),
         ("source: [\n", "YAML"),
         ("just words\n", "the file"),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_file_of_published_figures_is_one_sentence(
     tmp_path: Path, text: str, said: str
 ) -> None:
