@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -18,7 +19,7 @@ from longseq_bench.api.results import Results
 from longseq_bench.api.running import run_and_report
 from longseq_bench.core.bounds import MAX_SEED
 from longseq_bench.core.errors import ConfigError, UserError
-from longseq_bench.core.model import Allocator, Device, DeviceChoice, Keep, Mode, Trial
+from longseq_bench.core.model import Allocator, DeviceChoice, Keep, Mode
 from longseq_bench.core.plain_text import quote
 
 if TYPE_CHECKING:
@@ -172,16 +173,18 @@ def _open(
     from longseq_bench.config.trials import make_sweep
 
     pool = ThreadPoolExecutor(1)
-    parsing = pool.submit(_parse, config, text)
-    pool.shutdown(wait=False)
+    parsing = cache(partial(pool.submit, _parse, config, text))
 
     def raise_early_mistake() -> None:
         with suppress(TimeoutError):
-            parsing.result(EARLY_S)
+            parsing().result(EARLY_S)
+        pool.shutdown(wait=False)
 
     with machine.open_launcher(reporter, raise_early_mistake) as (launcher, catalogue):
-        loaded = make_sweep(parsing.result(), catalogue, machine.default_ranks())
-        loaded = _set_budgets(loaded, out)
+        loaded = make_sweep(
+            parsing().result(), catalogue, machine.default_ranks(),
+            lambda device, ranks: machine.default_memory(device, out, ranks),
+        )  # fmt: skip
         yield launcher, catalogue, replace(loaded, rounds=rounds or loaded.rounds)
 
 
@@ -249,25 +252,7 @@ def _option_values(value: Any, name: str) -> Any:
     return _plain(value, name)
 
 
-# ---- budgets and baseline ----------------------------------------------------------------------
-
-
-def _set_budgets(config: SweepConfig, out: Path | None) -> SweepConfig:
-    """Give trials without a memory budget the default one, so that no trial exhausts the machine.
-
-    All get the default of the trial with the most ranks, so that they are comparable.
-    """
-    max_ranks: dict[Device, int] = {}
-    for trial in config.trials:
-        if trial.memory_budget is None:
-            max_ranks[trial.device] = max(trial.world_size, max_ranks.get(trial.device, 1))
-    budgets = {device: machine.default_memory(device, out, n) for device, n in max_ranks.items()}
-    trials: tuple[Trial, ...] = tuple(
-        # a hundred thousand trials are not validated again for a number that is known to be valid
-        t if t.memory_budget else t.model_copy(update={"memory_budget": budgets[t.device]})
-        for t in config.trials
-    )
-    return replace(config, trials=trials)
+# ---- baseline ----------------------------------------------------------------------------------
 
 
 def _check_baseline(config: SweepConfig) -> None:

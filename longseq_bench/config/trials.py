@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from longseq_bench.config.loader import SourceFile, parse_yaml, read_text, valid
 from longseq_bench.config.schema import SweepFile
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import ConfigError, UserError, nearest
-from longseq_bench.core.model import OptionValue, Trial, Workload
+from longseq_bench.core.model import Device, OptionValue, Trial, Workload
 from longseq_bench.core.models import ModelShape, load_model
 from longseq_bench.core.options import unknown_option
 from longseq_bench.core.own_functions import canonical_name, short_name, source_of
@@ -70,10 +70,14 @@ def parse_config(text: str, name: str, has_lines: bool = True) -> ParsedConfig:
     return ParsedConfig(text, source, validate(source))
 
 
-def make_sweep(config: ParsedConfig, catalogue: Catalogue, ranks: int = 1) -> SweepConfig:
+def make_sweep(
+    config: ParsedConfig, catalogue: Catalogue, ranks: int = 1,
+    default_memory: Callable[[Device, int], int] | None = None,
+) -> SweepConfig:  # fmt: skip
     """Make the trials of a sweep file on a machine. Raises as `load_config` does.
 
-    ranks: world_size where the file has none.
+    ranks: world_size where the file has none.  default_memory: bytes of each of so many ranks on
+    such a device, for trials without a memory budget; None: these stay without.
     """
     source, file = config.source, config.file
     max_ranks = max(file.world_size) if "world_size" in source.data else ranks
@@ -98,7 +102,13 @@ def make_sweep(config: ParsedConfig, catalogue: Catalogue, ranks: int = 1) -> Sw
     _check_baseline(file, source)
     _check_size(source.name, shape, settings, choices)
     workloads = _workloads(shape, default, file, source)
-    trials = tuple(_trials(workloads, settings, choices, catalogue, ranks))
+    kinds = _one_of_each(workloads[0], settings, choices, catalogue, ranks)
+    if default_memory:
+        kinds = _set_budgets(kinds, default_memory)
+    # workload by workload, so that rows to compare are adjacent
+    trials = tuple(
+        trial.model_copy(update={"workload": workload}) for workload in workloads for trial in kinds
+    )
     return SweepConfig(trials, file.baseline, file.rounds, config.text, models)
 
 
@@ -223,28 +233,35 @@ def _message(error: ValidationError | UserError) -> str:
     return error.errors()[0]["msg"].removeprefix("Value error, ")
 
 
-def _trials(
-    workloads: list[Workload],
-    settings: Axes,
-    choices: list[tuple[str, Axes]],
-    catalogue: Catalogue,
+def _one_of_each(
+    workload: Workload, settings: Axes, choices: list[tuple[str, Axes]], catalogue: Catalogue,
     ranks: int,
-) -> Iterator[Trial]:
-    """Yield the trials, workload by workload, so that rows to compare are adjacent."""
+) -> list[Trial]:  # fmt: skip
+    """Return the trials of one workload."""
     variants: dict[tuple[Any, ...], dict[str, OptionValue]] = {}
     sources = {name: source_of(name) for name, _ in choices}
     for name, axes in choices:
         for values in _product(axes):
             options = catalogue.options(name, values)
             variants.setdefault((name, *options.values()), options)
-    of_one_workload = [
+    return [
         Trial(
-            implementation=name, options=options, workload=workloads[0], source=sources[name],
+            implementation=name, options=options, workload=workload, source=sources[name],
             **{"world_size": ranks, **values},
         )
         for values in _product(settings)
         for (name, *_), options in variants.items()
     ]  # fmt: skip
-    for workload in workloads:
-        for trial in of_one_workload:
-            yield trial.model_copy(update={"workload": workload})
+
+
+def _set_budgets(trials: list[Trial], default_memory: Callable[[Device, int], int]) -> list[Trial]:
+    """Give trials without a memory budget the default one, so that no trial exhausts the machine.
+
+    All get the default of the trial with the most ranks, so that they are comparable.
+    """
+    max_ranks: dict[Device, int] = {}
+    for trial in trials:
+        if trial.memory_budget is None:
+            max_ranks[trial.device] = max(trial.world_size, max_ranks.get(trial.device, 1))
+    budgets = {device: default_memory(device, ranks) for device, ranks in max_ranks.items()}
+    return [t if t.memory_budget else t.replace(memory_budget=budgets[t.device]) for t in trials]
