@@ -95,3 +95,5 @@ def test_each_launch_of_a_scheduler_has_a_key_of_its_own() -> None:
     assert len({key.secret, first, second}) == 3
     assert LONG.encode() not in first
     assert key.bound_to("") == key
+    # job ids are public
+    assert LaunchKey(b"another 16 bytes").bound_to("812.0").secret != first
