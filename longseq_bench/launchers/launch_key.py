@@ -64,7 +64,7 @@ def find_key(
         if is_node_0:
             _create(key_file)
         end = time.monotonic() + timeout_s
-        while not key_file.exists() and time.monotonic() < end:
+        while _is_missing(key_file) and time.monotonic() < end:
             time.sleep(RETRY_S)
         return LaunchKey(_read(key_file))
     if given:
@@ -94,7 +94,7 @@ def file_of_user(environ: MutableMapping[str, str]) -> Path:
 
 def _create(path: Path) -> None:
     """Write a new key to a file that only this user can read; leave a file that exists."""
-    if path.exists():
+    if os.path.exists(path):
         return
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -112,6 +112,15 @@ def _create(path: Path) -> None:
             f"the key file {path} can't be written ({error.strerror}); set {KEY_VARIABLE} on every "
             f"node, or use --key-file"
         ) from None
+
+
+def _is_missing(path: Path) -> bool:
+    """Return True if a file may still appear; False also if it can't be read for good."""
+    try:
+        path.stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return False
 
 
 def _read(path: Path) -> bytes:

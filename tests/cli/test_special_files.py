@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from longseq_bench.cli import run
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.user_files import read_file
 from longseq_bench.store import LOCK, RECORDS, TORN
 from tests.cli.commands import Capture, refusal
 from tests.make import record, write_records
@@ -49,6 +51,16 @@ def test_what_is_no_file_is_refused(command: list[str], capfd: Capture) -> None:
         assert message.startswith(f"{name} is {kind}")
         assert NO_FILE in message or command[0] == "show"
     assert not Path("out").exists()
+
+
+def test_a_file_that_is_replaced_before_it_is_opened_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = os.stat(__file__)
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(os, "stat", lambda path, **options: found)
+        with pytest.raises(UserError, match="fifo is a FIFO"):
+            read_file(Path("fifo"), UserError)
 
 
 def test_a_fifo_in_a_folder_of_a_model_is_refused(capfd: Capture) -> None:

@@ -1,5 +1,7 @@
 """Masks: their texts, pairs and documents."""
 
+from random import Random
+
 import pytest
 
 from longseq_bench.core.errors import UserError
@@ -72,6 +74,14 @@ def test_a_distribution_is_drawn_from_its_bins_and_equal_for_equal_seeds() -> No
         assert share == pytest.approx(weight / total, abs=0.02)
     shorter = parse_mask("documents:chatqa2").document_lengths(1_000_000)
     assert shorter[:-1] == lengths[: len(shorter) - 1]
+
+
+def test_documents_are_drawn_as_for_older_records() -> None:
+    """A record has the seed, not the lengths."""
+    bins, random = DISTRIBUTIONS["chatqa2"].bins, Random("chatqa2 7")
+    for length in parse_mask("documents:chatqa2@7").document_lengths(400_000_000)[:-1]:
+        ((first, last, _),) = random.choices(bins, [weight for *_, weight in bins])
+        assert length == first + int(random.random() * (last - first))
 
 
 def test_a_plain_mask_is_the_same_workload_as_causal() -> None:

@@ -77,6 +77,14 @@ def test_what_is_no_key_file_is_refused(tmp_path: Path) -> None:
         find_key({}, empty, True, False)
 
 
+def test_a_key_file_with_a_name_too_long_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 300)
+    with pytest.raises(UserError, match=r"can't be written \(File name too long\)"):
+        find_key({}, path, True, False)
+    with pytest.raises(UserError, match="can't be read: File name too long"):
+        find_key({}, path, False, False, timeout_s=60.0)
+
+
 def test_a_key_file_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,3 +103,5 @@ def test_each_launch_of_a_scheduler_has_a_key_of_its_own() -> None:
     assert len({key.secret, first, second}) == 3
     assert LONG.encode() not in first
     assert key.bound_to("") == key
+    # job ids are public
+    assert LaunchKey(b"another 16 bytes").bound_to("812.0").secret != first

@@ -32,16 +32,18 @@ def test_it_has_no_name(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("is_elastic", [False, True])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_named(
-    folder: Path, is_elastic: bool, monkeypatch: pytest.MonkeyPatch
+    folder: Path, code: int, is_elastic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also a file system that has room and no inodes."""
+    """Also a file system that has room and no inodes, and the quota of a user."""
+    reason = os.strerror(code)
 
     def refuse(**options: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(code, reason)
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    remedy = f"No space left on device: free space or inodes in {folder}, or set TMPDIR to a folder"
+    remedy = f"{reason}: free space or inodes in {folder}, or set TMPDIR to a folder"
     ranks = HostRanks(multiprocessing.get_context("forkserver"))
     job = HostJob("1", {}, 1, 1, "127.0.0.1", 1, 1.0)
     start = partial(ranks.start, job) if is_elastic else LocalLauncher().catalogue
@@ -50,15 +52,21 @@ def test_a_full_disk_is_named(
     assert ranks.end() == []
 
 
+@pytest.mark.parametrize("is_child", [False, True])
 def test_a_fork_server_on_a_full_disk_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, is_child: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(before: int) -> NoReturn:
+    """Also one that runs, and has no room for what a child needs."""
+
+    def refuse(*arguments: object) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(fork_server, "_ready", refuse)
+    process = multiprocessing.get_context("forkserver").Process()
+    monkeypatch.setattr(fork_server, "_start" if is_child else "_ready", refuse)
+    monkeypatch.setattr(fork_server, "_kill", lambda before: None)  # all tests share the server
+    begin = partial(fork_server.start, process) if is_child else fork_server.ready
     with pytest.raises(LauncherError, match=f"free space or inodes in {folder}, or set TMPDIR"):
-        fork_server.ready()
+        begin()
 
 
 def test_whoever_reads_moves_nobody_who_prints(
