@@ -63,7 +63,8 @@ def record_files(paths: Iterable[Path]) -> list[Path]:
             matching = below if below and own == path else [own]
             files |= {file.resolve(): file for file in matching if file.resolve() not in files}
         except (OSError, RuntimeError) as error:
-            raise StoreError(f"results {str(path)[:200]} can't be read: {error}") from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise StoreError(f"results {str(path)[:200]} can't be read: {reason}") from None
     return list(files.values())
 
 

@@ -18,7 +18,7 @@ CONFIG = "memory_budget: 64MiB\ntokens: [32, 64]\nimplementations: [sdpa]\n"
 PLAN = ["plan", "--impl", "sdpa", "--gpu", "h100"]
 NO_FILE = "not a regular file; write its content to a file and name that"
 
-pytestmark = pytest.mark.timeout(60, method="signal")
+pytestmark = pytest.mark.timeout(240, method="signal")
 """A FIFO that is opened waits for its other end forever."""
 
 
@@ -103,7 +103,7 @@ def piped(command: list[str], text: str = "") -> subprocess.CompletedProcess[str
     """Run a command in a process of its own, with a text on its stdin, which is a pipe."""
     return subprocess.run(
         [sys.executable, "-m", "longseq_bench", *command],
-        input=text, capture_output=True, encoding="utf-8", timeout=60,
+        input=text, capture_output=True, encoding="utf-8", timeout=200,
     )  # fmt: skip
 
 
