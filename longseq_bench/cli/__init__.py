@@ -142,7 +142,8 @@ def _run(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-        print(f"longseq: {_printable(str(error), arguments)}", file=sys.stderr)
+        message = f"{error.filename} can't be used: {error.strerror}"
+        print(f"longseq: {_printable(message, arguments)}", file=sys.stderr)
         return BAD_INPUT
     except (KeyboardInterrupt, typer.Abort):
         return _report_interrupt()
