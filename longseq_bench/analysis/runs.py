@@ -125,7 +125,12 @@ def slowest(ranks: ByRank, world_size: int) -> Samples:
 
 def _add(ranks: dict[int, Samples], one: Measurement) -> None:
     known = ranks.get(one.rank)
-    ranks[one.rank] = one.samples if known is None else (*known, *one.samples)
+    if known is None:
+        ranks[one.rank] = one.samples
+    elif isinstance(known, list):
+        known += one.samples
+    else:
+        ranks[one.rank] = [*known, *one.samples]
 
 
 def imbalance(peaks: Sequence[float | None]) -> float | None:
