@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from longseq_bench.core.model import Measurement, Record, Status
 from longseq_bench.core.stats import median_interval
 
+MAX_RANKS_LISTED = 64
+"""Number of ranks up to which figures per rank are listed also if most ranks have none."""
+
 SEVERITY: tuple[Status, ...] = (
     "wrong", "crashed", "error", "hang", "limit", "oom", "timeout", "unsupported", "ok",
 )  # fmt: skip
@@ -86,12 +89,14 @@ class Runs:
     def each_rank(self, name: str, merge: Callable[[Samples], float]) -> list[float | None] | None:
         """Return a figure per rank in their order; None for a rank without samples.
 
-        The list itself is None where no rank has any sample.
+        The list itself is None where no rank has any sample, or fewer than half of many ranks: a
+        record of a few bytes may name 65,536 ranks.
         """
         of_ranks: dict[int, Samples] = {}
         for _, one in self.measured.get(name, ()):
             _add(of_ranks, one)
-        if not any(of_ranks.values()):
+        known = sum(map(bool, of_ranks.values()))
+        if not known or (self._world_size > MAX_RANKS_LISTED and 2 * known < self._world_size):
             return None
         every = map(of_ranks.get, range(self._world_size))
         return [merge(samples) if samples else None for samples in every]
@@ -125,7 +130,12 @@ def slowest(ranks: ByRank, world_size: int) -> Samples:
 
 def _add(ranks: dict[int, Samples], one: Measurement) -> None:
     known = ranks.get(one.rank)
-    ranks[one.rank] = one.samples if known is None else (*known, *one.samples)
+    if known is None:
+        ranks[one.rank] = one.samples
+    elif isinstance(known, list):
+        known += one.samples
+    else:
+        ranks[one.rank] = [*known, *one.samples]
 
 
 def imbalance(peaks: Sequence[float | None]) -> float | None:

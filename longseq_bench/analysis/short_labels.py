@@ -23,6 +23,8 @@ from longseq_bench.core.units import format_tokens
 
 MAX_LABEL = 40
 """Maximum number of characters of a label with its number of ranks: "ring chunk 1k ×4"."""
+MAX_FITTED = 200
+"""Maximum number of settings of which each is compared with all others, to shorten its label."""
 
 _TEMPLATES = {
     **dict.fromkeys(("pattern", "order", "transport", "backend", "inner"), "{}"),
@@ -65,11 +67,14 @@ def _fit(
 ) -> str:
     """Return a label that fits the room and that no other settings match; else the whole label."""
     suffix = settings_suffix(distinct[key])
-    whole = _join(words[key], distinct[key])
-    if len(whole) <= room:
+    whole, optional = _join(words[key], distinct[key]), _find_optional(words[key])
+    if len(whole) <= room or len(distinct) > MAX_FITTED:
+        return whole
+    shortest = {name: text for name, text in words[key].items() if name not in optional}
+    if len(_join(shortest, distinct[key])) > room:
         return whole
     others = [w for k, w in words.items() if k != key and settings_suffix(distinct[k]) == suffix]
-    for some in _leave_out(words[key]):
+    for some in _leave_out(words[key], optional):
         text = _join(some, distinct[key])
         if len(text) <= room and not any(some.items() <= other.items() for other in others):
             return text
@@ -80,9 +85,13 @@ def _join(words: Words, settings: Settings) -> str:
     return " ".join(filter(None, words.values())) + settings_suffix(settings)
 
 
-def _leave_out(words: Words) -> Iterator[Words]:
+def _find_optional(words: Words) -> list[str]:
+    """Return the names of the words that a label may leave out, the longest words first."""
+    return sorted(set(words) - {*_ALWAYS}, key=lambda name: (-len(words[name]), name))[:8]
+
+
+def _leave_out(words: Words, optional: Sequence[str]) -> Iterator[Words]:
     """Yield the words without some options: first one, then two, the longest ones first."""
-    optional = sorted(set(words) - {*_ALWAYS}, key=lambda name: (-len(words[name]), name))[:8]
     for count in range(1, len(optional) + 1):
         for names in combinations(optional, count):
             yield {name: text for name, text in words.items() if name not in names}

@@ -6,6 +6,7 @@ hardware; their software may differ, because a comparison is often about softwar
 of an own function: before and after an edit.
 """
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,11 +138,23 @@ def _match(
 
 def _machine_number(records: Sequence[Record]) -> Callable[[Record], int]:
     """Number the machines of the records; machines with the same hardware share a number."""
-    machines: list[Record] = []
+    machines: dict[Hashable, list[tuple[int, Record]]] = {}
     numbers: dict[str, int] = {}
+    count = 0
     for fingerprint, one in {r.environment.fingerprint: r for r in records}.items():
-        same = (i for i, m in enumerate(machines) if not find_differences([m], [one], HARDWARE))
-        numbers[fingerprint] = next(same, len(machines))
-        if numbers[fingerprint] == len(machines):
-            machines.append(one)
+        hardware, step = _hardware(one)
+        # every pair would take minutes for a file of thousands of machines
+        near = (known for i in range(-2, 3) for known in machines.get((hardware, step + i), ()))
+        same = [i for i, m in near if not find_differences([m], [one], HARDWARE)]
+        numbers[fingerprint] = min(same, default=count)
+        if not same:
+            machines.setdefault((hardware, step), []).append((count, one))
+            count += 1
     return lambda record: numbers[record.environment.fingerprint]
+
+
+def _hardware(record: Record) -> tuple[Hashable, int]:
+    """Return a key of the hardware, and its memory in steps of the tolerance."""
+    values = (getattr(record.environment, name) for name in HARDWARE if name != "memory_bytes")
+    memory = max(record.environment.memory_bytes, 1)
+    return tuple(map(repr, values)), int(math.log(memory) / math.log1p(MEMORY_TOLERANCE))

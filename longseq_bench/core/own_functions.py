@@ -8,6 +8,7 @@ an edited file is measured anew. Paths are relative to the current folder.
 import hashlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -68,8 +69,8 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     distinct = list(dict.fromkeys(names))
     short = {name: short_name(name) for name in distinct}
     for longer in (_with_file, str):
-        counts = list(short.values())
-        short = {n: longer(n) if counts.count(text) > 1 else text for n, text in short.items()}
+        counts = Counter(short.values())
+        short = {n: longer(n) if counts[text] > 1 else text for n, text in short.items()}
     return short
 
 

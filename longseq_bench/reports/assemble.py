@@ -24,6 +24,9 @@ from longseq_bench.reports.sections.provenance import (
 from longseq_bench.reports.sections.ranks import hangs
 from longseq_bench.reports.wording import limit_findings
 
+MAX_TABLES = 200
+"""Maximum number of tables of a section: a file may name thousands of machines or workloads."""
+
 _NO_RESULTS = (
     "These records have no rows for this kind of report. `longseq report FOLDER --kind auto` "
     "writes every kind that they have rows for.",
@@ -65,7 +68,7 @@ def build_document(
     ]
     if not any(one.has_content for one in (answer.section, *own)):
         own = [Section("No results", _NO_RESULTS, code=[command])]
-    shown = [one for one in (*own, *shared) if one.has_content]
+    shown = [_limit_tables(one) for one in (*own, *shared) if one.has_content]
     if answer.section.has_content:
         shown.insert(0, answer.section)
     else:
@@ -79,6 +82,17 @@ def build_document(
         lambda: samples_table(records, unstable),
         has_rows=has_rows,
         figures=answer.figures,
+    )
+
+
+def _limit_tables(section: Section) -> Section:
+    """Return the section with its first MAX_TABLES tables, and a sentence on the others."""
+    count = len(section.tables)
+    if count <= MAX_TABLES:
+        return section
+    note = f"The first {MAX_TABLES:,} of {count:,} tables; the data as CSV has every measurement."
+    return replace(
+        section, paragraphs=[*section.paragraphs, note], tables=section.tables[:MAX_TABLES]
     )
 
 

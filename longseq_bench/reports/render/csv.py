@@ -46,8 +46,9 @@ def format_lines(table: Table) -> list[str]:
     values: list[Sequence[Cell]] = []
     for column, cells in zip(table.columns, columns, strict=True):
         names.append(_text(column.name))
-        values.append([_plain(cell) for cell in cells])
-        if any(isinstance(cell, Spread) for cell in cells):
+        kinds = set(map(type, cells))
+        values.append(_plain_column(cells, kinds))
+        if Spread in kinds:
             names += [f"{column.name} low", f"{column.name} high"]
             values += [
                 [getattr(cell, end) if isinstance(cell, Spread) else None for cell in cells]
@@ -56,6 +57,16 @@ def format_lines(table: Table) -> list[str]:
     writer.writerow(names)
     writer.writerows(zip(*values, strict=True))
     return lines
+
+
+def _plain_column(cells: Sequence[Cell], kinds: set[type]) -> Sequence[Cell]:
+    """Return the cells as they are written; each text is checked once, for rows are many."""
+    if Spread in kinds:
+        return [_plain(cell) for cell in cells]
+    if str not in kinds:
+        return cells
+    texts = {cell: _text(cell) for cell in set(cells) if isinstance(cell, str)}
+    return [texts.get(cell, cell) if isinstance(cell, str) else cell for cell in cells]
 
 
 def _plain(cell: Cell) -> str | int | float | None:

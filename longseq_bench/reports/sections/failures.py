@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from longseq_bench.analysis.runs import are_finite
@@ -107,10 +107,9 @@ def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
         trial, outcome = record.trial, record.outcome
         if outcome.status != "ok" or record.purpose != "measure":
             continue
-        measured: dict[str, Sequence[float]] = {}
+        measured: defaultdict[str, list[float]] = defaultdict(list)
         for one in outcome.measurements:
-            before = measured.get(one.name)
-            measured[one.name] = one.samples if before is None else (*before, *one.samples)
+            measured[one.name] += one.samples
         for name in _expected(record, measured.get("density_achieved", ())):
             samples = measured.get(name, ())
             if not are_finite(samples):

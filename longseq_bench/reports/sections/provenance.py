@@ -33,13 +33,12 @@ def context(source: Source) -> str:
 def hardware(source: Source) -> Section:
     """Build a table per machine: hardware, versions, load and commit."""
     tables = []
-    environments = (record.environment for record in source.records)
-    for fingerprint, found in group_by(environments, lambda one: one.fingerprint).items():
-        times = sorted(
-            r.started_at for r in source.records if r.environment.fingerprint == fingerprint
-        )
-        facts = tuple((name, value) for name, value in _facts(found) if value)
-        facts += ("First trial", times[0]), ("Last trial", times[-1])
+    machines = group_by(source.records, lambda record: record.environment.fingerprint)
+    for fingerprint, found in machines.items():
+        times = [record.started_at for record in found]
+        environments = [record.environment for record in found]
+        facts = tuple((name, value) for name, value in _facts(environments) if value)
+        facts += ("First trial", min(times)), ("Last trial", max(times))
         name = source.machines[fingerprint]
         title = f"Machine {name}" if name else ""
         tables.append(Table(title, (Column("What"), Column("Value")), facts))

@@ -19,6 +19,9 @@ from longseq_bench.reports.groups import capitalize_first, has_several_ranks
 MAX_STACK_LINES = 16
 """Maximum number of lines of a rank's stack; the record has all lines."""
 
+MAX_RANKS = 1024
+"""Maximum number of ranks whose figures are in a cell; the CSV has a line for each."""
+
 MAX_HANGS = 5
 """Maximum number of hung trials whose stacks are shown."""
 
@@ -32,7 +35,9 @@ def rank_column(
         each = getattr(row, name)
         if each is None:
             return None
-        return " · ".join(MISSING if one is None else write(one) for one in each)
+        first = [MISSING if one is None else write(one) for one in each[:MAX_RANKS]]
+        more = len(each) - len(first)
+        return " · ".join(first) + (f" · … {more:,} more ranks in the CSV" if more else "")
 
     return ValueColumn(heading, "text", join)
 
