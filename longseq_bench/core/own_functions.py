@@ -123,8 +123,10 @@ def _read(file: Path, name: str) -> bytes:
         raise UserError(f"there is no file {file} (implementation {name}); {_hint(file)}") from None
     except IsADirectoryError:
         raise UserError(f"{file} is a folder (implementation {name}); {FORM}") from None
-    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-        raise UserError(f"{file} can't be read: {getattr(error, 'strerror', error)}") from None
+    except OSError as error:
+        raise UserError(f"{file} can't be read: {error.strerror}") from None
+    except ValueError:  # its text depends on the version of Python
+        raise UserError(f"{file} can't be read: no file has a null byte in its name") from None
 
 
 def _hint(file: Path) -> str:
