@@ -12,8 +12,8 @@ NEEDED = frozenset({
     "pynvml", "altair", "vl_convert", "jinja2",
     # what these need
     "annotated_doc", "annotated_types", "attr", "attrs", "click", "cuda", "dateutil", "filelock",
-    "fsspec", "functorch", "jsonschema", "jsonschema_specifications", "markdown_it", "markupsafe", "mdurl",
-    "mpmath", "narwhals", "networkx", "packaging", "pydantic_core", "pygments", "pytz",
+    "fsspec", "functorch", "jsonschema", "jsonschema_specifications", "markdown_it", "markupsafe",
+    "mdurl", "mpmath", "narwhals", "networkx", "packaging", "pydantic_core", "pygments", "pytz",
     "referencing", "rpds", "setuptools", "shellingham", "six", "sympy", "torchgen", "triton",
     "typing_extensions", "typing_inspection", "tzdata",
 })  # fmt: skip

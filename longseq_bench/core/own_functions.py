@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
+from importlib.machinery import BuiltinImporter, PathFinder
 from pathlib import Path
 
 from longseq_bench.core.errors import UserError, nearest
@@ -145,7 +145,8 @@ def _find_module(module: str, name: str) -> Path:
     if not all(part.isidentifier() for part in module.split(".")):
         raise UserError(f"implementation {name!r} can't be read; {FORM}")
     top, *inner = module.split(".")
-    spec = PathFinder.find_spec(top, search_path())
+    # whether a module such as math is part of the interpreter depends on who built it
+    spec = PathFinder.find_spec(top, search_path()) or BuiltinImporter.find_spec(top)
     if spec is None:
         raise UserError(
             f"there is no module {top} (implementation {name}) on Python's path or in "

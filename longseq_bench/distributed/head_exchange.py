@@ -10,6 +10,7 @@ in the order of the ranks.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class HeadExchange(ABC):
 
     def __init__(self, group: Group, counts: tuple[int, ...]) -> None:
         self.group, self.counts = group, counts
-        self.starts = [sum(counts[:rank]) for rank in range(len(counts))]
+        self.starts = [0, *accumulate(counts[:-1])]
 
     @abstractmethod
     def to_heads(self, shard: Tensor, stage: HeadStage) -> Tensor:

@@ -5,7 +5,6 @@ start one, so nothing heavy is imported at the top.
 """
 
 import ctypes
-import faulthandler
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from socket import socket
 
+from longseq_bench.core.crash_stacks import write_stacks
 from longseq_bench.core.stack_markers import longseq_child_main
 
 _PR_SET_PDEATHSIG = 1
@@ -35,8 +35,7 @@ def enter(
         listener: the open socket to which the ranks connect, for rank 0 of several.
     """
     server = detach(output)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    write_stacks()
     pipe.send_bytes(b'{"server": %d}' % server)
 
     from longseq_bench.worker.main import serve

@@ -9,7 +9,6 @@ without a name server), and a short wait for the other agents at the end (instea
 """
 
 import ctypes
-import faulthandler
 import json
 import logging
 import math
@@ -33,6 +32,7 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from longseq_bench.core.cluster_env import LOOPBACK, RankInfo
+from longseq_bench.core.crash_stacks import write_stacks
 from longseq_bench.core.model import Trial
 from longseq_bench.core.stack_markers import longseq_child_main
 from longseq_bench.worker.main import run_rank
@@ -203,8 +203,7 @@ def _become_a_child(output: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
+    write_stacks()
 
 
 def _silence_logging() -> None:

@@ -86,8 +86,9 @@ def test_a_module_is_found_without_being_imported(folder: Path) -> None:
         ("no_such_module:f", "there is no module no_such_module (implementation "
                              "no_such_module:f) on Python's path or in {cwd}; install it, or "
                              "write path/to/file.py:function"),
-        ("math:sin", "module math (implementation math:sin) has no Python source that can be "
-                     "found without importing it; write path/to/file.py:function"),
+        *[(f"{module}:f", f"module {module} (implementation {module}:f) has no Python source that "
+                          "can be found without importing it; write path/to/file.py:function")
+          for module in ("math", "sys")],
         ("my-mod:f", "implementation 'my-mod:f' can't be read; write path/to/file.py:function or "
                      "module:function"),
         ("mine.py:main", "mine.py has no function 'main'; did you mean 'mine'?"),
