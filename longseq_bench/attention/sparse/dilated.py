@@ -161,21 +161,11 @@ class Dilated(Attention):
 
     def _hops(self) -> int:
         """Return the largest number of hops after which a rank still sees a block."""
-        size = self.group.size
-        steps = [self.order.runs(rank)[0] for rank in range(size)]
-        past_only = self.workload.causal and not self.permuted
-
-        def is_visible(hop: int) -> bool:
-            return any(
-                self.segments.share_a_segment(steps[owner], steps[(owner + hop) % size])
-                for owner in range(size)
-                if not past_only or owner + hop < size
-            )
-
-        if past_only:
-            # a rank that is farther away shares no segment either
-            return next((hop - 1 for hop in range(1, size) if not is_visible(hop)), size - 1)
-        return next((hop for hop in range(size - 1, 0, -1) if is_visible(hop)), 0)
+        reach = self.segments.reach(self.order)
+        if self.workload.causal and not self.permuted:
+            return reach
+        # an earlier rank is reached round the ring: the neighbour by all hops but one
+        return self.group.size - 1 if reach else 0
 
     @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from longseq_bench.distributed.token_order import causal_tiles
+from longseq_bench.distributed.token_order import TokenOrder, causal_tiles
 from longseq_bench.kernels.tiling import Index, Piece, RowBlock
 from longseq_bench.patterns.dilated import DilatedSegment
 
@@ -71,10 +71,19 @@ class SegmentTiles:
             if pieces:
                 yield RowBlock(_view(rows, own), heads, tuple(pieces))
 
-    def share_a_segment(self, first: range, second: range) -> bool:
-        """Return True if a segment contains steps of both runs."""
-        low, high = sorted((first, second), key=lambda r: r.start)
-        return any((low.stop - 1) // s.segment == high.start // s.segment for s in self._segments)
+    def reach(self, order: TokenOrder) -> int:
+        """Return by how many ranks at most a rank is apart from one that shares a segment with it.
+
+        order: contiguous steps of the walk.
+        """
+        runs = [order.runs(rank)[0] for rank in range(order.ranks)]
+        starts, lasts = np.array([run.start for run in runs]), np.array([run[-1] for run in runs])
+        farthest = 0
+        for size in {pair.segment for pair in self._segments}:
+            ends = np.minimum((lasts // size + 1) * size, self._seq_len) - 1
+            owners = np.searchsorted(starts, ends, side="right") - 1
+            farthest = max(farthest, int((owners - np.arange(order.ranks)).max()))
+        return farthest
 
     def _tokens(self, start: int, stop: int, rate: int = 1) -> Tokens:
         if self.walk is None:
