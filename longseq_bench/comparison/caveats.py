@@ -70,7 +70,7 @@ def _shared_records(pairs: Sequence[MatchedPair]) -> Iterator[str]:
     for pair in pairs:
         if not {r.started_at for r in pair.a}.isdisjoint(r.started_at for r in pair.b):
             # compared as text, because NaN is not equal to itself
-            in_a, in_b = ({r.model_dump_json() for r in side} for side in (pair.a, pair.b))
+            in_a, in_b = ({repr(r) for r in side} for side in (pair.a, pair.b))
             shared += bool(in_a & in_b)
             equal += in_a == in_b
     if equal == len(pairs):
