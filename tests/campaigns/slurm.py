@@ -350,11 +350,12 @@ def see_cores(scene: Scene) -> None:
 
 
 def start_several(scene: Scene) -> None:
-    """Two processes on a host are refused by both, whoever starts them."""
+    """Two processes on a host are refused, whoever starts them."""
     text = scene.run("srun", "--nodes", "1", "--ntasks", "2", *RUN, codes=(2,))
     scene.check(text.count("--ntasks-per-node=1") == 2, f"not refused: {text}")
     text = scene.run("torchrun", "--nproc-per-node", "2", "--no-python", *RUN, codes=(1,))
-    scene.check(text.count("(--nproc-per-node 1)") == 2, f"not refused: {text}")
+    # torchrun ends the other process as soon as one has refused
+    scene.check("(--nproc-per-node 1)" in text, f"not refused: {text}")
     text = scene.run("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", *RUN,
                      codes=(2,))  # fmt: skip
     scene.check("--map-by ppr:1:node" in text, f"not refused: {text}")

@@ -42,7 +42,7 @@ SelectType=select/cons_tres
 MpiDefault=none
 ReturnToService=2
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
-KillWait=5
+KillWait=30
 SlurmdTimeout=10
 MessageTimeout=5
 PreemptType=preempt/partition_prio
