@@ -13,9 +13,9 @@ NEEDED = frozenset({
     # what these need
     "annotated_doc", "annotated_types", "attr", "attrs", "click", "cuda", "dateutil", "filelock",
     "fsspec", "functorch", "jsonschema", "jsonschema_specifications", "markdown_it", "markupsafe",
-    "mdurl", "mpmath", "narwhals", "networkx", "packaging", "pydantic_core", "pygments", "pytz",
-    "referencing", "rpds", "setuptools", "shellingham", "six", "sympy", "torchgen", "triton",
-    "typing_extensions", "typing_inspection", "tzdata",
+    "mdurl", "mpmath", "narwhals", "networkx", "packaging", "pkg_resources", "pydantic_core",
+    "pygments", "pytz", "referencing", "rpds", "setuptools", "shellingham", "six", "sympy",
+    "torchgen", "triton", "typing_extensions", "typing_inspection", "tzdata",
 })  # fmt: skip
 """Modules of the packages that `pip install longseq` installs."""
 
