@@ -125,8 +125,8 @@ def _read(file: Path, name: str) -> bytes:
         raise UserError(f"{file} is a folder (implementation {name}); {FORM}") from None
     except OSError as error:
         raise UserError(f"{file} can't be read: {error.strerror}") from None
-    except ValueError:  # its text depends on the version of Python
-        raise UserError(f"{file} can't be read: no file has a null byte in its name") from None
+    except ValueError:  # a null byte, or half of a character; its text depends on Python's version
+        raise UserError(f"{file} can't be read: no file can have this name") from None
 
 
 def _hint(file: Path) -> str:

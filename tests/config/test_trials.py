@@ -331,7 +331,7 @@ MISTAKES = {
     "half of a character": (ONE + '"a\\uDCFF"\n',
         "3: an item of implementations has half of a character (a surrogate); remove it"),
     "null byte in the name of a file": (ONE + '"a\\0.py:f"\n',
-        "3: a.py can't be read: no file has a null byte in its name"),
+        "3: a.py can't be read: no file can have this name"),
     "tag of Python": ("tokens: !!python/object/apply:os.system [id]\n" + TAIL,
         "1: tokens has the tag !!python/object/apply:os.system, which is not supported; remove it"),
     "value that is tagged away": (SHORT + "memory_budget: !!null 5GiB\n",
