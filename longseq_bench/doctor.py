@@ -275,6 +275,8 @@ def _reasons(reasons: dict[str, str]) -> str:
 def _remedy(entry: Entry, reasons: dict[str, str]) -> str:
     if module := re.search(r"No module named '(\w+)", "\n".join(reasons.values())):
         return f"pip install {module[1]}"
+    if any("is not installed: pip install " in reason for reason in reasons.values()):
+        return "install it as named, or leave it out"
     if entry.source != "built-in":
         return f"ask its author; it comes from {entry.source}"
     return "leave it out, or run it on another device or machine"

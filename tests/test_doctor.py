@@ -259,6 +259,14 @@ def test_unavailable_implementations_have_a_reason() -> None:
     assert not {"sdpa", "flash"} & set(found), "a device that is not there is its own finding"
 
 
+def test_a_package_that_is_missing_is_to_be_installed() -> None:
+    reason = "the package natten is not installed: pip install natten"
+    found = finding("natten", catalogue(natten=Entry(summary="", unavailable={"cpu": reason})))
+    assert (found.found, found.remedy) == (
+        f"not on cpu: {reason}", "install it as named, or leave it out"
+    )  # fmt: skip
+
+
 def test_different_reasons_of_devices_are_all_listed() -> None:
     both = Entry(summary="", unavailable={"cpu": "needs cuda", "cuda": "too old"})
     one = Entry(summary="", unavailable={"cuda": "too old"})

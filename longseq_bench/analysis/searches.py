@@ -24,6 +24,8 @@ LIMITED_BY: dict[Status, str] = {
     "error": "error",
     "unsupported": "unsupported",
 }
+UNFINISHED = "unfinished"
+"""In place of a limit: no length failed yet, and the longest has not passed again."""
 
 
 def search_rows(records: Iterable[Record], labels: Labels | None = None) -> list[SearchRow]:
@@ -66,7 +68,7 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
         **identity(steps[0]),
         **_figures(at_maximum),
         max_tokens=longest,
-        **_failure(by_length[failed] if failed is not None else [], failed),
+        **_failure(by_length[failed] if failed is not None else [], failed, at_maximum),
         **_against_floor(steps[0].trial, longest),
         bytes_per_token=None if peak is None else peak / longest,
         predicted_tokens=next((n for n in predictions if n is not None), None),
@@ -147,13 +149,17 @@ def _without_sparsity(trial: Trial) -> dict[str, OptionValue]:
     return {k: v for k, v in trial.options.items() if k != "sparsity"}
 
 
-def _failure(runs: Sequence[Record], length: int | None) -> dict[str, Any]:
-    """Return the limit of a search: the worst run at its first failed length."""
+def _failure(runs: Sequence[Record], length: int | None, at_maximum: Runs) -> dict[str, Any]:
+    """Return the limit of a search: the worst run at its first failed length.
+
+    Without one the search came to its ceiling, whose length it confirms; or it was interrupted.
+    """
+    no_limit = "ceiling" if len(at_maximum.records) > 1 else UNFINISHED
     outcomes = (record.outcome for record in runs)
     worst = min(outcomes, key=lambda outcome: SEVERITY.index(outcome.status), default=None)
     return {
         "first_failure": length,
-        "limited_by": LIMITED_BY[worst.status] if worst else "ceiling",
+        "limited_by": LIMITED_BY[worst.status] if worst else no_limit,
         "failure_phase": worst.phase if worst else None,
         "failure_reason": worst.reason if worst else None,
     }

@@ -37,7 +37,7 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import LOCAL_CPU, Hardware, profile, profiles
 from longseq_bench.core.model import Trial
 from longseq_bench.core.own_functions import source_of
-from longseq_bench.core.units import format_bytes, format_tokens, parse_bytes
+from longseq_bench.core.units import format_bytes, format_tokens, parse_memory_budget
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.search.memory_curve import add_outside
 from longseq_bench.search.model_memory import Sharding
@@ -205,7 +205,8 @@ def plan(
     past = machine.past_records(folder or Path("results"))
     found = model_of(workload)
     model = ModelPlan(found, sharding) if found else None
-    budget, tokens = parse_bytes(memory) if memory else None, parse_target(target)
+    budget = parse_memory_budget(memory) if memory else None
+    tokens = parse_target(target)
     chosen = read_implementations(implementations, None)
     with machine.open_launcher(reporter) as (launcher, catalogue):
         profiles_file = Path(hardware) if hardware else None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError
 from longseq_bench.core.model import Trial
 from longseq_bench.core.own_functions import source_of
-from longseq_bench.core.units import parse_bytes, parse_seconds
+from longseq_bench.core.units import parse_memory_budget, parse_seconds
 from longseq_bench.core.user_files import write_text_file
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.runner import run_schedule
@@ -41,8 +41,8 @@ def build_trials(
     shape = build_workload(workload, catalogue.default_dtype(device))
     if model := model_of(workload):
         reporter.say([model.describe(shape)])
-    budget = parse_bytes(settings["memory_budget"]) if settings["memory_budget"] else None
-    time_budget = parse_seconds(settings["time_budget"])
+    budget = parse_memory_budget(settings["memory_budget"]) if settings["memory_budget"] else None
+    time_budget = parse_seconds(settings["time_budget"], "time budget")
     catalogue.check_device(device)
     catalogue.check_dtype(device, shape.dtype)
     catalogue.check_ranks(device, ranks, "--world-size")
@@ -91,7 +91,7 @@ def run_and_report(
             reporter.note(store.notes)
             if config is not None:
                 _write_config(config, store.folder)
-        with watcher:
+        with _name_folder_at_interrupt(store, reporter), watcher:
             records = run_schedule(schedule, launcher, store, collect, [watcher], reporter.command)
         notes = tuple(store.notes) if store else ()
         results = Results(records, out, baseline, notes)
@@ -101,6 +101,19 @@ def run_and_report(
             reporter.say(f"wrote {path}" for path in [store.path, *paths])
             reporter.say([f"charts and a page: longseq report {store.folder} --format md,html"])
     return results
+
+
+@contextmanager
+def _name_folder_at_interrupt(store: Store | None, reporter: Reporter) -> Iterator[None]:
+    """Say on Ctrl-C where the records are; without --out its user has not seen the folder."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if store:
+            reporter.say(
+                [f"records: {store.path}; the same command with --out {store.folder} continues"]
+            )
+        raise
 
 
 def _write_config(config: str, folder: Path) -> None:

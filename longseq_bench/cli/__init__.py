@@ -133,7 +133,8 @@ def _run(arguments: Sequence[str]) -> int:
             with keep_exit_code(code):
                 return code
     except _UsageError as error:
-        error.message = _printable(error.message, arguments)
+        # typer 0.28 and newer pass on the words of pydantic
+        error.message = _printable(error.message.removeprefix("Value error, "), arguments)
         error.show(file=sys.stderr)  # else an ASCII stream gets UTF-8
         return BAD_INPUT
     except (UserError, LauncherError) as error:

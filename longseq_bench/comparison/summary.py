@@ -73,7 +73,7 @@ def describe_gate(result: Comparison, share: float) -> list[str]:
     if unseen := undetectable(result, share):
         sentences.append(
             f"In {len(unseen)} of {len(result.times)} timed trials a slow-down of {limit} could "
-            "not be detected; more rounds would help."
+            "not be detected."
         )
     return sentences
 

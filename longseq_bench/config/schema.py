@@ -4,6 +4,7 @@ The JSON Schema and the configuration reference are generated from these models.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Le, MinLen
@@ -32,7 +33,7 @@ from longseq_bench.core.model import (
     canonical_dtype,
 )
 from longseq_bench.core.options import OptionSpec
-from longseq_bench.core.units import parse_bytes, parse_seconds, parse_tokens
+from longseq_bench.core.units import parse_memory_budget, parse_seconds, parse_tokens
 
 DEFAULT_ROUNDS = 3
 
@@ -115,7 +116,7 @@ Tokens = Annotated[
 ]
 Bytes = Annotated[
     int | None,
-    BeforeValidator(_unless_none(parse_bytes)),
+    BeforeValidator(_unless_none(partial(parse_memory_budget, name="bytes"))),
     _quantity_schema("512MiB", _NUMBER + "([kKMGT]i?)?B?$", bounds.MAX_BYTES, optional=True),
 ]
 Seconds = Annotated[

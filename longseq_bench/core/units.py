@@ -16,6 +16,8 @@ _BYTES = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "m": 60.0, "h": 3600.0}
+_EXAMPLE_BYTES = "write 512MiB or 7.9GiB"
+_EXAMPLE_SECONDS = "write 60s, 500ms or 2min"
 _MAX_LENGTH = 64
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
@@ -35,21 +37,35 @@ def parse_tokens(text: str | int | float, name: str = "tokens") -> int:
     return int(value)
 
 
-def parse_bytes(text: str | int | float) -> int:
-    """Return bytes from 1024, "512MiB", "7.9GiB", "8GB". Raises UnitError if not positive."""
-    value = _quantity(text, _BYTES, "bytes", "write 512MiB or 7.9GiB")
-    _check_maximum(value, MAX_BYTES, text, "bytes", format_bytes(MAX_BYTES))
+def parse_bytes(text: str | int | float, name: str = "bytes") -> int:
+    """Return bytes from 1024, "512MiB", "7.9GiB", "8GB". Raises UnitError if not positive.
+
+    name: the name of the value in messages.
+    """
+    value = _quantity(text, _BYTES, name, _EXAMPLE_BYTES)
+    _check_maximum(value, MAX_BYTES, text, name, format_bytes(MAX_BYTES))
     if value < 1:
-        raise UnitError(f"bytes {text!r} is not positive; write 512MiB or 7.9GiB")
+        raise UnitError(f"{name} {text!r} is not positive; {_EXAMPLE_BYTES}")
     return round(value)
 
 
-def parse_seconds(text: str | int | float) -> float:
-    """Return seconds from 60, "60s", "500ms", "2min", "1h". Raises UnitError if not positive."""
-    value = _quantity(text, _SECONDS, "time", "write 60s, 500ms or 2min")
-    _check_maximum(value, MAX_SECONDS, text, "time", f"{MAX_SECONDS / 3600:,.0f} h")
+def parse_memory_budget(text: str | int | float, name: str = "memory budget") -> int:
+    """Return bytes as parse_bytes. Raises UnitError below 1 KiB, too: a unit was forgotten."""
+    budget = parse_bytes(text, name)
+    if budget < _BYTES["kib"]:
+        raise UnitError(f"{name} {quote(text)} is {budget} B, below 1 KiB; {_EXAMPLE_BYTES}")
+    return budget
+
+
+def parse_seconds(text: str | int | float, name: str = "time") -> float:
+    """Return seconds from 60, "60s", "500ms", "2min", "1h". Raises UnitError if not positive.
+
+    name: the name of the value in messages.
+    """
+    value = _quantity(text, _SECONDS, name, _EXAMPLE_SECONDS)
+    _check_maximum(value, MAX_SECONDS, text, name, f"{MAX_SECONDS / 3600:,.0f} h")
     if value <= 0:
-        raise UnitError(f"time {text!r} is not positive; write 60s, 500ms or 2min")
+        raise UnitError(f"{name} {text!r} is not positive; {_EXAMPLE_SECONDS}")
     return value
 
 

@@ -19,7 +19,13 @@ from longseq_bench.reports.groups import (
 from longseq_bench.reports.sections import multi_rank
 from longseq_bench.reports.sections.growth import format_sparsity
 from longseq_bench.reports.sections.recommendations import TIE, find_longest_ties
-from longseq_bench.reports.wording import MAX_NAMES, find_ties, format_range, join_names
+from longseq_bench.reports.wording import (
+    MAX_NAMES,
+    UNCONFIRMED,
+    find_ties,
+    format_range,
+    join_names,
+)
 
 
 def fastest(label: str, rows: Iterable[SweepRow]) -> KeyFigure | None:
@@ -93,14 +99,15 @@ def longest(
 
 def describe_cause(row: SearchRow) -> str:
     """Return what limits a search: "stopped by memory", "stopped by the 30 s limit; ..."."""
+    unconfirmed = "" if row.confirmations or row.fit_only else f", {UNCONFIRMED}"
     if row.first_failure is None:
-        return "no longer length failed"
+        return f"no longer length failed{unconfirmed}"
     limit = f"stopped by {row.limited_by}"
     if row.limited_by == "time" and row.time_budget:
         limit = f"stopped by the {format_limit(row.time_budget)} limit"
     fits = row.fits_tokens or 0
     more = f"; {format_tokens(fits)} would fit in memory" if fits > row.max_tokens else ""
-    return limit + more
+    return limit + more + unconfirmed
 
 
 def swept_end(rows: Sequence[SweepRow]) -> KeyFigure | None:

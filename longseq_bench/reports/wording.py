@@ -8,6 +8,9 @@ from longseq_bench.reports.document import MAX_FINDINGS
 MAX_NAMES = 2
 """Maximum number of names in one sentence."""
 
+UNCONFIRMED = "not confirmed by a second run"
+"""Of a longest length that passed once: the search was interrupted, or used up its runs."""
+
 
 def limit_findings(findings: Iterable[str]) -> list[str]:
     """Return at most MAX_FINDINGS; the last one is the number of those left out, if any."""

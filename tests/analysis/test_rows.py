@@ -578,6 +578,8 @@ def test_searches_without_a_pass_or_without_a_failure() -> None:
     assert (nothing.fraction_of_floor, nothing.confirmations) == (0.0, 0)
     ceiling = merge_search([make.step(512), make.step(1024)])
     assert (ceiling.max_tokens, ceiling.first_failure) == (1024, None)
+    assert (ceiling.limited_by, ceiling.failure_phase) == ("unfinished", None)
+    ceiling = merge_search([make.step(512), make.step(1024), make.step(1024, purpose="confirm")])
     assert (ceiling.limited_by, ceiling.failure_phase) == ("ceiling", None)
 
 

@@ -214,7 +214,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"heads": 0}, "heads=0: input should be greater than or equal to 1"),
     ({"mode": "fwd"}, "mode='fwd': input should be 'forward'"),
     ({"keep": "some"}, "keep='some': input should be 'all'"),
-    ({"memory_budget": "lots"}, "bytes 'lots' can't be read; write 512MiB or 7.9GiB"),
+    ({"memory_budget": "lots"}, "memory budget 'lots' can't be read; write 512MiB or 7.9GiB"),
     ({"target": "1k"}, "--target needs --sparsity auto"),
     ({"device": "cuda"}, "device cuda is not available"),
 ]

@@ -138,7 +138,10 @@ def test_ctrl_c_ends_with_130_and_every_finished_record(start: Callable[[], Swee
     said = sweep.said.read_text()
     assert "Traceback" not in said
     assert len(re.findall(r"^\[\d+/6\] ", said, re.MULTILINE)) == 5
-    assert said.splitlines()[-1] == "longseq: interrupted; every finished record is on disk"
+    assert said.splitlines()[-2:] == [
+        "records: out/records.jsonl; the same command with --out out continues",
+        "longseq: interrupted; every finished record is on disk",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from longseq_bench.core.units import (
     format_share,
     format_tokens,
     parse_bytes,
+    parse_memory_budget,
     parse_seconds,
     parse_tokens,
 )
@@ -73,6 +74,14 @@ def test_the_maximum_is_named(parse: Callable[[Any], float], text: Any, maximum:
     with pytest.raises(TooLargeError, match=f"is too large; the maximum is {maximum}"):
         parse(text)
     assert parse_tokens(2**40) == 2**40
+
+
+@pytest.mark.parametrize("text", [32, "32", "1023", "0.9KiB"])
+def test_a_memory_budget_without_its_unit_is_refused(text: Any) -> None:
+    size = f"memory budget '?{text}'? is {round(922 if text == '0.9KiB' else int(text))} B, below"
+    with pytest.raises(UnitError, match=f"{size} 1 KiB; write 512MiB or 7.9GiB"):
+        parse_memory_budget(text)
+    assert (parse_memory_budget(1024), parse_bytes(text)) == (1024, round(parse_bytes(text)))
 
 
 def test_a_number_without_end_is_refused_at_once() -> None:

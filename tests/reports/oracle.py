@@ -286,9 +286,10 @@ class Search(Trials):
         self.failed = min((n for n in lengths if n > self.tokens), default=None)
         failures = [r.outcome for r in records if r.trial.workload.seq_len == self.failed]
         worst = min(failures, key=lambda o: WORST_FIRST.index(o.status), default=None)
-        self.limited_by = LIMITS[worst.status] if worst else "ceiling"
-        self.phase = worst.phase if worst else None
         self.at = [r for r in records if r.trial.workload.seq_len == self.tokens]
+        end = "ceiling" if len(self.at) > 1 else "unfinished"
+        self.limited_by = LIMITS[worst.status] if worst else end
+        self.phase = worst.phase if worst else None
         self.peak = rounded(largest(self.at, "peak"))
         self.rank_peaks = each_rank(self.at, "peak", max)
         self.imbalance, self.least_peak = uneven(self.rank_peaks)

@@ -142,9 +142,22 @@ def test_figures_to_distrust_are_findings_and_have_their_rows() -> None:
 def test_a_search_that_memory_alone_would_not_limit_states_it() -> None:
     records = search("ring", 5000, "timeout", time_budget=30.0)
     records += search("ring", 90_000, fit_only=True)
+    records += [make.step(5000, of=records[0].trial.replace(round=1), purpose="confirm")]
     (longest,) = build(records).figures
     assert (longest.label, longest.value) == ("Longest", "5,000 tokens")
     assert longest.words == "ring, stopped by the 30 s limit; 90,000 would fit in memory"
+
+
+def test_a_search_that_was_interrupted_does_not_read_as_a_finished_one() -> None:
+    bounded = build(search("ring", 5000))
+    open_end = build(search("ring", 5000)[:1])
+    assert [one.figures[0].words for one in (bounded, open_end)] == [
+        "ring, stopped by memory, not confirmed by a second run",
+        "ring, no longer length failed, not confirmed by a second run",
+    ]
+    assert [rows(one, "Longest lengths")[0]["Limited by"] for one in (bounded, open_end)] == [
+        "memory", "unfinished",
+    ]  # fmt: skip
 
 
 def test_words_that_do_not_fit_are_left_out_last_first() -> None:

@@ -9,6 +9,7 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Finding, format_ratio
+from longseq_bench.reports.wording import UNCONFIRMED
 
 FAILURES = "Failures"
 """Title of the section with the rows of `problems`."""
@@ -74,7 +75,7 @@ def describe_search(row: SearchRow, one_rank: Mapping[Hashable, SearchRow], wher
     one = one_rank.get(row.ranks_key) if row.world_size > 1 else None
     if one is not None and one.max_tokens:
         gain = f", {format_ratio(row.max_tokens / one.max_tokens)} one rank's"
-    confirmed = "not confirmed by a second run"
+    confirmed = UNCONFIRMED
     if row.confirmations:
         confirmed = f"confirmed by {_count(row.confirmations, 'further run')}"
     return (
