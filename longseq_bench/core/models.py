@@ -159,7 +159,8 @@ def read_config(path: Path) -> ModelShape:
     published = str(data.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
     own = path.resolve().parent.name if path.name == CONFIG_FILE else path.stem
     try:
-        return parse_config(data, published or own, str(path))
+        name = (published or own).encode(errors="backslashreplace").decode()  # fits in a record
+        return parse_config(data, name, str(path))
     except ConfigError as error:
         raise ConfigError(f"model {path}: {error}") from None
 
