@@ -40,6 +40,11 @@ def has_surrogate(text: str) -> bool:
     return bool(_SURROGATE.search(text))
 
 
+def escape_surrogates(text: str) -> str:
+    r"""Return a text that a record can hold: a byte that is not UTF-8 becomes the text \udcff."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def keep_lines(text: str) -> str:
     """Return the text with its lines and tabs, without other control characters."""
     if "\r" in text:
