@@ -19,6 +19,7 @@ from longseq_bench import __version__
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.gpus import read_installed_gpus, read_visible_gpus
 from longseq_bench.core.model import Device, Environment
+from longseq_bench.core.plain_text import escape_surrogates
 
 NOT_INSTALLED = "not installed"
 
@@ -55,7 +56,11 @@ def collect() -> Environment:
         torch=installed_version("torch"),
         longseq=__version__,
         commit=commit_of(Path(__file__).parent),
-        variables={k: v for k, v in sorted(os.environ.items()) if _changes_figures(k)},
+        variables={
+            escape_surrogates(name): escape_surrogates(value)
+            for name, value in sorted(os.environ.items())
+            if _changes_figures(name)
+        },
         load=_load(),
         clock_mhz=_clock_mhz(),
         power_limits_w=gpus.power_limits_w,

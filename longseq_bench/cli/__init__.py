@@ -29,7 +29,13 @@ from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
 from longseq_bench.cli.schema import schema
 from longseq_bench.cli.show import show
-from longseq_bench.cli.stdout import StdoutClosed, ascii_symbols, keep_exit_code, watch_stdout
+from longseq_bench.cli.stdout import (
+    StdoutClosed,
+    ascii_symbols,
+    keep_exit_code,
+    optional_stderr,
+    watch_stdout,
+)
 from longseq_bench.cli.sweep import sweep
 from longseq_bench.cli.verify import verify
 from longseq_bench.core.errors import LauncherError, UserError
@@ -102,7 +108,7 @@ def _printable(message: str, arguments: Sequence[str]) -> str:
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
-    with ascii_symbols():
+    with ascii_symbols(), optional_stderr():
         return _run(arguments)
 
 

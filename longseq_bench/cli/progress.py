@@ -14,6 +14,7 @@ from longseq_bench.api.progress import RunWatcher
 from longseq_bench.api.trial_text import Labels, describe_outcome
 from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import Record, Trial
+from longseq_bench.core.plain_text import one_line
 from longseq_bench.core.units import format_seconds
 from longseq_bench.reports.render.terminal_text import plain
 from longseq_bench.search.strategy import Step
@@ -38,6 +39,7 @@ class ProgressLines(RunWatcher):
             SpinnerColumn(),
             TextColumn(
                 "{task.description}",
+                markup=False,
                 table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
             ),
             BarColumn(bar_width=20),
@@ -62,13 +64,13 @@ class ProgressLines(RunWatcher):
 
     def starts(self, step: Step) -> None:
         """Show the trial on the live line."""
-        self._running = self._labels.label(step.trial)
+        self._running = one_line(self._labels.label(step.trial))
         self._live.update(self._task, description=self._running)
 
     def phase(self, phase: str, part: str) -> None:
         """Show the phase of the running trial on the live line."""
         doing = f"{phase} ({part})" if part else phase
-        self._live.update(self._task, description=f"{self._running} · {doing}")
+        self._live.update(self._task, description=f"{self._running} · {one_line(doing)}")
 
     def skips_records(self, sentence: str) -> None:
         """Print the sentence."""
@@ -78,8 +80,9 @@ class ProgressLines(RunWatcher):
         """Print the line of a finished trial."""
         self._finished += 1
         count = f"{self._finished}/{self._total}" if self._total else str(self._finished)
-        line = Text(f"[{count}] {self._labels.label(step.trial)}  ")
-        line.append(describe_outcome(record), style=_COLOURS.get(record.outcome.status, "red"))
+        line = Text(f"[{count}] {one_line(self._labels.label(step.trial))}  ")
+        colour = _COLOURS.get(record.outcome.status, "red")
+        line.append(one_line(describe_outcome(record)), style=colour)
         if from_store:
             line.append("  (from an earlier run)", style="dim")
         self.console.print(line)

@@ -21,6 +21,7 @@ from longseq_bench.cli import FAILED_TRIALS
 from longseq_bench.cli.progress import SearchProgress, SweepProgress
 from longseq_bench.cli.stdout import keep_exit_code, stop_writing
 from longseq_bench.core.model import Record, Trial
+from longseq_bench.core.plain_text import escape_surrogates
 from longseq_bench.reports.document import Document
 from longseq_bench.reports.render.terminal import print_document
 from longseq_bench.reports.render.terminal_text import plain
@@ -90,9 +91,7 @@ class ConsoleReporter(Reporter):
     """Progress on stderr, drawn on a terminal."""
 
     def __init__(self) -> None:
-        # a name that is not UTF-8 can't be part of a record as it is
-        command = shlex.join(["longseq", *sys.argv[1:]])
-        self.command = command.encode(errors="backslashreplace").decode()
+        self.command = escape_surrogates(shlex.join(["longseq", *sys.argv[1:]]))
 
     @override
     def say(self, lines: Iterable[str]) -> None:

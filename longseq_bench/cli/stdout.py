@@ -1,11 +1,11 @@
-"""Detect a stdout that is closed or full; print symbols that it can't encode as ASCII."""
+"""Detect a closed or full stdout or stderr; print symbols that they can't encode as ASCII."""
 
 import codecs
 import errno
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TextIO
 
@@ -22,10 +22,13 @@ class StdoutClosed(Exception):
 
 
 class _WatchedStream:
-    """A stream whose write errors become StdoutClosed or OutputError."""
+    """A stream whose write errors become StdoutClosed or OutputError, or are dropped.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    on_error: takes the stream and the error of a write.
+    """
+
+    def __init__(self, stream: TextIO, on_error: Callable[[TextIO, OSError], object]) -> None:
+        self._stream, self._on_error = stream, on_error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -34,13 +37,14 @@ class _WatchedStream:
         try:
             return self._stream.write(text)
         except OSError as error:
-            stop_writing(self._stream, error)
+            self._on_error(self._stream, error)
+            return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError as error:
-            stop_writing(self._stream, error)
+            self._on_error(self._stream, error)
 
 
 def stop_writing(stream: TextIO, error: OSError) -> NoReturn:
@@ -48,13 +52,18 @@ def stop_writing(stream: TextIO, error: OSError) -> NoReturn:
 
     Raises StdoutClosed if the reader closed it, else OutputError.
     """
+    _discard(stream)
+    if isinstance(error, BrokenPipeError) or error.errno == errno.EPIPE:
+        raise StdoutClosed from None
+    raise OutputError(f"the output can't be written: {error.strerror or error}") from None
+
+
+def _discard(stream: TextIO, _: OSError | None = None) -> None:
+    """Discard later output of a stream, also at the end of the process."""
     with suppress(OSError):  # a stream without a file
         fd, devnull = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, fd)
         os.close(devnull)
-    if isinstance(error, BrokenPipeError) or error.errno == errno.EPIPE:
-        raise StdoutClosed from None
-    raise OutputError(f"the output can't be written: {error.strerror or error}") from None
 
 
 _ASCII = {
@@ -110,11 +119,23 @@ def watch_stdout() -> Iterator[None]:
     """Make failed writes to stdout raise StdoutClosed or OutputError within the block."""
     before = sys.stdout
     if before is not None:  # None in a process that was started without one
-        sys.stdout = _WatchedStream(before)
+        sys.stdout = _WatchedStream(before, stop_writing)
     try:
         yield
     finally:
         sys.stdout = before
+
+
+@contextmanager
+def optional_stderr() -> Iterator[None]:
+    """Go on without stderr within the block if it is closed or full: it has progress and notes."""
+    before = sys.stderr
+    if before is not None:
+        sys.stderr = _WatchedStream(before, _discard)
+    try:
+        yield
+    finally:
+        sys.stderr = before
 
 
 @contextmanager

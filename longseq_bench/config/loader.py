@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from longseq_bench.config.schema import SweepFile, WorkloadSection
 from longseq_bench.core.errors import ConfigError, UnitError, UnknownNameError, UserError, nearest
-from longseq_bench.core.plain_text import one_line, quote
+from longseq_bench.core.plain_text import has_surrogate, one_line, quote
 from longseq_bench.core.user_files import read_text_file
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
 def _read_scalar(node: yaml.Node, path: YamlPath, source: SourceFile) -> int | str | None:
     if node.tag == f"{_YAML}int" and _DIGITS.fullmatch(node.value):
         return int(node.value)
-    if re.search("[\ud800-\udfff]", node.value):
+    if has_surrogate(node.value):
         message = f"{_label(path)} has half of a character (a surrogate); remove it"
         raise source.error(*path, message=message)
     # a tag that is written may only say what the value is anyway

@@ -19,7 +19,7 @@ from longseq_bench.core.bounds import MAX_HEAD_DIM, MAX_HEADS, MAX_TOKENS
 from longseq_bench.core.errors import ConfigError, UnknownNameError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Frozen, Workload, canonical_dtype
 from longseq_bench.core.model_parameters import count_parameters, has_latent
-from longseq_bench.core.plain_text import quote
+from longseq_bench.core.plain_text import escape_surrogates, quote
 from longseq_bench.core.user_files import read_text_file
 
 CONFIG_FILE = "config.json"
@@ -159,7 +159,7 @@ def read_config(path: Path) -> ModelShape:
     published = str(data.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
     own = path.resolve().parent.name if path.name == CONFIG_FILE else path.stem
     try:
-        return parse_config(data, published or own, str(path))
+        return parse_config(data, escape_surrogates(published or own), str(path))
     except ConfigError as error:
         raise ConfigError(f"model {path}: {error}") from None
 

@@ -24,7 +24,7 @@ from longseq_bench.core.errors import (
     UserError,
 )
 from longseq_bench.core.model import Frozen, OptionValue, canonical_dtype
-from longseq_bench.core.plain_text import quote
+from longseq_bench.core.plain_text import has_surrogate, quote
 from longseq_bench.core.units import parse_tokens
 
 _BOOLEAN = TypeAdapter(bool)
@@ -105,6 +105,19 @@ def fill(
 
     Raises UserError for an invalid value, UnknownNameError for an unknown option.
     """
+    filled = _fill(specs, given, owner)
+    for name, value in filled.items():
+        if isinstance(value, str) and has_surrogate(value):
+            raise UserError(
+                f"option {name}={quote(value)} in {owner} has half of a character (a surrogate), "
+                "which no record can hold; remove it"
+            )
+    return filled
+
+
+def _fill(
+    specs: tuple[OptionSpec, ...], given: dict[str, Any], owner: str
+) -> dict[str, OptionValue]:
     by_name = {spec.name: spec for spec in specs}
     for name in given:
         if name not in by_name:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from longseq_bench.core.errors import UserError, nearest
 from longseq_bench.core.own_signature import Signature, read_signature
+from longseq_bench.core.plain_text import has_surrogate
 from longseq_bench.core.user_files import read_file
 
 FORM = "write path/to/file.py:function or module:function"
@@ -96,6 +97,8 @@ def read_own_function(name: str) -> OwnFunction:
         raise UserError(
             f"implementation {name!r} names no function; write {written.strip(':')}:FUNCTION"
         )
+    if has_surrogate(name):
+        raise UserError(f"implementation {name!r} is not UTF-8, as records are; rename its file")
     function = function.strip()
     module = None if _is_path(place) else place
     file = _find_module(place, name) if module else Path(place).expanduser()

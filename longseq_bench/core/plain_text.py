@@ -10,6 +10,7 @@ MAX_QUOTE = 200
 
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Cs"})
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _LINE_END = re.compile(r"\r\n?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # a word of punctuation and letters without a space, or a text in quotes
@@ -29,6 +30,19 @@ def remove_control(text: str) -> str:
 def one_line(text: str) -> str:
     """Return the text on one line, without control characters."""
     return remove_control(" ".join(text.split()))
+
+
+def has_surrogate(text: str) -> bool:
+    """Return True if a text has half of a character, which UTF-8 and so a record can't hold.
+
+    Python writes each byte of a name that is not UTF-8 as such a half.
+    """
+    return bool(_SURROGATE.search(text))
+
+
+def escape_surrogates(text: str) -> str:
+    r"""Return a text that a record can hold: a byte that is not UTF-8 becomes the text \udcff."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def keep_lines(text: str) -> str:

@@ -44,7 +44,7 @@ def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
             status="unsupported", reason=sentence, phase=phase, facts={"exception": _shorten(text)}
         )
     lines = "".join(traceback.format_exception(error)).splitlines()
-    facts: dict[str, Any] = {"traceback": lines[-_TRACE_LINES:]}
+    facts: dict[str, Any] = {"traceback": list(map(_shorten, lines[-_TRACE_LINES:]))}
     if _is_lost_peer(error):
         facts["lost_peer"] = True
     if is_device_error(error):

@@ -43,4 +43,5 @@ class MessageSender:
         poll.poll()
 
     def _send(self, message: dict[str, Any]) -> None:
-        self._pipe.send_bytes(json.dumps(message).encode())
+        # a lone surrogate, which no record can hold, becomes "?": an error may have any text
+        self._pipe.send_bytes(json.dumps(message, ensure_ascii=False).encode("utf-8", "replace"))

@@ -75,6 +75,20 @@ def test_a_process_without_streams_writes_the_same_report(streams: str) -> None:
     assert files["out"] == files["whole"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2> >(exec 0<&-)"], ids=["full", "closed"])
+def test_a_run_goes_on_although_nothing_takes_its_progress(stderr: str) -> None:
+    """A sweep ended after its first trial, with exit code 1 or even 0."""
+    Path("two.yaml").write_text(
+        "memory_budget: 64MiB\nworkload: {heads: 1, head_dim: 16}\nrounds: 1\nrepeats: 1\n"
+        "tokens: [32, 64]\nimplementations: ['f.py:fails', sdpa]\n"
+    )
+    Path("f.py").write_text("def fails(q, k, v):\n    raise ValueError\n")
+    assert shell("", "sweep two.yaml --out out", stderr).returncode == 3
+    assert len(Path("out/records.jsonl").read_text().splitlines()) == 4
+    assert shell("", "report nowhere", stderr).returncode == 2
+
+
 def test_an_error_without_stderr_does_not_go_to_stdout() -> None:
     done = shell("", "report nowhere", "2>&-")
     assert (done.returncode, done.stdout) == (2, "")

@@ -48,6 +48,25 @@ def test_a_failure_is_one_short_line(status: Status, phase: Phase, words: str) -
     assert len(describe_failure(make.record(came_to=long))) < 130
 
 
+def test_a_live_line_has_no_markup_and_no_control_character_of_a_label() -> None:
+    """Of an option's text, which is that of a config or of a command."""
+    hostile = ("[/x]", "[link=http://x]b", "\x1b]0;c\x07d\u202e")
+    trials = [make.trial("ring", options={"order": text}) for text in hostile]
+    screen = io.StringIO()
+    terminal = Console(file=screen, width=120, force_terminal=True, color_system=None)
+    with SweepProgress(terminal, trials, 1) as watcher:
+        for one in trials:
+            watcher.starts(Step(one))
+            watcher.phase("forward", "\u202e")
+            watcher._live.refresh()
+            failed = make.outcome("error", "no \u202e\x1b]0;c\x07", "forward")
+            watcher.ends(Step(one), make.record(one, failed), from_store=False)
+    text = screen.getvalue()
+    lines = [line for line in text.splitlines() if "· forward" in line]
+    assert [part in "".join(lines) for part in hostile[:2]] == [True, True]
+    assert not [found for found in ("\x1b]", "\x07", "\u202e") if found in text]
+
+
 def test_a_sweep_shows_finished_trials_and_remaining_time() -> None:
     screen = io.StringIO()
     trials = [make.trial("ring", 2048), make.trial("sdpa", 2048)]
