@@ -37,10 +37,13 @@ from longseq_bench.core.record_file import (
     write_fully,
 )
 from longseq_bench.core.record_line import (
+    MAX_LINE_BYTES,
+    TOO_LONG,
     BrokenLineError,
     NewerSchemaError,
     has_checksum,
     read_line,
+    read_lines,
     write_line,
 )
 from longseq_bench.core.user_files import open_regular
@@ -254,7 +257,7 @@ def read(path: str | Path) -> Loaded:
 def count_checksums(path: str | Path) -> int:
     """Return the number of lines of a readable file or folder that have a checksum."""
     with open(_records_file(Path(path)), "rb") as stream:
-        return sum(map(has_checksum, stream))
+        return sum(map(has_checksum, read_lines(stream)))
 
 
 def _read(file: Path) -> Loaded:
@@ -264,7 +267,7 @@ def _read(file: Path) -> Loaded:
     writers: dict[int, str] = {}
     is_torn = False
     with gc_disabled(), open(_open(file, os.O_RDONLY), "rb") as stream:
-        for number, line in enumerate(stream, 1):
+        for number, line in enumerate(read_lines(stream), 1):
             if line.isspace():
                 continue
             try:
@@ -347,7 +350,13 @@ def _lock(fd: int, folder: Path, holder: str) -> None:
 
 def _repair_tail(fd: int, folder: Path) -> list[str]:
     """Repair an incomplete last line; return a note if there was one."""
-    start, tail = _read_unfinished_line(fd)
+    try:
+        start, tail = _read_unfinished_line(fd)
+    except BrokenLineError as error:
+        raise StoreError(
+            f"the last line of {folder / RECORDS} is not a record: {error}; remove it or name "
+            "another folder"
+        ) from None
     if not tail:
         return []
     # a power loss may leave zeros in place of a line end that was not synced
@@ -374,7 +383,7 @@ def _repair_tail(fd: int, folder: Path) -> list[str]:
 
 def _read_unfinished_line(fd: int, block: int = 1 << 16) -> tuple[int, bytes]:
     """Return the offset of the bytes after the last line end, and these bytes."""
-    start = os.fstat(fd).st_size
+    start = size = os.fstat(fd).st_size
     blocks = list[bytes]()
     while start > 0:
         step = min(block, start)
@@ -383,6 +392,9 @@ def _read_unfinished_line(fd: int, block: int = 1 << 16) -> tuple[int, bytes]:
         if (end := blocks[-1].rfind(b"\n")) >= 0:
             blocks[-1] = blocks[-1][end + 1 :]
             start += end + 1
+        if size - start > MAX_LINE_BYTES:
+            raise BrokenLineError(TOO_LONG)
+        if end >= 0:
             break
     return start, b"".join(reversed(blocks))
 

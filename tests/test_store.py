@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import re
@@ -17,9 +18,12 @@ from typing import Any
 
 import pytest
 
+from longseq_bench import store
+from longseq_bench.core import record_line
 from longseq_bench.core.environment_failure import environment_failure
 from longseq_bench.core.errors import StoreError
 from longseq_bench.core.model import SCHEMA, Record, Status
+from longseq_bench.core.record_line import read_lines
 from longseq_bench.store import (
     LOCK,
     RECORDS,
@@ -785,3 +789,35 @@ def test_a_trial_that_something_else_ended_runs_again(tmp_path: Path) -> None:
 def test_the_store_needs_neither_torch_nor_pandas() -> None:
     code = "import sys, longseq_bench.store; print({'torch', 'pandas'} & set(sys.modules))"
     assert python(code).communicate()[0] == "set()\n"
+
+
+def test_a_line_without_end_is_not_read_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = filled(tmp_path)
+    longest = max(map(len, file.read_bytes().splitlines(keepends=True)))
+    for module in (record_line, store):
+        monkeypatch.setattr(module, "MAX_LINE_BYTES", longest)
+    first, *others = file.read_bytes().splitlines(keepends=True)
+    asked = list[int]()
+
+    class Watched(io.BytesIO):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            asked.append(-1 if size is None else size)
+            return super().readline(size)
+
+    endless = b"\0" * (5 * longest)
+    lines = list(read_lines(Watched(first + endless + b"\n" + b"".join(others))))
+    assert lines == [first, endless[: longest + 1] + b"\n", *others]
+    assert set(asked) == {longest + 1}
+
+    file.write_bytes(first + b"x" * (3 * longest) + b"\n" + b"".join(others))
+    loaded = load(tmp_path)
+    assert (len(loaded.records), loaded.broken) == (3, [2])
+    assert loaded.reasons[2].startswith("it has more than ")
+    assert count_checksums(file) == 3
+
+    file.write_bytes(first + b"x" * (3 * longest))
+    with pytest.raises(StoreError, match=r"the last line of .* is not a record: it has more than"):
+        Store(tmp_path)
+    assert load(tmp_path).records == some(3)[:1]

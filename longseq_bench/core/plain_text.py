@@ -12,7 +12,8 @@ _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Cs"})
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINE_END = re.compile(r"\r\n?")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# direction marks show text in another order than it has
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 # a word of punctuation and letters without a space, or a text in quotes
 _LONG = re.compile(
     rf"'[^'\n]{{{MAX_QUOTE + 1},}}'|\"[^\"\n]{{{MAX_QUOTE + 1},}}\"|\S{{{MAX_QUOTE + 1},}}"
@@ -46,7 +47,7 @@ def escape_surrogates(text: str) -> str:
 
 
 def keep_lines(text: str) -> str:
-    """Return the text with its lines and tabs, without other control characters."""
+    """Return the text with its lines and tabs, without other control and direction characters."""
     if "\r" in text:
         text = _LINE_END.sub("\n", text)
     return _CONTROL.sub("", _ESCAPE_SEQUENCE.sub("", text)) if _CONTROL.search(text) else text

@@ -8,8 +8,9 @@ The checksum is the first 16 hex digits of the SHA-256 hash of all bytes of the 
 """
 
 import json
+from collections.abc import Iterator
 from hashlib import sha256
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
@@ -28,6 +29,9 @@ _MOST_BYTES = {b"[": 2**20, b"{": 2**20, b":": 2**22, b",": 2**23}
 
 A record of 65,536 ranks, or of a million passes, has fewer.
 """
+MAX_LINE_BYTES = 2**28
+"""Longest line that is read into memory; a record is shorter."""
+TOO_LONG = f"it has more than {MAX_LINE_BYTES >> 20} MiB; a record has fewer"
 NO_SCHEMA = "it is not an object with a schema number"
 _NOT_FINITE = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 
@@ -50,12 +54,24 @@ def write_line(record: Record) -> bytes:
     return body + _FIELD + _hash(body) + b'"}\n'
 
 
+def read_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file; of a line that is too long its beginning, and its line end."""
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        part = line
+        while len(part) > MAX_LINE_BYTES and not part.endswith(b"\n"):
+            part = stream.readline(MAX_LINE_BYTES + 1)
+        is_cut = part is not line and part.endswith(b"\n")
+        yield line + b"\n" if is_cut else line
+
+
 def read_line(line: bytes, interner: RecordInterner) -> Record:
     """Return the record of a line.
 
     Raises BrokenLineError if it is not a record or was altered, NewerSchemaError for a line of a
     newer longseq.
     """
+    if len(line) > MAX_LINE_BYTES:
+        raise BrokenLineError(TOO_LONG)
     is_checked = has_checksum(line)
     line = _check_sum(line.rstrip())
     _check_size(line)

@@ -30,6 +30,7 @@ from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
 from longseq_bench.worker.inputs import draw_inputs
 from longseq_bench.worker.kernel_workspace import KernelWorkspace
+from longseq_bench.worker.known_errors import text_of
 from longseq_bench.worker.layout_extrapolation import extrapolate, smaller_trials
 from longseq_bench.worker.passes import (
     WARM_UP_TOKENS,
@@ -118,7 +119,7 @@ def _predict(
         return DryRunEstimate(unsupported="its layout alone takes more memory than is available")
     except Exception as error:
         # from a plug-in, or from an operator that meta tensors don't support
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        first, *_ = text_of(error).splitlines() or [type(error).__name__]
         place = find_place(error)
         where = f" ({place})" if place else ""
         return DryRunEstimate(unsupported=f"can't run without data: {first[:200]}{where}")

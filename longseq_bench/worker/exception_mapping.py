@@ -25,6 +25,7 @@ from longseq_bench.worker.known_errors import (
     explain_unusable,
     is_device_error,
     is_library_error,
+    text_of,
 )
 
 _TRACE_LINES = 12
@@ -36,7 +37,7 @@ _LAST_CHARACTERS = 130
 def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
     """Return the outcome of a trial that raised `error` in a phase."""
     status = _status_of(error)
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(text_of(error).split()) or type(error).__name__
     if status in ("oom", "unsupported", "limit"):
         return Outcome(status=status, reason=_shorten(text), phase=phase)
     if sentence := explain_unusable(error):
@@ -65,16 +66,16 @@ def _status_of(error: BaseException) -> Status:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return "oom"
     if is_library_error(error) and not _is_lost_peer(error):
-        if OUT_OF_MEMORY.search(str(error)):
+        if OUT_OF_MEMORY.search(text_of(error)):
             return "oom"
-        if KERNEL_LIMIT.search(str(error)):
+        if KERNEL_LIMIT.search(text_of(error)):
             return "limit"
     return "error"
 
 
 def _is_lost_peer(error: BaseException) -> bool:
     """Return True if an error is caused by the end of another rank."""
-    return isinstance(error, (RuntimeError, OSError)) and bool(LOST_PEER.search(str(error)))
+    return isinstance(error, (RuntimeError, OSError)) and bool(LOST_PEER.search(text_of(error)))
 
 
 def _shorten(text: str) -> str:

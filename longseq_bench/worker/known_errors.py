@@ -51,6 +51,14 @@ LOST_PEER = re.compile(
 _DEVICE_ERROR = re.compile(r"Triton Error \[CUDA\]")
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of an error, empty if the error can't tell it."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def is_library_error(error: BaseException) -> bool:
     """Return True for an error of torch, CUDA, NCCL or Triton, or one that looks like it.
 
@@ -65,11 +73,11 @@ def is_device_error(error: BaseException) -> bool:
 
     Out of memory does not count: the process can go on.
     """
-    if OUT_OF_MEMORY.search(str(error)):
+    if OUT_OF_MEMORY.search(text_of(error)):
         return False
     if isinstance(error, (torch.AcceleratorError, dist.DistBackendError)):
         return True
-    return isinstance(error, RuntimeError) and bool(_DEVICE_ERROR.search(str(error)))
+    return isinstance(error, RuntimeError) and bool(_DEVICE_ERROR.search(text_of(error)))
 
 
 def explain_unusable(error: BaseException) -> str | None:
@@ -84,7 +92,7 @@ def explain_unusable(error: BaseException) -> str | None:
     if not isinstance(error, (RuntimeError, AssertionError)):
         return None
     for pattern, sentence in _UNUSABLE:
-        if re.search(pattern, str(error)):
+        if re.search(pattern, text_of(error)):
             return sentence if isinstance(sentence, str) else sentence()
     return None
 

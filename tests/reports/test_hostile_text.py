@@ -9,8 +9,9 @@ from longseq_bench.reports.document import Column, Document, Section, Table
 from longseq_bench.reports.render.html import page
 from tests import make
 
-HOSTILE = "a\rb\x1b[31mc\x00d\x07e\x08f\x9bg"
+HOSTILE = "a\rb\x1b[31mc\x00d\x07e\x08f\x9b\u202e\u2066\u200fg"
 CONTROL = {chr(code) for code in (*range(9), 11, 12, 13, *range(14, 32), *range(127, 160))}
+CONTROL |= set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def test_no_control_character_reaches_a_file(tmp_path: Path) -> None:

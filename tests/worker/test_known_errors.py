@@ -161,6 +161,23 @@ def test_what_is_missing_is_named_with_a_remedy(
     assert not is_device_error(found)
 
 
+class Mute(ValueError):
+    """An error whose text needs what was not given."""
+
+    def __str__(self) -> str:
+        return f"{self.missing}"  # type: ignore[attr-defined]
+
+
+def test_an_error_that_cannot_tell_its_text_has_its_type_and_place() -> None:
+    try:
+        raise Mute
+    except Mute as error:
+        found = outcome_of_exception(error, "forward")
+    assert found.status == "error"
+    assert (found.reason or "").startswith("Mute: Mute")
+    assert found.facts["traceback"]
+
+
 def test_a_long_error_keeps_its_start_and_its_end() -> None:
     """The last words of NCCL are the cause."""
     error = dist.DistBackendError(NO_ROOM + ", error: Permission denied (13)")

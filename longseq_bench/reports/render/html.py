@@ -171,6 +171,7 @@ def _data(value: Any) -> Markup:
     from markupsafe import Markup
 
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = keep_lines(text)  # JSON escapes control characters, not the marks of direction
     return Markup(_ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
