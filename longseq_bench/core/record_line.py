@@ -31,6 +31,7 @@ A record of 65,536 ranks, or of a million passes, has fewer.
 """
 MAX_LINE_BYTES = 2**28
 """Longest line that is read into memory; a record is shorter."""
+_BLOCK_BYTES = 2**16
 TOO_LONG = f"it has more than {MAX_LINE_BYTES >> 20} MiB; a record has fewer"
 NO_SCHEMA = "it is not an object with a schema number"
 _NOT_FINITE = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
@@ -57,11 +58,12 @@ def write_line(record: Record) -> bytes:
 def read_lines(stream: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a file; of a line that is too long its beginning, and its line end."""
     while line := stream.readline(MAX_LINE_BYTES + 1):
-        part = line
-        while len(part) > MAX_LINE_BYTES and not part.endswith(b"\n"):
-            part = stream.readline(MAX_LINE_BYTES + 1)
-        is_cut = part is not line and part.endswith(b"\n")
-        yield line + b"\n" if is_cut else line
+        if len(line) <= MAX_LINE_BYTES or line.endswith(b"\n"):
+            yield line
+            continue
+        while (rest := stream.readline(_BLOCK_BYTES)) and not rest.endswith(b"\n"):
+            pass
+        yield line + rest[-1:]
 
 
 def read_line(line: bytes, interner: RecordInterner) -> Record:
