@@ -80,12 +80,11 @@ def _ready(before: int) -> None:
     # start the tracker first, because its start unblocks Ctrl-C
     with safe_helpers():
         resource_tracker.ensure_running()
-    with defer_interrupts(), block_interrupts(), hide_main(), safe_helpers(is_server=True):
+    with defer_interrupts(), block_interrupts(), hide_main(), safe_helpers():
         forkserver.ensure_running()
     if pid() != before:
         first = get_context("forkserver").Process()
-        with hide_main():
-            first.start()
+        _start(first)  # starts another server if that one was killed
         first.join()
 
 

@@ -31,20 +31,23 @@ _SERVER = (
 
 
 @contextmanager
-def safe_helpers(is_server: bool = False) -> Iterator[None]:
+def safe_helpers() -> Iterator[None]:
     """Start interpreters of multiprocessing within the block with the path of this process.
 
-    is_server: for the fork server: it also ends with this process from its first moment.
+    The fork server also ends with this process from its first moment.
     """
     functions: Any = util
     this_process: Any = process.current_process()
     spawn, config = functions.spawnv_passfds, this_process._config
     path = [folder or os.getcwd() for folder in sys.path]
-    first = _PATH.format(path=path) + (_SERVER.format(parent=os.getpid()) if is_server else "")
+    first = _PATH.format(path=path)
+    ends_with_us = _SERVER.format(parent=os.getpid())
 
     def spawn_safely(executable: Any, arguments: Sequence[Any], descriptors: Any) -> int:
         at = list(arguments).index("-c")
-        command = [*arguments[:at], "-P", "-c", first + arguments[at + 1]]
+        code = arguments[at + 1]
+        own = first + ends_with_us if "multiprocessing.forkserver" in code else first
+        command = [*arguments[:at], "-P", "-c", own + code]
         return int(spawn(executable, command, descriptors))
 
     before = config.get("tempdir")

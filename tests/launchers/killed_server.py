@@ -12,6 +12,8 @@ import tempfile
 import time
 from multiprocessing import forkserver
 
+import psutil
+
 from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.local import LOADED, PRELOAD, _Child, _follow
 from longseq_bench.launchers.output_file import OutputFile
@@ -19,10 +21,24 @@ from longseq_bench.launchers.rank_supervisor import RankSupervisor
 from tests.make import trial
 
 
+def kill_next_at_once() -> None:
+    """Kill the next server after its start, before its first child."""
+    start = forkserver.ensure_running
+
+    def start_and_kill() -> None:
+        forkserver.ensure_running = start
+        start()
+        fork_server._kill(0)
+
+    forkserver.ensure_running = start_and_kill
+
+
 def main() -> None:
     forkserver.set_forkserver_preload([PRELOAD[0], LOADED])
     context = multiprocessing.get_context("forkserver")
+    kill_next_at_once()
     fork_server.ready()
+    command = psutil.Process(fork_server.pid()).cmdline()
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=time.sleep, args=(60,))
     first = fork_server.start(child)
@@ -39,6 +55,7 @@ def main() -> None:
     json.dump(
         {
             "outcome": outcome.model_dump(mode="json"),
+            "command": command,
             "restarted": second != first,
             "code": exits.exitcode,
             "lost": fork_server.lost_with_server(exits, second),
