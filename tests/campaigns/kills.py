@@ -241,11 +241,13 @@ def _was_interrupted_in_python_s_start(kills: Sequence[Kill], node: int, said: s
 
     With an editable installation this takes some 40 ms.
     """
-    is_early = "<frozen site>" in said or (
-        "<frozen runpy>" in said and "longseq_bench/" not in said
-    )
-    return is_early and any(
-        k.target == "parent" and k.node == node and k.signal == signal.SIGINT for k in kills
+    is_python_s = "<frozen site>" in said or "<frozen runpy>" in said
+    return (
+        is_python_s
+        and "longseq_bench/" not in said
+        and any(
+            k.target == "parent" and k.node == node and k.signal == signal.SIGINT for k in kills
+        )
     )
 
 
