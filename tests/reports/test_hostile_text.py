@@ -1,12 +1,15 @@
 """Names and reasons with control characters: none reaches a file."""
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from longseq_bench.reports import documents, write_documents
 from longseq_bench.reports.document import Column, Document, Section, Table
 from longseq_bench.reports.render.html import page
+from longseq_bench.reports.render.terminal import print_document
 from tests import make
 
 HOSTILE = "a\rb\x1b[31mc\x00d\x07e\x08f\x9b\u202e\u2066\u200fg"
@@ -45,3 +48,11 @@ def test_a_config_keeps_its_lines(line: str, tmp_path: Path) -> None:
     code = Document("summary", "t", [], [Section("s", code=[line])])
     (path,) = write_documents([code], tmp_path, ["md"])
     assert path.read_bytes().decode().split("```")[1] == "\na\nb\n"
+
+
+def test_a_name_of_control_characters_alone_is_an_empty_cell() -> None:
+    nothing = "\x1b[31m"
+    table = Table("t", (Column("a"), Column(nothing)), (("b", nothing),))
+    screen = Console(width=80, record=True, file=io.StringIO())
+    print_document(Document("summary", "t", [], [Section("s", tables=[table])]), screen)
+    assert screen.export_text().split()[-2:] == ["a", "b"]

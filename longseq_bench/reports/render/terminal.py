@@ -130,7 +130,7 @@ def _column(i: int, column: Column, cells: Sequence[object]) -> TerminalColumn:
         for text in texts:
             text.stylize(STYLES.get(text.plain, ""))
     name = one_line(column.name)
-    width = max([*map(len, name.split()), *(text.cell_len for text in texts)], default=1)
+    width = max(1, *map(len, name.split()), *(text.cell_len for text in texts))
     heading = "\n".join(textwrap.wrap(name, width))
     priority = _priority(i, column, cells)
     return TerminalColumn(heading, texts, words, priority, MIN_WORDS if i else MIN_LABEL)
