@@ -54,5 +54,6 @@ def pid_of(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_a_thread_that_spins_makes_a_rank_busy_only_if_it_issues_work(
     pid_of: int, device: str, is_busy: bool
 ) -> None:
-    (sample,) = sample_processes({0: pid_of}, True, device).values()
-    assert (sample.busy >= IDLE_SHARE) == is_busy
+    # on a busy machine a thread that spins may have no core for the time of a sample
+    samples = (sample_processes({0: pid_of}, True, device)[0] for _ in range(20 if is_busy else 1))
+    assert any(sample.busy >= IDLE_SHARE for sample in samples) == is_busy
