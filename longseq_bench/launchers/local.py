@@ -42,6 +42,7 @@ from longseq_bench.launchers.exit_status import (
     kernel_kills,
     may_be_out_of_memory,
     remove_nccl_files,
+    signal_name,
     with_first_attempt,
 )
 from longseq_bench.launchers.helper_start import explain_limits, lacks_descriptors
@@ -197,15 +198,16 @@ class LocalLauncher(Launcher):
     ) -> Any:
         """Return a child's answer to a request.
 
-        Raises LauncherError if none arrives in time, also not from a second child if the first one
-        or its fork server was killed.
+        A child that was killed, or whose fork server was, is replaced as often as a server.
+        Raises LauncherError if no answer arrives in time.
         """
         data = {"trials": [trial.model_dump(mode="json") for trial in trials]}
         of_gpu = {"capability": capability, "multiprocessors": multiprocessors}
         payload = json.dumps(data | of_gpu)
-        message, last, is_lost = self._ask(request, payload, limit)
-        if is_lost:
-            message, last, _ = self._ask(request, payload, limit)
+        for _ in range(fork_server.ATTEMPTS):
+            message, last, is_lost = self._ask(request, payload, limit)
+            if not is_lost:
+                break
         if message is None:
             limits = f"{explain_limits()}{explain_hidden_modules()}"
             raise LauncherError(f"a child process can't be started here: {last}{limits}")
@@ -227,10 +229,13 @@ class LocalLauncher(Launcher):
         finally:
             with defer_interrupts():
                 outputs, _ = _end(children, children if message else [])
-        last = outputs[0].strip().splitlines()[-1:] or ["it printed nothing"]
+        code = child.process.exitcode or 0
+        ended = f"it was killed by {signal_name(-code)}" if code < 0 else "it printed nothing"
+        ended = f"it did not answer within {limit:.0f} s" if is_late else ended
+        last = outputs[0].strip().splitlines()[-1:] or [ended]
         if message and "answer" in message:
             return message, last[0], False
-        is_killed = child.process.exitcode in KILLED_FROM_OUTSIDE or child.is_lost
+        is_killed = code in KILLED_FROM_OUTSIDE or child.is_lost
         return None, last[0], is_killed and not is_late
 
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:

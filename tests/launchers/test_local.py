@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import psutil
 import pytest
@@ -247,13 +248,35 @@ ANSWERS = [(None, "it printed nothing", True), ({"answer": []}, "", False)]
 
 
 def test_a_request_whose_child_was_killed_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher, answers = LocalLauncher(), [*ANSWERS]
+    launcher, answers = LocalLauncher(), [ANSWERS[0], *ANSWERS]
     monkeypatch.setattr(launcher, "_ask", lambda *request: answers.pop(0))
     assert launcher.dry_run([]) == []
     assert answers == []
-    answers = [ANSWERS[0], ANSWERS[0]]
+    answers = [ANSWERS[0]] * 3
     with pytest.raises(LauncherError, match="can't be started here: it printed nothing"):
         launcher.catalogue()
+    assert answers == []
+
+
+def test_the_signal_that_killed_each_child_of_a_request_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launcher, start = LocalLauncher(), LocalLauncher._start
+
+    def start_and_kill(*request: Any) -> Any:
+        child = start(launcher, *request)
+        os.kill(child.process.pid, signal.SIGHUP)
+        return child
+
+    monkeypatch.setattr(launcher, "_start", start_and_kill)
+    with pytest.raises(LauncherError, match="can't be started here: it was killed by SIGHUP"):
+        launcher.catalogue()
+
+
+def test_a_child_that_does_not_answer_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = LocalLauncher()
+    with pytest.raises(LauncherError, match="can't be started here: it did not answer within 0 s"):
+        launcher._request("catalogue", limit=0.0)
 
 
 def test_a_limit_of_the_address_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
