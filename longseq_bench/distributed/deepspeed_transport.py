@@ -7,6 +7,7 @@ overlaps with computation.
 
 import importlib.util
 import os
+from collections import defaultdict
 
 from longseq_bench.distributed.group import Pending
 from longseq_bench.distributed.kv_exchange import KVPair, RingExchange
@@ -26,8 +27,9 @@ def connect(device: str) -> None:
     import deepspeed.ops
 
     if device == "cpu":
-        # otherwise it compiles a C++ all-reduce, which a ring never calls
-        deepspeed.ops.__compatible_ops__ = {}
+        # otherwise it compiles a C++ all-reduce, which a ring never calls; up to 0.19.2 an
+        # operator that has no entry is an error
+        deepspeed.ops.__compatible_ops__ = defaultdict(bool)
     deepspeed.comm.init_distributed(
         dist_backend="gloo" if device == "cpu" else "nccl", auto_mpi_discovery=False, verbose=False
     )

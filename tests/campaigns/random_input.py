@@ -163,11 +163,21 @@ def command_line(
     return line
 
 
+def _kind(parameter: Any) -> Any:
+    """Return the type of a parameter; typer 0.27 has one of click instead."""
+    if described := getattr(parameter, "type_descriptor", None):
+        return described.annotation
+    if choices := getattr(parameter.type, "choices", None):
+        return Literal[tuple(choices)]
+    of_click = {"integer": int, "integer range": int, "float": float, "path": Path}
+    return of_click.get(parameter.type.name, str)
+
+
 def _argument(rng: random.Random, parameter: Any, files: Sequence[str], share: float) -> str:
     if rng.random() < share:
         value = rng.choice((*NUMBERS, *WORDS))
         return str(value).replace("\0", "")
-    kind = parameter.type_descriptor.annotation
+    kind = _kind(parameter)
     if get_origin(kind) is Literal:
         return str(rng.choice(get_args(kind)))
     if kind in (Path, list[Path]):
