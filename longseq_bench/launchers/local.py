@@ -231,8 +231,8 @@ class LocalLauncher(Launcher):
                 outputs, _ = _end(children, children if message else [])
         code = child.process.exitcode or 0
         ended = f"it was killed by {signal_name(-code)}" if code < 0 else "it printed nothing"
-        ended = f"it did not answer within {limit:.0f} s" if is_late else ended
         last = outputs[0].strip().splitlines()[-1:] or [ended]
+        last = [f"it did not answer within {limit:.0f} s"] if is_late else last
         if message and "answer" in message:
             return message, last[0], False
         is_killed = code in KILLED_FROM_OUTSIDE or child.is_lost
