@@ -216,7 +216,7 @@ class LocalLauncher(Launcher):
     def _ask(
         self, request: str, payload: str, limit: float
     ) -> tuple[dict[str, Any] | None, str, bool]:
-        """Return a child's answer or None, its last line, and whether something killed it."""
+        """Return a child's answer or None, why there is none, and whether something killed it."""
         children, message = list[_Child](), None
         try:
             child = self._start(children, request, payload)
@@ -229,14 +229,14 @@ class LocalLauncher(Launcher):
         finally:
             with defer_interrupts():
                 outputs, _ = _end(children, children if message else [])
+        if message and "answer" in message:
+            return message, "", False
+        if is_late:
+            return None, f"it did not answer within {limit:.0f} s", False
         code = child.process.exitcode or 0
         ended = f"it was killed by {signal_name(-code)}" if code < 0 else "it printed nothing"
-        last = outputs[0].strip().splitlines()[-1:] or [ended]
-        last = [f"it did not answer within {limit:.0f} s"] if is_late else last
-        if message and "answer" in message:
-            return message, last[0], False
-        is_killed = code in KILLED_FROM_OUTSIDE or child.is_lost
-        return None, last[0], is_killed and not is_late
+        last, *_ = outputs[0].strip().splitlines()[-1:] or [ended]
+        return None, last, code in KILLED_FROM_OUTSIDE or child.is_lost
 
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
         """Run the ranks once. Returns the outcome, and the signal that killed the blamed rank."""

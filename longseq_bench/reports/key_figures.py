@@ -21,10 +21,10 @@ from longseq_bench.reports.sections.growth import format_sparsity
 from longseq_bench.reports.sections.recommendations import TIE, find_longest_ties
 from longseq_bench.reports.wording import (
     MAX_NAMES,
-    UNCONFIRMED,
     find_ties,
     format_range,
     join_names,
+    name_unconfirmed,
 )
 
 
@@ -99,15 +99,14 @@ def longest(
 
 def describe_cause(row: SearchRow) -> str:
     """Return what limits a search: "stopped by memory", "stopped by the 30 s limit; ..."."""
-    unconfirmed = "" if row.confirmations or row.fit_only else f", {UNCONFIRMED}"
     if row.first_failure is None:
-        return f"no longer length failed{unconfirmed}"
+        return f"no longer length failed{name_unconfirmed(row)}"
     limit = f"stopped by {row.limited_by}"
     if row.limited_by == "time" and row.time_budget:
         limit = f"stopped by the {format_limit(row.time_budget)} limit"
     fits = row.fits_tokens or 0
     more = f"; {format_tokens(fits)} would fit in memory" if fits > row.max_tokens else ""
-    return limit + more + unconfirmed
+    return limit + more + name_unconfirmed(row)
 
 
 def swept_end(rows: Sequence[SweepRow]) -> KeyFigure | None:

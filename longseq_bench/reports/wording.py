@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from longseq_bench.analysis.row import R
+from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.reports.document import MAX_FINDINGS
 
 MAX_NAMES = 2
@@ -10,6 +11,11 @@ MAX_NAMES = 2
 
 UNCONFIRMED = "not confirmed by a second run"
 """Of a longest length that passed once: the search was interrupted, or used up its runs."""
+
+
+def name_unconfirmed(row: SearchRow) -> str:
+    """Return a clause if the longest length passed once only; fit-only searches have their own."""
+    return "" if row.confirmations or row.fit_only else f", {UNCONFIRMED}"
 
 
 def limit_findings(findings: Iterable[str]) -> list[str]:

@@ -76,8 +76,9 @@ def test_a_sweep_shows_finished_trials_and_remaining_time() -> None:
         watcher.ends(Step(trials[0]), make.record(trials[0]), from_store=False)
         failed = make.record(trials[1], make.outcome("oom", "no", "forward"))
         watcher.ends(Step(trials[1]), failed, from_store=True)
-    # rich 13.8 adds an empty line
-    assert screen.getvalue().rstrip().splitlines() == [
+    lines = screen.getvalue().splitlines()
+    assert lines[3:] in ([], [""])  # rich 13.8 adds an empty line
+    assert lines[:3] == [
         "device: cpu",
         "[1/6] ring 2k  100 ms ±1 %",
         "[4/6] sdpa 2k  out of memory in forward  (from an earlier run)",

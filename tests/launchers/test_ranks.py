@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -241,8 +241,9 @@ def test_ranks_connect_on_the_loopback_only(launcher: LocalLauncher) -> None:
 
     def read_addresses(phase: str, part: str) -> None:
         for child in psutil.Process().children(recursive=True):
-            connections = child.net_connections("tcp")
-            addresses.update(c.laddr.ip for c in connections if c.status == "LISTEN")
+            with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                connections = child.net_connections("tcp")
+                addresses.update(c.laddr.ip for c in connections if c.status == "LISTEN")
 
     assert launcher.run(ranks_trial("ring"), read_addresses).outcome.status == "ok"
     assert addresses

@@ -33,7 +33,7 @@ from longseq_bench.reports.sections.recommendations import (
     name_ties,
     rank_lengths,
 )
-from longseq_bench.reports.wording import UNCONFIRMED, join_names
+from longseq_bench.reports.wording import join_names, name_unconfirmed
 
 TITLE = "Extreme lengths"
 Known = use_cases.Known
@@ -120,9 +120,7 @@ def _reach(source: Source, ties: Sequence[Known]) -> Finding | None:
         end = f", limited by {best.limited_by} at {format_tokens(best.first_failure)}"
     if best.fits_tokens and best.limited_by == "time":
         end += f"; memory alone allows {format_tokens(best.fits_tokens)}"
-    if not (best.confirmations or best.fit_only):
-        end += f", {UNCONFIRMED}"
-    return _shortest(source, best, begin, end, "Longest lengths")
+    return _shortest(source, best, begin, end + name_unconfirmed(best), "Longest lengths")
 
 
 def _describe_failure(source: Source, best: SweepRow) -> str:
