@@ -129,13 +129,25 @@ def _check_no_empty(arguments: Sequence[str]) -> None:
             raise UserError(f"{name} is empty; give it a value, or leave it out")
 
 
+def _run_command(arguments: Sequence[str]) -> int:
+    """Return a command's exit code. Raise KeyboardInterrupt also where a library hides it."""
+    try:
+        code = int(app(args=list(arguments), prog_name="longseq", standalone_mode=False) or 0)
+    except Exception as error:
+        # pydantic's answer to whatever is raised while a model is defined
+        if type(error).__name__ == "SchemaError" and "KeyboardInterrupt" in str(error):
+            raise KeyboardInterrupt from None
+        raise
+    if code == INTERRUPTED:  # newer versions of typer return it for Ctrl-C
+        raise KeyboardInterrupt
+    return code
+
+
 def _run(arguments: Sequence[str]) -> int:
     try:
         with watch_stdout():
             _check_no_empty(arguments)
-            code = int(app(args=list(arguments), prog_name="longseq", standalone_mode=False) or 0)
-            if code == INTERRUPTED:  # newer versions of typer return it for Ctrl-C
-                raise KeyboardInterrupt
+            code = _run_command(arguments)
             with keep_exit_code(code):
                 return code
     except _UsageError as error:
