@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -109,6 +110,7 @@ class Launch:
                     child.kill()
             node.kill()
             node.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -227,8 +228,8 @@ def test_an_own_function_must_be_the_same_on_all_nodes(tmp_path: Path, by: str) 
     command = {
         "--impl": ["maxlen", "--impl", "mine.py:mine"], "config": ["sweep", "c.yaml"],
     }[by]  # fmt: skip
-    nodes = Nodes(tmp_path, before=("import os; os.chdir('a')", "import os; os.chdir('b')"))
-    try:
+    before = ("import os; os.chdir('a')", "import os; os.chdir('b')")
+    with closing(Nodes(tmp_path, before=before)) as nodes:
         nodes.start(*command, "--out", "out")
         assert nodes.wait() == [2, 2]
         hashes = [read_own_function(f"{folder}/mine.py:mine").source for folder in "ab"]
@@ -236,8 +237,6 @@ def test_an_own_function_must_be_the_same_on_all_nodes(tmp_path: Path, by: str) 
             message = nodes.err(node).splitlines()[-1]
             assert "the hash of the file of mine.py:mine" in message
             assert all(text in message for text in hashes)
-    finally:
-        nodes.close()
 
 
 @pytest.mark.parametrize("node", [0, 1])
@@ -257,36 +256,36 @@ def test_ctrl_c_on_one_node_ends_both(nodes: Nodes, node: int) -> None:
 
 def test_nodes_of_another_version_are_refused(tmp_path: Path) -> None:
     Path("sweep.yaml").write_text(TINY)
-    nodes = Nodes(tmp_path, before=("", NEWER))
-    nodes.start("sweep", "sweep.yaml")
-    assert nodes.wait() == [2, 2]
-    for i in range(2):
-        assert "the nodes differ: longseq is 0" in nodes.err(i)
-        assert "and 9.9" in nodes.err(i)
-    assert nodes.left() == []
+    with closing(Nodes(tmp_path, before=("", NEWER))) as nodes:
+        nodes.start("sweep", "sweep.yaml")
+        assert nodes.wait() == [2, 2]
+        for i in range(2):
+            assert "the nodes differ: longseq is 0" in nodes.err(i)
+            assert "and 9.9" in nodes.err(i)
+        assert nodes.left() == []
 
 
 def test_nodes_with_another_config_are_refused(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     Path("sweep.yaml").write_text(TINY)
     Path("there/sweep.yaml").write_text(WAITS)
-    nodes = Nodes(tmp_path, before=("", "import os; os.chdir('there')"))
-    nodes.start("sweep", "sweep.yaml")
-    assert nodes.wait() == [2, 2]
-    for i in range(2):
-        assert "the nodes differ: the hash of the config is" in nodes.err(i)
-        assert "the command" not in nodes.err(i)
+    with closing(Nodes(tmp_path, before=("", "import os; os.chdir('there')"))) as nodes:
+        nodes.start("sweep", "sweep.yaml")
+        assert nodes.wait() == [2, 2]
+        for i in range(2):
+            assert "the nodes differ: the hash of the config is" in nodes.err(i)
+            assert "the command" not in nodes.err(i)
 
 
 @pytest.mark.parametrize(("node", "message"), [(0, "missing: node 1"), (1, "(connection refused)")])
 def test_a_rendezvous_that_does_not_answer(tmp_path: Path, node: int, message: str) -> None:
     Path("sweep.yaml").write_text(TINY)
-    nodes = Nodes(tmp_path, timeout=1)
-    nodes.start("sweep", "sweep.yaml", nodes=[node])
-    assert nodes.wait() == [2]
-    assert message in nodes.err(node)
-    assert "within 1 s" in nodes.err(node)
-    assert "127.0.0.1:" in nodes.err(node)
-    assert "firewall" in nodes.err(node)
-    assert not list(tmp_path.glob("results/*"))
-    assert nodes.left() == []
+    with closing(Nodes(tmp_path, timeout=1)) as nodes:
+        nodes.start("sweep", "sweep.yaml", nodes=[node])
+        assert nodes.wait() == [2]
+        assert message in nodes.err(node)
+        assert "within 1 s" in nodes.err(node)
+        assert "127.0.0.1:" in nodes.err(node)
+        assert "firewall" in nodes.err(node)
+        assert not list(tmp_path.glob("results/*"))
+        assert nodes.left() == []
