@@ -91,10 +91,30 @@ def _create() -> tuple[Path, int]:
 
 
 def _parents() -> tuple[str, ...]:
+    _choose_without_a_file()
     try:
         return tempfile.gettempdir(), *_SHORT_FOLDERS
     except OSError:  # no usable one
         return _SHORT_FOLDERS
+
+
+def _choose_without_a_file() -> None:
+    """Let tempfile use its first candidate if that can be written, else let it search.
+
+    Its search writes a file with a random name there. A kill in that moment leaves the file, and a
+    later run can't tell whose it is. A file by O_TMPFILE has no name.
+    """
+    if tempfile.tempdir is not None or not hasattr(os, "O_TMPFILE"):
+        return
+    named = (os.environ.get(variable) for variable in ("TMPDIR", "TEMP", "TMP"))
+    folder = os.path.abspath(next(filter(None, named), "/tmp"))
+    with suppress(OSError):  # there is no such folder, or its file system has no such files
+        probe = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+        try:
+            os.write(probe, b"probe")
+        finally:
+            os.close(probe)
+        tempfile.tempdir = folder
 
 
 def _create_below(user: Path) -> tuple[Path, int]:

@@ -43,7 +43,9 @@ def enter(
     longseq_child_main(serve, request, payload, pipe, listener)
 
 
-def enter_agent(job_json: str, events: Connection, descriptors_socket: socket, output: int) -> None:
+def enter_agent(
+    job_json: str, events: Connection, descriptors_socket: socket, output: int, temporary: str
+) -> None:
     """Start this host's ranks, and return when they have ended.
 
     Args:
@@ -51,6 +53,7 @@ def enter_agent(job_json: str, events: Connection, descriptors_socket: socket, o
         events: for reports about the ranks.
         descriptors_socket: delivers a message pipe for each rank, then an output file for each.
         output: the descriptor that the agent itself prints to.
+        temporary: the parent's folder for temporary files.
     """
     server = detach(output)
 
@@ -64,7 +67,7 @@ def enter_agent(job_json: str, events: Connection, descriptors_socket: socket, o
 
     from longseq_bench.worker.elastic_ranks import run_agent
 
-    run_agent(job_json, events, pipes, descriptors[ranks:])
+    run_agent(job_json, events, pipes, descriptors[ranks:], temporary)
 
 
 def detach(output: int) -> int:

@@ -24,6 +24,7 @@ import psutil
 
 from longseq_bench.core.cluster_env import LOOPBACK
 from longseq_bench.core.errors import LauncherError
+from longseq_bench.core.scratch import scratch_folder
 from longseq_bench.launchers import _child_entry, fork_server
 from longseq_bench.launchers.exit_status import (
     find_nccl_files,
@@ -102,6 +103,7 @@ class HostRanks:
             self._start(job)
 
     def _start(self, job: HostJob) -> None:
+        temporary = str(scratch_folder())
         pipes = [self._context.Pipe(duplex=False) for _ in job.ranks]
         # first what fails on a full disk: without a job there is nothing to end
         self._ranks = {r: _Rank(pipe) for r, (pipe, _) in zip(job.ranks, pipes, strict=True)}
@@ -112,7 +114,7 @@ class HostRanks:
         own_end, agent_end = socketpair()
         self._process = self._context.Process(
             target=_child_entry.enter_agent,
-            args=(json.dumps(asdict(job)), agent_events, agent_end, self._agent_output),
+            args=(json.dumps(asdict(job)), agent_events, agent_end, self._agent_output, temporary),
         )
         # which rank a handle belongs to; None: the agent
         self._open: dict[Any, int | None] = {state.pipe: r for r, state in self._ranks.items()}

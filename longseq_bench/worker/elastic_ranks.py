@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -47,7 +48,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run_agent(
-    job_json: str, events: Connection, pipes: list[Connection], outputs: list[int]
+    job_json: str,
+    events: Connection,
+    pipes: list[Connection],
+    outputs: list[int],
+    temporary: str,
 ) -> None:
     """Start this host's ranks and return when they have ended.
 
@@ -63,8 +68,11 @@ def run_agent(
         events: to the parent.
         pipes: for the messages of each rank.
         outputs: the file descriptor that each rank prints to.
+        temporary: the parent's folder for temporary files. torch makes a file for the errors of
+            each rank; if this process is killed, a later run deletes it with the folder.
     """
     job = json.loads(job_json)
+    tempfile.tempdir = temporary
     _silence_logging()
     _select_interface(job["address"])
     # number the ranks host by host, without asking the other hosts for their number of ranks
@@ -161,6 +169,7 @@ def _run_rank(
     trial: str, events: Connection, pipes: Sequence[Connection], outputs: list[int]
 ) -> None:
     """Run one rank, forked from the agent: as `main.serve`, with its place in the environment."""
+    tempfile.tempdir = None  # caches, such as the compiler's, outlive the parent's folder
     try:
         place = _place_of_rank()
         _become_a_child(outputs[place.local_rank])

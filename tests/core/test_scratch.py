@@ -79,3 +79,25 @@ def test_a_folder_of_another_user_is_refused(user: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(scratch, "_SHORT_FOLDERS", ())
     with pytest.raises(LauncherError, match="belongs to another user"):
         scratch_folder()
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "TEMP", ""])
+def test_the_place_is_found_without_a_file_that_a_kill_would_leave(
+    user: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, str(user.parent))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", lambda: pytest.fail("a file is made"))
+    assert scratch_folder().parent == (user if variable else user_folder("/tmp"))
+
+
+def test_tempfile_searches_where_the_first_place_is_none(
+    user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(user.parent / "nowhere"))
+    monkeypatch.setenv("TEMP", str(user.parent))
+    assert scratch_folder().parent == user
