@@ -19,6 +19,7 @@ from longseq_bench.store import RECORDS, load
 from tests.cli.commands import Capture
 from tests.fake_nvml import FakeGpu, install
 from tests.launchers.nodes import PATIENCE_S, RUN, Nodes
+from tests.unnamed_files import need_unnamed_files
 
 TINY = """\
 memory_budget: 64MiB
@@ -55,6 +56,7 @@ sys.addaudithook(note)
 """
 
 
+@need_unnamed_files
 @pytest.mark.slow
 def test_a_kill_leaves_no_file_that_a_later_run_can_not_find(tmp_path: Path) -> None:
     """So no process makes a file with a name in TMPDIR itself, not even for a moment."""

@@ -10,6 +10,7 @@ import pytest
 from longseq_bench.core import scratch
 from longseq_bench.core.errors import LauncherError
 from longseq_bench.core.scratch import scratch_folder, user_folder
+from tests.unnamed_files import need_unnamed_files
 
 
 @pytest.fixture
@@ -81,6 +82,7 @@ def test_a_folder_of_another_user_is_refused(user: Path, monkeypatch: pytest.Mon
         scratch_folder()
 
 
+@need_unnamed_files
 @pytest.mark.parametrize("variable", ["TMPDIR", "TEMP", ""])
 def test_the_place_is_found_without_a_file_that_a_kill_would_leave(
     user: Path, monkeypatch: pytest.MonkeyPatch, variable: str
