@@ -31,13 +31,6 @@ def _merge(
     part_lse += batch * part_lse_strides[0] + head * part_lse_strides[1]
     old = tl.load(lse + rows * lse_strides[2], mask=inside, other=float("-inf"))
     new = tl.load(part_lse + rows * part_lse_strides[2], mask=inside, other=float("-inf"))
-    larger = tl.maximum(old, new, propagate_nan=tl.PropagateNan.ALL)
-    # rows without any key stay 0 and -inf
-    shift = tl.where(larger == float("-inf"), 0.0, larger)
-    old_weight, new_weight = tl.exp(old - shift), tl.exp(new - shift)
-    total = old_weight + new_weight
-    tl.store(lse + rows * lse_strides[2], shift + tl.log(total), mask=inside)
-    share = tl.where(total == 0, 0.0, new_weight / total)
     dims = tl.arange(0, WIDE)
     mask = inside[:, None] & (dims < DIM)[None, :]
     out += batch * out_strides[0] + head * out_strides[1]
@@ -45,6 +38,15 @@ def _merge(
     at = out + rows[:, None] * out_strides[2] + dims[None, :]
     sums = tl.load(at, mask=mask, other=0.0)
     own = tl.load(part + rows[:, None] * part_strides[2] + dims[None, :], mask=mask, other=0.0)
+    larger = tl.maximum(old, new, propagate_nan=tl.PropagateNan.ALL)
+    # rows without any key stay 0 and -inf
+    shift = tl.where(larger == float("-inf"), 0.0, larger)
+    old_weight, new_weight = tl.exp(old - shift), tl.exp(new - shift)
+    total = old_weight + new_weight
+    share = tl.where(total == 0, 0.0, new_weight / total)
+    # several warps load the same rows, and one of them stores: not before all have loaded
+    tl.debug_barrier()
+    tl.store(lse + rows * lse_strides[2], shift + tl.log(total), mask=inside)
     tl.store(at, sums + share[:, None] * (own.to(tl.float32) - sums), mask=mask)
 
 

@@ -72,6 +72,12 @@ def _store(
 
 
 @jit
+def _wait_for_loads() -> tensor:
+    """Let no warp store before all have loaded: several warps may load what one of them stores."""
+    tl.debug_barrier()
+
+
+@jit
 def _queries(
     tile: tensor, offset: tensor, tile_start: tensor, tile_count: tensor, tile_step: tensor,
     q_row: tensor, q_at: tensor, q_first: tensor, HAS_Q_ROW: tl.constexpr, HAS_Q_AT: tl.constexpr,
@@ -172,6 +178,8 @@ def forward(
             sums = tl.dot(weights.to(values.dtype), values, sums, input_precision="ieee")
             row_max = new_max
     total = tl.where(row_sum == 0, 1.0, row_sum)
+    if MERGE:
+        _wait_for_loads()
     _store(out, rows, inside, out_strides[2], sums / total[:, None], DIM, WIDE)
     if KEEP_LSE:
         natural = (row_max + tl.log2(total)) * _LOG_2
@@ -248,4 +256,5 @@ def backward(
     sums = sums * scale
     if MERGE:
         sums += _load(dq, rows, inside, dq_strides[2], DIM, WIDE)
+        _wait_for_loads()
     _store(dq, rows, inside, dq_strides[2], sums, DIM, WIDE)

@@ -56,6 +56,8 @@ class Pass:
     keep: as in Trial.
     original_q: a copy of q on the host, for a pass that overwrites q.
     redraw: draws such inputs again, in place.
+    signs: factors by which inputs were multiplied since they were drawn: v; s: q and k; g:
+    grad_out.
     digests: of the inputs as they were drawn (`digest`), for those that no pass may change.
     keep_output: copy an output that the pass itself drops to the host, so that it can be checked.
     """
@@ -69,6 +71,15 @@ class Pass:
     keep_output: bool = True
     redraw: Callable[[Triple], object] | None = None
     digests: dict[str, Tensor] = field(default_factory=dict)
+    signs: dict[str, int] = field(default_factory=lambda: {"v": 1, "s": 1, "g": 1})
+
+    def draw_again(self) -> None:
+        """Draw q, k and v again, in place, and give them the signs that they had."""
+        assert self.redraw
+        self.redraw(self.inputs)
+        for tensor, name in zip(self.inputs, "ssv", strict=True):
+            if self.signs[name] < 0:
+                tensor.neg_()
 
     def protect_inputs(self) -> None:
         """Remember the inputs as they are."""

@@ -44,7 +44,6 @@ class RepeatCheck:
         own = find_rows(shard.queries, rows)[0]
         keys = torch.arange(0, len(shard.keys), -(-len(shard.keys) // _KEY_ROWS))
         self._rows = {"out": own, "dq": own, "dk": keys, "dv": keys}
-        self._signs = {"v": 1, "s": 1, "g": 1}
         self._changes = cycle("vs" if one.grad_out is None else "vsg")
         self._expected = {"out": _sample(one.out, own)}
         self.every_row = EveryRowCheck(attention)
@@ -55,11 +54,11 @@ class RepeatCheck:
     def change_inputs(self, one: Pass) -> None:
         """Change the sign of one thing, and restore a q that the last pass has overwritten."""
         change = next(self._changes)
-        self._signs[change] *= -1
+        one.signs[change] *= -1
         q, k, v = one.inputs
         with torch.no_grad():
             if one.original_q is not None:
-                q.copy_(one.original_q).mul_(self._signs["s"])
+                q.copy_(one.original_q).mul_(one.signs["s"])
             elif change == "s":
                 q.neg_()
             if change == "s":
@@ -78,7 +77,7 @@ class RepeatCheck:
             self.sums = sum_errors(self._attention, one)
         self.passes += results.keys() <= self._expected.keys()
         for name, result in results.items():
-            sign = math.prod(self._signs[part] for part in _SIGNS_OF[name])
+            sign = math.prod(one.signs[part] for part in _SIGNS_OF[name])
             sample = _sample(result, self._rows[name]) * sign
             expected = self._expected.setdefault(name, sample)
             error = _difference(sample, expected, result.shape[2])

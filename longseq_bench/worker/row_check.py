@@ -158,8 +158,7 @@ def _restore(one: Pass, tensors: Sequence[Tensor], originals: Sequence[Tensor]) 
     """Give inputs their values again; without copies draw all of them."""
     with torch.no_grad():
         if not originals:
-            assert one.redraw
-            one.redraw(one.inputs)
+            one.draw_again()
         for tensor, original in zip(tensors, originals, strict=False):
             tensor.copy_(original)
 

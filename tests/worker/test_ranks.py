@@ -14,7 +14,7 @@ from longseq_bench.core.model import Measurement, Outcome, Trial, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
 from longseq_bench.meters.clock import Clock
-from longseq_bench.worker import matmul_rate, reference, timing
+from longseq_bench.worker import matmul_rate, reference, row_check, timing
 from longseq_bench.worker import trial as trial_module
 from longseq_bench.worker.check import check
 from longseq_bench.worker.errors import Errors
@@ -296,6 +296,20 @@ def test_one_rank_has_one_kind_of_timed_pass() -> None:
     outcome = run(Group.alone(), trial_for("sdpa", 64, repeats=2))
     assert outcome.status == "ok"
     assert outcome.samples("compute_time") == outcome.samples("communication_time") == ()
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize(
+    ("name", "keep"), [("sdpa", "all"), ("ring", "nothing"), ("spread", "all")]
+)
+def test_timed_passes_are_right_on_a_gpu_which_draws_its_inputs_again(
+    name: str, keep: Any, mode: Any
+) -> None:
+    """The inputs have other signs by then than when they were drawn first."""
+    with patch.object(row_check, "_can_redraw", lambda one: one.redraw is not None):
+        outcome = run(Group.alone(), trial_for(name, 700, mode=mode, keep=keep, repeats=5))
+    assert (outcome.status, outcome.reason) == ("ok", None)
+    assert outcome.largest("checked_passes")
 
 
 def test_bytes_are_those_of_the_checked_pass_only(ranks: Ranks) -> None:
