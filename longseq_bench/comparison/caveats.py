@@ -150,9 +150,14 @@ def _load(a: Sequence[Record], b: Sequence[Record]) -> Iterator[str]:
 
 
 def _cpu_time(compared: Compared) -> Iterator[str]:
-    """Report a change of the processor time per second of a pass: less if other work took it."""
+    """Report a change of the processor time per second of a pass: less if other work took it.
+
+    Not on a GPU, which the processor waits for.
+    """
 
     def rate(runs: Sequence[Record]) -> float:
+        if runs[0].trial.device != "cpu":
+            return 0.0
         used, seconds = (
             [x for r in runs for x in per_iteration(r, name)] for name in ("cpu_time", "time")
         )

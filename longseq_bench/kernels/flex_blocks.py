@@ -36,6 +36,10 @@ MAX_UNCHECKED_BYTES = 2**28
 MAX_PADDING = 16
 """Entries per kept block that a larger table may have."""
 
+ALIGNED_INDICES = 4
+"""A table begins at a multiple of so many indices: torch copies an input that is not aligned to 16
+bytes before each call."""
+
 MAX_COMPILATIONS = 64
 """Variants that a process may compile: by dtype, heads, mask, stride order, and with gradients."""
 
@@ -87,19 +91,32 @@ def causal_block_mask(tokens: int, block: int, device: torch.device | str, train
     rows = -(-tokens // block)
     steps = torch.arange(2 * rows, dtype=torch.int32, device=device)
 
-    def table(row_step: int, first: int = 0) -> Tensor:
-        """Return a table whose row i counts from first + i * row_step on."""
-        return steps.as_strided((1, 1, rows, rows), (0, 0, row_step, 1), first)
+    def table(numbers: Tensor) -> Tensor:
+        """Return a table whose row i begins with number i."""
+        return numbers.as_strided((1, 1, rows, rows), (0, 0, 1, 1))
 
     ones = torch.ones(1, 1, rows, dtype=torch.int32, device=device)
-    counts, diagonal = steps[:rows].reshape(1, 1, rows), table(1)
+    counts, diagonal = steps[:rows].reshape(1, 1, rows), table(steps)
     by_column: tuple[Tensor | None, ...] = (None,) * 4
     if train:
         # rows i + 1 to the last see block i in full
-        by_column = ones, diagonal, counts.flip(-1), table(1, first=1)
+        by_column = ones, diagonal, counts.flip(-1), table(steps + 1)
     make: Callable[..., Any] = BlockMask
-    by_row = ones, diagonal, counts, table(0)
+    by_row = ones, diagonal, counts, table(_earlier_blocks(steps))
     return make((tokens, tokens), *by_row, *by_column, (block, block), causal_mask_mod)
+
+
+def _earlier_blocks(steps: Tensor) -> Tensor:
+    """Return numbers of which those at i to 2i - 1 are 0 to i - 1 in some order, for every i.
+
+    Both tables of a block mask need the same strides (see FlexBlocks._tables), and in that of the
+    diagonal a row begins one number after the one before it. Number 2i + 1 is i, and number 2i is
+    number i: so each stretch has what the one before it has, and one more.
+
+    steps: 0, 1, ... (n,).
+    """
+    lowest_bit = (steps & -steps).clamp(min=1)
+    return (steps // lowest_bit // 2).to(steps.dtype)
 
 
 def interval_mask_mod(
@@ -201,9 +218,18 @@ class FlexBlocks:
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k, v by autograd, for the softmax over this layout alone."""
         leaves = [t.detach().requires_grad_() for t in (queries[1], *keys)]
-        with torch.enable_grad():
-            again = self._run(leaves[0], leaves[1], leaves[2], True)
-        dq, dk, dv = torch.autograd.grad(again, leaves, queries[0])
+        try:
+            with torch.enable_grad():
+                again = self._run(leaves[0], leaves[1], leaves[2], True)
+            dq, dk, dv = torch.autograd.grad(again, leaves, queries[0])
+        except Exception as error:
+            # torch drops its own tile if that does not divide a block, before it looks at ours
+            if "NoValidChoices" in f"{type(error).__name__} {error}":
+                raise UnsupportedError(
+                    f"torch has no tile for the backward of FlexAttention with blocks of "
+                    f"{self.block} on this GPU; use a multiple of 128"
+                ) from error
+            raise
         return dq, dk, dv
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, train: bool, **more: Any) -> Any:
@@ -238,10 +264,11 @@ class FlexBlocks:
                 partial = one.partial(one.mask)
             masked.append((own[partial], one.indices[partial]))
             full.append((own[~partial], one.indices[~partial]))
-        tables: list[Tensor | None] = [*self._table(masked, device), *self._table(full, device)]
-        for entries in (masked, full):
-            columns = [_transposed(*one) for one in entries]
-            tables += self._table(columns, device) if train else (None, None)
+        tables: list[Tensor | None] = [*self._tables(masked, full, device)]
+        columns, full_columns = (
+            [_transposed(*one) for one in entries] for entries in (masked, full)
+        )
+        tables += self._tables(columns, full_columns, device) if train else (None,) * 4
         make: Callable[..., Any] = BlockMask
         lengths, blocks = (self.seq_len, self.seq_len), (self.block, self.block)
         mod, mask = self._mask_mod, self.layouts[0].mask
@@ -251,32 +278,48 @@ class FlexBlocks:
             mod = interval_mask_mod(first, stop, device)
         return make(lengths, *tables, blocks, mod)
 
-    def _table(self, entries: Sequence[Entries], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return blocks per row (1, H, R) and their indices (1, H, R, W), padded with 0, int32.
+    def _tables(
+        self, masked: Sequence[Entries], full: Sequence[Entries], device: torch.device
+    ) -> tuple[Tensor, ...]:
+        """Return blocks per row (1, H, R) and indices (1, H, R, W), int32: masked, then full.
 
-        On a CPU the table is a view R wide of the same storage, as the lowering there expects.
+        torch's CUDA kernels read the indices of full blocks with strides and width of the masked
+        ones. So a row of one storage has both. A view may reach into the next numbers, which are
+        beyond its counts; on a CPU it is R wide, as the lowering there expects.
         """
-        rows = self.layouts[0].rows
-        counts = np.stack([np.bincount(own, minlength=rows) for own, _ in entries]).astype(np.int32)
-        heads = len(entries)
-        widest = max(1, int(counts.max()))
-        kept = int(counts.sum())
-        table_size = heads * rows * widest
+        rows, heads = self.layouts[0].rows, len(masked)
+        counts = [_blocks_per_row(entries, rows) for entries in (masked, full)]
+        widths = [max(1, int(count.max())) for count in counts]
+        starts = 0, widths[0] + -widths[0] % ALIGNED_INDICES
+        step = starts[1] + widths[1]
+        table_size = heads * rows * step
+        kept = sum(int(count.sum()) for count in counts)
         padded = table_size > MAX_PADDING * max(kept, heads * rows)
         if padded and (size := 4 * table_size) > MAX_UNCHECKED_BYTES:
             raise UnsupportedError(
-                f"FlexAttention pads all {rows} rows to the widest ({widest} blocks): its table "
-                f"would take {format_bytes(size)} for {kept} kept blocks"
+                f"FlexAttention pads all {rows} rows to the widest ({max(widths)} blocks): its "
+                f"table would take {format_bytes(size)} for {kept} kept blocks"
             )
-        wide = rows if device.type == "cpu" else widest
-        storage = np.zeros(table_size + wide - widest, dtype=np.int32)
-        table = storage[:table_size].reshape(heads, rows, widest)
-        for head, (_, indices) in enumerate(entries):
-            table[head][np.arange(widest) < counts[head][:, None]] = indices
+        width = rows if device.type == "cpu" else max(widths)
+        storage = np.zeros(table_size + width, dtype=np.int32)
+        table = storage[:table_size].reshape(heads, rows, step)
+        for entries, count, start in zip((masked, full), counts, starts, strict=True):
+            for head, (_, indices) in enumerate(entries):
+                own = table[head, :, start : start + int(count.max())]
+                own[np.arange(own.shape[1]) < count[head][:, None]] = indices
         numbers = torch.from_numpy(storage).to(device)
-        strides = (0, rows * widest, widest, 1)
-        indices_view = numbers.as_strided((1, heads, rows, wide), strides)
-        return torch.from_numpy(counts).to(device)[None], indices_view
+        tables: list[Tensor] = []
+        for count, start in zip(counts, starts, strict=True):
+            tables.append(torch.from_numpy(count).to(device)[None])
+            shape, strides = (1, heads, rows, width), (0, rows * step, step, 1)
+            tables.append(numbers.as_strided(shape, strides, start))
+        return tuple(tables)
+
+
+def _blocks_per_row(entries: Sequence[Entries], rows: int) -> NDArray[np.int32]:
+    """Return the number of entries of each row, (H, R)."""
+    counts = [np.bincount(own, minlength=rows) for own, _ in entries]
+    return np.stack(counts).astype(np.int32)
 
 
 def tile_options(block: int, head_dim: int, dtype: torch.dtype) -> dict[str, int]:

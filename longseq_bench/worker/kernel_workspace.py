@@ -115,8 +115,7 @@ def _sum_buffers(buffers: Mapping[str, Row], call: _Call) -> int:
         if "copy_of" in buffer:
             total += _copied_bytes(call.arguments[buffer["copy_of"]])
             continue
-        size = prod(call.size(factor) for factor in buffer["bytes"])
-        total += size if size <= buffer.get("at_most", size) else 0
+        total += prod(call.size(factor) for factor in buffer["bytes"])
     return total
 
 

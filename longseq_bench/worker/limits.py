@@ -84,10 +84,11 @@ def lift_heap_limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
-def limit_cuda(budget: int) -> None:
+def limit_cuda(budget: int) -> int:
     """Cap the caching allocator so that the device holds at most `budget` bytes.
 
-    Raises torch.OutOfMemoryError if the memory outside the allocator already exceeds the budget.
+    Returns the bytes outside the allocator. Raises torch.OutOfMemoryError if they already exceed
+    the budget.
     """
     free, total = torch.cuda.mem_get_info()
     outside = total - free - torch.cuda.memory_reserved()
@@ -97,6 +98,7 @@ def limit_cuda(budget: int) -> None:
             f"{outside} of {budget} bytes are in use outside the allocator"
         )
     torch.cuda.set_per_process_memory_fraction(allowed / total)
+    return outside
 
 
 def lift_cuda_limit() -> None:

@@ -133,6 +133,9 @@ def warm_up(make: type[Attention], trial: Trial, group: Group) -> None:
     attention = _prepare_short(make, trial, group)
     rows = torch.zeros(1, dtype=torch.long)
     one = draw_inputs(attention, trial.device, trial.seed, rows, trial.keep)
+    if trial.device == "cuda":
+        # a kernel takes device memory from its first use on; those of the check are not the trial's
+        one.protect_inputs()
     run_pass(attention, one)
     if trial.device == "cpu":
         _allocate_library_buffers(attention.workload)

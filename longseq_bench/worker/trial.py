@@ -161,6 +161,8 @@ class _TrialRun:
     rows: Tensor
     sender: MessageSender
     log: MeasurementLog
+    outside_before: int = 0
+    """Bytes outside CUDA's allocator when its limit was set."""
 
     # ---- the pass under the budget -------------------------------------------------------------
 
@@ -286,7 +288,7 @@ class _TrialRun:
             try:
                 if budget:
                     torch.cuda.empty_cache()
-                    limits.limit_cuda(budget)
+                    self.outside_before = limits.limit_cuda(budget)
                 yield
             finally:
                 # the check and the dense baseline are not the attention's memory
@@ -303,15 +305,34 @@ class _TrialRun:
     # ---- verdicts ------------------------------------------------------------------------------
 
     def over_memory_budget(self) -> Outcome | None:
-        """Return out of memory if the budget is not enforced and a rank's peak is over it."""
-        enforced, budget = "budget" not in self.log.facts, self.trial.memory_budget
-        own = 0.0 if enforced else max(samples_of(self.log.measurements, "peak"), default=0.0)
-        peak = self.attention.group.all_max(own)[0]
-        if not budget or peak <= budget:
+        """Return out of memory if a rank held more than the budget, and no limit has prevented it.
+
+        On CUDA the limit is set before the pass, and memory outside the allocator may grow in it.
+        """
+        budget = self.trial.memory_budget
+        peak, outside = self._held_unlimited()
+        held = self.attention.group.all_max(peak + outside)[0]
+        if not budget or held <= budget:
             return None
-        enforcement = self.log.facts.get("budget", "not enforced on another rank")
-        reason = f"the peak was {peak:.0f} bytes; the budget of {budget} is {enforcement}"
+        if self.trial.device == "cuda":
+            reason = (
+                f"{held:.0f} bytes were held; outside the allocator of this rank {outside:.0f} of "
+                f"them, {self.outside_before} before the pass. The budget is {budget}"
+            )
+        else:
+            enforcement = self.log.facts.get("budget", "not enforced on another rank")
+            reason = f"the peak was {held:.0f} bytes; the budget of {budget} is {enforcement}"
         return Outcome(status="oom", reason=reason, phase=self.sender.phase)
+
+    def _held_unlimited(self) -> tuple[float, float]:
+        """Return the bytes of tensors and of other memory that may be over the budget."""
+        measured = self.log.measurements
+        if self.trial.device != "cuda" and "budget" not in self.log.facts:
+            return 0.0, 0.0
+        peak, outside = (
+            max(samples_of(measured, name), default=0.0) for name in ("peak", "outside_allocator")
+        )
+        return peak, outside
 
     def is_late_under_exact_accounting(self) -> bool:
         """Return True if the pass was over the time budget, but slowed by exact heap accounting.

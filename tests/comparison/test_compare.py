@@ -623,6 +623,11 @@ def test_a_busy_machine_is_reported() -> None:
         for r, t in zip(rounds(), STEADY, strict=True)
     ]
     assert "CPU time per second of a pass is 50 % lower with B" in notes(rounds(), waited)
+    on_gpu = [
+        [r.model_copy(update={"trial": r.trial.replace(device="cuda")}) for r in side]
+        for side in (rounds(), waited)
+    ]
+    assert "CPU time" not in notes(*on_gpu)
     assert "processor" not in notes(rounds(), rounds())
 
 

@@ -18,14 +18,17 @@ WARM_UPS, PASSES = 10, 30
 
 
 def test_event_times_equal_those_of_triton() -> None:
-    """Within 3 %: a product of some milliseconds, so that the launch does not count."""
+    """Within 3 %: a copy of some milliseconds, so that the launch does not count.
+
+    A product of matrices takes 9 % longer there on an H100: without a pause between passes the
+    power limit lowers the clock.
+    """
     triton = pytest.importorskip("triton")
-    a = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
-    out = torch.empty_like(a)
+    source = torch.ones(2**32, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
 
     def work() -> None:
-        torch.mm(a, a, out=out)
-        torch.mm(a, a, out=out)
+        target.copy_(source)
 
     clock = clock_for("cuda")
     assert isinstance(clock, CudaClock)

@@ -95,7 +95,10 @@ def test_the_causal_mask_holds_the_triangle(tokens: int, train: bool) -> None:
     mask = causal_block_mask(tokens, 128, "cpu", train)
     assert mask.seq_lengths == (tokens, tokens)
     assert mask.BLOCK_SIZE == (128, 128)
-    assert parts(mask) == ([list(range(i)) for i in range(rows)], [[i] for i in range(rows)])
+    whole, partly = parts(mask)
+    assert [sorted(row) for row in whole] == [list(range(i)) for i in range(rows)]
+    assert partly == [[i] for i in range(rows)]
+    assert_the_strides_of_one_are_those_of_both(mask, train)
     if not train:
         assert (mask.q_indices, mask.full_q_indices) == (None, None)
         return
@@ -104,13 +107,33 @@ def test_the_causal_mask_holds_the_triangle(tokens: int, train: bool) -> None:
     assert listed(mask.q_num_blocks, mask.q_indices, 0) == [[i] for i in range(rows)]
 
 
+def assert_the_strides_of_one_are_those_of_both(mask: Any, train: bool) -> None:
+    """torch's CUDA kernels take the strides and width of the masked blocks for the full ones."""
+    for side in ("kv", "q") if train else ("kv",):
+        for name in ("num_blocks", "indices"):
+            masked = getattr(mask, f"{side}_{name}")
+            full = getattr(mask, f"full_{side}_{name}")
+            assert (masked.shape, masked.stride()) == (full.shape, full.stride())
+            # else torch copies them before each call
+            assert masked.storage_offset() % 4 == full.storage_offset() % 4 == 0
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_both_tables_of_a_layout_have_the_same_strides(pattern: str, causal: bool) -> None:
+    special = 32 if pattern in ("global-local", "sink-window") else 0
+    layouts = [make_layout(pattern, 1000, 32, 0.7, causal, special=special)] * 2
+    mask = FlexBlocks(layouts)._mask(torch.device("cpu"), True)
+    assert_the_strides_of_one_are_those_of_both(mask, True)
+
+
 def test_the_causal_mask_is_small() -> None:
     """Ten million tokens; dense tables of this many rows take 24 GB each."""
     meter = StoragePeak(MeterContext("cpu"))
     with meter:
         mask = causal_block_mask(10_000_000, 128, "cpu", True)
     assert mask.full_q_indices.shape == (1, 1, 78_125, 78_125)
-    assert meter.peak < 8 * 4 * 78_125
+    assert meter.peak < 16 * 4 * 78_125
 
 
 @pytest.mark.cuda
@@ -134,6 +157,44 @@ def test_the_causal_backward_of_flex_equals_the_definition(tokens: int) -> None:
         torch.testing.assert_close(got.double(), want, rtol=4e-2, atol=4e-2)
 
 
+def test_a_block_without_a_tile_in_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another error of the compiler is not."""
+    flex = FlexBlocks([make_layout("random", 100, 32, 0.5, True)])
+    q = torch.zeros(1, 4, 100, 16)
+
+    def fail(text: str) -> None:
+        raise RuntimeError(text)
+
+    for text, kind in (("NoValidChoicesError: no choices", UnsupportedError), ("x", RuntimeError)):
+        monkeypatch.setattr(flex, "_run", lambda *_, text=text: fail(text))
+        with pytest.raises(kind, match="use a multiple of 128" if text != "x" else "x"):
+            flex.backward((q, q, q, q[..., 0]), (q, q))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("heads_differ", [False, True])
+def test_layouts_on_a_gpu_equal_their_definition(heads_differ: bool, causal: bool) -> None:
+    """Forward and backward; rows of many widths, and a short last block."""
+    names = ("random", "local-window", "strided", "random")
+    layouts = [make_layout(p, 1000, 128, 0.5, causal, seed=i) for i, p in enumerate(names)]
+    layouts = layouts if heads_differ else layouts[:1]
+    draw = torch.Generator("cuda").manual_seed(0)
+    q, k, v, grad = (
+        torch.randn(2, heads, 1000, 64, generator=draw, device="cuda").bfloat16()
+        for heads in (4, 2, 2, 4)
+    )
+    flex = FlexBlocks(layouts)
+    out, lse = flex.forward(q, k, v, True)
+    assert lse is not None
+    got = (out, *flex.backward((grad, q, out, lse), (k, v)))
+    leaves = [t.double().cpu().requires_grad_() for t in (q, k, v)]
+    want, _ = plain_attention.forward(*leaves, counts=plain_attention.masks(layouts))
+    wants = (want, *torch.autograd.grad(want, leaves, grad.double().cpu()))
+    for own, other in zip(got, wants, strict=True):
+        torch.testing.assert_close(own.double().cpu(), other, rtol=4e-2, atol=4e-2)
+
+
 def plain_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
@@ -153,8 +214,12 @@ def test_tables_are_as_small_as_their_widest_row() -> None:
     mask = flex.prepare("cpu")
     assert int(np.diff(layout.indptr).max()) == 16
     tables = [getattr(mask, name) for name in mask._TENSOR_ATTRS]
-    held = sum(t.untyped_storage().nbytes() for t in tables if t is not None)
-    assert held < 4 * 2**13 * (16 + 1 + 2 + 2) + 2**10
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage() for t in tables if t is not None
+    }
+    held = sum(storage.nbytes() for storage in storages.values())
+    # 16 full blocks, room for 4 masked ones, two counts, and one row of the table R wide
+    assert held < 4 * 2**13 * (16 + 4 + 2 + 1) + 2**10
     assert_holds_some(mask, layout)
     # what the lowering on a CPU asks for
     assert mask.full_kv_indices.shape == (1, 1, 2**13, 2**13)

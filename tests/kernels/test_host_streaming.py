@@ -195,6 +195,8 @@ def test_more_than_the_host_has_is_not_tried(pins: Callable[..., None]) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("size", [3 * MIB, 4 * MIB, 5 * MIB])
 def test_torch_pins_as_much_as_is_counted(size: int) -> None:
+    torch.cuda.init()  # before it there are no figures
+    torch._C._host_emptyCache()  # else a freed block of another test is used again
     before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
     tensor = host_memory.zeros((size // 4,), torch.float32, "cuda")
     assert tensor.is_pinned()

@@ -93,12 +93,12 @@ def test_a_dry_run_has_the_multiprocessors_of_the_profile(
     assert estimate.inside_bytes == 4 * 2 * multiprocessors * 64 * (64 + 1)
 
 
-def test_cudnn_adds_dq_and_only_for_short_sequences_dp() -> None:
+def test_cudnn_adds_dq_in_float32() -> None:
     q, k = tensors(torch.bfloat16, HQ)
     assert workspace_of(aten._scaled_dot_product_cudnn_attention, q, k, k, None, True) == 0
     assert backward_of("cudnn", q, k, q, q) == 4 * B * HQ * N * (D + 1)
     q, k = q[:, :, :1000], k[:, :, :1000]
-    assert backward_of("cudnn", q, k, q, q) == B * HQ * (4 * 1000 * (D + 1) + 2 * 1024 * 1024)
+    assert backward_of("cudnn", q, k, q, q) == 4 * B * HQ * 1000 * (D + 1)
 
 
 def test_efficient_attention_adds_dq_and_delta() -> None:

@@ -21,6 +21,9 @@ def test_products_grow_until_one_takes_long_enough(monkeypatch: pytest.MonkeyPat
 
     def mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         sizes.append(len(a))
+        # equal numbers need less power, and a GPU multiplies them faster
+        assert a.std() > 0.9
+        assert not torch.equal(a, b)
         multiply(a, b, out=out)
 
     monkeypatch.setattr(matmul_rate, "clock_for", lambda device: Stopped())

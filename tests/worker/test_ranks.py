@@ -338,6 +338,25 @@ def test_the_slowest_rank_is_late_for_all(ranks: Ranks) -> None:
         assert len({o.reason for o in outcomes}) == 1
 
 
+def test_memory_outside_the_allocator_counts_for_the_budget_of_a_gpu() -> None:
+    """It may grow after the limit was set, which caps torch's tensors only."""
+    one = trial_for("sdpa", 64, device="cuda", memory_budget=1000)
+    log, rows = MeasurementLog(0), torch.arange(1)
+    attention = IMPLEMENTATIONS.get("sdpa")(one.workload, Group.alone())
+    own_run = trial_module._TrialRun(one, attention, rows, Silent(), log, outside_before=200)
+    log.add("peak", "B", 700.0)
+    log.add("outside_allocator", "B", 300.0)
+    assert own_run.over_memory_budget() is None
+    log.add("outside_allocator", "B", 301.0)
+    outcome = own_run.over_memory_budget()
+    assert outcome is not None
+    assert (outcome.status, outcome.reason) == (
+        "oom",
+        "1001 bytes were held; outside the allocator of this rank 301 of them, 200 before the "
+        "pass. The budget is 1000",
+    )
+
+
 @pytest.mark.parametrize("over", [None, 0, 1])
 def test_all_ranks_run_the_exact_pass_if_one_needs_it(ranks: Ranks, over: int | None) -> None:
     for outcome in ranks(2, run_with_peak, over):

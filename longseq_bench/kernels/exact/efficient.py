@@ -1,4 +1,4 @@
-"""torch's memory-efficient kernel for CUDA: any dtype, masks, older GPUs."""
+"""torch's memory-efficient kernel for CUDA: float32 and 16 bits, masks, older GPUs."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from longseq_bench.core.errors import KernelLimitError
 from longseq_bench.kernels.base import Pair, Queries, Triple, check_strides
-from longseq_bench.kernels.exact._cuda import capability_reason, repeat_heads, sum_groups
+from longseq_bench.kernels.exact._cuda import HALF, capability_reason, repeat_heads, sum_groups
 from longseq_bench.kernels.exact._flash_backward import MAX_INDEX
 from longseq_bench.kernels.exact._masks import bias_of, clear_empty_rows, hide_empty_rows
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
@@ -29,6 +29,8 @@ class Efficient(ExactKernel):
     @classmethod
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
+        if use.dtype not in (*HALF, torch.float32):
+            return f"it supports bfloat16, float16 and float32, not {str(use.dtype)[6:]}"
         align = 16 // use.dtype.itemsize
         if use.head_dim % align or use.v_head_dim % align:
             return f"it needs a head_dim that is a multiple of {align}"
