@@ -218,18 +218,9 @@ class FlexBlocks:
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k, v by autograd, for the softmax over this layout alone."""
         leaves = [t.detach().requires_grad_() for t in (queries[1], *keys)]
-        try:
-            with torch.enable_grad():
-                again = self._run(leaves[0], leaves[1], leaves[2], True)
-            dq, dk, dv = torch.autograd.grad(again, leaves, queries[0])
-        except Exception as error:
-            # torch drops its own tile if that does not divide a block, before it looks at ours
-            if "NoValidChoices" in f"{type(error).__name__} {error}":
-                raise UnsupportedError(
-                    f"torch has no tile for the backward of FlexAttention with blocks of "
-                    f"{self.block} on this GPU; use a multiple of 128"
-                ) from error
-            raise
+        with torch.enable_grad():
+            again = self._run(leaves[0], leaves[1], leaves[2], True)
+        dq, dk, dv = torch.autograd.grad(again, leaves, queries[0])
         return dq, dk, dv
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, train: bool, **more: Any) -> Any:
@@ -283,9 +274,9 @@ class FlexBlocks:
     ) -> tuple[Tensor, ...]:
         """Return blocks per row (1, H, R) and indices (1, H, R, W), int32: masked, then full.
 
-        torch's CUDA kernels read the indices of full blocks with strides and width of the masked
-        ones. So a row of one storage has both. A view may reach into the next numbers, which are
-        beyond its counts; on a CPU it is R wide, as the lowering there expects.
+        The CUDA kernels of torch 2.11 read the indices of full blocks with strides and width of the
+        masked ones. So a row of one storage has both. A view may reach into the next numbers, which
+        are beyond its counts; on a CPU it is R wide, as the lowering there expects.
         """
         rows, heads = self.layouts[0].rows, len(masked)
         counts = [_blocks_per_row(entries, rows) for entries in (masked, full)]

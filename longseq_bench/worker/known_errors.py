@@ -157,6 +157,12 @@ _UNUSABLE: tuple[tuple[str, str | Callable[[], str]], ...] = (
         "more (docker run --shm-size=8g, or --ipc=host), or remove old files /dev/shm/nccl-*",
     ),
     (
+        # of torch's compiler, which looks at its own tiles only
+        "NoValidChoicesError|Q and KV block size must be divisible",
+        "torch has no tile for FlexAttention in such blocks on this GPU; use a block that is a "
+        "multiple of 128",
+    ),
+    (
         "Failed to find C compiler",
         "Triton needs a C compiler, and there is none; install gcc, or set CC",
     ),

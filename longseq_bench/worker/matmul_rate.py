@@ -41,7 +41,7 @@ def _torch_rate(group: Group, device: str, dtype: DType) -> float:
 def _product_s(group: Group, device: str, dtype: DType, size: int) -> float:
     """Return the seconds of the fastest product of this size; the first one only warms up."""
     generator = torch.Generator(device).manual_seed(0)
-    # equal numbers need less power: a GPU multiplies ones an eighth faster
+    # equal numbers need less power: a GPU multiplies ones a ninth faster
     a, b = (
         torch.empty(size, size, dtype=getattr(torch, dtype), device=device)
         .normal_(generator=generator)

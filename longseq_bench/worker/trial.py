@@ -310,14 +310,14 @@ class _TrialRun:
         On CUDA the limit is set before the pass, and memory outside the allocator may grow in it.
         """
         budget = self.trial.memory_budget
-        peak, outside = self._held_unlimited()
-        held = self.attention.group.all_max(peak + outside)[0]
+        inside, outside = self._held_unlimited()
+        held = self.attention.group.all_max(inside + outside)[0]
         if not budget or held <= budget:
             return None
         if self.trial.device == "cuda":
             reason = (
-                f"{held:.0f} bytes were held; outside the allocator of this rank {outside:.0f} of "
-                f"them, {self.outside_before} before the pass. The budget is {budget}"
+                f"a rank held {held:.0f} bytes, and the budget is {budget}; outside the allocator "
+                f"there were {outside:.0f} here, {self.outside_before} before the pass"
             )
         else:
             enforcement = self.log.facts.get("budget", "not enforced on another rank")
@@ -325,14 +325,18 @@ class _TrialRun:
         return Outcome(status="oom", reason=reason, phase=self.sender.phase)
 
     def _held_unlimited(self) -> tuple[float, float]:
-        """Return the bytes of tensors and of other memory that may be over the budget."""
-        measured = self.log.measurements
-        if self.trial.device != "cuda" and "budget" not in self.log.facts:
-            return 0.0, 0.0
-        peak, outside = (
-            max(samples_of(measured, name), default=0.0) for name in ("peak", "outside_allocator")
-        )
-        return peak, outside
+        """Return bytes that may be over the budget: inside the allocator of tensors, and outside.
+
+        Both are 0 where a limit holds.
+        """
+
+        def largest(name: str) -> float:
+            return max(samples_of(self.log.measurements, name), default=0.0)
+
+        if self.trial.device == "cuda":
+            outside = largest("outside_allocator")
+            return (largest("reserved"), outside) if outside else (0.0, 0.0)
+        return (largest("peak") if "budget" in self.log.facts else 0.0), 0.0
 
     def is_late_under_exact_accounting(self) -> bool:
         """Return True if the pass was over the time budget, but slowed by exact heap accounting.

@@ -20,25 +20,34 @@ pytestmark = pytest.mark.skipif(
 ALIGNED = [["tt.divisibility", 16]]
 
 
-def compile_ptx(
+def compile_for_h100(
     function: Any, signature: Mapping[str, Any], fixed: Any, known: Any, options: Any
-) -> str:
+) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
 
     source = triton.compiler.ASTSource(function, signature, fixed, known)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    return str(made.asm["ptx"])
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
 
 
-def assert_loads_before_stores(ptx: str) -> None:
-    """Assert a barrier between the last load from global memory and the first store to it."""
-    found = re.findall(r"ld\.global|st\.global|bar\.sync", ptx)
-    first = found.index("st.global")
-    assert "ld.global" in found[:first]
-    assert "ld.global" not in found[first:]
-    last_load = max(i for i, name in enumerate(found[:first]) if name == "ld.global")
-    assert "bar.sync" in found[last_load:first]
+def assert_loads_before_stores(made: Any) -> None:
+    """Assert a barrier between the last load from global memory and the first store to it.
+
+    In the kernel as it is written, and as it is compiled, where barriers of other kinds join it.
+    """
+    for text, load, store, barrier in (
+        (made["ttir"], r"tt\.load", r"tt\.store", r"barrier"),
+        (made["ptx"], r"ld\.global", r"st\.global", r"bar\.sync"),
+    ):
+        found = [
+            next(name for name in (load, store, barrier) if re.fullmatch(name, one))
+            for one in re.findall(f"{load}|{store}|{barrier}", text)
+        ]
+        first = found.index(store)
+        assert load in found[:first]
+        assert load not in found[first:]
+        last_load = max(i for i, name in enumerate(found[:first]) if name == load)
+        assert barrier in found[last_load:first]
 
 
 @pytest.mark.parametrize("dim", [8, 64, 128])
@@ -60,7 +69,8 @@ def test_a_merge_of_two_softmaxes(monkeypatch: pytest.MonkeyPatch, dim: int) -> 
             known |= {(i, at): ALIGNED for at in range(3)}
         elif name in kinds:
             known[(i,)] = ALIGNED
-    assert_loads_before_stores(compile_ptx(function, signature, fixed, known, {"num_warps": 4}))
+    made = compile_for_h100(function, signature, fixed, known, {"num_warps": 4})
+    assert_loads_before_stores(made)
 
 
 @pytest.mark.parametrize("dim", [16, 128])
@@ -71,5 +81,5 @@ def test_spans_that_continue_earlier_results(
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     variant = Variant(kernel, dim, causal=True, split=True)
     function, tile = kernel_of(variant, 90)
-    ptx = compile_ptx(function, *arguments(function, variant, tile), tile.options)
-    assert_loads_before_stores(ptx)
+    made = compile_for_h100(function, *arguments(function, variant, tile), tile.options)
+    assert_loads_before_stores(made)

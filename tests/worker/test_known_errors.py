@@ -142,6 +142,16 @@ def test_an_invalid_argument_alone_is_no_limit(text: str) -> None:
             "Triton needs a C compiler",
             "install gcc",
         ),
+        (
+            RuntimeError("LoweringException: NoValidChoicesError: No choices to select"),
+            "no tile for FlexAttention",
+            "a multiple of 128",
+        ),
+        (
+            RuntimeError("ValueError: Q and KV block size must be divisible by BLOCK_M and"),
+            "no tile for FlexAttention",
+            "a multiple of 128",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
