@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.launchers import host_agent, local
+from longseq_bench.launchers import local
 from longseq_bench.launchers.local import LocalLauncher
 from tests.ranks import Ranks
 
@@ -27,8 +27,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # threads of trials that wait for each other would keep the cores from the other worker
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# one host and several share the fork server of a worker, which is started once
-local.PRELOAD[:] = [*host_agent.AGENT_PRELOAD, "tests.short_ceiling"]
+local.PRELOAD.append("tests.short_ceiling")
 
 # the tests that need a GPU may run where only pytest is installed (benchmarks/gpu)
 with suppress(ImportError):
@@ -57,8 +56,8 @@ SHARED = {
 LONG = (
     "attention/test_ranks", "compiled", "html", "tests/test_gpu_command",
     "kernels/test_triton_blocks", "worker/test_dry_run", "tests/test_testing", "worker/test_keep",
-    "worker/test_ranks", "cli/test_plan", "launchers/test_elastic", "search/test_strategy",
-    "search/test_bracket", "cli/test_launch", "launchers/test_hosts", "cli/test_survival",
+    "worker/test_ranks", "cli/test_plan", "search/test_strategy",
+    "search/test_bracket", "cli/test_launch", "cli/test_survival",
 )  # fmt: skip
 """Groups that start first, so that the workers end together."""
 

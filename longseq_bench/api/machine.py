@@ -20,6 +20,7 @@ from longseq_bench.core.errors import StoreError
 from longseq_bench.core.hardware import Hardware, profiles, this_cpu
 from longseq_bench.core.model import Device, Record, Trial
 from longseq_bench.launchers.base import Launcher, create_launcher
+from longseq_bench.launchers.hosts import refuse_several_tasks
 from longseq_bench.search.prediction import Predictor, RateModel
 from longseq_bench.store import RECORDS, load
 
@@ -71,6 +72,7 @@ def open_launcher(
 
     first: called before the catalogue is asked for, which takes a second or two.
     """
+    refuse_several_tasks(os.environ)
     with make_launcher() as launcher:
         first()
         with reporter.waiting("checking this machine …"):

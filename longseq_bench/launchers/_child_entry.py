@@ -1,11 +1,9 @@
 """The first steps of a child: leave the terminal, make sure to end with the parent, then work.
 
-A child is a rank, or the agent that starts the ranks of a host. The parent imports this module to
-start one, so nothing heavy is imported at the top.
+The parent imports this module to start a child, so nothing heavy is imported at the top.
 """
 
 import ctypes
-import json
 import os
 import signal
 import sys
@@ -41,33 +39,6 @@ def enter(
     from longseq_bench.worker.main import serve
 
     longseq_child_main(serve, request, payload, pipe, listener)
-
-
-def enter_agent(
-    job_json: str, events: Connection, descriptors_socket: socket, output: int, temporary: str
-) -> None:
-    """Start this host's ranks, and return when they have ended.
-
-    Args:
-        job_json: a HostJob of host_agent.py.
-        events: for reports about the ranks.
-        descriptors_socket: delivers a message pipe for each rank, then an output file for each.
-        output: the descriptor that the agent itself prints to.
-        temporary: the parent's folder for temporary files.
-    """
-    server = detach(output)
-
-    from longseq_bench.launchers.fd_passing import receive_fds
-
-    ranks = json.loads(job_json)["ranks_per_node"]
-    with descriptors_socket:
-        descriptors = receive_fds(descriptors_socket, 2 * ranks)
-    pipes = [Connection(number, readable=False) for number in descriptors[:ranks]]
-    events.send_bytes(b'{"server": %d}' % server)
-
-    from longseq_bench.worker.elastic_ranks import run_agent
-
-    run_agent(job_json, events, pipes, descriptors[ranks:], temporary)
 
 
 def detach(output: int) -> int:

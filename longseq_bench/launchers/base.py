@@ -6,8 +6,6 @@ decorator).
 
     @LAUNCHERS.register("my-scheduler")
     class MyLauncher(Launcher):
-        @classmethod
-        def create(cls, settings: LaunchSettings) -> MyLauncher: ...
         def catalogue(self) -> Catalogue: ...
         def check(self, trials: Sequence[Trial]) -> None: ...
         def dry_run(
@@ -27,16 +25,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from longseq_bench.core.catalogue import Catalogue
-from longseq_bench.core.cluster_env import NodeInfo
 from longseq_bench.core.model import DryRunEstimate, Outcome, Trial
 from longseq_bench.core.registry import Registry
-
-if TYPE_CHECKING:
-    from longseq_bench.launchers.control_messages import NodeIdentity
 
 DRY_RUN_LIMIT_S = 10.0
 """Time limit of a dry run, for all of its trials."""
@@ -53,31 +47,8 @@ class LaunchResult:
     processes: int = 1
 
 
-@dataclass(frozen=True)
-class LaunchSettings:
-    """Settings of a launch from the command line.
-
-    cluster: the hosts and the ranks on each.
-    identity: identity of this host in a launch over several hosts.
-    key: the key with which the hosts authenticate each other.
-    timeout_s: time to wait for other hosts.
-    log: prints a line for the user.
-    """
-
-    cluster: NodeInfo = field(default_factory=NodeInfo)
-    identity: NodeIdentity | None = None
-    key: bytes = field(default=b"", repr=False)
-    timeout_s: float = 60.0
-    log: Callable[[str], None] = lambda text: None
-
-
 class Launcher(ABC):
     """Base of launchers, which run trials one at a time in processes. A context manager."""
-
-    @classmethod
-    def create(cls, settings: LaunchSettings) -> Launcher:
-        """Build a launcher from the command line's settings. The default ignores them."""
-        return cls()
 
     @abstractmethod
     def catalogue(self) -> Catalogue:
@@ -124,11 +95,11 @@ class Launcher(ABC):
 LAUNCHERS: Registry[type[Launcher]] = Registry("launcher", __package__, "longseq_bench.launchers")
 
 
-def create_launcher(name: str, settings: LaunchSettings | None = None) -> Launcher:
-    """Build the launcher of that name.
+def create_launcher(name: str) -> Launcher:
+    """Build the launcher of that name, without arguments.
 
     Raises:
         UnknownNameError: there is no such launcher; the message names the nearest one.
         UnsupportedError: it can't be imported here.
     """
-    return LAUNCHERS.get(name).create(settings or LaunchSettings())
+    return LAUNCHERS.get(name)()

@@ -75,12 +75,14 @@ class RankSupervisor:
     """State of all ranks of a trial, from start to outcome.
 
     Every `now` is in seconds of the launcher's monotonic clock. `name` formats a rank for a reason.
+    cause_s: time for the cause to be reported, when all reports so far are of lost peers.
     """
 
     def __init__(
-        self, trial: Trial, now: float, name: Callable[[int], str] = "rank {}".format
-    ) -> None:
-        self.trial, self.name = trial, name
+        self, trial: Trial, now: float, name: Callable[[int], str] = "rank {}".format,
+        cause_s: float = CAUSE_S,
+    ) -> None:  # fmt: skip
+        self.trial, self.name, self._cause_s = trial, name, cause_s
         self._ranks = [_Rank(now + PHASE_LIMIT_S) for _ in range(trial.world_size)]
         self._verdict: tuple[int, Outcome] | None = None
         self._paused_s = 0.0
@@ -160,7 +162,7 @@ class RankSupervisor:
             return min((self._ranks[rank].deadline for rank in self.running), default=0.0)
         causes = [rank for rank in failed if not self._lost_peer(rank)]
         first = min(self._ranks[rank].known_s for rank in causes or failed)
-        return first + (PEERS_S if causes else CAUSE_S)
+        return first + (PEERS_S if causes else self._cause_s)
 
     def is_done(self, now: float) -> bool:
         """Return True if all ranks ended, or one failed and its peers had time to report."""

@@ -15,7 +15,6 @@ from longseq_bench import attention
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.attention.own_function import find_implementation
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInfo
-from longseq_bench.core.cluster_env import RankInfo
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.gpus import (
     explain_no_cuda,
@@ -24,7 +23,7 @@ from longseq_bench.core.gpus import (
 )
 from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, SDPA, Outcome, Trial
 from longseq_bench.core.options import specs_of
-from longseq_bench.core.rank_start import CONNECTING, OPENING, WARMING_UP
+from longseq_bench.core.ranks import CONNECTING, OPENING, WARMING_UP, RankInfo
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.exact.base import KERNELS, Use, check_name
 from longseq_bench.meters.base import METERS

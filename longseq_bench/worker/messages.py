@@ -11,16 +11,23 @@ import json
 import select
 import time
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from longseq_bench.core.model import Outcome, Phase
+
+
+class Output(Protocol):
+    """Takes messages: a pipe, or the lines of a distant rank (worker/host_rank.py)."""
+
+    def send_bytes(self, message: bytes, /) -> None:
+        """Send a message."""
 
 
 class MessageSender:
     """Reports each phase, so that the parent knows where a process died, and the outcome."""
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
+    def __init__(self, output: Output) -> None:
+        self._output = output
         self.phase: Phase = "start"
 
     def start_phase(self, phase: Phase, part: str = "") -> None:
@@ -37,11 +44,12 @@ class MessageSender:
         self._send({"answer": value})
 
     def wait_until_closed(self) -> None:
-        """Block until the parent closes its end, which it does once every rank has reported."""
+        """Block until the parent closes its end of a pipe, once every rank has reported."""
+        assert isinstance(self._output, Connection)
         poll = select.poll()
-        poll.register(self._pipe.fileno(), 0)
+        poll.register(self._output.fileno(), 0)
         poll.poll()
 
     def _send(self, message: dict[str, Any]) -> None:
         # a lone surrogate, which no record can hold, becomes "?": an error may have any text
-        self._pipe.send_bytes(json.dumps(message, ensure_ascii=False).encode("utf-8", "replace"))
+        self._output.send_bytes(json.dumps(message, ensure_ascii=False).encode("utf-8", "replace"))

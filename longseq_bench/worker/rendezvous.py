@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from longseq_bench.core.cluster_env import RankInfo
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Device
+from longseq_bench.core.ranks import RankInfo
 from longseq_bench.distributed.group import GROUP_TIMEOUT
 from longseq_bench.worker import flight_recorder
 
@@ -41,7 +41,7 @@ def join_process_group(place: RankInfo, device: Device, listener: socket | None 
     """
     if place.address.startswith("127.") or place.address in ("::1", "localhost"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    is_host = place.rank == 0 and not place.store_is_up
+    is_host = place.rank == 0
     store: Any = TCPStore(
         place.address, place.port, place.size, is_host, GROUP_TIMEOUT, wait_for_workers=False,
         master_listen_fd=listener.detach() if is_host and listener else None,

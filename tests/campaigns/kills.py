@@ -3,12 +3,10 @@
     python -m tests.campaigns.kills --count 30 --seed 1
 
 A sweep is struck up to five times while it runs, resumed and struck again until it is complete or
-has been struck twenty times; then nothing disturbs it. Some sweeps run on one node of `longseq
-launch`, some on two, either of which may be struck; a node 1 that was killed is started again. A
-finding is a record that is lost, doubled or blamed on the wrong one, a traceback, or a file or
-process that is left after the last run. The exit code is 1 if there is one. A finding names the
-number of its sweep; `--only NUMBER` with the same seed repeats that sweep alone. A kill takes about
-3 s.
+has been struck twenty times; then nothing disturbs it. A finding is a record that is lost, doubled
+or blamed on the wrong one, a traceback, or a file or process that is left after the last run. The
+exit code is 1 if there is one. A finding names the number of its sweep; `--only NUMBER` with the
+same seed repeats that sweep alone. A kill takes about 3 s. `slurm --kills` strikes several hosts.
 """
 
 import argparse
@@ -34,7 +32,6 @@ from longseq_bench.core.model import Record
 from longseq_bench.launchers.fork_server import ATTEMPTS
 from longseq_bench.store import RECORDS, load
 from tests.cli.sweep_process import Sweep, start_sweep
-from tests.launchers.nodes import free_port
 
 SWEEP = """\
 memory_budget: 64MiB
@@ -45,37 +42,32 @@ implementations: [ring, collective]
 rounds: 1
 repeats: 1
 """
-ONE_NODE = ("launch", "--nproc-per-node", "2", "--")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSTOP)
-TARGETS = ("parent", "server", "rank", "agent")
+TARGETS = ("parent", "server", "rank")
 DEADLINE_S = 120.0
 KILLS_OF_A_SWEEP, KILLS_OF_A_COMMAND = 20, 5
 STOPPED_S = 1.0
 START_S, TRIAL_S = 4.0, 1.5
-"""About the duration of the start of a command, and of a trial on two nodes."""
+"""About the duration of the start of a command, and of a trial."""
 
 
 @dataclass(frozen=True)
 class Kill:
     """Which process gets which signal, and when.
 
-    after_s: from the start of the command, or from its last kill. nodes: those of `longseq
-    launch`, 0 without it. node: the one that is struck. ends_stopped: a stopped process is killed;
-    else it is continued.
+    after_s: from the start of the command, or from its last kill.  ends_stopped: a stopped process
+    is killed; else it is continued.
     """
 
     number: int
     target: str
     signal: Signals
     after_s: float
-    nodes: int
-    node: int
     ends_stopped: bool
 
     def __str__(self) -> str:
         then = (" then SIGKILL" if self.ends_stopped else " then SIGCONT") * self.is_stop
-        where = f" of node {self.node} of {self.nodes}" if self.nodes else ""
-        return f"{self.number}: {self.signal.name}{then} to {self.target}{where}"
+        return f"{self.number}: {self.signal.name}{then} to {self.target}"
 
     @property
     def is_stop(self) -> bool:
@@ -92,59 +84,14 @@ class Kill:
 def plan_command(number: int, seed: int) -> Iterator[Kill]:
     """Yield the kills of a command, `number` and following, at any moments of it."""
     chance = random.Random(f"{seed}/{number}")
-    nodes = chance.choice((0, 0, 1, 2))
     for i in range(KILLS_OF_A_COMMAND):
         yield Kill(
-            number + i, chance.choice(TARGETS if nodes else TARGETS[:-1]), chance.choice(SIGNALS),
-            chance.uniform(0, TRIAL_S if i else START_S), nodes, chance.randrange(max(1, nodes)),
-            ends_stopped=chance.random() < 0.5,
+            number + i, chance.choice(TARGETS), chance.choice(SIGNALS),
+            chance.uniform(0, TRIAL_S if i else START_S), ends_stopped=chance.random() < 0.5,
         )  # fmt: skip
 
 
 # ---- one command ---------------------------------------------------------------------------------
-
-
-class Command:
-    """A sweep that is started or resumed, with a second process if it runs on two nodes."""
-
-    def __init__(self, number: int, nodes: int, temporary: Path) -> None:
-        self._number = number
-        self._variables = {
-            "TMPDIR": str(temporary),
-            "XDG_CONFIG_HOME": str(Path.cwd() / "settings"),  # the key of launches on loopback
-        }
-        endpoint = f"127.0.0.1:{free_port()}"
-        self._flags = ("--nnodes", "2", "--rdzv-endpoint", endpoint, "--rdzv-timeout", "15")
-        before = {0: (), 1: ONE_NODE, 2: self._before(0)}[nodes]
-        self.said = [Path(f"said-{number}")]
-        self.sweeps = [start_sweep(self.said[0], before, **self._variables)]
-        self.codes: list[int | None] = []
-        if nodes == 2:
-            self._start_node_1()
-
-    def _before(self, node: int) -> Sequence[str]:
-        return ("launch", *self._flags, "--node-rank", str(node), "--")
-
-    def _start_node_1(self) -> None:
-        self.said.append(Path(f"said-{self._number}-{len(self.said)}"))
-        mark = self.sweeps[0].mark
-        self.sweeps[1:] = [start_sweep(self.said[-1], self._before(1), mark, **self._variables)]
-
-    def restart_node_1(self) -> None:
-        """Start node 1 again if it was killed, as its user or the scheduler would."""
-        ended = [sweep.process.poll() for sweep in self.sweeps]
-        if ended[0] is None and ended[1:] == [-signal.SIGKILL]:
-            self._start_node_1()
-
-    def wait(self) -> None:
-        """Wait for the exit code of each node; None if it does not end, and kill it then."""
-        deadline_s = time.monotonic() + DEADLINE_S
-        while any(s.process.poll() is None for s in self.sweeps) and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-            self.restart_node_1()
-        self.codes = [sweep.process.poll() for sweep in self.sweeps]
-        if None in self.codes:
-            self.sweeps[0].end()
 
 
 def find(sweep: Sweep, kill: Kill) -> psutil.Process | None:
@@ -157,19 +104,15 @@ def find(sweep: Sweep, kill: Kill) -> psutil.Process | None:
         if kill.target == "server":
             return servers[0] if servers else None
         children = [child for server in servers for child in server.children()]
-        if kill.nodes and kill.target == "rank":
-            children = [rank for agent in children for rank in agent.children()]
         return random.Random(kill.number).choice(children) if children else None
     return None
 
 
-def strike(command: Command, kill: Kill) -> str:
+def strike(sweep: Sweep, kill: Kill) -> str:
     """Send the signal, or return "" if the sweep ended before there was such a process."""
     start_s = time.monotonic()
-    while all(sweep.process.poll() is None for sweep in command.sweeps):
-        if time.monotonic() - start_s >= kill.after_s and (
-            found := find(command.sweeps[kill.node], kill)
-        ):
+    while sweep.process.poll() is None:
+        if time.monotonic() - start_s >= kill.after_s and (found := find(sweep, kill)):
             with suppress(psutil.NoSuchProcess):
                 found.send_signal(kill.signal)
                 if kill.is_stop:
@@ -177,36 +120,27 @@ def strike(command: Command, kill: Kill) -> str:
                     found.send_signal(signal.SIGKILL if kill.ends_stopped else signal.SIGCONT)
                 return f"{len(_lines())} records after {time.monotonic() - start_s:.2f} s"
         time.sleep(0.002)
-        command.restart_node_1()
     return ""
 
 
 def run_struck(number: int, seed: int, temporary: Path) -> Iterator[str | Kill]:
     """Start or resume the sweep and strike its processes; yields as `run_chain`."""
     kept = [line for line in _lines() if line.endswith(b"\n")]
-    planned = list(plan_command(number, seed))
-    command = Command(number, planned[0].nodes, temporary)
-    kills = []
-    for kill in planned:
-        if where := strike(command, kill):
+    sweep, kills = start_sweep(Path(f"said-{number}"), TMPDIR=str(temporary)), []
+    for kill in plan_command(number, seed):
+        if where := strike(sweep, kill):
             print(f"{kill}: {where}", flush=True)
             kills.append(kill)
             yield kill
-    command.wait()
-    print(f"  exit code {' and '.join(map(str, command.codes))}", flush=True)
-    early = list[Path]()
-    for node, code in enumerate(command.codes):
-        said = command.said[-node].read_text()
-        text = said[-300:]
-        if _was_interrupted_in_python_s_start(kills, node, said):
-            early.append(command.said[-node])
-        if code is None:
-            yield f"node {node} did not end within {DEADLINE_S:.0f} s: {text}"
-        elif code not in _codes(kills, node) and command.said[-node] not in early:
-            yield f"exit code {code} of node {node}: {text}"
-    yield from (f"left running: {line}" for line in command.sweeps[0].left())
-    for said in command.said:
-        yield from _find_changes(said, kept, may_trace=said in early)
+    code, text = end_of(sweep), sweep.said.read_text()
+    print(f"  exit code {code}", flush=True)
+    is_early = _was_interrupted_in_python_s_start(kills, text)
+    if code is None:
+        yield f"it did not end within {DEADLINE_S:.0f} s: {text[-300:]}"
+    elif code not in _codes(kills) and not is_early:
+        yield f"exit code {code}: {text[-300:]}"
+    yield from (f"left running: {line}" for line in sweep.left())
+    yield from _find_changes(sweep.said, kept, is_early)
 
 
 def end_of(sweep: Sweep) -> int | None:
@@ -237,35 +171,25 @@ def _find_changes(said: Path, kept: list[bytes], may_trace: bool = False) -> Ite
         yield "a line that was written has changed"
 
 
-def _was_interrupted_in_python_s_start(kills: Sequence[Kill], node: int, said: str) -> bool:
+def _was_interrupted_in_python_s_start(kills: Sequence[Kill], said: str) -> bool:
     """Return True if SIGINT came before Python ran a line of longseq: it prints its own traceback.
 
     With an editable installation this takes some 40 ms.
     """
     is_python_s = "<frozen site>" in said or "<frozen runpy>" in said
-    return (
-        is_python_s
-        and "longseq_bench/" not in said
-        and any(
-            k.target == "parent" and k.node == node and k.signal == signal.SIGINT for k in kills
-        )
-    )
+    is_struck = any(k.target == "parent" and k.signal == signal.SIGINT for k in kills)
+    return is_python_s and "longseq_bench/" not in said and is_struck
 
 
-def _codes(kills: Sequence[Kill], node: int) -> set[int]:
+def _codes(kills: Sequence[Kill]) -> set[int]:
     """Return the exit codes that are right; 3 says that a trial failed, in this run or before."""
-    deaths = [(k.node, k.fatal) for k in kills if k.target == "parent" and k.fatal is not None]
-    own = [number for struck, number in deaths if struck == node]
-    # a node whose peer was ended or is missing ends too
-    codes = {2, 129, 130, 143} if len(own) < len(deaths) else set()
-    # by itself: before the command is loaded, or SIGKILL
-    codes |= {128 + number for number in own} | {-n for n in own if n != signal.SIGINT}
-    if own and not (node == 1 and signal.SIGKILL in own):  # that one was started again
-        return codes
+    own = [k.fatal for k in kills if k.target == "parent" and k.fatal is not None]
+    if own:  # by itself: before the command is loaded, or SIGKILL
+        return {128 + number for number in own} | {-n for n in own if n != signal.SIGINT}
     lost_servers = sum(kill.target == "server" and kill.fatal is not None for kill in kills)
-    codes |= {2} if lost_servers >= ATTEMPTS else set()
+    codes = {0, 2} if lost_servers >= ATTEMPTS else {0}
     has_failed = bool(_lines()) and any(r.outcome.status != "ok" for r in load("out").records)
-    return codes | {0} | ({3} if has_failed else set())
+    return codes | ({3} if has_failed else set())
 
 
 def judge(records: list[Record], kills: Sequence[Kill], expected: Counter[str]) -> Iterator[str]:

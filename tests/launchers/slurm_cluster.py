@@ -18,7 +18,6 @@ from pathlib import Path
 
 import psutil
 
-from longseq_bench.launchers.launch_key import KEY_VARIABLE
 from tests.cli.sweep_process import MARK, processes_of
 from tests.launchers import netns
 
@@ -115,8 +114,7 @@ class Cluster:
             "HOME": str(home), "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
             "TMPDIR": str(folder / "tmp"),
         }  # fmt: skip
-        for name in ("XDG_CONFIG_HOME", KEY_VARIABLE):
-            self.environ.pop(name, None)
+        self.environ.pop("XDG_CONFIG_HOME", None)
         munge = {"socket": "munge.socket", "key-file": "munge.key", "log-file": "munge.log",
                  "pid-file": "munge.pid", "seed-file": "munge.seed"}  # fmt: skip
         files = [f"--{option}={folder / name}" for option, name in munge.items()]

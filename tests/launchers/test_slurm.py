@@ -1,6 +1,5 @@
 """A job of a real Slurm cluster that is cancelled; tests/campaigns/slurm.py does more."""
 
-import shlex
 from collections.abc import Iterator
 
 import pytest
@@ -24,9 +23,7 @@ device: cpu
 """
 """The second trial waits for ever."""
 
-STEP = shlex.split(
-    "srun longseq launch --nproc-per-node 1 -- sweep sweep.yaml --out out"
-)  # as `longseq plan --sbatch` writes it
+JOB = "#!/bin/sh\nexec longseq launch --nproc-per-node 1 -- sweep sweep.yaml --out out\n"
 
 
 @pytest.fixture
@@ -41,16 +38,17 @@ def cluster() -> Iterator[Cluster]:
 
 def test_a_cancelled_job_keeps_its_records_and_leaves_nothing(cluster: Cluster) -> None:
     (cluster.work / "sweep.yaml").write_text(SWEEP)
-    (cluster.work / "job.sh").write_text(f"#!/bin/sh\n{shlex.join(STEP)}\n")
-    job = cluster.submit("--nodes=2", "--ntasks-per-node=1", "--output=out-%j", "job.sh")
+    (cluster.work / "job.sh").write_text(JOB)
+    job = cluster.submit("--nodes=2", "--exclusive", "--output=out-%j", "job.sh")
     records, printed = cluster.work / "out" / RECORDS, cluster.work / f"out-{job}"
     cluster.wait_until(lambda: records.exists() and records.read_text().endswith("\n"))
     cluster.run("scancel", job)
     cluster.wait_until(lambda: cluster.job_state(job) == "CANCELLED")
     assert cluster.left() == []
     shown = printed.read_text()
-    assert "node 0: 2 nodes, 1 rank(s) on each: n1, n2" in shown
+    assert "ranks: 1 on each of n1, n2 by srun" in shown
     assert "longseq: interrupted by SIGTERM; every finished record is on disk" in shown
     assert "Traceback" not in shown
     (record,) = load(records).records
     assert (record.outcome.status, record.outcome.facts["hosts"]) == ("ok", ["n1", "n2"])
+    assert record.outcome.facts["launcher"] == "srun"

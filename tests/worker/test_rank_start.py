@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from longseq_bench.core.cluster_env import RankInfo
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Phase, Trial
-from longseq_bench.core.rank_start import CONNECTING, OPENING, WARMING_UP
+from longseq_bench.core.ranks import CONNECTING, OPENING, WARMING_UP, RankInfo
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker import main
 from longseq_bench.worker.rendezvous import open_gpu

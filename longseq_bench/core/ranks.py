@@ -1,0 +1,56 @@
+"""The place of a rank among others, the parts of its start, and what a distant rank sends."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version
+
+LOOPBACK = "127.0.0.1"
+
+OPENING = "opening the device"
+CONNECTING = "connecting to the other ranks"
+WARMING_UP = "warming up"
+"""The parts of a rank's phase `start`, in order. Only ranks that try to connect can fail to meet;
+the first use of a GPU, or a compiler, may take minutes before or after that."""
+
+TRIAL, HOSTS, PORT = "LONGSEQ_TRIAL", "LONGSEQ_HOSTS", "LONGSEQ_PORT"
+"""Variables of a rank that srun or mpirun starts: the trial as JSON, the names of the hosts with
+commas between them, and the port at which the ranks meet on the first host."""
+
+PART_BYTES = 480
+"""Longest line of a distant rank: srun breaks lines of 1,024 bytes and more."""
+
+BEAT_S = 1.0
+"""Seconds between the heartbeats of a distant rank."""
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """One rank among `size`; rank 0 serves a store at address:port.
+
+    local_ranks: number of ranks on this host; 0 if all ranks are on it.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    address: str = LOOPBACK
+    port: int = 0
+    local_ranks: int = 0
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Return the versions that must be equal on all hosts: longseq, its source, torch, Python."""
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
+    found = {"the source of longseq": digest.hexdigest()[:12], "Python": python_version()}
+    for name in ("longseq-bench", "torch"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found

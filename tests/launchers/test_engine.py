@@ -1,0 +1,237 @@
+"""Trials over several hosts, with a fake of the engine; a real Slurm is in the campaign `slurm`."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from longseq_bench.core.environment_failure import is_environment_failure
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.model import Outcome
+from longseq_bench.core.ranks import versions
+from longseq_bench.launchers import engine
+from longseq_bench.launchers.engine import EXITS, HostsLauncher, LabelledOutput
+from longseq_bench.launchers.hosts import COUNTS, Hosts, find_hosts, refuse_several_tasks
+from tests.launchers import fake_engine
+from tests.launchers.fake_engine import HOSTS, SLURM
+from tests.make import trial
+
+SOON_S = 60
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs srun, mpirun and scontrol that are fakes."""
+    fake_engine.install(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.fixture(params=["srun", "mpirun"])
+def hosts(request: pytest.FixtureRequest, programs: None) -> Iterator[HostsLauncher]:
+    with HostsLauncher(Hosts(request.param, HOSTS, 1)) as launcher:
+        yield launcher
+    assert ranks_left() == []
+
+
+@pytest.fixture
+def by_srun(programs: None) -> Iterator[HostsLauncher]:
+    with HostsLauncher(Hosts("srun", HOSTS, 1)) as launcher:
+        yield launcher
+    assert ranks_left() == []
+
+
+def ranks_left() -> list[psutil.Process]:
+    """Return the ranks that still run some seconds later."""
+    end = time.monotonic() + SOON_S
+    while (found := find_ranks()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return found
+
+
+def find_ranks() -> list[psutil.Process]:
+    descendants = psutil.Process().children(recursive=True)
+    names = {"srun", "mpirun", "longseq_bench.worker.host_rank"}
+    return [p for p in descendants if p.status() != "zombie" and names & {*p.cmdline()[-8:]}]
+
+
+def run(launcher: HostsLauncher, name: str, **fields: object) -> Outcome:
+    known = {"heads": 1, "head_dim": 16, "repeats": 0, "threads": 1, "world_size": 2, **fields}
+    return launcher.run(trial(name, 4096, **known), lambda phase, part: None).outcome
+
+
+def test_all_ranks_are_measured(hosts: HostsLauncher) -> None:
+    phases: list[str] = []
+    of = trial("ring", 4096, heads=1, head_dim=16, repeats=300, threads=1, world_size=2)
+    outcome = hosts.run(of, lambda phase, part: phases.append(phase)).outcome
+    assert (outcome.status, outcome.reason) == ("ok", None)
+    assert sorted(m.rank for m in outcome.measurements if m.name == "peak") == [0, 1]
+    assert outcome.facts["hosts"] == [*HOSTS]
+    assert outcome.facts["launcher"] in ("srun", "mpirun")
+    assert "forward" in phases
+
+
+def test_one_rank_runs_here(by_srun: HostsLauncher) -> None:
+    outcome = run(by_srun, "ring", world_size=1)
+    assert outcome.status == "ok"
+    assert "hosts" not in outcome.facts
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("rank-raises", "error", f"rank 1 (host {HOSTS[1]}): ValueError: rank one says no"),
+        ("rank-kills-itself", "crashed", f"rank 1 (host {HOSTS[1]}): killed by SIGKILL"),
+    ],
+)
+def test_a_rank_that_dies_is_named(
+    hosts: HostsLauncher, name: str, status: str, reason: str
+) -> None:
+    outcome = run(hosts, name)
+    assert (outcome.status, outcome.phase, outcome.reason) == (status, "forward", reason)
+
+
+def test_a_hang_shows_where_each_rank_waits(by_srun: HostsLauncher) -> None:
+    outcome = run(by_srun, "rank-waits", time_budget=1.0)
+    assert outcome.status == "hang", outcome.reason
+    assert outcome.facts["stacks"].keys() == {"0", "1"}
+    assert "communication" in (outcome.reason or "")
+
+
+@pytest.mark.parametrize("who", ["rank", "srun"])
+def test_what_is_stopped_or_killed_from_outside_is_no_failure_of_the_trial(
+    by_srun: HostsLauncher, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """The trial runs once more, and the second attempt is stopped too."""
+    monkeypatch.setattr(engine, "SILENT_S", 3.0)
+    struck: list[int] = []
+
+    def strike(phase: str, part: str) -> None:
+        if phase == "forward":
+            for process in find_ranks():
+                is_rank = (
+                    "worker.host_rank" in process.cmdline()[-1] and "srun" not in process.cmdline()
+                )
+                if who == "rank" and is_rank and process.environ().get("SLURM_PROCID") == "1":
+                    process.send_signal(signal.SIGSTOP)
+                    struck.append(process.pid)
+                elif who == "srun" and not is_rank:
+                    process.kill()
+                    struck.append(process.pid)
+
+    known = {"heads": 1, "head_dim": 16, "repeats": 0, "threads": 1, "world_size": 2}
+    outcome = by_srun.run(trial("rank-waits", 4096, **known), strike).outcome
+    assert len(struck) >= 2
+    assert is_environment_failure(outcome), outcome
+    named = (
+        f"no message from host {HOSTS[1]} for 3 s"
+        if who == "rank"
+        else "srun ended with exit code -9"
+    )
+    assert named in (outcome.reason or "")
+
+
+def test_another_version_on_a_host_is_named(
+    by_srun: HostsLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "versions", lambda: versions() | {"torch": "1.0"})
+    with pytest.raises(UserError, match=rf"host {HOSTS[0]}|{HOSTS[1]} .* torch is .* and 1.0 here"):
+        run(by_srun, "ring")
+
+
+def test_ranks_that_fill_no_hosts_are_unsupported(by_srun: HostsLauncher) -> None:
+    outcome = run(by_srun, "ring", world_size=3)
+    assert (outcome.status, outcome.phase) == ("unsupported", "start")
+    assert "3 ranks are more than the 2 of this launch" in (outcome.reason or "")
+
+
+# ---- what an engine prints -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        ("srun", b" 0: one\n10: two\nsrun: error: n2: 7: no\n 0: \n"),
+        ("mpirun", b"[1,0]<stdout>:o[1,10]<stdout>:two\n[1,0]<stdout>:ne\nsrun: error: n2: 7: no\n"
+                   b"[prterun-n1-77@1,0]<stdout>:\n"),
+    ],
+)  # fmt: skip
+def test_output_is_split_by_rank_however_it_is_cut(name: str, printed: bytes, size: int) -> None:
+    output, found = LabelledOutput(name), dict[int | None, bytes]()
+    for i in range(0, len(printed), size):
+        for rank, text in output.feed(printed[i : i + size]):
+            found[rank] = found.get(rank, b"") + text
+    assert found == {0: b"one\n\n", 10: b"two\n", None: b"srun: error: n2: 7: no\n"}
+
+
+@pytest.mark.parametrize(
+    ("printed", "ranks", "cause"),
+    [
+        ("srun: error: n2: task 1: Killed", "1", "Killed"),
+        ("srun: error: n1: tasks 0-3,7: Aborted (core dumped)", "0-3,7", "Aborted"),
+        ("srun: error: n1: task 0: Exited with exit code 3", "0", "3"),
+        ("mpirun noticed that process rank 12 with PID 15 on node 10.0.0.2 exited on signal 11 "
+         "(Segmentation fault).", "12", "11"),
+    ],
+)  # fmt: skip
+def test_sentences_on_exits_are_read(printed: str, ranks: str, cause: str) -> None:
+    found = EXITS.search(printed)
+    assert found
+    assert (found["ranks"] or found["rank"]) == ranks
+    assert cause in {(found["signal"] or "").strip(), found["code"], found["number"]}
+
+
+# ---- the hosts -----------------------------------------------------------------------------------
+
+
+def test_hosts_of_slurm_and_of_mpirun(programs: None) -> None:
+    found = find_hosts(SLURM)
+    assert found == Hosts("srun", HOSTS, 1, 2)
+    assert find_hosts(SLURM, ranks_per_host=4, gpus=2).ranks == 8
+    assert find_hosts(SLURM, gpus=2).ranks == 4
+    assert find_hosts(SLURM, nodes=1) == Hosts("", HOSTS[:1], 1)
+    assert find_hosts({}, hosts="127.0.0.1:8,127.0.0.2:8") == Hosts("mpirun", HOSTS, 8)
+    assert find_hosts({}, ranks_per_host=2) == Hosts("", ("localhost",), 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"engine": "srun"}, "srun takes its hosts from salloc or sbatch"),
+        ({"engine": "mpirun"}, "--hosts a:8,b:8"),
+        ({"hosts": "127.0.0.1:8,127.0.0.2:4"}, "the same number of ranks"),
+        ({"hosts": "a:8,a:8"}, "'a:8' can't be read"),
+        ({"hosts": "a b"}, "'a b' can't be read"),
+        ({"hosts": "127.0.0.1,192.0.2.1", "nodes": 3}, "--nnodes 3, but there are 2 host(s)"),
+        ({"hosts": "192.0.2.1,127.0.0.1"}, "this host is not 192.0.2.1, the first of the hosts"),
+        ({"hosts": "nowhere.invalid,127.0.0.1"}, "the host nowhere.invalid is not known here"),
+    ],
+)
+def test_bad_hosts_are_named(programs: None, given: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        find_hosts({}, **given)  # type: ignore[arg-type]
+
+
+def test_an_engine_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match="mpirun is not installed here"):
+        find_hosts({}, hosts="127.0.0.1,127.0.0.2")
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_several_tasks_are_refused(name: str) -> None:
+    refuse_several_tasks({name: "1"})
+    with pytest.raises(UserError, match=rf"{COUNTS[name]} started several .* longseq launch"):
+        refuse_several_tasks({name: "2"})
+
+
+@pytest.mark.parametrize(("ranks", "taken"), [(1, 1), (4, 1), (8, 2), (12, 3)])
+def test_a_smaller_world_takes_the_first_hosts(ranks: int, taken: int) -> None:
+    assert Hosts("srun", ("a", "b", "c"), 4).take(ranks) == ("a", "b", "c")[:taken]
+    with pytest.raises(ValueError, match="do not fill hosts of 4 ranks"):
+        Hosts("srun", ("a", "b", "c"), 4).take(6)
