@@ -70,6 +70,8 @@ EXITS = re.compile(
 CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) .*CANCELLED.*|.*[Nn]ode failure.*")
 """Sentences of srun after which ranks are killed, and not by themselves."""
 
+OOM_KILL = re.compile("oom.kill", re.IGNORECASE)
+
 SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
 _PR_SET_PDEATHSIG = 1
 
@@ -225,8 +227,10 @@ class _Run:
         """Pass on the messages in a rank's standard output, each of which an empty line ends."""
         *messages, self._messages[rank] = (self._messages[rank] + text).split(b"\n\n")
         for message in messages:
-            joined = message.replace(b"\n", b"")
-            self._add_message(rank, json.loads(joined[joined.index(b"{") :]))
+            # another program may print something before the first message
+            _, brace, rest = message.replace(b"\n", b"").partition(b"{")
+            with suppress(ValueError):
+                self._add_message(rank, json.loads(brace + rest))
 
     def _add_message(self, rank: int, message: dict[str, Any]) -> None:
         now = time.monotonic()
@@ -274,7 +278,7 @@ class _Run:
         for found in EXITS.finditer(text):
             number = int(found["number"] or SIGNALS.get((found["signal"] or "").strip(), 0))
             code = -number if number else int(found["code"] or 1)
-            is_killed = "oom" in own.lower() or kernel_kills() > self._kills_before
+            is_killed = bool(OOM_KILL.search(own)) or kernel_kills() > self._kills_before
             for rank in _parse_ranks(found["ranks"] or found["rank"]):
                 now, at = time.monotonic(), time.time_ns()
                 if number and (cancelled := CANCELLED.search(own)):

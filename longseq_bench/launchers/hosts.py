@@ -110,7 +110,9 @@ def find_hosts(
             f"this host is not {names[0]}, the first of the hosts, which the records describe; run "
             "longseq launch there (in salloc: srun --nodes 1 --ntasks 1 --pty bash)"
         )
-    return Hosts(engine, names, ranks, int(environ.get("SLURM_CPUS_ON_NODE", 0)))
+    # such as 16(x2),8: cores of two hosts, then of one
+    cores = re.findall(r"\b(\d+)(?:\(|,|$)", environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    return Hosts(engine, names, ranks, min(map(int, cores), default=0))
 
 
 def _parse(hosts: str) -> dict[str, int]:

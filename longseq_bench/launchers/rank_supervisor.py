@@ -13,6 +13,7 @@ from typing import Any
 
 from longseq_bench.core.environment_failure import environment_failure
 from longseq_bench.core.model import Outcome, Phase, Trial
+from longseq_bench.core.ranks import CONNECTING, OPENING
 from longseq_bench.core.stack_markers import (
     COLLECTIVE,
     COLLECTIVE_WAITS,
@@ -23,6 +24,9 @@ from longseq_bench.launchers.exit_status import function_of, outcome_of_exit
 
 PHASE_LIMIT_S = 900.0
 """Time limit of a phase without a time budget."""
+
+MEET_S = 120.0
+"""Time limit for ranks to connect to each other. It begins again when a rank begins to."""
 
 GRACE_S = 1.0
 """Time beyond the budget in which a rank reports the excess itself; then the launcher ends it."""
@@ -65,6 +69,7 @@ class _Rank:
 
     deadline: float
     phase: Phase = "start"
+    part: str = ""
     outcome: Outcome | None = None
     ended_ns: int = 0
     known_s: float = 0.0
@@ -100,10 +105,18 @@ class RankSupervisor:
                     factor = EXACT_FACTOR if message["part"] == "exact" else 1
                     limit = budget * factor + GRACE_S
                 one.deadline = now + limit
-            one.phase = phase
+            one.phase, one.part = phase, message["part"]
+            if one.part == CONNECTING:
+                self._begin_to_meet(now)
         elif "outcome" in message:
             outcome = Outcome.model_validate(message["outcome"])
             self.add_outcome(rank, outcome, now, message.get("at", 0))
+
+    def _begin_to_meet(self, now: float) -> None:
+        """Limit the time of ranks that connect, if no rank opens its device, which may take long."""
+        if all(one.part not in ("", OPENING) for one in self._ranks):
+            for one in self._ranks:
+                one.deadline = now + MEET_S if one.part == CONNECTING else one.deadline
 
     def add_exit(
         self, rank: int, exitcode: int, printed: str, kernel_killed: bool, now: float, at: int
@@ -193,6 +206,11 @@ class RankSupervisor:
 
         Ranks that wait for a device that computes are late, but don't hang.
         """
+        if all(self._ranks[rank].part == CONNECTING for rank in self.running):
+            reason = "the ranks did not connect to each other; do their hosts reach each other at "
+            outcome = Outcome(status="error", reason=f"{reason}every port?", phase="start")
+            self._verdict = self.running[0], outcome
+            return
         computing = self._computing_ranks(samples, stacks)
         if computing or not self.is_hang(samples):
             self._verdict = self._timed_out(samples, computing or self.running)

@@ -57,7 +57,7 @@ END = "code=$?\n[ $code -ne 143 ] || sleep 600\nexit $code\n"
 
 JOB = f"#!/bin/sh\n{shlex.join(RUN)}\n{END}"
 BATCH = ("--nodes=2", "--exclusive", "--requeue", "--output=out-%j", "--open-mode=append", "job.sh")
-DEADLINE_S = 180.0
+DEADLINE_S = 600.0
 TRIALS, STARTS = 16, 20
 STOPPED_S = 15.0
 """A host that is stopped is to be named within this time."""

@@ -16,7 +16,11 @@ from typing import IO
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 
-SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "fake[1-2]", "SLURM_CPUS_ON_NODE": "2"}
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "fake[1-2]",
+    "SLURM_JOB_CPUS_PER_NODE": "16(x2),8",
+}
 """Variables of an allocation of both hosts."""
 
 

@@ -149,6 +149,16 @@ def test_ranks_that_fill_no_hosts_are_unsupported(by_srun: HostsLauncher) -> Non
     assert "3 ranks are more than the 2 of this launch" in (outcome.reason or "")
 
 
+def test_what_another_program_prints_first_is_no_message(
+    by_srun: HostsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "print('a module of the site is loaded', flush=True)"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    assert run(by_srun, "ring").status == "ok"
+
+
 # ---- what an engine prints -----------------------------------------------------------------------
 
 
@@ -191,7 +201,7 @@ def test_sentences_on_exits_are_read(printed: str, ranks: str, cause: str) -> No
 
 def test_hosts_of_slurm_and_of_mpirun(programs: None) -> None:
     found = find_hosts(SLURM)
-    assert found == Hosts("srun", HOSTS, 1, 2)
+    assert found == Hosts("srun", HOSTS, 1, 8)
     assert find_hosts(SLURM, ranks_per_host=4, gpus=2).ranks == 8
     assert find_hosts(SLURM, gpus=2).ranks == 4
     assert find_hosts(SLURM, nodes=1) == Hosts("", HOSTS[:1], 1)

@@ -9,6 +9,7 @@ import pytest
 
 from longseq_bench.core.environment_failure import is_environment_failure
 from longseq_bench.core.model import Outcome, Phase, Status
+from longseq_bench.core.ranks import CONNECTING, OPENING
 from longseq_bench.core.stack_markers import (
     COLLECTIVE,
     COLLECTIVE_WAITS,
@@ -20,6 +21,7 @@ from longseq_bench.launchers.rank_supervisor import (
     CAUSE_S,
     EXACT_FACTOR,
     GRACE_S,
+    MEET_S,
     PEERS_S,
     PHASE_LIMIT_S,
     ProcessSample,
@@ -51,6 +53,23 @@ def enter(
 
 def bad(status: Status, reason: str, phase: Phase = "forward", **facts: object) -> Outcome:
     return outcome(status, reason, phase, facts)
+
+
+# ---- ranks that do not meet ---------------------------------------------------------------------
+
+
+def test_ranks_that_do_not_connect_are_told_where_to_look() -> None:
+    """The limit begins with the last of them; the first use of a GPU may take minutes."""
+    one = supervisor()
+    enter(one, "start", 0, 1, part=OPENING)
+    enter(one, "start", 0, now=110.0, part=CONNECTING)
+    assert one.deadline == 100.0 + PHASE_LIMIT_S
+    enter(one, "start", 1, now=500.0, part=CONNECTING)
+    assert one.deadline == 500.0 + MEET_S
+    one.diagnose({0: IDLE, 1: IDLE}, {0: IN_A_TRANSFER, 1: IN_A_TRANSFER})
+    found = one.outcome()
+    assert (found.status, found.phase) == ("error", "start")
+    assert "do their hosts reach each other at every port?" in (found.reason or "")
 
 
 # ---- the launcher is stopped too ---------------------------------------------------------------
