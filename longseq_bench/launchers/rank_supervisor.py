@@ -113,7 +113,7 @@ class RankSupervisor:
             self.add_outcome(rank, outcome, now, message.get("at", 0))
 
     def _begin_to_meet(self, now: float) -> None:
-        """Limit the time of ranks that connect, if no rank opens its device, which may take long."""
+        """Limit the time of ranks that connect, unless one opens its device, which takes long."""
         if all(one.part not in ("", OPENING) for one in self._ranks):
             for one in self._ranks:
                 one.deadline = now + MEET_S if one.part == CONNECTING else one.deadline
