@@ -265,8 +265,12 @@ class _Run:
                 answering.add(self._host_of(rank))
         for rank in self.supervisor.running:
             if (host := self._host_of(rank)) not in answering:
-                silent_s = now - self._seen_s[rank]
-                self._fail(rank, f"no message from host {host} for {silent_s:.0f} s")
+                began = (
+                    f"no message from host {host}"
+                    if rank in self._beats
+                    else (f"{self._engine} started no rank on host {host}")
+                )
+                self._fail(rank, f"{began} for {now - self._seen_s[rank]:.0f} s")
 
     def _fail(self, rank: int, reason: str) -> None:
         """Note a failure that is no part of the trial."""

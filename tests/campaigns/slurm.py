@@ -414,7 +414,9 @@ def miss_a_host(scene: Scene) -> None:
     (scene.cluster.work / "sweep.yaml").write_text(SWEEP.replace("[64, 128, 256, 2048]", "64"))
     variables = mpirun_agent(scene)
     agent = Path(variables["OMPI_MCA_plm_rsh_agent"])
-    agent.write_text(agent.read_text().replace("n2)", "other)"))
+    refused = "ssh: connect to host n2 port 22: No route to host"
+    text = agent.read_text().replace("n2)", "other)")
+    agent.write_text(f"{text}echo '{refused}' >&2\nexit 255\n")
     launch = ("longseq", "launch", "--hosts", "n1:1,n2:1")
     scene.run(*launch, *RUN[4:], codes=(3,), **variables)
     reasons = {r.outcome.reason or "" for r in scene.records() if r.trial.world_size == 2}
