@@ -92,6 +92,12 @@ class HostsLauncher(LocalLauncher):
         return lacks_descriptors(min(trial.world_size, self._hosts.ranks_per_host))
 
     @override
+    def _may_pass_again(self, outcome: Outcome, signal_number: int) -> bool:
+        # Slurm kills the ranks of a job that ends, and says so later or never
+        is_killed = outcome.status == "crashed" and signal_number == signal.SIGKILL
+        return is_killed or super()._may_pass_again(outcome, signal_number)
+
+    @override
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
         hosts = self._hosts
         try:

@@ -233,7 +233,8 @@ class Cluster:
 
     def kill_node(self, node: int) -> None:
         """Kill everything on a node: slurmd, slurmstepd and the tasks, as a power failure does."""
-        for process in self.on_node(node):
+        # the daemons first: they would report the end of the tasks
+        for process in sorted(self.on_node(node), key=lambda p: "slurm" not in p.name()):
             with suppress(psutil.Error):
                 if process.name() not in ("slurmctld", "srun", "sbatch"):
                     process.kill()

@@ -85,12 +85,17 @@ def test_one_rank_runs_here(by_srun: HostsLauncher) -> None:
     ("name", "status", "reason"),
     [
         ("rank-raises", "error", f"rank 1 (host {HOSTS[1]}): ValueError: rank one says no"),
-        ("rank-kills-itself", "crashed", f"rank 1 (host {HOSTS[1]}): killed by SIGKILL"),
+        (
+            "rank-kills-itself",
+            "crashed",
+            f"rank 1 (host {HOSTS[1]}): killed by SIGKILL; a second process failed in the same way",
+        ),
     ],
 )
 def test_a_rank_that_dies_is_named(
     hosts: HostsLauncher, name: str, status: str, reason: str
 ) -> None:
+    """A rank that somebody killed gets a second chance: Slurm kills those of a job that ends."""
     outcome = run(hosts, name)
     assert (outcome.status, outcome.phase, outcome.reason) == (status, "forward", reason)
 
