@@ -3,9 +3,6 @@
 import json
 import math
 import random
-import subprocess
-import sys
-from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -29,9 +26,8 @@ from longseq_bench.analysis.searches import density_rows, merge_search, search_r
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.errors import UnknownNameError, UserError
-from longseq_bench.core.model import Phase, Record, Status
+from longseq_bench.core.model import Record, Status
 from longseq_bench.core.stats import median_interval
-from longseq_bench.reports.samples_table import samples_table
 from tests import make
 
 MIB = 2**20
@@ -67,16 +63,6 @@ def test_interval_uses_the_order_statistics_of_the_published_table(n: int, rank:
     samples = [float(i) for i in range(1, n + 1)]
     random.Random(n).shuffle(samples)
     assert median_interval(samples)[::2] == (rank, n + 1 - rank)
-
-
-def test_the_interval_of_many_samples_leaves_less_than_a_fortieth_outside_at_each_end() -> None:
-    """By whole numbers, which do not round."""
-    for n in (54, 200, 1001, 1999):
-        outside = int(median_interval([float(i) for i in range(n)])[0])
-        tails = [sum(math.comb(n, i) for i in range(k)) for k in (outside + 1, outside + 2)]
-        assert tails[0] * 40 <= 2**n < tails[1] * 40
-    # a trial may have a million passes
-    assert median_interval(range(10**6)) == (499_019, 499_999.5, 500_980)
 
 
 @pytest.mark.parametrize("samples", [[3.0], [5.0, 2.0], [1.0, 9.0, 4.0, 3.0, 2.0]])
@@ -390,13 +376,6 @@ def test_in_a_module_the_density_is_relative_to_dense_attention_in_it() -> None:
     assert row.share_of_ideal == 7.0 * 4 / 11 / 2.0
 
 
-def test_single_samples_leave_the_share_without_an_interval() -> None:
-    for lone in ({"time": 2.0}, {"dense": 7.0}):
-        row = only([sparse_run(**lone)])
-        assert row.share_of_ideal == 7.0 * 0.125 / 2.0
-        assert (row.share_low, row.share_high) == (None, None)
-
-
 DENSE_TIMES = ("dense_time_s", "dense_low_s", "dense_high_s", "dense_source", "speed_over_dense",
                "share_of_ideal", "share_low", "share_high")  # fmt: skip
 
@@ -462,11 +441,6 @@ def test_standard_memory_is_measured_if_dense_ran_on_the_workload() -> None:
         assert other.dense_memory_source == "computed"
 
 
-def test_several_ranks_have_no_memory_reduction() -> None:
-    several = make.record(make.trial("ring", world_size=2), make.measured(ranks=2))
-    assert only([several]).memory_reduction is None
-
-
 # speed relative to a baseline
 
 
@@ -490,11 +464,6 @@ def test_no_speed_across_workloads(change: dict[str, Any]) -> None:
     assert speeds(found, "dense") == [1.0, None]
 
 
-def test_no_speed_across_machines() -> None:
-    other = make.record(make.trial("sdpa"), where=make.environment("beta"))
-    assert speeds(sweep_rows([make.record(make.trial("dense")), other]), "dense") == [1.0, None]
-
-
 @pytest.mark.parametrize("bad", ["dense", "sdpa"])
 def test_no_speed_for_or_relative_to_a_wrong_output(bad: str) -> None:
     wrong = make.measured().model_copy(update={"status": "wrong"})
@@ -503,13 +472,6 @@ def test_no_speed_for_or_relative_to_a_wrong_output(bad: str) -> None:
         for name in ("dense", "sdpa")
     ]
     assert speeds(sweep_rows(records), "dense")[1] is None
-
-
-@pytest.mark.parametrize("bad", [0, 1])
-def test_no_speed_for_a_wrong_row_that_has_a_time(bad: int) -> None:
-    found = sweep_rows([make.record(make.trial(name)) for name in ("dense", "sdpa")])
-    found[bad] = replace(found[bad], status="wrong")
-    assert speeds(found, "dense")[1] is None
 
 
 def test_the_baseline_is_on_the_same_number_of_ranks_or_the_fewest() -> None:
@@ -600,18 +562,6 @@ def test_probes_and_timed_confirmations_are_one_search_and_budgets_are_not() -> 
         merge_search([make.record()])
 
 
-def test_any_order_of_steps_gives_the_same_bracket() -> None:
-    phases: list[Phase] = ["plan", "forward"]
-    records = [make.step(n, phase=phases[n % 2]) for n in (1, 2, 5)]
-    records += [make.step(n, "oom", phase=phases[n % 2]) for n in (3, 6, 9)]
-    draw = random.Random(2)
-    for _ in range(20):
-        draw.shuffle(records)
-        found = merge_search(records)
-        assert (found.max_tokens, found.first_failure) == (5, 6)
-        assert found.failure_phase == "plan"
-
-
 # frames and JSON
 
 
@@ -653,15 +603,6 @@ def test_maxlen_json_has_exactly_its_fields_and_is_json() -> None:
     assert json.loads(json.dumps(said, allow_nan=False)) == said
     assert [row["max_tokens"] for row in said["results"]] == [1024]
     assert set(said["results"][0]) == json_fields(SearchRow, "search")
-
-
-def test_json_and_rows_need_neither_torch_nor_pandas() -> None:
-    code = (
-        "import sys; from longseq_bench.analysis.frames import sweep_json; sweep_json([]);"
-        "print({'torch', 'pandas'} & set(sys.modules))"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout == "set()\n"
 
 
 # ---- settings that keep rows apart -------------------------------------------------------------
@@ -708,13 +649,6 @@ def test_a_speed_up_is_against_the_same_settings_on_one_rank() -> None:
         two = make.trial("ring", 4096, keep=keep, mode="train", world_size=2)
         rows = sweep_rows([one, make.record(two, make.measured(0.5, ranks=2))])
         assert rows[-1].speedup == speedup
-
-
-def test_the_samples_table_has_all_settings() -> None:
-    trial = make.trial("ring", 4096, fit_only=True, keep="nothing")
-    table = samples_table([make.record(trial)])
-    row = dict(zip((c.name for c in table.columns), table.rows[0], strict=True))
-    assert (row["fit_only"], row["keep"], row["allocator"]) == (True, "nothing", "default")
 
 
 # searches for the minimum sparsity

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from random import Random
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from longseq_bench.comparison.summary import (
     summarize,
     undetectable,
 )
+from longseq_bench.comparison.trial_matching import match_trials
 from longseq_bench.comparison.verdict import decide
 from longseq_bench.comparison.wording import name_row
 from longseq_bench.core.errors import UserError
@@ -78,15 +78,6 @@ def test_a_ratio_has_an_interval_and_a_verdict(by: float, verdict: str) -> None:
     assert row.b.time_s / row.a.time_s == pytest.approx(row.ratio)
     assert row.estimate.low < by < row.estimate.high
     assert row.a_rounds == pytest.approx(STEADY)
-
-
-@pytest.mark.parametrize("rounds_a_side", [1, 3])
-def test_times_that_no_float_can_hold_the_ratio_of(rounds_a_side: int) -> None:
-    """As in a forged record, which is compared like any other."""
-    shortest, longest = [5e-324] * rounds_a_side, [1e18] * rounds_a_side
-    row = only(compare(rounds(times=shortest), rounds(times=longest)))
-    assert math.isfinite(row.ratio)
-    assert row.ratio > 1e300
 
 
 def times_in_report(records: list[Record]) -> set[Cell]:
@@ -209,13 +200,6 @@ def test_software_may_differ_and_is_reported() -> None:
     ]  # fmt: skip
 
 
-def test_an_environment_of_the_same_software_comes_first() -> None:
-    newer = make.environment("alpha", torch="2.14.0")
-    b = rounds(times=times(2)) + rounds(times=times(3), where=newer, at="2026-12-01T00:00:00Z")
-    assert only(compare(rounds(), b)).ratio == pytest.approx(2)
-    assert only(compare(rounds(where=make.environment("alpha", torch="1")), b)).ratio > 2.9
-
-
 UNLIKE = [
     {"cpu": "Other CPU"}, {"cores": 4}, {"memory_bytes": 9 * 2**30}, {"gpus": ("H100",)},
     {"driver": "550"},
@@ -234,11 +218,15 @@ def test_different_machines_are_refused_by_default(field: dict[str, Any]) -> Non
     assert len(found.differences) == 1
 
 
-def test_any_machine_prefers_the_same_machine() -> None:
-    other = make.environment("beta")
-    b = rounds(times=times(1.5)) + rounds(times=times(9), where=other, at="2027-01-01T00:00:00Z")
-    assert only(compare(rounds(), b, any_machine=True)).ratio == pytest.approx(1.5)
-    assert len(compare(rounds(), b).only_b) == 1
+def test_machines_match_if_their_memory_is_similar() -> None:
+    def matches(memory_bytes: int) -> bool:
+        where = make.environment("alpha", memory_bytes=memory_bytes)
+        return bool(match_trials(rounds(where=one), rounds(where=where)).pairs)
+
+    one = make.environment("alpha", memory_bytes=10**9)
+    assert [matches(int(share * 10**9)) for share in (1.005, 1.011, 2, 0.992)] == [
+        True, False, False, True,
+    ]  # fmt: skip
 
 
 def test_trials_on_different_machines_are_not_only_in_one_side() -> None:
@@ -273,15 +261,6 @@ def test_trials_on_different_machines_are_not_only_in_one_side() -> None:
     every = compare(a, b + away, any_machine=True)
     assert (every.other_machines, len(every.times), len(every.maxima)) == ((), 3, 1)
     check_gate(every)
-
-
-def test_machines_that_swapped_sides_are_reported() -> None:
-    beta = make.environment("beta")
-    a = rounds() + rounds(seq_len=64) + rounds(seq_len=128, where=beta)
-    b = rounds() + rounds(seq_len=64, where=beta) + rounds(seq_len=128)
-    (line,) = (one for one in summarize(compare(a, b)) if "different machines" in one)
-    assert line.startswith("2 trials are in both, but on different machines (host alpha and beta; ")
-    assert "host beta and alpha)" in line
 
 
 def test_without_common_trials_the_error_names_the_contents() -> None:
@@ -435,17 +414,6 @@ def test_anything_worse_by_the_share_is_fail_and_the_worst_is_named() -> None:
     )  # fmt: skip
 
 
-def test_a_failure_is_named_before_a_slower_trial_and_its_reason_is_cut() -> None:
-    reason = "stack " * 100
-    b = [
-        *rounds(times=times(9)),
-        make.record(make.trial(seq_len=64), make.outcome("error", reason)),
-    ]
-    word, text = verdict_of(rounds() + rounds(seq_len=64), b)
-    assert (word, text.startswith("sdpa at 64 is no longer ok: error: stack")) == ("FAIL", True)
-    assert len(text) < 150
-
-
 def test_without_a_share_any_detected_change_for_the_worse_is_fail() -> None:
     assert verdict_of(rounds(), rounds(times=times(1.03)), None)[0] == "FAIL"
     assert verdict_of(rounds(), rounds(times=times(1.03)), 0.05)[0] == "PASS"
@@ -471,12 +439,6 @@ def test_too_noisy_is_a_series_in_which_no_length_could_have_shown_the_change() 
         assert reason.endswith(" rounds per side would be enough.")
 
 
-def test_a_trial_that_is_much_faster_is_not_too_noisy() -> None:
-    quick = [t / 20 for t in LOUD]
-    assert only(compare(rounds(times=LOUD), rounds(times=quick))).verdict == "faster"
-    assert verdict_of(rounds(times=LOUD), rounds(times=quick))[0] == "PASS"
-
-
 def test_one_process_a_side_is_too_noisy_and_three_rounds_are_proposed() -> None:
     once = rounds(times=STEADY[:1])
     assert verdict_of(once, once) == (
@@ -484,14 +446,6 @@ def test_one_process_a_side_is_too_noisy_and_three_rounds_are_proposed() -> None
         "1 of 1 trial could not have shown a slow-down of 5 %; 3 or more rounds per side show the "
         "noise.",
     )
-
-
-def test_rounds_are_proposed_for_the_series_whose_noise_is_known() -> None:
-    mild, once = rounds(times=(0.1, 0.105, 0.095)), rounds("ring", times=STEADY[:1])
-    both = decide(compare(mild + once, mild + once), 0.05)
-    alone = decide(compare(mild, mild), 0.05)
-    assert both.rounds == alone.rounds is not None
-    assert both.reason.startswith("2 of 2 trials could not have shown")
 
 
 def test_a_hopeless_share_is_not_given_a_number_of_rounds() -> None:
@@ -525,39 +479,6 @@ def test_trials_that_b_lacks_are_in_the_verdict() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("by", "word"), [(1.0, "PASS"), (1.08, "FAIL")])
-def test_the_proposed_rounds_end_the_doubt(by: float, word: str) -> None:
-    """Two implementations with 5 % of noise between processes: three rounds, then as proposed."""
-    hits = 0
-    for seed in range(10):
-        rng = Random(seed)
-
-        def noisy(n: int, factor: float, rng: Random = rng) -> list[Record]:
-            return [
-                r for name in ("sdpa", "ring")
-                for r in rounds(name, [factor * math.exp(rng.gauss(0, 0.05)) for _ in range(n)])
-            ]  # fmt: skip
-
-        first = decide(compare(noisy(3, 1), noisy(3, 1)), 0.05)
-        assert (first.word, first.rounds is not None) == ("TOO NOISY", True)
-        assert first.rounds is not None
-        later = decide(compare(noisy(first.rounds, 1), noisy(first.rounds, by)), 0.05)
-        hits += later.word == word
-    assert hits >= 9
-
-
-@pytest.mark.parametrize("name", ["md", "html", "json"])
-def test_the_verdict_is_the_title_of_every_format(name: str) -> None:
-    files = FORMATS.get(name)(comparison_document(everything(), 0.05))
-    text = files[f"compare.{name}"]
-    line = "FAIL: gone at 4k is no longer ok: wrong: wrong!, and 4 more figures are worse."
-    assert {
-        "md": text.startswith(f"# {line}\n"),
-        "html": f"<title>{line}</title>" in text and f"<h1>{line}</h1>" in text,
-        "json": f'"title": "{line}"' in text,
-    }[name]
-
-
 # ---- caveats -----------------------------------------------------------------------------------
 
 
@@ -585,7 +506,7 @@ def test_the_same_records_on_both_sides_are_reported() -> None:
     assert "both sides" not in notes(rounds(), rounds(at="2026-11-22T09:00:00Z"))
 
 
-@pytest.mark.parametrize("odd", [math.nan, math.inf, 0.0, -0.1])
+@pytest.mark.parametrize("odd", [math.nan, 0.0])
 def test_invalid_times_are_left_out_and_reported(odd: float) -> None:
     def holding(at: Sequence[int], **fields: Any) -> list[Record]:
         return [
@@ -753,18 +674,6 @@ def test_unchanged_rows_are_folded_and_nothing_else_is() -> None:
     assert "| same |" in after.partition("</details>")[0]
 
 
-def test_rows_that_are_too_noisy_come_after_the_changed_ones_and_are_not_folded() -> None:
-    loud = rounds(times=(0.1, 0.13, 0.09), seq_len=64)
-    a, b = loud + rounds("ring", seq_len=64), loud + rounds("ring", times(1.2), seq_len=64)
-    document = comparison_document(compare(a, b), 0.05)
-    (table, *_) = document.sections[0].tables
-    found = [dict(zip([c.name for c in table.columns], row, strict=True)) for row in table.rows]
-    assert [(row["Implementation"], row["Verdict"]) for row in found] == [
-        ("ring", "slower"), ("sdpa", "too noisy"),
-    ]  # fmt: skip
-    assert not any("time" in s.title for s in document.sections if s.folded)
-
-
 def test_a_terminal_has_one_line_for_unchanged_rows() -> None:
     document = terminal_document(everything(), 0.05)
     answer = document.sections[0]
@@ -772,23 +681,6 @@ def test_a_terminal_has_one_line_for_unchanged_rows() -> None:
     assert not any(section.charts or section.folded for section in document.sections)
     changed = compare(rounds(peak=MIB), rounds(times=times(2), peak=2 * MIB))
     assert "unchanged" not in terminal_document(changed).sections[0].points[-1]
-
-
-def test_a_detectable_difference_above_100_percent_has_no_size() -> None:
-    found = compare(rounds(times=(1, 3)), rounds(times=(1, 3)))
-    assert only(found).estimate.detectable > 20
-    row, *_ = rows_of(sections(comparison_document(found))["Result"])
-    assert row["Detectable"] == ">100 %"
-    assert "(the smallest detectable difference is >100 %)" in summarize(found)[0]
-
-
-def test_running_out_of_memory_is_three_words() -> None:
-    reason = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
-    full = [make.record(make.trial(), make.outcome("oom", reason))]
-    found = compare(rounds(), full)
-    assert regressions(found, 0.05) == ["sdpa at 4k is no longer ok: out of memory"]
-    (row,) = rows_of(sections(comparison_document(found))["Result"])
-    assert row["B"] == "out of memory"
 
 
 def test_the_tidy_data_are_the_processes() -> None:
@@ -809,17 +701,3 @@ def test_people_read_short_labels_and_programs_the_options() -> None:
     data = processes_table(found)
     where = [column.name for column in data.columns].index("label")
     assert list(dict.fromkeys(row[where] for row in data.rows)) == labels
-
-
-def test_names_distinguish_workloads() -> None:
-    a = [*rounds(), *rounds(mode="train", dtype="bfloat16", causal=True)]
-    assert [name_row(t.row) for t in compare(a, a).times] == [
-        "sdpa at 4k", "sdpa at 4k (train, bfloat16, causal)",
-    ]  # fmt: skip
-
-
-def test_facts_that_only_pythons_json_reader_knows_can_be_compared() -> None:
-    trial = make.trial()
-    odd = [make.record(trial.replace(round=i), make.outcome(facts={"note": "\ud800"}, time=0.1))
-           for i in range(3)]  # fmt: skip
-    assert "The compared records are the same on both sides" in notes(odd, odd)

@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from longseq_bench.reports.document import Answer, KeyFigure, Spread
+from longseq_bench.reports.document import Spread
 from longseq_bench.reports.render._vega import PALE, colours
 from longseq_bench.reports.sections.at_a_glance import ALL
 from tests import make
@@ -43,30 +43,6 @@ def test_a_maximum_of_another_limit_names_it() -> None:
     assert found["ring"] == "90,000 (10 min limit)"
     assert found["fit (fit only)"] == "70,000 (30 s limit)"
     assert build(records).paragraphs[1] == "Longest lengths: 30 s limit."
-
-
-def test_a_variant_that_is_longest_but_not_fastest_is_named() -> None:
-    slow, fast = {"chunk": 64}, {"chunk": 4096}
-    records = [
-        single("ring", 1024, 0.1, options=fast), single("ring", 1024, 0.2, options=slow),
-        *search("ring", 8000, options=slow), *search("ring", 7000, options=fast),
-    ]  # fmt: skip
-    line, _ = texts(build([*records, failed("oom", "big", 1024)]), TITLE)
-    assert line["Implementation"] == "ring chunk 4k"
-    assert line["Longest"] == "8,000 (ring chunk 64)"
-    assert line["Limited by"] == "memory"
-
-
-def test_a_sparse_line_says_so_also_where_it_was_only_searched() -> None:
-    sparse = search("block-sparse", 90_000)
-    blocks = sparse[0].outcome.model_copy(
-        update={"measurements": make.outcome(density_achieved=0.1, pass_time=1.0).measurements}
-    )
-    sparse[0] = sparse[0].model_copy(update={"outcome": blocks})
-    lines = rows(build([*search("sdpa", 5000), *sparse]), TITLE)
-    assert {line["Implementation"]: line["Pairs seen"] for line in lines} == {
-        "block-sparse": "sparse", "sdpa": None,
-    }  # fmt: skip
 
 
 def test_lines_beyond_the_first_screen_are_in_the_next_section() -> None:
@@ -158,12 +134,3 @@ def test_a_search_that_was_interrupted_does_not_read_as_a_finished_one() -> None
     assert [rows(one, "Longest lengths")[0]["Limited by"] for one in (bounded, open_end)] == [
         "memory", "unfinished",
     ]  # fmt: skip
-
-
-def test_words_that_do_not_fit_are_left_out_last_first() -> None:
-    figures = [KeyFigure(f"F{i}", "1", "a b c d e f g h") for i in range(5)]
-    answer = Answer(figures, [f"{i} " + "w " * 20 for i in range(5)])
-    short = answer.limit_words(120)
-    assert short.word_count <= 120
-    assert (len(short.figures), len(short.findings)) == (3, 4)
-    assert answer.limit_words(-1).word_count == 0

@@ -18,8 +18,7 @@ from tests.reports.reading import build, cells, section, titles
 from tests.reports.test_figures import agrees, reports, spread
 
 NONE = "none ran this long"
-NAMES = ("rich", "sparse", "two machines", "quickstart", "extreme", "sparsity", "ranks",
-         "sparse_maxlen")  # fmt: skip
+NAMES = ("rich", "sparse", "extreme", "sparsity")
 
 
 def report(name: str) -> tuple[Book, Document]:
@@ -229,37 +228,6 @@ def test_bars_are_the_longest_of_each_limit(name: str) -> None:
         own = {(p.series, p.facet): p.y for p in chart.points}
         for guide in chart.guides:
             assert {(own[p.series, p.facet], p.y) for p in guide.points} <= floors
-
-
-def describe_dense(rows: Sequence[Swept]) -> tuple[Any, ...]:
-    """A length, and words if dense times of its rows were computed."""
-    measured = {r.dense[0] == "measured" for r in rows if r.dense}
-    words = {(False,): ["dense time computed"], (False, True): ["some dense times computed"]}
-    return rows[0].tokens, *words.get(tuple(sorted(measured)), [])
-
-
-@pytest.mark.parametrize("name", ["sparse", "sparsity"])
-def test_cells_are_the_speeds_over_dense(name: str) -> None:
-    book, document = report(name)
-    (chart,) = charts(document, "speed-over-dense")
-    swept = [r for r in book.swept if "sparsity" in r.options]
-
-    def place(row: Swept) -> tuple[str, float, int]:
-        sparsity = float(str(row.options["sparsity"]))
-        return row.name.replace(f" {round(100 * sparsity, 6):g} %", ""), sparsity, row.tokens
-
-    speeds = {place(r): over(r.dense[1], r.time) for r in swept if r.dense and r.time}
-    shown = {(p.series, p.x, length(p.facet.split()[0])): p.y for p in chart.points}
-    assert shown.keys() == speeds.keys()
-    assert all(agrees(value, speeds[at]) for at, value in shown.items())
-    computed = {(length(p.facet.split()[0]), *p.facet.split(", ")[1:]) for p in chart.points}
-    dense = by(lambda r: r.tokens, [r for r in swept if r.dense])
-    assert computed == set(map(describe_dense, dense))
-    lengths = {at[2] for at in speeds}
-    failed = [place(r) for r in swept if not r.ok and r.tokens in lengths]
-    assert sorted((m.series, m.x, length(m.facet.split()[0])) for m in chart.failures) == sorted(
-        failed
-    )
 
 
 # ---- first screen --------------------------------------------------------------------------------

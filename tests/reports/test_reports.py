@@ -143,23 +143,6 @@ def test_only_files_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
     assert any(name.startswith("01-") for name in left)
 
 
-@pytest.mark.parametrize("name", ["a\x00b\n\u202e", "a\x1b[31mb\x1b]0;t\x07", "\u2028"])
-def test_control_characters_do_not_break_a_report(name: str) -> None:
-    """vl-convert ends the whole process on some of them."""
-    records = [make.record(make.trial(name, n)) for n in (1024, 2048)]
-    for document in documents(records, ["all"]):
-        files = FORMATS.get("md")(document)
-        assert len(files) > 1 or not any(s.charts for s in document.sections)
-        assert "\x1b" not in "".join(text for file, text in files.items() if file[-3:] == "svg")
-
-
-@pytest.mark.parametrize("seconds", [1e-320, 1e300, float("inf"), float("nan")])
-def test_values_outside_any_scale_are_not_drawn(seconds: float) -> None:
-    records = [make.record(make.trial("sdpa", n), make.measured(seconds)) for n in (10**18, 2048)]
-    for document in documents(records, ["all"]):
-        assert f"# {document.title}" in FORMATS.get("md")(document)[f"{document.stem}.md"]
-
-
 @pytest.mark.parametrize("files", ["text", {}, {"../out.txt": "x"}, {"/out.txt": "x"}, {"a": b"x"}])
 def test_an_invalid_result_of_an_external_format_is_an_error(
     files: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

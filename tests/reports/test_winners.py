@@ -20,7 +20,7 @@ from tests import make
 from tests.reports.examples import dense_flops, spread, timing, timings, widen
 from tests.reports.oracle import Book
 from tests.reports.reading import cells
-from tests.reports.test_limits import ALL, FOLDERS, published
+from tests.reports.test_figures import REAL, reports
 
 Scores = Mapping[str, float]
 SCORES = {"alfa": 1.9, "bravo": 1.6, "delta": 1.3}
@@ -342,11 +342,10 @@ def is_sparse(row: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_no_published_row_is_better_than_a_named_one(folder: str) -> None:
-    source = published(folder)
-    book = Book(source.records)
-    figures = [(kind, figure) for kind in ALL for figure in KINDS.get(kind)(source).figures]
+@pytest.mark.parametrize("name", REAL)
+def test_no_published_row_is_better_than_a_named_one(name: str) -> None:
+    book, found = reports(name)
+    figures = [(document.kind, figure) for document in found for figure in document.figures]
     verdicts = {(kind, *astuple(figure)): is_refuted(figure, book) for kind, figure in figures}
     assert not [figure for figure, verdict in verdicts.items() if verdict]
-    assert [v for v in verdicts.values() if v is not None] or folder in ("ring_transports",)
+    assert [v for v in verdicts.values() if v is not None] or name == "ring_transports"
