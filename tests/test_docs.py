@@ -57,18 +57,6 @@ def test_generated_parts_have_a_generator() -> None:
     assert used == set(GENERATORS)
 
 
-def test_every_command_is_in_the_command_reference() -> None:
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        from generate import generate_commands
-    finally:
-        sys.path.pop(0)
-    reference = generate_commands()
-    for command in ("sweep", "maxlen", "plan", "report", "compare", "verify", "list", "doctor"):
-        assert f"## longseq {command}\n" in reference
-    assert "| `--memory-budget TEXT` |" in reference
-
-
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder: what the documents name of a checkout, and few records to read."""

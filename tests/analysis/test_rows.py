@@ -111,12 +111,6 @@ def test_other_trials_are_other_rows(change: dict[str, Any]) -> None:
     assert len(sweep_rows([make.record(base), make.record(base.replace(**change))])) == 2
 
 
-def test_other_environments_are_other_rows() -> None:
-    here, there = make.environment("alpha"), make.environment("alpha", torch="2.12.0")
-    found = sweep_rows([make.record(where=here), make.record(where=there)])
-    assert [row.fingerprint for row in found] == [here.fingerprint, there.fingerprint]
-
-
 # ranks
 
 
@@ -272,11 +266,6 @@ def test_no_speed_up_over_a_failed_trial(status: Status) -> None:
     assert [row.speedup for row in sweep_rows([bad, several])] == [None, None]
 
 
-def test_the_single_pass_of_a_probe_is_not_a_time() -> None:
-    row = only([make.record(came_to=make.outcome(pass_time=0.5, peak=1))])
-    assert (row.time_s, row.tokens_per_s, row.samples) == (None, None, 0)
-
-
 def test_a_row_is_ok_only_if_every_round_is() -> None:
     base = make.trial()
     rounds = [make.record(base.replace(round=i)) for i in range(3)]
@@ -362,34 +351,8 @@ def test_the_share_of_ideal_is_dense_time_times_density_in_pairs_over_time(causa
     assert row.sparsity_asked == 0.9
 
 
-def test_in_a_module_the_density_is_relative_to_dense_attention_in_it() -> None:
-    """Projections are never skipped and have no pairs."""
-    record = sparse_run()
-    pairs = record.outcome.largest("flops") or 0
-    projecting = 3 * pairs
-    both = {"flops": pairs + projecting, "dense_flops": 8 * pairs + projecting}
-    kept = [m for m in record.outcome.measurements if m.name not in both]
-    kept += [make.measurement(name, value) for name, value in both.items()]
-    known = record.outcome.model_copy(update={"measurements": tuple(kept)})
-    row = only([make.record(record.trial, known)])
-    assert (row.token_density, row.dense_flops) == (1 / 8, both["dense_flops"])
-    assert row.share_of_ideal == 7.0 * 4 / 11 / 2.0
-
-
 DENSE_TIMES = ("dense_time_s", "dense_low_s", "dense_high_s", "dense_source", "speed_over_dense",
                "share_of_ideal", "share_low", "share_high")  # fmt: skip
-
-
-def test_without_a_dense_time_there_is_no_share_of_ideal() -> None:
-    exact = only([make.record(came_to=make.measured(flops=8.0))])
-    assert [
-        getattr(exact, n) for n in (*DENSE_TIMES, "sparsity_asked", "token_density", "uncovered")
-    ] == [None] * (len(DENSE_TIMES) + 3)
-    assert exact.effective_flops == 8.0 / exact.time_s
-    untimed = sparse_run(time=[], dense=[])
-    row = only([untimed])
-    assert [getattr(row, n) for n in (*DENSE_TIMES, "effective_flops")] == [None] * 9
-    assert row.token_density == 0.125
 
 
 @pytest.mark.parametrize("status", ["wrong", "timeout"])
@@ -623,32 +586,6 @@ def test_fits_tokens_are_of_the_same_search(other: dict[str, Any]) -> None:
     assert [row.fits_tokens for row in rows] == [None, 8000]
     rows = search_rows([*search(8000, fit_only=True, **other), *whole])
     assert [row.fits_tokens for row in rows] == [None, None]
-
-
-def test_fits_tokens_need_a_pass_and_a_failure() -> None:
-    of = make.trial("ring", memory_budget=2**26, repeats=0)
-    whole = [make.step(4000, of=of), make.step(4064, "timeout", of=of)]
-    alone = of.replace(fit_only=True)
-    for steps in ([make.step(9000, of=alone)], [make.step(9000, "unsupported", of=alone)]):
-        assert search_rows([*steps, *whole])[-1].fits_tokens is None
-
-
-def test_standard_memory_is_that_of_a_full_pass() -> None:
-    rows = sweep_rows([
-        make.record(make.trial("dense", 4096), make.measured(0.1, 1000.0)),
-        make.record(make.trial("dense", 4096, keep="nothing"), make.measured(0.1, 700.0)),
-        make.record(make.trial("ring", 4096), make.measured(0.1, 10.0)),
-    ])  # fmt: skip
-    assert [row.dense_peak_bytes for row in rows] == [1000.0] * 3
-    assert rows[-1].memory_reduction == 100.0
-
-
-def test_a_speed_up_is_against_the_same_settings_on_one_rank() -> None:
-    one = make.record(make.trial("ring", 4096, keep="inputs", mode="train"), make.measured(1.0))
-    for keep, speedup in (("inputs", 2.0), ("all", None)):
-        two = make.trial("ring", 4096, keep=keep, mode="train", world_size=2)
-        rows = sweep_rows([one, make.record(two, make.measured(0.5, ranks=2))])
-        assert rows[-1].speedup == speedup
 
 
 # searches for the minimum sparsity

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from longseq_bench.analysis.frames import relative, rows
 from longseq_bench.analysis.labels import find_baseline_label, speeds
-from longseq_bench.analysis.searches import density_rows
 from longseq_bench.analysis.short_labels import find_short_labels
-from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.model import Trial
 from longseq_bench.reports.base import Source
@@ -55,20 +53,6 @@ def test_an_own_function_has_its_name_and_what_tells_it_apart() -> None:
     assert own(("x/mine.py:f", a), ("x/other.py:f", b)) == ["mine.py:f", "other.py:f"]
     # before and after an edit
     assert own(("x/mine.py:f", a), ("x/mine.py:f", b)) == ["f file aaaaaaaa", "f file bbbbbbbb"]
-
-
-def test_a_baseline_may_be_an_own_function_by_itself() -> None:
-    trials = [
-        make.trial("x/mine.py:f", options={"n": n}, source=source * 16)
-        for n in (1, 2) for source in "ab"
-    ]  # fmt: skip
-    found = find_short_labels([*trials, make.trial("ring")])
-    assert found[0] == "f n 1 file aaaaaaaa"
-    for name in ("f", "x/mine.py:f"):
-        baseline = f"{name} n=1 file_hash=aaaaaaaa"
-        assert find_baseline_label(trials, found[:-1], baseline) == found[0]
-    with pytest.raises(UserError, match="ambiguous"):
-        find_baseline_label(trials, found[:-1], "f")
 
 
 def test_a_pattern_stands_for_the_only_implementation_with_patterns() -> None:
@@ -175,29 +159,7 @@ def test_a_long_label_leaves_out_options_and_else_is_a_number() -> None:
     assert labels(("ring", {"offload": "none"}), ("ring", {"chunk": None})) == ["ring", "ring"]
 
 
-def test_the_options_of_a_numbered_label_are_in_how_each_ran() -> None:
-    from tests.reports.reading import build
-    from tests.reports.reading import rows as table
-
-    trials = [make.trial("ring", options=o) for o in ({"order": ""}, {"transport": ""})]
-    shown = table(build([make.record(trial) for trial in trials]), "How each ran")
-    options = {row["Implementation"]: row["Value"] for row in shown if row["What"] == "options"}
-    assert options == {"ring #1": "order=", "ring #2": "transport="}
-
-
 # ---- labels for programs, baselines --------------------------------------------------------------
-
-
-def test_programs_keep_their_labels() -> None:
-    trials = [make.trial("ring", options={"chunk": c}) for c in (1024, 2048)]
-    swept = [make.record(trial) for trial in trials]
-    long = ["ring chunk=1024", "ring chunk=2048"]
-    assert [row.label for row in sweep_rows(swept)] == list(rows(swept)["label"]) == long
-    assert [row.label for row in Source(swept).rows] == ["ring chunk 1k", "ring chunk 2k"]
-    steps = [make.record(trial.replace(options={"sparsity": 0.5, **trial.options}),
-                         purpose="density") for trial in trials]  # fmt: skip
-    assert [row.label for row in density_rows(steps)] == long
-    assert [row.label for row in Source(steps).minima] == ["ring chunk 1k", "ring chunk 2k"]
 
 
 @pytest.mark.parametrize("baseline", ["ring chunk 2k", "ring chunk=2048", "ring chunk=2048 w=null"])

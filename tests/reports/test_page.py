@@ -217,18 +217,22 @@ FLAGS = (
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One browser for all tests; CI requires it."""
     from selenium import webdriver
+    from selenium.common.exceptions import WebDriverException
     from selenium.webdriver.chrome.service import Service
 
+    give_up = pytest.fail if os.environ.get("CI") else pytest.skip
     browser, control = shutil.which("chromium"), shutil.which("chromedriver")
     if not browser or not control:
-        missing = "chromium or chromedriver is not installed: the page was not opened"
-        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+        give_up("chromium or chromedriver is not installed: the page was not opened")
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     for flag in (*FLAGS, f"user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    started = webdriver.Chrome(options=options, service=Service(control))
+    try:
+        started = webdriver.Chrome(options=options, service=Service(control))
+    except WebDriverException as error:
+        give_up(f"chromium does not start: {str(error).splitlines()[0]}")
     yield started
     started.quit()
 

@@ -152,3 +152,12 @@ def test_an_invalid_result_of_an_external_format_is_an_error(
         write(SETS["one row"], tmp_path / "out", formats=["odd"])
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("stacks", {"0": 5}), ("every_row_checked", 7), ("dense", [1])]
+)
+def test_facts_of_any_type_are_reported(name: str, value: Any) -> None:
+    samples = {"time": [0.1] * 9, "dense_time": [0.3] * 9, "checked_rows": 8.0}
+    came_to = make.outcome("hang" if name == "stacks" else "ok", facts={name: value}, **samples)
+    assert documents([make.record(came_to=came_to)], ["all"])
