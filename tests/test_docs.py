@@ -127,29 +127,6 @@ def test_each_of_the_seven_questions_has_a_short_answer(
         assert found[0]["max_tokens"] > 0
 
 
-def test_the_order_of_kernels_on_a_gpu_is_that_of_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    from longseq_bench.kernels.exact.base import KERNELS, Use
-
-    def order(capability: tuple[int, int]) -> list[str]:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-        use = Use("cuda", torch.bfloat16, 64, True)
-        ranks = {
-            name: rank
-            for name in KERNELS.names()
-            if (kernel := KERNELS.get(name)).device == "cuda"
-            and (rank := kernel.priority(use)) is not None
-        }
-        return sorted(ranks, key=lambda name: -ranks[name])
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\d\. `(\w+)`", page, re.MULTILINE)
-    assert listed == ["cudnn", "flash", "cudnn", "efficient"]
-    assert order((9, 0)) == [listed[0], listed[1], listed[3]]
-    assert order((8, 0)) == listed[1:]
-
-
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of *Extending* in a folder, installed as pip would."""

@@ -158,15 +158,6 @@ def test_a_gpu_that_can_not_be_used_is_refused_with_the_reason(tmp_path: Path) -
     assert command.find_gpu_problem(session(tmp_path)) is None
 
 
-def test_a_failed_item_is_named_with_the_last_line_of_its_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    toy = Counted(good=dict, bad=fail(ItemFailed("Traceback:\n  line 3\nValueError: why")))
-    assert command.report({toy.step: run_step(toy.step, session(tmp_path))}, session(tmp_path)) == 1
-    printed = capsys.readouterr().out
-    assert "\n1 failed:\ntoy bad: ValueError: why\nthe whole errors are in the JSON" in printed
-
-
 # ---- kernels -----------------------------------------------------------------------------------
 
 CHOSEN = {"tile": [128, 64, 8, 3, 128], "seconds": 2e-3, "difference": 0.0}

@@ -19,8 +19,7 @@ from longseq_bench.analysis.frames import (
     sweep_json,
 )
 from longseq_bench.analysis.labels import speeds
-from longseq_bench.analysis.row import make_row
-from longseq_bench.analysis.runs import SEVERITY, largest_over_mean
+from longseq_bench.analysis.runs import SEVERITY
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.searches import density_rows, merge_search, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -40,17 +39,6 @@ def json_fields(row_type: type, document: str) -> set[str]:
 def only(records: list[Record]) -> SweepRow:
     (row,) = sweep_rows(records)
     return row
-
-
-def test_a_row_needs_every_field_and_no_other() -> None:
-    row = only([make.record()])
-    values = {name: getattr(row, name) for name in fields_of(SweepRow)}
-    assert make_row(SweepRow, values) == row
-    with pytest.raises(KeyError, match="toekns"):
-        make_row(SweepRow, values | {"toekns": 1})
-    del values["tokens"], values["label"]
-    with pytest.raises(TypeError, match="SweepRow lacks tokens"):
-        make_row(SweepRow, values)
 
 
 # the interval of the median
@@ -167,17 +155,6 @@ def test_with_a_silent_rank_the_trial_has_no_time() -> None:
     assert (row.tokens_per_rank, row.bytes_sent, row.bytes_unlike) == (None, None, None)
 
 
-def test_the_exposed_share_needs_a_compute_time_and_is_never_negative() -> None:
-    plain = only([make.record(make.trial(world_size=2), make.measured(ranks=2))])
-    assert (plain.compute_time_s, plain.communication_time_s, plain.exposed_share) == (None,) * 3
-    slower = make.measured(0.1, ranks=2, compute_time=0.2)
-    row = only([make.record(make.trial(world_size=2), slower)])
-    assert (row.compute_time_s, row.exposed_share) == (0.2, 0.0)
-    alone = only([make.record()])
-    assert (alone.rank_times, alone.rank_peaks) == ([pytest.approx(0.1)], [MIB])
-    assert alone.imbalance is None
-
-
 def test_a_failed_trial_on_several_ranks_has_peaks_but_no_times() -> None:
     ok, _ = on_three()
     bad = make.on_ranks({"peak": 50.0}, {"peak": 70.0}, {}, status="oom", reason="rank 1: full")
@@ -259,13 +236,6 @@ def test_no_speed_up_over_another_trial(change: dict[str, Any]) -> None:
     assert sweep_rows([alone, other_machine])[1].speedup is None
 
 
-@pytest.mark.parametrize("status", ["wrong", "oom"])
-def test_no_speed_up_over_a_failed_trial(status: Status) -> None:
-    bad = make.record(came_to=make.measured().model_copy(update={"status": status}))
-    several = make.record(make.trial(world_size=2), make.measured(ranks=2))
-    assert [row.speedup for row in sweep_rows([bad, several])] == [None, None]
-
-
 def test_a_row_is_ok_only_if_every_round_is() -> None:
     base = make.trial()
     rounds = [make.record(base.replace(round=i)) for i in range(3)]
@@ -303,22 +273,6 @@ def test_search_steps_are_not_rows_and_rows_not_searches() -> None:
     records = [make.step(1024), make.record(), make.step(2048, purpose="edge")]
     assert len(sweep_rows(records)) == 1
     assert len(search_rows(records)) == 1
-
-
-def test_labels_name_only_the_options_that_differ() -> None:
-    def labels(*options: tuple[str, dict[str, Any]]) -> list[str]:
-        records = [make.record(make.trial(name, options=given)) for name, given in options]
-        return [row.label for row in sweep_rows(records)]
-
-    assert labels(("ring", {"chunk": 1024, "order": "zigzag"}), ("sdpa", {"chunk": 1})) == [
-        "ring", "sdpa",
-    ]  # fmt: skip
-    assert labels(("ring", {"chunk": 1024, "w": 1}), ("ring", {"chunk": 2048, "w": 1})) == [
-        "ring chunk=1024", "ring chunk=2048",
-    ]  # fmt: skip
-    assert labels(("d", {"on": True, "w": (2, 4)}), ("d", {"on": False, "w": None})) == [
-        "d on=true w=2,4", "d on=false w=null",
-    ]  # fmt: skip
 
 
 # relative to dense attention
@@ -362,23 +316,6 @@ def test_a_failed_trial_has_no_dense_time(status: Status) -> None:
     row = only([bad])
     assert [getattr(row, n) for n in DENSE_TIMES] == [None] * len(DENSE_TIMES)
     assert (row.memory_reduction, row.effective_flops) == (None, None)
-
-
-def test_dense_times_of_one_source_are_merged_and_measured_ones_preferred() -> None:
-    def run(i: int, source: str, *dense: float) -> Record:
-        record = sparse_run(dense=dense)
-        facts = {"dense": source}
-        return make.record(
-            record.trial.replace(round=i), record.outcome.model_copy(update={"facts": facts})
-        )
-
-    part = "computed from 1,024 of 131,072 rows"
-    row = only([run(0, part, 90.0), run(1, part, 80.0)])
-    assert (row.dense_source, row.dense_time_s) == (part, 85.0)
-    row = only([run(0, part, 90.0), run(1, "measured", 5.0), run(2, "measured", 7.0)])
-    assert (row.dense_source, row.dense_time_s) == ("measured", 6.0)
-    row = only([run(0, part), run(1, "measured")])
-    assert (row.dense_source, row.dense_time_s) == (None, None)
 
 
 def test_standard_memory_is_measured_if_dense_ran_on_the_workload() -> None:
@@ -496,18 +433,6 @@ def test_a_length_that_failed_once_did_not_pass() -> None:
     assert (found.limited_by, found.confirmations) == ("memory", 0)
 
 
-def test_searches_without_a_pass_or_without_a_failure() -> None:
-    nothing = merge_search([make.step(512, "unsupported", phase=None, reason="no CPU kernel")])
-    assert (nothing.max_tokens, nothing.first_failure) == (0, 512)
-    assert (nothing.peak_bytes, nothing.bytes_per_token) == (None, None)
-    assert (nothing.fraction_of_floor, nothing.confirmations) == (0.0, 0)
-    ceiling = merge_search([make.step(512), make.step(1024)])
-    assert (ceiling.max_tokens, ceiling.first_failure) == (1024, None)
-    assert (ceiling.limited_by, ceiling.failure_phase) == ("unfinished", None)
-    ceiling = merge_search([make.step(512), make.step(1024), make.step(1024, purpose="confirm")])
-    assert (ceiling.limited_by, ceiling.failure_phase) == ("ceiling", None)
-
-
 def test_probes_and_timed_confirmations_are_one_search_and_budgets_are_not() -> None:
     base = make.trial(memory_budget=64 * MIB, repeats=0)
     same = [
@@ -547,18 +472,6 @@ def test_sweep_json_has_exactly_its_fields_and_is_json() -> None:
     assert said["schema"] == 1
     assert [row["max_error"] for row in said["rows"]] == [None, None, 1e-6]
     assert all(set(row) == json_fields(SweepRow, "sweep") for row in said["rows"])
-
-
-def test_json_of_ranks_is_json() -> None:
-    bad = make.on_ranks({"time": 1.0, "peak": 5}, {"time": math.inf, "peak": 6})
-    (row,) = sweep_json([make.record(make.trial(world_size=2), bad)])["rows"]
-    assert json.loads(json.dumps(row, allow_nan=False)) == row
-    assert (row["rank_times"], row["rank_peaks"]) == ([1.0, None], [5, 6])
-    promised = {"tokens_per_rank", "exposed_share", "bytes_sent", "bytes_formula", "imbalance",
-                "rank_peaks", "rank_times", "wire_error", "speedup", "efficiency",
-                "batch", "share_of_ideal", "dense_source", "dense_memory_source", "uncovered",
-                "memory_reduction", "sparsity_asked", "speed_over_dense"}  # fmt: skip
-    assert promised <= set(row)
 
 
 def test_maxlen_json_has_exactly_its_fields_and_is_json() -> None:
@@ -608,16 +521,6 @@ def test_steps_of_a_sparsity_search_differ_in_sparsity_only() -> None:
     assert [row.runs for row in density_rows(records)] == [4, 1, 1, 1, 1]
 
 
-def test_a_timeout_does_not_confirm_a_minimum_sparsity() -> None:
-    """Two of three runs in time pass; the timeout is neither a confirmation nor a sample."""
-    trial = make.trial("block-sparse", options={"sparsity": 0.9}, repeats=0)
-    passes = [make.record(trial, make.measured(peak=1000), purpose="density") for _ in range(2)]
-    late = make.record(trial, make.outcome("timeout", peak=9000), purpose="density")
-    (row,) = density_rows([*passes, late])
-    assert (row.least_sparsity, row.runs) == (0.9, 3)
-    assert (row.confirmations, row.peak_bytes) == (1, 1000)
-
-
 def test_memory_outside_the_allocator_is_that_of_the_fullest_device() -> None:
     of = make.trial(world_size=2, device="cuda")
     uses = make.on_ranks({"outside_allocator": 3e8}, {"outside_allocator": 5e8})
@@ -630,12 +533,13 @@ def test_memory_outside_the_allocator_is_that_of_the_fullest_device() -> None:
     assert found.outside_allocator_bytes == 700_000_000
 
 
-@pytest.mark.parametrize(
-    ("shares", "expected"),
-    [([0.5, 0.5], 1.0), ([0.75, 0.25], 1.5), ([1.0, 1.0], 1.0), ([1.0], None), ([0.5, None], None)],
-)
-def test_work_is_uneven_relative_to_the_mean_of_ranks(
-    shares: list[float | None], expected: float | None
-) -> None:
-    """Ranks that all compute everything, as with full queries, are even."""
-    assert largest_over_mean(shares) == expected
+def test_searches_without_a_pass_or_without_a_failure() -> None:
+    nothing = merge_search([make.step(512, "unsupported", phase=None, reason="no CPU kernel")])
+    assert (nothing.max_tokens, nothing.first_failure) == (0, 512)
+    assert (nothing.peak_bytes, nothing.bytes_per_token) == (None, None)
+    assert (nothing.fraction_of_floor, nothing.confirmations) == (0.0, 0)
+    ceiling = merge_search([make.step(512), make.step(1024)])
+    assert (ceiling.max_tokens, ceiling.first_failure) == (1024, None)
+    assert (ceiling.limited_by, ceiling.failure_phase) == ("unfinished", None)
+    ceiling = merge_search([make.step(512), make.step(1024), make.step(1024, purpose="confirm")])
+    assert (ceiling.limited_by, ceiling.failure_phase) == ("ceiling", None)

@@ -6,12 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longseq_bench.analysis.frames import relative, rows
-from longseq_bench.analysis.labels import find_baseline_label, speeds
+from longseq_bench.analysis.labels import find_baseline_label
 from longseq_bench.analysis.short_labels import find_short_labels
-from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.model import Trial
-from longseq_bench.reports.base import Source
 from tests import make
 
 
@@ -167,22 +164,3 @@ def test_a_baseline_is_a_label_or_has_its_options(baseline: str) -> None:
     trials = [make.trial("ring", options={"chunk": c, "w": None}) for c in (1024, 2048)]
     trials.append(make.trial("ring", options={"chunk": 2048, "w": None}, fit_only=True))
     assert find_baseline_label(trials, find_short_labels(trials), baseline) == "ring chunk 2k"
-
-
-def test_a_baseline_by_any_name_gives_the_same_speeds() -> None:
-    records = [
-        make.record(make.trial(name, options=options), make.measured(time))
-        for name, options, time in (
-            ("ring", {"chunk": 1024}, 0.1), ("ring", {"chunk": 2048}, 0.2), ("sdpa", {}, 0.4),
-        )
-    ]  # fmt: skip
-    for baseline in ("ring chunk=2048", "ring chunk 2k"):
-        source = Source(records, baseline)
-        assert [row.speed for row in source.rows] == pytest.approx([2, 1, 0.5])
-        assert source.baseline_label == "ring chunk 2k"
-    assert speeds(Source(records).rows, "sdpa") == pytest.approx([4, 2, 1])
-    assert list(relative(rows(records), "ring chunk=2048")["speed"]) == pytest.approx([2, 1, 0.5])
-    with pytest.raises(UserError, match=r"ambiguous: 'ring chunk 1k', 'ring chunk 2k'; name"):
-        _ = Source(records, "ring").rows
-    with pytest.raises(UnknownNameError, match=r"did you mean 'ring chunk 2k'"):
-        _ = Source(records, "ring chunk 2").rows

@@ -55,16 +55,6 @@ def test_lines_beyond_the_first_screen_are_in_the_next_section() -> None:
     assert ALL not in titles(build(records[:8]))
 
 
-def test_a_sweep_states_how_far_it_came() -> None:
-    records = [single("sdpa", n, n * 1e-4) for n in (1024, 2048)]
-    records += [single("ring", 1024, 0.3), failed("timeout", "ring", 2048)]
-    assert {line["Implementation"]: line["Longest swept"] for line in rows(build(records), TITLE)} \
-        == {"sdpa": "2k", "ring": "1k, timeout at 2k"}  # fmt: skip
-    (end, *_) = build(records).figures
-    assert (end.label, end.value) == ("Longest swept", "2k tokens")
-    assert end.words == "sdpa; the longest tried"
-
-
 def test_searches_for_a_sparsity_have_a_figure_and_no_table() -> None:
     trial = make.trial("block-sparse", 2**20, {"sparsity": 0.9731234}, repeats=1)
     passed = make.record(trial, make.outcome(time=3.1, peak=9e8), purpose="density")
@@ -113,15 +103,6 @@ def test_figures_to_distrust_are_findings_and_have_their_rows() -> None:
     assert "rank 0 sent 1,001 B in a pass; the formula gives 1,000 B" in found[1]["Warning"]
     assert all(point.rows in titles(document) for point in section(document, TITLE).points)
     assert not section(build([single("sdpa", 1024, 0.1)]), TITLE).points
-
-
-def test_a_search_that_memory_alone_would_not_limit_states_it() -> None:
-    records = search("ring", 5000, "timeout", time_budget=30.0)
-    records += search("ring", 90_000, fit_only=True)
-    records += [make.step(5000, of=records[0].trial.replace(round=1), purpose="confirm")]
-    (longest,) = build(records).figures
-    assert (longest.label, longest.value) == ("Longest", "5,000 tokens")
-    assert longest.words == "ring, stopped by the 30 s limit; 90,000 would fit in memory"
 
 
 def test_a_search_that_was_interrupted_does_not_read_as_a_finished_one() -> None:

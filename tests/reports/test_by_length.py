@@ -71,13 +71,6 @@ def test_an_output_with_zeros_is_not_the_fastest() -> None:
     assert line["Fastest sparse"] == "thin"
 
 
-def test_single_passes_have_no_winner() -> None:
-    slower = single("ring", 8192, 7.0, n=1, time_budget=30.0)
-    line = rows(build([*two_sweeps(), slower]), TITLE)[2]
-    assert line["Fastest exact"] == "sdpa, 1 more"
-    assert str(line["Time, exact"]).startswith("from 5.9")
-
-
 def test_times_that_do_not_differ_are_joined() -> None:
     same = single("collective", 1024, 0.1, time_budget=20.0)
     found = rows(build([same, *two_sweeps()]), TITLE)[0]["Fastest exact"]

@@ -67,13 +67,6 @@ def test_values_intervals_and_failures_are_drawn() -> None:
     assert [row["y"] for row in rows(chart, 2)] == [2.0, 4.0]
 
 
-def test_a_picture_has_the_names_as_text_only() -> None:
-    text = svg(lines(Point("a<script>|b", 1024, 0.5), Point("a<script>|b", 2048, 1.0)))
-    assert "a&lt;script&gt;|b" in text
-    assert "<script" not in text
-    assert text.startswith("<svg")
-
-
 def test_series_that_are_not_drawn_are_counted() -> None:
     many = lines(*(Point(f"s{i}", 1024, 1.0) for i in range(MAX_SERIES + 5)))
     assert count_left_out(many) == 5
@@ -240,17 +233,6 @@ def test_fit_only_and_in_place_maxima_have_charts_of_their_own() -> None:
         search("ring", 4000), search("sdpa", 5000),
     )  # fmt: skip
     assert [[p.y for p in chart.points] for chart in found] == [[5000, 4000], [9000], [2_000_000]]
-
-
-def test_a_search_without_a_passed_length_is_drawn_and_counted() -> None:
-    (chart,) = maxima_charts(search("ring", 4000), search("slow", 0))
-    assert chart.series == ["ring", "slow"]
-    assert chart.failures == (Mark("slow", 0, "no length passed, limited by memory"),)
-    (over,) = maxima_charts(
-        search("ring", 4000), search("ring", 0, world_size=2), title="Longest lengths over ranks"
-    )
-    assert over.failures == (Mark("ring", 2, "no length passed"),)
-    assert not maxima_charts(search("slow", 0))
 
 
 # ---- names of bars -------------------------------------------------------------------------------

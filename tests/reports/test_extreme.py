@@ -11,7 +11,6 @@ import pytest
 from longseq_bench.core.units import format_seconds
 from longseq_bench.reports.document import Chart, Document, Table
 from longseq_bench.reports.sections.use_cases import TITLE
-from tests import make
 from tests.reports import examples
 from tests.reports.oracle import Book, Search, Swept, by, over
 from tests.reports.reading import build, cells, section, titles
@@ -231,20 +230,3 @@ def test_bars_are_the_longest_of_each_limit(name: str) -> None:
 
 
 # ---- first screen --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_length_that_memory_alone_allows_is_a_key_figure(name: str) -> None:
-    book, document = report(name)
-    fits = [s.tokens for s in book.searches if s.trial.fit_only and s.tokens]
-    values = [f.value for f in document.figures if f.label == "Memory alone"]
-    assert [length(v.split()[0]) for v in values] == ([max(fits)] if fits else [])
-    for point in document.sections[0].points:
-        assert point.rows in titles(document)  # type: ignore[attr-defined]
-
-
-def test_a_kind_without_rows_has_one_section_with_commands() -> None:
-    document = build([make.record(came_to=make.outcome("crashed"))], "extreme")
-    first = document.sections[0]
-    assert first.title == "Lengths swept"
-    assert not document.figures

@@ -31,7 +31,6 @@ from longseq_bench.reports.document import (
     Spread,
     Table,
 )
-from longseq_bench.reports.render import csv as csv_format
 from longseq_bench.reports.render import html as html_format
 from longseq_bench.reports.render.column_encoding import pack
 from longseq_bench.reports.render.html import page
@@ -396,21 +395,6 @@ def test_a_long_table_sorts_and_filters_all_its_rows(reader: Reader) -> None:
 
 
 MORE = "document.querySelector('.more button').textContent"
-
-
-COPIES = "navigator.clipboard.writeText = async (text) => { window.copied = text; }"
-
-
-def test_a_copy_has_the_raw_figures_of_the_rows_that_pass_the_filter(reader: Reader) -> None:
-    lines = csv_format.render(small())["report-tables/01-lengths-by-time.csv"].splitlines(True)
-    assert lines[:2] == ["Implementation,Status,Time,Time low,Time high\n", "sdpa,ok,0.5,0.4,0.6\n"]
-    reader.open(small_page()).run(COPIES)
-    reader.click(".grid .copy")
-    assert reader.js("window.copied") == "".join(lines)
-    reader.type("hilbert")
-    reader.click("th button", 2)
-    reader.click(".grid .copy")
-    assert reader.js("window.copied") == "".join(lines[i] for i in (0, 4, 5))
 
 
 # ---- sections and links --------------------------------------------------------------------------

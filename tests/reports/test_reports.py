@@ -130,19 +130,6 @@ def test_reports_need_neither_torch_nor_pandas() -> None:
     assert out.stdout == "set()\n"
 
 
-def test_only_files_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
-    """The user's own picture in the folder stays."""
-    charts = tmp_path / "report-charts"
-    charts.mkdir()
-    for name in ("mine.svg", "99-old-chart.svg", "07-notes.txt"):
-        (charts / name).write_text("kept")
-    write(SETS["ranks"], tmp_path, formats=["md"])
-    left = {path.name for path in charts.iterdir()}
-    assert {"mine.svg", "07-notes.txt"} < left
-    assert "99-old-chart.svg" not in left
-    assert any(name.startswith("01-") for name in left)
-
-
 @pytest.mark.parametrize("files", ["text", {}, {"../out.txt": "x"}, {"/out.txt": "x"}, {"a": b"x"}])
 def test_an_invalid_result_of_an_external_format_is_an_error(
     files: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

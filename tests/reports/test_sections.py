@@ -58,12 +58,6 @@ def test_every_failed_run_has_its_reason_and_equal_ones_are_counted() -> None:
         assert (row["Reason"], row["Phase"]) == (f"why {row['Status']}", "forward")
 
 
-def test_what_can_not_run_here_is_listed_after_what_failed() -> None:
-    unlike = [failed("unsupported", "sdpa", 64), failed("timeout", "ring", 2048)]
-    document = build([single("sdpa", 1024, 0.1), *unlike])
-    assert [row["Status"] for row in rows(document, "Failures")] == ["timeout", "unsupported"]
-
-
 @pytest.mark.parametrize(("text", "expected"), [
     ("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
      "you tried to allocate 1183744 bytes. Error code 12", "could not allocate 1.13 MiB"),
@@ -90,22 +84,6 @@ def test_a_figure_that_is_missing_has_its_reason() -> None:
     assert [what for name, what, _ in reasons if name == "sdpa"] == [
         "time", "peak", "max_error", "compute_time", "bytes_sent",
     ]  # fmt: skip
-
-
-def test_samples_that_are_not_finite_are_missing_figures() -> None:
-    nan, inf = float("nan"), float("inf")
-    known = {"flops": 1.0, "max_error": 0.0}
-    records = [
-        make.record(make.trial("one"), make.outcome(time=[nan, inf], peak=nan, **known)),
-        make.record(make.trial("two"), make.outcome(time=[0.1, nan], peak=1e6, **known)),
-    ]
-    document = build(records)
-    missing = [row for row in rows(document, "Failures") if "Not measured" in row]
-    assert [(row["Implementation"], row["Not measured"]) for row in missing] == [
-        ("one", "time"), ("one", "peak"), ("two", "time"),
-    ]  # fmt: skip
-    shown = rows(document, "Lengths swept")
-    assert [(row["Time"], row["Peak memory"]) for row in shown] == [(None, None), (None, 1_000_000)]
 
 
 # ---- hangs ---------------------------------------------------------------------------------------
@@ -149,22 +127,6 @@ def test_machines_are_never_in_one_table() -> None:
     assert any("torch 2.12.0" in value for value in values)
     assert rows(document, "Failures")[0]["Machine"] == "C (beta)"
     assert "A (alpha)" not in words(build(records[:1]))
-
-
-def test_the_hardware_has_power_limits_and_versions_of_cuda_libraries() -> None:
-    gpus = {"gpus": ("H200",) * 2, "power_limits_w": (700.0, 700.0), "sm_clocks_mhz": (345.0, None)}
-    where = make.environment("alpha", cuda="13.0", nccl="2.28.9", **gpus)
-    found = {
-        row["What"]: row["Value"]
-        for row in rows(build([make.record(where=where)]), "Hardware and versions")
-    }
-    assert found["Power limit"] == "2 × 700 W"
-    assert found["CUDA libraries"] == "CUDA 13.0, NCCL 2.28.9"
-    assert found["SM clock before trials"] == "345 to 345 MHz"
-    plain = rows(build([make.record()]), "Hardware and versions")
-    assert not {"Power limit", "CUDA libraries", "SM clock before trials"} & {
-        row["What"] for row in plain
-    }
 
 
 def test_how_to_reproduce_comes_from_the_records() -> None:
@@ -261,18 +223,6 @@ def test_a_length_that_is_too_long_is_no_missing_capability() -> None:
         "ulysses": {"Forward": "", "Train": "✓"},
         "dense": {"Forward": "", "Train": "✗ a"},
     }
-
-
-def test_the_first_screen_has_the_eight_most_capable() -> None:
-    records = [tried(f"impl{i}", mode=mode) for i in range(9) for mode in ("forward", "train")]
-    records.append(tried("impl0", "wrong", mode="train", tokens=2048))
-    document = build(records, "capabilities")
-    assert [row["Implementation"] for row in rows(document, "Answer")] == [
-        f"impl{i}" for i in range(1, 9)
-    ]
-    assert rows(document, "Capabilities")[8] == {
-        "Implementation": "impl0", "Forward": "✓", "Train": "partial a"
-    }  # fmt: skip
 
 
 # ---- first screens -------------------------------------------------------------------------------
