@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import faults, kernels, longest, processes, speed
+from benchmarks.gpu import faults, kernels, processes, speed
 from benchmarks.gpu.items import (
     Figures,
     Item,
@@ -21,9 +21,8 @@ from benchmarks.gpu.items import (
     run_step,
 )
 from benchmarks.gpu.processes import Command
-from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
-from longseq_bench.core.model import Record, Trial, Workload
-from longseq_bench.core.options import OptionSpec
+from longseq_bench.core.catalogue import Catalogue, DeviceInfo
+from longseq_bench.core.model import Record
 from tests.make import outcome, record, trial, write_records
 
 
@@ -245,26 +244,3 @@ def test_a_fault_that_leaves_a_trace_fails(
         return
     with pytest.raises(ItemFailed, match=problem):
         faults.provoke(call, fault)
-
-
-# ---- longest -----------------------------------------------------------------------------------
-
-
-def test_a_search_has_the_command_line_of_its_trial() -> None:
-    specs = [
-        OptionSpec(name="kernel", kind="str", default="auto", help=""),
-        OptionSpec(name="chunk", kind="int", default=None, help="", optional=True),
-    ]
-    catalogue = Catalogue(implementations={"ring": Entry(summary="", options=specs)}, devices={})
-    search = Trial(
-        implementation="ring", options={"kernel": "cudnn", "chunk": None}, device="cuda",
-        workload=Workload(seq_len=1, heads=8, head_dim=128, dtype="bfloat16", mode="train"),
-        memory_budget=2**31, time_budget=10.0, repeats=0,
-    )  # fmt: skip
-    assert longest.name(search, catalogue) == "ring kernel=cudnn train d128 2GiB"
-    words = " ".join(longest.arguments(search, catalogue))
-    assert words.startswith("maxlen --impl ring -o kernel=cudnn --device cuda --dtype bfloat16")
-    for part in ("--mode train", "--head-dim 128", "--memory-budget 2147483648"):
-        assert part in words
-    assert "--time-budget 10.0s" in words
-    assert "--causal" not in words

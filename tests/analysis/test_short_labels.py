@@ -136,26 +136,6 @@ def test_labels_are_unique_per_settings_and_short(trials: list[Trial]) -> None:
     assert all(len(same) == 1 for same in (*by_label.values(), *by_key.values()))
 
 
-def test_a_long_label_leaves_out_options_and_else_is_a_number() -> None:
-    long = {"chunk": 1, "order": "contiguous", "transport": "fairscale", "wire_dtype": "bfloat16"}
-    found = labels(("ring", long), ("ring", long | {"chunk": 2, "order": "zigzag"}),
-                   ("ring", long | {"transport": "p2p", "wire_dtype": None}))  # fmt: skip
-    assert found == ["ring chunk 1 fairscale bf16 wire", "ring chunk 2 zigzag fairscale bf16 wire",
-                     "ring chunk 1 contiguous p2p"]  # fmt: skip
-    kept = [blocks(pattern, 0.99987654, window=w) for pattern in ("a" * 24, "b") for w in (1, 2)]
-    assert labels(*kept)[:2] == ["block-sparse #1", "block-sparse #2"]
-    sparse = [("s" * 25, {"sparsity": 0.99987654, "window": window}) for window in (1, 2)]
-    assert labels(*sparse, ("s" * 25, {"sparsity": 0.5, "window": None}))[:2] == [
-        "s" * 25 + " #1", "s" * 25 + " #2",
-    ]  # fmt: skip
-    assert labels(("ring", {"chunk": 1}), ("ring", {"chunk": "1"})) == [
-        "ring chunk 1", "ring 1 chunk",
-    ]  # fmt: skip
-    assert labels(("ring", {"order": ""}), ("ring", {})) == ["ring #1", "ring #2"]
-    # off, and not yet there when the records were made, are the same
-    assert labels(("ring", {"offload": "none"}), ("ring", {"chunk": None})) == ["ring", "ring"]
-
-
 # ---- labels for programs, baselines --------------------------------------------------------------
 
 
