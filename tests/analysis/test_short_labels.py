@@ -144,3 +144,16 @@ def test_a_baseline_is_a_label_or_has_its_options(baseline: str) -> None:
     trials = [make.trial("ring", options={"chunk": c, "w": None}) for c in (1024, 2048)]
     trials.append(make.trial("ring", options={"chunk": 2048, "w": None}, fit_only=True))
     assert find_baseline_label(trials, find_short_labels(trials), baseline) == "ring chunk 2k"
+
+
+def test_a_long_label_leaves_out_options_and_else_is_a_number() -> None:
+    long = {"chunk": 1, "order": "contiguous", "transport": "fairscale", "wire_dtype": "bfloat16"}
+    found = labels(("ring", long), ("ring", long | {"chunk": 2, "order": "zigzag"}),
+                   ("ring", long | {"transport": "p2p", "wire_dtype": None}))  # fmt: skip
+    assert found == ["ring chunk 1 fairscale bf16 wire", "ring chunk 2 zigzag fairscale bf16 wire",
+                     "ring chunk 1 contiguous p2p"]  # fmt: skip
+    kept = [blocks(pattern, 0.99987654, window=w) for pattern in ("a" * 24, "b") for w in (1, 2)]
+    assert labels(*kept)[:2] == ["block-sparse #1", "block-sparse #2"]
+    assert labels(("ring", {"order": ""}), ("ring", {})) == ["ring #1", "ring #2"]
+    # off, and not yet there when the records were made, are the same
+    assert labels(("ring", {"offload": "none"}), ("ring", {"chunk": None})) == ["ring", "ring"]
