@@ -3,7 +3,7 @@
     python -m benchmarks.triton_static                    # sm_80, sm_90 and sm_100
     python -m benchmarks.triton_static --every            # also short blocks, splits, groups, ...
     python -m benchmarks.triton_static --capability 90 --kernel forward
-    python -m benchmarks.triton_static --markdown         # the table of docs/gpu.md
+    python -m benchmarks.triton_static --markdown         # as a Markdown table
 
 Columns: registers of a thread; bytes of registers that spill to memory; shared memory of a program;
 programs (CTAs) that fit a multiprocessor at once; groups of asynchronous loads that are still

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -54,7 +55,7 @@ SHARED = {
 }  # fmt: skip
 """Folders and files whose tests share a worker: they share scripts of a page, or compiled code."""
 LONG = (
-    "attention/test_ranks", "compiled", "html", "tests/test_gpu_command",
+    "attention/test_ranks", "compiled", "html",
     "kernels/test_triton_blocks", "worker/test_dry_run", "tests/test_testing", "worker/test_keep",
     "worker/test_ranks", "cli/test_plan", "search/test_strategy",
     "search/test_bracket", "cli/test_launch", "cli/test_survival",
@@ -91,6 +92,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not torch.cuda.is_available():
             for item in need_gpu:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+MAX_REASONS = 25
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List why tests were skipped, with counts: a run without a browser or a GPU says so."""
+    skipped = terminalreporter.getreports("skipped")
+    reasons = Counter(_reason_of(report.longrepr) for report in skipped)
+    if not reasons:
+        return
+    terminalreporter.section(f"{len(skipped):,} skipped", sep="-")
+    for reason, count in reasons.most_common(MAX_REASONS):
+        terminalreporter.line(f"{count:6,}  {reason}")
+    if rest := sum(count for _, count in reasons.most_common()[MAX_REASONS:]):
+        terminalreporter.line(f"{rest:6,}  for {len(reasons) - MAX_REASONS} other reasons")
+
+
+def _reason_of(longrepr: Any) -> str:
+    """The reason of a skip, which is (file, line, reason), on one line."""
+    text = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+    return " ".join(text.removeprefix("Skipped: ").split())[:120]
 
 
 def pytest_collection_finish() -> None:

@@ -57,18 +57,6 @@ def test_generated_parts_have_a_generator() -> None:
     assert used == set(GENERATORS)
 
 
-def test_every_command_is_in_the_command_reference() -> None:
-    sys.path.insert(0, str(ROOT / "docs"))
-    try:
-        from generate import generate_commands
-    finally:
-        sys.path.pop(0)
-    reference = generate_commands()
-    for command in ("sweep", "maxlen", "plan", "report", "compare", "verify", "list", "doctor"):
-        assert f"## longseq {command}\n" in reference
-    assert "| `--memory-budget TEXT` |" in reference
-
-
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder: what the documents name of a checkout, and few records to read."""
@@ -137,29 +125,6 @@ def test_each_of_the_seven_questions_has_a_short_answer(
         found = json.loads(capfd.readouterr().out)["results"]
         assert [one["implementation"] for one in found] == names_given
         assert found[0]["max_tokens"] > 0
-
-
-def test_the_order_of_kernels_on_a_gpu_is_that_of_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    from longseq_bench.kernels.exact.base import KERNELS, Use
-
-    def order(capability: tuple[int, int]) -> list[str]:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-        use = Use("cuda", torch.bfloat16, 64, True)
-        ranks = {
-            name: rank
-            for name in KERNELS.names()
-            if (kernel := KERNELS.get(name)).device == "cuda"
-            and (rank := kernel.priority(use)) is not None
-        }
-        return sorted(ranks, key=lambda name: -ranks[name])
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\d\. `(\w+)`", page, re.MULTILINE)
-    assert listed == ["cudnn", "flash", "cudnn", "efficient"]
-    assert order((9, 0)) == [listed[0], listed[1], listed[3]]
-    assert order((8, 0)) == listed[1:]
 
 
 @pytest.fixture(scope="module")

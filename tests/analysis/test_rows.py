@@ -3,9 +3,6 @@
 import json
 import math
 import random
-import subprocess
-import sys
-from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -22,16 +19,14 @@ from longseq_bench.analysis.frames import (
     sweep_json,
 )
 from longseq_bench.analysis.labels import speeds
-from longseq_bench.analysis.row import make_row
-from longseq_bench.analysis.runs import SEVERITY, largest_over_mean
+from longseq_bench.analysis.runs import SEVERITY
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.searches import density_rows, merge_search, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.errors import UnknownNameError, UserError
-from longseq_bench.core.model import Phase, Record, Status
+from longseq_bench.core.model import Record, Status
 from longseq_bench.core.stats import median_interval
-from longseq_bench.reports.samples_table import samples_table
 from tests import make
 
 MIB = 2**20
@@ -46,17 +41,6 @@ def only(records: list[Record]) -> SweepRow:
     return row
 
 
-def test_a_row_needs_every_field_and_no_other() -> None:
-    row = only([make.record()])
-    values = {name: getattr(row, name) for name in fields_of(SweepRow)}
-    assert make_row(SweepRow, values) == row
-    with pytest.raises(KeyError, match="toekns"):
-        make_row(SweepRow, values | {"toekns": 1})
-    del values["tokens"], values["label"]
-    with pytest.raises(TypeError, match="SweepRow lacks tokens"):
-        make_row(SweepRow, values)
-
-
 # the interval of the median
 
 
@@ -69,30 +53,9 @@ def test_interval_uses_the_order_statistics_of_the_published_table(n: int, rank:
     assert median_interval(samples)[::2] == (rank, n + 1 - rank)
 
 
-def test_the_interval_of_many_samples_leaves_less_than_a_fortieth_outside_at_each_end() -> None:
-    """By whole numbers, which do not round."""
-    for n in (54, 200, 1001, 1999):
-        outside = int(median_interval([float(i) for i in range(n)])[0])
-        tails = [sum(math.comb(n, i) for i in range(k)) for k in (outside + 1, outside + 2)]
-        assert tails[0] * 40 <= 2**n < tails[1] * 40
-    # a trial may have a million passes
-    assert median_interval(range(10**6)) == (499_019, 499_999.5, 500_980)
-
-
 @pytest.mark.parametrize("samples", [[3.0], [5.0, 2.0], [1.0, 9.0, 4.0, 3.0, 2.0]])
 def test_with_few_samples_the_interval_is_their_range(samples: list[float]) -> None:
     assert median_interval(samples)[::2] == (min(samples), max(samples))
-
-
-@pytest.mark.parametrize("n", [6, 15, 40])
-def test_interval_covers_the_median_in_95_percent(n: int) -> None:
-    draw = random.Random(1)
-    true_median = math.log(2)
-    hits = 0
-    for _ in range(2000):
-        low, _, high = median_interval([draw.expovariate(1) for _ in range(n)])
-        hits += low <= true_median <= high
-    assert 0.94 <= hits / 2000 <= 0.99
 
 
 # rows
@@ -123,12 +86,6 @@ def test_a_row_has_the_measured_values() -> None:
 def test_other_trials_are_other_rows(change: dict[str, Any]) -> None:
     base = make.trial(options={"chunk": 1})
     assert len(sweep_rows([make.record(base), make.record(base.replace(**change))])) == 2
-
-
-def test_other_environments_are_other_rows() -> None:
-    here, there = make.environment("alpha"), make.environment("alpha", torch="2.12.0")
-    found = sweep_rows([make.record(where=here), make.record(where=there)])
-    assert [row.fingerprint for row in found] == [here.fingerprint, there.fingerprint]
 
 
 # ranks
@@ -185,17 +142,6 @@ def test_with_a_silent_rank_the_trial_has_no_time() -> None:
     assert (row.rank_times, row.rank_peaks) == ([1.0, None, 1.0], [10, None, 10])
     assert (row.imbalance, row.peak_bytes) == (None, 10)
     assert (row.tokens_per_rank, row.bytes_sent, row.bytes_unlike) == (None, None, None)
-
-
-def test_the_exposed_share_needs_a_compute_time_and_is_never_negative() -> None:
-    plain = only([make.record(make.trial(world_size=2), make.measured(ranks=2))])
-    assert (plain.compute_time_s, plain.communication_time_s, plain.exposed_share) == (None,) * 3
-    slower = make.measured(0.1, ranks=2, compute_time=0.2)
-    row = only([make.record(make.trial(world_size=2), slower)])
-    assert (row.compute_time_s, row.exposed_share) == (0.2, 0.0)
-    alone = only([make.record()])
-    assert (alone.rank_times, alone.rank_peaks) == ([pytest.approx(0.1)], [MIB])
-    assert alone.imbalance is None
 
 
 def test_a_failed_trial_on_several_ranks_has_peaks_but_no_times() -> None:
@@ -279,18 +225,6 @@ def test_no_speed_up_over_another_trial(change: dict[str, Any]) -> None:
     assert sweep_rows([alone, other_machine])[1].speedup is None
 
 
-@pytest.mark.parametrize("status", ["wrong", "oom"])
-def test_no_speed_up_over_a_failed_trial(status: Status) -> None:
-    bad = make.record(came_to=make.measured().model_copy(update={"status": status}))
-    several = make.record(make.trial(world_size=2), make.measured(ranks=2))
-    assert [row.speedup for row in sweep_rows([bad, several])] == [None, None]
-
-
-def test_the_single_pass_of_a_probe_is_not_a_time() -> None:
-    row = only([make.record(came_to=make.outcome(pass_time=0.5, peak=1))])
-    assert (row.time_s, row.tokens_per_s, row.samples) == (None, None, 0)
-
-
 def test_a_row_is_ok_only_if_every_round_is() -> None:
     base = make.trial()
     rounds = [make.record(base.replace(round=i)) for i in range(3)]
@@ -330,22 +264,6 @@ def test_search_steps_are_not_rows_and_rows_not_searches() -> None:
     assert len(search_rows(records)) == 1
 
 
-def test_labels_name_only_the_options_that_differ() -> None:
-    def labels(*options: tuple[str, dict[str, Any]]) -> list[str]:
-        records = [make.record(make.trial(name, options=given)) for name, given in options]
-        return [row.label for row in sweep_rows(records)]
-
-    assert labels(("ring", {"chunk": 1024, "order": "zigzag"}), ("sdpa", {"chunk": 1})) == [
-        "ring", "sdpa",
-    ]  # fmt: skip
-    assert labels(("ring", {"chunk": 1024, "w": 1}), ("ring", {"chunk": 2048, "w": 1})) == [
-        "ring chunk=1024", "ring chunk=2048",
-    ]  # fmt: skip
-    assert labels(("d", {"on": True, "w": (2, 4)}), ("d", {"on": False, "w": None})) == [
-        "d on=true w=2,4", "d on=false w=null",
-    ]  # fmt: skip
-
-
 # relative to dense attention
 
 
@@ -376,41 +294,8 @@ def test_the_share_of_ideal_is_dense_time_times_density_in_pairs_over_time(causa
     assert row.sparsity_asked == 0.9
 
 
-def test_in_a_module_the_density_is_relative_to_dense_attention_in_it() -> None:
-    """Projections are never skipped and have no pairs."""
-    record = sparse_run()
-    pairs = record.outcome.largest("flops") or 0
-    projecting = 3 * pairs
-    both = {"flops": pairs + projecting, "dense_flops": 8 * pairs + projecting}
-    kept = [m for m in record.outcome.measurements if m.name not in both]
-    kept += [make.measurement(name, value) for name, value in both.items()]
-    known = record.outcome.model_copy(update={"measurements": tuple(kept)})
-    row = only([make.record(record.trial, known)])
-    assert (row.token_density, row.dense_flops) == (1 / 8, both["dense_flops"])
-    assert row.share_of_ideal == 7.0 * 4 / 11 / 2.0
-
-
-def test_single_samples_leave_the_share_without_an_interval() -> None:
-    for lone in ({"time": 2.0}, {"dense": 7.0}):
-        row = only([sparse_run(**lone)])
-        assert row.share_of_ideal == 7.0 * 0.125 / 2.0
-        assert (row.share_low, row.share_high) == (None, None)
-
-
 DENSE_TIMES = ("dense_time_s", "dense_low_s", "dense_high_s", "dense_source", "speed_over_dense",
                "share_of_ideal", "share_low", "share_high")  # fmt: skip
-
-
-def test_without_a_dense_time_there_is_no_share_of_ideal() -> None:
-    exact = only([make.record(came_to=make.measured(flops=8.0))])
-    assert [
-        getattr(exact, n) for n in (*DENSE_TIMES, "sparsity_asked", "token_density", "uncovered")
-    ] == [None] * (len(DENSE_TIMES) + 3)
-    assert exact.effective_flops == 8.0 / exact.time_s
-    untimed = sparse_run(time=[], dense=[])
-    row = only([untimed])
-    assert [getattr(row, n) for n in (*DENSE_TIMES, "effective_flops")] == [None] * 9
-    assert row.token_density == 0.125
 
 
 @pytest.mark.parametrize("status", ["wrong", "timeout"])
@@ -420,23 +305,6 @@ def test_a_failed_trial_has_no_dense_time(status: Status) -> None:
     row = only([bad])
     assert [getattr(row, n) for n in DENSE_TIMES] == [None] * len(DENSE_TIMES)
     assert (row.memory_reduction, row.effective_flops) == (None, None)
-
-
-def test_dense_times_of_one_source_are_merged_and_measured_ones_preferred() -> None:
-    def run(i: int, source: str, *dense: float) -> Record:
-        record = sparse_run(dense=dense)
-        facts = {"dense": source}
-        return make.record(
-            record.trial.replace(round=i), record.outcome.model_copy(update={"facts": facts})
-        )
-
-    part = "computed from 1,024 of 131,072 rows"
-    row = only([run(0, part, 90.0), run(1, part, 80.0)])
-    assert (row.dense_source, row.dense_time_s) == (part, 85.0)
-    row = only([run(0, part, 90.0), run(1, "measured", 5.0), run(2, "measured", 7.0)])
-    assert (row.dense_source, row.dense_time_s) == ("measured", 6.0)
-    row = only([run(0, part), run(1, "measured")])
-    assert (row.dense_source, row.dense_time_s) == (None, None)
 
 
 def test_standard_memory_is_measured_if_dense_ran_on_the_workload() -> None:
@@ -462,11 +330,6 @@ def test_standard_memory_is_measured_if_dense_ran_on_the_workload() -> None:
         assert other.dense_memory_source == "computed"
 
 
-def test_several_ranks_have_no_memory_reduction() -> None:
-    several = make.record(make.trial("ring", world_size=2), make.measured(ranks=2))
-    assert only([several]).memory_reduction is None
-
-
 # speed relative to a baseline
 
 
@@ -490,11 +353,6 @@ def test_no_speed_across_workloads(change: dict[str, Any]) -> None:
     assert speeds(found, "dense") == [1.0, None]
 
 
-def test_no_speed_across_machines() -> None:
-    other = make.record(make.trial("sdpa"), where=make.environment("beta"))
-    assert speeds(sweep_rows([make.record(make.trial("dense")), other]), "dense") == [1.0, None]
-
-
 @pytest.mark.parametrize("bad", ["dense", "sdpa"])
 def test_no_speed_for_or_relative_to_a_wrong_output(bad: str) -> None:
     wrong = make.measured().model_copy(update={"status": "wrong"})
@@ -503,13 +361,6 @@ def test_no_speed_for_or_relative_to_a_wrong_output(bad: str) -> None:
         for name in ("dense", "sdpa")
     ]
     assert speeds(sweep_rows(records), "dense")[1] is None
-
-
-@pytest.mark.parametrize("bad", [0, 1])
-def test_no_speed_for_a_wrong_row_that_has_a_time(bad: int) -> None:
-    found = sweep_rows([make.record(make.trial(name)) for name in ("dense", "sdpa")])
-    found[bad] = replace(found[bad], status="wrong")
-    assert speeds(found, "dense")[1] is None
 
 
 def test_the_baseline_is_on_the_same_number_of_ranks_or_the_fewest() -> None:
@@ -571,18 +422,6 @@ def test_a_length_that_failed_once_did_not_pass() -> None:
     assert (found.limited_by, found.confirmations) == ("memory", 0)
 
 
-def test_searches_without_a_pass_or_without_a_failure() -> None:
-    nothing = merge_search([make.step(512, "unsupported", phase=None, reason="no CPU kernel")])
-    assert (nothing.max_tokens, nothing.first_failure) == (0, 512)
-    assert (nothing.peak_bytes, nothing.bytes_per_token) == (None, None)
-    assert (nothing.fraction_of_floor, nothing.confirmations) == (0.0, 0)
-    ceiling = merge_search([make.step(512), make.step(1024)])
-    assert (ceiling.max_tokens, ceiling.first_failure) == (1024, None)
-    assert (ceiling.limited_by, ceiling.failure_phase) == ("unfinished", None)
-    ceiling = merge_search([make.step(512), make.step(1024), make.step(1024, purpose="confirm")])
-    assert (ceiling.limited_by, ceiling.failure_phase) == ("ceiling", None)
-
-
 def test_probes_and_timed_confirmations_are_one_search_and_budgets_are_not() -> None:
     base = make.trial(memory_budget=64 * MIB, repeats=0)
     same = [
@@ -598,18 +437,6 @@ def test_probes_and_timed_confirmations_are_one_search_and_budgets_are_not() -> 
         merge_search([*same, other])
     with pytest.raises(ValueError, match="one search"):
         merge_search([make.record()])
-
-
-def test_any_order_of_steps_gives_the_same_bracket() -> None:
-    phases: list[Phase] = ["plan", "forward"]
-    records = [make.step(n, phase=phases[n % 2]) for n in (1, 2, 5)]
-    records += [make.step(n, "oom", phase=phases[n % 2]) for n in (3, 6, 9)]
-    draw = random.Random(2)
-    for _ in range(20):
-        draw.shuffle(records)
-        found = merge_search(records)
-        assert (found.max_tokens, found.first_failure) == (5, 6)
-        assert found.failure_phase == "plan"
 
 
 # frames and JSON
@@ -636,32 +463,11 @@ def test_sweep_json_has_exactly_its_fields_and_is_json() -> None:
     assert all(set(row) == json_fields(SweepRow, "sweep") for row in said["rows"])
 
 
-def test_json_of_ranks_is_json() -> None:
-    bad = make.on_ranks({"time": 1.0, "peak": 5}, {"time": math.inf, "peak": 6})
-    (row,) = sweep_json([make.record(make.trial(world_size=2), bad)])["rows"]
-    assert json.loads(json.dumps(row, allow_nan=False)) == row
-    assert (row["rank_times"], row["rank_peaks"]) == ([1.0, None], [5, 6])
-    promised = {"tokens_per_rank", "exposed_share", "bytes_sent", "bytes_formula", "imbalance",
-                "rank_peaks", "rank_times", "wire_error", "speedup", "efficiency",
-                "batch", "share_of_ideal", "dense_source", "dense_memory_source", "uncovered",
-                "memory_reduction", "sparsity_asked", "speed_over_dense"}  # fmt: skip
-    assert promised <= set(row)
-
-
 def test_maxlen_json_has_exactly_its_fields_and_is_json() -> None:
     said = maxlen_json([make.step(1024), make.step(1025, "oom"), make.record()])
     assert json.loads(json.dumps(said, allow_nan=False)) == said
     assert [row["max_tokens"] for row in said["results"]] == [1024]
     assert set(said["results"][0]) == json_fields(SearchRow, "search")
-
-
-def test_json_and_rows_need_neither_torch_nor_pandas() -> None:
-    code = (
-        "import sys; from longseq_bench.analysis.frames import sweep_json; sweep_json([]);"
-        "print({'torch', 'pandas'} & set(sys.modules))"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout == "set()\n"
 
 
 # ---- settings that keep rows apart -------------------------------------------------------------
@@ -684,39 +490,6 @@ def test_fits_tokens_are_of_the_same_search(other: dict[str, Any]) -> None:
     assert [row.fits_tokens for row in rows] == [None, None]
 
 
-def test_fits_tokens_need_a_pass_and_a_failure() -> None:
-    of = make.trial("ring", memory_budget=2**26, repeats=0)
-    whole = [make.step(4000, of=of), make.step(4064, "timeout", of=of)]
-    alone = of.replace(fit_only=True)
-    for steps in ([make.step(9000, of=alone)], [make.step(9000, "unsupported", of=alone)]):
-        assert search_rows([*steps, *whole])[-1].fits_tokens is None
-
-
-def test_standard_memory_is_that_of_a_full_pass() -> None:
-    rows = sweep_rows([
-        make.record(make.trial("dense", 4096), make.measured(0.1, 1000.0)),
-        make.record(make.trial("dense", 4096, keep="nothing"), make.measured(0.1, 700.0)),
-        make.record(make.trial("ring", 4096), make.measured(0.1, 10.0)),
-    ])  # fmt: skip
-    assert [row.dense_peak_bytes for row in rows] == [1000.0] * 3
-    assert rows[-1].memory_reduction == 100.0
-
-
-def test_a_speed_up_is_against_the_same_settings_on_one_rank() -> None:
-    one = make.record(make.trial("ring", 4096, keep="inputs", mode="train"), make.measured(1.0))
-    for keep, speedup in (("inputs", 2.0), ("all", None)):
-        two = make.trial("ring", 4096, keep=keep, mode="train", world_size=2)
-        rows = sweep_rows([one, make.record(two, make.measured(0.5, ranks=2))])
-        assert rows[-1].speedup == speedup
-
-
-def test_the_samples_table_has_all_settings() -> None:
-    trial = make.trial("ring", 4096, fit_only=True, keep="nothing")
-    table = samples_table([make.record(trial)])
-    row = dict(zip((c.name for c in table.columns), table.rows[0], strict=True))
-    assert (row["fit_only"], row["keep"], row["allocator"]) == (True, "nothing", "default")
-
-
 # searches for the minimum sparsity
 
 
@@ -737,16 +510,6 @@ def test_steps_of_a_sparsity_search_differ_in_sparsity_only() -> None:
     assert [row.runs for row in density_rows(records)] == [4, 1, 1, 1, 1]
 
 
-def test_a_timeout_does_not_confirm_a_minimum_sparsity() -> None:
-    """Two of three runs in time pass; the timeout is neither a confirmation nor a sample."""
-    trial = make.trial("block-sparse", options={"sparsity": 0.9}, repeats=0)
-    passes = [make.record(trial, make.measured(peak=1000), purpose="density") for _ in range(2)]
-    late = make.record(trial, make.outcome("timeout", peak=9000), purpose="density")
-    (row,) = density_rows([*passes, late])
-    assert (row.least_sparsity, row.runs) == (0.9, 3)
-    assert (row.confirmations, row.peak_bytes) == (1, 1000)
-
-
 def test_memory_outside_the_allocator_is_that_of_the_fullest_device() -> None:
     of = make.trial(world_size=2, device="cuda")
     uses = make.on_ranks({"outside_allocator": 3e8}, {"outside_allocator": 5e8})
@@ -759,12 +522,13 @@ def test_memory_outside_the_allocator_is_that_of_the_fullest_device() -> None:
     assert found.outside_allocator_bytes == 700_000_000
 
 
-@pytest.mark.parametrize(
-    ("shares", "expected"),
-    [([0.5, 0.5], 1.0), ([0.75, 0.25], 1.5), ([1.0, 1.0], 1.0), ([1.0], None), ([0.5, None], None)],
-)
-def test_work_is_uneven_relative_to_the_mean_of_ranks(
-    shares: list[float | None], expected: float | None
-) -> None:
-    """Ranks that all compute everything, as with full queries, are even."""
-    assert largest_over_mean(shares) == expected
+def test_searches_without_a_pass_or_without_a_failure() -> None:
+    nothing = merge_search([make.step(512, "unsupported", phase=None, reason="no CPU kernel")])
+    assert (nothing.max_tokens, nothing.first_failure) == (0, 512)
+    assert (nothing.peak_bytes, nothing.bytes_per_token) == (None, None)
+    assert (nothing.fraction_of_floor, nothing.confirmations) == (0.0, 0)
+    ceiling = merge_search([make.step(512), make.step(1024)])
+    assert (ceiling.max_tokens, ceiling.first_failure) == (1024, None)
+    assert (ceiling.limited_by, ceiling.failure_phase) == ("unfinished", None)
+    ceiling = merge_search([make.step(512), make.step(1024), make.step(1024, purpose="confirm")])
+    assert (ceiling.limited_by, ceiling.failure_phase) == ("ceiling", None)

@@ -1,7 +1,6 @@
 """Growth with tokens and ranks: theory, expectation and fitted exponents."""
 
 import math
-import random
 from typing import Any
 
 import pytest
@@ -76,22 +75,6 @@ def test_exponents_need_three_lengths_that_were_ok() -> None:
     assert (one.ranks, one.points) == (None, 3)
 
 
-def test_memory_has_fitted_exponents_and_those_of_the_floor() -> None:
-    records = [
-        make.record(
-            make.trial("ring", n, world_size=p), make.measured(0.1, 5.0 * n**1.2 / p, ranks=p)
-        )
-        for n in (1024, 2048, 4096)
-        for p in (1, 2)
-    ]
-    one = next(c for c in complexities(sweep_rows(records)) if c.quantity == "memory")
-    assert one.tokens is not None
-    assert one.ranks is not None
-    assert one.tokens.value == pytest.approx(1.2, rel=1e-3)
-    assert one.ranks.value == pytest.approx(-1.0, rel=1e-3)
-    assert (one.formula_tokens, one.formula_ranks) == (1.0, -1.0)
-
-
 def test_quantities_that_vary_together_have_no_exponents() -> None:
     """Weak scaling: tokens grow in proportion to ranks, so no fit can separate them."""
     records = [timed(1024 * p, p, 1e-9 * (1024 * p) ** 2 / p) for p in (1, 2, 4)]
@@ -106,19 +89,6 @@ def test_one_degree_of_freedom_has_the_widest_interval() -> None:
     assert one.high - one.value == pytest.approx(
         12.706 * math.sqrt(6 / 900) / math.sqrt(2), rel=1e-6
     )
-
-
-def test_intervals_cover_the_true_exponent_in_95_percent() -> None:
-    """Of 400 simulations, 92 % to 98 % cover the true exponent."""
-    draw, covered = random.Random(0), 0
-    logs = [math.log(n) for n in (1024, 2048, 4096, 8192, 16384)]
-    for _ in range(400):
-        seconds = [2.0 * x + draw.gauss(0, 0.1) for x in logs]
-        (one,) = power_law([logs], seconds)
-        assert one.low is not None
-        assert one.high is not None
-        covered += one.low <= 2.0 <= one.high
-    assert 0.92 <= covered / 400 <= 0.98
 
 
 def test_without_degrees_of_freedom_there_is_no_interval() -> None:

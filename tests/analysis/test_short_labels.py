@@ -6,14 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longseq_bench.analysis.frames import relative, rows
-from longseq_bench.analysis.labels import find_baseline_label, speeds
-from longseq_bench.analysis.searches import density_rows
+from longseq_bench.analysis.labels import find_baseline_label
 from longseq_bench.analysis.short_labels import find_short_labels
-from longseq_bench.analysis.sweeps import sweep_rows
-from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.model import Trial
-from longseq_bench.reports.base import Source
 from tests import make
 
 
@@ -55,20 +50,6 @@ def test_an_own_function_has_its_name_and_what_tells_it_apart() -> None:
     assert own(("x/mine.py:f", a), ("x/other.py:f", b)) == ["mine.py:f", "other.py:f"]
     # before and after an edit
     assert own(("x/mine.py:f", a), ("x/mine.py:f", b)) == ["f file aaaaaaaa", "f file bbbbbbbb"]
-
-
-def test_a_baseline_may_be_an_own_function_by_itself() -> None:
-    trials = [
-        make.trial("x/mine.py:f", options={"n": n}, source=source * 16)
-        for n in (1, 2) for source in "ab"
-    ]  # fmt: skip
-    found = find_short_labels([*trials, make.trial("ring")])
-    assert found[0] == "f n 1 file aaaaaaaa"
-    for name in ("f", "x/mine.py:f"):
-        baseline = f"{name} n=1 file_hash=aaaaaaaa"
-        assert find_baseline_label(trials, found[:-1], baseline) == found[0]
-    with pytest.raises(UserError, match="ambiguous"):
-        find_baseline_label(trials, found[:-1], "f")
 
 
 def test_a_pattern_stands_for_the_only_implementation_with_patterns() -> None:
@@ -155,49 +136,7 @@ def test_labels_are_unique_per_settings_and_short(trials: list[Trial]) -> None:
     assert all(len(same) == 1 for same in (*by_label.values(), *by_key.values()))
 
 
-def test_a_long_label_leaves_out_options_and_else_is_a_number() -> None:
-    long = {"chunk": 1, "order": "contiguous", "transport": "fairscale", "wire_dtype": "bfloat16"}
-    found = labels(("ring", long), ("ring", long | {"chunk": 2, "order": "zigzag"}),
-                   ("ring", long | {"transport": "p2p", "wire_dtype": None}))  # fmt: skip
-    assert found == ["ring chunk 1 fairscale bf16 wire", "ring chunk 2 zigzag fairscale bf16 wire",
-                     "ring chunk 1 contiguous p2p"]  # fmt: skip
-    kept = [blocks(pattern, 0.99987654, window=w) for pattern in ("a" * 24, "b") for w in (1, 2)]
-    assert labels(*kept)[:2] == ["block-sparse #1", "block-sparse #2"]
-    sparse = [("s" * 25, {"sparsity": 0.99987654, "window": window}) for window in (1, 2)]
-    assert labels(*sparse, ("s" * 25, {"sparsity": 0.5, "window": None}))[:2] == [
-        "s" * 25 + " #1", "s" * 25 + " #2",
-    ]  # fmt: skip
-    assert labels(("ring", {"chunk": 1}), ("ring", {"chunk": "1"})) == [
-        "ring chunk 1", "ring 1 chunk",
-    ]  # fmt: skip
-    assert labels(("ring", {"order": ""}), ("ring", {})) == ["ring #1", "ring #2"]
-    # off, and not yet there when the records were made, are the same
-    assert labels(("ring", {"offload": "none"}), ("ring", {"chunk": None})) == ["ring", "ring"]
-
-
-def test_the_options_of_a_numbered_label_are_in_how_each_ran() -> None:
-    from tests.reports.reading import build
-    from tests.reports.reading import rows as table
-
-    trials = [make.trial("ring", options=o) for o in ({"order": ""}, {"transport": ""})]
-    shown = table(build([make.record(trial) for trial in trials]), "How each ran")
-    options = {row["Implementation"]: row["Value"] for row in shown if row["What"] == "options"}
-    assert options == {"ring #1": "order=", "ring #2": "transport="}
-
-
 # ---- labels for programs, baselines --------------------------------------------------------------
-
-
-def test_programs_keep_their_labels() -> None:
-    trials = [make.trial("ring", options={"chunk": c}) for c in (1024, 2048)]
-    swept = [make.record(trial) for trial in trials]
-    long = ["ring chunk=1024", "ring chunk=2048"]
-    assert [row.label for row in sweep_rows(swept)] == list(rows(swept)["label"]) == long
-    assert [row.label for row in Source(swept).rows] == ["ring chunk 1k", "ring chunk 2k"]
-    steps = [make.record(trial.replace(options={"sparsity": 0.5, **trial.options}),
-                         purpose="density") for trial in trials]  # fmt: skip
-    assert [row.label for row in density_rows(steps)] == long
-    assert [row.label for row in Source(steps).minima] == ["ring chunk 1k", "ring chunk 2k"]
 
 
 @pytest.mark.parametrize("baseline", ["ring chunk 2k", "ring chunk=2048", "ring chunk=2048 w=null"])
@@ -207,20 +146,14 @@ def test_a_baseline_is_a_label_or_has_its_options(baseline: str) -> None:
     assert find_baseline_label(trials, find_short_labels(trials), baseline) == "ring chunk 2k"
 
 
-def test_a_baseline_by_any_name_gives_the_same_speeds() -> None:
-    records = [
-        make.record(make.trial(name, options=options), make.measured(time))
-        for name, options, time in (
-            ("ring", {"chunk": 1024}, 0.1), ("ring", {"chunk": 2048}, 0.2), ("sdpa", {}, 0.4),
-        )
-    ]  # fmt: skip
-    for baseline in ("ring chunk=2048", "ring chunk 2k"):
-        source = Source(records, baseline)
-        assert [row.speed for row in source.rows] == pytest.approx([2, 1, 0.5])
-        assert source.baseline_label == "ring chunk 2k"
-    assert speeds(Source(records).rows, "sdpa") == pytest.approx([4, 2, 1])
-    assert list(relative(rows(records), "ring chunk=2048")["speed"]) == pytest.approx([2, 1, 0.5])
-    with pytest.raises(UserError, match=r"ambiguous: 'ring chunk 1k', 'ring chunk 2k'; name"):
-        _ = Source(records, "ring").rows
-    with pytest.raises(UnknownNameError, match=r"did you mean 'ring chunk 2k'"):
-        _ = Source(records, "ring chunk 2").rows
+def test_a_long_label_leaves_out_options_and_else_is_a_number() -> None:
+    long = {"chunk": 1, "order": "contiguous", "transport": "fairscale", "wire_dtype": "bfloat16"}
+    found = labels(("ring", long), ("ring", long | {"chunk": 2, "order": "zigzag"}),
+                   ("ring", long | {"transport": "p2p", "wire_dtype": None}))  # fmt: skip
+    assert found == ["ring chunk 1 fairscale bf16 wire", "ring chunk 2 zigzag fairscale bf16 wire",
+                     "ring chunk 1 contiguous p2p"]  # fmt: skip
+    kept = [blocks(pattern, 0.99987654, window=w) for pattern in ("a" * 24, "b") for w in (1, 2)]
+    assert labels(*kept)[:2] == ["block-sparse #1", "block-sparse #2"]
+    assert labels(("ring", {"order": ""}), ("ring", {})) == ["ring #1", "ring #2"]
+    # off, and not yet there when the records were made, are the same
+    assert labels(("ring", {"offload": "none"}), ("ring", {"chunk": None})) == ["ring", "ring"]

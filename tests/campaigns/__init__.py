@@ -1,4 +1,4 @@
-"""Campaigns of random and hostile input, run by hand; the suite runs a short seed of each."""
+"""Campaigns of random and hostile input, run by hand; `.ci/run` runs a short seed of some."""
 
 from collections.abc import Iterable
 

@@ -51,15 +51,6 @@ def test_a_single_row_is_welchs_test() -> None:
     assert math.log1p(found.detectable) == pytest.approx(half, abs=1e-4)
 
 
-def test_the_other_way_round_is_the_inverse() -> None:
-    rows = noisy(Random(3), [0.02] * 6, 4)
-    turned = [(b, a) for a, b in rows]
-    for one, other in zip(estimate_ratios(rows), estimate_ratios(turned), strict=True):
-        assert one.ratio == pytest.approx(1 / other.ratio)
-        assert one.low == pytest.approx(1 / other.high)
-        assert one.p_value == pytest.approx(other.p_value)
-
-
 def test_p_is_near_that_of_all_permutations() -> None:
     rng = Random(5)
     for shift in (0.0, 0.02, 0.03):
@@ -77,14 +68,6 @@ def test_holm_by_hand() -> None:
     assert adjust_by_holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert adjust_by_holm([0.4, 0.9]) == pytest.approx([0.8, 0.9])
     assert adjust_by_holm([]) == []
-
-
-def test_rows_with_similar_variance_share_degrees_of_freedom() -> None:
-    rows = noisy(Random(1), [0.02] * 20, 2)
-    alone = [estimate_ratios([row])[0] for row in rows]
-    assert max(s.degrees_of_freedom for s in alone) <= 2
-    assert min(s.degrees_of_freedom for s in estimate_ratios(rows)) > 2
-    assert [s.ratio for s in estimate_ratios(rows)] == [s.ratio for s in alone]
 
 
 def test_a_noisier_row_keeps_its_own_noise() -> None:
@@ -139,8 +122,7 @@ def noisy(
     ]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("rounds", [2, 3, 6])
-@pytest.mark.parametrize("rows", [1, 5, 30])
+@pytest.mark.parametrize(("rows", "rounds"), [(1, 3), (5, 2), (30, 6)])
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_false_alarm_is_as_rare_as_stated(scale: str, rows: int, rounds: int) -> None:
     """At most 5 % of comparisons; by chance, 8 of 60 occur once in a hundred runs."""
@@ -153,7 +135,7 @@ def test_a_false_alarm_is_as_rare_as_stated(scale: str, rows: int, rounds: int) 
     assert alarms < 8
 
 
-@pytest.mark.parametrize(("rounds", "rows", "power"), [(5, 1, 0.95), (5, 12, 0.95), (3, 21, 0.85)])
+@pytest.mark.parametrize(("rounds", "rows", "power"), [(5, 1, 0.95), (3, 21, 0.85)])
 def test_ten_percent_slower_is_found_in_two_percent_noise(
     rounds: int, rows: int, power: float
 ) -> None:
@@ -164,17 +146,7 @@ def test_ten_percent_slower_is_found_in_two_percent_noise(
     assert found / (40 * rows) >= power
 
 
-def test_without_correction_there_are_many_false_alarms() -> None:
-    """The reason for Holm: with 30 rows the level of one row is not that of all."""
-    alone = 0
-    for i in range(60):
-        estimates = estimate_ratios(noisy(Random(i), [0.02] * 30, 5))
-        alone += any(s.p_value <= 0.05 for s in estimates)
-    assert alone > 20
-
-
-@pytest.mark.parametrize("scale", ["alike", "unlike"])
-@pytest.mark.parametrize(("rounds", "rows"), [(3, 1), (3, 12), (5, 4)])
+@pytest.mark.parametrize(("scale", "rounds", "rows"), [("alike", 3, 1), ("unlike", 3, 12)])
 def test_the_proposed_rounds_find_the_change(scale: str, rounds: int, rows: int) -> None:
     """Measure some rounds, ask how many are enough for 5 %, and measure that many.
 

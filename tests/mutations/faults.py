@@ -261,7 +261,7 @@ _STORE = (
     Fault("new-folder-not-synced", "store", "core/record_file.py",
           "The name of a new results folder is not on disk when its first record is.",
           "sync_folder(one.parent)", "pass",
-          ("tests/campaigns/test_power_loss.py",)),
+          ("tests/campaigns/power_loss.py",)),
     Fault("impossible-sample", "store", "core/record_line.py",
           "A record with an infinite time is read.",
           "if reason := find_impossible_number(record):", "if reason := None:",

@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from longseq_bench.reports.document import Answer, KeyFigure, Spread
+from longseq_bench.reports.document import Spread
 from longseq_bench.reports.render._vega import PALE, colours
 from longseq_bench.reports.sections.at_a_glance import ALL
 from tests import make
@@ -45,30 +45,6 @@ def test_a_maximum_of_another_limit_names_it() -> None:
     assert build(records).paragraphs[1] == "Longest lengths: 30 s limit."
 
 
-def test_a_variant_that_is_longest_but_not_fastest_is_named() -> None:
-    slow, fast = {"chunk": 64}, {"chunk": 4096}
-    records = [
-        single("ring", 1024, 0.1, options=fast), single("ring", 1024, 0.2, options=slow),
-        *search("ring", 8000, options=slow), *search("ring", 7000, options=fast),
-    ]  # fmt: skip
-    line, _ = texts(build([*records, failed("oom", "big", 1024)]), TITLE)
-    assert line["Implementation"] == "ring chunk 4k"
-    assert line["Longest"] == "8,000 (ring chunk 64)"
-    assert line["Limited by"] == "memory"
-
-
-def test_a_sparse_line_says_so_also_where_it_was_only_searched() -> None:
-    sparse = search("block-sparse", 90_000)
-    blocks = sparse[0].outcome.model_copy(
-        update={"measurements": make.outcome(density_achieved=0.1, pass_time=1.0).measurements}
-    )
-    sparse[0] = sparse[0].model_copy(update={"outcome": blocks})
-    lines = rows(build([*search("sdpa", 5000), *sparse]), TITLE)
-    assert {line["Implementation"]: line["Pairs seen"] for line in lines} == {
-        "block-sparse": "sparse", "sdpa": None,
-    }  # fmt: skip
-
-
 def test_lines_beyond_the_first_screen_are_in_the_next_section() -> None:
     records = [single(f"a{i}", 1024, 0.1 * (12 - i)) for i in range(10)]
     document = build([*records, *search("last", 9000)])
@@ -77,16 +53,6 @@ def test_lines_beyond_the_first_screen_are_in_the_next_section() -> None:
     assert section(document, TITLE).tables[0].title.startswith("8 of 11 implementations; ")
     assert [line["Implementation"] for line in rows(document, ALL)] == [*names, "last"]
     assert ALL not in titles(build(records[:8]))
-
-
-def test_a_sweep_states_how_far_it_came() -> None:
-    records = [single("sdpa", n, n * 1e-4) for n in (1024, 2048)]
-    records += [single("ring", 1024, 0.3), failed("timeout", "ring", 2048)]
-    assert {line["Implementation"]: line["Longest swept"] for line in rows(build(records), TITLE)} \
-        == {"sdpa": "2k", "ring": "1k, timeout at 2k"}  # fmt: skip
-    (end, *_) = build(records).figures
-    assert (end.label, end.value) == ("Longest swept", "2k tokens")
-    assert end.words == "sdpa; the longest tried"
 
 
 def test_searches_for_a_sparsity_have_a_figure_and_no_table() -> None:
@@ -139,15 +105,6 @@ def test_figures_to_distrust_are_findings_and_have_their_rows() -> None:
     assert not section(build([single("sdpa", 1024, 0.1)]), TITLE).points
 
 
-def test_a_search_that_memory_alone_would_not_limit_states_it() -> None:
-    records = search("ring", 5000, "timeout", time_budget=30.0)
-    records += search("ring", 90_000, fit_only=True)
-    records += [make.step(5000, of=records[0].trial.replace(round=1), purpose="confirm")]
-    (longest,) = build(records).figures
-    assert (longest.label, longest.value) == ("Longest", "5,000 tokens")
-    assert longest.words == "ring, stopped by the 30 s limit; 90,000 would fit in memory"
-
-
 def test_a_search_that_was_interrupted_does_not_read_as_a_finished_one() -> None:
     bounded = build(search("ring", 5000))
     open_end = build(search("ring", 5000)[:1])
@@ -158,12 +115,3 @@ def test_a_search_that_was_interrupted_does_not_read_as_a_finished_one() -> None
     assert [rows(one, "Longest lengths")[0]["Limited by"] for one in (bounded, open_end)] == [
         "memory", "unfinished",
     ]  # fmt: skip
-
-
-def test_words_that_do_not_fit_are_left_out_last_first() -> None:
-    figures = [KeyFigure(f"F{i}", "1", "a b c d e f g h") for i in range(5)]
-    answer = Answer(figures, [f"{i} " + "w " * 20 for i in range(5)])
-    short = answer.limit_words(120)
-    assert short.word_count <= 120
-    assert (len(short.figures), len(short.findings)) == (3, 4)
-    assert answer.limit_words(-1).word_count == 0

@@ -90,12 +90,6 @@ def test_a_search_answers_in_a_row_and_a_sentence() -> None:
     assert bracket == "bracket: wide"
 
 
-def test_a_limit_of_time_names_no_phase() -> None:
-    late = make.step(2048, "timeout", phase="time")
-    answer = points_of(search_brief([make.step(1024), late], []))[-1]
-    assert answer.endswith("limited by time at 2k.")
-
-
 def test_scaling_adds_theory_and_exponents_to_the_rows() -> None:
     swept = [run("ring", n, seq_len=s) for s in (256, 512, 1024) for n in (1, 2)]
     tables = [t for section in scaling_brief(swept).sections for t in section.tables]

@@ -8,7 +8,6 @@ from typing import Any
 
 import altair
 
-from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
@@ -21,9 +20,6 @@ from longseq_bench.reports.render._vega_parts import (
     PALETTE,
     colours,
 )
-from longseq_bench.reports.render._vega_rows import BAR
-from longseq_bench.reports.section_charts import MAX_CHARTS, limit_note
-from tests import make
 from tests.reports import examples
 from tests.reports.examples import rich, search
 
@@ -69,13 +65,6 @@ def test_values_intervals_and_failures_are_drawn() -> None:
     ]  # fmt: skip
     assert chart.series == ["a", "b"]
     assert [row["y"] for row in rows(chart, 2)] == [2.0, 4.0]
-
-
-def test_a_picture_has_the_names_as_text_only() -> None:
-    text = svg(lines(Point("a<script>|b", 1024, 0.5), Point("a<script>|b", 2048, 1.0)))
-    assert "a&lt;script&gt;|b" in text
-    assert "<script" not in text
-    assert text.startswith("<svg")
 
 
 def test_series_that_are_not_drawn_are_counted() -> None:
@@ -134,32 +123,6 @@ def test_a_failure_has_its_word() -> None:
     assert "no" not in texts
 
 
-def test_words_of_failures_at_one_place_are_not_on_each_other() -> None:
-    failures = [Mark(f"s{i}", 4096, "oom" if i < 3 else "timeout") for i in range(11)]
-    chart = lines(Point("a", 1024, 0.5), Point("a", 2048, 1.0), failures=tuple(failures))
-    texts = written(chart)
-    assert texts.count("OOM/timeout") == 3
-    assert texts.count("timeout") == 5
-    assert "OOM" not in texts
-
-
-def test_a_bar_has_its_value_at_its_end_and_one_colour() -> None:
-    chart = bars("a", "b")
-    assert written(chart).count("2 s") >= 2
-    assert len(set(colours(chart).values())) == 1
-
-
-def test_labels_below_bars_do_not_touch() -> None:
-    points = tuple(Point(name, 0, 4390.0 + i) for i, name in enumerate("abcdef"))
-    y = Axis("Max tokens", "tokens")
-    chart = Chart("m", "M", "Said.", Axis("", "text"), y, points, shape="bars")
-    labels = re.search(r"role-axis-label.*?</g>", svg(chart), re.DOTALL)
-    shown = re.findall(r'\(([\d.]+),15\)[^>]*opacity="1">([^<]+)<', labels[0] if labels else "")
-    assert len(shown) > 5
-    for (left, one), (right, other) in pairwise(shown):
-        assert float(right) - float(left) > 5.6 * (len(one) + len(other)) / 2 + 4
-
-
 def heat() -> Chart:
     """Two lengths, three sparsities; the longer length has a failure."""
     axes_ = Axis("Sparsity", "share"), Axis("Speedup", "ratio")
@@ -206,15 +169,6 @@ def test_a_heat_map_has_a_cell_per_value_and_higher_ones_are_darker() -> None:
     assert "Darker: higher speedup." in notes(heat())
 
 
-def test_notes_explain_the_marks_of_names() -> None:
-    def of(*names: str) -> str:
-        return " ".join(notes(lines(*(Point(name, x, 1.0) for name in names for x in (1, 2)))))
-
-    assert "×" not in of("ring", "sdpa")
-    assert of("ring", "ring ×4").endswith("×4: on 4 ranks.")
-    assert of("ring #7 ×2") == "×2: on 2 ranks. #7: options in How each ran."
-
-
 def test_bars_of_each_facet_have_their_own_scale_and_ticks() -> None:
     bars_, failed, ticks, *_ = spec(faceted())["datasets"].values()
     assert [round(row["at"], 4) for row in bars_] == [0.9677, 0.0095, 0.0042]
@@ -227,36 +181,6 @@ def test_bars_of_each_facet_have_their_own_scale_and_ticks() -> None:
     assert [text for text in texts if text in order] == order
     assert {"theoretical maximum", "no length passed, limited by time"} <= set(texts)
     assert "Each group of bars has its own scale." in notes(faceted())
-
-
-def test_a_guide_without_a_series_is_a_line_across_all_bars() -> None:
-    level = Guide("as fast as one rank", (Point("", 0, 1.0),), "speedup 1")
-    drawn = replace(bars("a", "b"), guides=(level,))
-    assert not [layer for layer in spec(bars("a"))["layer"] if layer["mark"]["type"] == "rule"]
-    (line,) = [layer for layer in spec(drawn)["layer"] if layer["mark"]["type"] == "rule"]
-    assert "y" not in line["encoding"]
-    assert "as fast as one rank" in written(drawn)
-
-
-def test_a_long_title_is_not_cut() -> None:
-    chart = replace(bars("a"), title="Of a workload with many words " * 12 + "end")
-    assert " ".join(written(chart)).count("many words") == 12
-    assert "…" not in svg(chart)
-
-
-def test_workloads_without_a_chart_are_counted() -> None:
-    records = [
-        make.record(make.trial("sdpa", 1024 * k, heads=h))
-        for h in range(1, MAX_CHARTS + 3)
-        for k in (1, 2)
-    ]
-    found = sweep_rows(records)
-    assert limit_note(found)
-    assert not limit_note(found[:4])
-    (document,) = documents(records)
-    swept = next(s for s in document.sections if s.title == "Lengths swept")
-    assert len(swept.charts) <= MAX_CHARTS
-    assert len(swept.tables) == MAX_CHARTS + 2
 
 
 # ---- failures with few passed trials -------------------------------------------------------------
@@ -286,16 +210,6 @@ def test_failures_are_drawn_if_only_one_length_passed() -> None:
     assert [p.x for p in found["memory"].guides[0].points] == [1024, 2048]
 
 
-def test_ticks_of_memory_are_round_binary_numbers() -> None:
-    mib, memory = 2**20, Axis("Peak memory", "bytes")
-    points = tuple(Point(name, x, x * 310 * mib) for name, x in (("a", 1), ("b", 3)))
-    of_lines = axes(Chart("memory", "", "", TOKENS, memory, points))["y"]["linear"]["axis"]
-    assert of_lines["values"] == [384 * mib, 512 * mib, 640 * mib, 768 * mib, 896 * mib]
-    of_bars = Chart("memory", "", "", TOKENS, memory, points, shape="bars")
-    first = spec(of_bars)["layer"][0]["encoding"]["x"]["axis"]
-    assert first["values"] == [n * 128 * mib for n in range(8)]
-
-
 def test_at_one_length_failures_are_next_to_the_bars() -> None:
     found = swept_charts(examples.single("sdpa", 1024, 0.01), examples.failed("wrong", "bad", 1024))
     one = found["time"]
@@ -303,18 +217,6 @@ def test_at_one_length_failures_are_next_to_the_bars() -> None:
     (bar,), (cross,) = rows(one, 0), rows(one, 1)
     assert (bar["s"], cross["s"], cross["w"]) == ("sdpa", "bad", "bad: wrong at 1,024 tokens")
     assert svg(one).count("bad") > 1
-
-
-def test_crosses_are_above_all_points() -> None:
-    """A cross on a point would seem to belong to that point."""
-    chart = lines(
-        Point("a", 1024, 0.5), Point("a", 2048, 1.0),
-        failures=(Mark("b", 2048, "oom"), Mark("c", 2048, "oom")),
-    )  # fmt: skip
-    top = min(axes(chart)["y"]["log"]["scale"]["range"])
-    assert [m["row"] for m in rows(chart, 1)] == [6, 14]
-    assert top >= 14
-    assert "range" not in axes(lines(*chart.points))["y"]["log"]["scale"]
 
 
 # ---- longest lengths -----------------------------------------------------------------------------
@@ -333,42 +235,12 @@ def test_fit_only_and_in_place_maxima_have_charts_of_their_own() -> None:
     assert [[p.y for p in chart.points] for chart in found] == [[5000, 4000], [9000], [2_000_000]]
 
 
-def test_a_search_without_a_passed_length_is_drawn_and_counted() -> None:
-    (chart,) = maxima_charts(search("ring", 4000), search("slow", 0))
-    assert chart.series == ["ring", "slow"]
-    assert chart.failures == (Mark("slow", 0, "no length passed, limited by memory"),)
-    (over,) = maxima_charts(
-        search("ring", 4000), search("ring", 0, world_size=2), title="Longest lengths over ranks"
-    )
-    assert over.failures == (Mark("ring", 2, "no length passed"),)
-    assert not maxima_charts(search("slow", 0))
-
-
 # ---- names of bars -------------------------------------------------------------------------------
 
 
 def bars(*names: str) -> Chart:
     points = tuple(Point(name, 0, 2.0) for name in names)
     return Chart("m", "M", "Said.", Axis("", "text"), TIME, points, shape="bars")
-
-
-def test_names_of_bars_with_the_same_beginning_stay_distinct() -> None:
-    long = "ring order=zigzag queries=partitioned transport=p2p wire_dtype=null"
-    names = f"{long} (fit only), bfloat16, no time limit", f"{long}, bfloat16, 30 s a pass"
-    texts = written(bars(*names))
-    assert not [text for text in texts if "…" in text]
-    for name in names:
-        assert name in " ".join(texts)
-    high, short = spec(bars(*names)), spec(bars("a", "b"))
-    assert high["height"] > short["height"] == 2 * BAR
-
-
-def test_a_very_long_name_is_cut_in_its_middle() -> None:
-    texts = written(bars("begin " + "x" * 5000 + " end", "y"))
-    assert any(text.startswith("begin") for text in texts)
-    assert any("…" in text for text in texts)
-    assert any(text.endswith(" end") for text in texts)
-    assert spec(bars("x" * 5000))["height"] < 2 * 120
 
 
 def test_names_are_never_part_of_an_expression() -> None:

@@ -2,13 +2,11 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.brief import search_brief, sweep_brief
 from longseq_bench.reports.groups import group_by_workload
 from tests import make
 from tests.reports.reading import build, section
@@ -55,25 +53,12 @@ def test_titles_and_sentences_have_what_differs() -> None:
     assert not section(document, "Answer").points
 
 
-def test_a_device_alone_is_a_sentence() -> None:
-    other = {"mode": "train", "dtype": "bfloat16", "causal": True, "batch": 2, "heads": 4}
-    limits = {"memory_budget": None, "time_budget": None, "threads": None}
-    assert Source([ran(), ran("sdpa", **other, **limits)]).context.startswith("Run on cpu; all")
-
-
 def test_the_check_is_stated_only_if_every_output_was_checked() -> None:
     checked = "all outputs checked against float64"
     failed = make.record(make.trial(memory_budget=64 * MIB), make.outcome("oom"))
     assert checked in Source([ran(), failed]).context
     assert checked not in Source([failed]).context
     assert checked not in Source([ran(), ran("sdpa", fit_only=True)]).context
-
-
-def test_a_brief_has_the_context_once() -> None:
-    document = sweep_brief([ran(), ran("sdpa")])
-    assert document.paragraphs == [Source([ran(), ran("sdpa")]).context]
-    steps = [make.step(1000), make.step(1010, "oom")]
-    assert [t.title for s in search_brief(steps).sections for t in s.tables] == [""]
 
 
 FIELDS = {
@@ -103,11 +88,3 @@ def test_each_group_of_rows_has_its_own_title(found: list[dict[str, Any]]) -> No
         for title in titles:
             stated = any(part in words for part in parts for words in title.lower().split(", "))
             assert stated == differs, (name, title)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(30.0, "30 s"), (600.0, "10 min"), (90.0, "90 s"), (3600.0, "1 h"), (5430.0, "1 h 30 min")],
-)
-def test_limits_are_short(seconds: float, words: str) -> None:
-    assert Source([ran(time_budget=seconds)]).context.count(f" {words} limit") == 1

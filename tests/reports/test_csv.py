@@ -68,18 +68,3 @@ def test_the_identity_of_a_record_comes_back() -> None:
     assert failed["reason"] == 'said "no",\nthen died'
     assert (failed["measurement"], failed["memory_budget"]) == ("", "")
     assert rows[-1]["predicted_tokens"] == "77"
-
-
-def test_ranks_and_sources_of_dense_times_come_back() -> None:
-    facts = {"dense": "computed from 1,024 of 4,096 rows"}
-    each = [{"time": [0.1, 0.2], "dense_time": 0.4}, {"time": [0.3, 0.4]}]
-    several = make.record(make.trial(world_size=2), make.on_ranks(*each, facts=facts))
-    without = make.record(make.trial("ring"), make.outcome(time=0.1, facts={"dense": "not run: x"}))
-    names = ("rank", "measurement", "unit", "values", "world_size", "dense_source")
-    found = csv.DictReader(io.StringIO(rendered([several, without])))
-    assert [tuple(row[name] for name in names) for row in found] == [
-        ("0", "time", "s", "0.1 0.2", "2", facts["dense"]),
-        ("0", "dense_time", "s", "0.4", "2", facts["dense"]),
-        ("1", "time", "s", "0.3 0.4", "2", facts["dense"]),
-        ("0", "time", "s", "0.1", "1", ""),
-    ]

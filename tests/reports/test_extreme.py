@@ -11,15 +11,13 @@ import pytest
 from longseq_bench.core.units import format_seconds
 from longseq_bench.reports.document import Chart, Document, Table
 from longseq_bench.reports.sections.use_cases import TITLE
-from tests import make
 from tests.reports import examples
 from tests.reports.oracle import Book, Search, Swept, by, over
 from tests.reports.reading import build, cells, section, titles
 from tests.reports.test_figures import agrees, reports, spread
 
 NONE = "none ran this long"
-NAMES = ("rich", "sparse", "two machines", "quickstart", "extreme", "sparsity", "ranks",
-         "sparse_maxlen")  # fmt: skip
+NAMES = ("rich", "sparse", "extreme", "sparsity")
 
 
 def report(name: str) -> tuple[Book, Document]:
@@ -231,52 +229,4 @@ def test_bars_are_the_longest_of_each_limit(name: str) -> None:
             assert {(own[p.series, p.facet], p.y) for p in guide.points} <= floors
 
 
-def describe_dense(rows: Sequence[Swept]) -> tuple[Any, ...]:
-    """A length, and words if dense times of its rows were computed."""
-    measured = {r.dense[0] == "measured" for r in rows if r.dense}
-    words = {(False,): ["dense time computed"], (False, True): ["some dense times computed"]}
-    return rows[0].tokens, *words.get(tuple(sorted(measured)), [])
-
-
-@pytest.mark.parametrize("name", ["sparse", "sparsity"])
-def test_cells_are_the_speeds_over_dense(name: str) -> None:
-    book, document = report(name)
-    (chart,) = charts(document, "speed-over-dense")
-    swept = [r for r in book.swept if "sparsity" in r.options]
-
-    def place(row: Swept) -> tuple[str, float, int]:
-        sparsity = float(str(row.options["sparsity"]))
-        return row.name.replace(f" {round(100 * sparsity, 6):g} %", ""), sparsity, row.tokens
-
-    speeds = {place(r): over(r.dense[1], r.time) for r in swept if r.dense and r.time}
-    shown = {(p.series, p.x, length(p.facet.split()[0])): p.y for p in chart.points}
-    assert shown.keys() == speeds.keys()
-    assert all(agrees(value, speeds[at]) for at, value in shown.items())
-    computed = {(length(p.facet.split()[0]), *p.facet.split(", ")[1:]) for p in chart.points}
-    dense = by(lambda r: r.tokens, [r for r in swept if r.dense])
-    assert computed == set(map(describe_dense, dense))
-    lengths = {at[2] for at in speeds}
-    failed = [place(r) for r in swept if not r.ok and r.tokens in lengths]
-    assert sorted((m.series, m.x, length(m.facet.split()[0])) for m in chart.failures) == sorted(
-        failed
-    )
-
-
 # ---- first screen --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_length_that_memory_alone_allows_is_a_key_figure(name: str) -> None:
-    book, document = report(name)
-    fits = [s.tokens for s in book.searches if s.trial.fit_only and s.tokens]
-    values = [f.value for f in document.figures if f.label == "Memory alone"]
-    assert [length(v.split()[0]) for v in values] == ([max(fits)] if fits else [])
-    for point in document.sections[0].points:
-        assert point.rows in titles(document)  # type: ignore[attr-defined]
-
-
-def test_a_kind_without_rows_has_one_section_with_commands() -> None:
-    document = build([make.record(came_to=make.outcome("crashed"))], "extreme")
-    first = document.sections[0]
-    assert first.title == "Lengths swept"
-    assert not document.figures

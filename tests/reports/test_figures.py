@@ -11,7 +11,7 @@ import pytest
 
 from longseq_bench.core.hardware import profiles
 from longseq_bench.core.model import Record
-from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
+from longseq_bench.core.units import format_bytes, format_seconds, format_share
 from longseq_bench.reports import documents
 from longseq_bench.reports.document import (
     MISSING,
@@ -21,7 +21,6 @@ from longseq_bench.reports.document import (
     format_cell,
 )
 from longseq_bench.reports.sections.modes import CAPABILITIES
-from longseq_bench.reports.sections.sparse import TITLE as SPARSE
 from longseq_bench.store import load
 from tests import make
 from tests.reports import examples
@@ -456,61 +455,6 @@ def test_a_verdict_and_its_length_agree_with_the_records(case: Case) -> None:
         ), shown
 
 
-def test_the_speeds_in_findings_on_sparsity_are_those_of_the_records(case: Case) -> None:
-    book, found = case
-    for document in (one for one in found if one.kind in ("summary", "extreme")):
-        points = [p for s in document.sections if s.title == SPARSE for p in s.points]
-        lengths = by(lambda r: r.tokens, [r for r in book.swept if over_dense(r)])
-        most = sorted(lengths, key=lambda rows: (-len(rows), rows[0].tokens))[:3]
-        groups = [
-            (f"At {format_tokens(some[0].tokens)} tokens", [over_dense(r) for r in some])
-            for some in sorted(most, key=lambda rows: rows[0].tokens)
-        ]
-        ok = [r for r in book.swept if r.ok]
-        dilated = [r for r in ok if dilation_ratio(r)]
-        speeds = [finding(start, some) for start, some in groups if some]
-        ratios = [middle_of(x) for r in dilated if (x := dilation_ratio(r))]
-        others = [finding("Dilation", ratios)] if ratios else []
-        if bare := [share for r in dilated if (share := largest("uncovered")(r))]:
-            of_pairs = " to ".join(dict.fromkeys(map(format_share, (min(bare), max(bare)))))
-            others.append(
-                f"Dilation: {of_pairs} of (token, head) pairs see no key in {len(bare)} of these "
-                f"{len(dilated)} rows; their output is zero."
-            )
-        if on_curve := [middle_of(x) for r in ok if (x := curve_ratio(r))]:
-            others.append(finding("Hilbert curve", on_curve))
-        if len(speeds) + len(others) > 5:
-            speeds = [speeds[0], speeds[-1]]
-        assert [point.split(" the speed of")[0] for point in points] == speeds + others
-        kept = [pairs_kept(r) for r in dilated]
-        ends = [format_share(x) for x in (min(kept), max(kept))] if kept else []
-        of_pairs = f"with {' to '.join(dict.fromkeys(ends))} of its pairs."
-        assert all(of_pairs in p for p in points if p.startswith("Dilation") and "speed" in p)
-
-
-def pairs_kept(row: Swept) -> float:
-    """The share of the pairs without dilation."""
-    assert row.undilated is not None
-    return float(row.pairs_seen / row.undilated.pairs_seen)
-
-
-def over_dense(row: Swept) -> float | None:
-    ratio = ratio_against(row, "dense attention")
-    return None if ratio is None else middle_of(ratio)
-
-
-def middle_of(ratio: Spread | float) -> float:
-    return ratio.value if isinstance(ratio, Spread) else ratio
-
-
-def finding(start: str, speeds: Sequence[float]) -> str:
-    """The start of a finding on some speeds."""
-    kind = {"Dilation": "dilated", "Hilbert curve": "hilbert"}.get(start, "sparse")
-    rows = f"1 {kind} row has" if len(speeds) == 1 else f"{len(speeds)} {kind} rows have"
-    ends = [format_cell(x, "ratio") for x in (min(speeds), max(speeds))]
-    return f"{start}: {rows} {' to '.join(dict.fromkeys(ends))}"
-
-
 def expected_since(book: Book, row: Swept, against: str) -> int | None:
     """The shortest length from which the verdict is that of `row` up to it, without a failure."""
     series = [r for r in book.swept if (r.but_ranks, r.ranks) == (row.but_ranks, row.ranks)]
@@ -546,25 +490,6 @@ def test_the_fit_of_the_most_points_is_a_key_figure(case: Case) -> None:
         fits = [f for f in book.fits if (f.label, f.quantity) == (label, "time")]
         assert figure.value in [exponent_text(f.tokens) for f in fits]
         assert int(points.split()[0]) >= max((row["Points"] for row in shown), default=0)
-
-
-def test_the_largest_error_of_each_implementation_is_drawn(case: Case) -> None:
-    book, found = case
-    (capabilities,) = (document for document in found if document.kind == "capabilities")
-    charts = section(capabilities, "Answer").charts
-    drawn = {p.y for chart in charts if chart.name == "error" for p in chart.points}
-    ok = [r for r in book.swept if r.ok and r.largest("max_error") is not None]
-    assert not drawn or drawn in [worst_errors(group) for group in by(lambda r: r.group, ok)]
-
-
-def worst_errors(group: Sequence[Swept]) -> set[float]:
-    """The largest errors by length of the worst label of each implementation."""
-    found = set()
-    for some in by(lambda r: r.implementation, group):
-        label = max(some, key=lambda r: r.largest("max_error")).label
-        same = by(lambda r: r.tokens, [r for r in some if r.label == label])
-        found |= {max(r.largest("max_error") for r in rows) for rows in same}
-    return found
 
 
 @pytest.mark.parametrize(("name", "base"), [("rich", "sdpa"), ("a failed baseline", "dense")])

@@ -83,24 +83,6 @@ def test_ranks_do_not_pay_below_a_length_that_failed() -> None:
     assert begins_to_pay(2.0, (2.0, 1), 2.0) == 1
 
 
-def test_the_first_screen_of_devices_has_three_lists() -> None:
-    speeds = {"up": 2.9, "near": 2.89, "same": 1.0, "down": 0.5}
-    records = [r for name, speed in speeds.items() for r in on_two_ranks(name, TOKENS, speed)]
-    document = KINDS.get("devices")(Source(records))
-    assert document.figures[0].words == (
-        "up ×2 at 8k; no significant difference from 1 more; 143.6 % efficiency, more than the "
-        "ranks explain"
-    )
-    assert list(document.sections[0].points) == [
-        "Faster than one rank, 2 of 4: up ×2, near ×2.",
-        "No significant difference, 1 of 4: same ×2.",
-        "Slower than one rank, 1 of 4: down ×2.",
-    ]
-    (chart,) = document.sections[0].charts
-    assert chart.shape == "bars"
-    assert {p.y for p in chart.guides[0].points} == {1.0}
-
-
 @pytest.mark.parametrize("kind", ["devices", "scaling"])
 def test_a_kind_without_rows_names_a_command_to_run(kind: str) -> None:
     failed = make.record(make.trial("one", TOKENS), make.outcome("crashed"))

@@ -130,36 +130,6 @@ def test_reports_need_neither_torch_nor_pandas() -> None:
     assert out.stdout == "set()\n"
 
 
-def test_only_files_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
-    """The user's own picture in the folder stays."""
-    charts = tmp_path / "report-charts"
-    charts.mkdir()
-    for name in ("mine.svg", "99-old-chart.svg", "07-notes.txt"):
-        (charts / name).write_text("kept")
-    write(SETS["ranks"], tmp_path, formats=["md"])
-    left = {path.name for path in charts.iterdir()}
-    assert {"mine.svg", "07-notes.txt"} < left
-    assert "99-old-chart.svg" not in left
-    assert any(name.startswith("01-") for name in left)
-
-
-@pytest.mark.parametrize("name", ["a\x00b\n\u202e", "a\x1b[31mb\x1b]0;t\x07", "\u2028"])
-def test_control_characters_do_not_break_a_report(name: str) -> None:
-    """vl-convert ends the whole process on some of them."""
-    records = [make.record(make.trial(name, n)) for n in (1024, 2048)]
-    for document in documents(records, ["all"]):
-        files = FORMATS.get("md")(document)
-        assert len(files) > 1 or not any(s.charts for s in document.sections)
-        assert "\x1b" not in "".join(text for file, text in files.items() if file[-3:] == "svg")
-
-
-@pytest.mark.parametrize("seconds", [1e-320, 1e300, float("inf"), float("nan")])
-def test_values_outside_any_scale_are_not_drawn(seconds: float) -> None:
-    records = [make.record(make.trial("sdpa", n), make.measured(seconds)) for n in (10**18, 2048)]
-    for document in documents(records, ["all"]):
-        assert f"# {document.title}" in FORMATS.get("md")(document)[f"{document.stem}.md"]
-
-
 @pytest.mark.parametrize("files", ["text", {}, {"../out.txt": "x"}, {"/out.txt": "x"}, {"a": b"x"}])
 def test_an_invalid_result_of_an_external_format_is_an_error(
     files: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -169,3 +139,12 @@ def test_an_invalid_result_of_an_external_format_is_an_error(
         write(SETS["one row"], tmp_path / "out", formats=["odd"])
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("stacks", {"0": 5}), ("every_row_checked", 7), ("dense", [1])]
+)
+def test_facts_of_any_type_are_reported(name: str, value: Any) -> None:
+    samples = {"time": [0.1] * 9, "dense_time": [0.3] * 9, "checked_rows": 8.0}
+    came_to = make.outcome("hang" if name == "stacks" else "ok", facts={name: value}, **samples)
+    assert documents([make.record(came_to=came_to)], ["all"])

@@ -1,15 +1,14 @@
 """Sections: which exist, the source of their rows and sentences, and missing figures."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.model import Record
-from longseq_bench.reports.published_results import PublishedResults, read
+from longseq_bench.reports import assemble, wording
+from longseq_bench.reports.wording import join_names, limit_findings
 from tests import make
-from tests.reports.examples import BETA, BUDGET, failed, search, single, sparser
+from tests.reports.examples import BETA, BUDGET, failed, search, single
 from tests.reports.reading import build, rows, section, titles, words
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -59,21 +58,6 @@ def test_every_failed_run_has_its_reason_and_equal_ones_are_counted() -> None:
         assert (row["Reason"], row["Phase"]) == (f"why {row['Status']}", "forward")
 
 
-def test_what_can_not_run_here_is_listed_after_what_failed() -> None:
-    unlike = [failed("unsupported", "sdpa", 64), failed("timeout", "ring", 2048)]
-    document = build([single("sdpa", 1024, 0.1), *unlike])
-    assert [row["Status"] for row in rows(document, "Failures")] == ["timeout", "unsupported"]
-
-
-def test_one_of_every_kind_of_failure_is_shown_first() -> None:
-    late = [failed("timeout", "ring", 1024 * n, f"one pass took {n}.5 s") for n in range(1, 9)]
-    unlike = [failed("unsupported", "sdpa", 64 * n, f"{n} heads are odd") for n in range(1, 4)]
-    document = build([single("sdpa", 1024, 0.1), *unlike, *late, failed("oom", "ring", 2**20)])
-    shown = [row["Status"] for row in rows(document, "Failures")]
-    assert shown[:3] == ["timeout", "oom", "unsupported"]
-    assert shown[3:] == 7 * ["timeout"] + 2 * ["unsupported"]
-
-
 @pytest.mark.parametrize(("text", "expected"), [
     ("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
      "you tried to allocate 1183744 bytes. Error code 12", "could not allocate 1.13 MiB"),
@@ -102,33 +86,6 @@ def test_a_figure_that_is_missing_has_its_reason() -> None:
     ]  # fmt: skip
 
 
-def test_samples_that_are_not_finite_are_missing_figures() -> None:
-    nan, inf = float("nan"), float("inf")
-    known = {"flops": 1.0, "max_error": 0.0}
-    records = [
-        make.record(make.trial("one"), make.outcome(time=[nan, inf], peak=nan, **known)),
-        make.record(make.trial("two"), make.outcome(time=[0.1, nan], peak=1e6, **known)),
-    ]
-    document = build(records)
-    missing = [row for row in rows(document, "Failures") if "Not measured" in row]
-    assert [(row["Implementation"], row["Not measured"]) for row in missing] == [
-        ("one", "time"), ("one", "peak"), ("two", "time"),
-    ]  # fmt: skip
-    shown = rows(document, "Lengths swept")
-    assert [(row["Time"], row["Peak memory"]) for row in shown] == [(None, None), (None, 1_000_000)]
-
-
-def test_a_share_of_ideal_above_110_percent_is_explained() -> None:
-    paragraphs = section(build(sparser()), "Sparse and dilated attention").paragraphs
-    assert not any("above 110 %" in text for text in paragraphs)
-    fast = single("block-sparse", 4096, 0.1, dense_time=[1.3] * 3, density_achieved=0.1,
-                  flops=0.1 * 4 * 4096**2 * 512, options={"sparsity": 0.9})  # fmt: skip
-    (text,) = [
-        p for p in section(build([fast]), "Sparse and dilated attention").paragraphs if "110 %" in p
-    ]
-    assert text.startswith("Share of ideal above 110 % (block-sparse 90 % at 4k tokens: 129.7 %)")
-
-
 # ---- hangs ---------------------------------------------------------------------------------------
 
 
@@ -148,14 +105,6 @@ def test_a_hang_shows_the_stack_of_each_rank_once_per_trial() -> None:
         "rank 0:", "    File `a`.py, line 1", "  main", "rank 1:", "    File b.py, line 2, in read",
     ]  # fmt: skip
     assert len(hangs(hung({"0": ["a"]}), hung({"0": ["b"]}, causal=True), hung("none"))) == 2
-
-
-def test_long_stacks_are_cut_and_equal_ones_shown_once() -> None:
-    deep = [f"File {i}" for i in range(40)]
-    (one,) = hangs(hung({"10": deep, "2": deep, "0": ["alone"]}))
-    assert list(one.code[:3]) == ["rank 0:", "  alone", "ranks 2, 10:"]
-    assert one.code[-2] == "  File 15"
-    assert "24 more" in one.code[-1]
 
 
 # ---- machines, commands, settings ----------------------------------------------------------------
@@ -180,22 +129,6 @@ def test_machines_are_never_in_one_table() -> None:
     assert "A (alpha)" not in words(build(records[:1]))
 
 
-def test_the_hardware_has_power_limits_and_versions_of_cuda_libraries() -> None:
-    gpus = {"gpus": ("H200",) * 2, "power_limits_w": (700.0, 700.0), "sm_clocks_mhz": (345.0, None)}
-    where = make.environment("alpha", cuda="13.0", nccl="2.28.9", **gpus)
-    found = {
-        row["What"]: row["Value"]
-        for row in rows(build([make.record(where=where)]), "Hardware and versions")
-    }
-    assert found["Power limit"] == "2 × 700 W"
-    assert found["CUDA libraries"] == "CUDA 13.0, NCCL 2.28.9"
-    assert found["SM clock before trials"] == "345 to 345 MHz"
-    plain = rows(build([make.record()]), "Hardware and versions")
-    assert not {"Power limit", "CUDA libraries", "SM clock before trials"} & {
-        row["What"] for row in plain
-    }
-
-
 def test_how_to_reproduce_comes_from_the_records() -> None:
     records = [
         make.record(make.trial(seed=3), command="longseq sweep a.yaml"),
@@ -215,31 +148,6 @@ def test_how_to_reproduce_comes_from_the_records() -> None:
     assert settings["Memory budget a rank"] == "none, 64 MiB"
     assert settings["Seeds"] == "0, 3"
     assert settings["Outcomes"] == "4 ok"
-
-
-def test_rounds_are_those_of_each_sweep() -> None:
-    def swept(command: str, rounds: int, host: str = "alpha") -> list[Record]:
-        where = make.environment(host)
-        trials = [make.trial(round=i) for i in range(rounds)]
-        return [make.record(trial, where=where, command=command) for trial in trials]
-
-    def rounds(records: list[Record]) -> str:
-        settings = rows(build(records), "Settings and checks")
-        return next(row["Value"] for row in settings if row["Setting"] == "Rounds")
-
-    a, b = "longseq sweep a.yaml", "longseq sweep b.yaml"
-    assert rounds([*swept(a, 1), *swept(b, 3)]) == "1 to 3"
-    assert rounds([*swept(a, 1), *swept(a, 2, "beta")]) == "1 to 2"
-    # a failed trial is not run again; a search has no rounds
-    failed = make.record(make.trial("ring"), make.outcome("oom"), command=a)
-    assert rounds([*swept(a, 2), failed, make.step(1024, command=b)]) == "2"
-
-
-def test_only_text_facts_of_trials_are_shown() -> None:
-    outcome = make.outcome(time=0.1, facts={"backend": "math", "pass_s": 1.0, "errors": {"a": 1}})
-    assert rows(build([make.record(came_to=outcome)]), "How each ran") == [
-        {"Implementation": "sdpa", "What": "backend", "Value": "math"}
-    ]
 
 
 # ---- columns and sections that need rows ---------------------------------------------------------
@@ -317,43 +225,7 @@ def test_a_length_that_is_too_long_is_no_missing_capability() -> None:
     }
 
 
-def test_a_capability_that_all_runs_share_has_no_blame() -> None:
-    """Half of the causal runs failed, but most that failed were training."""
-    modes = {"forward": ("ok", "ok", "ok", "wrong"), "train": ("ok", "wrong", "wrong", "wrong")}
-    runs = [
-        tried("x", status, mode=mode, causal=True, tokens=1024 * (i + 1))
-        for mode, statuses in modes.items()
-        for i, status in enumerate(statuses)
-    ]
-    assert matrix(*runs, tried("y"))["x"] == {
-        "Forward": "partial a", "Train": "partial a", "Causal": "✓", "Not causal": ""
-    }  # fmt: skip
-
-
-def test_the_first_screen_has_the_eight_most_capable() -> None:
-    records = [tried(f"impl{i}", mode=mode) for i in range(9) for mode in ("forward", "train")]
-    records.append(tried("impl0", "wrong", mode="train", tokens=2048))
-    document = build(records, "capabilities")
-    assert [row["Implementation"] for row in rows(document, "Answer")] == [
-        f"impl{i}" for i in range(1, 9)
-    ]
-    assert rows(document, "Capabilities")[8] == {
-        "Implementation": "impl0", "Forward": "✓", "Train": "partial a"
-    }  # fmt: skip
-
-
 # ---- first screens -------------------------------------------------------------------------------
-
-
-def test_a_table_of_devices_that_is_cut_says_so() -> None:
-    def build_devices(count: int) -> Any:
-        alone = [single(f"a{i}", 1024, 0.1, peak=1e6 + i) for i in range(count)]
-        faster = make.measured(0.06, ranks=2)
-        several = [make.record(r.trial.replace(world_size=2), faster) for r in alone]
-        return section(build([*alone, *several], "devices"), "Answer").tables[0]
-
-    assert build_devices(10).title == "8 of 10 rows, 1k tokens"
-    assert build_devices(8).title == "1k tokens"
 
 
 def test_growth_with_ranks_is_compared_with_theory_and_expectation() -> None:
@@ -373,81 +245,24 @@ def test_growth_with_ranks_is_compared_with_theory_and_expectation() -> None:
     assert not section(document, "Longest lengths over ranks").charts
 
 
-def test_growth_with_length_is_drawn_for_the_rows_of_the_table() -> None:
-    names = [f"impl{i}" for i in range(9)]
-    records = [single(name, n, 1e-9 * n**1.9) for name in names for n in (1024, 2048, 4096)]
-    document = build([*records, single("impl8", 8192, 0.03)], "scaling")
-    (exponent,) = document.figures
-    assert exponent.words == "impl8, 4 points"
-    shown = [row["Implementation"] for row in rows(document, "Answer")]
-    assert len(shown) == 8
-    assert set(section(document, "Answer").charts[0].series) == set(shown)
-
-
 # ---- published figures, baselines ----------------------------------------------------------------
 
 
-def test_published_figures_have_a_column_with_their_source() -> None:
-    published = PublishedResults.model_validate({
-        "source": "a report of 2025",
-        "maxima": [{"implementation": "ring", "tokens": 2000, "dtype": "bfloat16"},
-                   {"implementation": "ring", "tokens": 4000, "options": {"chunk": 64}}],
-    })  # fmt: skip
-    records = search("ring", 8000, options={"chunk": 64})
-    records += search("ring", 9000, options={"chunk": 32})
-    document = build(records, published=published)
-    shown = rows(document, "Longest lengths")
-    assert [(r["Published max"], r["Ratio to published"]) for r in shown] == [
-        (4000, 2.0),
-        (None, None),
-    ]
-    assert "a report of 2025" in words(document)
+# ---- limits --------------------------------------------------------------------------------------
 
 
-def test_the_file_of_published_figures_is_read() -> None:
-    known = read(Path(__file__).parents[2] / "results" / "figures-2025.yaml")
-    assert {one.implementation: one.tokens for one in known.maxima} == {
-        "ring": 40960, "block-sparse": 483328, "hilbert": 204800,
-    }  # fmt: skip
+def test_a_section_has_a_limited_number_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assemble, "MAX_TABLES", 3)
+    records = [make.record(where=make.environment(f"host{i}")) for i in range(4)]
+    found = section(build(records), "Lengths swept")
+    assert len(found.tables) == 3
+    assert found.paragraphs[-1].startswith("The first 3 of 4 tables;")
 
 
-def test_published_figures_have_units_and_typed_options(tmp_path: Path) -> None:
-    path = tmp_path / "figures.yaml"
-    path.write_text(
-        "source: x\nmaxima: [{implementation: ring, tokens: 4k, dtype: bf16, memory_budget: 64MiB,"
-        " options: {causal_skip: true, sparsity: 0.5, chunk: 64, kernel: dense, top: none}}]\n"
-    )
-    (figure,) = read(path).maxima
-    assert (figure.tokens, figure.dtype, figure.memory_budget) == (4096, "bfloat16", 64 << 20)
-    assert figure.options == {
-        "causal_skip": True, "sparsity": 0.5, "chunk": 64, "kernel": "dense", "top": None,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("source: x\n", "maxima"),
-        ("source: x\nmaxima: [{implementation: ring}]\n", "maxima.0.tokens"),
-        *[(f"source: x\nmaxima: [{{implementation: ring, tokens: {bad}}}]\n", "maxima.0.tokens")
-          for bad in ("true", "-5", "0", ".nan", ".inf", "[4096]", str(2**41), "many")],
-        *[(f"source: x\nmaxima: [{{implementation: ring, tokens: 1, {name}: {bad}}}]\n", name)
-          for name in ("heads", "head_dim", "world_size", "memory_budget")
-          for bad in ("true", "-1", "'8 x'", ".nan")],
-        ("source: x\nmaxima: [{implementation: true, tokens: !!python/name:os.getcwd 1}]", "tag"),
-        ("source: x\nsource: y\n", "twice"),
-        ("source: 5\nmaxima: [{implementation: ring, tokens: 1}]\n", "source"),
-        ("source: [\n", "YAML"),
-        ("just words\n", "the file"),
-    ],
-)  # fmt: skip
-def test_an_invalid_file_of_published_figures_is_one_sentence(
-    tmp_path: Path, text: str, said: str
-) -> None:
-    path = tmp_path / "beside.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError) as error:
-        read(path)
-    assert said in str(error.value)
-    assert str(path) in str(error.value)
-    assert "\n" not in str(error.value)
+def test_sentences_and_names_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wording, "MAX_FINDINGS", 3)
+    monkeypatch.setattr(wording, "MAX_NAMES", 3)
+    names = [str(i) for i in range(5)]
+    assert limit_findings(names[:3]) == names[:3]
+    assert limit_findings(iter(names)) == ["0", "1", "3 more are in the tables."]
+    assert join_names(iter(names)) == "0, 1, 2, 2 more"

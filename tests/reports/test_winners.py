@@ -19,8 +19,7 @@ from longseq_bench.reports.document import Document, KeyFigure, format_ratio
 from tests import make
 from tests.reports.examples import dense_flops, spread, timing, timings, widen
 from tests.reports.oracle import Book
-from tests.reports.reading import cells
-from tests.reports.test_limits import ALL, FOLDERS, published
+from tests.reports.test_figures import REAL, reports
 
 Scores = Mapping[str, float]
 SCORES = {"alfa": 1.9, "bravo": 1.6, "delta": 1.3}
@@ -228,47 +227,6 @@ def test_a_claim_follows_its_rows(kind: str, family: str) -> None:
 
 # ---- lists of faster and slower ------------------------------------------------------------------
 
-AROUND_ONE = {"alfa": 1.3, "bravo": 1.0, "delta": 0.85}
-FASTER, SAME, SLOWER = VERDICTS = ("faster", "no significant difference", "slower")
-
-
-def verdicts(document: Document) -> dict[str, set[str]]:
-    """The verdicts on each implementation, of findings that list them and of tables."""
-    found: dict[str, set[str]] = {}
-    for text in (text for section in document.sections for text in section.points):
-        for word in (word for word in VERDICTS if word in text):
-            for name in NAME.findall(text):
-                found.setdefault(name, set()).add(word)
-    for table in (table for section in document.sections for table in section.tables):
-        for row in cells(table):
-            if "Verdict" in row and (name := NAME.search(row["Implementation"])):
-                found.setdefault(name[0], set()).add(row["Verdict"])
-    return found
-
-
-@pytest.mark.parametrize(
-    ("kind", "family"),
-    [("devices", speedups), ("capabilities", speedups), ("scaling", speedups),
-     ("implementations", speedups), ("capabilities", sparse_times), ("extreme", sparse_times)],
-)  # fmt: skip
-def test_a_verdict_follows_its_rows(
-    kind: str, family: Callable[[Scores, float], list[Record]]
-) -> None:
-    def of(records: list[Record]) -> dict[str, set[str]]:
-        return verdicts(build(kind, records))
-
-    records = family(AROUND_ONE, NARROW)
-    assert of(records) == {BEST: {FASTER}, NEXT: {SAME}, LAST: {SLOWER}}
-    swapped = {BEST: 1.0, NEXT: 1.3, LAST: 0.85}
-    assert of(family(swapped, NARROW)) == {BEST: {SAME}, NEXT: {FASTER}, LAST: {SLOWER}}
-    assert of(family(AROUND_ONE, WIDE)) == {name: {SAME} for name in AROUND_ONE}
-    assert of([r for r in records if r.trial.implementation != BEST]) == {
-        NEXT: {SAME}, LAST: {SLOWER},
-    }  # fmt: skip
-    failed = [fail(r) if r.trial.implementation == BEST else r for r in records]
-    assert FASTER not in of(failed).get(BEST, set())
-    assert not {FASTER, SLOWER} & set().union(*of(list(map(single_pass, records))).values())
-
 
 # ---- published records ---------------------------------------------------------------------------
 
@@ -342,11 +300,10 @@ def is_sparse(row: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_no_published_row_is_better_than_a_named_one(folder: str) -> None:
-    source = published(folder)
-    book = Book(source.records)
-    figures = [(kind, figure) for kind in ALL for figure in KINDS.get(kind)(source).figures]
+@pytest.mark.parametrize("name", REAL)
+def test_no_published_row_is_better_than_a_named_one(name: str) -> None:
+    book, found = reports(name)
+    figures = [(document.kind, figure) for document in found for figure in document.figures]
     verdicts = {(kind, *astuple(figure)): is_refuted(figure, book) for kind, figure in figures}
     assert not [figure for figure, verdict in verdicts.items() if verdict]
-    assert [v for v in verdicts.values() if v is not None] or folder in ("ring_transports",)
+    assert [v for v in verdicts.values() if v is not None] or name == "ring_transports"

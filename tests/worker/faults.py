@@ -79,12 +79,15 @@ def cases(kinds: Sequence[str], dtypes: Sequence[str], ranks: Sequence[int]) -> 
 
 
 def table(found: dict[Case, Outcome]) -> str:
-    """Return Markdown: a table for each stage, with a cell for each dtype."""
+    """Return Markdown: a table for each stage, with a row for all kinds of equal verdicts."""
     lines = []
     for stage, kinds in STAGES.items():
-        lines += [f"## {stage}", "", f"| Fault | {' | '.join(DTYPES)} |"]
+        lines += [f"## {stage}", "", f"| Faults | {' | '.join(DTYPES)} |"]
         lines += ["| --- |" + " --- |" * len(DTYPES)]
-        lines += [f"| {k} | {' | '.join(_cell(found, k, d) for d in DTYPES)} |" for k in kinds]
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for kind in kinds:
+            alike.setdefault(tuple(_cell(found, kind, d) for d in DTYPES), []).append(kind)
+        lines += [f"| {'; '.join(same)} | {' | '.join(of)} |" for of, same in alike.items()]
         lines.append("")
     return "\n".join(lines)
 
