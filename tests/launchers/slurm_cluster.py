@@ -234,10 +234,13 @@ class Cluster:
     def kill_node(self, node: int) -> None:
         """Kill everything on a node: slurmd, slurmstepd and the tasks, as a power failure does."""
         # the daemons first: they would report the end of the tasks
-        for process in sorted(self.on_node(node), key=lambda p: "slurm" not in p.name()):
-            with suppress(psutil.Error):
-                if process.name() not in ("slurmctld", "srun", "sbatch"):
-                    process.kill()
+        for is_daemon in (True, False):
+            for process in self.on_node(node):
+                with suppress(psutil.Error):
+                    name = process.name()
+                    is_other = name in ("slurmctld", "srun", "sbatch", "salloc")
+                    if not is_other and ("slurm" in name) == is_daemon:
+                        process.kill()
 
     def clear(self) -> None:
         """End all jobs and commands of users, and remove their temporary files."""
