@@ -42,7 +42,8 @@ from longseq_bench.launchers.process_inspection import STACKS_S
 from longseq_bench.launchers.rank_supervisor import PAUSE_S, ProcessSample, RankSupervisor
 
 BEGIN_S, SILENT_S = 60.0, 10 * BEAT_S
-"""Time without a message after which a host is stopped or gone: at the start, and later."""
+"""Time without a message after which the engine has failed; and, once a rank has sent a heartbeat,
+after which a host is stopped or gone."""
 
 CAUSE_S, END_S = 10.0, 5.0
 """Time for mpirun, which ends all ranks before it names the one that died; and for the engine to
@@ -245,6 +246,8 @@ class _Run:
             self._step = message["step"]
             self._check_versions(self._host_of(rank), message["versions"])
         elif "beat" in message:
+            if not self._beats:  # the engine works: from now on every host is expected to speak
+                self._seen_s = dict.fromkeys(self._seen_s, now)
             before_s, cpu_s, _ = self._beats.get(rank, (now - BEAT_S, 0.0, 0.0))
             busy = (message["beat"] - cpu_s) / max(now - before_s, BEAT_S / 2)
             self._beats[rank] = now, message["beat"], busy
@@ -266,17 +269,15 @@ class _Run:
     def _fail_silent_hosts(self) -> None:
         """Fail the ranks of a host that is stopped or gone: none of them sends a heartbeat."""
         now, answering = time.monotonic(), set()
+        limit_s = SILENT_S if self._beats else BEGIN_S
         for rank in self.supervisor.running:
-            if now - self._seen_s[rank] < (SILENT_S if rank in self._beats else BEGIN_S):
+            if now - self._seen_s[rank] < limit_s:
                 answering.add(self._host_of(rank))
         for rank in self.supervisor.running:
             if (host := self._host_of(rank)) not in answering:
-                began = (
-                    f"no message from host {host}"
-                    if rank in self._beats
-                    else (f"{self._engine} started no rank on host {host}")
-                )
-                self._fail(rank, f"{began} for {now - self._seen_s[rank]:.0f} s")
+                what = f"no message from host {host}"
+                what = what if self._beats else f"{self._engine} started no rank"
+                self._fail(rank, f"{what} for {now - self._seen_s[rank]:.0f} s")
 
     def _fail(self, rank: int, reason: str) -> None:
         """Note a failure that is no part of the trial."""
