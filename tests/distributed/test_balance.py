@@ -32,6 +32,13 @@ def test_intervals_and_pairs_agree_with_each_other(mask: str) -> None:
     assert visible.share(positions[:9]) == before[9] / before[-1]
 
 
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("queries", [range(30), range(1, 30, 4), [2, 3, 28], []], ids=str)
+def test_pairs_are_the_visible_keys_of_all_queries(mask: str, queries: list[int]) -> None:
+    visible, asked = VisibleKeys(parse_mask(mask), 30), np.array(queries, dtype=np.int64)
+    assert visible.pairs(asked) == visible.multiplicity(asked, np.arange(30)).sum()
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 @pytest.mark.parametrize(
     "mask",

@@ -53,23 +53,11 @@ def test_the_column_of_a_sink_is_split_into_items_of_similar_length() -> None:
     assert sorted(slots[slots >= 0].tolist()) == list(range(count)) == list(range(columns.slots))
 
 
-def test_short_lists_are_not_split() -> None:
-    rows = WorkItems.of_rows([make_layout("local-window", 4096, 16, 0.9, False)], CPU)
-    assert rows.slots == 0
-    assert rows.count == 256
-
-
 def test_slots_are_few() -> None:
     """Every row is long and half the rows are twice as long: the memory of slots is limited."""
     layout = make_layout("random", 16 * 640, 16, 0.2, True)
     rows = WorkItems.of_rows([layout], CPU)
     assert rows.slots <= layout.rows // 32
-
-
-def test_the_longest_items_come_first() -> None:
-    rows = WorkItems.of_rows([sinks()], CPU)
-    found = lengths(rows)[0].tolist()
-    assert found == sorted(found, reverse=True)
 
 
 @pytest.mark.parametrize("tokens", [16 * 40, 16 * 40 + 5])

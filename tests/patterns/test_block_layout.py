@@ -89,12 +89,6 @@ def test_the_transpose_lists_the_queries_of_each_key_block(one: BlockLayout) -> 
     assert one.row_lengths.tolist() == [len(one.row(i)) for i in range(one.rows)]
 
 
-def test_pairs_of_rows_without_their_own_block_are_counted() -> None:
-    """Row 1 and the short row 2 see earlier blocks only, so they have no triangle."""
-    one = layout([[0], [0], [0, 1]], 10, 4, causal=True)
-    assert one.visible_pairs == 10 + 16 + 2 * 4 * 2
-
-
 def test_pairs_beyond_int64_are_counted() -> None:
     one = BlockLayout(2**33, 2**32, False, np.array([0, 2, 4]), np.array([0, 1] * 2, np.int32))
     assert one.visible_pairs == 2**66
@@ -107,10 +101,7 @@ def test_pairs_beyond_int64_are_counted() -> None:
         ([[0], [], [2]], False, "row 1 is empty"),
         ([[0], [1]], False, "layout has 2 rows, but 3 blocks"),
         ([[0], [1, 1], [2]], False, "row 1 must be strictly ascending"),
-        ([[0], [1], [2, 0]], False, "row 2 must be strictly ascending"),
         ([[0, 2, 1], [0], [2]], False, "row 0 must be strictly ascending"),
-        ([[0], [1], [0, 2, 2]], False, "row 2 must be strictly ascending"),
-        ([[0], [3], [2]], False, "row 1 must not contain key block 3"),
         ([[0], [0, 1], [2, 3]], False, "row 2 must not contain key block 3"),
         ([[0], [-1, 0], [2]], False, "row 1 must not contain key block -1"),
         ([[0], [1, 2], [2]], True, "row 1 must not contain key block 2"),
@@ -119,10 +110,6 @@ def test_pairs_beyond_int64_are_counted() -> None:
 def test_invalid_rows_are_refused(rows: list[list[int]], causal: bool, message: str) -> None:
     with pytest.raises(UserError, match=message):
         layout(rows, 12, 4, causal)
-
-
-def test_a_row_may_start_below_the_end_of_the_one_before() -> None:
-    assert layout([[2], [0, 1], [0]], 12, 4).row(1).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(

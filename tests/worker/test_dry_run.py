@@ -27,18 +27,15 @@ def trial_on(
 @pytest.mark.parametrize(
     ("name", "ranks", "tolerance", "mode"),
     [
-        ("dense", 1, 0.03, "train"), ("sdpa", 1, 0.05, "train"), ("ring", 2, 0.03, "forward"),
-        ("ring", 2, 0.03, "train"), ("collective", 2, 0.03, "train"),
-        ("ulysses", 2, 0.03, "train"), ("block-sparse", 2, 0.03, "train"),
-        ("hilbert", 1, 0.03, "train"), ("dilated", 2, 0.03, "forward"),
+        ("sdpa", 1, 0.05, "train"), ("ring", 2, 0.03, "train"), ("ulysses", 2, 0.03, "forward"),
+        ("block-sparse", 2, 0.03, "train"), ("hilbert", 1, 0.03, "train"),
     ],
 )  # fmt: skip
 def test_the_peak_of_a_dry_run_is_the_measured_one(
     launcher: LocalLauncher, name: str, ranks: int, tolerance: float, mode: str
 ) -> None:
     # more heads instead of more tokens: large tensors for little work
-    heads, tokens = (8, 768) if name == "dense" else (16 * ranks, 1024)
-    one = complete(launcher, name, tokens, heads=heads, world_size=ranks, mode=mode)
+    one = complete(launcher, name, 1024, heads=16 * ranks, world_size=ranks, mode=mode)
     (estimate,) = launcher.dry_run([one])
     measured = run_trial(launcher, one).largest("peak")
     assert estimate.unsupported is None
@@ -60,7 +57,6 @@ def test_work_and_bytes_are_those_of_one_rank(launcher: LocalLauncher) -> None:
     ("name", "options", "peers"),
     [
         ("ring", {}, (1,)),
-        ("collective", {}, (1,)),
         ("ulysses", {}, (3,)),
         # the communicator of all ranks exists too; the others have two ranks each
         ("usp", {"ulysses": 2, "ring": 2}, (0, 1, 1)),
@@ -129,10 +125,8 @@ def extrapolated_and_real(trial: Trial) -> tuple[DryRunEstimate, DryRunEstimate]
 @pytest.mark.parametrize(
     ("options", "ranks", "causal"),
     [
-        ({}, 8, True),
         ({"pattern": "hierarchical", "exchange": "fetch"}, 8, True),
         ({"exchange": "ring"}, 4, False),
-        ({"pattern": "strided"}, 1, True),
     ],
 )
 def test_a_large_layout_is_extrapolated_from_two_smaller_ones(

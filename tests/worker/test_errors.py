@@ -54,7 +54,7 @@ def test_a_biased_head_is_found_among_right_ones() -> None:
 
 
 def test_noise_that_happens_to_correlate_is_no_bias() -> None:
-    for seed in range(200):
+    for seed in range(60):
         expected = normal(40, 2, seed=seed)
         got = expected + 0.01 * normal(40, 2, seed=999 - seed)
         assert (
@@ -95,7 +95,7 @@ def test_one_large_error_is_over_four_times_the_plain_one() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(3))
 def test_dense_heads_of_8_are_right_in_half_precision(dtype: Any, seed: int) -> None:
     """A fixed tolerance had false alarms here: 0.08 of 0.04 in bfloat16."""
     w = Workload(seq_len=509, heads=32, kv_heads=1, head_dim=8, dtype=dtype)

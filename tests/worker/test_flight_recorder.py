@@ -43,8 +43,6 @@ DONE = entry(1, "completed")
          f"all_reduce #12 {COLLECTIVE_WAITS}"),
         ([entry(2, "started")], [entry(2, "completed"), entry(3, "started")],
          "all_reduce #13 makes progress"),
-        ([DONE], [DONE, entry(2, "started")], "all_reduce #12 makes progress"),
-        ([entry(2, "scheduled")], [entry(2, "scheduled")], "all_reduce #12 is queued"),
         ([entry(2, "scheduled")], [entry(2, "started")], "all_reduce #12 is queued"),
         (step(2, "started"), step(2, "started"), f"send 0->1 and recv 0<-1 #22 {COLLECTIVE_WAITS}"),
         (step(2, "started"), [*step(2, "completed"), *step(5, "started")],

@@ -30,7 +30,7 @@ def matching(name: str = "sdpa", **fields: Any) -> tuple[Attention, Pass, Matchi
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("head_dim", [1, 3, 7, 16, 64])
+@pytest.mark.parametrize("head_dim", [1, 7, 64])
 def test_the_closed_form_is_that_of_autograd_in_float64(causal: bool, head_dim: int) -> None:
     attention, one, expected = matching(head_dim=head_dim, causal=causal, mode="train")
     q, k, v = (t.detach().double().requires_grad_() for t in one.inputs)
@@ -67,10 +67,9 @@ def test_one_row_of_100_000_that_is_its_neighbour_is_found_in_every_dtype(dtype:
     assert reason.startswith("1 of 200,000 rows of output are wrong: token 77,777 of head 1 is")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("kind", ["no maximum subtracted", "scores clipped at 20", "none"])
-def test_a_softmax_that_only_mild_scores_suit_is_wrong(kind: str, dtype: Any) -> None:
-    w = Workload(seq_len=300, heads=4, kv_heads=2, head_dim=32, causal=True, dtype=dtype)
+def test_a_softmax_that_only_mild_scores_suit_is_wrong(kind: str) -> None:
+    w = Workload(seq_len=300, heads=4, kv_heads=2, head_dim=32, causal=True, dtype="bfloat16")
     reason = judge(IMPLEMENTATIONS.get("faulty")(w, Group.alone(), kind=kind))
     assert (reason is None) == (kind == "none")
 
@@ -98,13 +97,12 @@ def in_window(queries: Tensor, keys: Tensor) -> Tensor:
     return (keys <= queries) & (keys >= queries - 40)
 
 
-@pytest.mark.parametrize("mode", ["forward", "train"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("mode", "dtype"), [("forward", "float32"), ("train", "bfloat16")])
 @pytest.mark.parametrize(
     "kind", ["scores clipped at 20", "one row of all", "dv of one row", "none"]
 )
 def test_every_row_of_sparse_attention_returns_its_own_value(
-    kind: str, dtype: Any, mode: Any
+    kind: str, mode: Any, dtype: Any
 ) -> None:
     w = Workload(seq_len=700, heads=2, head_dim=32, causal=True, dtype=dtype, mode=mode)
     reason = judge(Windowed(w, Group.alone(), kind=kind)) or ""

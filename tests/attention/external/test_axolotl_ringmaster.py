@@ -42,26 +42,20 @@ def install(monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
     attentions: dict[str, Any] = {}
 
     def RingmasterConfig(
-        size: int = 1, backend: str = "auto", ulysses_size: int = -1, ring_size: int = -1,
-        rotate_method: str = "allgather", load_balance: LoadBalance = LoadBalance.NONE,
-        ring_impl: str = "auto",
-    ) -> Any:  # fmt: skip
+        size: int, ulysses_size: int, ring_size: int, load_balance: LoadBalance
+    ) -> Any:
         return (size, ulysses_size, ring_size, LoadBalance(load_balance).value)
 
-    def setup(
-        config: Any, *, num_kv_heads: int | None = None, device_mesh: Any = None,
-        cp_dim: str = "cp", device_type: str = "cuda", inner_attn: str = "flash_attention_2",
-    ) -> Any:  # fmt: skip
+    def setup(config: Any, *, num_kv_heads: int, device_type: str, inner_attn: str) -> Any:
         calls.append((config, num_kv_heads, device_type, inner_attn))
         attentions["ringmaster_ring"] = attend
         return SimpleNamespace(attn_implementation="ringmaster_ring")
 
     def attend(
         module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any,
-        dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None,
-        sliding_window: int | None = None, **kwargs: Any,
+        dropout: float, scaling: float, is_causal: bool,
     ) -> tuple[Tensor, None]:  # fmt: skip
-        assert (attention_mask, dropout, kwargs) == (None, 0.0, {})
+        assert (attention_mask, dropout) == (None, 0.0)
         assert (query.shape, key.shape, value.shape) == (
             (2, 4, 32, 16), (2, 2, 32, 16), (2, 2, 32, 16),
         )  # fmt: skip
