@@ -26,23 +26,16 @@ def test_everything_arrives_and_its_bytes_are_counted(ranks: Ranks, world: int) 
         assert found["all_to_all"] == ([[10.0 * r + rank for r in range(world)]], others * 4)
         rows = [float(r) for r in range(world) for _ in range(2 * (r + 1))]
         assert found["uneven"] == ([rows], others * (rank + 1) * 2 * 4)
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_control_values_are_not_counted(ranks: Ranks, world: int) -> None:
-    for found in ranks(world, collectives):
-        assert found["largest"] == [world - 1, 0]
+        # control values are not counted
+        assert (found["largest"], found["uncounted"]) == ([world - 1, 0], 0)
         assert found["total"] == [world, sum(range(world))]
-        assert found["uncounted"] == 0
 
 
 def test_communication_can_be_switched_off(ranks: Ranks) -> None:
     assert ranks(3, muted) == [[0, 0, 0, 0, 0, 1, 1]] * 3
 
 
-@pytest.mark.parametrize(
-    "split", [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[1, 3], [0, 2]], [[2], [0, 1, 3]]]
-)
+@pytest.mark.parametrize("split", [[[0, 2], [1, 3]], [[2], [0, 1, 3]]])
 def test_transfers_inside_a_subgroup_are_counted(ranks: Ranks, split: list[list[int]]) -> None:
     for rank, found in enumerate(ranks(4, parts, split)):
         part = next(part for part in split if rank in part)
@@ -78,15 +71,6 @@ def test_transfers_of_one_rank_copy() -> None:
     assert found["all_to_all"] == ([[0.0]], 0)
     assert found["largest"] == [0, 0]
     assert found["total"] == [1, 0]
-
-
-def test_each_half_can_be_switched_off() -> None:
-    group = Group.alone()
-    with group.only(compute=False):
-        assert (group.computes, group.traffic.communicates) == (False, True)
-    with group.only(communicate=False):
-        assert (group.computes, group.traffic.communicates) == (True, False)
-    assert (group.computes, group.traffic.communicates) == (True, True)
 
 
 def test_handles_are_dropped_after_the_wait() -> None:

@@ -49,7 +49,7 @@ def assert_complete(plan: Plan, rank: int, result: Result) -> None:
 @kinds
 @worlds
 @back
-@pytest.mark.parametrize("tokens", [1, 2, 100])
+@pytest.mark.parametrize("tokens", [2, 100])
 def test_every_block_of_every_other_rank_comes_once(
     ranks: Ranks, kind: str, world: int, back: bool, tokens: int
 ) -> None:
@@ -63,13 +63,10 @@ def test_every_block_of_every_other_rank_comes_once(
             assert result.totals == expected_totals(plan, rank, others)
 
 
-@pytest.mark.parametrize(("world", "hops"), [(2, 0), (3, 0), (3, 1), (4, 1), (4, 2)])
+@pytest.mark.parametrize(("world", "hops"), [(2, 0), (3, 1), (4, 2)])
 @back
-@pytest.mark.parametrize("tokens", [1, 100])
-def test_a_ring_stops_after_its_hops(
-    ranks: Ranks, world: int, back: bool, tokens: int, hops: int
-) -> None:
-    plan = Plan("ring", COUNTS[world], tokens, hops=hops)
+def test_a_ring_stops_after_its_hops(ranks: Ranks, world: int, back: bool, hops: int) -> None:
+    plan = Plan("ring", COUNTS[world], 2, hops=hops)
     for rank, result in enumerate(ranks(world, run_exchange, plan, back)):
         assert_complete(plan, rank, result)
         if back:
@@ -99,22 +96,19 @@ def test_half_precision_keys_are_sent_unchanged(ranks: Ranks, kind: str) -> None
 
 
 @kinds
-@worlds
 @back
-def test_without_communication_all_blocks_are_visited(
-    ranks: Ranks, kind: str, world: int, back: bool
-) -> None:
+def test_without_communication_all_blocks_are_visited(ranks: Ranks, kind: str, back: bool) -> None:
     """Otherwise computation alone would be timed with less work."""
-    plan = Plan(kind, COUNTS[world], 2)
-    full = ranks(world, run_exchange, plan, back)
-    for one, other in zip(ranks(world, run_exchange, plan, back, False), full, strict=True):
+    plan = Plan(kind, COUNTS[3], 2)
+    full = ranks(3, run_exchange, plan, back)
+    for one, other in zip(ranks(3, run_exchange, plan, back, False), full, strict=True):
         assert one.sent == 0
         assert other.sent > 0
         for name in ("blocks", "shares", "calls"):
             assert getattr(one.recorder, name) == getattr(other.recorder, name)
 
 
-@worlds
+@pytest.mark.parametrize("world", [2, 4])
 @back
 @pytest.mark.parametrize("kind", ["ring", "gather"])
 def test_transfers_run_while_something_is_computed(

@@ -113,13 +113,12 @@ def run_exact(tensors: tuple[Tensor, ...], causal: bool) -> tuple[list[Tensor], 
     return whole, [merged, merged_lse, dq, *dkv]
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
+@pytest.mark.parametrize(("heads", "causal"), [((2, 2), False), ((4, 2), True)])
 def test_exact_attention_at_once_and_in_parts(
     interpreted: Interpreted, heads: tuple[int, int], causal: bool
 ) -> None:
     torch.manual_seed(0)
-    tensors = tuple(torch.randn(2, h, 150, 32) for h in (heads[0], heads[0], heads[1], heads[1]))
+    tensors = tuple(torch.randn(1, h, 150, 16) for h in (heads[0], heads[0], heads[1], heads[1]))
     grad, q, k, v = tensors
     mask = torch.ones(150, 150, dtype=torch.bool)
     mask = mask.tril() if causal else mask

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from longseq_bench.attention.sparse import block_sparse
-from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
+from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import Workload
-from longseq_bench.modules import multihead
 from longseq_bench.modules.multihead import CACHED_LAYOUTS, MultiheadBlockSparse
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL
 from longseq_bench.testing.definition import build_attention, count_pairs
@@ -106,21 +105,20 @@ def assert_equals_torch(
 
 @causality
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
-@pytest.mark.parametrize("kind", ["none", "end"])
-def test_every_pattern_equals_torch_under_its_mask(pattern: str, causal: bool, kind: str) -> None:
+def test_every_pattern_equals_torch_under_its_mask(pattern: str, causal: bool) -> None:
     options: dict[str, Any] = {"pattern": pattern, "seed": 3}
     if pattern in WITH_SPECIAL:
         options["globals"] = BLOCK
     sparse = module(causal, **options)
     visible = visible_pairs(150, causal, **options)
     assert float(visible.double().mean()) < (0.4 if causal else 0.6)
-    assert_equals_torch(sparse, visible, padding(kind, 150))
+    assert_equals_torch(sparse, visible, padding("end", 150))
 
 
 @causality
 @pytest.mark.parametrize("kernel", ["auto", "torch"])
 @pytest.mark.parametrize("kind", ["none", "start", "scattered", "all"])
-@pytest.mark.parametrize("n", [1, 16, 101])
+@pytest.mark.parametrize("n", [1, 101])
 def test_every_padding_equals_torch(n: int, kind: str, causal: bool, kernel: str) -> None:
     sparse = module(causal, pattern="random", kernel=kernel)
     assert_equals_torch(sparse, visible_pairs(n, causal, pattern="random"), padding(kind, n))
@@ -186,41 +184,6 @@ def test_rows_without_keys_are_zero_and_have_no_gradient(causal: bool, kernel: s
     sparse(x[[0, 2]], x[[0, 2]], x[[0, 2]])[0].sum().backward()
     for name, parameter in sparse.named_parameters():
         torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-4, atol=1e-4)
-
-
-def test_the_future_never_reaches_the_past_with_padding() -> None:
-    sparse, ignored, x = module(causal=True), padding("scattered", 120), tokens(120)
-    changed = x.clone()
-    changed[:, 70:] += 5
-    before, after = (sparse(t, t, t, ignored)[0] for t in (x, changed))
-    assert torch.equal(before[:, :70], after[:, :70])
-    assert not torch.equal(before[:, 70:], after[:, 70:])
-
-
-def test_float_masks_equal_bool_masks() -> None:
-    sparse, ignored, x = module(), padding("end", 60), tokens(60)
-    floats = torch.zeros(BATCH, 60).masked_fill(ignored, -torch.inf)
-    assert torch.equal(sparse(x, x, x, floats)[0], sparse(x, x, x, ignored)[0])
-
-
-def test_padding_at_the_end_adds_no_runs_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel reads only the remaining runs, and equal rows share one kernel."""
-    sparse, spans_built = module(), []
-    make = multihead.HeadSpans
-    monkeypatch.setattr(
-        multihead, "HeadSpans", lambda *args: spans_built.append(args[0]) or make(*args)
-    )
-    ignored = torch.zeros(4, 160, dtype=torch.bool)
-    ignored[1:, 60:] = True
-    ignored[2] = False
-    x = tokens(160, batch=4)
-    out = sparse(x, x, x, ignored)[0]
-    assert len(spans_built) == 1
-    layouts = sparse._build(160, "float32").layouts
-    whole = sum(len(layout.indices) for layout in layouts)
-    assert len(spans_built[0].start) < whole
-    torch.testing.assert_close(out[2:3], sparse(x[2:3], x[2:3], x[2:3])[0])
-    torch.testing.assert_close(out[3:], sparse(x[3:], x[3:], x[3:], ignored[3:])[0])
 
 
 # ---- a drop-in ---------------------------------------------------------------------------------
@@ -315,14 +278,6 @@ def test_the_layouts_of_the_last_few_lengths_are_kept(monkeypatch: pytest.Monkey
     assert built[-1] == lengths[1]
 
 
-def test_without_gradients_nothing_is_kept_for_backward() -> None:
-    sparse, x = module(), tokens(40)
-    with torch.no_grad():
-        still = sparse(x, x, x)[0]
-    assert not still.requires_grad
-    torch.testing.assert_close(still, sparse(x, x, x)[0].detach())
-
-
 # ---- errors ------------------------------------------------------------------------------------
 
 
@@ -332,20 +287,13 @@ def test_without_gradients_nothing_is_kept_for_backward() -> None:
         ({"dropout": 0.1}, "dropout=0.1 is not supported"),
         ({"num_heads": 5}, "embed_dim=32 is not divisible by num_heads=5"),
         ({"num_kv_heads": 3}, "num_heads=4 is not divisible by num_kv_heads=3"),
-        ({"num_kv_heads": 0}, "each must be >= 1"),
         ({"sparsity": 1.0}, "sparsity 1 is outside"),
-        ({"block": 0}, "block 0 is too small"),
         ({"globals": 16}, "globals=16 is not supported by pattern=local-window"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         MultiheadBlockSparse(**{"embed_dim": EMBED, "num_heads": HEADS} | options)
-
-
-def test_an_unknown_pattern_names_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'strided'"):
-        module(pattern="stride")
 
 
 X = tokens(20)
@@ -359,7 +307,6 @@ X = tokens(20)
         ({"is_causal": True}, UserError, "created with causal=False"),
         ({"key": X[:, :9], "value": X[:, :9]}, UnsupportedError, "only self-attention"),
         ({"value": X[..., :8]}, UserError, r"\(3, 20, 8\) are not \(B, N, E\) with E=32"),
-        ({"query": X[None]}, UserError, r"are not \(B, N, E\)"),
         (dict.fromkeys(("query", "key", "value"), X[:, :0]), UserError, "is empty"),
         ({"key_padding_mask": torch.zeros(20, 3) > 0}, UserError, r"\(20, 3\) is not \(B, N\)"),
         ({"key_padding_mask": torch.zeros(3, 20).int()}, UserError, "must be bool"),

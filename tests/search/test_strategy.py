@@ -51,7 +51,7 @@ def test_compared_trials_are_interleaved() -> None:
     assert {s.purpose for s in steps} == {"measure"}
 
 
-@pytest.mark.parametrize("status", ["oom", "wrong", "error", "timeout", "crashed", "unsupported"])
+@pytest.mark.parametrize("status", ["oom", "wrong", "timeout"])
 def test_failed_trials_are_not_run_again(status: str) -> None:
     trials = [make.trial("dense"), make.trial("sdpa")]
 
@@ -121,16 +121,8 @@ def test_a_search_never_asks_beyond_its_ceiling_or_twice_the_floor() -> None:
     assert records[-1].trial.workload.seq_len == 5000
 
 
-def test_searches_come_one_after_the_other() -> None:
-    trials = [make.trial(name, memory_budget=64 * MIB) for name in ("ring", "sdpa")]
-    steps, _ = by_hand(maxlen(trials), machine_for(7000))
-    names = [s.trial.implementation for s in steps]
-    assert names == sorted(names)
-    assert set(names) == {"ring", "sdpa"}
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-@pytest.mark.parametrize("edge", [0, 1, 5, 8, 9, 100, 7000, 10**9])
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("edge", [0, 1, 8, 9, 7000, 10**9])
 def test_a_search_requests_at_least_one_token_per_rank(ranks: int, edge: int) -> None:
     """edge: the longest length that fits. Each requested length has a token for every rank."""
     trial = make.trial("ring", memory_budget=64 * MIB, world_size=ranks, repeats=0)
@@ -150,22 +142,6 @@ def test_a_search_requests_at_least_one_token_per_rank(ranks: int, edge: int) ->
         assert failed - max(passed) <= max(64, max(passed) // 100)
     else:
         assert max(lengths) == top
-
-
-@pytest.mark.parametrize("budget", [1, 4000, 40_000])
-def test_with_a_tiny_budget_the_search_ends_at_one_token_per_rank(budget: int) -> None:
-    trial = make.trial("ring", memory_budget=budget, world_size=8, repeats=0)
-    steps, _ = by_hand(maxlen([trial]), lambda t: make.outcome("oom", "full"))
-    assert steps[-1].trial.workload.seq_len == 8
-
-
-def test_predicted_tokens_are_those_of_all_ranks() -> None:
-    trial = make.trial("ring", memory_budget=64 * MIB, world_size=4, repeats=0)
-    steps, _ = by_hand(maxlen([trial]), machine_for(28_000))
-    near = next(s for s in steps if s.purpose == "edge")
-    assert near.predicted_tokens == pytest.approx(28_000, abs=2)
-    (only,) = {s.predicted_tokens for s in steps if s.predicted_tokens is not None}
-    assert only == near.predicted_tokens
 
 
 @pytest.mark.parametrize("status", ["unsupported", "error"])
@@ -192,8 +168,8 @@ def test_a_crash_above_the_winner_stays_a_crash() -> None:
 
 
 def test_the_row_of_a_time_limited_search_agrees_with_the_search() -> None:
-    """200 noisy time-limited searches: the row of the records has the bracket of the search."""
-    for seed in range(200):
+    """60 noisy time-limited searches: the row of the records has the bracket of the search."""
+    for seed in range(60):
         draw = random.Random(seed)
         slow = draw.choice([0.0, 0.05, 0.3])
 
@@ -237,7 +213,7 @@ def small_search() -> Schedule:
     return maxlen([make.trial("ring", memory_budget=64 * MIB, repeats=0)])
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 7])
+@pytest.mark.parametrize("ranks", [1, 7])
 def test_a_simulated_search_uses_the_memory_of_all_ranks(ranks: int, tmp_path: Path) -> None:
     trial = make.trial("ring", memory_budget=64 * MIB, world_size=ranks, repeats=0)
     records, _ = run_stored(maxlen([trial]), SimulatedLauncher(), tmp_path)
@@ -248,19 +224,6 @@ def test_a_simulated_search_uses_the_memory_of_all_ranks(ranks: int, tmp_path: P
     assert found.rank_peaks == [found.peak_bytes] * ranks
     assert found.peak_bytes <= 64 * MIB
     assert {r.outcome.status for r in records} == {"ok", "oom"}
-
-
-def test_a_simulated_trial_on_ranks_shares_work_and_memory() -> None:
-    trial = make.trial("ring", 1000, world_size=3)
-    one, three = (
-        SimulatedLauncher().run(t, lambda *_: None).outcome
-        for t in (trial.replace(world_size=1), trial)
-    )
-    assert three.largest("peak") == (one.largest("peak") or 0) / 3
-    assert three.samples("time") == tuple([one.samples("time")[0] / 3] * 3)
-    assert three.samples("own_tokens") == (334, 333, 333)
-    few = SimulatedLauncher().run(trial.at(2), lambda *_: None).outcome
-    assert (few.status, few.reason) == ("unsupported", "2 tokens are too few for 3 ranks")
 
 
 def test_a_finished_search_is_found_again_and_nothing_runs(tmp_path: Path) -> None:
@@ -331,19 +294,7 @@ def test_another_environment_or_another_trial_is_run_again(tmp_path: Path) -> No
         assert len(launcher.ran) == runs
 
 
-def test_the_runner_records_simulated_crashes_and_limits(tmp_path: Path) -> None:
-    trials = [make.trial(name, 4096, memory_budget=MIB) for name in ("dense", "ring", "sdpa")]
-    launcher = SimulatedLauncher(
-        peak=lambda t: 2 * MIB if t.implementation == "ring" else 1.0,
-        dies=lambda t: make.outcome("crashed", "so") if t.implementation == "dense" else None,
-    )
-    records, _ = run_stored(sweep(trials, 2), launcher, tmp_path)
-    assert [(r.trial.implementation, r.outcome.status) for r in records] == [
-        ("dense", "crashed"), ("ring", "oom"), ("sdpa", "ok"), ("sdpa", "ok"),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("seconds", [float("inf"), -1.0])
 def test_a_meter_that_returns_what_cannot_be_is_an_error_that_can_be_read_again(
     tmp_path: Path, seconds: float
 ) -> None:
@@ -362,7 +313,7 @@ def simulate(factor: float = 1.0) -> tuple[SimulatedLauncher, Predictor]:
     return launcher, Predictor(launcher.dry_run, RateModel(this_cpu("simulated", 2, make.GIB)))
 
 
-@pytest.mark.parametrize(("factor", "runs"), [(1.0, 4), (1.02, 5), (0.98, 5), (3.0, 9), (1 / 3, 9)])
+@pytest.mark.parametrize(("factor", "runs"), [(1.0, 4), (3.0, 9), (1 / 3, 9)])
 def test_a_search_with_predictions_is_short_and_right_if_they_are_wrong(
     tmp_path: Path, factor: float, runs: int
 ) -> None:
@@ -376,17 +327,6 @@ def test_a_search_with_predictions_is_short_and_right_if_they_are_wrong(
     assert row.first_failure - row.max_tokens <= max(64, 0.01 * edge)
     assert len(records) <= runs
     assert all(r.foreseen and r.foreseen.peak_bytes and r.foreseen.seconds for r in records)
-
-
-def test_the_predictions_of_a_sweep_are_recorded_in_every_round(tmp_path: Path) -> None:
-    launcher, predictor = simulate(1.5)
-    trials = [make.trial("ring", n, memory_budget=make.GIB) for n in (1024, 2048)]
-    with Store(tmp_path) as store:
-        records = run_schedule(sweep(trials, 2, predictor), launcher, store, make.environment)
-    for record in records:
-        peak = record.outcome.largest("peak")
-        assert record.foreseen is not None
-        assert record.foreseen.peak_bytes == pytest.approx(1.5 * peak, rel=1e-6)
 
 
 def test_a_finished_sweep_has_no_dry_runs(tmp_path: Path) -> None:
@@ -412,7 +352,7 @@ def test_tensors_in_host_memory_are_not_limited_by_the_floor() -> None:
     assert max(s.trial.workload.seq_len for s in steps) == 2**20
 
 
-@pytest.mark.parametrize("density", [0.5, 0.1, 0.003])
+@pytest.mark.parametrize("density", [0.5, 0.003])
 def test_the_minimum_sparsity_is_at_the_time_limit(tmp_path: Path, density: float) -> None:
     launcher = SimulatedLauncher(
         seconds=lambda t: (1 - float(str(t.options["sparsity"]))) / density
@@ -459,10 +399,10 @@ def test_a_scaling_study_times_parts_of_the_shortest_maximum(tmp_path: Path) -> 
     assert sum(r.purpose == "measure" for r in records) == 3 * 4 * 2
 
 
-def test_a_thousand_simulated_searches_end_at_the_longest_pass() -> None:
+def test_simulated_searches_end_at_the_longest_pass() -> None:
     """Limits are random, noisy and not monotone; predictions are wrong by up to 3 times."""
     draw = random.Random(5)
-    for _ in range(1_200):
+    for _ in range(300):
         off = 3 ** draw.uniform(-1, 1)
         fixed, noise = draw.uniform(0, 0.3), draw.choice([0.0, 0.0, 0.02])
         bump, period = draw.choice([0.0, 0.05]), draw.randint(50, 900)
