@@ -105,15 +105,6 @@ def test_a_learned_scorer_gets_the_gradient_of_a_bias(causal: bool, kernel: str)
         torch.testing.assert_close(got.grad.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_autocast_changes_neither_blocks_nor_output() -> None:
-    w = workload()
-    attention = adaptive(w, scorer="learned")
-    q, k, v = make_inputs(w)[:3]
-    plain = attention(q, k, v)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(attention(q, k, v), plain)
-
-
 def test_bad_input_is_named() -> None:
     w = workload()
     with pytest.raises(UserError, match=r"sparsity 1 is outside \[0, 1\)"):

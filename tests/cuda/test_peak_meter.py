@@ -32,14 +32,6 @@ def test_the_peak_is_the_sum_of_what_lives_at_once() -> None:
     del before, kept, last
 
 
-def test_small_tensors_count_in_units_of_the_allocator() -> None:
-    """512 bytes each."""
-    meter = CudaMemory()
-    with meter:
-        kept = [torch.empty(1, dtype=torch.uint8, device="cuda") for _ in range(1000)]
-    assert figures(meter)["peak"] == 512 * len(kept)
-
-
 def test_work_in_a_kernel_counts_if_it_goes_through_the_allocator() -> None:
     """A product in bfloat16 needs its output; what torch adds is a fixed workspace."""
     a = torch.ones(4096, 4096, dtype=torch.bfloat16, device="cuda")

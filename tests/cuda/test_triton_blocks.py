@@ -22,7 +22,6 @@ WHOLE, TAIL = 4 * BLOCK, 4 * BLOCK - 21
 """Tokens with and without a short last block."""
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-MORE_THAN_32_BITS = 2**31 + 2**20
 
 
 @pytest.fixture(autouse=True)

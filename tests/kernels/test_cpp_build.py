@@ -191,10 +191,3 @@ def test_flex_names_what_is_missing_before_anything_runs(monkeypatch: pytest.Mon
     assert choose("flex", "cpu", "float32", "gathered", 64, BLOCKS)[0] == "flex"
     with pytest.raises(UnsupportedError, match="kernel=flex: FlexAttention has no backward"):
         choose("flex", "cpu", "float32", "gathered", 64, Blocks(128, True))
-
-
-def test_a_kernel_of_another_device_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="kernel=triton: Triton kernels are for CUDA"):
-        choose("triton", "cpu", "float32", "gathered", 64, BLOCKS)
-    with pytest.raises(UnsupportedError, match="kernel=native: the compiled kernel is for CPUs"):
-        choose("native", "cuda", "float32", "gathered", 64)

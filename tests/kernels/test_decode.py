@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import decode
-from longseq_bench.kernels.decode import SeenKeys, choose_splits, merge_partials
+from longseq_bench.kernels.decode import SeenKeys, choose_splits
 from tests.kernels.triton_interpreter import Interpreted
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -127,19 +127,6 @@ def test_large_scores_and_nan() -> None:
     assert decode.forward(q, k, v, seen)[0].isnan().all()
     k[...] = math.nan
     assert decode.forward(q, k, v, seen)[0].isnan().all()
-
-
-def test_partials_merge_to_the_softmax_over_all_keys() -> None:
-    step = STEPS[0]
-    whole, (q, k, v) = define(step), step.tensors()
-    seen = step.seen()
-    cuts = [SeenKeys(seen.first, seen.first + 40), SeenKeys(seen.first + 40, seen.stop)]
-    if reason := decode.unavailable_reason():
-        pytest.skip(reason)
-    outs, lses = zip(*(decode.forward(q, k, v, cut) for cut in cuts), strict=True)
-    out, lse = merge_partials(torch.stack(outs), torch.stack(lses))
-    torch.testing.assert_close(out.double(), whole[0], rtol=0, atol=2e-6)
-    torch.testing.assert_close(lse.double(), whole[1], rtol=0, atol=2e-5)
 
 
 @needs_triton

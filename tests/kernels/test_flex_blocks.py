@@ -151,14 +151,6 @@ def test_layouts_on_a_gpu_equal_their_definition(heads_differ: bool, causal: boo
         torch.testing.assert_close(own.double().cpu(), other, rtol=4e-2, atol=4e-2)
 
 
-def test_heads_may_have_layouts_of_their_own() -> None:
-    layouts = [make_layout(p, 1000, 32, 0.7, True) for p in ("random", "local-window", "strided")]
-    mask = FlexBlocks(layouts).prepare("cpu")
-    assert mask.kv_indices.shape[1] == 3
-    for head, layout in enumerate(layouts):
-        assert_holds(mask, layout, head)
-
-
 def test_tables_are_as_small_as_their_widest_row() -> None:
     """A million tokens, 16 blocks a row: a dense table of this many rows takes 256 MiB."""
     layout = make_layout("random", 2**20, 128, 1 - 16 / 2**13, False)
@@ -176,19 +168,6 @@ def test_tables_are_as_small_as_their_widest_row() -> None:
     assert mask.full_kv_indices[0, 0, 4000, :many].tolist() == layout.row(4000).tolist()
     # what the lowering on a CPU asks for
     assert mask.full_kv_indices.shape == (1, 1, 2**13, 2**13)
-
-
-def test_a_few_wide_rows_are_not_padded_into_a_dense_table() -> None:
-    rows = 2**14
-    widths = np.full(rows, 2)
-    widths[0] = rows
-    indptr = np.concatenate(([0], np.cumsum(widths)))
-    # the first row sees everything, each other the first block and its own
-    others = np.stack([np.zeros(rows - 1), np.arange(1, rows)], axis=1).reshape(-1)
-    keys = np.concatenate([np.arange(rows), others]).astype(np.int32)
-    layout = BlockLayout(rows * 16, 16, False, indptr, keys)
-    with pytest.raises(UnsupportedError, match=r"to the widest \(16384 blocks\)"):
-        FlexBlocks([layout]).prepare("cpu")
 
 
 def test_what_does_not_suit_is_refused_with_the_reason() -> None:

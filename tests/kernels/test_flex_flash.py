@@ -92,24 +92,6 @@ def test_torch_is_asked_for_the_flash_backend(
     assert asked == {"kernel_options": {"BACKEND": "FLASH"}, "mask_mod": mask_mod}
 
 
-def test_torch_does_not_drop_the_tables() -> None:
-    """torch lets the kernel see all pairs if it finds that a mask_mod is always True."""
-    from torch._inductor.decomposition import select_decomp_table
-    from torch._inductor.kernel.flex.flex_flash_attention import is_trivial_mask_graph
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.nn.attention.flex_attention import noop_mask
-
-    positions = [torch.zeros((), dtype=torch.int32)] * 4
-
-    def is_dropped(mask_mod: Any) -> bool:
-        graph = make_fx(mask_mod, decomposition_table=select_decomp_table())(*positions)
-        return bool(is_trivial_mask_graph(graph))
-
-    assert is_dropped(noop_mask)
-    assert not is_dropped(always_true)
-    assert not is_dropped(causal_mask_mod)
-
-
 def test_a_length_beyond_its_index_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.zeros(1, 4, 512, 64, dtype=torch.bfloat16)
     monkeypatch.setattr(flash_attn_4, "MAX_INDEX", q.numel() - 1)

@@ -62,18 +62,6 @@ def test_it_equals_the_tiled_kernel(causal: bool, kv_heads: int, dtype: torch.dt
         torch.testing.assert_close(streamed, tiled, **close)
 
 
-def test_a_mapped_tensor_has_no_name_and_starts_at_zero(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    tensor = host_memory.zeros((2, 3, 5), torch.bfloat16, "cpu")
-    assert (tensor.shape, tensor.dtype) == ((2, 3, 5), torch.bfloat16)
-    assert not tensor.any()
-    tensor += 1
-    assert list(tmp_path.iterdir()) == []
-    assert torch.equal(host_memory.zeros_like(tensor, torch.float32), torch.zeros(2, 3, 5))
-
-
 def test_a_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(handle: int, start: int, size: int) -> None:
         raise OSError(28, "No space left on device")
@@ -178,13 +166,3 @@ def test_torch_pins_as_much_as_is_counted(size: int) -> None:
     assert tensor.is_pinned()
     taken = torch.cuda.host_memory_stats()["allocated_bytes.current"] - before
     assert taken == host_memory.pinned_bytes(size)
-
-
-def test_the_record_has_the_memory_of_the_host(launcher: LocalLauncher) -> None:
-    """q, k, v and the output of a forward: mapped files on a CPU."""
-    options = launcher.catalogue().options("ring", {"offload": "host"})
-    one = trial("ring", 2048, options, heads=2, head_dim=64, repeats=0)
-    outcome = launcher.run(one, print).outcome
-    assert outcome.samples("host_memory") == (4 * 2048 * 2 * 64 * 4,)
-    on_device = launcher.run(one.replace(options={**options, "offload": "none"}), print).outcome
-    assert (on_device.status, on_device.samples("host_memory")) == ("ok", ())

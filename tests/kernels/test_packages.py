@@ -16,15 +16,11 @@ from torch import Tensor
 
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.kernels.exact import (
-    _cuda,
-    _package_kernel,
     _packages,
-    flash_attn_2,
     flash_attn_4,
 )
-from longseq_bench.kernels.exact._flash_buffers import allocate_flash_3_and_4
 from longseq_bench.kernels.exact._packages import Package
-from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use, select
+from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use
 from longseq_bench.kernels.exact.flash_attn_4 import MAX_INDEX
 from tests.kernels import plain_attention
 from tests.kernels.plain_attention import EXACT
@@ -238,22 +234,6 @@ def test_the_generation_of_the_gpu_is_checked(
     assert KERNELS.get(name).unavailable_reason(use) == words
 
 
-@pytest.mark.parametrize("name", INSTALL)
-@pytest.mark.parametrize(
-    ("dtype", "head_dim", "words"),
-    [
-        (torch.float32, 64, "it supports bfloat16 and float16, not float32"),
-        (torch.bfloat16, 264, "a head_dim of at most 256"),
-        (torch.bfloat16, 36, "a multiple of 8"),
-    ],
-)
-def test_what_it_can_not_compute_is_refused(
-    name: str, dtype: torch.dtype, head_dim: int, words: str
-) -> None:
-    reason = KERNELS.get(name).unavailable_reason(Use("cuda", dtype, head_dim, True))
-    assert words in (reason or "")
-
-
 def fits(q: Tensor, window: int = -1, causal: bool = False) -> Tensor:
     return q.clone()
 
@@ -291,35 +271,3 @@ def test_functions_with_other_parameters_are_refused_before_a_call(
         return
     with pytest.raises(UnsupportedError, match=f"some-kernels {words}"):
         package.load()
-
-
-# ---- planning ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("kv_heads", "sums"), [(4, 4), (2, 4 + 2 + 2)])
-def test_buffers_of_a_backward_are_float32_sums(kv_heads: int, sums: int) -> None:
-    q, k = (torch.empty(3, heads, 130, 80, dtype=torch.bfloat16) for heads in (4, kv_heads))
-    buffers = allocate_flash_3_and_4(q, k)
-    assert sum(t.nbytes for t in buffers) == 4 * 3 * (sums * 256 * 96 + 2 * 4 * 130)
-
-
-@pytest.mark.parametrize("name", INSTALL)
-def test_planning_needs_no_package_and_counts_the_buffers(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    install(monkeypatch)
-    for module in (_package_kernel, _cuda):
-        monkeypatch.setattr(module, "is_meta", lambda: True)
-    allocated = []
-    owner, buffers = _package_kernel, "allocate_flash_3_and_4"
-    if name == "flash-attn-2":
-        owner, buffers = flash_attn_2, "allocate_flash_2"
-    monkeypatch.setattr(owner, buffers, lambda *t: allocated.append(t))
-    kernel = select(name, USE)[0]
-    q = torch.empty(1, 4, 1000, 64, dtype=torch.bfloat16, device="meta")
-    k = v = q[:, :2]
-    out, lse = kernel.forward(q, k, v)
-    assert (out.shape, lse.shape, lse.dtype) == (q.shape, q.shape[:3], torch.float32)
-    grads = kernel.backward((q, q, out, lse), (k, v))
-    assert [grad.shape for grad in grads] == [q.shape, k.shape, v.shape]
-    assert len(allocated) == 1

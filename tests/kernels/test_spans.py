@@ -188,35 +188,6 @@ def test_the_compiled_kernel_equals_the_reference_kernel(
 
 
 @kernels
-def test_the_gradient_of_a_bias_is_that_of_a_number_added_to_scores(kernel: Any) -> None:
-    """By finite differences of the definition in float64."""
-    torch.manual_seed(0)
-    layout = make_layout("random", 90, 16, 0.5, causal=True, seed=1)
-    q, k, v, grad = (torch.randn(1, 2, 90, 16) for _ in range(4))
-    bias = np.zeros((1, 2, len(layout.indices)), dtype=np.float32)
-    task = SpanTask([HeadSpans(spans_of(layout), [0, 1])], True, bias=[bias])
-    out, lse = torch.empty_like(q), torch.empty(1, 2, 90)
-    kernel.forward(q, k, v, out, lse, task)
-    sums = (torch.zeros(k.shape), torch.zeros(v.shape))
-    kernel.backward((grad, q, out, lse), (k, v), torch.empty_like(q), sums, range(2), task)
-    visible = torch.from_numpy(layout.multiplicity(np.arange(90), np.arange(90)))
-    scores = (q @ k.transpose(-1, -2)).double() / 4
-
-    def loss(entry: int, head: int, more: float) -> float:
-        row = int(np.searchsorted(layout.indptr, entry, side="right")) - 1
-        key = int(layout.indices[entry])
-        with_bias = scores.clone()
-        with_bias[:, head, row * 16 : row * 16 + 16, key * 16 : key * 16 + 16] += more
-        weights = torch.softmax(with_bias.masked_fill(~visible, -math.inf), -1)
-        return float((weights @ v.double() * grad.double()).sum())
-
-    for entry in (0, 3, 7, len(layout.indices) - 1):
-        for head in (0, 1):
-            slope = (loss(entry, head, 1e-4) - loss(entry, head, -1e-4)) / 2e-4
-            assert bias[0, head, entry] == pytest.approx(slope, abs=2e-4)
-
-
-@kernels
 def test_constant_values_come_back_and_the_future_does_not(kernel: Any) -> None:
     """Faults 2 and 3: bit for bit, also where a chunk of keys is cut by the diagonal."""
     torch.manual_seed(0)

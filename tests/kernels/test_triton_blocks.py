@@ -239,19 +239,6 @@ def test_rows_without_their_diagonal_and_empty_columns(
     assert not got.grads[2][:, :, 16:32].any()
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-def test_a_changed_key_changes_only_rows_that_see_it(
-    interpreted: Interpreted, causal: bool
-) -> None:
-    layout = make_layout("random", 75, 16, 0.5, causal)
-    (q, k, v), grad_out = inputs(75)
-    before = interpreted(run, [layout], (q, k, v), grad_out).out
-    v[:, :, 35] += 10
-    k[:, :, 35] -= 1
-    moved = (interpreted(run, [layout], (q, k, v), grad_out).out != before).any(-1)
-    assert torch.equal(moved, plain_attention.masks([layout])[:, :, 35].expand_as(moved))
-
-
 def test_strides_of_any_kind_equal_their_copies(interpreted: Interpreted) -> None:
     """Heads next to tokens, every second head, and an expanded gradient."""
     layout = make_layout("random", 75, 16, 0.5, True)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 import longseq_bench
 from longseq_bench import create_block_sparse_attention as create
-from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
+from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.modules import factory
-from longseq_bench.modules.factory import CACHED_SHAPES, VARIANTS, SparseAttention
+from longseq_bench.modules.factory import VARIANTS, SparseAttention
 from longseq_bench.modules.multihead import MultiheadBlockSparse
 from longseq_bench.testing.definition import (
     Tensors,
@@ -58,36 +58,6 @@ def test_a_variant_equals_its_implementation(variant: str, causal: bool) -> None
             torch.testing.assert_close(got, expected)
         assert attend.attention.facts()["kernel"] == implementation.facts()["kernel"]
         assert attend.shard.queries.tolist() == list(range(w.seq_len))
-
-
-def test_prepared_attentions_are_cached_for_the_last_shapes() -> None:
-    attend, w = create(**BLOCKS), workload()
-    assert attend.attention is None
-    attend.prepare(150, batch=2, heads=4, kv_heads=2, head_dim=16, train=True)
-    first = attend.attention
-    attend(*make_inputs(w))
-    assert attend.attention is first
-    for i in range(CACHED_SHAPES):
-        assert attend.attention is first or i
-        attend(*make_inputs(workload(seq_len=20 + i)))
-    attend(*make_inputs(w))
-    assert attend.attention is not first
-    with torch.no_grad():
-        attend(*make_inputs(w))
-    assert not attend.attention.workload.train
-
-
-def test_strided_tensors_are_accepted() -> None:
-    w = workload()
-    strided = tuple(
-        t.detach().transpose(1, 3).contiguous().transpose(1, 3).requires_grad_()
-        for t in make_inputs(w)
-    )
-    assert strided[0].stride(-1) != 1
-    attend = create(**BLOCKS)
-    pairs = zip(run_pass(attend, w, strided), run_pass(attend, w), strict=True)  # type: ignore[arg-type]
-    for got, expected in pairs:
-        torch.testing.assert_close(got, expected)
 
 
 def test_a_learned_scorer_is_the_same_for_all_shapes() -> None:
@@ -144,18 +114,6 @@ def share(group: Group, w: Workload, options: dict[str, Any]) -> list[Any]:
     return found
 
 
-def refused(group: Group) -> list[str]:
-    """Return the errors of calls before `prepare` and with other lengths."""
-    attend, messages = create("distributed", **BLOCKS), []
-    tensors = make_inputs(workload(seq_len=64))
-    for _ in range(2):
-        with pytest.raises(UserError) as caught:
-            attend(*tensors)
-        messages.append(str(caught.value))
-        attend.prepare(96, heads=4)
-    return messages
-
-
 @pytest.mark.parametrize(
     ("world", "options"), [(2, {}), (3, {"placement": "load-balanced", "exchange": "ring"})]
 )
@@ -174,12 +132,6 @@ def test_joined_ranks_equal_the_single_process(
             parts = [torch.from_numpy(row[call][i]) for row in rows]
             joined = torch.cat(parts, 2)[:, :, order]
             torch.testing.assert_close(joined, whole[:batch], rtol=1e-4, atol=1e-5)
-
-
-def test_errors_name_prepare_and_the_local_tokens(ranks: Ranks) -> None:
-    for first, second in ranks(2, refused):
-        assert "call prepare(seq_len=...) first; seq_len is the total over all ranks" in first
-        assert "q has 64 tokens, but this rank holds 48 of 96" in second
 
 
 def test_distributed_needs_the_ranks_to_be_connected() -> None:
@@ -243,18 +195,6 @@ def test_bad_options_say_what_is_wrong(variant: str, options: dict[str, Any], me
 def test_wrong_shapes_are_refused(shapes: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         create()(*(torch.zeros(s) for s in shapes))
-
-
-def test_wrong_dtypes_and_sizes_are_refused() -> None:
-    q = torch.zeros(1, 1, 4, 8)
-    with pytest.raises(UserError, match=r"the same dtype and device; got torch\.bfl"):
-        create()(q, q.bfloat16(), q)
-    with pytest.raises(UnsupportedError, match="float64 is not supported; use float32, bfloat16"):
-        create()(*[q.double()] * 3)
-    with pytest.raises(UserError, match="kv_heads=3, head_dim=64: each must be at least 1"):
-        create().prepare(8, heads=4, kv_heads=3)
-    with pytest.raises(UserError, match=r"known after prepare\(seq_len=\.\.\.\)"):
-        _ = create().shard
 
 
 # ---- exports -----------------------------------------------------------------------------------

@@ -1,17 +1,14 @@
 """MultiheadBlockSparse compared with torch's module under the mask that equals its layout."""
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from longseq_bench.attention.sparse import block_sparse
 from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import Workload
-from longseq_bench.modules.multihead import CACHED_LAYOUTS, MultiheadBlockSparse
+from longseq_bench.modules.multihead import MultiheadBlockSparse
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL
 from longseq_bench.testing.definition import build_attention, count_pairs
 
@@ -124,68 +121,6 @@ def test_every_padding_equals_torch(n: int, kind: str, causal: bool, kernel: str
     assert_equals_torch(sparse, visible_pairs(n, causal, pattern="random"), padding(kind, n))
 
 
-def test_without_biases_and_with_a_window() -> None:
-    options = {"pattern": "sink-window", "globals": 16, "window": 32}
-    sparse = module(True, bias=False, **options)
-    assert sparse.in_proj_bias is None
-    assert_equals_torch(sparse, visible_pairs(100, True, **options), padding("end", 100))
-
-
-@causality
-def test_fewer_key_heads_equal_repeated_ones(causal: bool) -> None:
-    few = module(causal, num_kv_heads=2)
-    assert few.in_proj_weight.shape == (2 * EMBED, EMBED)
-    many = module(causal)
-
-    def repeated(rows: Tensor) -> Tensor:
-        q, *kv = rows.split([EMBED, EMBED // 2, EMBED // 2])
-        heads = [t.unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten(0, 1) for t in kv]
-        return torch.cat([q, *heads])
-
-    with torch.no_grad():
-        many.in_proj_weight.copy_(repeated(few.in_proj_weight))
-        many.in_proj_bias.copy_(repeated(few.in_proj_bias))
-        many.out_proj.load_state_dict(few.out_proj.state_dict())
-    x, ignored = tokens(90), padding("end", 90)
-    for mask in (None, ignored):
-        torch.testing.assert_close(few(x, x, x, mask)[0], many(x, x, x, mask)[0])
-
-
-# ---- padding comes before the softmax ----------------------------------------------------------
-
-
-@causality
-@pytest.mark.parametrize("kind", ["end", "scattered"])
-def test_values_at_padded_keys_have_no_effect(kind: str, causal: bool) -> None:
-    sparse, ignored = module(causal), padding(kind, 140)
-    x = tokens(140)
-    before = sparse(x, x, x, ignored)[0]
-    changed = x.masked_fill(ignored[..., None], torch.nan)
-    after = sparse(x, changed, changed, ignored)[0]
-    assert torch.equal(before, after)
-    assert not torch.equal(before, sparse(x, x, x)[0])
-
-
-@causality
-@pytest.mark.parametrize("kernel", ["auto", "torch"])
-def test_rows_without_keys_are_zero_and_have_no_gradient(causal: bool, kernel: str) -> None:
-    sparse = module(causal, kernel=kernel)
-    x = tokens(70).requires_grad_()
-    ignored = torch.tensor([[False], [True], [False]]).expand(3, 70)
-    out = sparse(x, x, x, ignored)[0]
-    assert (out[1] == 0).all()
-    assert sparse.ran["uncovered"] == pytest.approx(1 / 3)
-    assert not (out[[0, 2]] == 0).all(-1).any()
-    torch.testing.assert_close(out[[0, 2]], sparse(x[[0, 2]], x[[0, 2]], x[[0, 2]])[0])
-    out.sum().backward()
-    assert (x.grad[1] == 0).all()
-    grads = {n: p.grad.clone() for n, p in sparse.named_parameters()}
-    sparse.zero_grad()
-    sparse(x[[0, 2]], x[[0, 2]], x[[0, 2]])[0].sum().backward()
-    for name, parameter in sparse.named_parameters():
-        torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-4, atol=1e-4)
-
-
 # ---- a drop-in ---------------------------------------------------------------------------------
 
 
@@ -240,42 +175,6 @@ def test_torch_s_encoder_runs_this_module(mode: str) -> None:
     assert torch.equal(reached[0], twice)
     assert not twice.all()
     assert encoder.layers[0].self_attn.ran["kernel_of_padded"] in ("native", "torch (spans)")
-
-
-def test_copies_and_pickles_compute_the_same() -> None:
-    sparse, x = module(), tokens(60)
-    expected = sparse(x, x, x)[0]
-    for other in (copy.deepcopy(sparse), pickle.loads(pickle.dumps(sparse))):
-        assert torch.equal(other(x, x, x)[0], expected)
-    assert "num_heads=4" in repr(sparse)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    sparse, ignored, x = module(), padding("end", 80), tokens(80)
-    expected = sparse(x, x, x, ignored)[0]
-    half, y = copy.deepcopy(sparse).to(dtype), x.to(dtype)
-    got = half(y, y, y, ignored)[0]
-    assert got.dtype == dtype
-    torch.testing.assert_close(got.float(), expected, rtol=0.05, atol=0.05)
-
-
-def test_the_layouts_of_the_last_few_lengths_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[int] = []
-    make_layout = block_sparse.make_layout
-
-    def counted(*args: Any) -> Any:
-        built.append(args[1])
-        return make_layout(*args)
-
-    monkeypatch.setattr(block_sparse, "make_layout", counted)
-    sparse = module()
-    lengths = [20 + i for i in range(CACHED_LAYOUTS)]
-    for n in [*lengths, *lengths, lengths[0], 99, lengths[0], *lengths[2:], 99]:
-        sparse(*[tokens(n)] * 3)
-    assert built == [*lengths, 99]
-    sparse(*[tokens(lengths[1])] * 3)
-    assert built[-1] == lengths[1]
 
 
 # ---- errors ------------------------------------------------------------------------------------

@@ -250,15 +250,6 @@ def test_options_that_a_pattern_does_not_support_are_refused(
             )
 
 
-def test_the_largest_globals_and_windows_are_accepted() -> None:
-    for pattern in WITH_SPECIAL:
-        assert make_layout(pattern, 100, 10, 0.5, False, special=100).rows == 10
-    for pattern in WITH_WINDOW:
-        assert make_layout(pattern, 100, 10, 0.5, False, window=10).rows == 10
-    strided = make_layout("strided", 1600, 16, 0.9, False, window=160)
-    assert strided.row(50).tolist() == [*range(45, 55)]
-
-
 @pytest.mark.parametrize("sparsity", [0.0, 0.999])
 def test_a_window_replaces_sparsity(sparsity: float) -> None:
     """In tokens, rounded up to blocks, the diagonal block included."""
@@ -277,20 +268,6 @@ def test_a_window_replaces_sparsity(sparsity: float) -> None:
     assert global_local.row(50).tolist() == [0, 49, 50, 51]
     assert len(global_local.row(0)) == 100
     assert len(make("local-window", 1600, 16, sparsity, False, window=9999).row(3)) == 100
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(1, 300), st.floats(0, 0.99), st.booleans(), st.data())
-def test_a_window_of_strided_does_not_change_the_number_of_blocks(
-    rows: int, sparsity: float, causal: bool, data: st.DataObject
-) -> None:
-    plain = make_layout("strided", rows, 1, sparsity, causal)
-    window = data.draw(st.integers(1, int(plain.row_lengths[-1])))
-    layout = make_layout("strided", rows, 1, sparsity, causal, window=window)
-    assert np.array_equal(layout.indptr, plain.indptr)
-    for i in range(rows):
-        runs = [stop - start for start, stop in layout.runs(i) if start <= i < stop]
-        assert runs[0] >= min(window, layout.row_lengths[i])
 
 
 @each

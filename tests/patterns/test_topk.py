@@ -1,7 +1,5 @@
 """Top blocks by score: equal to a full sort of each row; ties are kept by index."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -82,23 +80,3 @@ def test_a_visible_nan_is_refused() -> None:
     scores[7, 7] = -np.float32(np.nan)
     with pytest.raises(UserError, match="score of query block 7 for key block 7 is NaN"):
         layout_of(scores, 0.5, True)
-
-
-def test_memory_is_that_of_a_chunk() -> None:
-    """8k rows: all scores are 256 MiB; a chunk is a quarter of a MiB here."""
-    rows = 2**13
-
-    def scores(start: int, stop: int) -> np.ndarray:
-        return np.broadcast_to(np.arange(rows, dtype=np.float32), (stop - start, rows))
-
-    chunk = topk.CHUNK
-    tracemalloc.start()
-    try:
-        topk.CHUNK = 2**16
-        layout = top_layout(scores, rows, 1, 0.998, True)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-        topk.CHUNK = chunk
-    assert len(layout.row(rows - 1)) == 16
-    assert peak < 6 * 2**20

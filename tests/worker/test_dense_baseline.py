@@ -27,9 +27,7 @@ from longseq_bench.worker.dense_baseline import (
     NOT_RUN_ON_RANKS,
     DenseBaseline,
     choose_dense_kernel,
-    dense_baseline_for,
     dense_flops,
-    part_shape,
 )
 from longseq_bench.worker.inputs import Pass, draw_inputs
 from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
@@ -112,19 +110,6 @@ def run_baseline(baseline: DenseBaseline, sparse_s: float, times: int = 3) -> Me
     return log
 
 
-# FLOPs
-
-
-@pytest.mark.parametrize(("causal", "pairs"), [(False, 100 * 100), (True, 100 * 101 // 2)])
-@pytest.mark.parametrize(("mode", "products"), [("forward", 2), ("train", 7)])
-def test_dense_flops_depend_on_causality_and_mode(
-    causal: bool, pairs: int, mode: str, products: int
-) -> None:
-    attention, _ = prepare(n=100, causal=causal, mode=mode, heads=6, kv_heads=2, batch=3)
-    assert dense_flops(attention) == 2 * products * pairs * 8 * 6 * 3
-    assert dense_flops(attention, 10, 70) == 2 * products * 10 * 70 * 8 * 6 * 3
-
-
 # the kernel
 
 
@@ -149,14 +134,6 @@ def test_the_baseline_has_the_kernel_of_the_sparse_attention_unless_asked_otherw
     assert (kernel and kernel.name) == chosen
 
 
-def test_the_record_names_the_kernel_of_the_baseline(launcher: LocalLauncher) -> None:
-    for requested, fact in {"aten-flash-cpu": "aten-flash-cpu", "sdpa": "sdpa"}.items():
-        fields = {"dense_kernel": requested, "repeats": 2}
-        outcome = run(launcher, "block-sparse", 1024, {"sparsity": 0.5}, **fields)
-        assert outcome.facts["dense_kernel"] == fact
-        assert outcome.samples("dense_time")
-
-
 # a complete pass or a part
 
 
@@ -176,24 +153,6 @@ def test_a_part_is_scaled_by_the_visible_pairs(
     assert {(c["q"].shape[2], c["k"].shape[2], c["v"].shape[2]) for c in bench.calls} == {
         (*shape, shape[1])
     }
-
-
-@pytest.mark.parametrize(
-    ("rows", "keys", "mask", "shape"),
-    [
-        (1024, 131_072, "full", (1024, 131_072)),
-        (1024, 131_072, "causal", (16_384, 16_384)),
-        (1024, 1500, "causal", (1500, 1500)),
-        (1024, 131_072, "sliding-window:512", (4096, 4096)),
-        (1024, 131_072, "full-documents:16k", (16_384, 16_384)),
-        (1024, 1500, "prefix:700", (1500, 1500)),
-    ],
-)
-def test_a_part_with_a_mask_has_as_many_visible_pairs(
-    rows: int, keys: int, mask: str, shape: tuple[int, int]
-) -> None:
-    """A causal one as many in all; one of another mask about as many per row."""
-    assert part_shape(rows, keys, parse_mask(mask)) == shape
 
 
 @pytest.mark.parametrize("kernel", [None, "native", "aten-flash-cpu"])
@@ -243,31 +202,6 @@ def test_a_complete_pass_may_take_four_sparse_passes_or_the_cap(
     assert run_baseline(baseline, sparse_s).facts["dense"] == source
 
 
-def test_a_short_sequence_needs_no_calibration(bench: Bench) -> None:
-    log = run_baseline(DenseBaseline(*prepare(n=512), "cpu", 1, 0.0), sparse_s=1e-9)
-    assert (log.facts["dense"], len(bench.calls)) == ("measured", 4)
-
-
-def test_training_runs_backward_and_leaves_no_gradient_behind(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shapes: list[tuple[list[torch.Size], torch.Size]] = []
-    real = torch.autograd.grad
-
-    def grad(out: Tensor, leaves: list[Tensor], grad_out: Tensor) -> Any:
-        shapes.append(([t.shape for t in leaves], grad_out.shape))
-        return real(out, leaves, grad_out)
-
-    monkeypatch.setattr(torch.autograd, "grad", grad)
-    attention, one = prepare(n=2048, mode="train", heads=2, kv_heads=1)
-    run_baseline(DenseBaseline(attention, one, "cpu", 0, 0.0), sparse_s=1e-9, times=1)
-    q, kv, part = (1, 2, 1024, 8), (1, 1, 2048, 8), (1, 2, 1024, 8)
-    assert shapes[-1] == ([q, kv, kv], part)
-    run_baseline(DenseBaseline(attention, one, "cpu", 0, 0.0), sparse_s=100, times=1)
-    assert shapes[-1] == ([(1, 2, 2048, 8), kv, kv], (1, 2, 2048, 8))
-    assert all(t.grad is None for t in one.inputs)
-
-
 # failures
 
 
@@ -276,13 +210,6 @@ def test_after_a_failed_complete_pass_a_part_is_run(bench: Bench) -> None:
     log = run_baseline(DenseBaseline(*prepare(n=4096), "cpu", 1, 0.0), sparse_s=100)
     assert log.facts["dense"] == FROM_A_PART
     assert samples_of(log.measurements, "dense_time") == [2.0] * 3
-
-
-def test_a_failed_part_is_a_fact_and_nothing_is_timed(bench: Bench) -> None:
-    bench.fails = lambda rows: True
-    log = run_baseline(DenseBaseline(*prepare(n=4096), "cpu", 1, 0.0), sparse_s=100)
-    assert log.facts["dense"] == "not run: no room for it"
-    assert log.measurements == []
 
 
 def test_a_kernel_that_can_not_compute_it_is_a_fact_and_a_failing_gpu_an_error(
@@ -301,22 +228,6 @@ def test_a_kernel_that_can_not_compute_it_is_a_fact_and_a_failing_gpu_an_error(
     bench.error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
         run_baseline(DenseBaseline(*prepare(), "cpu", 0, 1.0), 0.5)
-
-
-# attentions with a baseline
-
-
-@pytest.mark.parametrize(
-    ("shares", "has_one"),
-    [({}, False), ({"density_achieved": 1.0}, False), ({"density_achieved": 1.25}, False),
-     ({"density_achieved": 0.99}, True), ({"density_asked": 0.1}, False)],
-)  # fmt: skip
-def test_only_sparse_attention_has_a_baseline(shares: dict[str, float], has_one: bool) -> None:
-    log = MeasurementLog()
-    for name, share in shares.items():
-        log.add(name, "1", share)
-    assert (dense_baseline_for(*prepare(), trial("dilated"), 1, log) is not None) == has_one
-    assert "dense" not in log.facts
 
 
 # alternation
@@ -351,16 +262,6 @@ def test_sparse_and_dense_passes_alternate_with_their_own_clocks(
     # dense passes are in a phase without a time limit; the phase after them has one again
     assert [phase for phase, part in sender.sent if "dense" in part] == ["check"] * 3
     assert sender.sent[-1] == ("time", "")
-
-
-def test_exact_attention_is_timed_without_a_baseline(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log, sender = run_timed(bench, monkeypatch, {}, repeats=3)
-    assert "dense" not in bench.log
-    assert "dense" not in log.facts
-    assert not any(part.startswith("dense") for _, part in sender.sent)
-    assert {phase for phase, _ in sender.sent} == {"time", "check"}
 
 
 def test_dense_passes_do_not_count_for_the_cap(

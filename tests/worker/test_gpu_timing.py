@@ -152,6 +152,9 @@ def test_the_head_start_covers_all_passes_of_a_sample(
     assert (clock.passes, clock.head_start_s) == (passes, pytest.approx(head_start_s))
 
 
+# ---- timed passes ------------------------------------------------------------------------------
+
+
 def prepare_on_rank(group: Group) -> tuple[int, int, float]:
     """Prepare a clock on a rank whose passes take longer the higher its number."""
     with pytest.MonkeyPatch.context() as patch:
@@ -165,9 +168,6 @@ def test_all_ranks_have_the_passes_and_the_head_start_of_the_slowest(ranks: Rank
     first, second = ranks(2, prepare_on_rank)
     assert first == second
     assert first[1:] == (5, pytest.approx(1.2 * 2e-3 * 5))
-
-
-# ---- timed passes ------------------------------------------------------------------------------
 
 
 def run_timed(

@@ -55,36 +55,12 @@ def test_flash_adds_dq_in_float32_and_copies_what_is_not_by_token() -> None:
     assert backward_of("flash", q, k, by_token(q), by_token(q)) == 4 * B * HQ * ROWS * (192 + 1)
 
 
-@pytest.mark.parametrize("name", ["flash", "cudnn"])
-def test_grouped_heads_expand_dk_and_dv(name: str) -> None:
-    q, k = tensors(torch.bfloat16, HK)
-    whole = tensors(torch.bfloat16, HQ)[1]
-    out = by_token(q)
-    grouped, even = (backward_of(name, q, keys, out, out) for keys in (k, whole))
-    assert grouped - even == 2 * whole.nbytes
-
-
-def test_flash_splits_the_keys_of_few_queries_only() -> None:
-    q, k = tensors(torch.bfloat16, HQ)
-    op = aten._scaled_dot_product_flash_attention
-    assert workspace_of(op, q, k, k) == 0
-    assert workspace_of(op, q[:1, :1, :64], k, k) == 4 * 264 * 64 * (96 + 1)
-
-
 def test_a_dry_run_has_the_multiprocessors_of_the_profile(launcher: LocalLauncher) -> None:
     one = complete(
         launcher, "sdpa", 1024, {"backend": "flash"}, heads=1, dtype="bfloat16"
     ).replace(device="cuda")  # fmt: skip
     (estimate,) = launcher.dry_run([one], **profile("b200").dry_run_options)
     assert estimate.inside_bytes == 4 * 2 * 148 * 64 * (64 + 1)
-
-
-def test_cudnn_adds_dq_in_float32() -> None:
-    q, k = tensors(torch.bfloat16, HQ)
-    assert workspace_of(aten._scaled_dot_product_cudnn_attention, q, k, k, None, True) == 0
-    assert backward_of("cudnn", q, k, q, q) == 4 * B * HQ * N * (D + 1)
-    q, k = q[:, :, :1000], k[:, :, :1000]
-    assert backward_of("cudnn", q, k, q, q) == 4 * B * HQ * 1000 * (D + 1)
 
 
 def test_efficient_attention_adds_dq_and_delta() -> None:

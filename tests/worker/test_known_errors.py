@@ -1,15 +1,10 @@
 """Errors of CUDA, NCCL and Triton, as their libraries write them: what a trial makes of each."""
 
-import subprocess
-import sysconfig
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
 
 from longseq_bench.launchers.exit_status import is_device_error, may_be_out_of_memory
-from longseq_bench.worker import known_errors
 from longseq_bench.worker.exception_mapping import outcome_of_exception
 
 NCCL = "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, "
@@ -156,40 +151,3 @@ def test_a_long_error_keeps_its_start_and_its_end() -> None:
     assert len(reason) == 300
     assert reason.startswith("DistBackendError: NCCL error in: ")
     assert reason.endswith("(size 10617216), error: Permission denied (13)")
-
-
-def test_the_architectures_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
-    error = torch.AcceleratorError("CUDA error: no kernel image is available for execution")
-    reason = outcome_of_exception(error, "forward").reason or ""
-    assert "(sm_61)" in reason
-    assert "sm_80, sm_90" in reason
-
-
-def compiler_error(*more: str) -> subprocess.CalledProcessError:
-    return subprocess.CalledProcessError(1, ["/usr/bin/gcc", "cuda_utils.c", *more])
-
-
-def test_missing_headers_of_python_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Triton compiles its launcher; gcc's own message goes to the output of the trial."""
-    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
-    reason = known_errors.explain_unusable(compiler_error("-O3", "-shared"))
-    assert reason == (
-        f"Triton needs Python's headers, and there is no {tmp_path}/Python.h; install python3-dev"
-    )
-    (tmp_path / "Python.h").touch()
-    assert "C compiler failed: /usr/bin/gcc" in (
-        known_errors.explain_unusable(compiler_error("-shared")) or ""
-    )
-    assert known_errors.explain_unusable(compiler_error("--version")) is None
-
-
-def test_an_error_inside_a_compiler_s_error_is_seen() -> None:
-    class Wrapped(RuntimeError):
-        inner_exception = compiler_error("-shared")
-
-    assert "Triton" in (known_errors.explain_unusable(Wrapped("backend failed")) or "")
-    assert known_errors.explain_unusable(RuntimeError("backend failed")) is None

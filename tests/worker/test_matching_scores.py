@@ -11,9 +11,8 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts, Pos
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker import row_check
-from longseq_bench.worker.inputs import Pass, draw_inputs
+from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.matching_scores import MatchingScores
-from longseq_bench.worker.passes import run_forward
 from tests.plugins import faulty
 from tests.plugins.faulty import Faulty
 from tests.worker.test_row_check import drawn, judge
@@ -113,15 +112,6 @@ def test_every_row_of_sparse_attention_returns_its_own_value(
         assert ("2 of 1,400 rows of" in reason) == ("one row" in kind)
 
 
-def test_rows_that_no_set_has_are_zero_and_no_fault() -> None:
-    shape: Any = {"seq_len": 700, "heads": 4, "head_dim": 32, "mode": "train"}
-    options: Any = {"segments": (64,), "dilation": (2,)}
-    attention = IMPLEMENTATIONS.get("dilated")(Workload(**shape), Group.alone(), **options)
-    assert attention.measures()["uncovered"] == 0.5
-    attention.prepare("cpu")
-    assert judge(attention) is None
-
-
 def test_queries_of_the_constant_check_are_hard_and_restored() -> None:
     attention = IMPLEMENTATIONS.get("sdpa")(Workload(seq_len=200, head_dim=64), Group.alone())
     one = drawn(attention)
@@ -130,21 +120,3 @@ def test_queries_of_the_constant_check_are_hard_and_restored() -> None:
         assert (q @ one.inputs[1].transpose(2, 3)).abs().max() / 8 > 200
         one.out = attention(*one.inputs)
     assert torch.equal(q, before)
-
-
-@pytest.mark.parametrize("mode", ["forward", "train"])
-def test_a_gpu_draws_its_inputs_again_instead_of_copying_them(
-    mode: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    w = Workload(seq_len=200, heads=4, kv_heads=2, head_dim=32, mode=mode)
-    attention, rows = IMPLEMENTATIONS.get("sdpa")(w, Group.alone()), torch.arange(9)
-    one = draw_inputs(attention, "cpu", 3, rows)
-    before = [t.detach().clone() for t in one.inputs]
-    monkeypatch.setattr(row_check, "_can_redraw", lambda one: one.redraw is not None)
-    check = row_check.EveryRowCheck(attention)
-    with check.warm_up(one):
-        assert not torch.equal(one.inputs[2], before[2])
-        run_forward(attention, one)
-    assert check.reason is None
-    assert check.done == (["matching scores"] if mode == "forward" else ["constant values"])
-    assert all(map(torch.equal, one.inputs, before))

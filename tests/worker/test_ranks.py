@@ -24,7 +24,7 @@ from longseq_bench.worker.errors import Errors
 from longseq_bench.worker.inputs import FULL_CHECK_TOKENS, draw_inputs, select_checked_rows
 from longseq_bench.worker.measurement_log import MeasurementLog
 from longseq_bench.worker.messages import MessageSender
-from longseq_bench.worker.passes import run_pass, warm_up_tokens
+from longseq_bench.worker.passes import run_pass
 from tests.make import trial
 from tests.ranks import Ranks
 
@@ -166,29 +166,6 @@ def test_tokens_that_no_rank_has_are_an_error(ranks: Ranks) -> None:
         assert "do not cover every token once" in (text or "")
 
 
-def test_no_sum_over_ranks_is_as_long_as_the_sequence(ranks: Ranks) -> None:
-    w = workload(20_000, batch=1, heads=2, kv_heads=1)
-    for largest in ranks(2, largest_sum, w):
-        assert 0 < largest < w.seq_len
-
-
-def largest_sum(group: Group, w: Workload) -> int:
-    """Return the elements of the largest tensor that the check sums over ranks."""
-    attention = IMPLEMENTATIONS.get("ring")(w, group)
-    rows = select_checked_rows(attention, 0)
-    one = draw_inputs(attention, "cpu", 0, rows)
-    assert one.grad_out is not None
-    sizes, all_sum = [], Group.all_sum
-
-    def watched(self: Group, tensor: Tensor) -> Tensor:
-        sizes.append(tensor.numel())
-        return all_sum(self, tensor)
-
-    with patch.object(Group, "all_sum", watched):
-        check(attention, one.inputs, one.inputs[0], rows, one.grad_out, one.inputs)
-    return max(sizes)
-
-
 # ---- inputs ------------------------------------------------------------------------------------
 
 
@@ -224,18 +201,6 @@ def test_the_first_and_last_row_of_every_rank_is_checked(ranks: Ranks, order: st
         assert non_zero == [q for q in queries if q in rows]
 
 
-@pytest.mark.parametrize("tokens", [100, 2048, 2049, 10_007, 1_000_003])
-@pytest.mark.parametrize("world", [1, 3])
-def test_a_warm_up_has_the_remainder_of_every_rank(world: int, tokens: int) -> None:
-    """Libraries keep buffers by shape; the warm-up allocates those of the trial's last block."""
-    short = warm_up_tokens(tokens, world)
-    assert short <= min(tokens, 2 * 1024 * world)
-    for rank in range(world):
-        own, warm_up = ((n * (rank + 1) // world) - (n * rank // world) for n in (tokens, short))
-        assert warm_up % 1024 == own % 1024
-        assert warm_up >= min(own, 1024)
-
-
 # ---- whole trials ------------------------------------------------------------------------------
 
 
@@ -266,12 +231,6 @@ def test_every_rank_keeps_its_own_measurements(ranks: Ranks, split: str) -> None
             assert len(outcome.samples(kind)) == 2
     tokens = sum(outcome.largest("own_tokens") or 0 for outcome in outcomes)
     assert tokens == SHORT * (1 if split in ("contiguous", "striped") else 3)
-
-
-def test_one_rank_has_one_kind_of_timed_pass() -> None:
-    outcome = run(Group.alone(), trial_for("sdpa", 64, repeats=2))
-    assert outcome.status == "ok"
-    assert outcome.samples("compute_time") == outcome.samples("communication_time") == ()
 
 
 @pytest.mark.parametrize("mode", ["forward", "train"])

@@ -88,17 +88,6 @@ def test_a_v_head_dim_of_its_own_passes_every_check(
     assert wide.facts["padded_v"] == "from 24 to 32 elements per head, in the kernel"
 
 
-@pytest.mark.parametrize(("mode", "status"), [("forward", "unsupported"), ("train", "ok")])
-def test_an_output_of_another_size_does_not_overwrite_q(
-    launcher: LocalLauncher, mode: str, status: str
-) -> None:
-    fields = {"head_dim": 32, "v_head_dim": 24, "mode": mode, "keep": "nothing"}
-    outcome = run(launcher, "ring", 700, **fields)
-    assert outcome.status == status, outcome.reason
-    if status == "unsupported":
-        assert "v_head_dim 24, so it can't overwrite q with head_dim 32" in (outcome.reason or "")
-
-
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("sdpa", "bfloat16"), ("ring", "float16"), ("hilbert", "float32")],

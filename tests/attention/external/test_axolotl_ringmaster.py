@@ -8,7 +8,6 @@ from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,20 +15,12 @@ from torch import Tensor
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.distributed.group import Group
-from longseq_bench.testing.contract import both_masks, make_workload
+from longseq_bench.testing.contract import make_workload
 from longseq_bench.testing.definition import (
-    build_attention,
-    compute_reference,
-    count_pairs,
     make_inputs,
-    relative_error,
 )
-from longseq_bench.worker.errors import TOLERANCE
-from tests.attention.jobs import take
-from tests.ranks import Ranks
 
 NAME = "axolotl-ringmaster"
-REASON = IMPLEMENTATIONS.get(NAME).unavailable_reason("cpu")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -110,22 +101,3 @@ def test_it_refuses_what_it_has_not(
     w = make_workload(64, kv_heads=2, dtype="bfloat16")
     with pytest.raises((UnsupportedError, WorldError), match=words):
         IMPLEMENTATIONS.get(NAME)(w, Group(1, 4), **options).prepare("cpu")
-
-
-def _own_rows(group: Group, causal: bool) -> Any:
-    w = make_workload(64, causal=causal, kv_heads=2)
-    attention = IMPLEMENTATIONS.get(NAME)(w, group, ulysses=2, attention="sdpa")
-    attention.prepare("cpu")
-    s = attention.shard
-    q, k, v = make_inputs(w)
-    keys = [take(t, s.batch, s.kv_heads, s.keys) for t in (k, v)]
-    return attention(take(q, s.batch, s.heads, s.queries), *keys).numpy()
-
-
-@pytest.mark.skipif(REASON is not None, reason=str(REASON))
-@both_masks
-def test_ulysses_over_cpu_ranks_equals_the_reference(ranks: Ranks, causal: bool) -> None:
-    w = make_workload(64, causal=causal, kv_heads=2)
-    out = torch.from_numpy(np.concatenate(ranks(2, _own_rows, causal), axis=2))
-    expected = compute_reference(count_pairs(build_attention("dense", {}, w)), w, {})["out"]
-    assert relative_error(out, expected) < TOLERANCE["float32"]
