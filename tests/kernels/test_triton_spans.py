@@ -43,7 +43,7 @@ def test_equals_the_definition(interpreted: Interpreted, seed: int) -> None:
 
 @pytest.mark.parametrize("merge", [False, True], ids=["alone", "merged"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("seed", [20, 21])
+@pytest.mark.parametrize("seed", [8, 20])
 def test_equals_the_reference_kernel(
     interpreted: Interpreted, seed: int, dtype: torch.dtype, merge: bool
 ) -> None:
