@@ -6,11 +6,8 @@ from longseq_bench.testing.definition import Options
 
 SEGMENTS: list[Options] = [
     {},
-    {"segments": (64,), "dilation": (1,)},
-    {"segments": (32, 128), "dilation": (1, 4)},
     {"segments": (24, 100), "dilation": (1, 3)},
     {"segments": (40, 64, 4096), "dilation": (2, 1, 7)},
-    {"segments": (64, 48), "dilation": (2, 5)},
     {"segments": (16, 64), "dilation": (1, 2), "mix": "groups"},
     {"segments": (30, 70, 256), "dilation": (2, 3, 5), "mix": "groups"},
 ]

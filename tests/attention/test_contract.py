@@ -31,26 +31,21 @@ from tests.attention.definition import REGISTERED, SEGMENTS
 
 OPTIONS: dict[str, list[Options]] = {
     "sdpa": [{}, {"backend": "math"}],
-    "ring": [{}, {"chunk": 33}, {"chunk": 128}],
-    "collective": [{}, {"chunk": 50}],
-    "ddp": [{}, {"inner": "ring"}],
+    "ring": [{}, {"chunk": 33}],
+    "collective": [{"chunk": 50}],
+    "ddp": [{"inner": "ring"}],
     "dilated": SEGMENTS,
-    "hilbert": SEGMENTS,
-    "block-sparse-multihead": [{}, {"pattern": "strided", "sparsity": 0.6, "block": 16}],
+    "hilbert": SEGMENTS[::2],
+    "block-sparse-multihead": [{"pattern": "strided", "sparsity": 0.6, "block": 16}],
     "block-sparse-adaptive": [
         {"block": 16, "sparsity": 0.7},
-        {"block": 32, "sparsity": 0.5, "scorer": "learned"},
         {"block": 16, "sparsity": 0.5, "scorer": "learned", "kernel": "torch"},
     ],
     "block-sparse": [
         {},
-        {"block": 48, "sparsity": 0.0},
         *({"pattern": name, "sparsity": 0.6, "block": 16, "seed": 3} for name in PATTERNS),
         # tests/kernels/test_gathered.py has every pattern
-        *(
-            {"pattern": name, "sparsity": 0.8, "block": 16, "seed": 3, "kernel": "torch"}
-            for name in ("random", "global-local")
-        ),
+        {"pattern": "random", "sparsity": 0.8, "block": 16, "seed": 3, "kernel": "torch"},
     ],
 }
 COMPILED = {"flex"}
@@ -115,16 +110,7 @@ def run_pass(name: str, options: Options, w: Workload) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad(out, qkv, torch.ones_like(out))]
 
 
-CALL_A_KERNEL = (
-    "fused",
-    "ring",
-    "collective",
-    "ulysses",
-    "usp",
-    "head-parallel",
-    "dilated",
-    "hilbert",
-)
+CALL_A_KERNEL = ("fused", "ring", "collective", "ulysses", "usp", "head-parallel", "dilated")
 CPU_KERNELS = [name for name in KERNELS.names() if KERNELS.get(name).device == "cpu"]
 
 
@@ -164,7 +150,7 @@ def test_implementations_of_one_rank_name_ddp(name: str) -> None:
 
 @both_masks
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
-@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.75, 0.97])
+@pytest.mark.parametrize("sparsity", [0.3, 0.97])
 def test_requested_density_is_met_within_a_block_per_row(
     pattern: str, sparsity: float, causal: bool
 ) -> None:
@@ -185,14 +171,10 @@ def test_requested_density_is_met_within_a_block_per_row(
 
 
 @both_masks
-@both_groupings
-@pytest.mark.parametrize("tokens", [1, 15, 300, 1025])
-@pytest.mark.parametrize("segment", [1025, 4096])
-def test_hilbert_with_one_segment_is_sdpa(
-    tokens: int, causal: bool, kv_heads: int, segment: int
-) -> None:
-    w = make_workload(tokens, causal=causal, kv_heads=kv_heads, batch=1, mode="train")
-    along_curve = run_pass("hilbert", {"segments": (segment,), "dilation": (1,)}, w)
+@pytest.mark.parametrize("tokens", [1, 15, 1025])
+def test_hilbert_with_one_segment_is_sdpa(tokens: int, causal: bool) -> None:
+    w = make_workload(tokens, causal=causal, kv_heads=2, batch=1, mode="train")
+    along_curve = run_pass("hilbert", {"segments": (1025,), "dilation": (1,)}, w)
     for got, expected in zip(along_curve, run_pass("sdpa", {}, w), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
@@ -218,9 +200,9 @@ def test_compiled_equals_the_reference(name: str) -> None:
     attention = build_attention(name, {}, w)
     with torch.compiler.set_stance("fail_on_recompile"):
         before = attention(*make_inputs(w))
-    # each class of lengths is compiled again, and so is each mask
-    for tokens, causal in ((300, True), (127, False), (1025, True)):
-        assert_equals_reference(name, {}, make_workload(tokens, causal=causal, kv_heads=2))
+    assert_equals_reference(name, {}, w)
+    # another mask is compiled again
+    assert_equals_reference(name, {}, make_workload(300, kv_heads=2))
     q, k, v = make_inputs(w)
     v[:, :, 200] += 100
     moved = (attention(q, k, v) != before).any(-1)

@@ -14,7 +14,7 @@ import torch
 
 from longseq_bench.attention import cache
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.core.cost import attention_flops, floor_bytes, mask_pairs, standard_bytes
+from longseq_bench.core.cost import attention_flops, floor_bytes, mask_pairs
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -58,10 +58,9 @@ def test_an_implementation_takes_steps_of_decoding_or_refuses_them(name: str) ->
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("ring", {}), ("ring", {"kernel": "aten-flash-cpu"}), ("ring", {"order": "striped"}),
-     ("sdpa", {}), ("sdpa", {"backend": "math"})],
+    [("ring", {}), ("ring", {"kernel": "aten-flash-cpu"}), ("sdpa", {})],
     ids=str,
-)  # fmt: skip
+)
 def test_masks(name: str, options: Options, mask: str) -> None:
     for new_tokens, dtype in ((1, "float32"), (5, "float16")):
         w = decode(100, new_tokens, kv_heads=2, mask=mask, dtype=dtype)
@@ -78,10 +77,6 @@ def test_values_with_another_head_dim() -> None:
 def test_flex(ranks: Ranks) -> None:
     """Compiled, so one case: several new tokens under a mask, with grouped heads."""
     ranks.alone(compare_flex, decode(300, 3, kv_heads=2, mask="documents:137"))
-
-
-def test_new_tokens_fill_the_cache_at_most() -> None:
-    assert_equals_reference("ring", {}, decode(4, 4, causal=True))
 
 
 # ---- ranks -------------------------------------------------------------------------------------
@@ -135,7 +130,7 @@ def test_work_is_shared_by_the_keys_that_are_seen() -> None:
 )
 def test_cache_rows_are_the_last_rows_of_the_layout(options: Options, causal: bool) -> None:
     """New tokens that lie in one block, in two blocks, and in all."""
-    for tokens, new_tokens in ((300, 1), (300, 30), (256, 3), (17, 17), (64, 1)):
+    for tokens, new_tokens in ((300, 1), (300, 30), (17, 17)):
         sparsity, window = options.get("sparsity", 0.9), options.get("window")
         special = options.get("globals", 32 if tokens > 32 else 16)
         rows = CacheRows(tokens - new_tokens, tokens, 16, sparsity, causal, special, window)
@@ -188,16 +183,9 @@ def test_a_sparse_cache_is_on_one_rank() -> None:
 # ---- costs and checks --------------------------------------------------------------------------
 
 
-def test_standard_attention_keeps_the_scores_of_the_new_tokens() -> None:
-    w = decode(1000, 2, kv_heads=2)
-    new = w.batch * w.heads * 2 * 2 * 16 * 4
-    assert standard_bytes(w) == floor_bytes(w) + new + 2 * w.batch * w.heads * 2 * 1000 * 4
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fault", ["last key", "first split", "wrong scale"])
-def test_the_check_sees_a_fault(fault: str, dtype: str) -> None:
-    w = decode(600, 1, kv_heads=2, dtype=dtype)
+def test_the_check_sees_a_fault(fault: str) -> None:
+    w = decode(600, 1, kv_heads=2, dtype="bfloat16")
     attention, (q, k, v) = build_attention("ring", {}, w), make_inputs(w)
     rows = torch.arange(w.queries.start, w.seq_len)
     assert check(attention, (q, k, v), attention(q, k, v), rows).over_tolerance(w.dtype) is None

@@ -38,7 +38,6 @@ Documents have one token, a prime number, and more than a rank holds.
 """
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-masks = pytest.mark.parametrize("mask", MASKS)
 
 
 def number_of(position: int) -> int:
@@ -58,9 +57,13 @@ those of a module's matrices sums of them."""
 
 TAKING = [n for n in REGISTERED if IMPLEMENTATIONS.get(n).takes_masks]
 KERNELS: dict[str, list[Options]] = {
-    name: [{"kernel": "native"}, {"kernel": "aten-flash-cpu"}]
-    for name in ("fused", "ring", "collective", "ulysses", "usp", "head-parallel")
-}
+    name: [{"kernel": kernel} for kernel in kernels]
+    for name, kernels in {
+        "fused": ["aten-flash-cpu"], "ring": ["native", "aten-flash-cpu"],
+        "collective": ["native"], "ulysses": ["aten-flash-cpu"], "usp": ["native"],
+        "head-parallel": ["native"],
+    }.items()
+}  # fmt: skip
 OWN: dict[str, list[Options]] = {
     "sdpa": [{}, {"backend": "math"}],
     "collective": [{"chunk": 50}],
@@ -74,17 +77,28 @@ CASES = [
 ]
 
 
-@masks
-@pytest.mark.parametrize(("name", "options"), CASES)
+EDGES = ("sliding-window:4k", "prefix:1", "prefix:1k", "documents:1")
+"""Masks that equal a simpler one: for one implementation of each kind."""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "mask"),
+    [
+        pytest.param(*case.values, mask, id=f"{case.id}-{mask}")
+        for case in CASES
+        for mask in MASKS
+        if mask not in EDGES or case.values[0] in ("ring", "sdpa", "dense", "block-sparse")
+    ],
+)
 def test_one_rank_equals_the_definition(name: str, options: Options, mask: str) -> None:
-    """Forward and gradients, with full and grouped heads."""
+    """Forward and gradients, with grouped heads and, for every second mask, full ones."""
     if name in ("data-parallel", "ddp") and mask in ALONE:
         pytest.skip("gradients of its matrices are rounding errors")
-    for kv_heads in (4, 2):
-        w = make_workload(TOKENS, kv_heads=kv_heads, mode="train", mask=mask)
-        pairs = count_pairs(build_attention(name, options, w))
-        assert torch.equal(pairs.bool(), defined(mask).expand_as(pairs))
-        assert_equals_reference(name, options, w)
+    kv_heads = 4 if [*MASKS].index(mask) % 2 else 2
+    w = make_workload(TOKENS, kv_heads=kv_heads, mode="train", mask=mask)
+    pairs = count_pairs(build_attention(name, options, w))
+    assert torch.equal(pairs.bool(), defined(mask).expand_as(pairs))
+    assert_equals_reference(name, options, w)
 
 
 @pytest.mark.parametrize("kernel", ["native", "aten-flash-cpu"])
@@ -95,15 +109,16 @@ def test_longer_than_a_tile(mask: str, kernel: str) -> None:
     assert_equals_reference("ring", {"kernel": kernel}, w)
 
 
-@pytest.mark.parametrize("mask", ["sliding-window:24", "documents:37", "full-documents:40"])
+@pytest.mark.parametrize("mask", ["sliding-window:24", "full-documents:40"])
 @pytest.mark.parametrize("name", ["ring", "collective", "ulysses", "dense", "sdpa"])
 def test_values_with_another_head_dim(name: str, mask: str) -> None:
     w = make_workload(TOKENS, kv_heads=2, mode="train", mask=mask, v_head_dim=8)
     assert_equals_reference(name, {}, w)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("mask", ["sliding-window:24", "documents:37", "full-documents:40"])
+@pytest.mark.parametrize(
+    ("mask", "dtype"), [("sliding-window:24", "bfloat16"), ("documents:37", "float16")]
+)
 @pytest.mark.parametrize("name", ["ring", "ulysses", "sdpa"])
 def test_half_precision(name: str, mask: str, dtype: str) -> None:
     w = make_workload(TOKENS, kv_heads=2, mode="train", dtype=dtype, mask=mask)
@@ -164,8 +179,8 @@ def rank_options(name: str, world: int, turn: int) -> list[Options]:
     return [o for o in options_at(name, world) if "transport" not in o]
 
 
-ON_TWO = ("sliding-window:24", "prefix:50", "documents:1,13,90,27", "full-documents:40")
-ON_THREE = (*ON_TWO, "documents:37", "full-documents:1,13,90,27", "sliding-window:1")
+ON_TWO = ("prefix:50", "documents:1,13,90,27")
+ON_THREE = (*ON_TWO, "sliding-window:24", "full-documents:40", "sliding-window:1")
 OVER_RANKS = [
     pytest.param(name, world, mask, id=f"{name}-{world}-{mask}")
     for name in MANY

@@ -4,7 +4,6 @@ A new implementation is tested with its default options without a change here; o
 a line in `options_at`. The joined results of all ranks are compared with the definition.
 """
 
-import itertools
 import pickle
 from typing import Any
 
@@ -46,26 +45,25 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def options_at(name: str, world: int) -> list[Options]:
     """Return the options with which an implementation is tested."""
-    orders = ("contiguous", "zigzag", "striped")
     if name == "ring":
         rings: list[Options] = [
-            {"order": order, "queries": queries}
-            for order in orders
-            for queries in ("partitioned", "full")
+            {"order": "contiguous"},
+            {"order": "striped"},
+            {"order": "contiguous", "queries": "full"},
+            {"order": "striped", "queries": "full", "chunk": 7},
+            {"chunk": 7},
+            {"wire_dtype": "bfloat16", "order": "striped"},
+            {"wire_dtype": "float16", "queries": "full", "chunk": 9},
         ]
         transports: list[Options] = [{"transport": name, "chunk": 20} for name in MISSING]
-        wires: list[Options] = [
-            {"wire_dtype": "bfloat16", "order": "striped"},
-            {"wire_dtype": "bfloat16", "queries": "full"},
-            {"wire_dtype": "float16", "chunk": 9},
-        ]
-        more = [*rings, {"chunk": 7}, *wires]
-        return [{}, *(more if world == 3 else more[2 * (world == 4) :: 4]), *transports]
+        if world == 3:
+            return [{}, *rings, *transports]
+        return [{}, *rings[2 * (world == 4) :: 4], transports[world == 4]]
     if name == "collective":
-        gathers: list[Options] = [{"order": "contiguous"}, {"order": "striped", "chunk": 30}]
-        return [{}, {"chunk": 30}, *gathers]
+        gathers: list[Options] = [{"chunk": 30}, {"order": "striped", "chunk": 30}]
+        return [{}, *gathers, {"order": "contiguous"}][: 4 if world == 3 else 2]
     if name == "ulysses":
-        return [{}, {"stage": 2}, {"stage": 3}]
+        return [{}, {"stage": 2}]
     if name == "usp":
         degrees: list[Options] = [{"ulysses": d, "ring": world // d} for d in divisors(world)]
         return [{}, *degrees, {"ulysses": 1, "chunk": 7, "order": "striped"}]
@@ -75,14 +73,16 @@ def options_at(name: str, world: int) -> list[Options]:
         return [{}, {"inner": "ring"}]
     if name in ("dilated", "hilbert"):
         in_tiles: Options = {"segments": (24, 100), "dilation": (1, 3), "kernel": "torch"}
-        every_rate = [*SEGMENTS, in_tiles]
-        return every_rate if world == 3 else every_rate[2 * (world == 4) :: 4]
+        rates = [*SEGMENTS[:: 1 if name == "dilated" else 2], in_tiles]
+        return rates if world == 3 else rates[2 * (world == 4) :: 4]
     if name == "block-sparse":
         patterns: list[Options] = [
             {"block": 8, "sparsity": 0.6, "pattern": pattern, "exchange": exchange}
-            for pattern in ("local-window", "random", "global-local")
-            for exchange in ("fetch", "ring")
-        ]
+            for pattern, exchange in (
+                ("local-window", "ring"), ("random", "fetch"), ("global-local", "fetch"),
+                ("global-local", "ring"),
+            )
+        ]  # fmt: skip
         places: list[Options] = [
             {"block": 5, "sparsity": 0.5, "pattern": "strided", "placement": "load-balanced"},
             {"block": 4, "sparsity": 0.7, "placement": "hierarchical", "ranks_per_node": 2},
@@ -107,20 +107,20 @@ def named(name: str, world: int, options: Options) -> Any:
 EVERY = [named(n, w, o) for n in MANY for w in WORLDS for o in options_at(n, w)]
 DEFAULTS = [named(n, w, FINEST.get(n, {})) for n in MANY for w in WORLDS]
 SOME = [
-    *DEFAULTS,
+    *(case for case in DEFAULTS if case.values[1] == 3),
     named("ring", 3, {"order": "contiguous", "queries": "full", "chunk": 7}),
-    named("ring", 3, {"order": "striped", "chunk": 7}),
-    named("ring", 2, {"wire_dtype": "bfloat16", "chunk": 7}),
+    named("ring", 2, {"wire_dtype": "bfloat16", "order": "striped", "chunk": 7}),
     named("ring", 3, {"transport": "deepspeed", "chunk": 7}),
     named("collective", 3, {"order": "striped", "chunk": 20}),
     named("usp", 4, {"ulysses": 2}),
     named("head-parallel", 3, {"sequence_parallel": True}),
     named("dilated", 3, {"segments": (24, 100), "dilation": (1, 3)}),
-    named("hilbert", 3, {"segments": (24, 100), "dilation": (1, 3)}),
-    named("block-sparse", 3, {"block": 4, "exchange": "ring", "placement": "load-balanced"}),
+    named("block-sparse", 2, {"block": 4, "exchange": "ring", "placement": "load-balanced"}),
 ]
-MODULES = [named("ring", world, {"transport": "fairscale"}) for world in (2, 3)]
-MODULES.append(named("ring", 3, {"transport": "fairscale", "queries": "full"}))
+MODULES = [
+    named("ring", 2, {"transport": "fairscale"}),
+    named("ring", 3, {"transport": "fairscale", "queries": "full"}),
+]
 every = pytest.mark.parametrize(("name", "world", "options"), EVERY)
 defaults = pytest.mark.parametrize(("name", "world", "options"), [*DEFAULTS, *MODULES])
 some = pytest.mark.parametrize(("name", "world", "options"), [*SOME, *MODULES])
@@ -158,9 +158,9 @@ def run_case(ranks: Ranks, world: int, case: Case) -> list[PassResult]:
     return run_cases(ranks, world, [case])[0]
 
 
-def unconnected(case: Case, world: int) -> Attention:
-    """Return the attention of the first rank, for its visible pairs."""
-    return IMPLEMENTATIONS.get(case.name)(case.workload, Group(0, world), **case.options)
+def unconnected(case: Case, world: int, rank: int = 0) -> Attention:
+    """Return the attention of a rank, for its visible pairs and its shard."""
+    return IMPLEMENTATIONS.get(case.name)(case.workload, Group(rank, world), **case.options)
 
 
 def parts(shard: Any) -> dict[str, tuple[range, range, np.ndarray]]:
@@ -214,11 +214,13 @@ def test_ranks_together_equal_the_reference(
     ranks: Ranks, name: str, world: int, options: Options, causal: bool
 ) -> None:
     """Faults 4 and 8, forward and backward: 41 and 67 are not multiples of the number of ranks;
-    `fine` has small pieces, transfers and tiles."""
-    other = (64, True, "train", False) if causal else (67, True, "forward", False)
+    `fine` has small pieces, transfers and tiles, and the first options have other lengths too."""
+    shapes = [(41, causal, "train", True)]
+    if options == options_at(name, world)[0]:
+        shapes.append((64, True, "train", False) if causal else (67, True, "forward", False))
     cases = [
         Case(name, options, workload(name, world, tokens, grouped, causal=causal, mode=mode), fine)
-        for tokens, grouped, mode, fine in (other, (41, False, "train", True))
+        for tokens, grouped, mode, fine in shapes
     ]
     for case, results in zip(cases, run_cases(ranks, world, cases), strict=True):
         assert_right(case, results)
@@ -256,7 +258,14 @@ def test_half_precision_equals_the_reference(
 def test_eight_ranks_equal_the_reference(ranks: Ranks, name: str) -> None:
     w = workload(name, LARGE, 131, causal=True, mode="train")
     case = Case(name, FINEST.get(name, {}), w)
-    assert_right(case, run_case(ranks, LARGE, case))
+    results = run_case(ranks, LARGE, case)
+    assert_right(case, results)
+    for rank, one in enumerate(results):  # inputs are drawn before ranks are connected
+        shard = unconnected(case, LARGE, rank).shard
+        for field in ("batch", "heads", "kv_heads"):
+            assert getattr(shard, field) == getattr(one.shard, field)
+        assert shard.queries.tolist() == one.shard.queries.tolist()
+        assert shard.keys.tolist() == one.shard.keys.tolist()
 
 
 @defaults
@@ -266,20 +275,16 @@ def test_one_or_two_tokens_per_rank(ranks: Ranks, name: str, world: int, options
         options = {**options, "block": 1}
     cases = [
         Case(name, options, workload(name, world, world + more, True, causal=causal, mode="train"))
-        for more in (0, 1, 2)
-        for causal in (False, True)
+        for more, causal in ((0, True), (1, False))
     ]
     for case, results in zip(cases, run_cases(ranks, world, cases), strict=True):
         assert_right(case, results)
 
 
 @every
-@causality
-def test_a_single_process_sees_the_same(
-    name: str, world: int, options: Options, causal: bool
-) -> None:
+def test_a_single_process_sees_the_same(name: str, world: int, options: Options) -> None:
     """Fault 8: on every rank the pattern is that of a single process."""
-    w = workload(name, world, 67, causal=causal)
+    w = workload(name, world, 67, causal=world != 4)
     kind = IMPLEMENTATIONS.get(name)
     options = {n: value for n, value in options.items() if n not in ("ulysses", "ring")}
     alone = count_pairs(kind(w, Group.alone(), **options))
@@ -307,12 +312,9 @@ def test_the_future_never_reaches_the_past(
 
 
 @causality
-@pytest.mark.parametrize("world", WORLDS)
-def test_partitioned_queries_save_work_and_full_queries_do_not(
-    ranks: Ranks, world: int, causal: bool
-) -> None:
+def test_partitioned_queries_save_work_and_full_queries_do_not(ranks: Ranks, causal: bool) -> None:
     """Fault 14: with full q on every rank only keys and values are split, not the work."""
-    tokens = 120
+    world, tokens = 3, 120
     w = workload("ring", world, tokens, causal=causal)
     dense = w.batch * w.heads * (tokens * (tokens + 1) // 2 if causal else tokens**2)
     results = {
@@ -330,23 +332,7 @@ def test_partitioned_queries_save_work_and_full_queries_do_not(
         assert one.shard.keys.tolist() == one.shard.queries.tolist()
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("name", ["ring", "collective"])
-def test_causal_work_is_even_except_in_contiguous_order(
-    ranks: Ranks, name: str, world: int
-) -> None:
-    w = workload(name, world, 120, causal=True)
-
-    def spread(order: str) -> float:
-        pairs = [one.pairs for one in run_case(ranks, world, Case(name, {"order": order}, w))]
-        return max(pairs) / min(pairs)
-
-    assert spread("zigzag") < 1.05
-    assert spread("striped") < 1.1
-    assert spread("contiguous") > 2
-
-
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("name", ["dilated", "hilbert"])
 def test_blocks_are_sent_only_as_far_as_segments_need(ranks: Ranks, name: str, world: int) -> None:
     """Segments inside shards need no transfer. Segments over two shards need one hop if causality
@@ -403,23 +389,7 @@ ASYNCHRONOUS = [
 
 @pytest.mark.parametrize(("name", "world", "options"), ASYNCHRONOUS)
 def test_delays_change_nothing(ranks: Ranks, name: str, world: int, options: Options) -> None:
-    """Fault 5: a buffer that is sent and received into, or a missing wait. Five times with random
+    """Fault 5: a buffer that is sent and received into, or a missing wait. Three times with random
     delays, bit by bit."""
     w = workload(name, world, 4 * world + 1, True, causal=True, mode="train", batch=1)
-    assert ranks(world, delayed, Case(name, options, w), 5) == [[]] * world
-
-
-# ---- shards --------------------------------------------------------------------------------------
-
-
-def test_shards_are_the_same_before_ranks_are_connected(ranks: Ranks) -> None:
-    """Inputs are drawn before ranks are connected."""
-    for name, world in itertools.product(MANY, (2, 3)):
-        case = Case(name, FINEST.get(name, {}), workload(name, world, 67))
-        for rank, one in enumerate(run_case(ranks, world, case)):
-            kind = IMPLEMENTATIONS.get(name)
-            shard = kind(case.workload, Group(rank, world), **case.options).shard
-            for field in ("batch", "heads", "kv_heads"):
-                assert getattr(shard, field) == getattr(one.shard, field)
-            assert shard.queries.tolist() == one.shard.queries.tolist()
-            assert shard.keys.tolist() == one.shard.keys.tolist()
+    assert ranks(world, delayed, Case(name, options, w), 3) == [[]] * world

@@ -44,28 +44,9 @@ def test_a_rank_that_computes_its_own_rows_has_the_pairs_that_they_see(
         assert one.work_share() == pytest.approx(counted_share(one), rel=1e-12)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("ulysses", {}), ("head-parallel", {}), ("head-parallel", {"sequence_parallel": True}),
-        ("usp", {}), ("usp", {"ulysses": 2, "ring": 2}),
-    ],
-)  # fmt: skip
-def test_ranks_that_split_heads_do_equal_work(
-    name: str, options: dict[str, Any], causal: bool
-) -> None:
-    """Each rank computes all pairs of its heads, wherever the tokens are that it holds."""
-    assert [one.work_share() for one in ranks_of(name, causal, 4, **options)] == [0.25] * 4
-
-
 def test_a_ring_of_usp_in_contiguous_order_is_uneven() -> None:
     """Of two groups, the one with the later half of the tokens does three quarters of the work."""
     shares = [one.work_share() for one in ranks_of("usp", True, 4, ulysses=2, order="contiguous")]
     later = (TOKENS // 2 * TOKENS // 2 + TOKENS // 2 * (TOKENS // 2 + 1) // 2) / 2
     assert shares[2:] == pytest.approx([later / (TOKENS * (TOKENS + 1) / 2)] * 2)
     assert sum(shares) == pytest.approx(1)
-
-
-def test_ranks_that_hold_all_queries_repeat_the_work() -> None:
-    assert [one.work_share() for one in ranks_of("ring", True, 4, queries="full")] == [1.0] * 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -17,10 +17,8 @@ from longseq_bench.attention.exact.ring import RingKernel
 from longseq_bench.attention.exact.usp import Usp
 from longseq_bench.attention.tiles import LocalShare
 from longseq_bench.core.model import Workload
-from longseq_bench.distributed import head_exchange as heads_module
 from longseq_bench.distributed.deepspeed_transport import DeepspeedRing, connect
 from longseq_bench.distributed.group import Group, Pending
-from longseq_bench.distributed.head_exchange import AllToAll, GatherScatter, HeadExchange, HeadStage
 from longseq_bench.distributed.kv_exchange import (
     GatherExchange,
     KVBlock,
@@ -236,58 +234,6 @@ def watched(group: Group) -> Iterator[Watch]:
         yield watch
 
 
-# ---- heads -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Swap:
-    """An exchange of tokens for heads. counts: tokens per rank. each: heads per rank and stage."""
-
-    kind: str
-    counts: tuple[int, ...]
-    heads: int
-    each: int
-    part: int = 2
-
-
-@dataclass
-class Swapped:
-    """to_heads, to_tokens: True if the result of this direction is correct."""
-
-    to_heads: bool
-    to_tokens: bool
-    sent: int
-    formula: int
-
-
-def swap(group: Group, plan: Swap, communicate: bool = True) -> Swapped:
-    """Exchange all stages of heads, and back."""
-    n = sum(plan.counts)
-    whole = torch.arange(B * plan.heads * n * D, dtype=torch.float32).view(B, plan.heads, n, D)
-    first = sum(plan.counts[: group.rank])
-    own = whole[:, :, first : first + plan.counts[group.rank]].contiguous()
-    returned = torch.full_like(own, torch.nan)
-    is_right = True
-    with (
-        patch.object(heads_module, "MIN_TRANSFER", plan.part),
-        patch.object(heads_module, "TRANSFERS", 1000),
-        group.only(communicate=communicate),
-    ):
-        kinds: dict[str, Callable[..., HeadExchange]] = {"all": AllToAll, "gather": GatherScatter}
-        exchange = kinds[plan.kind](group, plan.counts)
-        for start in range(0, plan.heads, plan.each * group.size):
-            stage = HeadStage(start, plan.each)
-            got = exchange.to_heads(own, stage)
-            is_right = is_right and torch.equal(got, whole[:, stage.of(group.rank)])
-            exchange.to_tokens(got, returned, stage)
-    return Swapped(
-        to_heads=is_right,
-        to_tokens=torch.equal(returned, own),
-        sent=group.traffic.bytes_sent,
-        formula=exchange.bytes_sent(B * D * 4, plan.heads, 1, 1),
-    )
-
-
 # ---- the group itself --------------------------------------------------------------------------
 
 
@@ -332,36 +278,6 @@ def collectives(group: Group) -> dict[str, Any]:
     group.barrier()
     found["uncounted"] = group.traffic.bytes_sent
     return found
-
-
-def muted(group: Group) -> list[int]:
-    """Return the bytes counted with communication off, and 1 for each half that is on again."""
-    with group.only(communicate=False):
-        found = collectives(group)
-    names = ("exchange", "all_gather", "reduce_scatter", "all_to_all", "uneven")
-    with suppress(KeyError), group.only(compute=False, communicate=False):
-        assert not group.computes
-        raise KeyError
-    sent = [found[name][1] for name in names]
-    return [*sent, int(group.computes), int(group.traffic.communicates)]
-
-
-def parts(group: Group, split: list[list[int]]) -> dict[str, Any]:
-    """Run a ring step and a gather inside a subgroup."""
-    part = group.subgroup(split)
-    got = torch.empty(2)
-    step = (torch.full((2,), float(group.rank)),), (got,)
-    part.exchange(*step, (part.rank + 1) % part.size, (part.rank - 1) % part.size).wait()
-    gathered = torch.empty(part.size, 1)
-    part.all_gather(gathered, torch.tensor([float(group.rank)])).wait()
-    return {
-        "rank": part.rank,
-        "size": part.size,
-        "ranks": part.ranks,
-        "received": got.tolist(),
-        "gathered": gathered.flatten().tolist(),
-        "sent": group.traffic.bytes_sent,
-    }
 
 
 def shared_parts(group: Group) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """Transfers between ranks arrive, and the sender counts their bytes."""
 
 import pytest
-import torch
 
-from longseq_bench.distributed.group import Group, Pending
-from tests.distributed.jobs import collectives, muted, parts, shared_parts
+from longseq_bench.distributed.group import Group
+from tests.distributed.jobs import collectives, shared_parts
 from tests.ranks import Ranks
 
 WORLDS = (2, 3, 4)
@@ -26,32 +25,9 @@ def test_everything_arrives_and_its_bytes_are_counted(ranks: Ranks, world: int) 
         assert found["all_to_all"] == ([[10.0 * r + rank for r in range(world)]], others * 4)
         rows = [float(r) for r in range(world) for _ in range(2 * (r + 1))]
         assert found["uneven"] == ([rows], others * (rank + 1) * 2 * 4)
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_control_values_are_not_counted(ranks: Ranks, world: int) -> None:
-    for found in ranks(world, collectives):
-        assert found["largest"] == [world - 1, 0]
+        # control values are not counted
+        assert (found["largest"], found["uncounted"]) == ([world - 1, 0], 0)
         assert found["total"] == [world, sum(range(world))]
-        assert found["uncounted"] == 0
-
-
-def test_communication_can_be_switched_off(ranks: Ranks) -> None:
-    assert ranks(3, muted) == [[0, 0, 0, 0, 0, 1, 1]] * 3
-
-
-@pytest.mark.parametrize(
-    "split", [[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[1, 3], [0, 2]], [[2], [0, 1, 3]]]
-)
-def test_transfers_inside_a_subgroup_are_counted(ranks: Ranks, split: list[list[int]]) -> None:
-    for rank, found in enumerate(ranks(4, parts, split)):
-        part = next(part for part in split if rank in part)
-        index, size = part.index(rank), len(part)
-        assert (found["rank"], found["size"], found["ranks"]) == (index, size, tuple(part))
-        if size > 1:
-            assert found["received"] == [float(part[index - 1])] * 2
-        assert found["gathered"] == [float(r) for r in part]
-        assert found["sent"] == (8 + 4 * (size - 1) if size > 1 else 0)
 
 
 def test_two_attentions_share_the_process_groups_of_equal_parts(ranks: Ranks) -> None:
@@ -68,43 +44,3 @@ def test_a_group_not_yet_connected_has_parts() -> None:
     part = group.subgroup([[0, 2], [1, 3]])
     assert (part.rank, part.size, part.ranks, part.data) == (1, 2, (1, 3), None)
     assert part.traffic is group.traffic
-
-
-def test_transfers_of_one_rank_copy() -> None:
-    group = Group.alone()
-    found = collectives(group)
-    assert found["all_gather"] == ([[0.0] * 3], 0)
-    assert found["reduce_scatter"] == ([[0.0, 1.0]], 0)
-    assert found["all_to_all"] == ([[0.0]], 0)
-    assert found["largest"] == [0, 0]
-    assert found["total"] == [1, 0]
-
-
-def test_each_half_can_be_switched_off() -> None:
-    group = Group.alone()
-    with group.only(compute=False):
-        assert (group.computes, group.traffic.communicates) == (False, True)
-    with group.only(communicate=False):
-        assert (group.computes, group.traffic.communicates) == (True, False)
-    assert (group.computes, group.traffic.communicates) == (True, True)
-
-
-def test_handles_are_dropped_after_the_wait() -> None:
-    """A handle keeps buffers alive."""
-
-    class Work:
-        waited = 0
-
-        def wait(self) -> None:
-            Work.waited += 1
-
-    pending = Pending([Work(), Work()])
-    pending.wait()
-    pending.wait()
-    assert Work.waited == 2
-
-
-def test_other_transports_can_count_their_bytes() -> None:
-    group = Group.alone()
-    group.count(torch.zeros(3), torch.zeros(2, dtype=torch.bfloat16))
-    assert group.traffic.bytes_sent == 16

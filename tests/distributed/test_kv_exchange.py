@@ -3,7 +3,6 @@
 import pytest
 
 from longseq_bench.distributed import deepspeed_transport
-from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import KVBlocks
 from tests.distributed.jobs import Plan, Result, expected_totals, run_exchange
 from tests.ranks import Ranks
@@ -49,7 +48,7 @@ def assert_complete(plan: Plan, rank: int, result: Result) -> None:
 @kinds
 @worlds
 @back
-@pytest.mark.parametrize("tokens", [1, 2, 100])
+@pytest.mark.parametrize("tokens", [2, 100])
 def test_every_block_of_every_other_rank_comes_once(
     ranks: Ranks, kind: str, world: int, back: bool, tokens: int
 ) -> None:
@@ -63,13 +62,10 @@ def test_every_block_of_every_other_rank_comes_once(
             assert result.totals == expected_totals(plan, rank, others)
 
 
-@pytest.mark.parametrize(("world", "hops"), [(2, 0), (3, 0), (3, 1), (4, 1), (4, 2)])
+@pytest.mark.parametrize(("world", "hops"), [(2, 0), (3, 1), (4, 2)])
 @back
-@pytest.mark.parametrize("tokens", [1, 100])
-def test_a_ring_stops_after_its_hops(
-    ranks: Ranks, world: int, back: bool, tokens: int, hops: int
-) -> None:
-    plan = Plan("ring", COUNTS[world], tokens, hops=hops)
+def test_a_ring_stops_after_its_hops(ranks: Ranks, world: int, back: bool, hops: int) -> None:
+    plan = Plan("ring", COUNTS[world], 2, hops=hops)
     for rank, result in enumerate(ranks(world, run_exchange, plan, back)):
         assert_complete(plan, rank, result)
         if back:
@@ -90,31 +86,19 @@ def test_compressed_keys_are_rounded_once(ranks: Ranks, kind: str, back: bool) -
 
 
 @kinds
-def test_half_precision_keys_are_sent_unchanged(ranks: Ranks, kind: str) -> None:
-    plan = Plan(kind, COUNTS[3], 2, dtype="bfloat16")
-    for rank, result in enumerate(ranks(3, run_exchange, plan)):
-        assert result.recorder.wrong == []
-        assert {owner for owner, _, _ in result.recorder.blocks} == {0, 1, 2} - {rank}
-        assert 2 * result.sent == result.formula
-
-
-@kinds
-@worlds
 @back
-def test_without_communication_all_blocks_are_visited(
-    ranks: Ranks, kind: str, world: int, back: bool
-) -> None:
+def test_without_communication_all_blocks_are_visited(ranks: Ranks, kind: str, back: bool) -> None:
     """Otherwise computation alone would be timed with less work."""
-    plan = Plan(kind, COUNTS[world], 2)
-    full = ranks(world, run_exchange, plan, back)
-    for one, other in zip(ranks(world, run_exchange, plan, back, False), full, strict=True):
+    plan = Plan(kind, COUNTS[3], 2)
+    full = ranks(3, run_exchange, plan, back)
+    for one, other in zip(ranks(3, run_exchange, plan, back, False), full, strict=True):
         assert one.sent == 0
         assert other.sent > 0
         for name in ("blocks", "shares", "calls"):
             assert getattr(one.recorder, name) == getattr(other.recorder, name)
 
 
-@worlds
+@pytest.mark.parametrize("world", [2, 4])
 @back
 @pytest.mark.parametrize("kind", ["ring", "gather"])
 def test_transfers_run_while_something_is_computed(
@@ -150,20 +134,3 @@ def test_blocks_are_within_the_limit_and_not_empty(tokens: int) -> None:
             assert all(1 <= len(block) <= blocks.longest for block in own)
         # the shortest shard has a token for every block
         assert blocks.longest <= max(tokens, -(-max(counts) // min(counts)))
-
-
-@pytest.mark.parametrize("counts", [(201, 200), (64, 64), (65, 3), (1,)])
-def test_a_limit_that_holds_every_shard_cuts_nothing(counts: tuple[int, ...]) -> None:
-    """Pieces are padded to the longest: two of 201 tokens would be 27 % more to send."""
-    blocks = KVBlocks(counts, max(counts))
-    assert (blocks.per_rank, blocks.longest) == (1, max(counts))
-
-
-def test_one_rank_sends_nothing() -> None:
-    for kind in ("ring", "gather"):
-        plan = Plan(kind, (6,), 2)
-        for both in (False, True):
-            result = run_exchange(Group.alone(), plan, both)
-            assert (result.recorder.blocks, result.sent, result.formula) == ([], 0, 0)
-            shares = result.recorder.shares[0][1]
-            assert result.recorder.shares == [(share, shares) for share in range(shares)]

@@ -3,25 +3,20 @@
 from typing import get_args
 
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from longseq_bench.core.model import Workload
-from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import (
     OrderName,
     TokenOrder,
     causal_tiles,
     even_span,
     positions_of,
-    slice_runs,
 )
 
 NAMES: tuple[OrderName, ...] = get_args(OrderName)
 names = st.sampled_from(NAMES)
 ranks = st.integers(1, 9)
-each_order = pytest.mark.parametrize("name", NAMES)
 
 
 def causal_pairs(order: TokenOrder, rank: int) -> int:
@@ -62,11 +57,6 @@ def test_the_positions_of_each_order() -> None:
     assert positions("striped") == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
 
 
-@each_order
-def test_one_rank_has_the_sequence_in_order(name: OrderName) -> None:
-    assert TokenOrder(name, 17, 1).runs(0) == (range(17),)
-
-
 @given(more=st.integers(0, 490), p=st.integers(2, 9), name=st.sampled_from(["zigzag", "striped"]))
 def test_causal_work_is_even_in_zigzag_and_striped(more: int, p: int, name: OrderName) -> None:
     tokens = p + more
@@ -82,19 +72,6 @@ def test_causal_work_is_not_even_in_contiguous() -> None:
     pairs = [causal_pairs(order, rank) for rank in range(4)]
     assert max(pairs) - min(pairs) > 50 * 500
     assert pairs == sorted(pairs)
-
-
-@given(name=names, more=st.integers(0, 90), p=ranks, data=st.data())
-def test_slices_of_runs_have_the_local_tokens(
-    name: OrderName, more: int, p: int, data: st.DataObject
-) -> None:
-    order = TokenOrder(name, p + more, p)
-    rank = data.draw(st.integers(0, p - 1))
-    start = data.draw(st.integers(0, order.counts[rank]))
-    stop = data.draw(st.integers(start, order.counts[rank]))
-    parts = slice_runs(order.runs(rank), start, stop)
-    assert all(len(part) for part in parts)
-    assert positions_of(parts).tolist() == order.positions(rank)[start:stop].tolist()
 
 
 def covered(rows: range, keys: range) -> np.ndarray:
@@ -136,14 +113,3 @@ def test_tiles_of_all_ranks_make_the_triangle(name: OrderName, more: int, p: int
                 for keys in order.runs(owner):
                     table[np.ix_(rows, keys)] += covered(rows, keys)
     assert (table == np.tri(tokens, dtype=int)).all()
-
-
-def test_a_shard_of_tokens_has_all_heads_and_rows_of_the_batch() -> None:
-    w = Workload(seq_len=10, batch=3, heads=4, kv_heads=2)
-    own, keys = np.array([1, 5]), np.array([2])
-    shard = Shard.of_tokens(w, own, keys)
-    assert (shard.batch, shard.heads, shard.kv_heads) == (range(3), range(4), range(2))
-    assert (shard.queries is own, shard.keys is keys) == (True, True)
-    assert Shard.of_tokens(w, own).keys is own
-    full = Shard.full(w)
-    assert full.queries.tolist() == full.keys.tolist() == list(range(10))

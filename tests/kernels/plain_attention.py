@@ -7,7 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longseq_bench.kernels.exact.base import Use, select
 from longseq_bench.patterns.block_layout import BlockLayout
+
+EXACT = select("aten-flash-cpu", Use("cpu", torch.float32, 16, True))[0]
+"""torch's kernel for a CPU, for tests of code that calls any kernel."""
 
 
 def forward(

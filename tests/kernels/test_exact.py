@@ -4,7 +4,7 @@ Output, log-sum-exp and gradients are compared with plain attention in float64. 
 skipped without a GPU.
 """
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,21 +12,18 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import KernelLimitError, UnknownNameError, UnsupportedError
-from longseq_bench.kernels.exact import _flash_backward, cudnn, efficient, flash_attn_2
-from longseq_bench.kernels.exact._flash_backward import MAX_INDEX, backward_elements
+from longseq_bench.kernels.exact import _flash_backward, efficient, flash_attn_2
+from longseq_bench.kernels.exact._flash_backward import backward_elements
 from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use, select
 from longseq_bench.kernels.exact.flash import Flash
 from tests.kernels import plain_attention
 
+Shape = tuple[int, int, int, int, int]
 SHAPES = [(1, 4, 4, 1, 1), (2, 4, 2, 7, 7), (1, 6, 2, 130, 130), (2, 2, 1, 5, 67), (1, 4, 2, 67, 5)]
 """B, Hq, Hk, Nq, Nk."""
-
-CAUSAL = [shape for shape in SHAPES if shape[3] == shape[4]]
+UNALIGNED = (1, 6, 2, 33, 50)
 ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float64: 1e-9}
-
-Shape = tuple[int, int, int, int, int]
-
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -36,9 +33,11 @@ NAMES = [
 ]
 
 
-def make(name: str, dtype: torch.dtype = torch.float32) -> ExactKernel:
-    """Return a kernel; skip the test if it can't run here."""
-    use = Use(KERNELS.get(name).device, dtype, 16, True)
+def make(
+    name: str, dtype: torch.dtype = torch.float32, dims: tuple[int, int] = (16, 16)
+) -> ExactKernel:
+    """Return a kernel; skip the test if it can't run here. dims: head_dim and v_head_dim."""
+    use = Use(KERNELS.get(name).device, dtype, dims[0], True, v_head_dim=dims[1])
     if reason := KERNELS.get(name).unavailable_reason(use):
         pytest.skip(reason)
     return select(name, use)[0]
@@ -50,15 +49,13 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def narrow(name: str) -> torch.dtype:
-    """Return a dtype that every kernel of its device supports."""
-    return torch.float32 if KERNELS.get(name).device == "cpu" else torch.float16
-
-
-def inputs(shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[Tensor]:
+def inputs(
+    shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu",
+    dims: tuple[int, int] = (16, 16),
+) -> list[Tensor]:  # fmt: skip
     B, Hq, Hk, Nq, Nk = shape
     generator = torch.Generator().manual_seed(0)
-    sizes = ((B, Hq, Nq, 16), (B, Hk, Nk, 16), (B, Hk, Nk, 16))
+    sizes = ((B, Hq, Nq, dims[0]), (B, Hk, Nk, dims[0]), (B, Hk, Nk, dims[1]))
     return [torch.randn(size, generator=generator).to(device, dtype) for size in sizes]
 
 
@@ -75,40 +72,62 @@ def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     assert float((got.double() - expected.double()).abs().max()) < ALLOWED[dtype] * scale
 
 
-@pytest.mark.parametrize("dtype", ALLOWED)
+def masked(shape: Shape) -> Tensor:
+    """Return a mask of half the pairs, with a key in every row; 33 and 50 keys are unaligned."""
+    _, _, _, rows, keys = shape
+    mask = torch.rand(rows, keys, generator=torch.Generator().manual_seed(3)) < 0.5
+    mask[torch.arange(rows), torch.arange(rows) % keys] = True
+    return mask
+
+
+CASES = [
+    *(("full", shape) for shape in SHAPES),
+    *(("causal", shape) for shape in SHAPES[:3]),
+    *(("mask", shape) for shape in (SHAPES[0], SHAPES[1], UNALIGNED, SHAPES[3], SHAPES[4])),
+]
+
+
 @pytest.mark.parametrize(
-    ("shape", "causal"), [*((s, False) for s in SHAPES), *((s, True) for s in CAUSAL)]
+    ("kind", "shape", "dtype"),
+    # masks are for 32 bits and fewer
+    [(*c, d) for c in CASES for d in ALLOWED if (c[0], d) != ("mask", torch.float64)],
 )
-def test_it_equals_the_reference(name: str, shape: Shape, causal: bool, dtype: torch.dtype) -> None:
-    kernel = make(name, dtype)
-    q, k, v = tensors = inputs(shape, dtype, kernel.device)
-    out, lse = kernel.forward(*tensors, causal)
+def test_it_equals_the_reference(name: str, kind: str, shape: Shape, dtype: torch.dtype) -> None:
+    """A v_head_dim of its own, too, with grouped heads."""
+    own_v = shape[1] == 2 * shape[2] and kind != "mask" and dtype != torch.float64
+    dims = (24, 16) if own_v else (16, 16)
+    kernel = make(name, dtype, dims)
+    q, k, v = tensors = inputs(shape, dtype, kernel.device, dims)
+    mask = masked(shape) if kind == "mask" else None
+    counts = torch.ones(shape[3:]).tril() if kind == "causal" else mask
+    out, lse = kernel.forward(*tensors, kind == "causal", mask=mask)
     grad_out = gradient_like(out)
-    leaves = [t.double().requires_grad_() for t in tensors]
-    expected, expected_lse = plain_attention.forward(*leaves, causal)
+    expected, expected_lse, expected_grads = plain_attention.gradients(tensors, grad_out, counts)
     assert (out.dtype, lse.dtype) == (dtype, torch.float64 if dtype.itemsize == 8 else torch.float)
     assert lse.shape == out.shape[:3]
     assert_near(out, expected, dtype)
     assert_near(lse, expected_lse, dtype)
-    expected_grads = torch.autograd.grad(expected, leaves, grad_out.double())
-    grads = kernel.backward((grad_out, q, out, lse), (k, v), causal)
+    grads = kernel.backward((grad_out, q, out, lse), (k, v), kind == "causal", mask=mask)
     for got, grad in zip(grads, expected_grads, strict=True):
         assert got.shape == grad.shape
         assert_near(got, grad, dtype)
-    assert kernel.calls == {"forward": 1, "backward": 1}
-    assert list(kernel.ran()) == [name]
+    if mask is None:  # another kernel may run masked calls
+        assert kernel.calls == {"forward": 1, "backward": 1}
+        assert list(kernel.ran()) == [name]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("cut", [0, 30, 90])
-def test_merged_parts_equal_one_softmax(name: str, cut: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("cut", "dims"), [(0, (16, 16)), (30, (24, 16)), (90, (16, 16))])
+def test_merged_parts_equal_one_softmax(
+    name: str, cut: int, dims: tuple[int, int], dtype: torch.dtype
+) -> None:
     """Also if one part has no keys; the sums are float32."""
-    kernel = make(name, dtype)
-    q, k, v = tensors = inputs((2, 4, 2, 40, 90), dtype, kernel.device)
-    grad_out = gradient_like(q)
+    kernel = make(name, dtype, dims)
+    q, k, v = tensors = inputs((2, 4, 2, 40, 90), dtype, kernel.device, dims)
+    grad_out = gradient_like(q[..., : dims[1]])
     expected, expected_lse, expected_grads = plain_attention.gradients(tensors, grad_out)
-    out, lse = torch.zeros_like(q, dtype=torch.float32), torch.full_like(expected_lse, -torch.inf)
-    lse = lse.float()
+    out = torch.zeros_like(expected, dtype=torch.float32)
+    lse = torch.full_like(expected_lse, -torch.inf).float()
     dq, dk, dv = (torch.zeros_like(t, dtype=torch.float32) for t in tensors)
     parts = [own for own in (slice(0, cut), slice(cut, 90)) if own.start < own.stop]
     for own in parts:
@@ -124,95 +143,7 @@ def test_merged_parts_equal_one_softmax(name: str, cut: int, dtype: torch.dtype)
     assert kernel.calls == {"forward": len(parts), "backward": len(parts)}
 
 
-def test_backward_of_a_part_of_a_larger_softmax(name: str) -> None:
-    """Output and log-sum-exp are those of all keys; the keys are some of them."""
-    dtype = narrow(name)
-    kernel = make(name, dtype)
-    q, k, v = inputs((1, 2, 2, 40, 90), dtype, kernel.device)
-    grad_out = gradient_like(q)
-    out, lse, (dq, dk, dv) = plain_attention.gradients((q, k, v), grad_out)
-    out, lse = out.to(dtype), lse.float()
-    parts = [
-        kernel.backward((grad_out, q, out, lse), (k[:, :, own], v[:, :, own]))
-        for own in (slice(0, 30), slice(30, 90))
-    ]
-    assert_near(parts[0][0] + parts[1][0], dq, dtype)
-    assert_near(torch.cat([parts[0][1], parts[1][1]], 2), dk, dtype)
-    assert_near(torch.cat([parts[0][2], parts[1][2]], 2), dv, dtype)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_strided_tokens_and_heads_equal_their_copies(name: str, causal: bool) -> None:
-    """Tiles are views: every third token, every second head, heads next to tokens."""
-    kernel = make(name, narrow(name))
-    full = inputs((1, 8, 8, 90, 90), narrow(name), kernel.device)
-    views = [t[:, 1::2, 2::3] for t in full]
-    views[2] = views[2].transpose(1, 2).contiguous().transpose(1, 2)
-    copies = [t.contiguous() for t in views]
-    out, lse = kernel.forward(*views, causal)
-    expected, expected_lse = kernel.forward(*copies, causal)
-    assert torch.equal(lse, expected_lse)
-    assert torch.equal(out, expected)
-    grad_out = gradient_like(out).transpose(1, 2).contiguous().transpose(1, 2)
-    (q, *keys), (q2, *keys2) = views, copies
-    grads = kernel.backward((grad_out, q, out, lse), keys, causal)
-    expected_grads = kernel.backward(
-        (grad_out.contiguous(), q2, expected, expected_lse), keys2, causal
-    )
-    for got, grad in zip(grads, expected_grads, strict=True):
-        # FlexAttention is compiled for each kind of strides, and rounds a gradient of 0 by 2e-7
-        atol = 1e-6 if name == "flex" else 1e-7
-        torch.testing.assert_close(got, grad, rtol=1e-6, atol=atol)
-
-
-def test_the_reference_equals_torch() -> None:
-    q, k, v = (t.double() for t in inputs((2, 4, 2, 33, 33)))
-    for causal in (False, True):
-        expected = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=causal, enable_gqa=True
-        )
-        torch.testing.assert_close(plain_attention.forward(q, k, v, causal)[0], expected)
-
-
-MASKED = [(1, 4, 4, 1, 1), (2, 4, 2, 7, 7), (1, 6, 2, 33, 50), (2, 2, 1, 5, 67), (1, 4, 2, 67, 5)]
-
-
-def masked(shape: Shape) -> Tensor:
-    """Return a mask of half the pairs, with a key in every row; 33 and 50 keys are unaligned."""
-    _, _, _, rows, keys = shape
-    mask = torch.rand(rows, keys, generator=torch.Generator().manual_seed(3)) < 0.5
-    mask[torch.arange(rows), torch.arange(rows) % keys] = True
-    return mask
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", MASKED)
-def test_masks_equal_the_reference(name: str, shape: Shape, dtype: torch.dtype) -> None:
-    kernel = make(name, dtype)
-    q, k, v = tensors = inputs(shape, dtype, kernel.device)
-    mask = masked(shape)
-    out, lse = kernel.forward(*tensors, mask=mask)
-    grad_out = gradient_like(out)
-    expected, expected_lse, expected_grads = plain_attention.gradients(tensors, grad_out, mask)
-    assert (out.dtype, lse.dtype) == (dtype, torch.float)
-    assert_near(out, expected, dtype)
-    assert_near(lse, expected_lse, dtype)
-    grads = kernel.backward((grad_out, q, out, lse), (k, v), mask=mask)
-    for got, grad in zip(grads, expected_grads, strict=True):
-        assert got.shape == grad.shape
-        assert_near(got, grad, dtype)
-
-
-def test_a_mask_of_all_pairs_changes_nothing(name: str) -> None:
-    kernel = make(name, narrow(name))
-    tensors = inputs((2, 4, 2, 9, 21), narrow(name), kernel.device)
-    out, lse = kernel.forward(*tensors, mask=torch.ones(9, 21, dtype=torch.bool))
-    expected, expected_lse = kernel.forward(*tensors)
-    assert_near(out, expected, narrow(name))
-    assert_near(lse, expected_lse, narrow(name))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("hidden", [[0], [3, 4], list(range(9))], ids=["first", "some", "all"])
 def test_rows_without_keys_are_zero_and_have_no_weight(
     name: str, hidden: list[int], dtype: torch.dtype
@@ -306,50 +237,22 @@ def test_auto_leaves_16_bits_to_torch_where_the_cpu_has_matrix_units(
     assert select("auto", Use("cpu", dtype, 64, False))[0].name == chosen
 
 
+def test_a_padded_v_head_dim_is_a_fact_and_a_larger_one_is_refused() -> None:
+    words = "from 128 to 192 elements per head, in the kernel"
+    for requested in ("auto", "aten-flash-cpu"):
+        use = Use("cpu", torch.float32, 192, True, v_head_dim=128)
+        assert select(requested, use)[1]["padded_v"] == words
+        assert "padded_v" not in select(requested, replace(use, v_head_dim=192))[1]
+        with pytest.raises(UnsupportedError, match="it needs a v_head_dim of at most 192"):
+            select(requested, replace(use, v_head_dim=256))
+
+
 # ---- limits of kernels for CUDA, which need no GPU -----------------------------------------------
-
-
-def test_the_efficient_kernel_refuses_float64() -> None:
-    """torch takes fewer dtypes than the name of its operator says."""
-    reason = efficient.Efficient.unavailable_reason(Use("cuda", torch.float64, 64, False))
-    assert reason == "it supports bfloat16, float16 and float32, not float64"
-
-
-def test_cudnn_gets_no_backward_of_one_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN refuses it. The softmax has other keys too: their part of the output is given."""
-    q, k, v = inputs((2, 4, 4, 1, 1), torch.float64)
-    grad_out, out = torch.randn_like(q), torch.randn_like(q)
-    lse = (q * k).sum(-1) / 4 + torch.rand(q.shape[:3])
-    weight = torch.exp((q * k).sum(-1) / 4 - lse)[..., None]
-    grad_score = weight * (grad_out * (v - out)).sum(-1, keepdim=True)
-    expected = grad_score * k / 4, grad_score * q / 4, weight * grad_out
-
-    def backward(*given: Any) -> list[Tensor]:
-        grad_out, q, k, v, out, lse, *_, queries, keys, _, causal = given
-        assert (queries, keys, causal) == (2, 1, False)
-        weights = torch.exp(q @ k.mT / 4 - lse)
-        grads = weights * (grad_out @ v.mT - (grad_out * out).sum(-1, keepdim=True))
-        return [grads @ k / 4, grads.mT @ q / 4, weights.mT @ grad_out]
-
-    fake = SimpleNamespace(_scaled_dot_product_cudnn_attention_backward=backward)
-    monkeypatch.setattr(cudnn, "_aten", fake)
-    kernel = cudnn.Cudnn(Use("cuda", torch.float16, 16, True))
-    for causal in (False, True):
-        got = kernel.backward((grad_out, q, out, lse), (k, v), causal)
-        for own, other in zip(got, expected, strict=True):
-            torch.testing.assert_close(own, other)
 
 
 @pytest.mark.parametrize(
     ("most", "calls"),
-    [
-        (16, [(2, 8, 4)]),
-        (15, [(1, 8, 4)] * 2),
-        (7, [(1, 6, 3), (1, 2, 1)] * 2),
-        (5, [(1, 4, 2)] * 4),
-        (3, [(1, 2, 1)] * 8),
-        (1, [(1, 1, 1)] * 16),
-    ],
+    [(16, [(2, 8, 4)]), (7, [(1, 6, 3), (1, 2, 1)] * 2), (1, [(1, 1, 1)] * 16)],
 )
 @pytest.mark.parametrize("name", ["flash", "flash-attn-2"])
 def test_flash_splits_a_backward_that_its_index_can_not_address(
@@ -386,15 +289,6 @@ def test_one_head_that_flash_can_not_address_is_a_limit() -> None:
         kernel.backward((q, q, q, lse), (q, q))
 
 
-def test_elements_of_the_backward_of_flash() -> None:
-    """The kernel rounds tokens up to 128, and head_dim up to 32, beyond 128 up to 64."""
-    assert backward_elements(1, 32, 524_288, 128) == MAX_INDEX + 1
-    assert backward_elements(1, 1, 1, 8) == backward_elements(1, 1, 128, 32) == 128 * 32
-    assert backward_elements(2, 3, 129, 80) == 2 * 3 * 256 * 96
-    assert backward_elements(1, 1, 128, 136) == 128 * 192
-    assert backward_elements(1, 1, 128, 200) == 128 * 256
-
-
 def test_efficient_refuses_heads_that_its_index_can_not_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -403,32 +297,6 @@ def test_efficient_refuses_heads_that_its_index_can_not_address(
     kernel = efficient.Efficient(Use("cuda", torch.float32, 16, True))
     with pytest.raises(KernelLimitError, match=r"efficient: 1,600 elements of a head"):
         kernel.forward(*inputs((1, 1, 1, 100, 100)))
-
-
-def test_efficient_backward_gets_an_output_with_heads_next_to_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With another layout than (B, N, Hq, D) its delta is wrong."""
-    seen = {}
-
-    class Aten:
-        def _scaled_dot_product_efficient_attention_backward(self, *args: Any) -> Any:
-            grad_out, q, k, v, bias, out, lse, *_ = args
-            seen.update(out=out, grad_out=grad_out, lse=lse, bias=bias)
-            return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), None
-
-    monkeypatch.setattr(efficient, "_aten", Aten())
-    kernel = efficient.Efficient(Use("cuda", torch.bfloat16, 16, True))
-    q, k, v = inputs((2, 4, 2, 33, 50), torch.bfloat16)
-    lse = torch.zeros(2, 4, 33)
-    grads = kernel.backward((q, q, q, lse), (k, v), mask=masked((2, 4, 2, 33, 50)))
-    for name in ("out", "grad_out"):
-        assert seen[name].transpose(1, 2).is_contiguous()
-        assert torch.equal(seen[name], q)
-    assert seen["lse"].shape == (2, 4, 64)
-    assert seen["bias"].shape == (2, 4, 33, 50)
-    assert seen["bias"].stride(2) % 8 == 0
-    assert [grad.shape for grad in grads] == [q.shape, k.shape, v.shape]
 
 
 @pytest.mark.parametrize(
@@ -447,20 +315,3 @@ def test_what_torch_would_pad_is_refused(
     """Direct calls skip the padding of scaled_dot_product_attention."""
     reason = KERNELS.get(name).unavailable_reason(Use("cuda", dtype, head_dim, False))
     assert words in (reason or "")
-
-
-@pytest.mark.parametrize("keep_lse", [False, True], ids=["without-lse", "with-lse"])
-def test_the_memory_efficient_kernel_takes_a_mask_without_the_lse(keep_lse: bool) -> None:
-    """torch returns no rows of the log-sum-exp then; meta tensors stand for those of a GPU."""
-    kernel = efficient.Efficient(Use("cuda", torch.bfloat16, 64, False, masked=True))
-    q, k = (torch.empty(2, 8, n, 64, dtype=torch.bfloat16, device="meta") for n in (40, 33))
-    mask = torch.ones(40, 33, dtype=torch.bool, device="meta")
-    out, lse = kernel.forward(q, k, k, mask=mask, keep_lse=keep_lse)
-    assert out.shape == q.shape
-    assert lse.shape == (2, 8, 40 if keep_lse else 0)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-@pytest.mark.parametrize("name", [n for n in KERNELS.names() if KERNELS.get(n).device == "cuda"])
-def test_no_kernel_for_cuda_is_listed_as_available_without_a_gpu(name: str) -> None:
-    assert KERNELS.get(name).unavailable_reason(Use("cuda", torch.bfloat16, 64, False))

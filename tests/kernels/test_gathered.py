@@ -9,12 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.kernels import gathered
-from longseq_bench.kernels.base import attend
 from longseq_bench.kernels.gathered import GatheredBlocksKernel
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 from tests.kernels import plain_attention
-from tests.kernels.torch_kernel import EXACT
+from tests.kernels.plain_attention import EXACT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -70,31 +69,29 @@ def assert_layout(layout: BlockLayout, qkvg: Sequence[Tensor], scores: float = 0
         assert_near(got, grad, 3 * allowed)
 
 
-@pytest.mark.parametrize("tokens", [1, 15, 160, 301])
+@pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_every_pattern_equals_its_definition(
-    pattern: str, causal: bool, kv_heads: int, tokens: int
+    pattern: str, causal: bool, kv_heads: int, dtype: torch.dtype
 ) -> None:
-    assert_layout(layout_of(pattern, tokens, causal), inputs(tokens, kv_heads))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_every_dtype(pattern: str, causal: bool, kv_heads: int, dtype: torch.dtype) -> None:
     assert_layout(layout_of(pattern, 171, causal), inputs(171, kv_heads, dtype, batch=1))
 
 
-@pytest.mark.parametrize("block", [1, 5, 64, 300, 512])
+@pytest.mark.parametrize("tokens", [1, 15, 160])
+@pytest.mark.parametrize("causal", [False, True])
+def test_any_length(tokens: int, causal: bool) -> None:
+    assert_layout(layout_of("random", tokens, causal), inputs(tokens, 2))
+
+
+@pytest.mark.parametrize("block", [1, 5, 300, 512])
 @pytest.mark.parametrize("causal", [False, True])
 def test_any_block_size(block: int, causal: bool) -> None:
     assert_layout(layout_of("strided", 300, causal, block), inputs(300, 2))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 1000])
+@pytest.mark.parametrize("rows", [1, 1000])
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_number_of_rows_per_call_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, rows: int, causal: bool
@@ -104,75 +101,12 @@ def test_the_number_of_rows_per_call_changes_nothing(
         assert_layout(layout_of(pattern, 301, causal), inputs(301, 2))
 
 
-@pytest.mark.parametrize("size", [64, 20_000, 200_000])
+@pytest.mark.parametrize("size", [64, 20_000])
 def test_the_gathered_size_changes_nothing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """One head and row at a time, some of them, all."""
+    """One head and row at a time, and some of them."""
     monkeypatch.setattr(gathered, "MIN_GATHERED_BYTES", size)
     for causal in (False, True):
         assert_layout(layout_of("random", 301, causal), inputs(301, 2))
-
-
-def test_a_window_is_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its keys are views; those of `random` are not."""
-    calls: list[str] = []
-
-    def gather(self: object, t: Tensor, index: Tensor, buffer: int) -> Tensor:
-        calls.append("gather")
-        return t[:, index]
-
-    monkeypatch.setattr(gathered._Space, "gather", gather)
-    q, k, v, _ = inputs(320)
-    for pattern, gathers in (("local-window", False), ("random", True)):
-        calls.clear()
-        layout = make_layout(pattern, 320, BLOCK, 0.8, True, 3)
-        GatheredBlocksKernel(layout, EXACT).forward(q, k, v, False)
-        assert bool(calls) is gathers
-
-
-def test_large_values_do_not_overflow() -> None:
-    q, k, v, _ = inputs(160)
-    q[..., 0], k[..., 0] = 10, 12
-    expected, _, _ = reference(layout_of("random", 160, False), (q, k, v), torch.ones_like(q))
-    out, _ = GatheredBlocksKernel(layout_of("random", 160, False), EXACT).forward(
-        q, k, v * 1e30, False
-    )
-    assert_near(out.double() / 1e30, expected, 1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_constant_values_come_back(pattern: str, causal: bool, dtype: torch.dtype) -> None:
-    q, k, v, _ = inputs(301, 2, dtype)
-    out, _ = GatheredBlocksKernel(layout_of(pattern, 301, causal), EXACT).forward(
-        q, k, v.fill_(0.5), False
-    )
-    torch.testing.assert_close(out, torch.full_like(out, 0.5), rtol=0, atol=CLOSE[dtype] / 4)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_the_past_does_not_see_the_future(pattern: str, dtype: torch.dtype) -> None:
-    q, k, v, _ = inputs(301, 2, dtype)
-    kernel, token = GatheredBlocksKernel(layout_of(pattern, 301, True), EXACT), 150
-    before, _ = kernel.forward(q, k, v, False)
-    k[:, :, token:] *= 30
-    v[:, :, token:] += 1e4
-    after, _ = kernel.forward(q, k, v, False)
-    assert torch.equal(before[:, :, :token], after[:, :, :token])
-    assert not torch.equal(before[:, :, token:], after[:, :, token:])
-
-
-def test_strided_inputs_and_expanded_gradients() -> None:
-    """A transposed (B, N, H, D) tensor, and the expanded gradient of sum()."""
-    layout = layout_of("dilated-sparse", 171, True)
-    q, k, v, _ = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs(171, 2))
-    expected, _, grads = reference(layout, (q, k, v), torch.ones_like(q))
-    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-    out = attend(*leaves, GatheredBlocksKernel(layout, EXACT), True)
-    assert_near(out.detach(), expected, 1e-5)
-    for got, grad in zip(torch.autograd.grad(out.sum(), leaves), grads, strict=True):
-        assert_near(got, grad, 3e-5)
 
 
 class StorageSizes(TorchDispatchMode):
@@ -191,12 +125,11 @@ class StorageSizes(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_temporaries_stay_small(pattern: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("pattern", ["local-window", "random", "global-local"])
+def test_temporaries_stay_small(pattern: str) -> None:
     tokens = 16_384
-    q, k, v, _ = inputs(tokens, HEADS, dtype, batch=1)
-    special = 128 if pattern in ("global-local", "sink-window") else 0
+    q, k, v, _ = inputs(tokens, batch=1)
+    special = 128 if pattern == "global-local" else 0
     kernel = GatheredBlocksKernel(make_layout(pattern, tokens, 128, 0.95, True, 0, special), EXACT)
     out_bytes = q.untyped_storage().nbytes()
     with StorageSizes((q, k, v)) as created:

@@ -17,7 +17,7 @@ from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, TiledKernel
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.worker.exception_mapping import outcome_of_exception
-from tests.kernels.torch_kernel import EXACT
+from tests.kernels.plain_attention import EXACT
 from tests.make import trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,18 +62,6 @@ def test_it_equals_the_tiled_kernel(causal: bool, kv_heads: int, dtype: torch.dt
         torch.testing.assert_close(streamed, tiled, **close)
 
 
-def test_a_mapped_tensor_has_no_name_and_starts_at_zero(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    tensor = host_memory.zeros((2, 3, 5), torch.bfloat16, "cpu")
-    assert (tensor.shape, tensor.dtype) == ((2, 3, 5), torch.bfloat16)
-    assert not tensor.any()
-    tensor += 1
-    assert list(tmp_path.iterdir()) == []
-    assert torch.equal(host_memory.zeros_like(tensor, torch.float32), torch.zeros(2, 3, 5))
-
-
 def test_a_full_disk_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(handle: int, start: int, size: int) -> None:
         raise OSError(28, "No space left on device")
@@ -93,7 +81,7 @@ def test_keys_and_values_may_exceed_the_budget_three_times(
     launcher: LocalLauncher, mode: str
 ) -> None:
     options = launcher.catalogue().options("ring", {"offload": "host"})
-    budget = 5 * MIB if mode == "forward" else 12 * MIB
+    budget = 4 * MIB if mode == "forward" else 9 * MIB
     # many heads, so that few tokens are large: the work grows with their square
     tokens = 3 * budget // (2 * 16 * 128 * 4) + 1
     shape = {"heads": 16, "head_dim": 128, "mode": mode}
@@ -107,13 +95,6 @@ def test_keys_and_values_may_exceed_the_budget_three_times(
     assert launcher.run(on_device, lambda phase, part: None).outcome.status == "oom"
     (estimate,) = launcher.dry_run([one])
     assert estimate.peak_bytes < budget
-
-
-def test_it_runs_on_one_rank(launcher: LocalLauncher) -> None:
-    options = launcher.catalogue().options("ring", {"offload": "host"})
-    one = trial("ring", 1024, options, world_size=2, repeats=0)
-    outcome = launcher.run(one, lambda phase, part: None).outcome
-    assert (outcome.status, outcome.reason) == ("unsupported", "offload=host runs on one rank")
 
 
 # ---- pinned memory -------------------------------------------------------------------------------
@@ -156,37 +137,20 @@ def test_pinned_memory_is_counted_as_torch_rounds_it(pins: Callable[..., None]) 
     assert host_memory.usage.peak == before
 
 
-def test_mapped_memory_is_counted_as_it_is() -> None:
-    before = host_memory.usage.current
-    tensor = host_memory.zeros((3, 5, 100), torch.float32, "cpu")
-    assert host_memory.usage.current == before + 6000
-    del tensor
-    assert host_memory.usage.current == before
-
-
-@pytest.mark.parametrize("text", ["out of memory", "invalid argument"])
-def test_memory_that_can_not_be_pinned_is_out_of_memory(
-    pins: Callable[..., None], text: str
-) -> None:
-    pins(error=torch.AcceleratorError(f"CUDA error: {text}\nSearch for"))
+def test_memory_that_can_not_be_pinned_is_out_of_memory(pins: Callable[..., None]) -> None:
+    """More than the host has is not tried: here not what fits, but what torch would take."""
+    pins(error=torch.AcceleratorError("CUDA error: invalid argument\nSearch for"))
     with pytest.raises(MemoryError) as caught:
         host_memory.zeros((3, 2**19), torch.float32, "cuda")
     found = outcome_of_exception(caught.value, "inputs")
     assert (found.status, found.reason) == (
         "oom",
         "6 MiB of pinned host memory take 8 MiB, and the driver can't pin them "
-        f"(CUDA error: {text})",
+        "(CUDA error: invalid argument)",
     )
-
-
-def test_another_error_while_pinning_is_not(pins: Callable[..., None]) -> None:
     pins(error=torch.AcceleratorError("CUDA error: an illegal memory access was encountered"))
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
         host_memory.zeros((2**20,), torch.float32, "cuda")
-
-
-def test_more_than_the_host_has_is_not_tried(pins: Callable[..., None]) -> None:
-    """The size fits, but not what torch would take for it."""
     pins(available=7 * MIB, error=AssertionError("it was tried"))
     with pytest.raises(MemoryError, match=r"6 MiB of .* take 8 MiB, and 7 MiB are available"):
         host_memory.zeros((3, 2**19), torch.float32, "cuda")
@@ -202,13 +166,3 @@ def test_torch_pins_as_much_as_is_counted(size: int) -> None:
     assert tensor.is_pinned()
     taken = torch.cuda.host_memory_stats()["allocated_bytes.current"] - before
     assert taken == host_memory.pinned_bytes(size)
-
-
-def test_the_record_has_the_memory_of_the_host(launcher: LocalLauncher) -> None:
-    """q, k, v and the output of a forward: mapped files on a CPU."""
-    options = launcher.catalogue().options("ring", {"offload": "host"})
-    one = trial("ring", 2048, options, heads=2, head_dim=64, repeats=0)
-    outcome = launcher.run(one, print).outcome
-    assert outcome.samples("host_memory") == (4 * 2048 * 2 * 64 * 4,)
-    on_device = launcher.run(one.replace(options={**options, "offload": "none"}), print).outcome
-    assert (on_device.status, on_device.samples("host_memory")) == ("ok", ())

@@ -1,16 +1,20 @@
-"""Tiles: pieces of a row merge into one softmax over the multiset of their keys."""
+"""`attend` makes kernels differentiable; pieces of a row merge into one softmax of their keys."""
 
+import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import base, tiling
+from longseq_bench.kernels.exact.base import OneCall
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, Tiling, kv_heads_of
 from tests.kernels import plain_attention
-from tests.kernels.torch_kernel import EXACT
+from tests.kernels.plain_attention import EXACT
 
 N, HEADS, D = 60, 4, 16
 EVERY_HEAD = slice(0, HEADS)
@@ -71,17 +75,35 @@ def counts_of(*keys: slice) -> Tensor:
 def test_keys_in_two_pieces_count_twice() -> None:
     parts = [slice(0, 40), slice(30, 60), slice(35, 36)]
     assert_tiling(rows_of([piece(own) for own in parts]), counts_of(*parts))
+    assert_tiling(rows_of([piece(own) for own in reversed(parts)]), counts_of(*parts))
 
 
-def test_the_order_of_pieces_changes_nothing() -> None:
-    parts = [slice(at, at + 12) for at in range(0, 60, 12)]
-    assert_tiling(rows_of([piece(own) for own in parts]), counts_of(slice(0, 60)))
-    assert_tiling(rows_of([piece(own) for own in reversed(parts)]), counts_of(slice(0, 60)))
+def test_gradcheck_of_one_call_in_float64() -> None:
+    for causal in (False, True):
+        qkv = [t.detach()[:, :, :6].double().requires_grad_() for t in inputs(2)]
+        run = partial(base.attend, kernel=OneCall(EXACT, causal), train=True)
+        assert torch.autograd.gradcheck(run, qkv)
 
 
-def test_pieces_of_one_key() -> None:
-    keys = [slice(at, at + 1) for at in range(N)]
-    assert_tiling(rows_of([piece(own) for own in keys]), counts_of(slice(0, N)))
+def test_a_second_derivative_is_refused() -> None:
+    q, k, v = inputs()
+    out = base.attend(q, k, v, OneCall(EXACT, False), True)
+    with pytest.raises(UnsupportedError, match="no second derivative"):
+        torch.autograd.grad(out.sum(), q, create_graph=True)
+
+
+def test_autocast_changes_nothing_inside() -> None:
+    """Otherwise forward and backward would run in different dtypes."""
+    qkv = inputs()
+    plain = base.attend(*qkv, OneCall(EXACT, False), True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = base.attend(*qkv, OneCall(EXACT, False), True)
+    assert torch.equal(out, plain)
+
+
+def test_without_train_nothing_is_kept() -> None:
+    """There is no graph, even if inputs require gradients."""
+    assert not base.attend(*inputs(), OneCall(EXACT, False), train=False).requires_grad
 
 
 def test_rows_in_no_piece_are_zero_and_have_no_gradient() -> None:
@@ -98,24 +120,7 @@ def test_rows_in_no_piece_are_zero_and_have_no_gradient() -> None:
     assert not dv[:, :, 20:].any()
 
 
-def test_rows_in_no_block_are_zero() -> None:
-    block = RowBlock(slice(0, 10), EVERY_HEAD, (piece(ALL),))
-    counts = counts_of(ALL)
-    counts[10:] = 0
-    assert_tiling(tiling_of(block), counts)
-
-
-@pytest.mark.parametrize("pieces", [(), None], ids=["a block without pieces", "no block"])
-def test_an_empty_tiling_is_zero_with_zero_gradients(pieces: tuple[Piece, ...] | None) -> None:
-    tiles = tiling_of() if pieces is None else rows_of(pieces)
-    qkv = inputs()
-    out = attend(*qkv, tiles, train=True)
-    assert not out.any()
-    for grad in torch.autograd.grad(out, qkv, torch.ones_like(out)):
-        assert not grad.any()
-
-
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("kv_heads", [4, 1])
 def test_index_tensors_equal_slices(kv_heads: int) -> None:
     """Gathered rows and keys in random order; pieces of a gathered block."""
     order = torch.randperm(N, generator=torch.Generator().manual_seed(2))
@@ -132,7 +137,7 @@ def test_index_tensors_equal_slices(kv_heads: int) -> None:
     assert_tiling(rows_of(parts, order[:30]), counts, inputs(kv_heads))
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("kv_heads", [4, 2])
 def test_strided_rows_keys_and_heads(kv_heads: int) -> None:
     """As in dilation: heads 1 and 3 see every third token from the second on."""
     odd = Piece(slice(1, None, 3), slice(1, 60, 3), slice(1, HEADS, 2))
@@ -163,7 +168,7 @@ def test_causal_triangles_merge(kv_heads: int) -> None:
     assert_tiling(rows_of([whole]), triangle, inputs(kv_heads))
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("kv_heads", [4, 2])
 def test_masked_pieces_merge(kv_heads: int) -> None:
     """Two masked pieces and a full one; the second has rows without keys, the last repeats keys."""
     generator = torch.Generator().manual_seed(5)
@@ -231,96 +236,15 @@ def test_extreme_scores_do_not_overflow(size: float) -> None:
         assert torch.isfinite(grad).all()
 
 
-def error_of(pieces: int, dtype: torch.dtype) -> float:
-    """Return the larger error of the output and the gradient of v, merged from so many pieces."""
-    tokens = 512
-    qkv = [t.detach().to(dtype).requires_grad_() for t in inputs(tokens=tokens)]
-    step = tokens // pieces
-    tiles = tiling_of(
-        *(
-            RowBlock(
-                slice(r, r + 128),
-                EVERY_HEAD,
-                tuple(piece(slice(at, at + step)) for at in range(0, tokens, step)),
-            )
-            for r in range(0, tokens, 128)
-        )
-    )
-    expected, leaves = reference(qkv, torch.ones(tokens, tokens))
-    out = attend(*qkv, tiles, train=True)
-    grad_out = torch.ones_like(out)
-    dv = torch.autograd.grad(out, qkv, grad_out)[2]
-    expected_gradients = torch.autograd.grad(expected, leaves, grad_out.double())[2]
-    pairs = ((out.detach(), expected.detach()), (dv, expected_gradients))
-    return max(float((a.double() - b).abs().max() / b.abs().max()) for a, b in pairs)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
-    """A sum in bfloat16 would lose a bit with every doubling of the pieces."""
-    assert error_of(128, dtype) < 1.5 * error_of(4, dtype)
-
-
-def test_gradients_of_v_are_summed_in_float32_over_row_blocks() -> None:
-    """1,024 equal shares of a small gradient: in bfloat16 the sum would stop growing at 256."""
-    tokens = 1024
-    q = torch.zeros(1, 1, tokens, D, dtype=torch.bfloat16, requires_grad=True)
-    k, v = (torch.zeros(1, 1, tokens, D, dtype=torch.bfloat16).requires_grad_() for _ in range(2))
-    one = slice(0, 1)
-    blocks = [RowBlock(slice(r, r + 1), one, (Piece(ALL, slice(0, 4), one),)) for r in range(1024)]
-    out = attend(q, k, v, tiling_of(*blocks), train=True)
-    (dv,) = torch.autograd.grad(out, v, torch.ones_like(out))
-    assert dv[0, 0, :4].float().eq(tokens / 4).all()
-
-
-def test_gradcheck_in_float64() -> None:
-    """For a piece that covers everything; its kernel supports float64."""
-    for causal in (False, True):
-        qkv = [t.detach()[:, :, :6].double().requires_grad_() for t in inputs(2)]
-        tiles = rows_of([piece(ALL, causal=causal)])
-
-        def run(*tensors: Tensor, tiles: Tiling = tiles) -> Tensor:
-            return attend(*tensors, tiles, train=True)
-
-        assert torch.autograd.gradcheck(run, qkv)
-
-
-def test_backward_generates_the_tiling_again() -> None:
-    """A tiling may be a generator function: it is not kept between the passes."""
-    calls = []
-
-    def tiles() -> object:
-        calls.append(1)
-        yield RowBlock(ALL, EVERY_HEAD, (piece(slice(0, 30)), piece(slice(30, 60))))
-
-    out = attend(*(qkv := inputs()), tiles, train=True)  # type: ignore[arg-type]
-    torch.autograd.grad(out, qkv, torch.ones_like(out))
-    assert len(calls) == 2
-
-
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 12])
+@pytest.mark.parametrize("group", [1, 3, 4, 12])
 def test_every_query_head_is_covered_once_with_its_key_head(group: int) -> None:
-    heads = 12
-    for start in range(heads):
-        for stop in range(start + 1, heads + 1):
-            for step in (None, 1, 2, 3, 5):
-                q_heads = slice(start, stop, step)
-                covered = list(pairs(q_heads, group, heads))
-                assert sorted(h for h, _ in covered) == list(range(heads))[q_heads]
-                assert all(kv == h // group for h, kv in covered)
-
-
-def pairs(q_heads: slice, group: int, heads: int) -> list[tuple[int, int]]:
-    """Return each query head with its key head in the kernel calls: equal runs share one."""
-    found = []
-    for own, kv in kv_heads_of(q_heads, group):
-        queries, keys = range(heads)[own], range(heads // group)[kv]
-        assert len(queries) % len(keys) == 0
-        share = len(queries) // len(keys)
-        found += [(h, keys[i // share]) for i, h in enumerate(queries)]
-    return found
-
-
-def test_aligned_heads_take_one_call() -> None:
-    assert list(kv_heads_of(slice(4, 12), 4)) == [(slice(4, 12), slice(1, 3))]
-    assert list(kv_heads_of(slice(0, 12, 5), 1)) == [(slice(0, 12, 5), slice(0, 12, 5))]
+    """Equal runs of query heads share a key head in a call."""
+    heads = range(12)
+    for (start, stop), step in itertools.product(itertools.combinations(range(13), 2), (1, 2, 5)):
+        q_heads, covered = slice(start, stop, step), []
+        for own, kv in kv_heads_of(q_heads, group):
+            queries, keys = heads[own], range(12 // group)[kv]
+            share, rest = divmod(len(queries), len(keys))
+            assert rest == 0
+            covered += [(h, keys[i // share]) for i, h in enumerate(queries)]
+        assert sorted(covered) == [(h, h // group) for h in heads[q_heads]]

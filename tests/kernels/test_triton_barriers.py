@@ -50,7 +50,7 @@ def assert_loads_before_stores(made: Any) -> None:
         assert barrier in found[last_load:first]
 
 
-@pytest.mark.parametrize("dim", [8, 64, 128])
+@pytest.mark.parametrize("dim", [8, 128])
 def test_a_merge_of_two_softmaxes(monkeypatch: pytest.MonkeyPatch, dim: int) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     from longseq_bench.kernels import triton_merge
@@ -73,13 +73,10 @@ def test_a_merge_of_two_softmaxes(monkeypatch: pytest.MonkeyPatch, dim: int) -> 
     assert_loads_before_stores(made)
 
 
-@pytest.mark.parametrize("dim", [16, 128])
 @pytest.mark.parametrize("kernel", ["spans forward", "spans backward"])
-def test_spans_that_continue_earlier_results(
-    monkeypatch: pytest.MonkeyPatch, kernel: str, dim: int
-) -> None:
+def test_spans_that_continue_earlier_results(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    variant = Variant(kernel, dim, causal=True, split=True)
+    variant = Variant(kernel, 64, causal=True, split=True)
     function, tile = kernel_of(variant, 90)
     made = compile_for_h100(function, *arguments(function, variant, tile), tile.options)
     assert_loads_before_stores(made)

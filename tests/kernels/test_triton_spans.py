@@ -1,7 +1,6 @@
 """The Triton kernels over spans, in Triton's interpreter."""
 
 import importlib.util
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,13 +9,10 @@ from torch import Tensor
 
 from longseq_bench.kernels import spans_reference
 from longseq_bench.kernels.merge import merge_part
-from longseq_bench.patterns.blocks import make_layout
 from tests.kernels import plain_attention
 from tests.kernels.test_spans import (
-    RandomCase,
     assert_defined,
     assert_near,
-    attention_over,
     random_case,
     run,
 )
@@ -38,7 +34,7 @@ def run_triton(*args: Any) -> dict[str, Tensor]:
     return run(triton_spans, *args)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_equals_the_definition(interpreted: Interpreted, seed: int) -> None:
     """Strided tiles and runs, permuted rows, positions unlike rows, tiles without keys."""
     d = random_case(seed, dims=DIMS, most=MOST)
@@ -47,7 +43,7 @@ def test_equals_the_definition(interpreted: Interpreted, seed: int) -> None:
 
 @pytest.mark.parametrize("merge", [False, True], ids=["alone", "merged"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("seed", range(20, 24))
+@pytest.mark.parametrize("seed", [8, 20])
 def test_equals_the_reference_kernel(
     interpreted: Interpreted, seed: int, dtype: torch.dtype, merge: bool
 ) -> None:
@@ -61,56 +57,6 @@ def test_equals_the_reference_kernel(
     if not merge:  # gradients for a random output of the softmax have no bound
         for name in ("dq", "dk", "dv", "bias"):
             assert_near(got[name], expected[name], 1e-2 if is_rounded else 1e-4)
-
-
-def run_gradients(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    from longseq_bench.kernels import triton_spans
-
-    grad, q, k, v = tensors
-    attention = attention_over(
-        make_layout("random", 90, 16, 0.5, causal=True, seed=1), 4, triton_spans
-    )
-    out, lse = attention.forward(q, k, v, True)
-    assert lse is not None
-    return out, *attention.backward((grad, q, out, lse), (k, v))
-
-
-def test_16_bit_gradients_of_a_few_heads_at_a_time(interpreted: Interpreted) -> None:
-    """Sums in float32 are those of the KV heads at hand; heads before and after are untouched."""
-    torch.manual_seed(0)
-    tensors = tuple(torch.randn(1, heads, 90, 16) for heads in (4, 4, 2, 2))
-    expected = interpreted(run_gradients, tensors)
-    got = interpreted(run_gradients, tuple(t.bfloat16() for t in tensors))
-    for own, full in zip(got, expected, strict=True):
-        assert own.dtype == torch.bfloat16
-        assert_near(own.float(), full, 3e-2)
-
-
-def without_some_heads(d: RandomCase) -> Any:
-    """Return the sums of a backward pass over KV heads from the second one on."""
-    from longseq_bench.kernels import triton_spans
-
-    out, lse = torch.zeros_like(d.q), torch.zeros(d.q.shape[:3])
-    triton_spans.forward(d.q, d.k, d.v, out, lse, d.task)
-    kept = d.k.shape[1] - 1
-    sums = tuple(torch.zeros(d.k.shape[0], kept, *d.k.shape[2:]) for _ in range(2))
-    queries, dq = (d.grad, d.q, out, lse), torch.zeros_like(d.q)
-    triton_spans.backward(queries, (d.k, d.v), dq, sums, range(1, kept + 1), d.task)
-    whole = tuple(torch.zeros_like(d.k) for _ in range(2))
-    triton_spans.backward(queries, (d.k, d.v), dq, whole, range(kept + 1), d.task)
-    return sums, tuple(t[:, 1:] for t in whole)
-
-
-def test_sums_begin_at_the_first_of_some_kv_heads(interpreted: Interpreted) -> None:
-    case = next(
-        d
-        for d in (random_case(seed, dims=(16,)) for seed in range(99))
-        if d.k.shape[1] == 3 and len(d.task.parts[0].heads) == 3
-    )
-    sums, expected = interpreted(without_some_heads, replace(case))
-    for own, full in zip(sums, expected, strict=True):
-        torch.testing.assert_close(own, full)
-        assert own.any()
 
 
 def run_exact(tensors: tuple[Tensor, ...], causal: bool) -> tuple[list[Tensor], list[Tensor]]:
@@ -142,13 +88,12 @@ def run_exact(tensors: tuple[Tensor, ...], causal: bool) -> tuple[list[Tensor], 
     return whole, [merged, merged_lse, dq, *dkv]
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
+@pytest.mark.parametrize(("heads", "causal"), [((2, 2), False), ((4, 2), True)])
 def test_exact_attention_at_once_and_in_parts(
     interpreted: Interpreted, heads: tuple[int, int], causal: bool
 ) -> None:
     torch.manual_seed(0)
-    tensors = tuple(torch.randn(2, h, 150, 32) for h in (heads[0], heads[0], heads[1], heads[1]))
+    tensors = tuple(torch.randn(1, h, 150, 16) for h in (heads[0], heads[0], heads[1], heads[1]))
     grad, q, k, v = tensors
     mask = torch.ones(150, 150, dtype=torch.bool)
     mask = mask.tril() if causal else mask

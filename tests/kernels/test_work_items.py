@@ -53,25 +53,6 @@ def test_the_column_of_a_sink_is_split_into_items_of_similar_length() -> None:
     assert sorted(slots[slots >= 0].tolist()) == list(range(count)) == list(range(columns.slots))
 
 
-def test_short_lists_are_not_split() -> None:
-    rows = WorkItems.of_rows([make_layout("local-window", 4096, 16, 0.9, False)], CPU)
-    assert rows.slots == 0
-    assert rows.count == 256
-
-
-def test_slots_are_few() -> None:
-    """Every row is long and half the rows are twice as long: the memory of slots is limited."""
-    layout = make_layout("random", 16 * 640, 16, 0.2, True)
-    rows = WorkItems.of_rows([layout], CPU)
-    assert rows.slots <= layout.rows // 32
-
-
-def test_the_longest_items_come_first() -> None:
-    rows = WorkItems.of_rows([sinks()], CPU)
-    found = lengths(rows)[0].tolist()
-    assert found == sorted(found, reverse=True)
-
-
 @pytest.mark.parametrize("tokens", [16 * 40, 16 * 40 + 5])
 @pytest.mark.parametrize("causal", [False, True])
 def test_blocks_between_start_and_stop_need_no_mask(causal: bool, tokens: int) -> None:
@@ -88,19 +69,3 @@ def test_blocks_between_start_and_stop_need_no_mask(causal: bool, tokens: int) -
                 own = int(items.indices[at])
                 needs = (causal and own == block) or (is_short and own == layout.rows - 1)
                 assert (not start <= at < stop) == needs, (are_columns, block, own)
-
-
-def test_layouts_of_a_group_become_one_list_of_heads_and_blocks() -> None:
-    layouts = [make_layout("random", 160, 16, 0.2 * i, True) for i in range(4)]
-    columns = WorkItems.of_columns(layouts, 2, CPU)
-    assert columns.places.shape[0] == 2
-    for kv_head in range(2):
-        for block, codes in lists_of(columns, kv_head).items():
-            expected = {
-                (head, row)
-                for head in range(2)
-                for row in range(10)
-                if block in layouts[2 * kv_head + head].row(row)
-            }
-            assert {divmod(code, 10) for code in codes} == expected
-            assert [code % 10 for code in codes] == sorted(code % 10 for code in codes)

@@ -1,7 +1,5 @@
 """Block-sparse attention by the name of its variant."""
 
-import copy
-import pickle
 import subprocess
 import sys
 from typing import Any
@@ -13,11 +11,11 @@ from torch import Tensor
 
 import longseq_bench
 from longseq_bench import create_block_sparse_attention as create
-from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
+from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.modules import factory
-from longseq_bench.modules.factory import CACHED_SHAPES, VARIANTS, SparseAttention
+from longseq_bench.modules.factory import VARIANTS, SparseAttention
 from longseq_bench.modules.multihead import MultiheadBlockSparse
 from longseq_bench.testing.definition import (
     Tensors,
@@ -60,52 +58,6 @@ def test_a_variant_equals_its_implementation(variant: str, causal: bool) -> None
             torch.testing.assert_close(got, expected)
         assert attend.attention.facts()["kernel"] == implementation.facts()["kernel"]
         assert attend.shard.queries.tolist() == list(range(w.seq_len))
-
-
-def test_sparsity_is_the_skipped_fraction() -> None:
-    """Density used as sparsity would keep nine blocks of ten."""
-    for sparsity in (0.9, 0.5):
-        attend = create(sparsity=sparsity, block=16)
-        attend.prepare(1600)
-        assert attend.attention.measures()["density_achieved"] == pytest.approx(1 - sparsity)
-    create().prepare(128)
-
-
-def test_prepared_attentions_are_cached_for_the_last_shapes() -> None:
-    attend, w = create(**BLOCKS), workload()
-    assert attend.attention is None
-    attend.prepare(150, batch=2, heads=4, kv_heads=2, head_dim=16, train=True)
-    first = attend.attention
-    attend(*make_inputs(w))
-    assert attend.attention is first
-    for i in range(CACHED_SHAPES):
-        assert attend.attention is first or i
-        attend(*make_inputs(workload(seq_len=20 + i)))
-    attend(*make_inputs(w))
-    assert attend.attention is not first
-    with torch.no_grad():
-        attend(*make_inputs(w))
-    assert not attend.attention.workload.train
-
-
-def test_strided_tensors_are_accepted() -> None:
-    w = workload()
-    strided = tuple(
-        t.detach().transpose(1, 3).contiguous().transpose(1, 3).requires_grad_()
-        for t in make_inputs(w)
-    )
-    assert strided[0].stride(-1) != 1
-    attend = create(**BLOCKS)
-    pairs = zip(run_pass(attend, w, strided), run_pass(attend, w), strict=True)  # type: ignore[arg-type]
-    for got, expected in pairs:
-        torch.testing.assert_close(got, expected)
-
-
-def test_copies_and_pickles_compute_the_same() -> None:
-    attend, w = create(**BLOCKS), workload()
-    expected = attend(*make_inputs(w))
-    for other in (copy.deepcopy(attend), pickle.loads(pickle.dumps(attend))):
-        assert torch.equal(other(*make_inputs(w)), expected)
 
 
 def test_a_learned_scorer_is_the_same_for_all_shapes() -> None:
@@ -162,20 +114,9 @@ def share(group: Group, w: Workload, options: dict[str, Any]) -> list[Any]:
     return found
 
 
-def refused(group: Group) -> list[str]:
-    """Return the errors of calls before `prepare` and with other lengths."""
-    attend, messages = create("distributed", **BLOCKS), []
-    tensors = make_inputs(workload(seq_len=64))
-    for _ in range(2):
-        with pytest.raises(UserError) as caught:
-            attend(*tensors)
-        messages.append(str(caught.value))
-        attend.prepare(96, heads=4)
-    return messages
-
-
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("options", [{}, {"placement": "load-balanced", "exchange": "ring"}])
+@pytest.mark.parametrize(
+    ("world", "options"), [(2, {}), (3, {"placement": "load-balanced", "exchange": "ring"})]
+)
 def test_joined_ranks_equal_the_single_process(
     ranks: Ranks, world: int, options: dict[str, Any]
 ) -> None:
@@ -193,12 +134,6 @@ def test_joined_ranks_equal_the_single_process(
             torch.testing.assert_close(joined, whole[:batch], rtol=1e-4, atol=1e-5)
 
 
-def test_errors_name_prepare_and_the_local_tokens(ranks: Ranks) -> None:
-    for first, second in ranks(2, refused):
-        assert "call prepare(seq_len=...) first; seq_len is the total over all ranks" in first
-        assert "q has 64 tokens, but this rank holds 48 of 96" in second
-
-
 def test_distributed_needs_the_ranks_to_be_connected() -> None:
     with pytest.raises(UserError, match=r"call torch\.distributed\.init_process_group on every"):
         create("distributed")
@@ -210,16 +145,12 @@ def test_distributed_needs_the_ranks_to_be_connected() -> None:
 @pytest.mark.parametrize(
     ("ratio", "message"),
     [
-        (0.1, "write sparsity=0.9"),
         (0.05, "write sparsity=0.95"),
-        (1, "write sparsity=0"),
-        (0, "write sparsity, the fraction that is skipped"),
         (95, "write sparsity, the fraction that is skipped"),
-        (True, "write sparsity, the fraction that is skipped"),
         ("x", "write sparsity, the fraction that is skipped"),
     ],
 )
-@pytest.mark.parametrize("variant", sorted(VARIANTS))
+@pytest.mark.parametrize("variant", ["base", "multihead"])
 def test_the_old_sparsity_ratio_is_refused(variant: str, ratio: Any, message: str) -> None:
     with pytest.raises(UserError) as caught:
         create(variant, sparsity_ratio=ratio)
@@ -233,22 +164,15 @@ def test_the_old_sparsity_ratio_is_refused(variant: str, ratio: Any, message: st
     ("variant", "options", "message"),
     [
         ("adaptve", {}, "unknown variant 'adaptve'; did you mean 'adaptive'?"),
-        ("base", {"patern": "strided"}, "unknown option 'patern' in variant=base; did you mean"),
         ("base", {"pattern": "stride"}, "unknown pattern 'stride' in variant=base; did you mean"),
-        ("base", {"kernel": "nativ"}, "unknown kernel 'nativ' in variant=base; did you mean"),
         ("base", {"block": 0}, "block=0 in variant=base is not a whole number from 1 up"),
-        ("base", {"block": 1.5}, "block=1.5 in variant=base is not a whole number from 1 up"),
         ("base", {"seed": -1}, "seed=-1 in variant=base is not a whole number from 0 up"),
         ("base", {"causal": 1}, "causal=1 in variant=base is neither True nor False"),
         ("base", {"sparsity": 99}, "sparsity 99 is outside"),
-        ("base", {"sparsity": "0.9"}, "sparsity='0.9' is not a number in"),
         ("base", {"placement": "node-local"}, "placement is an option of variant=distributed"),
         ("base", {"globals": 16}, "globals=16 is not supported by pattern=local-window"),
-        ("base", {"embed_dim": 8}, "unknown option 'embed_dim' in variant=base"),
         ("multihead", {}, "variant=multihead needs embed_dim and num_heads"),
-        ("multihead", {"embed_dim": 8}, "variant=multihead needs num_heads"),
         ("multihead", {"embed_dim": 8, "num_heads": 2, "batchfirst": 1}, "mean 'batch_first'"),
-        ("multihead", {"embed_dim": 8, "num_heads": "2"}, "num_heads='2' in variant=multihead is"),
         ("multihead", {"embed_dim": 8, "num_heads": 2, "exchange": "ring"}, "unknown option 'exch"),
     ],
 )  # fmt: skip
@@ -265,27 +189,12 @@ def test_bad_options_say_what_is_wrong(variant: str, options: dict[str, Any], me
     [
         (((2, 4, 8, 16), (2, 3, 8, 16), (2, 3, 8, 16)), r"divisor of Hq; got .* \(2, 3, 8, 16\)"),
         (((2, 4, 8, 16), (2, 4, 9, 16), (2, 4, 9, 16)), "none empty"),
-        (((2, 4, 8, 16), (2, 4, 8, 16), (2, 4, 8, 8)), "none empty"),
         (((4, 8, 16), (4, 8, 16), (4, 8, 16)), "none empty"),
-        (((2, 4, 0, 16), (2, 4, 0, 16), (2, 4, 0, 16)), "none empty"),
-        (((2, 4, 8, 16), (2, 0, 8, 16), (2, 0, 8, 16)), "none empty"),
     ],
 )
 def test_wrong_shapes_are_refused(shapes: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         create()(*(torch.zeros(s) for s in shapes))
-
-
-def test_wrong_dtypes_and_sizes_are_refused() -> None:
-    q = torch.zeros(1, 1, 4, 8)
-    with pytest.raises(UserError, match=r"the same dtype and device; got torch\.bfl"):
-        create()(q, q.bfloat16(), q)
-    with pytest.raises(UnsupportedError, match="float64 is not supported; use float32, bfloat16"):
-        create()(*[q.double()] * 3)
-    with pytest.raises(UserError, match="kv_heads=3, head_dim=64: each must be at least 1"):
-        create().prepare(8, heads=4, kv_heads=3)
-    with pytest.raises(UserError, match=r"known after prepare\(seq_len=\.\.\.\)"):
-        _ = create().shard
 
 
 # ---- exports -----------------------------------------------------------------------------------

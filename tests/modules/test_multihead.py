@@ -1,18 +1,14 @@
 """MultiheadBlockSparse compared with torch's module under the mask that equals its layout."""
 
-import copy
-import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from longseq_bench.attention.sparse import block_sparse
-from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
+from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import Workload
-from longseq_bench.modules import multihead
-from longseq_bench.modules.multihead import CACHED_LAYOUTS, MultiheadBlockSparse
+from longseq_bench.modules.multihead import MultiheadBlockSparse
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL
 from longseq_bench.testing.definition import build_attention, count_pairs
 
@@ -106,121 +102,23 @@ def assert_equals_torch(
 
 @causality
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
-@pytest.mark.parametrize("kind", ["none", "end"])
-def test_every_pattern_equals_torch_under_its_mask(pattern: str, causal: bool, kind: str) -> None:
+def test_every_pattern_equals_torch_under_its_mask(pattern: str, causal: bool) -> None:
     options: dict[str, Any] = {"pattern": pattern, "seed": 3}
     if pattern in WITH_SPECIAL:
         options["globals"] = BLOCK
     sparse = module(causal, **options)
     visible = visible_pairs(150, causal, **options)
     assert float(visible.double().mean()) < (0.4 if causal else 0.6)
-    assert_equals_torch(sparse, visible, padding(kind, 150))
+    assert_equals_torch(sparse, visible, padding("end", 150))
 
 
 @causality
 @pytest.mark.parametrize("kernel", ["auto", "torch"])
 @pytest.mark.parametrize("kind", ["none", "start", "scattered", "all"])
-@pytest.mark.parametrize("n", [1, 16, 101])
+@pytest.mark.parametrize("n", [1, 101])
 def test_every_padding_equals_torch(n: int, kind: str, causal: bool, kernel: str) -> None:
     sparse = module(causal, pattern="random", kernel=kernel)
     assert_equals_torch(sparse, visible_pairs(n, causal, pattern="random"), padding(kind, n))
-
-
-def test_without_biases_and_with_a_window() -> None:
-    options = {"pattern": "sink-window", "globals": 16, "window": 32}
-    sparse = module(True, bias=False, **options)
-    assert sparse.in_proj_bias is None
-    assert_equals_torch(sparse, visible_pairs(100, True, **options), padding("end", 100))
-
-
-@causality
-def test_fewer_key_heads_equal_repeated_ones(causal: bool) -> None:
-    few = module(causal, num_kv_heads=2)
-    assert few.in_proj_weight.shape == (2 * EMBED, EMBED)
-    many = module(causal)
-
-    def repeated(rows: Tensor) -> Tensor:
-        q, *kv = rows.split([EMBED, EMBED // 2, EMBED // 2])
-        heads = [t.unflatten(0, (2, -1)).repeat_interleave(2, 0).flatten(0, 1) for t in kv]
-        return torch.cat([q, *heads])
-
-    with torch.no_grad():
-        many.in_proj_weight.copy_(repeated(few.in_proj_weight))
-        many.in_proj_bias.copy_(repeated(few.in_proj_bias))
-        many.out_proj.load_state_dict(few.out_proj.state_dict())
-    x, ignored = tokens(90), padding("end", 90)
-    for mask in (None, ignored):
-        torch.testing.assert_close(few(x, x, x, mask)[0], many(x, x, x, mask)[0])
-
-
-# ---- padding comes before the softmax ----------------------------------------------------------
-
-
-@causality
-@pytest.mark.parametrize("kind", ["end", "scattered"])
-def test_values_at_padded_keys_have_no_effect(kind: str, causal: bool) -> None:
-    sparse, ignored = module(causal), padding(kind, 140)
-    x = tokens(140)
-    before = sparse(x, x, x, ignored)[0]
-    changed = x.masked_fill(ignored[..., None], torch.nan)
-    after = sparse(x, changed, changed, ignored)[0]
-    assert torch.equal(before, after)
-    assert not torch.equal(before, sparse(x, x, x)[0])
-
-
-@causality
-@pytest.mark.parametrize("kernel", ["auto", "torch"])
-def test_rows_without_keys_are_zero_and_have_no_gradient(causal: bool, kernel: str) -> None:
-    sparse = module(causal, kernel=kernel)
-    x = tokens(70).requires_grad_()
-    ignored = torch.tensor([[False], [True], [False]]).expand(3, 70)
-    out = sparse(x, x, x, ignored)[0]
-    assert (out[1] == 0).all()
-    assert sparse.ran["uncovered"] == pytest.approx(1 / 3)
-    assert not (out[[0, 2]] == 0).all(-1).any()
-    torch.testing.assert_close(out[[0, 2]], sparse(x[[0, 2]], x[[0, 2]], x[[0, 2]])[0])
-    out.sum().backward()
-    assert (x.grad[1] == 0).all()
-    grads = {n: p.grad.clone() for n, p in sparse.named_parameters()}
-    sparse.zero_grad()
-    sparse(x[[0, 2]], x[[0, 2]], x[[0, 2]])[0].sum().backward()
-    for name, parameter in sparse.named_parameters():
-        torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-4, atol=1e-4)
-
-
-def test_the_future_never_reaches_the_past_with_padding() -> None:
-    sparse, ignored, x = module(causal=True), padding("scattered", 120), tokens(120)
-    changed = x.clone()
-    changed[:, 70:] += 5
-    before, after = (sparse(t, t, t, ignored)[0] for t in (x, changed))
-    assert torch.equal(before[:, :70], after[:, :70])
-    assert not torch.equal(before[:, 70:], after[:, 70:])
-
-
-def test_float_masks_equal_bool_masks() -> None:
-    sparse, ignored, x = module(), padding("end", 60), tokens(60)
-    floats = torch.zeros(BATCH, 60).masked_fill(ignored, -torch.inf)
-    assert torch.equal(sparse(x, x, x, floats)[0], sparse(x, x, x, ignored)[0])
-
-
-def test_padding_at_the_end_adds_no_runs_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel reads only the remaining runs, and equal rows share one kernel."""
-    sparse, spans_built = module(), []
-    make = multihead.HeadSpans
-    monkeypatch.setattr(
-        multihead, "HeadSpans", lambda *args: spans_built.append(args[0]) or make(*args)
-    )
-    ignored = torch.zeros(4, 160, dtype=torch.bool)
-    ignored[1:, 60:] = True
-    ignored[2] = False
-    x = tokens(160, batch=4)
-    out = sparse(x, x, x, ignored)[0]
-    assert len(spans_built) == 1
-    layouts = sparse._build(160, "float32").layouts
-    whole = sum(len(layout.indices) for layout in layouts)
-    assert len(spans_built[0].start) < whole
-    torch.testing.assert_close(out[2:3], sparse(x[2:3], x[2:3], x[2:3])[0])
-    torch.testing.assert_close(out[3:], sparse(x[3:], x[3:], x[3:], ignored[3:])[0])
 
 
 # ---- a drop-in ---------------------------------------------------------------------------------
@@ -279,50 +177,6 @@ def test_torch_s_encoder_runs_this_module(mode: str) -> None:
     assert encoder.layers[0].self_attn.ran["kernel_of_padded"] in ("native", "torch (spans)")
 
 
-def test_copies_and_pickles_compute_the_same() -> None:
-    sparse, x = module(), tokens(60)
-    expected = sparse(x, x, x)[0]
-    for other in (copy.deepcopy(sparse), pickle.loads(pickle.dumps(sparse))):
-        assert torch.equal(other(x, x, x)[0], expected)
-    assert "num_heads=4" in repr(sparse)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    sparse, ignored, x = module(), padding("end", 80), tokens(80)
-    expected = sparse(x, x, x, ignored)[0]
-    half, y = copy.deepcopy(sparse).to(dtype), x.to(dtype)
-    got = half(y, y, y, ignored)[0]
-    assert got.dtype == dtype
-    torch.testing.assert_close(got.float(), expected, rtol=0.05, atol=0.05)
-
-
-def test_the_layouts_of_the_last_few_lengths_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[int] = []
-    make_layout = block_sparse.make_layout
-
-    def counted(*args: Any) -> Any:
-        built.append(args[1])
-        return make_layout(*args)
-
-    monkeypatch.setattr(block_sparse, "make_layout", counted)
-    sparse = module()
-    lengths = [20 + i for i in range(CACHED_LAYOUTS)]
-    for n in [*lengths, *lengths, lengths[0], 99, lengths[0], *lengths[2:], 99]:
-        sparse(*[tokens(n)] * 3)
-    assert built == [*lengths, 99]
-    sparse(*[tokens(lengths[1])] * 3)
-    assert built[-1] == lengths[1]
-
-
-def test_without_gradients_nothing_is_kept_for_backward() -> None:
-    sparse, x = module(), tokens(40)
-    with torch.no_grad():
-        still = sparse(x, x, x)[0]
-    assert not still.requires_grad
-    torch.testing.assert_close(still, sparse(x, x, x)[0].detach())
-
-
 # ---- errors ------------------------------------------------------------------------------------
 
 
@@ -332,20 +186,13 @@ def test_without_gradients_nothing_is_kept_for_backward() -> None:
         ({"dropout": 0.1}, "dropout=0.1 is not supported"),
         ({"num_heads": 5}, "embed_dim=32 is not divisible by num_heads=5"),
         ({"num_kv_heads": 3}, "num_heads=4 is not divisible by num_kv_heads=3"),
-        ({"num_kv_heads": 0}, "each must be >= 1"),
         ({"sparsity": 1.0}, "sparsity 1 is outside"),
-        ({"block": 0}, "block 0 is too small"),
         ({"globals": 16}, "globals=16 is not supported by pattern=local-window"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         MultiheadBlockSparse(**{"embed_dim": EMBED, "num_heads": HEADS} | options)
-
-
-def test_an_unknown_pattern_names_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'strided'"):
-        module(pattern="stride")
 
 
 X = tokens(20)
@@ -359,7 +206,6 @@ X = tokens(20)
         ({"is_causal": True}, UserError, "created with causal=False"),
         ({"key": X[:, :9], "value": X[:, :9]}, UnsupportedError, "only self-attention"),
         ({"value": X[..., :8]}, UserError, r"\(3, 20, 8\) are not \(B, N, E\) with E=32"),
-        ({"query": X[None]}, UserError, r"are not \(B, N, E\)"),
         (dict.fromkeys(("query", "key", "value"), X[:, :0]), UserError, "is empty"),
         ({"key_padding_mask": torch.zeros(20, 3) > 0}, UserError, r"\(20, 3\) is not \(B, N\)"),
         ({"key_padding_mask": torch.zeros(3, 20).int()}, UserError, "must be bool"),

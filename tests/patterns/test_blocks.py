@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
 from longseq_bench.patterns import blocks
-from longseq_bench.patterns.block_layout import BlockLayout, Ints
+from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL, WITH_WINDOW, make_layout
 
 NAMES = sorted(PATTERNS)
@@ -28,7 +28,7 @@ def rows_of(layout: BlockLayout) -> list[list[int]]:
     return [layout.row(i).tolist() for i in range(layout.rows)]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     pattern=st.sampled_from(NAMES),
     tokens=st.integers(1, 900),
@@ -59,33 +59,9 @@ def test_every_row_keeps_the_requested_number_of_blocks(
     )  # fmt: skip
 
 
-@each
-@pytest.mark.parametrize("causal", [False, True])
-def test_nothing_skipped_is_everything(pattern: str, causal: bool) -> None:
-    layout = make_layout(pattern, 300, 16, 0.0, causal, 0, special_of(pattern, 16))
-    assert rows_of(layout) == [list(range(i + 1 if causal else 19)) for i in range(19)]
-    assert layout.density == 1
-    assert layout.block_density == 1
-
-
-@each
-def test_equal_options_give_equal_layouts(pattern: str) -> None:
-    special = special_of(pattern, 64)
-    one, two = (make_layout(pattern, 4096, 32, 0.8, False, 5, special) for _ in range(2))
-    assert np.array_equal(one.indices, two.indices)
-    assert np.array_equal(one.indptr, two.indptr)
-
-
-@pytest.mark.parametrize("seed", [-5, 2**64 - 1, 2**70])
-def test_any_whole_number_is_a_seed(seed: int) -> None:
-    one, two = (make_layout("random", 50, 1, 0.8, False, s) for s in (seed, seed % 2**64))
-    assert np.array_equal(one.indices, two.indices)
-
-
 def test_another_seed_draws_another_layout() -> None:
-    layouts = {
-        make_layout("random", 4096, 32, 0.8, True, seed).indices.tobytes() for seed in (0, 1, 2)
-    }
+    seeds = (0, 0, 1, -5, 2**70)
+    layouts = {make_layout("random", 4096, 32, 0.8, True, seed).indices.tobytes() for seed in seeds}
     assert len(layouts) == 3
 
 
@@ -115,21 +91,6 @@ def test_a_row_does_not_depend_on_its_chunk(
     cut = make_layout(pattern, 3000, 16, 0.7, causal, 3, special)
     assert np.array_equal(whole.indices, cut.indices)
     assert np.array_equal(whole.indptr, cut.indptr)
-
-
-def test_no_table_is_larger_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells: list[int] = []
-    rule = PATTERNS["global-local"]
-
-    def recording_rule(rows: blocks.LayoutRows) -> Ints:
-        cells.append(rows.row.size * rows.slot.size)
-        return rule(rows)
-
-    monkeypatch.setitem(PATTERNS, "global-local", recording_rule)
-    monkeypatch.setattr(blocks, "CHUNK", 200)
-    make_layout("global-local", 100, 1, 0.9, False, special=3)
-    # rows that see everything: two, then one; the others: twenty at a time
-    assert cells == [200, 100, 200, 200, 200, 200, 170]
 
 
 def test_local_window_keeps_the_nearest() -> None:
@@ -172,35 +133,6 @@ def test_strided_is_a_window_and_columns_that_all_rows_share(causal: bool) -> No
         assert layout.row(1).tolist() == [0, 1, 2, 3, 4, 5, 20, 40, 60, 80]
 
 
-@pytest.mark.parametrize("sparsity", [0.5, 0.8, 0.95, 0.99])
-def test_strided_keeps_about_half_of_its_blocks_on_columns(sparsity: float) -> None:
-    layout = make_layout("strided", 10_000, 10, sparsity, False)
-    shared = set.intersection(*map(set, rows_of(layout)))
-    per_row = len(layout.indices) / layout.rows
-    assert len(shared) == pytest.approx(per_row / 2, rel=0.3)
-    assert len({*np.diff(sorted(shared))}) == 1
-
-
-def distinct_of_eight(layout: BlockLayout) -> float:
-    """Return the key blocks of eight rows together, divided by those of one; median."""
-    ratios = [
-        len(set().union(*map(list, map(layout.row, range(i, i + 8))))) / len(layout.row(i))
-        for i in range(512, layout.rows - 8, 8)
-    ]
-    return float(np.median(ratios))
-
-
-@pytest.mark.parametrize(
-    ("pattern", "max_ratio"), [("strided", 1.8), ("hierarchical", 2.1), ("local-window", 1.8)]
-)
-@pytest.mark.parametrize("causal", [False, True])
-def test_neighbouring_rows_share_key_blocks(pattern: str, max_ratio: float, causal: bool) -> None:
-    """Eight rows keep at most twice the blocks of one row; with random blocks 4 times as many."""
-    layout = make_layout(pattern, 32_768, 16, 0.99, causal)
-    assert distinct_of_eight(layout) <= max_ratio
-    assert distinct_of_eight(make_layout("random", 32_768, 16, 0.99, causal)) > 4
-
-
 def test_random_keeps_a_window_and_reaches_everywhere() -> None:
     rows = [make_layout("random", 1600, 16, 0.9, True, seed).row(99).tolist() for seed in range(60)]
     assert all(row[-5:] == [95, 96, 97, 98, 99] for row in rows)
@@ -213,7 +145,7 @@ def sides(kept: np.ndarray, i: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("sparsity", [0.5, 0.9, 0.97, 0.992])
+@pytest.mark.parametrize("sparsity", [0.5, 0.992])
 def test_dilated_sparse_strides_grow(sparsity: float, causal: bool) -> None:
     """Up to rounding to full blocks, and as far as the farthest visible block."""
     layout = make_layout("dilated-sparse", 16_000, 16, sparsity, causal)
@@ -224,14 +156,6 @@ def test_dilated_sparse_strides_grow(sparsity: float, causal: bool) -> None:
             if len(gaps) > 2:
                 assert distances[-1] == room
                 assert gaps[0] <= 2 + gaps[-1] / 4
-
-
-def test_dilated_sparse_grows_by_a_factor() -> None:
-    distances = sides(make_layout("dilated-sparse", 16_000, 16, 0.992, True).row(999), 999)[0]
-    far = distances[distances >= 10]
-    ratios = far[1:] / far[:-1]
-    assert len(ratios) >= 4
-    assert ratios.max() < 1.5 * ratios.min()
 
 
 def hierarchy(room: int, count: int, i: int, ahead: int) -> list[int]:
@@ -277,36 +201,6 @@ def test_hierarchical_is_its_definition(
         )
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("sparsity", [0.5, 0.8, 0.96, 0.99])
-def test_hierarchical_never_skips_more_than_a_coarser_stride(sparsity: float, causal: bool) -> None:
-    """Strides are powers of two that never fall with the distance, across levels too."""
-    layout = make_layout("hierarchical", 16_000, 16, sparsity, causal)
-    for i in range(layout.rows):
-        for distances in sides(layout.row(i), i):
-            gaps = np.diff(distances)
-            # with fewer blocks than levels, strides leave powers of two out
-            if len(gaps) > 10:
-                assert (gaps & (gaps - 1) == 0).all()
-            assert (np.diff(gaps) >= 0).all()
-
-
-def test_hierarchical_is_fine_near_and_coarser_far() -> None:
-    kept = make_layout("hierarchical", 16000, 16, 0.96, True).row(999)
-    gaps = np.diff(kept)[::-1]
-    assert set(gaps.tolist()) == {1, 2, 4, 8, 16, 32, 64}
-    counts = np.bincount(np.log2(gaps).astype(int))
-    assert counts.max() - counts.min() <= 3
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_hierarchical_reaches_far_with_few_blocks(causal: bool) -> None:
-    """Sixteen blocks in 64k: a stride that only doubles would end 128 blocks away."""
-    layout = make_layout("hierarchical", 2**16, 1, 1 - 16 / 2**16, causal)
-    for i in (2**15 + 77, 2**16 - 1):
-        assert i - layout.row(i)[0] >= i / 4
-
-
 def test_an_unknown_pattern_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError) as caught:
         make_layout("local-windows", 100, 10, 0.5, False)
@@ -321,8 +215,6 @@ def test_an_unknown_pattern_names_the_nearest() -> None:
         (-0.1, "0 skips nothing"),
         (90, "90 % would be 0.9"),
         (float("nan"), "sparsity nan"),
-        (float("inf"), "0.99 keeps"),
-        (float("-inf"), "0 skips nothing"),
     ],
 )
 def test_a_sparsity_outside_the_range_is_refused(sparsity: float, hint: str) -> None:
@@ -338,7 +230,6 @@ WITHOUT_WINDOW = "use global-local, local-window, sink-window or strided"
 @pytest.mark.parametrize(
     ("patterns", "options", "message"),
     [
-        (["strided"], {"block": 0}, "block 0 is too small; the minimum is 1"),
         (["strided"], {"block": -3}, "block -3 is too small; the minimum is 1"),
         (["random"], {"seq_len": 0}, "sequence of 0 tokens"),
         (WITH_SPECIAL, {"special": 101}, "globals=101 is more than the 100 tokens"),
@@ -359,16 +250,7 @@ def test_options_that_a_pattern_does_not_support_are_refused(
             )
 
 
-def test_the_largest_globals_and_windows_are_accepted() -> None:
-    for pattern in WITH_SPECIAL:
-        assert make_layout(pattern, 100, 10, 0.5, False, special=100).rows == 10
-    for pattern in WITH_WINDOW:
-        assert make_layout(pattern, 100, 10, 0.5, False, window=10).rows == 10
-    strided = make_layout("strided", 1600, 16, 0.9, False, window=160)
-    assert strided.row(50).tolist() == [*range(45, 55)]
-
-
-@pytest.mark.parametrize("sparsity", [0.0, 0.9, 0.999])
+@pytest.mark.parametrize("sparsity", [0.0, 0.999])
 def test_a_window_replaces_sparsity(sparsity: float) -> None:
     """In tokens, rounded up to blocks, the diagonal block included."""
     make = make_layout
@@ -386,20 +268,6 @@ def test_a_window_replaces_sparsity(sparsity: float) -> None:
     assert global_local.row(50).tolist() == [0, 49, 50, 51]
     assert len(global_local.row(0)) == 100
     assert len(make("local-window", 1600, 16, sparsity, False, window=9999).row(3)) == 100
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(1, 300), st.floats(0, 0.99), st.booleans(), st.data())
-def test_a_window_of_strided_does_not_change_the_number_of_blocks(
-    rows: int, sparsity: float, causal: bool, data: st.DataObject
-) -> None:
-    plain = make_layout("strided", rows, 1, sparsity, causal)
-    window = data.draw(st.integers(1, int(plain.row_lengths[-1])))
-    layout = make_layout("strided", rows, 1, sparsity, causal, window=window)
-    assert np.array_equal(layout.indptr, plain.indptr)
-    for i in range(rows):
-        runs = [stop - start for start, stop in layout.runs(i) if start <= i < stop]
-        assert runs[0] >= min(window, layout.row_lengths[i])
 
 
 @each

@@ -73,10 +73,6 @@ def test_segments_follow_a_walk_and_causality_the_sequence(rule, n, causal, draw
         assert np.array_equal(rule.may_see(queries, steps, head, step_of), seen)
 
 
-def test_a_rate_of_one_covers_every_token() -> None:
-    assert DilationRule((16, 64), (1, 4), 4).uncovered_share(1000) == 0
-
-
 def test_a_very_long_sequence_is_counted_by_its_period() -> None:
     assert DilationRule((1024, 2048), (2, 4), 8).uncovered_share(2**40) == 0.5
     assert DilationRule((1024,), (2,), 1).visible_pairs(2**40, False) == 2**30 * 512**2
@@ -94,21 +90,6 @@ def test_offsets_rotate_so_that_heads_cover_every_token() -> None:
 def test_groups_count_uncovered_tokens() -> None:
     """Fault 9. Half of the heads have rate 2, so half of their tokens see nothing."""
     assert DilationRule((16, 64), (1, 2), 4, "groups").uncovered_share(640) == 0.25
-
-
-def test_groups_give_every_head_one_pair() -> None:
-    for heads in range(3, 12):
-        rule = DilationRule((8, 16, 32), (1, 2, 4), heads, "groups")
-        used = [h for _, _, own in rule.pairs() for h in own]
-        assert used == list(range(heads))
-        sizes = [len(own) for _, _, own in rule.pairs()]
-        assert max(sizes) - min(sizes) <= 1
-
-
-def test_a_rate_above_the_segment_leaves_some_heads_no_keys() -> None:
-    rule = DilationRule((3,), (8,), 8)
-    assert rule.visible_pairs(30, False) == 3 * 10
-    assert rule.uncovered_share(30) == pytest.approx(1 - 30 / 240)
 
 
 @pytest.mark.parametrize(

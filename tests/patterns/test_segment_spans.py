@@ -31,7 +31,7 @@ def count_pairs(spans: Spans, queries: np.ndarray, keys: np.ndarray) -> np.ndarr
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     n=st.integers(1, 500),
     pairs=pairs,
@@ -62,12 +62,6 @@ def test_spans_are_the_rule(
             covered.append(head)
             assert (found == rule.multiplicity(at, at, head, causal, step_of)).all()
     assert sorted(covered) == list(range(heads))
-
-
-def test_heads_of_one_offset_share_their_spans() -> None:
-    found = heads_by_sets(DilationRule((64, 128), (1, 2), 6))
-    assert list(found.values()) == [[0, 2, 4], [1, 3, 5]]
-    assert list(heads_by_sets(DilationRule((64,), (1,), 4)).values()) == [[0, 1, 2, 3]]
 
 
 def test_causal_keys_end_with_the_tile() -> None:

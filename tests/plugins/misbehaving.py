@@ -1,4 +1,7 @@
-"""Implementations with one fault each: ways to die, and ways to be wrong seen in an ancestor."""
+"""Implementations with one fault each: ways to die, and ways to be wrong seen in an ancestor.
+
+faulty.py has more ways to be wrong.
+"""
 
 import ctypes
 import math
@@ -200,122 +203,6 @@ class Gradient(ForTests):
         return scaled_dot_product_attention(q, k + (k.detach() - k) * 0.5, v)
 
 
-class Overwrites(ForTests):
-    """The output is right, but v is changed: a reference made from it later would be too."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = scaled_dot_product_attention(q, k, v)
-        v.zero_()
-        return out
-
-
-class ZeroRows(ForTests):
-    """Rows at the border of blocks are never written."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = scaled_dot_product_attention(q, k, v)
-        out[:, :, 127::128] = 0
-        return out
-
-
-class OneRow(ForTests):
-    """One row has the output of its neighbour."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = scaled_dot_product_attention(q, k, v, is_causal=self.workload.causal)
-        out[:, :, LONG : LONG + 1] = out[:, :, LONG - 1 : -1][:, :, :1]
-        return out
-
-
-class BorderKeys(ForTests):
-    """The last row of each block of 128 does not see the last key."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = scaled_dot_product_attention(q, k, v)
-        border = q[:, :, 127::128]
-        out[:, :, 127::128] = scaled_dot_product_attention(border, k[:, :, :-1], v[:, :, :-1])
-        return out
-
-
-class BorderGradient(ForTests):
-    """The gradient of the last query of each block of 128 is that of its neighbour."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q = q.clone()
-        if q.requires_grad:
-            q.register_hook(self.spoil)
-        return scaled_dot_product_attention(q, k, v)
-
-    def spoil(self, gradient: Tensor) -> Tensor:
-        gradient = gradient.clone()
-        gradient[:, :, 127::128] = gradient[:, :, 126::128][:, :, : gradient.shape[2] // 128]
-        return gradient
-
-
-class UnevenSum(ForTests):
-    """Every 1,000th row is divided by a sum of weights that is too small."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = scaled_dot_product_attention(q, k, v)
-        out[:, :, 500::1000] *= 1.02
-        return out
-
-
-class MoreTokens(ForTests):
-    """The output has padding."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.nn.functional.pad(scaled_dot_product_attention(q, k, v), (0, 0, 0, 1))
-
-
-class Widens(ForTests):
-    """The output has another dtype."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return scaled_dot_product_attention(q, k, v).double()
-
-
-class Remembers(ForTests):
-    """The first output is returned again, in no time."""
-
-    out: Tensor | None = None
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.out is None:
-            self.out = scaled_dot_product_attention(q, k, v)
-        return self.out.clone()
-
-
-class StaleKeys(ForTests):
-    """Keys are those of the first pass."""
-
-    k: Tensor | None = None
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.k is None:
-            self.k = k.clone()
-        return scaled_dot_product_attention(q, self.k, v)
-
-
-class Accumulates(ForTests):
-    """Each output is added to a buffer that is never emptied."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.out = getattr(self, "out", 0) + scaled_dot_product_attention(q, k, v)
-        return self.out.clone()
-
-
-class LaterGradient(ForTests):
-    """The gradient of k is half of what it should be, from the fourth pass on."""
-
-    passes = 0
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.passes += 1
-        share = 0.5 if self.passes > 3 else 0.0
-        return scaled_dot_product_attention(q, k + (k.detach() - k) * share, v)
-
-
 class FarKey(ForTests):
     """Fault 1: the first key is never seen."""
 
@@ -335,18 +222,6 @@ class OnRankOne(Ring):
 
     def fault(self) -> None:
         """What goes wrong."""
-
-
-class RankOneRow(Ring):
-    """One row is wrong, on rank 1."""
-
-    summary = "for tests"
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = super().__call__(q, k, v)
-        if self.group.rank == 1:
-            out[:, :, 700:701] = out[:, :, 699:700]
-        return out
 
 
 class RankEats(OnRankOne):

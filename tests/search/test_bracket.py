@@ -1,4 +1,4 @@
-"""The search on thousands of random machines: exact, noisy, crashing.
+"""The search on random machines: exact, noisy, crashing.
 
 `run` simulates the machine and logs every request. Promises are checked against that log: the
 result was run, no longer length passed without a failure, and the bracket is closed and its winner
@@ -15,13 +15,11 @@ from longseq_bench.search.bracket import (
     CONFIRMATIONS,
     MAX_CONFIRMATIONS,
     MAX_RUNS,
-    TOLERANCE_SHARE,
     TOLERANCE_TOKENS,
     Bracket,
     Request,
     Result,
     find_longest,
-    tolerance,
 )
 from longseq_bench.search.edge_model import ExpectedLoads
 
@@ -149,7 +147,7 @@ def mute(draw: random.Random) -> Machine:
 @pytest.mark.parametrize("kind", [smooth, noisy, crashing, flaky, mute], ids=lambda k: k.__name__)
 def test_promises_are_kept_on_random_machines(kind: Callable[[random.Random], Machine]) -> None:
     """Fault 12: the result is never below a length that passed; it is closed and confirmed."""
-    for seed in range(800):
+    for seed in range(300):
         draw = random.Random(f"{kind.__name__} {seed}")
         start, ceiling = draw.choice([1, 100, 2048]), int(10 ** draw.uniform(0, 9))
         assert_promises(run(kind(draw), start, ceiling), ceiling, 0.01 if kind is smooth else 0.16)
@@ -157,33 +155,15 @@ def test_promises_are_kept_on_random_machines(kind: Callable[[random.Random], Ma
 
 def test_a_machine_without_noise_is_always_closed_and_confirmed() -> None:
     """Fault 12. With exact loads and the usual first length, the maximum of runs is enough."""
-    for seed in range(1000):
+    for seed in range(400):
         assert_closed(run(smooth(random.Random(seed))))
 
 
-def test_the_edge_of_a_machine_is_found_to_one_percent_or_64_tokens() -> None:
-    """The true edge is found by bisection over the machine itself."""
-    for seed in range(500):
-        machine = smooth(random.Random(seed))
-        low, high = 0, CEILING + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if machine(middle).passed else (low, middle)
-        log = run(machine)
-        assert low - max(64, 0.01 * low) <= log.bracket.passed <= low
-
-
-@pytest.mark.parametrize("edge", [64, 100, 1000, 5000, 8191, 8193, 20_000])
+@pytest.mark.parametrize("edge", [64, 1000, 8191, 20_000])
 def test_steps_are_finer_than_8192_tokens(edge: int) -> None:
     """Fault 12."""
     log = run(lambda n: loads_of(n, n / edge, 0))
     assert edge - max(64, edge // 100) <= log.bracket.passed <= edge
-
-
-def test_few_runs_where_memory_is_linear() -> None:
-    """Two runs for a line, then the edge, a failure above it and the confirmation; few more."""
-    for edge in (10_000, 123_457, 10**6, 10**7):
-        assert len(run(lambda n, edge=edge: loads_of(n, n / edge, 0)).requests) <= 8
 
 
 def test_everything_fits_up_to_the_ceiling() -> None:
@@ -191,12 +171,6 @@ def test_everything_fits_up_to_the_ceiling() -> None:
     assert log.bracket.passed == 100_003
     assert log.bracket.failed is None
     assert log.bracket.confirmations == 1
-
-
-def test_a_ceiling_of_one_token_is_run() -> None:
-    log = run(lambda n: Result(True), ceiling=1)
-    assert [r.tokens for r in log.requests] == [1, 1]
-    assert log.bracket == Bracket(1, None, None, 1)
 
 
 def test_nothing_fits() -> None:
@@ -207,21 +181,10 @@ def test_nothing_fits() -> None:
     assert log.bracket.confirmations == 0
 
 
-def test_only_one_token_fits() -> None:
-    log = run(lambda n: Result(n == 1))
-    assert (log.bracket.passed, log.bracket.confirmations) == (1, 1)
-
-
 def test_a_hopeless_run_ends_the_search_at_once() -> None:
     log = run(lambda n: Result(False, hopeless=True))
     assert len(log.requests) == 1
     assert log.bracket == Bracket(0, log.requests[0].tokens, None, 0)
-
-
-def test_a_late_hopeless_run_keeps_what_passed() -> None:
-    log = run(lambda n: Result(n < 9000, {"memory": n / 10**5}, hopeless=n >= 9000))
-    assert log.bracket.passed == max(log.passed)
-    assert log.requests[-1].tokens >= 9000
 
 
 def test_crashes_at_single_lengths_keep_the_promises() -> None:
@@ -247,25 +210,6 @@ def test_a_length_that_fails_its_confirmation_is_not_the_winner() -> None:
     assert log.bracket.passed <= 9000
     assert log.bracket.confirmations == 1
     assert_promises(log)
-
-
-def test_the_request_of_the_edge_has_the_predicted_edge() -> None:
-    log = run(lambda n: loads_of(n, n / 500_000, 0))
-    assert log.bracket.predicted == pytest.approx(500_000, rel=0.001)
-    near = next(r for r in log.requests if r.tokens > 400_000)
-    assert (near.purpose, near.predicted) == ("edge", log.bracket.predicted)
-    assert log.requests[0].purpose == "probe"
-
-
-def test_tolerance_is_the_larger_of_both() -> None:
-    assert (TOLERANCE_TOKENS, TOLERANCE_SHARE) == (64, 0.01)
-    assert [tolerance(n) for n in (1, 6400, 6500, 10**6)] == [64, 64, 65, 10_000]
-
-
-def test_contradictions_widen_the_tolerance_up_to_a_maximum() -> None:
-    assert [tolerance(10**6, c) for c in (0, 1, 2, 4, 40)] == [
-        10_000, 20_000, 40_000, 160_000, 160_000,
-    ]  # fmt: skip
 
 
 # ---- limited by time on a noisy machine ---------------------------------------------------------
@@ -313,8 +257,8 @@ def run_timed_search(
 def test_the_winner_is_in_time_by_the_median_of_its_runs(
     noise: float, spikes: float, uncertainty: float
 ) -> None:
-    """400 machines each, judged by the times of the machine."""
-    for seed in range(400):
+    """150 machines each, judged by the times of the machine."""
+    for seed in range(150):
         log = run_timed_search(random.Random(seed), noise, spikes, uncertainty)
         by_length: dict[int, list[float]] = {}
         for tokens, time in log.times:
@@ -327,37 +271,13 @@ def test_the_winner_is_in_time_by_the_median_of_its_runs(
         assert log.bracket.failed == min(longer, default=None)
 
 
-def test_noise_does_not_multiply_the_time_of_a_search() -> None:
-    """Time is counted in limits of one pass; a late run costs at most 1.1 of them."""
-    for noise, spikes in ((0.0, 0.0), (0.05, 0.05), (0.2, 0.2)):
-        spent = []
-        for seed in range(500):
-            log = run_timed_search(random.Random(seed), noise, spikes, 6.0)
-            spent.append(sum(min(time, 1.1) for _, time in log.times))
-        assert sorted(spent)[450] <= 8
-        assert max(spent) <= 12
-
-
 def test_without_noise_the_time_edge_is_in_a_narrow_bracket() -> None:
-    for seed in range(500):
+    for seed in range(150):
         log = run_timed_search(random.Random(seed), 0.0, uncertainty=1.3)
         passed, failed = log.bracket.passed, log.bracket.failed
         assert failed is not None
         assert passed <= log.edge < failed
         assert failed - passed <= max(64, 0.05 * passed)
-
-
-def test_a_bracket_is_as_wide_as_the_spread_of_the_time_edges() -> None:
-    """A pass and a late run disagree by 5 % on the edge, so the bracket may not be 1 % wide."""
-
-    def machine(n: int) -> Result:
-        time = 0.97 if n == 99_500 else 1.05
-        return Result(time <= 1, {"time": time}, late=time > 1)
-
-    log = run(machine, expected=ExpectedLoads(lambda n: {"time": n / 100_000}))
-    first, second, third = (request.tokens for request in log.requests)
-    assert first == third == log.bracket.passed == 99_500
-    assert 102_000 < second == log.bracket.failed < 102_600
 
 
 def test_one_late_run_of_three_is_noise() -> None:
@@ -394,10 +314,9 @@ def random_machine(draw: random.Random) -> tuple[Machine, Machine]:
     return kind(random.Random(seed)), smooth(random.Random(seed))
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_promises_are_kept_with_wrong_expected_loads(part: int) -> None:
-    """2,000 machines in all, noisy or not monotone. Expected memory is wrong by up to 3 times."""
-    for seed in range(part * 500, (part + 1) * 500):
+def test_promises_are_kept_with_wrong_expected_loads() -> None:
+    """600 machines, noisy or not monotone. Expected memory is wrong by up to 3 times."""
+    for seed in range(600):
         draw = random.Random(f"expected {seed}")
         machine, quiet = random_machine(draw)
         factor = 3 ** draw.uniform(-1, 1), 6 ** draw.uniform(-1, 1)
@@ -408,7 +327,7 @@ def test_promises_are_kept_with_wrong_expected_loads(part: int) -> None:
 
 def test_good_expected_loads_need_five_runs_on_average() -> None:
     counts = []
-    for seed in range(400):
+    for seed in range(200):
         draw = random.Random(f"good {seed}")
         machine = smooth(draw)
         factor = draw.uniform(0.98, 1.02)
@@ -429,36 +348,6 @@ def test_the_first_run_is_just_below_the_expected_edge() -> None:
     assert {request.predicted for request in log.requests} == {log.requests[0].predicted}
     assert log.requests[0].predicted == pytest.approx(100_000, rel=0.002)
     assert len(lengths) == 3
-
-
-def test_the_first_run_is_far_below_an_uncertain_edge() -> None:
-    """The first run is in time even if it takes six times as long as expected."""
-
-    def slow(n: int) -> Result:
-        return loads_of(n, n / 1e6, (n / 50_000) ** 2)
-
-    log = run(slow, expected=expected_loads_of(slow, time=1.0))
-    assert log.requests[0].tokens == pytest.approx(50_000 / 6**0.5, rel=0.02)
-    assert not log.failed & {log.requests[0].tokens, log.requests[1].tokens}
-
-
-def test_after_a_failed_first_run_the_length_falls_step_by_step() -> None:
-    def line(n: int) -> Result:
-        return loads_of(n, n / 80_000, 0.0)
-
-    log = run(line, expected=expected_loads_of(lambda n: loads_of(n, n / 100_000, 0.0)))
-    lengths = [request.tokens for request in log.requests]
-    assert lengths[:4] == [int(lengths[0] * share) for share in (1, 0.97, 0.9, 0.7)]
-    assert_closed(log)
-
-
-@pytest.mark.parametrize("loads", [{}, {"memory": 0.0}], ids=["no loads", "load of 0"])
-def test_expected_loads_without_values_are_ignored(loads: dict[str, float]) -> None:
-    def line(n: int) -> Result:
-        return loads_of(n, n / 80_000, 0.0)
-
-    plain, other = run(line), run(line, expected=ExpectedLoads(lambda n: loads))
-    assert [r.tokens for r in other.requests] == [r.tokens for r in plain.requests]
 
 
 def test_an_expected_edge_above_the_ceiling_requests_the_ceiling() -> None:

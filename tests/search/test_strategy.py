@@ -1,15 +1,15 @@
 """Schedules run_stored by hand, and through the runner with a simulated machine."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from longseq_bench.analysis.searches import density_rows, search_rows
-from longseq_bench.core.cost import floor_bytes, floor_tokens
+from longseq_bench.core.cost import floor_tokens
 from longseq_bench.core.hardware import this_cpu
-from longseq_bench.core.model import DryRunEstimate, Environment, Outcome, Record, Trial
+from longseq_bench.core.model import Environment, Outcome, Record, Trial
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.runner import Watcher, run_schedule
 from longseq_bench.search.prediction import Predictor, RateModel
@@ -51,7 +51,7 @@ def test_compared_trials_are_interleaved() -> None:
     assert {s.purpose for s in steps} == {"measure"}
 
 
-@pytest.mark.parametrize("status", ["oom", "wrong", "error", "timeout", "crashed", "unsupported"])
+@pytest.mark.parametrize("status", ["oom", "wrong", "timeout"])
 def test_failed_trials_are_not_run_again(status: str) -> None:
     trials = [make.trial("dense"), make.trial("sdpa")]
 
@@ -61,15 +61,6 @@ def test_failed_trials_are_not_run_again(status: str) -> None:
     steps, records = by_hand(sweep(trials, rounds=3), machine)
     assert visits(steps) == [("dense", 4096, 0), *(("sdpa", 4096, r) for r in range(3))]
     assert records[0].outcome.status == status
-
-
-def test_trials_on_one_and_several_ranks_are_interleaved_and_devices_are_not() -> None:
-    trials = [make.trial("sdpa"), make.trial("sdpa", world_size=2)]
-    trials.append(make.trial("sdpa", device="cuda"))
-    steps, _ = by_hand(sweep(trials, rounds=2), ok)
-    assert [(s.trial.device, s.trial.world_size, s.trial.round) for s in steps] == [
-        ("cpu", 1, 0), ("cpu", 2, 0), ("cpu", 1, 1), ("cpu", 2, 1), ("cuda", 1, 0), ("cuda", 1, 1),
-    ]  # fmt: skip
 
 
 def machine_for(tokens: int) -> Machine:
@@ -121,16 +112,8 @@ def test_a_search_never_asks_beyond_its_ceiling_or_twice_the_floor() -> None:
     assert records[-1].trial.workload.seq_len == 5000
 
 
-def test_searches_come_one_after_the_other() -> None:
-    trials = [make.trial(name, memory_budget=64 * MIB) for name in ("ring", "sdpa")]
-    steps, _ = by_hand(maxlen(trials), machine_for(7000))
-    names = [s.trial.implementation for s in steps]
-    assert names == sorted(names)
-    assert set(names) == {"ring", "sdpa"}
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-@pytest.mark.parametrize("edge", [0, 1, 5, 8, 9, 100, 7000, 10**9])
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("edge", [0, 1, 8, 9, 7000, 10**9])
 def test_a_search_requests_at_least_one_token_per_rank(ranks: int, edge: int) -> None:
     """edge: the longest length that fits. Each requested length has a token for every rank."""
     trial = make.trial("ring", memory_budget=64 * MIB, world_size=ranks, repeats=0)
@@ -150,22 +133,6 @@ def test_a_search_requests_at_least_one_token_per_rank(ranks: int, edge: int) ->
         assert failed - max(passed) <= max(64, max(passed) // 100)
     else:
         assert max(lengths) == top
-
-
-@pytest.mark.parametrize("budget", [1, 4000, 40_000])
-def test_with_a_tiny_budget_the_search_ends_at_one_token_per_rank(budget: int) -> None:
-    trial = make.trial("ring", memory_budget=budget, world_size=8, repeats=0)
-    steps, _ = by_hand(maxlen([trial]), lambda t: make.outcome("oom", "full"))
-    assert steps[-1].trial.workload.seq_len == 8
-
-
-def test_predicted_tokens_are_those_of_all_ranks() -> None:
-    trial = make.trial("ring", memory_budget=64 * MIB, world_size=4, repeats=0)
-    steps, _ = by_hand(maxlen([trial]), machine_for(28_000))
-    near = next(s for s in steps if s.purpose == "edge")
-    assert near.predicted_tokens == pytest.approx(28_000, abs=2)
-    (only,) = {s.predicted_tokens for s in steps if s.predicted_tokens is not None}
-    assert only == near.predicted_tokens
 
 
 @pytest.mark.parametrize("status", ["unsupported", "error"])
@@ -192,8 +159,8 @@ def test_a_crash_above_the_winner_stays_a_crash() -> None:
 
 
 def test_the_row_of_a_time_limited_search_agrees_with_the_search() -> None:
-    """200 noisy time-limited searches: the row of the records has the bracket of the search."""
-    for seed in range(200):
+    """60 noisy time-limited searches: the row of the records has the bracket of the search."""
+    for seed in range(60):
         draw = random.Random(seed)
         slow = draw.choice([0.0, 0.05, 0.3])
 
@@ -237,32 +204,6 @@ def small_search() -> Schedule:
     return maxlen([make.trial("ring", memory_budget=64 * MIB, repeats=0)])
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 7])
-def test_a_simulated_search_uses_the_memory_of_all_ranks(ranks: int, tmp_path: Path) -> None:
-    trial = make.trial("ring", memory_budget=64 * MIB, world_size=ranks, repeats=0)
-    records, _ = run_stored(maxlen([trial]), SimulatedLauncher(), tmp_path)
-    (found,) = search_rows(records)
-    assert found.fraction_of_floor == pytest.approx(1 / 1.05, rel=0.01)
-    assert found.max_tokens == pytest.approx(ranks * 8192 / 1.05, rel=0.01)
-    assert found.tokens_per_rank == -(-found.max_tokens // ranks)
-    assert found.rank_peaks == [found.peak_bytes] * ranks
-    assert found.peak_bytes <= 64 * MIB
-    assert {r.outcome.status for r in records} == {"ok", "oom"}
-
-
-def test_a_simulated_trial_on_ranks_shares_work_and_memory() -> None:
-    trial = make.trial("ring", 1000, world_size=3)
-    one, three = (
-        SimulatedLauncher().run(t, lambda *_: None).outcome
-        for t in (trial.replace(world_size=1), trial)
-    )
-    assert three.largest("peak") == (one.largest("peak") or 0) / 3
-    assert three.samples("time") == tuple([one.samples("time")[0] / 3] * 3)
-    assert three.samples("own_tokens") == (334, 333, 333)
-    few = SimulatedLauncher().run(trial.at(2), lambda *_: None).outcome
-    assert (few.status, few.reason) == ("unsupported", "2 tokens are too few for 3 ranks")
-
-
 def test_a_finished_search_is_found_again_and_nothing_runs(tmp_path: Path) -> None:
     first, found = run_stored(small_search(), SimulatedLauncher(), tmp_path)
     assert not any(found)
@@ -294,56 +235,7 @@ def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
 BETA = make.environment("beta", cores=4, gpus=("H100",), variables={"OMP_PROC_BIND": "1"})
 
 
-@pytest.mark.parametrize(
-    ("tokens", "where", "named"),
-    [
-        ((1024, 4096), make.environment(load=(9.0,), commit="def5678"), None),
-        ((512,), BETA, None),
-        ((512, 1024, 2048), make.environment(torch="2.12.0"), "torch"),
-        ((1024,), make.environment(memory_bytes=1, variables={"A": "1"}), "memory, A"),
-        ((1024,), BETA, "host, cores, gpus, …"),
-    ],
-)
-def test_stored_records_of_another_environment_are_named_once(
-    tokens: tuple[int, ...], where: Environment, named: str | None, tmp_path: Path
-) -> None:
-    stored = [make.trial("sdpa", n) for n in (1024, 2048)]
-    run_stored(sweep(stored, 3), SimulatedLauncher(), tmp_path)
-    log = FoundLog()
-    trials = [make.trial("sdpa", n) for n in tokens]
-    with Store(tmp_path) as store:
-        run_schedule(sweep(trials, 3), SimulatedLauncher(), store, lambda: where, [log])
-    sentence = f"6 records of alpha do not count here: another environment ({named})"
-    assert log.skipped == ([sentence] if named else [])
-
-
-def test_another_environment_or_another_trial_is_run_again(tmp_path: Path) -> None:
-    trials = [make.trial("sdpa", 1024)]
-    run_stored(sweep(trials, 1), SimulatedLauncher(), tmp_path)
-    for where, repeated, runs in (
-        (make.environment(load=(9.0,)), trials, 0),
-        (make.environment(torch="2.12.0"), trials, 1),
-        (make.environment(), [trials[0].replace(seed=1)], 1),
-        (make.environment(), [trials[0].replace(round=1)], 0),
-    ):
-        launcher = SimulatedLauncher()
-        run_stored(sweep(repeated, 1), launcher, tmp_path, where)
-        assert len(launcher.ran) == runs
-
-
-def test_the_runner_records_simulated_crashes_and_limits(tmp_path: Path) -> None:
-    trials = [make.trial(name, 4096, memory_budget=MIB) for name in ("dense", "ring", "sdpa")]
-    launcher = SimulatedLauncher(
-        peak=lambda t: 2 * MIB if t.implementation == "ring" else 1.0,
-        dies=lambda t: make.outcome("crashed", "so") if t.implementation == "dense" else None,
-    )
-    records, _ = run_stored(sweep(trials, 2), launcher, tmp_path)
-    assert [(r.trial.implementation, r.outcome.status) for r in records] == [
-        ("dense", "crashed"), ("ring", "oom"), ("sdpa", "ok"), ("sdpa", "ok"),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("seconds", [float("inf"), -1.0])
 def test_a_meter_that_returns_what_cannot_be_is_an_error_that_can_be_read_again(
     tmp_path: Path, seconds: float
 ) -> None:
@@ -362,7 +254,7 @@ def simulate(factor: float = 1.0) -> tuple[SimulatedLauncher, Predictor]:
     return launcher, Predictor(launcher.dry_run, RateModel(this_cpu("simulated", 2, make.GIB)))
 
 
-@pytest.mark.parametrize(("factor", "runs"), [(1.0, 4), (1.02, 5), (0.98, 5), (3.0, 9), (1 / 3, 9)])
+@pytest.mark.parametrize(("factor", "runs"), [(1.0, 4), (3.0, 9), (1 / 3, 9)])
 def test_a_search_with_predictions_is_short_and_right_if_they_are_wrong(
     tmp_path: Path, factor: float, runs: int
 ) -> None:
@@ -378,41 +270,13 @@ def test_a_search_with_predictions_is_short_and_right_if_they_are_wrong(
     assert all(r.foreseen and r.foreseen.peak_bytes and r.foreseen.seconds for r in records)
 
 
-def test_the_predictions_of_a_sweep_are_recorded_in_every_round(tmp_path: Path) -> None:
-    launcher, predictor = simulate(1.5)
-    trials = [make.trial("ring", n, memory_budget=make.GIB) for n in (1024, 2048)]
-    with Store(tmp_path) as store:
-        records = run_schedule(sweep(trials, 2, predictor), launcher, store, make.environment)
-    for record in records:
-        peak = record.outcome.largest("peak")
-        assert record.foreseen is not None
-        assert record.foreseen.peak_bytes == pytest.approx(1.5 * peak, rel=1e-6)
-
-
-def test_a_finished_sweep_has_no_dry_runs(tmp_path: Path) -> None:
-    launcher = SimulatedLauncher(dry_run_factor=lambda t: 1.0)
-    trials = [make.trial("ring", n, memory_budget=make.GIB) for n in (1024, 2048)]
-    dry_runs: list[int] = []
-
-    def dry_run(trials: Sequence[Trial]) -> list[DryRunEstimate]:
-        dry_runs.append(len(trials))
-        return launcher.dry_run(trials)
-
-    predictor = Predictor(dry_run, RateModel(this_cpu("simulated", 2, make.GIB)))
-    for expected in ([1, 1], []):
-        dry_runs.clear()
-        with Store(tmp_path) as store:
-            run_schedule(sweep(trials, 2, predictor), launcher, store, make.environment)
-        assert dry_runs == expected
-
-
 def test_tensors_in_host_memory_are_not_limited_by_the_floor() -> None:
     trial = make.trial("ring", options={"offload": "host"}, memory_budget=2**20)
     steps, _ = by_hand(maxlen([trial], ceiling=2**20), lambda t: make.outcome(peak=1.0))
     assert max(s.trial.workload.seq_len for s in steps) == 2**20
 
 
-@pytest.mark.parametrize("density", [0.5, 0.1, 0.003])
+@pytest.mark.parametrize("density", [0.5, 0.003])
 def test_the_minimum_sparsity_is_at_the_time_limit(tmp_path: Path, density: float) -> None:
     launcher = SimulatedLauncher(
         seconds=lambda t: (1 - float(str(t.options["sparsity"]))) / density
@@ -457,31 +321,3 @@ def test_a_scaling_study_times_parts_of_the_shortest_maximum(tmp_path: Path) -> 
     worlds = {(r.trial.implementation, r.trial.world_size) for r in records}
     assert len(worlds) == 4
     assert sum(r.purpose == "measure" for r in records) == 3 * 4 * 2
-
-
-def test_a_thousand_simulated_searches_end_at_the_longest_pass() -> None:
-    """Limits are random, noisy and not monotone; predictions are wrong by up to 3 times."""
-    draw = random.Random(5)
-    for _ in range(1_200):
-        off = 3 ** draw.uniform(-1, 1)
-        fixed, noise = draw.uniform(0, 0.3), draw.choice([0.0, 0.0, 0.02])
-        bump, period = draw.choice([0.0, 0.05]), draw.randint(50, 900)
-
-        def peak(
-            t: Trial, fixed: float = fixed, noise: float = noise, bump: float = bump,
-            period: int = period,
-        ) -> float:  # fmt: skip
-            tokens = t.workload.seq_len
-            shape = 1 + bump * (tokens // period % 2) + noise * draw.uniform(-1, 1)
-            return 16 * 2**20 * fixed + floor_bytes(t.workload) * shape
-
-        launcher = SimulatedLauncher(peak=peak, dry_run_factor=lambda t, off=off: off)  # type: ignore[misc]
-        predictor = Predictor(launcher.dry_run, RateModel(this_cpu("simulated", 2, make.GIB)))
-        trial = make.trial("ring", memory_budget=16 * 2**20, repeats=0)
-        records = run_schedule(maxlen([trial], None, predictor), launcher, None, make.environment)
-        (row,) = search_rows(records)
-        failed = {r.trial.workload.seq_len for r in records if r.outcome.status != "ok"}
-        passed = {t.workload.seq_len for t in launcher.ran} - failed
-        assert row.max_tokens == max(passed, default=0)
-        assert row.confirmations >= 1 or not passed
-        assert len(records) <= 20

@@ -10,7 +10,6 @@ from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import dry_run
-from longseq_bench.worker.kernel_workspace import KernelWorkspace
 from tests import make
 from tests.trials import MIB, complete, exact, run_trial
 from tests.worker.test_limits import in_child
@@ -27,18 +26,15 @@ def trial_on(
 @pytest.mark.parametrize(
     ("name", "ranks", "tolerance", "mode"),
     [
-        ("dense", 1, 0.03, "train"), ("sdpa", 1, 0.05, "train"), ("ring", 2, 0.03, "forward"),
-        ("ring", 2, 0.03, "train"), ("collective", 2, 0.03, "train"),
-        ("ulysses", 2, 0.03, "train"), ("block-sparse", 2, 0.03, "train"),
-        ("hilbert", 1, 0.03, "train"), ("dilated", 2, 0.03, "forward"),
+        ("sdpa", 1, 0.05, "train"), ("ring", 2, 0.03, "train"), ("ulysses", 2, 0.03, "forward"),
+        ("block-sparse", 2, 0.03, "train"), ("hilbert", 1, 0.03, "train"),
     ],
 )  # fmt: skip
 def test_the_peak_of_a_dry_run_is_the_measured_one(
     launcher: LocalLauncher, name: str, ranks: int, tolerance: float, mode: str
 ) -> None:
     # more heads instead of more tokens: large tensors for little work
-    heads, tokens = (8, 768) if name == "dense" else (16 * ranks, 1024)
-    one = complete(launcher, name, tokens, heads=heads, world_size=ranks, mode=mode)
+    one = complete(launcher, name, 1024, heads=16 * ranks, world_size=ranks, mode=mode)
     (estimate,) = launcher.dry_run([one])
     measured = run_trial(launcher, one).largest("peak")
     assert estimate.unsupported is None
@@ -60,7 +56,6 @@ def test_work_and_bytes_are_those_of_one_rank(launcher: LocalLauncher) -> None:
     ("name", "options", "peers"),
     [
         ("ring", {}, (1,)),
-        ("collective", {}, (1,)),
         ("ulysses", {}, (3,)),
         # the communicator of all ranks exists too; the others have two ranks each
         ("usp", {"ulysses": 2, "ring": 2}, (0, 1, 1)),
@@ -126,21 +121,10 @@ def extrapolated_and_real(trial: Trial) -> tuple[DryRunEstimate, DryRunEstimate]
     return extrapolated, dry_run._predict(trial, 1, None)
 
 
-@pytest.mark.parametrize(
-    ("options", "ranks", "causal"),
-    [
-        ({}, 8, True),
-        ({"pattern": "hierarchical", "exchange": "fetch"}, 8, True),
-        ({"exchange": "ring"}, 4, False),
-        ({"pattern": "strided"}, 1, True),
-    ],
-)
-def test_a_large_layout_is_extrapolated_from_two_smaller_ones(
-    launcher: LocalLauncher, options: dict[str, OptionValue], ranks: int, causal: bool
-) -> None:
-    tokens = 1_300_007 if causal else 920_007
+def test_a_large_layout_is_extrapolated_from_two_smaller_ones(launcher: LocalLauncher) -> None:
+    options: dict[str, OptionValue] = {"pattern": "hierarchical", "exchange": "fetch"}
     one = complete(
-        launcher, "block-sparse", tokens, options, heads=8, world_size=ranks, causal=causal,
+        launcher, "block-sparse", 1_300_007, options, heads=8, world_size=8, causal=True,
         mode="train", dtype="bfloat16",
     ).replace(device="cuda")  # fmt: skip
     found, real = in_child(launcher, extrapolated_and_real, one)
@@ -148,18 +132,6 @@ def test_a_large_layout_is_extrapolated_from_two_smaller_ones(
     for field in ("peak_bytes", "peak_at_most_index", "flops", "bytes_sent", "transfers"):
         assert getattr(found, field) == pytest.approx(getattr(real, field), rel=0.01), field
     assert found.most_index_bytes == pytest.approx(real.most_index_bytes, rel=0.03)
-
-
-def test_the_lists_of_a_layout_of_many_million_tokens_count(launcher: LocalLauncher) -> None:
-    """8 bytes for each kept block of a rank, of a layout with billions of them."""
-    one = complete(
-        launcher, "block-sparse", 2**24, {"exchange": "fetch"}, heads=8, world_size=4,
-        dtype="bfloat16",
-    ).replace(device="cuda")  # fmt: skip
-    (estimate,) = launcher.dry_run([one], limit=120.0)
-    kept = 0.1 * (2**24 / 128) ** 2 / 4
-    assert estimate.most_index_bytes == pytest.approx(8 * kept, rel=0.03)
-    assert estimate.peak_bytes > estimate.most_index_bytes
 
 
 def test_freed_storages_do_not_count() -> None:
@@ -176,15 +148,6 @@ def test_freed_storages_do_not_count() -> None:
     assert meter.current == 0
 
 
-def test_the_backward_pass_counts_too() -> None:
-    meter, a = StoragePeak(), torch.zeros(1000, requires_grad=True)
-    with meter:
-        total = (a * 2).sum()
-        before = meter.current
-        total.backward()
-    assert before < 4000 <= meter.current
-
-
 def test_the_workspace_of_a_kernel_counts_while_it_runs() -> None:
     meter = StoragePeak(
         MeterContext(workspace=lambda op, args, kwargs: 5000 if "mul" in str(op) else 0)
@@ -197,23 +160,6 @@ def test_the_workspace_of_a_kernel_counts_while_it_runs() -> None:
     assert (meter.peak, meter.peak_workspace) == (13000, 5000)
     assert meter.current == 10000
     del a, c
-
-
-def test_the_workspace_table_and_a_kernel_that_it_lacks() -> None:
-    row = {"thread": 100, "thread_short": 10, "thread_dim": 1}
-    row |= {"query": 2, "kv": 3, "key": 5, "row": 7}
-    table = {"_scaled_dot_product_flash_attention_for_cpu": {"float32": row}}
-    q, k = torch.empty(2, 4, 1000, 8, device="meta"), torch.empty(2, 2, 50, 8, device="meta")
-    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    workspace = KernelWorkspace(3, table)
-    expected = 3 * (100 + 8) + 2 * 4 * 8 * (2 * 1000 + 5 * 50) + 3 * k.numel() + 7 * 2 * 4 * 1000
-    assert workspace(op, (q, k, k), {}) == expected
-    assert workspace(op, (q[:, :, :700], k, k), {}) == (
-        3 * (10 + 8) + 2 * 4 * 8 * (2 * 700 + 5 * 50) + 3 * k.numel() + 7 * 2 * 4 * 700
-    )
-    assert (workspace.unknown, workspace(torch.ops.aten.mul.Tensor, (q, q), {})) == (set(), 0)
-    assert workspace(op, (q.bfloat16(), k.bfloat16(), k.bfloat16()), {}) == 0
-    assert workspace.unknown == {"_scaled_dot_product_flash_attention_for_cpu bfloat16"}
 
 
 # ---- memory alone ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The short form of `tests.worker.faults`: every fourth kind of fault, the dtypes in turn."""
+"""The short form of `tests.worker.faults`: every sixth kind of fault, the dtypes in turn."""
 
 from itertools import cycle
 
@@ -11,10 +11,11 @@ from tests.worker.right_cases import draw
 
 KINDS = [kind for kinds in STAGES.values() for kind in kinds]
 HARD = ["no maximum subtracted", "scores clipped at 20", "scores scaled by 1.01",
-        "output scaled by 1.005", "dk scaled by 1.05", "one row on the last rank"]  # fmt: skip
+        "output scaled by 1.005", "dk scaled by 1.05", "one row on the last rank",
+        "keys of other ranks not seen"]  # fmt: skip
 CHOSEN = [
     next(iter(cases([kind], [dtype], [ranks])), None)
-    for kind, dtype, ranks in zip(KINDS[::4], cycle(DTYPES), cycle([1, 1, 2]), strict=False)
+    for kind, dtype, ranks in zip(KINDS[::6], cycle(DTYPES), cycle([1, 1, 2]), strict=False)
 ] + [Case(kind, "bfloat16", 2 if "rank" in kind else 1) for kind in HARD]
 
 
@@ -29,6 +30,6 @@ def test_right_cases_that_were_called_wrong_once(launcher: LocalLauncher, number
     assert run_trial(launcher, draw(launcher, number)).status == "ok"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_without_a_fault_it_is_right(launcher: LocalLauncher, dtype: str) -> None:
-    assert run_case(launcher, Case("none", dtype, 1)).status == "ok"
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_without_a_fault_it_is_right(launcher: LocalLauncher, ranks: int) -> None:
+    assert run_case(launcher, Case("none", "bfloat16", ranks)).status == "ok"

@@ -43,8 +43,6 @@ DONE = entry(1, "completed")
          f"all_reduce #12 {COLLECTIVE_WAITS}"),
         ([entry(2, "started")], [entry(2, "completed"), entry(3, "started")],
          "all_reduce #13 makes progress"),
-        ([DONE], [DONE, entry(2, "started")], "all_reduce #12 makes progress"),
-        ([entry(2, "scheduled")], [entry(2, "scheduled")], "all_reduce #12 is queued"),
         ([entry(2, "scheduled")], [entry(2, "started")], "all_reduce #12 is queued"),
         (step(2, "started"), step(2, "started"), f"send 0->1 and recv 0<-1 #22 {COLLECTIVE_WAITS}"),
         (step(2, "started"), [*step(2, "completed"), *step(5, "started")],
@@ -108,23 +106,3 @@ def test_a_waiting_process_writes_its_stack_and_then_its_collective(waits_in: st
 
 def test_a_recorder_that_fails_is_named() -> None:
     assert stack_of([], "read")[-1] == f"{COLLECTIVE}unknown (RuntimeError: no recorder)"
-
-
-@pytest.mark.cuda
-def test_the_entries_of_nccl_have_the_fields_that_are_read() -> None:
-    code = """
-import os, torch, torch.distributed as dist
-from longseq_bench.worker import flight_recorder
-import faulthandler, signal
-flight_recorder.enable()
-os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-store = dist.HashStore()
-dist.init_process_group("nccl", store=store, rank=0, world_size=1)
-dist.all_reduce(torch.ones(1, device="cuda"))
-torch.cuda.synchronize()
-entries = flight_recorder.read_entries()
-print(flight_recorder.describe(entries, entries))
-os._exit(0)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("all_reduce #")

@@ -126,15 +126,13 @@ def prepare(
     return clock
 
 
-@pytest.mark.parametrize(("pass_s", "passes"), [(0.3, 1), (0.049, 4), (0.001, 100)])
+@pytest.mark.parametrize(("pass_s", "passes"), [(0.3, 1), (0.001, 100)])
 def test_the_device_is_busy_for_200_ms(device: Device, pass_s: float, passes: int) -> None:
     prepare(device, pass_s, 1e-5)
     assert device.log.count("pass") == passes
 
 
-@pytest.mark.parametrize(
-    ("pass_s", "passes"), [(2.0, 1), (1e-3, 1), (0.9e-3, 2), (1e-4, 10), (1e-6, 50), (0.0, 50)]
-)
+@pytest.mark.parametrize(("pass_s", "passes"), [(1e-3, 1), (0.9e-3, 2), (0.0, 50)])
 def test_a_sample_takes_a_millisecond(pass_s: float, passes: int) -> None:
     assert passes_of_a_sample(pass_s) == passes
 
@@ -144,7 +142,6 @@ def test_a_sample_takes_a_millisecond(pass_s: float, passes: int) -> None:
     [
         (1e-5, True, 10, MIN_HEAD_START_S),
         (5e-4, True, 10, 6e-3),
-        (5e-3, True, 10, 0.02),
         (2e-3, False, 1, 2.4e-3),
     ],
 )
@@ -153,6 +150,9 @@ def test_the_head_start_covers_all_passes_of_a_sample(
 ) -> None:
     clock = prepare(device, 1.05e-4, dispatch_s, can_batch)
     assert (clock.passes, clock.head_start_s) == (passes, pytest.approx(head_start_s))
+
+
+# ---- timed passes ------------------------------------------------------------------------------
 
 
 def prepare_on_rank(group: Group) -> tuple[int, int, float]:
@@ -170,12 +170,8 @@ def test_all_ranks_have_the_passes_and_the_head_start_of_the_slowest(ranks: Rank
     assert first[1:] == (5, pytest.approx(1.2 * 2e-3 * 5))
 
 
-# ---- timed passes ------------------------------------------------------------------------------
-
-
 def run_timed(
-    device: Device, monkeypatch: pytest.MonkeyPatch, first_pass_s: float, compiled: bool = False,
-    **fields: Any,
+    device: Device, monkeypatch: pytest.MonkeyPatch, first_pass_s: float, **fields: Any,
 ) -> MeasurementLog:  # fmt: skip
     """Run timed passes of 0.105 ms."""
     monkeypatch.setattr(timing, "clock_for", lambda kind: cuda_clock())
@@ -186,7 +182,7 @@ def run_timed(
         device.launch(1.05e-4, 1e-5)
 
     monkeypatch.setattr(timing, "run_pass", run_pass)
-    log = MeasurementLog(pass_s=first_pass_s, compiled=compiled)
+    log = MeasurementLog(pass_s=first_pass_s)
     attention = SimpleNamespace(group=Group.alone(), layout_s=0.0, on_host=False)
     one = SimpleNamespace(out=None, grads=None, grad_out=None)
     of = trial("sdpa", repeats=3, device="cuda", **fields)
@@ -205,53 +201,11 @@ def test_short_passes_are_timed_together(device: Device, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("first_pass_s", "fields", "timer"),
-    [(1e-4, {"keep": "nothing"}, "CUDA events"), (5.0, {}, "CUDA events")],
-    ids=["in place", "long"],
+    ("first_pass_s", "keep"), [(1e-4, "nothing"), (5.0, "all")], ids=["in place", "long"]
 )
 def test_passes_that_spend_their_inputs_or_are_long_are_timed_alone(
-    device: Device, monkeypatch: pytest.MonkeyPatch, first_pass_s: float,
-    fields: dict[str, Any], timer: str,
-) -> None:  # fmt: skip
-    log = run_timed(device, monkeypatch, first_pass_s, **fields)
-    assert log.facts["timer"] == timer
-    assert device.log.count("pass") == device.log.count("event") // 2
-
-
-def test_a_first_pass_that_compiled_says_nothing_about_the_length(
-    device: Device, monkeypatch: pytest.MonkeyPatch
+    device: Device, monkeypatch: pytest.MonkeyPatch, first_pass_s: float, keep: str
 ) -> None:
-    log = run_timed(device, monkeypatch, 5.0, compiled=True)
-    assert log.facts["timer"] == "CUDA events, mean of 10 passes a sample"
-
-
-@pytest.mark.cuda
-def test_events_agree_with_the_timer_of_triton() -> None:
-    testing = pytest.importorskip("triton.testing")
-    a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-
-    def time_pass(clock: CudaClock) -> None:
-        with clock:
-            for _ in range(clock.passes):
-                torch.mm(a, a)
-
-    clock = cuda_clock()
-    prepare_clocks([clock], time_pass, Group.alone(), True)
-    for _ in range(20):
-        time_pass(clock)
-    expected = testing.do_bench(lambda: torch.mm(a, a), return_mode="median") / 1e3
-    # do_bench clears the L2 cache between passes, which a product of this size hardly notices
-    assert sorted(clock.wall)[10] == pytest.approx(expected, rel=0.1)
-
-
-@pytest.mark.cuda
-def test_a_pass_of_short_kernels_does_not_measure_the_host() -> None:
-    x = torch.ones(1024, device="cuda")
-    hidden, exposed = cuda_clock(), cuda_clock()
-    exposed.head_start_s = 0.0
-    hidden.head_start_s = 0.02
-    for clock in [hidden, exposed] * 3:
-        with clock:
-            for _ in range(200):
-                x.mul_(1.0)
-    assert min(hidden.wall) < min(exposed.wall)
+    log = run_timed(device, monkeypatch, first_pass_s, keep=keep)
+    assert log.facts["timer"] == "CUDA events"
+    assert device.log.count("pass") == device.log.count("event") // 2

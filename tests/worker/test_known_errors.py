@@ -1,15 +1,10 @@
 """Errors of CUDA, NCCL and Triton, as their libraries write them: what a trial makes of each."""
 
-import subprocess
-import sysconfig
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
 
 from longseq_bench.launchers.exit_status import is_device_error, may_be_out_of_memory
-from longseq_bench.worker import known_errors
 from longseq_bench.worker.exception_mapping import outcome_of_exception
 
 NCCL = "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, "
@@ -33,9 +28,7 @@ TOO_LARGE = "NotImplementedError: 64-bit indexing is not yet implemented for tri
         RuntimeError("CUDA driver error: out of memory"),
         RuntimeError("InductorError: OutOfMemoryError: CUDA out of memory. Tried to allocate"),
         dist.DistBackendError(UNHANDLED + "Cuda failure 2 'out of memory'"),
-        dist.DistBackendError(UNHANDLED + "Cuda failure 'out of memory'"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
         RuntimeError("Triton Error [CUDA]: out of memory"),
         MemoryError(),
@@ -83,30 +76,21 @@ def test_limits_of_kernels(error: Exception) -> None:
     assert outcome_of_exception(error, "forward").status == "limit"
 
 
-def test_a_tile_that_does_not_fit_the_device_is_a_limit() -> None:
+def test_a_tile_that_does_not_fit_the_device_is_a_limit_and_other_errors_are_not() -> None:
     """Triton raises it at the launch; torch.compile repeats its text when it raises its own."""
     errors = pytest.importorskip("triton.runtime.errors")
-    for name in ("shared memory", "tensor memory", "threads"):
-        error = errors.OutOfResources(270336, 232448, name)
-        found = outcome_of_exception(error, "backward")
-        assert (found.status, found.phase, found.facts) == ("limit", "backward", {})
-        assert f"{name}, Required: 270336, Hardware limit: 232448" in (found.reason or "")
-        wrapped = RuntimeError(f"No valid triton configs. OutOfResources: {error}")
-        assert outcome_of_exception(wrapped, "backward").status == "limit"
-
-
-def test_another_error_of_triton_is_an_error() -> None:
-    errors = pytest.importorskip("triton.runtime.errors")
+    error = errors.OutOfResources(270336, 232448, "shared memory")
+    found = outcome_of_exception(error, "backward")
+    assert (found.status, found.phase, found.facts) == ("limit", "backward", {})
+    assert "shared memory, Required: 270336, Hardware limit: 232448" in (found.reason or "")
+    wrapped = RuntimeError(f"No valid triton configs. OutOfResources: {error}")
+    assert outcome_of_exception(wrapped, "backward").status == "limit"
     found = outcome_of_exception(errors.PTXASError("`ptxas` failed with error code 255"), "forward")
     assert (found.status, found.reason) == (
         "error", "PTXASError: PTXAS error: `ptxas` failed with error code 255",
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("text", ["CUDA error: invalid argument", "invalid argument"])
-def test_an_invalid_argument_alone_is_no_limit(text: str) -> None:
-    found = outcome_of_exception(RuntimeError(text), "forward")
-    assert (found.status, found.facts.get("lost_peer")) == ("error", None)
+    invalid = outcome_of_exception(RuntimeError("CUDA error: invalid argument"), "forward")
+    assert (invalid.status, invalid.facts.get("lost_peer")) == ("error", None)
 
 
 @pytest.mark.parametrize(
@@ -114,11 +98,6 @@ def test_an_invalid_argument_alone_is_no_limit(text: str) -> None:
     [
         (RuntimeError("Found no NVIDIA driver on your system."), "no NVIDIA driver", "install"),
         (RuntimeError(TOO_OLD), "too old for this torch", "update the driver"),
-        (
-            torch.AcceleratorError("CUDA error: CUDA driver version is insufficient for CUDA"),
-            "too old for this torch",
-            "update the driver",
-        ),
         (RuntimeError("No CUDA GPUs are available"), "finds no GPU", "CUDA_VISIBLE_DEVICES"),
         (AssertionError("Torch not compiled with CUDA enabled"), "CPU build", "install a torch"),
         (
@@ -136,7 +115,6 @@ def test_an_invalid_argument_alone_is_no_limit(text: str) -> None:
             "NCCL finds no room in /dev/shm",
             "docker run --shm-size=8g, or --ipc=host",
         ),
-        (dist.DistBackendError(NO_ROOM + "\n"), "NCCL finds no room in /dev/shm", "--shm-size"),
         (
             RuntimeError("Failed to find C compiler. Please specify via CC environment variable"),
             "Triton needs a C compiler",
@@ -144,11 +122,6 @@ def test_an_invalid_argument_alone_is_no_limit(text: str) -> None:
         ),
         (
             RuntimeError("LoweringException: NoValidChoicesError: No choices to select"),
-            "no tile for FlexAttention",
-            "a multiple of 128",
-        ),
-        (
-            RuntimeError("ValueError: Q and KV block size must be divisible by BLOCK_M and"),
             "no tile for FlexAttention",
             "a multiple of 128",
         ),
@@ -171,23 +144,6 @@ def test_what_is_missing_is_named_with_a_remedy(
     assert not is_device_error(found)
 
 
-class Mute(ValueError):
-    """An error whose text needs what was not given."""
-
-    def __str__(self) -> str:
-        return f"{self.missing}"  # type: ignore[attr-defined]
-
-
-def test_an_error_that_cannot_tell_its_text_has_its_type_and_place() -> None:
-    try:
-        raise Mute
-    except Mute as error:
-        found = outcome_of_exception(error, "forward")
-    assert found.status == "error"
-    assert (found.reason or "").startswith("Mute: Mute")
-    assert found.facts["traceback"]
-
-
 def test_a_long_error_keeps_its_start_and_its_end() -> None:
     """The last words of NCCL are the cause."""
     error = dist.DistBackendError(NO_ROOM + ", error: Permission denied (13)")
@@ -195,47 +151,3 @@ def test_a_long_error_keeps_its_start_and_its_end() -> None:
     assert len(reason) == 300
     assert reason.startswith("DistBackendError: NCCL error in: ")
     assert reason.endswith("(size 10617216), error: Permission denied (13)")
-
-
-def test_the_driver_s_sentence_names_the_cuda_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert "(built for CUDA 13.0)" in (
-        outcome_of_exception(RuntimeError(TOO_OLD), "start").reason or ""
-    )
-
-
-def test_the_architectures_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_90"])
-    error = torch.AcceleratorError("CUDA error: no kernel image is available for execution")
-    reason = outcome_of_exception(error, "forward").reason or ""
-    assert "(sm_61)" in reason
-    assert "sm_80, sm_90" in reason
-
-
-def compiler_error(*more: str) -> subprocess.CalledProcessError:
-    return subprocess.CalledProcessError(1, ["/usr/bin/gcc", "cuda_utils.c", *more])
-
-
-def test_missing_headers_of_python_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Triton compiles its launcher; gcc's own message goes to the output of the trial."""
-    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
-    reason = known_errors.explain_unusable(compiler_error("-O3", "-shared"))
-    assert reason == (
-        f"Triton needs Python's headers, and there is no {tmp_path}/Python.h; install python3-dev"
-    )
-    (tmp_path / "Python.h").touch()
-    assert "C compiler failed: /usr/bin/gcc" in (
-        known_errors.explain_unusable(compiler_error("-shared")) or ""
-    )
-    assert known_errors.explain_unusable(compiler_error("--version")) is None
-
-
-def test_an_error_inside_a_compiler_s_error_is_seen(tmp_path: Path) -> None:
-    class Wrapped(RuntimeError):
-        inner_exception = compiler_error("-shared")
-
-    assert "Triton" in (known_errors.explain_unusable(Wrapped("backend failed")) or "")
-    assert known_errors.explain_unusable(RuntimeError("backend failed")) is None

@@ -4,7 +4,6 @@ Every case runs in its own process, because limits and allocator settings can't 
 """
 
 import multiprocessing
-import resource
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.worker import limits
 
@@ -88,11 +86,11 @@ def test_memory_that_was_freed_before_does_not_extend_the_budget(launcher: Local
     assert not in_child(launcher, reuse_freed_memory)
 
 
-@pytest.mark.parametrize(("tensors", "each"), [(1, 52 * MIB), (52, MIB), (260, MIB // 5)])
+@pytest.mark.parametrize(("tensors", "each"), [(1, 52 * MIB), (260, MIB // 5)])
 def test_the_budget_is_exact_to_a_mebibyte(
     launcher: LocalLauncher, tensors: int, each: int
 ) -> None:
-    """One large tensor, some medium ones, and many that are just above the mmap threshold."""
+    """One large tensor, and many that are just above the mmap threshold."""
     need = tensors * (each // 4) * 4
     budgets = [need - MIB, need + 2 * MIB]
     assert in_child(launcher, fit_budgets, tensors, each, budgets) == [False, True]
@@ -107,45 +105,6 @@ def test_the_peak_is_the_largest_need(launcher: LocalLauncher, tensors: int, eac
     peak, after = in_child(launcher, measure_peaks, tensors, each)
     assert peak == pytest.approx(tensors * each, rel=0.02)
     assert after < MIB / 4
-
-
-def peak_under_a_limit(tensors: int, data_limit: int) -> int:
-    """Return the peak of tensors of 1 MiB, as reported under a data limit."""
-    with HeapPeak(MeterContext(data_limit=data_limit)) as meter:
-        assert fits(tensors, MIB)
-    return meter.peak
-
-
-@pytest.mark.skipif(
-    HeapPeak.unavailable_reason() is not None, reason="the mark can't be reset here"
-)
-def test_no_peak_above_an_enforced_limit_is_reported(launcher: LocalLauncher) -> None:
-    """The kernel's mark may be a few hundred KiB too high; the limit is exact."""
-    assert in_child(launcher, peak_under_a_limit, 4, 3 * MIB) == 3 * MIB
-    assert in_child(launcher, peak_under_a_limit, 4, 8 * MIB) == pytest.approx(4 * MIB, rel=0.1)
-
-
-def faults_of_passes(release: bool) -> list[int]:
-    """Return the page faults of allocations of 16 MiB, in pages of 4 KiB: 4,096 or few."""
-    limits.use_fast_heap()
-    found = []
-    for _ in range(5):
-        if release:
-            limits.release_free_memory()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.ones(4 * MIB)
-        found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    return found
-
-
-@pytest.mark.skipif(not limits.can_release(), reason="no malloc_trim in this C library")
-def test_released_memory_is_fresh(launcher: LocalLauncher) -> None:
-    # now and then a small block lands behind a freed one, and the next allocation gets new pages
-    warm = min(in_child(launcher, faults_of_passes, False))
-    fresh = min(in_child(launcher, faults_of_passes, True))
-    assert warm < 100
-    # huge pages fault once for 2 MiB
-    assert fresh >= warm + 8
 
 
 def test_the_allocator_is_set(

@@ -11,9 +11,8 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts, Pos
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker import row_check
-from longseq_bench.worker.inputs import Pass, draw_inputs
+from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.matching_scores import MatchingScores
-from longseq_bench.worker.passes import run_forward
 from tests.plugins import faulty
 from tests.plugins.faulty import Faulty
 from tests.worker.test_row_check import drawn, judge
@@ -30,7 +29,7 @@ def matching(name: str = "sdpa", **fields: Any) -> tuple[Attention, Pass, Matchi
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("head_dim", [1, 3, 7, 16, 64])
+@pytest.mark.parametrize("head_dim", [1, 7, 64])
 def test_the_closed_form_is_that_of_autograd_in_float64(causal: bool, head_dim: int) -> None:
     attention, one, expected = matching(head_dim=head_dim, causal=causal, mode="train")
     q, k, v = (t.detach().double().requires_grad_() for t in one.inputs)
@@ -67,10 +66,9 @@ def test_one_row_of_100_000_that_is_its_neighbour_is_found_in_every_dtype(dtype:
     assert reason.startswith("1 of 200,000 rows of output are wrong: token 77,777 of head 1 is")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("kind", ["no maximum subtracted", "scores clipped at 20", "none"])
-def test_a_softmax_that_only_mild_scores_suit_is_wrong(kind: str, dtype: Any) -> None:
-    w = Workload(seq_len=300, heads=4, kv_heads=2, head_dim=32, causal=True, dtype=dtype)
+def test_a_softmax_that_only_mild_scores_suit_is_wrong(kind: str) -> None:
+    w = Workload(seq_len=300, heads=4, kv_heads=2, head_dim=32, causal=True, dtype="bfloat16")
     reason = judge(IMPLEMENTATIONS.get("faulty")(w, Group.alone(), kind=kind))
     assert (reason is None) == (kind == "none")
 
@@ -98,13 +96,12 @@ def in_window(queries: Tensor, keys: Tensor) -> Tensor:
     return (keys <= queries) & (keys >= queries - 40)
 
 
-@pytest.mark.parametrize("mode", ["forward", "train"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("mode", "dtype"), [("forward", "float32"), ("train", "bfloat16")])
 @pytest.mark.parametrize(
     "kind", ["scores clipped at 20", "one row of all", "dv of one row", "none"]
 )
 def test_every_row_of_sparse_attention_returns_its_own_value(
-    kind: str, dtype: Any, mode: Any
+    kind: str, mode: Any, dtype: Any
 ) -> None:
     w = Workload(seq_len=700, heads=2, head_dim=32, causal=True, dtype=dtype, mode=mode)
     reason = judge(Windowed(w, Group.alone(), kind=kind)) or ""
@@ -115,15 +112,6 @@ def test_every_row_of_sparse_attention_returns_its_own_value(
         assert ("2 of 1,400 rows of" in reason) == ("one row" in kind)
 
 
-def test_rows_that_no_set_has_are_zero_and_no_fault() -> None:
-    shape: Any = {"seq_len": 700, "heads": 4, "head_dim": 32, "mode": "train"}
-    options: Any = {"segments": (64,), "dilation": (2,)}
-    attention = IMPLEMENTATIONS.get("dilated")(Workload(**shape), Group.alone(), **options)
-    assert attention.measures()["uncovered"] == 0.5
-    attention.prepare("cpu")
-    assert judge(attention) is None
-
-
 def test_queries_of_the_constant_check_are_hard_and_restored() -> None:
     attention = IMPLEMENTATIONS.get("sdpa")(Workload(seq_len=200, head_dim=64), Group.alone())
     one = drawn(attention)
@@ -132,21 +120,3 @@ def test_queries_of_the_constant_check_are_hard_and_restored() -> None:
         assert (q @ one.inputs[1].transpose(2, 3)).abs().max() / 8 > 200
         one.out = attention(*one.inputs)
     assert torch.equal(q, before)
-
-
-@pytest.mark.parametrize("mode", ["forward", "train"])
-def test_a_gpu_draws_its_inputs_again_instead_of_copying_them(
-    mode: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    w = Workload(seq_len=200, heads=4, kv_heads=2, head_dim=32, mode=mode)
-    attention, rows = IMPLEMENTATIONS.get("sdpa")(w, Group.alone()), torch.arange(9)
-    one = draw_inputs(attention, "cpu", 3, rows)
-    before = [t.detach().clone() for t in one.inputs]
-    monkeypatch.setattr(row_check, "_can_redraw", lambda one: one.redraw is not None)
-    check = row_check.EveryRowCheck(attention)
-    with check.warm_up(one):
-        assert not torch.equal(one.inputs[2], before[2])
-        run_forward(attention, one)
-    assert check.reason is None
-    assert check.done == (["matching scores"] if mode == "forward" else ["constant values"])
-    assert all(map(torch.equal, one.inputs, before))

@@ -17,7 +17,6 @@ from longseq_bench.worker.inputs import Pass, checked_rows
 from longseq_bench.worker.passes import run_forward, run_pass
 from longseq_bench.worker.row_check import EveryRowCheck
 from tests.attention.test_contract import CASES
-from tests.plugins import misbehaving
 from tests.trials import run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -86,20 +85,10 @@ def test_heads_have_different_constants_and_only_uncovered_rows_may_be_zero() ->
     assert "is nan off" in (row_check.find_unlike_constant(attention, out) or "")
 
 
-@pytest.mark.parametrize(("dtype", "factor"), [
-    ("float32", 1.0001), ("float16", 1.01), ("bfloat16", 1.02),
-])  # fmt: skip
-def test_an_output_with_another_scale_is_found_in_half_precision(dtype: Any, factor: float) -> None:
-    attention = exact(600, dtype=dtype)
-    out = attention(*with_constant_values(attention).inputs)
-    assert row_check.find_unlike_constant(attention, out) is None
-    assert row_check.find_unlike_constant(attention, out * factor) is not None
-
-
 @pytest.mark.parametrize(
     "mask", ["full", "causal", "sliding-window:20", "prefix:30", "documents:40", "full-documents:7"]
 )
-@pytest.mark.parametrize("head_dim", [1, 7, 16])
+@pytest.mark.parametrize("head_dim", [1, 16])
 def test_the_closed_form_is_that_of_autograd_in_float64(mask: str, head_dim: int) -> None:
     attention = exact(90, mask=mask, head_dim=head_dim, mode="train", heads=6, kv_heads=2)
     one, expected = with_equal_scores(attention)
@@ -135,49 +124,37 @@ def test_a_mask_that_is_one_key_off_is_wrong_in_every_row(mask: str) -> None:
     assert "rows of output are wrong" in (judge(attention) or "")
 
 
-@pytest.mark.parametrize(("name", "inputs", "count"), [
-    ("bad-one-row", "equal scores", "2 of 6,000 rows of output"),
-    ("bad-border-keys", "equal scores", "46 of 6,000 rows of output"),
-    ("bad-uneven-sum", "constant values", "6 of 6,000 rows of output"),
-    ("bad-border-gradient", "equal scores", "44 of 6,000 rows of dq"),
+@pytest.mark.parametrize(("kind", "inputs", "count"), [
+    ("one row of all", "equal scores", "2 of 6,000 rows of output"),
+    ("last row of each block misses a key", "equal scores", "46 of 6,000 rows of output"),
+    ("every 1,000th row scaled by 1.02", "constant values", "6 of 6,000 rows of output"),
+    ("dq of every 128th row", "equal scores", "46 of 6,000 rows of dq"),
 ])  # fmt: skip
-def test_every_row_is_seen(name: str, inputs: str, count: str) -> None:
-    mode: Any = "train" if name == "bad-border-gradient" else "forward"
-    w = Workload(seq_len=3000, heads=2, head_dim=64, causal=name == "bad-one-row", mode=mode)
-    attention = IMPLEMENTATIONS.get(name)(w, Group.alone())
+def test_every_row_is_seen(kind: str, inputs: str, count: str) -> None:
+    mode: Any = "train" if kind.startswith("dq") else "forward"
+    w = Workload(seq_len=3000, heads=2, head_dim=64, causal=True, mode=mode)
+    attention = IMPLEMENTATIONS.get("faulty")(w, Group.alone(), kind=kind)
     assert (judge(attention) or "").startswith(f"with {inputs}, {count} are wrong: ")
 
 
-def seed_without(*wrong: int) -> int:
-    """A seed whose sampled rows of 3,000 have none of these."""
-    return next(s for s in range(999) if not {*wrong} & {*checked_rows(3000, s).tolist()})
-
-
-@pytest.mark.parametrize(("name", "wrong"), [
-    ("bad-one-row", [misbehaving.LONG]), ("bad-uneven-sum", [500, 1500, 2500]),
-])  # fmt: skip
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_rows_that_were_not_sampled_are_wrong(
-    launcher: LocalLauncher, name: str, wrong: list[int], repeats: int
+@pytest.mark.parametrize(
+    ("ranks", "kind", "wrong", "reason"),
+    [
+        (1, "one row of all", 653, "with matching scores, 2 of 2,600 rows of output are wrong: "),
+        (2, "one row on the last rank", 1290,
+         "every rank: with matching scores, 2 of 1,300 rows of output are wrong: "
+         "token 1,290 of head 0 is "),
+    ],
+)  # fmt: skip
+def test_a_row_that_was_not_sampled_is_wrong(
+    launcher: LocalLauncher, ranks: int, kind: str, wrong: int, reason: str
 ) -> None:
-    seed = seed_without(*wrong)
-    outcome = run(launcher, name, 3000, repeats=repeats, causal=len(wrong) == 1, seed=seed)
+    seed = next(s for s in range(999) if wrong not in checked_rows(1300, s).tolist())
+    fields = {"causal": True, "seed": seed, "world_size": ranks, "repeats": 2}
+    outcome = run(launcher, "faulty", 1300, {"kind": kind}, **fields)
     assert (outcome.status, outcome.phase) == ("wrong", "check")
-    count = 2 * len(wrong)
-    expected = f"with matching scores, {count} of 6,000 rows of output are wrong: "
-    assert (outcome.reason or "").startswith(expected)
-
-
-def test_a_row_that_is_wrong_on_one_rank_is_found(launcher: LocalLauncher) -> None:
-    """Rank 1 has tokens 750 to 2,249 of a zigzag order."""
-    seed = seed_without(1450)
-    fields = {"causal": True, "world_size": 2, "seed": seed}
-    outcome = run(launcher, "rank-one-row", 3000, repeats=3, **fields)
-    assert (outcome.status, outcome.reason) == (
-        "wrong",
-        "every rank: with matching scores, 2 of 3,000 rows of output are wrong: "
-        "token 1,450 of head 0 is 2 off (allowed 0.0002) (on rank 1)",
-    )
+    assert (outcome.reason or "").startswith(reason)
+    assert ranks == 1 or (outcome.reason or "").endswith("(on rank 1)")
 
 
 def test_the_record_says_which_inputs_checked_every_row(launcher: LocalLauncher) -> None:
@@ -193,27 +170,12 @@ def test_the_record_says_which_inputs_checked_every_row(launcher: LocalLauncher)
     assert training["every_row_checked"] == ["constant values", "matching scores"]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_right_implementations_pass(name: str, options: dict[str, Any], dtype: Any) -> None:
     w = Workload(
         seq_len=519, heads=4, kv_heads=2, head_dim=16, causal=True, dtype=dtype, mode="train"
     )
-    attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
-    attention.prepare("cpu")
-    assert judge(attention) is None
-
-
-@pytest.mark.parametrize("head_dim", [1, 2, 4])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("name", "options"), [
-    ("dense", {}), ("ring", {"chunk": 500}), ("collective", {"chunk": 500}), ("sdpa", {}),
-])  # fmt: skip
-def test_means_that_are_zero_are_no_scale(
-    name: str, options: dict[str, Any], causal: bool, head_dim: int
-) -> None:
-    shape = {"seq_len": 2900, "heads": 1, "head_dim": head_dim, "causal": causal}
-    w = Workload(**shape, mode="train")
     attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
     attention.prepare("cpu")
     assert judge(attention) is None

@@ -5,12 +5,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None, scale: float | None = None
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
     """Attention in the layout (B, N, H, D)."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    return sdpa(q, k, v, attn_mask=visible, scale=scale, enable_gqa=True).transpose(1, 2)
+    return sdpa(q, k, v, attn_mask=visible, enable_gqa=True).transpose(1, 2)
 
 
 def distances(tokens: int) -> Tensor:

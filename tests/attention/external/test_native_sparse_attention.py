@@ -1,4 +1,4 @@
-"""Native sparse attention up to the call: a fake with the signature of fla-core 0.6.0.
+"""Native sparse attention up to the call: a fake with parameters of fla-core 0.6.0.
 
 The fake reads `block_indices` as the kernel does: per token and KV head, -1 for none.
 """
@@ -23,13 +23,8 @@ NAME, OPTIONS = "native-sparse-attention", {"block": 16, "blocks": 4}
 
 
 def parallel_nsa(
-    q: Tensor, k: Tensor, v: Tensor, g_cmp: Tensor | None = None, g_slc: Tensor | None = None,
-    g_swa: Tensor | None = None, block_indices: Tensor | None = None,
-    block_counts: Tensor | int = 16, block_size: int = 64, window_size: int = 0,
-    scale: float | None = None, cu_seqlens: Any = None,
-) -> Tensor:  # fmt: skip
-    assert (g_cmp, g_slc, g_swa, window_size) == (None, None, None, 0)
-    assert block_indices is not None
+    q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, block_counts: int, block_size: int
+) -> Tensor:
     assert block_indices.dtype == torch.int64
     B, N, H, S = block_indices.shape
     assert k.shape[:3] == (B, N, H)
@@ -39,7 +34,7 @@ def parallel_nsa(
     seen = (block_indices[..., None] == own).sum(3)  # (B, N, H, N)
     assert int(seen.max()) == 1  # a block twice would be weighed twice
     visible = (seen > 0).transpose(1, 2) & (distances(N) >= 0)
-    return attend(q, k, v, visible.repeat_interleave(q.shape[2] // H, 1), scale)
+    return attend(q, k, v, visible.repeat_interleave(q.shape[2] // H, 1))
 
 
 @pytest.fixture(autouse=True)
