@@ -68,10 +68,10 @@ EXITS = re.compile(
 )
 """Sentences of srun and mpirun on ranks that ended."""
 
-CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) .*CANCELLED.*|.*[Nn]ode failure.*")
-"""Sentences of srun after which ranks are killed, and not by themselves."""
+OUTSIDE = "killed by SIGKILL: by Slurm or a person, or by the kernel for lack of memory"
+"""The reason of a rank that was killed. Slurm kills those of a job that ends, and says so later."""
 
-OOM_KILL = re.compile("oom.kill", re.IGNORECASE)
+OOM_KILL = re.compile("oom.kill|out of memory", re.IGNORECASE)
 
 SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
 _PR_SET_PDEATHSIG = 1
@@ -91,12 +91,6 @@ class HostsLauncher(LocalLauncher):
     @override
     def _find_obstacle(self, trial: Trial) -> str:
         return lacks_descriptors(min(trial.world_size, self._hosts.ranks_per_host))
-
-    @override
-    def _may_pass_again(self, outcome: Outcome, signal_number: int) -> bool:
-        # Slurm kills the ranks of a job that ends, and says so later or never
-        is_killed = outcome.status == "crashed" and signal_number == signal.SIGKILL
-        return is_killed or super()._may_pass_again(outcome, signal_number)
 
     @override
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
@@ -284,19 +278,20 @@ class _Run:
         self.supervisor.add_environment_failure(rank, reason, time.monotonic(), time.time_ns())
 
     def _note_exits(self, text: str) -> None:
-        """Note the exits that the engine names in this text, and the host that Slurm lost."""
+        """Note the exits that the engine names in this text."""
         own = self._printed[None]
+        is_short = bool(OOM_KILL.search(own)) or kernel_kills() > self._kills_before
         for found in EXITS.finditer(text):
             number = int(found["number"] or SIGNALS.get((found["signal"] or "").strip(), 0))
+            if OOM_KILL.search(found[0]):
+                number = signal.SIGKILL
             code = -number if number else int(found["code"] or 1)
-            is_killed = bool(OOM_KILL.search(own)) or kernel_kills() > self._kills_before
             for rank in _parse_ranks(found["ranks"] or found["rank"]):
                 now, at = time.monotonic(), time.time_ns()
-                if number and (cancelled := CANCELLED.search(own)):
-                    self._fail(rank, cancelled[0].strip("* "))
+                if number == signal.SIGKILL and not is_short:
+                    self._fail(rank, OUTSIDE)
                 else:
-                    printed = self._printed[rank]
-                    self.supervisor.add_exit(rank, code, printed, is_killed, now, at)
+                    self.supervisor.add_exit(rank, code, self._printed[rank], is_short, now, at)
 
     def _note_end_of_engine(self) -> None:
         """Give ranks without an outcome the end of the engine as their reason."""

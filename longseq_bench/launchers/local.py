@@ -143,7 +143,7 @@ class LocalLauncher(Launcher):
             return LaunchResult(environment_failure(reason, "start"), 0)
         outcome, signal_number = self._attempt(trial, on_phase)
         first, attempts = None, 1
-        if self._may_pass_again(outcome, signal_number):
+        if is_device_error(outcome) or is_environment_failure(outcome):
             first, attempts = outcome, 2
             outcome, signal_number = self._attempt(trial, on_phase)
         if trial.memory_budget and may_be_out_of_memory(outcome, signal_number):
@@ -155,10 +155,6 @@ class LocalLauncher(Launcher):
     def _find_obstacle(self, trial: Trial) -> str:
         """Return why a trial can't start now, or an empty string."""
         return lacks_descriptors(trial.world_size)
-
-    def _may_pass_again(self, outcome: Outcome, signal_number: int) -> bool:
-        """Return True if something other than the trial may have failed, so that it runs again."""
-        return is_device_error(outcome) or is_environment_failure(outcome)
 
     def _retry_with_more_memory(
         self, trial: Trial, first: Outcome, on_phase: OnPhase

@@ -84,20 +84,30 @@ def test_one_rank_runs_here(by_srun: HostsLauncher) -> None:
 @pytest.mark.parametrize(
     ("name", "status", "reason"),
     [
-        ("rank-raises", "error", f"rank 1 (host {HOSTS[1]}): ValueError: rank one says no"),
-        (
-            "rank-kills-itself",
-            "crashed",
-            f"rank 1 (host {HOSTS[1]}): killed by SIGKILL; a second process failed in the same way",
-        ),
+        ("rank-raises", "error", "ValueError: rank one says no"),
+        ("rank-segfaults", "crashed", "killed by SIGSEGV"),
+        ("rank-exits", "crashed", "ended with exit code 3"),
     ],
 )
 def test_a_rank_that_dies_is_named(
-    hosts: HostsLauncher, name: str, status: str, reason: str
+    by_srun: HostsLauncher, name: str, status: str, reason: str
 ) -> None:
-    """A rank that somebody killed gets a second chance: Slurm kills those of a job that ends."""
-    outcome = run(hosts, name)
-    assert (outcome.status, outcome.phase, outcome.reason) == (status, "forward", reason)
+    outcome = run(by_srun, name)
+    expected = (status, "forward", f"rank 1 (host {HOSTS[1]}): {reason}")
+    assert (outcome.status, outcome.phase, outcome.reason) == expected
+
+
+def test_mpirun_names_a_rank_that_it_lost(programs: None) -> None:
+    with HostsLauncher(Hosts("mpirun", HOSTS, 1)) as launcher:
+        outcome = run(launcher, "rank-segfaults")
+    assert outcome.reason == f"rank 1 (host {HOSTS[1]}): killed by SIGSEGV"
+
+
+def test_a_rank_that_is_killed_is_no_failure_of_the_trial(by_srun: HostsLauncher) -> None:
+    """Slurm kills the ranks of a job that ends, and says so later or never."""
+    outcome = run(by_srun, "rank-kills-itself")
+    assert is_environment_failure(outcome)
+    assert f"rank 1 (host {HOSTS[1]}): {engine.OUTSIDE}" in (outcome.reason or "")
 
 
 def test_a_hang_shows_where_each_rank_waits(by_srun: HostsLauncher) -> None:
@@ -112,7 +122,7 @@ def test_what_is_stopped_or_killed_from_outside_is_no_failure_of_the_trial(
     by_srun: HostsLauncher, monkeypatch: pytest.MonkeyPatch, who: str
 ) -> None:
     """The trial runs once more, and the second attempt is stopped too."""
-    monkeypatch.setattr(engine, "SILENT_S", 3.0)
+    monkeypatch.setattr(engine, "SILENT_S", 6.0)
     struck: list[int] = []
 
     def strike(phase: str, part: str) -> None:
@@ -133,7 +143,7 @@ def test_what_is_stopped_or_killed_from_outside_is_no_failure_of_the_trial(
     assert len(struck) >= 2
     assert is_environment_failure(outcome), outcome
     named = (
-        f"no message from host {HOSTS[1]} for 3 s"
+        f"no message from host {HOSTS[1]} for 6 s"
         if who == "rank"
         else "srun ended with exit code -9"
     )
@@ -187,6 +197,7 @@ def test_output_is_split_by_rank_however_it_is_cut(name: str, printed: bytes, si
 @pytest.mark.parametrize(
     ("printed", "ranks", "cause"),
     [
+        ("srun: error: n2: task 1: Out Of Memory", "1", "Out Of Memory"),
         ("srun: error: n2: task 1: Killed", "1", "Killed"),
         ("srun: error: n1: tasks 0-3,7: Aborted (core dumped)", "0-3,7", "Aborted"),
         ("srun: error: n1: task 0: Exited with exit code 3", "0", "3"),

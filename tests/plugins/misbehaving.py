@@ -237,6 +237,11 @@ class RankExits(OnRankOne):
     fault = Exits.fault
 
 
+class RankSegfaults(OnRankOne):
+    def fault(self) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
 class RankKillsItself(OnRankOne):
     fault = KillsItself.fault
 
