@@ -251,7 +251,7 @@ def _identify(cluster: NodeInfo, command: list[str], parameters: Mapping[str, An
     import uuid
 
     from longseq_bench import __version__
-    from longseq_bench.core.own_functions import is_own, source_of
+    from longseq_bench.core.own_functions import canonical_name, is_own
     from longseq_bench.core.user_files import read_file
     from longseq_bench.environment import commit_of, installed_version
     from longseq_bench.launchers.control_messages import NodeIdentity
@@ -274,11 +274,10 @@ def _identify(cluster: NodeInfo, command: list[str], parameters: Mapping[str, An
         names = _names_in(Path(config))
     for name in filter(is_own, names):
         try:
-            source = source_of(name)
-        except UserError as error:
-            # on node 0 the command reports it; another node is refused with it
-            source = str(error)
-        must_match[f"the hash of the file of {name}"] = source or ""
+            content = read_file(Path(canonical_name(name).rpartition(":")[0]))
+        except (OSError, UserError):
+            content = b""  # a module, or a mistake that the command reports
+        must_match[f"the hash of the file of {name}"] = hashlib.sha256(content).hexdigest()[:16]
     return NodeIdentity(
         node=cluster.node, host=socket.gethostname(), token=uuid.uuid4().hex, must_match=must_match
     )

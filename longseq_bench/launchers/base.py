@@ -8,7 +8,7 @@ decorator).
     class MyLauncher(Launcher):
         @classmethod
         def create(cls, settings: LaunchSettings) -> MyLauncher: ...
-        def catalogue(self) -> Catalogue: ...
+        def catalogue(self, own: Sequence[str] = ()) -> Catalogue: ...
         def check(self, trials: Sequence[Trial]) -> None: ...
         def dry_run(
             self, trials, limit=DRY_RUN_LIMIT_S, capability=None, multiprocessors=None
@@ -80,8 +80,11 @@ class Launcher(ABC):
         return cls()
 
     @abstractmethod
-    def catalogue(self) -> Catalogue:
-        """Return what can run here. Raises LauncherError if no process answers."""
+    def catalogue(self, own: Sequence[str] = ()) -> Catalogue:
+        """Return what can run here. Raises LauncherError if no process answers.
+
+        own: names of functions of the user that are described too.
+        """
 
     @abstractmethod
     def check(self, trials: Sequence[Trial]) -> None:

@@ -131,12 +131,12 @@ class ElasticLauncher(LocalLauncher):
     def __exit__(self, *raised: Any) -> None:
         self._shut_down(raised[1])
 
-    def catalogue(self) -> Catalogue:
+    def catalogue(self, own: Any = ()) -> Catalogue:
         """Return the catalogue of this host, with the CUDA devices of all hosts (assumed equal).
 
         CUDA is unavailable if two ranks would share a GPU.
         """
-        return catalogue_of_launch(super().catalogue(), self.cluster)
+        return catalogue_of_launch(super().catalogue(own), self.cluster)
 
     def _wait_for_all_nodes(self) -> None:
         """Wait for the other nodes. Raises UserError if one does not connect in time."""

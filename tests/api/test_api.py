@@ -3,9 +3,8 @@
 import inspect
 import shutil
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import altair
 import numpy as np
@@ -17,15 +16,14 @@ from longseq_bench.api.length_search import maxlen
 from longseq_bench.api.planning import plan
 from longseq_bench.api.progress import Reporter, RunWatcher
 from longseq_bench.api.results import Results
-from longseq_bench.api.workloads import WorkloadArguments
 from longseq_bench.cli import maxlen as maxlen_command
-from longseq_bench.cli import options
 from longseq_bench.cli import plan as plan_command
 from longseq_bench.config.schema import SweepFile, WorkloadSection
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.errors import StoreError, UnknownNameError, UserError
 from longseq_bench.core.model import Trial
 from longseq_bench.core.options import OptionSpec
+from longseq_bench.core.settings import TRIAL, WORKLOAD
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import RECORDS
 from tests import make
@@ -40,7 +38,7 @@ OPTIONS = (
 class Machine(SimulatedLauncher):
     """SimulatedLauncher with two implementations."""
 
-    def catalogue(self) -> Catalogue:
+    def catalogue(self, own: Sequence[str] = ()) -> Catalogue:
         known = DeviceInfo(name="simulated", dtypes=("float32", "bfloat16"), count=2)
         entries = {"ring": Entry(summary="", options=OPTIONS), "sdpa": Entry(summary="")}
         return Catalogue(implementations=entries, devices={"cpu": known})
@@ -69,8 +67,6 @@ def options_of(command: Any) -> set[str]:
 
 def test_each_option_is_a_keyword_with_the_same_name() -> None:
     """An option that is added to a command needs its keyword here."""
-    workload = set(get_type_hints(WorkloadArguments))
-    assert workload == {field.name for field in fields(options.WorkloadOptions)}
     of_search = {"implementations", "options", "progress"}
     renamed = {"impl", "option", "as_json"}
     assert options_of(maxlen) - of_search == options_of(maxlen_command) - renamed
@@ -78,6 +74,13 @@ def test_each_option_is_a_keyword_with_the_same_name() -> None:
     assert options_of(plan) - of_search == options_of(plan_command) - renamed - only_printed
     keys = set(SweepFile.model_fields) | set(WorkloadSection.model_fields)
     assert options_of(sweep) - {"config", "out", "progress"} == keys - {"workload"}
+
+
+@pytest.mark.parametrize("function", [maxlen, plan, sweep])
+def test_help_describes_each_setting(function: Any) -> None:
+    text = inspect.getdoc(function) or ""
+    for name in ("kv_heads", "mask", "keep"):
+        assert f"    {name}: {(WORKLOAD | TRIAL)[name].text}\n" in text
 
 
 def test_the_package_exports_what_it_lists() -> None:
@@ -104,8 +107,9 @@ def test_the_command_calls_the_function(
 
     assert run(line.split()) == 2
     expected = {"implementations": ["ring"], "options": {"chunk": "32"}, "ceiling": "4k"}
-    expected |= {"heads": 4, "mask": "prefix:1k", "seed": 3, "kv_heads": None, "batch": 1}
+    expected |= {"heads": 4, "mask": "prefix:1k", "seed": 3}
     assert called.items() >= expected.items()
+    assert not {"kv_heads", "batch", "causal", "time_budget"} & {*called}
     assert "called" in capfd.readouterr().err
 
 
@@ -263,8 +267,11 @@ def test_a_file_gives_the_same_sweep_as_its_keywords() -> None:
         "tokens: [256, 1k]\nimplementations: [sdpa, ring]\nrounds: 2\nmemory_budget: 64MiB\n"
     )
     from_file = sweep("grid.yaml", rounds=1, out="out", progress=False)
-    assert [r.trial for r in from_file.records] == [r.trial for r in swept().records]
+    from_keywords = swept(out="other")
+    assert [r.trial for r in from_file.records] == [r.trial for r in from_keywords.records]
     assert (Path("out") / "config.yaml").exists()
+    again = sweep("other/config.yaml", out="other", progress=False)
+    assert again.records == from_keywords.records
 
 
 @pytest.mark.parametrize(
@@ -273,7 +280,7 @@ def test_a_file_gives_the_same_sweep_as_its_keywords() -> None:
         ({"tokens": None}, "sweep(): tokens is missing; give it, or the path of a sweep file"),
         ({"config": "a.yaml"}, "sweep() has a config and implementations, memory_budget, tokens;"),
         ({"tokens": "4q"}, "sweep(): tokens '4q' can't be read"),
-        ({"heads": object}, "sweep(): heads is <class 'object'>, not a number, a word or a list"),
+        ({"heads": object}, "sweep(): heads <class 'object'> is not a whole number"),
         ({"mode": "fwd"}, "sweep(): unknown mode 'fwd'"),
         ({"baseline": "dense"}, "sweep(): baseline 'dense' is not among the implementations"),
     ],

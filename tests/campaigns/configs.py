@@ -60,7 +60,7 @@ class FormulaLauncher(SimulatedLauncher):
         self.known = known
 
     @override
-    def catalogue(self) -> Catalogue:
+    def catalogue(self, own: Sequence[str] = ()) -> Catalogue:
         return self.known
 
 

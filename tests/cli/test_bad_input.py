@@ -6,6 +6,7 @@ import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,7 +129,7 @@ def test_more_ranks_than_cuda_devices_are_refused(
     count: int, devices: str, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     class Machine(SimulatedLauncher):
-        def catalogue(self) -> Catalogue:
+        def catalogue(self, own: Any = ()) -> Catalogue:
             known = DeviceInfo(name="G", dtypes=("float32",), count=count)
             entries = {"ring": Entry(summary="")}
             return Catalogue(implementations=entries, devices={"cpu": known, "cuda": known})

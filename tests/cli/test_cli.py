@@ -381,7 +381,7 @@ class Ranks(SimulatedLauncher):
 
     count = 2
 
-    def catalogue(self) -> Catalogue:
+    def catalogue(self, own: Any = ()) -> Catalogue:
         known = DeviceInfo(name="simulated", dtypes=("float32",), count=self.count)
         return Catalogue(
             implementations={"ring": Entry(summary="")}, devices={"cpu": known, "cuda": known}
@@ -416,8 +416,8 @@ class OneGpu(Ranks):
 
     count = 1
 
-    def catalogue(self) -> Catalogue:
-        known = super().catalogue()
+    def catalogue(self, own: Any = ()) -> Catalogue:
+        known = super().catalogue(own)
         gpu = known.devices["cuda"].model_copy(update={"dtypes": ("float32", "bfloat16")})
         cpu = known.devices["cpu"].model_copy(update={"dtypes": ("float32", "bfloat16")})
         return known.model_copy(update={"devices": {"cpu": cpu, "cuda": gpu}})

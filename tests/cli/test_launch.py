@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from longseq_bench import environment
+from longseq_bench.attention.own_source import find_file
 from longseq_bench.cli import run
-from longseq_bench.core.own_functions import read_own_function
 from longseq_bench.launchers.launch_key import KEY_VARIABLE
 from longseq_bench.store import RECORDS, load
 from tests.cli.commands import Capture
@@ -273,7 +273,7 @@ def test_an_own_function_must_be_the_same_on_all_nodes(tmp_path: Path, by: str) 
     with closing(Nodes(tmp_path, before=before)) as nodes:
         nodes.start(*command, "--out", "out")
         assert nodes.wait() == [2, 2]
-        hashes = [read_own_function(f"{folder}/mine.py:mine").source for folder in "ab"]
+        hashes = [find_file(f"{folder}/mine.py:mine").source for folder in "ab"]
         for node in range(2):
             message = nodes.err(node).splitlines()[-1]
             assert "the hash of the file of mine.py:mine" in message

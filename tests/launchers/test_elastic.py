@@ -201,7 +201,7 @@ def test_cuda_needs_a_gpu_for_each_rank_of_a_host(
     here = alone.catalogue()
     cuda = DeviceInfo(name="G", count=gpus)
     known = here.model_copy(update={"devices": here.devices | {"cuda": cuda}})
-    monkeypatch.setattr(LocalLauncher, "catalogue", lambda _: known)
+    monkeypatch.setattr(LocalLauncher, "catalogue", lambda *_: known)
     found = alone.catalogue().devices["cuda"]
     assert (found.unavailable, found.remedy) == (
         reason, "use --nproc-per-node 1" if reason else "",
