@@ -106,7 +106,7 @@ def _format_help(text: str | None) -> str:
 
 def generate_configuration() -> str:
     """Return tables of every key of a sweep file, from its schema."""
-    from longseq_bench.config.reference import config_reference
+    from longseq_bench.config.schema import config_reference
 
     return config_reference()
 

@@ -45,9 +45,13 @@ def build_trials(
     shape = build_workload(given, catalogue.default_dtype(device))
     if model := model_of(given):
         reporter.say([model.describe(shape)])
-    written = settings["memory_budget"]
-    budget = parse_memory_budget(written) if written else None
-    time_budget = parse_seconds(settings["time_budget"], "time budget")
+    # "none" is the default memory, and no limit of the time
+    memory, time = (
+        None if str(settings[name]).lower() == "none" else settings[name]
+        for name in ("memory_budget", "time_budget")
+    )
+    budget = parse_memory_budget(memory) if memory else None
+    time_budget = None if time is None else parse_seconds(time, "time budget")
     catalogue.check_device(device)
     catalogue.check_dtype(device, shape.dtype)
     catalogue.check_ranks(device, ranks, "--world-size")

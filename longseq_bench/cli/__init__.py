@@ -53,7 +53,7 @@ app = typer.Typer(
     help="Measure how long a sequence an attention can take on this hardware, and how fast.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -61,7 +61,7 @@ app = typer.Typer(
 def _add(command: Callable[..., int], name: str | None = None, **settings: Any) -> None:
     """Add a command. Join the lines of each paragraph of its help, which a terminal wraps."""
     help_text = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.__doc__ or ""))
-    app.command(name, help=help_text, **settings)(command)
+    app.command(name, help=help_text, short_help=help_text.split("\n")[0], **settings)(command)
 
 
 for _command in (sweep, maxlen):

@@ -229,24 +229,17 @@ def _workloads(
             workload = Workload(**fields)
             workload.visibility.check_tokens(workload.seq_len)
         except (ValidationError, UserError) as error:
-            message = _message(error)
-            keys: tuple[str, ...] = ("kv_heads", "heads")
-            for name in ("mask", "new_tokens"):
-                if f" {name} " in f" {message}":
-                    keys = (name,)
+            message = str(error)
+            if isinstance(error, ValidationError):
+                message = error.errors()[0]["msg"].removeprefix("Value error, ")
+            named = [n for n in ("mask", "new_tokens") if f" {n} " in f" {message}"]
             # a shape that no key sets is that of the model
-            key = next((k for k in keys if k in written), "model")
+            key = next((k for k in (*named, "kv_heads", "heads") if k in written), "model")
             values = getattr(file.workload, key)
             index = values.index(written[key]) if key in written else 0
             raise source.error("workload", key, index, message=message) from None
         workloads.append(workload)
     return list(dict.fromkeys(workloads))
-
-
-def _message(error: ValidationError | UserError) -> str:
-    if isinstance(error, UserError):
-        return str(error)
-    return error.errors()[0]["msg"].removeprefix("Value error, ")
 
 
 def _one_of_each(

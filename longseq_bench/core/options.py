@@ -105,7 +105,16 @@ def fill(
 
     Raises UserError for an invalid value, UnknownNameError for an unknown option.
     """
-    filled = _fill(specs, given, owner)
+    by_name = {spec.name: spec for spec in specs}
+    for name in given:
+        if name not in by_name:
+            if not by_name:
+                raise UserError(f"{owner} takes no options, but {name!r} was given")
+            raise unknown_option(name, given[name], by_name, owner)
+    filled = {
+        name: spec.coerce(given[name], owner) if name in given else spec.default
+        for name, spec in by_name.items()
+    }
     for name, value in filled.items():
         if isinstance(value, str) and has_surrogate(value):
             raise UserError(
@@ -113,21 +122,6 @@ def fill(
                 "which no record can hold; remove it"
             )
     return filled
-
-
-def _fill(
-    specs: tuple[OptionSpec, ...], given: dict[str, Any], owner: str
-) -> dict[str, OptionValue]:
-    by_name = {spec.name: spec for spec in specs}
-    for name in given:
-        if name not in by_name:
-            if not by_name:
-                raise UserError(f"{owner} takes no options, but {name!r} was given")
-            raise unknown_option(name, given[name], by_name, owner)
-    return {
-        name: spec.coerce(given[name], owner) if name in given else spec.default
-        for name, spec in by_name.items()
-    }
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:

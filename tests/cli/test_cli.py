@@ -168,7 +168,7 @@ def test_help_fills_the_lines_of_a_terminal(
     assert run(["sweep", "--help"]) == 0
     lines = [line.strip() for line in capfd.readouterr().out.splitlines()]
     start = next(i for i, line in enumerate(lines) if line.startswith("A list in the config"))
-    assert [len(line) > 70 for line in lines[start : start + 2]] == [True, True]
+    assert [len(line) > 60 for line in lines[start : start + 2]] == [True, True]
 
 
 # ---- list, doctor ------------------------------------------------------------------------------

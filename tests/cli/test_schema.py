@@ -10,8 +10,12 @@ import pytest
 import yaml
 
 from longseq_bench.cli import run
-from longseq_bench.config.reference import config_reference
-from longseq_bench.config.schema import SweepFile, WorkloadSection, config_schema
+from longseq_bench.config.schema import (
+    SweepFile,
+    WorkloadSection,
+    config_reference,
+    config_schema,
+)
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "docs" / "reference" / "sweep.schema.json"
