@@ -1,11 +1,11 @@
-"""The keys of a sweep file, as pydantic models, its JSON Schema and the configuration reference.
+"""The keys of a sweep file, as pydantic models, and its JSON Schema.
 
 The settings of a workload and a trial are declared in core/settings.py.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from annotated_types import Ge, Le, MinLen
 from pydantic import (
@@ -73,7 +73,7 @@ def axis(kind: Any) -> Any:
 
 _NONE = {"enum": ["none", None]}
 _NUMBER = r"^\s*[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?\s*"
-_UNITS: dict[str, tuple[Callable[[Any], Any], str, str, float]] = {
+UNITS: dict[str, tuple[Callable[[Any], Any], str, str, float]] = {
     "tokens": (parse_tokens, "4k", "[kKmMgG]?$", bounds.MAX_TOKENS),
     "bytes": (
         partial(parse_memory_budget, name="bytes"),
@@ -92,7 +92,7 @@ def _number(setting: Setting) -> Any:
     forms: list[dict[str, Any]]
     kind = setting.type
     if setting.unit:
-        parse, example, end, maximum = _UNITS[setting.unit]
+        parse, example, end, maximum = UNITS[setting.unit]
         text = {"type": "string", "pattern": _NUMBER + end, "examples": [example]}
         forms = [{"type": "number", "exclusiveMinimum": 0, "maximum": maximum}, text]
     else:
@@ -282,48 +282,3 @@ def _option_schema(spec: OptionSpec) -> dict[str, Any]:
         "default": default,
         "anyOf": [one, {"type": "array", "minItems": 1, "items": one}],
     }
-
-
-# ---- the reference of the documentation --------------------------------------------------------
-
-
-def config_reference() -> str:
-    """Return Markdown tables of every key of a sweep file: values, unit, default, meaning."""
-    own = {
-        "implementations": "name or mapping, *list*",
-        "workload": "mapping",
-        "baseline": "text",
-        "rounds": f"whole number from 1 to {bounds.MAX_ROUNDS:,}",
-    }
-    described = {key: SweepFile.model_fields[key].description for key in own}
-    head = "| Key | Value | Description |\n|---|---|---|"
-    return "\n".join(
-        [
-            f"## Keys of the file\n\n{head}",
-            *_rows({"tokens": TOKENS}),
-            *(f"| `{key}` | {values} | {described[key]} |" for key, values in own.items()),
-            *_rows(TRIAL),
-            f"\n## Keys of `workload`\n\n{head}",
-            *_rows(WORKLOAD),
-            "\nA key with *list* takes one value or a list of values; a list is an axis of the "
-            "grid. Every other key takes one value.\n",
-        ]
-    )
-
-
-def _rows(settings: dict[str, Setting]) -> list[str]:
-    return [f"| `{n}` | {_values(s)}, *list* | {s.text} |" for n, s in settings.items()]
-
-
-def _values(setting: Setting) -> str:
-    """Describe the values that a setting accepts."""
-    if setting.unit:
-        _, example, _, maximum = _UNITS[setting.unit]
-        values = f"number up to {maximum:,}, text such as `{example}`"
-    elif setting.high:
-        values = f"whole number from {setting.low} to {setting.high:,}"
-    elif setting.type in (bool, str):
-        return "`true`, `false`" if setting.type is bool else "text"
-    else:
-        return ", ".join(f"`{word}`" for word in get_args(setting.type))
-    return values if setting.default is not None or setting.is_required else f"{values}, `none`"

@@ -84,7 +84,8 @@ def make_sweep(
     """Make the trials of a sweep file on a machine. Raises as `load_config` does.
 
     ranks: world_size where the file has none.  default_memory: bytes of each of so many ranks on
-    such a device, for trials without a memory budget; None: these stay without.
+    such a device, for trials without a memory budget; None: these stay without. All get that of
+    the most ranks.
     """
     source, file = config.source, config.file
     keys = {"device", *source.data}
@@ -110,8 +111,13 @@ def make_sweep(
     _check_size(source.name, shape, settings, choices)
     workloads = _workloads(shape, default, file, source)
     kinds = _one_of_each(workloads[0], settings, choices, catalogue, ranks)
-    if default_memory:
-        kinds = _set_budgets(kinds, default_memory)
+    if default_memory and not all(trial.memory_budget for trial in kinds):
+        # so that no trial exhausts the machine
+        budgets = {device: default_memory(device, max_ranks) for device in settings["device"]}
+        kinds = [
+            trial.replace(memory_budget=trial.memory_budget or budgets[trial.device])
+            for trial in kinds
+        ]
     # workload by workload, so that rows to compare are adjacent
     trials = tuple(
         trial.model_copy(update={"workload": workload}) for workload in workloads for trial in kinds
@@ -266,16 +272,3 @@ def _one_of_each(
         for values in _product(settings)
         for (name, *_), options in variants.items()
     ]
-
-
-def _set_budgets(trials: list[Trial], default_memory: Callable[[Device, int], int]) -> list[Trial]:
-    """Give trials without a memory budget the default one, so that no trial exhausts the machine.
-
-    All get the default of the trial with the most ranks, so that they are comparable.
-    """
-    max_ranks: dict[Device, int] = {}
-    for trial in trials:
-        if trial.memory_budget is None:
-            max_ranks[trial.device] = max(trial.world_size, max_ranks.get(trial.device, 1))
-    budgets = {device: default_memory(device, ranks) for device, ranks in max_ranks.items()}
-    return [t if t.memory_budget else t.replace(memory_budget=budgets[t.device]) for t in trials]

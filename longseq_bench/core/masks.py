@@ -123,11 +123,10 @@ class Mask:
 
     def check_tokens(self, tokens: int) -> None:
         """Raise UserError if the lengths of a list do not add up, or there are too many."""
-        most = MAX_DRAWN_DOCUMENTS if self.distribution else MAX_DOCUMENTS
-        if self.has_documents and tokens > most * self._mean_length:
+        if self.has_documents and tokens > self.most_tokens:
             raise UserError(
-                f"mask {self.text} has more than {most:,} documents in {tokens:,} tokens; "
-                "use longer documents"
+                f"mask {self.text} has more than {self._most_documents:,} documents in "
+                f"{tokens:,} tokens; use longer documents"
             )
         if self.lengths and (total := sum(self.lengths)) != tokens:
             raise UserError(
@@ -136,13 +135,19 @@ class Mask:
             )
 
     @property
-    def _mean_length(self) -> float:
-        """Mean tokens of a document."""
+    def _most_documents(self) -> int:
+        return MAX_DRAWN_DOCUMENTS if self.distribution else MAX_DOCUMENTS
+
+    @property
+    def most_tokens(self) -> float:
+        """The most tokens of a sequence whose documents can be listed, by their mean length."""
         if not self.distribution:
-            return self.size or sum(self.lengths) / len(self.lengths)
-        bins = DISTRIBUTIONS[self.distribution]
-        whole = sum(weight for _, _, weight in bins)
-        return sum((first + last) / 2 * weight for first, last, weight in bins) / whole
+            mean = self.size or sum(self.lengths) / len(self.lengths)
+        else:
+            bins = DISTRIBUTIONS[self.distribution]
+            whole = sum(weight for _, _, weight in bins)
+            mean = sum((first + last) / 2 * weight for first, last, weight in bins) / whole
+        return self._most_documents * mean
 
     def pairs_of_last(self, queries: int, tokens: int) -> int:
         """Return the query-key pairs of the last queries of a sequence."""

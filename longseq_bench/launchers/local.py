@@ -109,7 +109,11 @@ class LocalLauncher(Launcher):
     @override
     def catalogue(self, own: Sequence[str] = ()) -> Catalogue:
         if self._catalogue is None or own:
-            self._catalogue = Catalogue.model_validate(self._request("catalogue", own=own))
+            try:
+                self._catalogue = Catalogue.model_validate(self._request("catalogue", own=own))
+            except LauncherError as error:
+                while_importing = f"; it was to import {', '.join(own)}" if own else ""
+                raise LauncherError(f"{error}{while_importing}") from None
         return self._catalogue
 
     @override

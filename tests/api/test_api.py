@@ -1,7 +1,6 @@
 """The Python API without processes: outcomes come by formula."""
 
 import inspect
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import longseq_bench
 from longseq_bench.api.grid import sweep
 from longseq_bench.api.length_search import maxlen
 from longseq_bench.api.planning import plan
-from longseq_bench.api.progress import Reporter, RunWatcher
 from longseq_bench.api.results import Results
 from longseq_bench.cli import maxlen as maxlen_command
 from longseq_bench.cli import plan as plan_command
@@ -26,7 +24,6 @@ from longseq_bench.core.options import OptionSpec
 from longseq_bench.core.settings import TRIAL, WORKLOAD
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import RECORDS
-from tests import make
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = (
@@ -140,23 +137,6 @@ def test_a_folder_that_is_moved_during_a_run_is_an_error_and_not_made_anew(
     assert not Path("out").exists()
 
 
-def test_a_report_is_not_written_into_a_folder_that_was_deleted_after_the_last_trial(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Deleter(RunWatcher):
-        def __exit__(self, *error: object) -> None:
-            shutil.rmtree("out")
-
-    class Watched(Reporter):
-        def watch_sweep(self, *_: Any) -> RunWatcher:
-            return Deleter()
-
-    monkeypatch.setattr("longseq_bench.api.grid.make_reporter", lambda _: Watched())
-    with pytest.raises(StoreError, match=r"4 records were copied to records\.recovered\.jsonl"):
-        swept(out="out")
-    assert not Path("out").exists()
-
-
 # ---- maxlen ------------------------------------------------------------------------------------
 
 
@@ -170,12 +150,6 @@ def test_a_search_returns_its_bracket() -> None:
     assert found.rows == []
     assert f"{row.max_tokens:,}" in str(found)
     assert not list(Path().iterdir())
-
-
-def test_bytes_and_seconds_may_be_numbers() -> None:
-    found = maxlen("ring", memory_budget=2**26, time_budget=0.5, ceiling=2048, progress=False)
-    assert {(r.trial.memory_budget, r.trial.time_budget) for r in found.records} == {(2**26, 0.5)}
-    assert found.maxima[0].max_tokens == 2048
 
 
 @pytest.mark.parametrize(
@@ -248,13 +222,6 @@ def test_lists_are_axes_and_numbers_may_be_those_of_numpy() -> None:
     assert len(found.rows) == 12
     assert all(r.trial.workload.causal and r.trial.repeats == 2 for r in found.records)
     assert list(found.to_pandas().label) == [row.label for row in found.rows]
-
-
-def test_steps_of_decoding_are_swept() -> None:
-    found = swept(implementations="ring", mode="decode", new_tokens=[1, 4])
-    assert {(r.trial.workload.mode, r.trial.workload.new_tokens) for r in found.records} == {
-        ("decode", 1), ("decode", 4)
-    }  # fmt: skip
 
 
 def test_a_tuple_is_one_value_of_an_option() -> None:
@@ -331,13 +298,6 @@ def test_results_are_drawn_printed_and_reported() -> None:
         found.to_pandas("row")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="give a path"):
         found.report(format=["md", "csv"])  # type: ignore[call-overload]
-
-
-def test_a_name_in_a_record_is_text_in_a_notebook() -> None:
-    hostile = "<img src=x onerror=alert(1)>"
-    html = Results([make.record(make.trial(hostile))])._repr_html_()
-    assert "<img" not in html
-    assert "&lt;img" in html
 
 
 def test_nothing_to_show_is_said() -> None:

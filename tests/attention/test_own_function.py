@@ -119,10 +119,6 @@ def test_a_file_may_import_its_neighbours_and_define_dataclasses(tmp_path: Path)
     assert torch.equal(attention(q, k, v), 2 * q)
 
 
-def test_any_other_name_is_a_registered_one() -> None:
-    assert find_implementation("sdpa") is IMPLEMENTATIONS.get("sdpa")
-
-
 # ---- patterns ----------------------------------------------------------------------------------
 
 WINDOW = "def f(q, k, v, *, causal, reach=2):\n    return q\n"

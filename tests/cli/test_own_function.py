@@ -75,13 +75,6 @@ def test_a_workload_that_it_can_t_do_is_unsupported_with_a_reason(capfd: Capture
     )
 
 
-def test_a_raise_is_an_error_with_file_and_line(capfd: Capture) -> None:
-    Path("mine.py").write_text("def mine(q, k, v):\n    raise ValueError('no luck')\n")
-    assert run(["sweep", "sweep.yaml", "--out", "out"]) == 3
-    assert statuses() == [("mine.py:mine", "error"), ("sdpa", "ok")]
-    assert load("out").records[0].outcome.reason == "ValueError: no luck (mine.py:2)"
-
-
 def test_an_edited_file_is_measured_anew_and_both_are_shown(capfd: Capture) -> None:
     for _ in range(2):
         assert run(["sweep", "sweep.yaml", "--out", "out"]) == 0
@@ -129,12 +122,6 @@ def test_list_shows_what_its_signature_says(capfd: Capture) -> None:
     assert run(["list", "--impl", "mine.py:mine"]) == 0
     shown = capfd.readouterr().out
     assert "Not supported: mine takes no argument `group`, needed for several ranks" in shown
-
-
-def test_plan_predicts_it(capfd: Capture) -> None:
-    arguments = ["--impl", "mine.py:mine", "--impl", "sdpa", "--target", "4k", "--memory", "1GiB"]
-    mine, theirs = document(capfd, "plan", *arguments)["results"]
-    assert mine["peak_bytes"] == pytest.approx(theirs["peak_bytes"], rel=0.02)
 
 
 def test_plan_uses_the_rates_of_this_file_alone(capfd: Capture) -> None:
@@ -185,12 +172,6 @@ def test_a_mistake_in_a_config_has_its_line(
 ) -> None:
     Path("sweep.yaml").write_text(SWEEP.replace(old, new))
     assert refusal(capfd, "sweep", "sweep.yaml") == sentence
-
-
-def test_a_baseline_may_be_the_function(capfd: Capture) -> None:
-    Path("sweep.yaml").write_text(SWEEP + "baseline: mine\n")
-    assert run(["sweep", "sweep.yaml", "--out", "out"]) == 0
-    assert "Speed: time of mine (on the same" in Path("out/report.md").read_text()
 
 
 # ---- the page of the docs ----------------------------------------------------------------------

@@ -9,11 +9,11 @@ import jsonschema
 import pytest
 import yaml
 
+from docs.generate import generate_configuration
 from longseq_bench.cli import run
 from longseq_bench.config.schema import (
     SweepFile,
     WorkloadSection,
-    config_reference,
     config_schema,
 )
 
@@ -70,7 +70,7 @@ def test_the_schema_refuses_what_the_loader_refuses(published: Any, change: dict
 
 
 def test_every_key_is_described(published: Any) -> None:
-    reference = config_reference()
+    reference = generate_configuration()
     for properties in (
         published["properties"], published["$defs"]["WorkloadSection"]["properties"],
     ):  # fmt: skip

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.config import trials as trials_module
 from longseq_bench.config.loader import MAX_BYTES
 from longseq_bench.config.trials import load_config, make_sweep, parse_config
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
@@ -129,14 +128,6 @@ def test_numbers_with_commas_are_one_value_and_a_list_is_an_axis() -> None:
     assert {t.options["dilation"] for t in together} == {(1, 2)}
     apart = trials(head + "{segments: [1024, 2048]}\n")
     assert [t.options["segments"] for t in apart] == [(1024,), (2048,)]
-
-
-def test_one_implementation_twice_and_repetitions_once() -> None:
-    text = (
-        "tokens: [1k, 1024]\nworkload: {kv_heads: [0, 8]}\nimplementations:\n"
-        "  - ring\n  - ring: {chunk: [1k, 1024, 512]}\n  - ring: {chunk: 1k}\n"
-    )
-    assert [t.options["chunk"] for t in trials(text)] == [1024, 512]
 
 
 # ---- mistakes ----------------------------------------------------------------------------------
@@ -281,20 +272,6 @@ def test_more_ranks_than_cuda_devices_are_refused_with_their_line(
     with pytest.raises(ConfigError) as caught:
         make_sweep(parse_config(text, "sweep.yaml"), here)
     assert f":5: world_size 3 is too large: this machine has {present}, and" in str(caught.value)
-
-
-def test_as_many_ranks_as_cuda_devices_and_any_number_on_a_cpu() -> None:
-    text = SHORT + "device: cuda\nworld_size: [1, 2]\n"
-    on_two = make_sweep(parse_config(text, "sweep.yaml"), TWO_GPUS)
-    assert [t.world_size for t in on_two.trials] == [1, 2]
-    for device in ("", "device: cpu\n"):
-        assert [t.world_size for t in trials(SHORT + device + "world_size: 64\n")] == [64]
-
-
-def test_the_largest_grid_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials_module, "MAX_TRIALS", 6)
-    assert len(trials("tokens: [1k, 2k]\nseed: [1, 2, 3]\n" + TAIL)) == 6
-    assert "has 8 trials, more than 6" in refusal("tokens: [1k, 2k]\nseed: [1, 2, 3, 4]\n" + TAIL)
 
 
 # ---- the file ----------------------------------------------------------------------------------

@@ -80,11 +80,6 @@ def test_a_mistake_is_an_error_with_its_place(
     assert outcome.status == "error"
 
 
-def test_a_wrong_answer_is_wrong(launcher: LocalLauncher, tmp_path: Path) -> None:
-    outcome = run(launcher, tmp_path, HEAD + "def f(q, k, v):\n    return sdpa(q, k, v) * 1.01\n")
-    assert (outcome.status, outcome.phase) == ("wrong", "check")
-
-
 def test_out_of_memory_stays_out_of_memory(launcher: LocalLauncher, tmp_path: Path) -> None:
     text = HEAD + "def f(q, k, v):\n    torch.ones(2**27)\n    return sdpa(q, k, v)\n"
     outcome = run(launcher, tmp_path, text, memory_budget=64 * MIB)
