@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKER = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
@@ -105,10 +105,50 @@ def _format_help(text: str | None) -> str:
 
 
 def generate_configuration() -> str:
-    """Return tables of every key of a sweep file, from its schema."""
-    from longseq_bench.config.reference import config_reference
+    """Return tables of every key of a sweep file: values, unit, default, meaning."""
+    from longseq_bench.config.schema import SweepFile
+    from longseq_bench.core import bounds
+    from longseq_bench.core.settings import TOKENS, TRIAL, WORKLOAD
 
-    return config_reference()
+    own = {
+        "implementations": "name or mapping, *list*",
+        "workload": "mapping",
+        "baseline": "text",
+        "rounds": f"whole number from 1 to {bounds.MAX_ROUNDS:,}",
+    }
+    described = [(f"`{k}`", v, SweepFile.model_fields[k].description) for k, v in own.items()]
+    head = ("Key", "Value", "Description")
+    keys = [*_setting_rows({"tokens": TOKENS}), *described, *_setting_rows(TRIAL)]
+    return "\n\n".join(
+        [
+            "## Keys of the file",
+            format_table(head, keys),
+            "## Keys of `workload`",
+            format_table(head, _setting_rows(WORKLOAD)),
+            "A key with *list* takes one value or a list of values; a list is an axis of the grid. "
+            "Every other key takes one value.",
+        ]
+    )
+
+
+def _setting_rows(settings: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(f"`{n}`", f"{_describe_values(s)}, *list*", s.text) for n, s in settings.items()]
+
+
+def _describe_values(setting: Any) -> str:
+    """Describe the values that a setting accepts."""
+    from longseq_bench.config.schema import UNITS
+
+    if setting.unit:
+        _, example, _, maximum = UNITS[setting.unit]
+        values = f"number up to {maximum:,}, text such as `{example}`"
+    elif setting.high:
+        values = f"whole number from {setting.low} to {setting.high:,}"
+    elif setting.type in (bool, str):
+        return "`true`, `false`" if setting.type is bool else "text"
+    else:
+        return ", ".join(f"`{word}`" for word in get_args(setting.type))
+    return values if setting.default is not None or setting.is_required else f"{values}, `none`"
 
 
 # ---- fields ------------------------------------------------------------------------------------

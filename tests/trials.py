@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from longseq_bench.core.model import OptionValue, Outcome, Trial
+from longseq_bench.core.own_functions import is_own
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.heap_peak import HeapPeak
 from tests.make import trial
@@ -21,7 +22,8 @@ def complete(
 ) -> Trial:  # fmt: skip
     """A trial with default options: one pass of two heads on one thread."""
     known = {"repeats": 0, "heads": 2, "threads": 1, **fields}
-    return trial(name, tokens, launcher.catalogue().options(name, options or {}), **known)
+    catalogue = launcher.catalogue([name] if is_own(name) else ())
+    return trial(name, tokens, catalogue.options(name, options or {}), **known)
 
 
 def run_trial(launcher: LocalLauncher, of: Trial) -> Outcome:

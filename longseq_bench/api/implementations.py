@@ -31,7 +31,14 @@ def read_implementations(
 
     Raises UserError for anything else, and for a function that can't be sent to another process.
     """
-    pairs = [(_name(one, folder), dict(options)) for one, options in _pairs(given)]
+    pairs = []
+    for one, options in _pairs(given):
+        if not isinstance(one, str) and not callable(one):
+            raise UserError(f"{one!r} is no implementation; {FORM}")
+        if not isinstance(options, Mapping | None):
+            raise UserError(f"the options of {one!r} are {options!r}; write {{option: value}}")
+        name = one if isinstance(one, str) else name_function(one, folder)
+        pairs.append((name, dict(options or {})))
     if not pairs:
         raise UserError(f"no implementation is given; {FORM}")
     return pairs
@@ -60,13 +67,12 @@ def choose_options(
     return filled
 
 
-def _pairs(given: Any) -> Iterator[tuple[Any, Options]]:
+def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:
     match given:
         case str():
             yield given, {}
         case Mapping():
-            for one, options in given.items():
-                yield one, _mapping(options, one)
+            yield from given.items()
         case (one, Mapping() as options) if isinstance(given, tuple) and not isinstance(
             one, Mapping
         ):
@@ -78,17 +84,3 @@ def _pairs(given: Any) -> Iterator[tuple[Any, Options]]:
             yield given, {}
         case _:
             raise UserError(f"{given!r} is no implementation; {FORM}")
-
-
-def _mapping(options: Any, one: Any) -> Options:
-    if options is None or isinstance(options, Mapping):
-        return options or {}
-    raise UserError(f"the options of {one!r} are {options!r}; write {{option: value}}")
-
-
-def _name(one: Any, folder: Path | None) -> str:
-    if isinstance(one, str):
-        return one
-    if not callable(one):
-        raise UserError(f"{one!r} is no implementation; {FORM}")
-    return name_function(one, folder)

@@ -6,38 +6,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from typing_extensions import Unpack
-
 from longseq_bench.api import machine
 from longseq_bench.api.implementations import Implementations, Options, read_implementations
 from longseq_bench.api.progress import Reporter, make_reporter
 from longseq_bench.api.results import Results
 from longseq_bench.api.running import build_trials, run_search
-from longseq_bench.api.workloads import WorkloadArguments, check_keywords, show_keywords
+from longseq_bench.api.workloads import accept
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.model import Allocator, DeviceChoice
+from longseq_bench.core.settings import SEARCH, SHAPE
 from longseq_bench.core.units import parse_tokens
 
 
-@show_keywords
+@accept(SEARCH | SHAPE)
 def maxlen(
     implementations: Implementations,
     *,
     options: Options | None = None,
-    memory_budget: str | int | None = None,
-    time_budget: str | float = "10s",
     world_size: int | None = None,
     ceiling: str | int | None = None,
     sparsity: Literal["auto"] | None = None,
     target: str | int | None = None,
     fit_only: bool = False,
-    device: DeviceChoice = "auto",
-    allocator: Allocator = "default",
-    threads: int | None = None,
-    seed: int = 0,
     out: str | Path | None = None,
     progress: bool | Reporter = True,
-    **workload: Unpack[WorkloadArguments],
+    **given: Any,
 ) -> Results:
     """Search for the longest sequence that each implementation can take here.
 
@@ -46,21 +38,14 @@ def maxlen(
     Args:
         implementations: A name, a function, a pair (either, {option: value}), or a list of these.
         options: Options for every implementation that has them.
-        memory_budget: Bytes that a rank may allocate: 2**28 or "256MiB"; default: 80 % of the free
-            memory.
-        time_budget: Limit of one pass: seconds, or "2min".
         world_size: Ranks that share a sequence; default: 1.
         ceiling: Longest length to try, in tokens: 65536 or "64k".
         sparsity: "auto": find the lowest sparsity with which `target` tokens fit.
         target: Tokens that must fit, with sparsity="auto".
         fit_only: Also search for the longest length that fits in memory, with shortened loops.
-        device: auto, cpu or cuda.
-        allocator: default, expandable (CUDA) or fresh (CPU).
-        threads: CPU threads per rank; default: cores / ranks.
-        seed: Seed of the random inputs.
         out: Folder for records and report; default: results are in memory only.
         progress: True prints a line per run on stderr, False prints nothing.
-        **workload: Shape of q, k, v and the kind of pass, see WorkloadArguments.
+        **given: Shape of q, k, v, kind of pass, budgets and device.
 
     Raises:
         UserError: a value that can't be used; the sentence names it.
@@ -68,21 +53,23 @@ def maxlen(
     """
     from longseq_bench.search import strategy
 
-    check_keywords(workload, "maxlen")
     ranks, shared = world_size or machine.default_ranks(), dict(options or {})
     ceiling_tokens = _parse_ceiling(ceiling, ranks)
     tokens = _parse_sparsity_target(sparsity, target, shared)
-    _check_combination(tokens, ceiling_tokens, fit_only)
+    if tokens and ceiling_tokens:
+        raise UserError(
+            "--ceiling can't be combined with --target, which fixes the length; remove --ceiling"
+        )
+    if tokens and fit_only:
+        raise UserError(
+            "--fit-only can't be combined with --sparsity auto: memory hardly depends on "
+            "sparsity; remove --fit-only"
+        )
     reporter, folder = make_reporter(progress), Path(out) if out else None
     chosen = read_implementations(implementations, folder)
-    settings: dict[str, Any] = {
-        "device": device, "memory_budget": memory_budget, "time_budget": time_budget,
-        "allocator": allocator, "threads": threads, "seed": seed,
-    }  # fmt: skip
-    with machine.open_launcher(reporter) as (launcher, catalogue):
-        trials = build_trials(
-            catalogue, chosen, shared, settings, workload, folder, [ranks], reporter
-        )
+    names = [name for name, _ in chosen]
+    with machine.open_launcher(reporter, names) as (launcher, catalogue):
+        trials = build_trials(catalogue, chosen, shared, given, folder, [ranks], reporter)
         launcher.check(trials)
         if tokens:
             for trial in trials:
@@ -101,18 +88,6 @@ def maxlen(
 def parse_target(text: str | int | None) -> int | None:
     """Return the tokens of a target, if given. Raises UserError if it is not a number of tokens."""
     return parse_tokens(text, "--target") if text else None
-
-
-def _check_combination(tokens: int | None, ceiling: int | None, fit_only: bool) -> None:
-    if tokens and ceiling:
-        raise UserError(
-            "--ceiling can't be combined with --target, which fixes the length; remove --ceiling"
-        )
-    if tokens and fit_only:
-        raise UserError(
-            "--fit-only can't be combined with --sparsity auto: memory hardly depends on "
-            "sparsity; remove --fit-only"
-        )
 
 
 def _parse_sparsity_target(

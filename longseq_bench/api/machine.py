@@ -19,6 +19,7 @@ from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError
 from longseq_bench.core.hardware import Hardware, profiles, this_cpu
 from longseq_bench.core.model import Device, Record, Trial
+from longseq_bench.core.own_functions import canonical_name, is_own
 from longseq_bench.launchers.base import Launcher, create_launcher
 from longseq_bench.launchers.hosts import refuse_several_tasks
 from longseq_bench.search.prediction import Predictor, RateModel
@@ -66,17 +67,17 @@ def make_launcher() -> Launcher:
 
 @contextmanager
 def open_launcher(
-    reporter: Reporter, first: Callable[[], object] = lambda: None
+    reporter: Reporter, names: Iterable[str] = ()
 ) -> Iterator[tuple[Launcher, Catalogue]]:
     """Start the launcher and get its catalogue, while the reporter says so.
 
-    first: called before the catalogue is asked for, which takes a second or two.
+    names: of implementations; functions of the user among them are in the catalogue.
     """
     refuse_several_tasks(os.environ)
+    own = dict.fromkeys(canonical_name(name) for name in names if is_own(name))
     with make_launcher() as launcher:
-        first()
         with reporter.waiting("checking this machine …"):
-            catalogue = launcher.catalogue()
+            catalogue = launcher.catalogue([*own])
         yield launcher, catalogue
 
 

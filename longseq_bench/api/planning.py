@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from typing_extensions import Unpack
 
 from longseq_bench.api import machine
 from longseq_bench.api.implementations import (
@@ -23,20 +21,13 @@ from longseq_bench.api.plan_answer import answer_sentence, find_best
 from longseq_bench.api.plan_model import ModelPlan
 from longseq_bench.api.progress import Reporter, make_reporter
 from longseq_bench.api.results import TABLE_WIDTH
-from longseq_bench.api.workloads import (
-    WorkloadArguments,
-    build_workload,
-    check_keywords,
-    make_trial,
-    model_of,
-    show_keywords,
-)
+from longseq_bench.api.workloads import accept, build_workload, make_trial, model_of
 from longseq_bench.core.bounds import MAX_RANKS
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import LOCAL_CPU, Hardware, profile, profiles
 from longseq_bench.core.model import Trial
-from longseq_bench.core.own_functions import source_of
+from longseq_bench.core.settings import SHAPE
 from longseq_bench.core.units import format_bytes, format_tokens, parse_memory_budget
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.search.memory_curve import add_outside
@@ -159,7 +150,7 @@ class Plan:
         return fragment(self.table())
 
 
-@show_keywords
+@accept(SHAPE)
 def plan(
     implementations: Implementations,
     *,
@@ -173,7 +164,7 @@ def plan(
     hardware: str | Path | None = None,
     records: str | Path | None = None,
     progress: bool | Reporter = True,
-    **workload: Unpack[WorkloadArguments],
+    **given: Any,
 ) -> Plan:
     """Predict the longest sequence, its memory, time and communication. No trial is run.
 
@@ -191,29 +182,28 @@ def plan(
         hardware: YAML file with more hardware profiles.
         records: Folder of records for rates and past errors; default: results.
         progress: False prints nothing.
-        **workload: Shape of q, k, v and the kind of pass, see WorkloadArguments.
+        **given: Shape of q, k, v and the kind of pass.
 
     Raises:
         UserError: a value that can't be used; the sentence names it. A target that does not fit is
             no error: see Plan.check_target.
         LauncherError: processes can't be started.
     """
-    check_keywords(workload, "plan")
     reporter, folder = make_reporter(progress), Path(records) if records else None
     if folder and not folder.is_dir():
         raise UserError(f"--records {folder}: no such folder")
     past = machine.past_records(folder or Path("results"))
-    found = model_of(workload)
+    found = model_of(given)
     model = ModelPlan(found, sharding) if found else None
     budget = parse_memory_budget(memory) if memory else None
     tokens = parse_target(target)
     chosen = read_implementations(implementations, None)
-    with machine.open_launcher(reporter) as (launcher, catalogue):
+    with machine.open_launcher(reporter, [name for name, _ in chosen]) as (launcher, catalogue):
         profiles_file = Path(hardware) if hardware else None
         device = _find_hardware(catalogue, gpu, profiles_file, gpus_per_node)
         named = choose_options(catalogue, chosen, options or {})
         ranks = world_size or gpus_per_node or 1
-        trials = _build_trials(named, workload, device, ranks, budget)
+        trials = _build_trials(catalogue, named, given, device, ranks, budget)
         rates = RateModel(device, past if gpu.lower() == LOCAL_CPU else [])
         with reporter.waiting("dry runs …"):
             _check_options(launcher, trials)
@@ -223,18 +213,18 @@ def plan(
 
 
 def _build_trials(
-    named: Sequence[tuple[str, Options]], workload: WorkloadArguments, hardware: Hardware,
-    world_size: int, budget: int | None,
+    catalogue: Catalogue, named: Sequence[tuple[str, Options]], given: Mapping[str, Any],
+    hardware: Hardware, world_size: int, budget: int | None,
 ) -> list[Trial]:  # fmt: skip
     """Return a trial of one token for each implementation with its options."""
     has_bfloat16 = hardware.device == "cuda" and "bfloat16" in hardware.flops
-    shape = build_workload(workload, "bfloat16" if has_bfloat16 else "float32")
+    shape = build_workload(given, "bfloat16" if has_bfloat16 else "float32")
     hardware.rate(shape.dtype, shape.mode)
     return [
         make_trial(
             implementation=name, options=values, workload=shape, device=hardware.device,
             world_size=world_size, memory_budget=budget or hardware.memory, repeats=0,
-            keep=workload.get("keep", "all"), source=source_of(name),
+            keep=given.get("keep", "all"), source=catalogue.entry(name).hash,
         )
         for name, values in named
     ]  # fmt: skip

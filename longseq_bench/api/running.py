@@ -11,11 +11,11 @@ from longseq_bench.api import machine
 from longseq_bench.api.implementations import Options, choose_options
 from longseq_bench.api.progress import Reporter, RunWatcher
 from longseq_bench.api.results import Results
-from longseq_bench.api.workloads import WorkloadArguments, build_workload, make_trial, model_of
+from longseq_bench.api.workloads import build_workload, make_trial, model_of
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError
 from longseq_bench.core.model import Trial
-from longseq_bench.core.own_functions import source_of
+from longseq_bench.core.settings import SEARCH, SHAPE
 from longseq_bench.core.units import parse_memory_budget, parse_seconds
 from longseq_bench.core.user_files import write_text_file
 from longseq_bench.launchers.base import Launcher
@@ -26,23 +26,32 @@ from longseq_bench.store import Store
 
 
 def build_trials(
-    catalogue: Catalogue, chosen: Sequence[tuple[str, Options]], options: Options,
-    settings: Mapping[str, Any], workload: WorkloadArguments, out: Path | None,
-    worlds: Sequence[int], reporter: Reporter,
-) -> list[Trial]:  # fmt: skip
+    catalogue: Catalogue,
+    chosen: Sequence[tuple[str, Options]],
+    options: Options,
+    given: Mapping[str, Any],
+    out: Path | None,
+    worlds: Sequence[int],
+    reporter: Reporter,
+) -> list[Trial]:
     """Return a trial of one token for each implementation and number of ranks.
 
-    options: for every implementation that has them.  settings: device, memory_budget, time_budget,
-    allocator, threads and seed.
+    options: for every implementation that has them.  given: settings; the others have defaults.
     Raises UserError for a device, dtype, name or option that is not available.
     """
     ranks = max(worlds)
+    settings = {name: setting.default for name, setting in SEARCH.items()} | {**given}
     device = catalogue.resolve_device(settings["device"], ranks)
-    shape = build_workload(workload, catalogue.default_dtype(device))
-    if model := model_of(workload):
+    shape = build_workload(given, catalogue.default_dtype(device))
+    if model := model_of(given):
         reporter.say([model.describe(shape)])
-    budget = parse_memory_budget(settings["memory_budget"]) if settings["memory_budget"] else None
-    time_budget = parse_seconds(settings["time_budget"], "time budget")
+    # "none" is the default memory, and no limit of the time
+    memory, time = (
+        None if str(settings[name]).lower() == "none" else settings[name]
+        for name in ("memory_budget", "time_budget")
+    )
+    budget = parse_memory_budget(memory) if memory else None
+    time_budget = None if time is None else parse_seconds(time, "time budget")
     catalogue.check_device(device)
     catalogue.check_dtype(device, shape.dtype)
     catalogue.check_ranks(device, ranks, "--world-size")
@@ -51,12 +60,21 @@ def build_trials(
     same = {name: settings[name] for name in ("threads", "seed", "allocator")}
     return [
         make_trial(
-            implementation=name, options=values, workload=shape, device=device, world_size=world,
-            memory_budget=budget, time_budget=time_budget, repeats=0,
-            keep=workload.get("keep", "all"), source=source_of(name), **same,
+            implementation=name,
+            options=values,
+            workload=shape,
+            device=device,
+            world_size=world,
+            memory_budget=budget,
+            time_budget=time_budget,
+            repeats=0,
+            keep=given.get("keep", SHAPE["keep"].default),
+            source=catalogue.entry(name).hash,
+            **same,
         )
-        for name, values in implementations for world in worlds
-    ]  # fmt: skip
+        for name, values in implementations
+        for world in worlds
+    ]
 
 
 def run_search(

@@ -1,6 +1,6 @@
 """A function of the user as an implementation: imported in a child, called, its output compared.
 
-The function is found as the parent found it (core/own_functions.py). Exact attention under the
+own_source.py finds the function and reads its signature. Exact attention under the
 workload's mask is assumed, unless the function or its module has a `pattern`:
 
     def pattern(q_positions, k_positions, head, *, window=256): ...
@@ -11,16 +11,12 @@ function that it names. The mask of the workload applies in addition.
 Shapes: B batch, Hq heads, Hk kv_heads, N this rank's tokens, D head_dim.
 """
 
-import importlib
-import importlib.util
 import inspect
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, partial
-from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,17 +28,26 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts, Positions
 from longseq_bench.attention.masked import mask_mod_of, visible_pairs_of
-from longseq_bench.core.cost import Cost, attention_flops, floor_bytes, mask_pairs
-from longseq_bench.core.errors import OwnFunctionError, UnsupportedError, UserError, WorldError
-from longseq_bench.core.model import Workload
-from longseq_bench.core.own_functions import OwnFunction, is_own, read_own_function, search_path
-from longseq_bench.core.workload_arguments import (
+from longseq_bench.attention.own_arguments import (
     ATTN_MASK,
     GROUP,
     MASK_MOD,
     missing_reasons,
     passed_values,
 )
+from longseq_bench.attention.own_source import (
+    OwnFile,
+    OwnFunction,
+    files,
+    find_file,
+    import_function,
+)
+from longseq_bench.core.catalogue import Entry
+from longseq_bench.core.cost import Cost, attention_flops, floor_bytes, mask_pairs
+from longseq_bench.core.errors import OwnFunctionError, UnsupportedError, UserError, WorldError
+from longseq_bench.core.model import Workload
+from longseq_bench.core.own_functions import is_own
+from longseq_bench.core.plain_text import one_line
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder
@@ -55,62 +60,72 @@ COUNTED_PAIRS, MIN_COUNTED_ROWS = 2**26, 8
 
 _CHUNK_PAIRS = 2**22
 
-_files: dict[str, str] = {}
-"""Files of own functions that were imported here, or failed to be, as the user names them."""
-
 
 def find_implementation(name: str, source: str | None = None) -> type[Attention]:
     """Return the class of an implementation: a registered one, or one made of an own function.
 
-    source: the expected hash of the own function's file; None: any. Raises OwnFunctionError for
-    another one, and whatever the file raises when it is imported.
+    source: the expected hash of the own function; None: any. Raises OwnFunctionError for another
+    one, and whatever the file raises when it is imported.
     """
     if not is_own(name):
         return IMPLEMENTATIONS.get(name)
     try:
-        own = read_own_function(name)
+        own = find_file(name)
+        if source is None or own.source == source:
+            return _make_class(own)
     except UserError as error:
         raise OwnFunctionError(str(error)) from None
-    if source is not None and own.source != source:
-        raise OwnFunctionError(
-            f"{own.file} is not the file that the command read (its hash is {own.source}, expected "
-            f"{source}); run the command again, with the same file on every host"
-        )
-    return _make_class(own)
+    raise OwnFunctionError(
+        f"{own.file} is not the file that the command read (its hash is {own.source}, expected "
+        f"{source}); run the command again, with the same file on every host"
+    )
+
+
+def describe_own_function(name: str) -> Entry:
+    """Describe an own function for the catalogue.
+
+    Raises UserError if it can't be used, also for whatever its file raises when it is imported.
+    """
+    own = find_file(name)
+    try:
+        function = import_function(own)
+    except UserError:
+        raise
+    except SyntaxError as error:
+        place = files.get(os.path.realpath(error.filename or ""), error.filename)
+        raise UserError(f"{place}:{error.lineno or 1}: not valid Python: {error.msg}") from None
+    except (Exception, SystemExit) as error:
+        reason = one_line(f"{type(error).__name__}: {error}")
+        raise UserError(f"{find_place(error) or own.file}: {reason}") from None
+    return Entry(
+        summary=function.summary,
+        options=function.options,
+        source=function.place,
+        hash=own.source,
+        missing=tuple(missing_reasons(own.function, function.takes)),
+    )
 
 
 @cache
-def _make_class(own: OwnFunction) -> type[Attention]:
+def _make_class(own: OwnFile) -> type[Attention]:
     with _without_compiler(own) if is_meta() else nullcontext():
-        module = _import(own)
-    function = getattr(module, own.function, None)
-    if not callable(function):
-        raise OwnFunctionError(f"{own.place}: {own.function} does not exist after the import")
-    pattern = _find_pattern(module, function)
-    base = OwnSparseAttention if pattern else OwnAttention
+        function = import_function(own)
+    base = OwnSparseAttention if function.pattern else OwnAttention
     members = {
-        "own": own,
-        "function": staticmethod(function),
-        "pattern": staticmethod(pattern) if pattern else None,
-        "summary": own.signature.summary or own.function,
-        "many_ranks": GROUP in own.signature.takes,
+        "own": function,
+        "function": staticmethod(function.call),
+        "pattern": staticmethod(function.pattern) if function.pattern else None,
+        "summary": function.summary,
+        "many_ranks": GROUP in function.takes,
         "takes_masks": True,  # or the reason names the missing parameter
         # a pattern depends on positions, which a step of decoding has only with this parameter
-        "takes_decode": pattern is None or "new_tokens" in own.signature.takes,
+        "takes_decode": function.pattern is None or "new_tokens" in function.takes,
     }
     return type(own.function, (base,), members)
 
 
-def _find_pattern(module: ModuleType, function: Any) -> Any:
-    """Return the pattern of a function: its own, which may be None, else that of its module."""
-    if hasattr(function, "pattern"):
-        return function.pattern
-    pattern = getattr(module, "pattern", None)
-    return pattern if callable(pattern) and pattern is not function else None
-
-
 @contextmanager
-def _without_compiler(own: OwnFunction) -> Iterator[None]:
+def _without_compiler(own: OwnFile) -> Iterator[None]:
     """Refuse torch.compile: what it keeps in memory is not that of the operators it replaces."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
@@ -127,26 +142,6 @@ def _without_compiler(own: OwnFunction) -> Iterator[None]:
         vars(torch)["compile"] = compile_
 
 
-def _import(own: OwnFunction) -> ModuleType:
-    """Import the file of an own function; its folder is on Python's path, after all others."""
-    _files[os.path.realpath(own.file)] = str(own.file)
-    if own.module:
-        sys.path[:] = search_path()
-        return importlib.import_module(own.module)
-    folder = str(own.file.resolve().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    name = f"longseq_own_{own.source}"
-    spec = importlib.util.spec_from_file_location(name, own.file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # dataclasses, pickle and torch.compile look a module up by its name
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 class OwnAttention(Attention):
     """Exact attention by a function of the user."""
 
@@ -157,12 +152,12 @@ class OwnAttention(Attention):
     pattern: ClassVar[Callable[..., Any] | None]
 
     def __init__(self, workload: Workload, group: Group, **options: Any) -> None:
-        takes, name = self.own.signature.takes, self.own.function
+        takes, name = self.own.takes, type(self).__name__
         for reason in missing_reasons(name, takes, workload, group.size):
             if f"`{GROUP}`" in reason:
                 raise WorldError(f"{reason}; it runs on one, not {group.size}")
             raise UnsupportedError(reason)
-        options = {spec.name: spec.default for spec in self.own.signature.options} | options
+        options = {spec.name: spec.default for spec in self.own.options} | options
         super().__init__(workload, group)
         values = passed_values(takes, workload, group.rank, group.size)
         if GROUP in values:
@@ -187,7 +182,7 @@ class OwnAttention(Attention):
         super().prepare(device)
         if is_meta() and self.group.size > 1:
             raise UnsupportedError(
-                f"{self.own.function} sends by itself, so it can't run without its other ranks"
+                f"{type(self).__name__} sends by itself, so it can't run without its other ranks"
             )
         if self.workload.mask is not None:
             where = "meta" if is_meta() else device
@@ -213,7 +208,7 @@ class OwnAttention(Attention):
         got = _describe(out) if isinstance(out, Tensor) else _describe_other(out)
         if got != expected:
             raise OwnFunctionError(
-                f"{self.own.function} returned {got}; expected {expected}, like q (batch, heads, "
+                f"{type(self).__name__} returned {got}; expected {expected}, like q (batch, heads, "
                 f"tokens, head_dim) ({self.own.place})"
             )
 
@@ -236,12 +231,12 @@ class OwnSparseAttention(OwnAttention):
     @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         counts = np.asarray(self._pattern(q_positions, k_positions, head))
-        expected = len(q_positions), len(k_positions)
+        expected, name = (len(q_positions), len(k_positions)), type(self).__name__
         if counts.shape != expected or counts.dtype.kind not in "biu":
             raise OwnFunctionError(
-                f"pattern of {self.own.function} returned {counts.dtype} {counts.shape}; expected "
+                f"pattern of {name} returned {counts.dtype} {counts.shape}; expected "
                 f"booleans or whole numbers {expected}, one for each query and key "
-                f"({self.own.file})"
+                f"({self.own.place})"
             )
         return counts * visible_keys(self.workload).multiplicity(q_positions, k_positions)
 
@@ -333,7 +328,7 @@ def find_place(error: BaseException) -> str | None:
     for frame, line in traceback.walk_tb(error.__traceback__):
         if frame.f_code is OwnAttention.__call__.__code__:
             caller = frame
-        if file := _files.get(os.path.realpath(frame.f_code.co_filename)):
+        if file := files.get(os.path.realpath(frame.f_code.co_filename)):
             place = f"{file}:{line}"
     return place or (caller and caller.f_locals["self"].own.place)
 

@@ -20,6 +20,7 @@ import typer
 from longseq_bench import __version__
 from longseq_bench.cli.compare import compare
 from longseq_bench.cli.doctor import doctor
+from longseq_bench.cli.gone import check_gone
 from longseq_bench.cli.launch import launch
 from longseq_bench.cli.listing import listing
 from longseq_bench.cli.maxlen import maxlen
@@ -52,7 +53,7 @@ app = typer.Typer(
     help="Measure how long a sequence an attention can take on this hardware, and how fast.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -60,7 +61,7 @@ app = typer.Typer(
 def _add(command: Callable[..., int], name: str | None = None, **settings: Any) -> None:
     """Add a command. Join the lines of each paragraph of its help, which a terminal wraps."""
     help_text = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.__doc__ or ""))
-    app.command(name, help=help_text, **settings)(command)
+    app.command(name, help=help_text, short_help=help_text.split("\n")[0], **settings)(command)
 
 
 for _command in (sweep, maxlen):
@@ -146,6 +147,7 @@ def _run_command(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     try:
         with watch_stdout():
+            check_gone(arguments)
             _check_no_empty(arguments)
             code = _run_command(arguments)
             with keep_exit_code(code):

@@ -20,17 +20,17 @@ def listing(
     """List implementations with options, defaults, help, and the reason if one is unavailable."""
     from longseq_bench.cli.documents import catalogue_document
     from longseq_bench.cli.session import print_answer
-    from longseq_bench.core.own_functions import canonical_name
+    from longseq_bench.core.own_functions import canonical_name, is_own
     from longseq_bench.launchers.local import LocalLauncher
 
     with LocalLauncher() as launcher:
-        catalogue = launcher.catalogue()
+        catalogue = launcher.catalogue([canonical_name(n) for n in impl or () if is_own(n)])
     if impl:
         found = {canonical_name(name): catalogue.entry(name, "--impl") for name in impl}
         catalogue = catalogue.model_copy(update={"implementations": found, "kernels": {}})
     return print_answer(
         as_json,
-        lambda: {"schema": 1, **catalogue.model_dump(mode="json")},
+        lambda: {"schema": 1, **catalogue.model_dump(mode="json", exclude={"mistakes"})},
         lambda: catalogue_document(catalogue),
         "--json has them",
     )

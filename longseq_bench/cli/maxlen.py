@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from longseq_bench.cli import options
 from longseq_bench.core import bounds
 from longseq_bench.core.errors import UserError
+from longseq_bench.core.settings import SEARCH, SHAPE
 from longseq_bench.core.units import format_seconds
 
 if TYPE_CHECKING:
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from longseq_bench.reports.document import Document
 
 
-@options.expand_options
+@options.accept(SEARCH | SHAPE)
 def maxlen(
-    search: options.SearchOptions,
-    workload: options.WorkloadOptions,
+    impl: options.Implementations,
+    option: options.ImplementationOptions = None,
+    *,
     world_size: Annotated[
         int | None,
         typer.Option(
@@ -60,6 +61,7 @@ def maxlen(
     ] = False,
     out: options.Out = None,
     as_json: options.AsJson = False,
+    **given: Any,
 ) -> int:
     """Search for the longest sequence that each implementation can take here.
 
@@ -76,11 +78,17 @@ def maxlen(
     from longseq_bench.reports.brief import density_brief
 
     results = length_search.maxlen(
-        search.impl, options=parse_assignments(search.option or []), **search.settings(),
-        world_size=world_size, ceiling=ceiling, sparsity=cast("Any", sparsity), target=target,
-        fit_only=fit_only, out=out or session.default_out(), progress=session.ConsoleReporter(),
-        **asdict(workload),
-    )  # fmt: skip
+        impl,
+        options=parse_assignments(option or []),
+        world_size=world_size,
+        ceiling=ceiling,
+        sparsity=cast("Any", sparsity),
+        target=target,
+        fit_only=fit_only,
+        out=out or session.default_out(),
+        progress=session.ConsoleReporter(),
+        **given,
+    )
     records = results.records
     if target:
         return session.print_records(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from longseq_bench.cli import options
 from longseq_bench.core import bounds
 from longseq_bench.core.errors import UserError
+from longseq_bench.core.settings import SHAPE
 
 if TYPE_CHECKING:
     from longseq_bench.api.planning import Plan
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from longseq_bench.search.prediction import Prediction
 
 
-@options.expand_options
+@options.accept(SHAPE)
 def plan(
     *,
     impl: Annotated[
@@ -62,7 +62,6 @@ def plan(
             "profile, and any number of ranks.",
         ),
     ] = None,
-    workload: options.WorkloadOptions,
     sharding: Annotated[
         Literal["none", "zero1", "zero2", "zero3"],
         typer.Option(
@@ -95,6 +94,7 @@ def plan(
         typer.Option("--format", help="md: print the answer as Markdown."),
     ] = "terminal",
     as_json: options.AsJson = False,
+    **given: Any,
 ) -> int:
     """Predict the longest sequence, its memory, time and communication. No trial is run.
 
@@ -112,7 +112,7 @@ def plan(
     found = planning.plan(
         impl, options=parse_assignments(option or []), gpu=gpu, memory=memory, target=target,
         world_size=world_size, gpus_per_node=gpus_per_node, sharding=sharding, hardware=hardware,
-        records=records, progress=session.ConsoleReporter(), **asdict(workload),
+        records=records, progress=session.ConsoleReporter(), **given,
     )  # fmt: skip
     _print(found, as_json, output)
     if sbatch:

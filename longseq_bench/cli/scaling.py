@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from longseq_bench.cli import options
 from longseq_bench.core.bounds import MAX_RANKS
 from longseq_bench.core.errors import UserError
+from longseq_bench.core.settings import SEARCH, SHAPE
 
 if TYPE_CHECKING:
     from longseq_bench.core.model import Record
 
 
-@options.expand_options
+@options.accept(SEARCH | SHAPE)
 def scaling(
-    search: options.SearchOptions,
-    workload: options.WorkloadOptions,
+    impl: options.Implementations,
+    option: options.ImplementationOptions = None,
+    *,
     world_sizes: Annotated[
         str, typer.Option(help="Numbers of ranks to compare, separated by commas: 1,2,4.")
     ] = "1,2",
     out: options.Out = None,
     as_json: options.AsJson = False,
+    **given: Any,
 ) -> int:
     """Measure how the longest length and the time of a pass scale with ranks and tokens.
 
@@ -36,20 +38,16 @@ def scaling(
     """
     from longseq_bench.api import machine
     from longseq_bench.api.running import build_trials, run_search
-    from longseq_bench.api.workloads import WorkloadArguments
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
     from longseq_bench.reports.brief import scaling_brief
     from longseq_bench.search import strategy
 
     worlds, folder = _parse_world_sizes(world_sizes), out or session.default_out()
-    reporter, assignments = session.ConsoleReporter(), parse_assignments(search.option or [])
-    shape = cast(WorkloadArguments, asdict(workload))
-    chosen: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in search.impl]
-    with machine.open_launcher(reporter) as (launcher, catalogue):
-        trials = build_trials(
-            catalogue, chosen, assignments, search.settings(), shape, folder, worlds, reporter
-        )
+    reporter, assignments = session.ConsoleReporter(), parse_assignments(option or [])
+    chosen: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in impl]
+    with machine.open_launcher(reporter, impl) as (launcher, catalogue):
+        trials = build_trials(catalogue, chosen, assignments, given, folder, worlds, reporter)
         launcher.check(trials)
         schedule = partial(strategy.scaling, trials, 1)
         records = run_search(launcher, catalogue, trials, folder, schedule, reporter).records

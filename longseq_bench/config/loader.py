@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,65 +13,56 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from longseq_bench.config.schema import SweepFile, WorkloadSection
+from longseq_bench.config.schema import SweepFile, SweepKeys, WorkloadSection
 from longseq_bench.core.errors import ConfigError, UnitError, UnknownNameError, UserError, nearest
-from longseq_bench.core.plain_text import has_surrogate, one_line, quote
+from longseq_bench.core.plain_text import one_line, quote
 from longseq_bench.core.user_files import read_text_file
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 EXAMPLE = "start from configs/quickstart.yaml of the repository"
-MAX_DEPTH = 8
-MAX_VALUES = 400_000
-"""Values of a file: an alias repeats those that it names."""
-LONG_TEXT = 20_000
-"""Characters of a text for which the choice of the parser counts."""
-_YAML = "tag:yaml.org,2002:"
-_DIGITS = re.compile(r"[+-]?[0-9]{1,20}")
-"""Whole numbers; a longer one stays text, which the key then refuses."""
-_RESOLVER = yaml.resolver.Resolver()
+MAX_BYTES = 256 << 10
+"""Largest sweep file: about 3 s of reading. Its grid may have 100,000 trials."""
 
 YamlPath = tuple[str | int, ...]
 
 
 @dataclass
 class SourceFile:
-    """A parsed YAML file with the line of every key and value.
+    """The values of a sweep file, and the lines where they are.
 
-    name: the name of the file in messages.  data: dicts, lists, int, str and None; other scalars
-    are text.
+    name: the file in messages.  data: dicts, lists, int, str and None; other scalars are text.
+    lines: of each key and item; empty for the keywords of a call.
     """
 
     name: str
     data: Any = None
-    values: dict[YamlPath, int] = field(default_factory=dict)
-    keys: dict[YamlPath, int] = field(default_factory=dict)
+    lines: dict[YamlPath, int] = field(default_factory=dict)
 
-    def find_line(self, path: YamlPath, *, key: bool = False) -> int:
-        """Return the line of a value (or its key), or of the innermost part with a line; or 0."""
-        lines = {**self.values, **self.keys} if key else self.values
+    def find_line(self, path: YamlPath) -> int:
+        """Return the line of a value, or of the innermost part with a line; or 0."""
         prefixes = [path[:length] for length in range(len(path), 0, -1)] or [()]
-        return next((lines[part] for part in prefixes if part in lines), 0)
+        return next((self.lines[part] for part in prefixes if part in self.lines), 0)
 
-    def error(self, *path: str | int, message: str, key: bool = False) -> ConfigError:
+    def error(self, *path: str | int, message: str) -> ConfigError:
         """Return an error that begins with the location of a value."""
-        line, message = self.find_line(path, key=key), one_line(message)
+        line, message = self.find_line(path), one_line(message)
         return ConfigError(f"{self.name}:{line}: {message}" if line else f"{self.name}: {message}")
 
     @contextmanager
-    def located(self, *path: str | int, key: bool = False) -> Iterator[None]:
+    def located(self, *path: str | int) -> Iterator[None]:
         """Add file and line to a UserError raised within the block."""
         try:
             yield
         except UserError as error:
-            raise self.error(*path, message=str(error), key=key) from None
+            raise self.error(*path, message=str(error)) from None
 
 
 def read_text(path: Path) -> str:
     """Return the text of a config. Raises ConfigError, naming a similar file where there is one."""
     try:
-        return read_text_file(path, encoding="utf-8-sig")
+        return read_text_file(path, encoding="utf-8-sig", max_bytes=MAX_BYTES)
     except FileNotFoundError:
         raise ConfigError(f"there is no config {path}; {_suggest_file(path)}") from None
     except IsADirectoryError:
@@ -82,10 +73,39 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path} can't be read: {error.strerror or error}") from None
 
 
+def _suggest_file(path: Path) -> str:
+    folder = path if path.is_dir() else path.parent
+    if not folder.is_dir():
+        return f"there is no folder {folder} either"
+    names = sorted(n for n in os.listdir(folder) if (folder / n).is_file())
+    if close := nearest(path.name, names):
+        return f"did you mean {folder / close}?"
+    configs = [name for name in names if name.endswith((".yaml", ".yml"))]
+    return f"{folder} has {', '.join(configs)}" if configs else f"{folder} has no .yaml file"
+
+
+# ---- YAML --------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """A loader of plain values: an alias could repeat a list without end."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if getattr(event, "anchor", None) or getattr(event, "tag", None):
+            raise yaml.composer.ComposerError(
+                None, None, "anchors, aliases and tags (&a, *a, !a) can't be used; write the value",
+                event.start_mark,
+            )  # fmt: skip
+        return super().compose_node(parent, index)
+
+
 def parse_yaml(text: str, name: str) -> SourceFile:
     """Parse YAML, keeping lines. Raises ConfigError for bad syntax or a repeated key."""
+    source = SourceFile(name)
     try:
-        node = _compose(text)
+        node = _Loader(text).get_single_node()
+        source.data = _read_node(node, (), source) if node else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = ", ".join(part for part in (error.context, error.problem) if part)
@@ -96,78 +116,36 @@ def parse_yaml(text: str, name: str) -> SourceFile:
         raise ConfigError(f"{name}:{line}: not valid YAML: {error.reason}") from None
     except RecursionError:
         raise ConfigError(f"{name}: not valid YAML: nested too deeply") from None
-    except OverflowError:
-        raise ConfigError(f"{name}: the file has more than {MAX_VALUES:,} values") from None
-    source = SourceFile(name)
-    source.data = _read_node(node, (), source) if node else None
     if source.data is None:
         raise ConfigError(f"{name} is empty; {EXAMPLE}")
     return source
 
 
 def find_scalar(text: str, key: str) -> str | None:
-    """Return the text of a key at the top of a YAML file, as it is written.
+    """Return the text of a key at the top of a YAML file; None if it has none, or is not valid.
 
-    None for a key without one value, and for a file that is not valid. No alias is expanded: a few
-    of them can stand for more values than memory holds.
+    Files of older versions may have aliases.
     """
     try:
-        root = _compose(text)
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
+        root = yaml.compose(text, Loader=yaml.SafeLoader) if len(text) <= MAX_BYTES else None
+    except (yaml.YAMLError, RecursionError):
         return None
     items = root.value if isinstance(root, yaml.MappingNode) else []
-    values = [value for name, value in items if name.value == key]
-    if not values or not isinstance(values[-1], yaml.ScalarNode):
+    nodes = [value for name, value in items if name.value == key]
+    if not nodes or not isinstance(nodes[-1], yaml.ScalarNode) or nodes[-1].tag.endswith(":null"):
         return None
-    return None if values[-1].tag == f"{_YAML}null" else str(values[-1].value)
-
-
-def _compose(text: str) -> yaml.Node | None:
-    """Return the root of a text; of a long one by libyaml, in a tenth of the time.
-
-    Its messages are less clear, and it does not guard the stack against nesting. Raises
-    OverflowError for more than MAX_VALUES keys and as many values, without the aliases.
-    """
-    fast: Any = getattr(yaml, "CSafeLoader", None)
-    if fast and len(text) > LONG_TEXT:
-        with suppress(yaml.YAMLError):
-            depth = nodes = 0
-            for event in yaml.parse(text, Loader=fast):
-                nodes += isinstance(event, yaml.NodeEvent)
-                if nodes > 2 * MAX_VALUES:  # a key and a value
-                    raise OverflowError
-                depth += isinstance(event, yaml.CollectionStartEvent)
-                depth -= isinstance(event, yaml.CollectionEndEvent)
-                if depth > MAX_DEPTH + 1:
-                    raise RecursionError
-            return yaml.compose(text, Loader=fast)
-    return yaml.compose(text, Loader=yaml.SafeLoader)
-
-
-def validate(source: SourceFile) -> SweepFile:
-    """Validate a parsed file. Raises ConfigError for the first mistake, in the file's order."""
-    try:
-        return SweepFile.model_validate(source.data)
-    except ValidationError as error:
-        details = error.errors(include_url=False)
-        # report a misspelt key before the key that is missing because of it
-        first = min(details, key=lambda e: (e["type"] == "missing", source.find_line(e["loc"])))
-        raise _explain(first, source) from None
+    return str(nodes[-1].value)
 
 
 def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
     """Return dicts, lists, null and decimal whole numbers; other scalars as they are written."""
-    source.values[path] = node.start_mark.line + 1
-    if len(path) > MAX_DEPTH:  # an alias may contain itself
-        raise source.error(*path, message="not valid YAML: nested too deeply")
-    if len(source.values) > MAX_VALUES:
-        raise source.error(*path, message=f"the file has more than {MAX_VALUES:,} values")
+    source.lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.SequenceNode):
-        _check_tag(node, path, source, {f"{_YAML}seq"})
         return [_read_node(item, (*path, i), source) for i, item in enumerate(node.value)]
-    if not isinstance(node, yaml.MappingNode):
-        return _read_scalar(node, path, source)
-    _check_tag(node, path, source, {f"{_YAML}map"})
+    if isinstance(node, yaml.ScalarNode):
+        is_number = node.tag.endswith(":int") and re.fullmatch(r"[+-]?[0-9]{1,20}", node.value)
+        value = int(node.value) if is_number else str(node.value)
+        return None if node.tag.endswith(":null") else value
     mapping: dict[str, Any] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
@@ -178,78 +156,70 @@ def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
             )
         child_path = (*path, key.value)
         if key.value in mapping:
-            first = f"first in line {source.keys[child_path]}; remove one"
+            first = f"first in line {source.lines[child_path]}; remove one"
             raise ConfigError(f"{source.name}:{line}: {key.value} is written twice, {first}")
-        source.keys[child_path] = source.values[child_path] = line
-        _read_scalar(key, child_path, source)
+        source.lines[child_path] = line
         mapping[key.value] = _read_node(value, child_path, source)
     return mapping
 
 
-def _read_scalar(node: yaml.Node, path: YamlPath, source: SourceFile) -> int | str | None:
-    if node.tag == f"{_YAML}int" and _DIGITS.fullmatch(node.value):
-        return int(node.value)
-    if has_surrogate(node.value):
-        message = f"{_label(path)} has half of a character (a surrogate); remove it"
-        raise source.error(*path, message=message)
-    # a tag that is written may only say what the value is anyway
-    implicit = _RESOLVER.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
-    _check_tag(node, path, source, {implicit, f"{_YAML}str"})
-    return None if node.tag == f"{_YAML}null" else str(node.value)
-
-
-def _check_tag(node: yaml.Node, path: YamlPath, source: SourceFile, known: Collection[str]) -> None:
-    """Raise ConfigError for a tag that asks for anything but a plain value."""
-    if node.tag not in known:
-        tag = node.tag.replace(_YAML, "!!")
-        message = f"{_label(path)} has the tag {tag}, which is not supported; remove it"
-        raise source.error(*path, message=message)
-
-
-# ---- sentences ---------------------------------------------------------------------------------
+# ---- mistakes ----------------------------------------------------------------------------------
 
 _SENTENCES = {
     "too_short": "{label} is an empty list, so there is nothing to run",
     "greater_than_equal": "{label} {input} is too small; the minimum is {ge}",
     "less_than_equal": "{label} {input} is too large; the maximum is {le:,}",
-    "int_parsing": "{label} {input!r} is not a whole number",
     "int_parsing_size": "{label} {input} is too large",
-    "int_type": "{label} {input!r} is not a whole number",
-    "bool_parsing": "{label} {input!r} is neither true nor false",
-    "bool_type": "{label} {input!r} is neither true nor false",
+    "bool_parsing": "{label} {input} is neither true nor false",
+    "bool_type": "{label} {input} is neither true nor false",
     "dict_type": "{label} must be a mapping of keys to values, not {form}",
     "model_type": "{label} must be a mapping of keys to values, not {form}",
     "string_type": "{label} takes one value, not {form}",
-}
+} | dict.fromkeys(
+    ("int_parsing", "int_type", "int_from_float"), "{label} {input} is not a whole number"
+)
 
 
-def _explain(error: ErrorDetails, source: SourceFile) -> ConfigError:
+def validate(source: SourceFile) -> SweepKeys:
+    """Validate a parsed file. Raises ConfigError for the first mistake, in the file's order."""
+    try:
+        return SweepFile.model_validate(source.data)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        # a key is missing because another is misspelt; a list is too short without its bad items
+        follows = ("missing", "too_short")
+        first = min(details, key=lambda e: (e["type"] in follows, source.find_line(e["loc"])))
+        raise source.error(*first["loc"], message=_explain(first)) from None
+
+
+def _explain(error: ErrorDetails) -> str:
     path, kind, value = error["loc"], error["type"], error["input"]
     label, context = _label(path), error.get("ctx", {})
     if kind == "missing":
-        return ConfigError(f"{source.name}: {label} is missing; {EXAMPLE}")
+        return f"{label} is missing; {EXAMPLE}"
     if kind == "extra_forbidden":
-        return source.error(*path, message=_explain_key(path), key=True)
-    if isinstance(value, list | dict) and len(path) == 1 and path[0] == "rounds":
+        return _explain_key(path)
+    if isinstance(value, list | dict) and path == ("rounds",):
         kind = "string_type"
     if value is None and kind != "too_short":
-        message = f"{label} has no value"
-    elif kind == "literal_error":
-        known = re.findall("'([^']+)'", context["expected"])
-        message = str(UnknownNameError(label, str(value), known))
+        return f"{label} has no value"
+    if kind == "literal_error":
         if str(value).lower() in {"gpu", "nvidia"}:  # spelt like cpu, but cuda is meant
-            message = f"unknown device {value!r}; did you mean 'cuda'?"
-    elif kind == "value_error":
-        cause = context["error"]
-        has_value = isinstance(cause, UnitError)  # its text quotes the value
-        message = str(cause) if has_value and str(cause).startswith(label) else f"{label}: {cause}"
-        message = message if has_value else f"{label} {cause}"
-        if has_value and "," in str(value):
-            message += f" (for several values write a list, [{value}])"
-    else:
-        parts = {"label": label, "input": value, "form": _describe(value), **context}
-        message = _SENTENCES.get(kind, "{label} {input!r} can't be used").format(**parts)
-    return source.error(*path, message=message)
+            return f"unknown device {value!r}; did you mean 'cuda'?"
+        known = re.findall("'([^']+)'", context["expected"])
+        return str(UnknownNameError(label, str(value), known))
+    if kind == "value_error":
+        return _explain_value(label, context["error"], value)
+    parts = {"label": label, "input": quote(value), "form": _describe(value), **context}
+    return _SENTENCES.get(kind, "{label} {input} can't be used").format(**parts)
+
+
+def _explain_value(label: str, cause: Exception, value: Any) -> str:
+    if not isinstance(cause, UnitError):
+        return f"{label} {cause}"
+    text = str(cause)  # it quotes the value
+    hint = f" (for several values write a list, [{value}])" if "," in str(value) else ""
+    return (text if text.startswith(label) else f"{label}: {text}") + hint
 
 
 def _explain_key(path: YamlPath) -> str:
@@ -260,7 +230,7 @@ def _explain_key(path: YamlPath) -> str:
         return f"{key} belongs at the top level, not under workload"
     if not in_workload and key in WorkloadSection.model_fields:
         return f"{key} belongs under workload, as in workload: {{{key}: ...}}"
-    known = WorkloadSection.model_fields if in_workload else SweepFile.model_fields
+    known: Mapping[str, Any] = (WorkloadSection if in_workload else SweepFile).model_fields
     return str(UnknownNameError("workload key" if in_workload else "key", key, known))
 
 
@@ -283,15 +253,3 @@ def _describe(value: Any) -> str:
     if isinstance(value, list):
         return "a list"
     return "a mapping" if isinstance(value, dict) else quote(value)
-
-
-def _suggest_file(path: Path) -> str:
-    folder = path if path.is_dir() else path.parent
-    if not folder.is_dir():
-        return f"there is no folder {folder} either"
-    files = sorted(n for n in os.listdir(folder) if (folder / n).is_file())
-    close = nearest(path.name, files)
-    if close:
-        return f"did you mean {folder / close}?"
-    configs = [name for name in files if name.endswith((".yaml", ".yml"))]
-    return f"{folder} has {', '.join(configs)}" if configs else f"{folder} has no .yaml file"

@@ -1,11 +1,11 @@
-"""The keys of a sweep file, as pydantic models: types, units, defaults and descriptions.
+"""The keys of a sweep file, as pydantic models, and its JSON Schema.
 
-The JSON Schema and the configuration reference are generated from these models.
+The settings of a workload and a trial are declared in core/settings.py.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any
 
 from annotated_types import Ge, Le, MinLen
 from pydantic import (
@@ -16,28 +16,19 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     WithJsonSchema,
+    create_model,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from longseq_bench.core import bounds
 from longseq_bench.core.catalogue import Catalogue, Entry
-from longseq_bench.core.model import (
-    DTYPE_ALIASES,
-    Allocator,
-    DeviceChoice,
-    Keep,
-    Mode,
-    Trial,
-    Workload,
-    canonical_dtype,
-)
+from longseq_bench.core.model import DTYPE_ALIASES, canonical_dtype
 from longseq_bench.core.options import OptionSpec
+from longseq_bench.core.settings import TOKENS, TRIAL, WORKLOAD, DTypeName, Setting
 from longseq_bench.core.units import parse_memory_budget, parse_seconds, parse_tokens
 
 DEFAULT_ROUNDS = 3
-
-T = TypeVar("T")
 
 
 # ---- types of values ---------------------------------------------------------------------------
@@ -57,10 +48,6 @@ def _check_scalar(value: Any) -> Any:
     return value
 
 
-def _unless_none(parse: Callable[[Any], T]) -> Callable[[Any], T | None]:
-    return lambda value: None if str(value).lower() == "none" else parse(value)
-
-
 class _OneOrMore:
     """JSON Schema of an axis: one value, or a list of values."""
 
@@ -71,66 +58,76 @@ class _OneOrMore:
         return {"anyOf": [array["items"], array]}
 
 
-Axis = Annotated[
-    tuple[Annotated[T, BeforeValidator(_check_scalar)], ...],
-    MinLen(1), BeforeValidator(_to_list), _OneOrMore(),
-]  # fmt: skip
-"""One value or a list of values; every list is an axis of the grid."""
+# types that are put together at run time
+_annotated: Any = Annotated
+_dict: Any = dict
+_tuple: Any = tuple
+_create_model: Any = create_model
+
+
+def axis(kind: Any) -> Any:
+    """Return the type of an axis of the grid: one value, or a list of values."""
+    one = _annotated[kind, BeforeValidator(_check_scalar)]
+    return _annotated[_tuple[one, ...], MinLen(1), BeforeValidator(_to_list), _OneOrMore()]
 
 
 _NONE = {"enum": ["none", None]}
-
-
-def _quantity_schema(
-    example: str, pattern: str, maximum: float, *, optional: bool = False
-) -> WithJsonSchema:
-    number = {"type": "number", "exclusiveMinimum": 0, "maximum": maximum}
-    text = {"type": "string", "pattern": pattern, "examples": [example]}
-    return WithJsonSchema({"anyOf": [number, text, *([_NONE] * optional)]})
-
-
 _NUMBER = r"^\s*[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?\s*"
-_TIME = _NUMBER + "(s|ms|us|min|m|h)?$"
-Batch = Annotated[int, Ge(1), Le(bounds.MAX_BATCH)]
-Heads = Annotated[int, Ge(1), Le(bounds.MAX_HEADS)]
-HeadsOrZero = Annotated[int, Ge(0), Le(bounds.MAX_HEADS)]
-HeadDim = Annotated[int, Ge(1), Le(bounds.MAX_HEAD_DIM)]
-HeadDimOrZero = Annotated[int, Ge(0), Le(bounds.MAX_HEAD_DIM)]
-NewTokens = Annotated[int, Ge(0), Le(bounds.MAX_NEW_TOKENS)]
-Ranks = Annotated[int, Ge(1), Le(bounds.MAX_RANKS)]
-Rounds = Annotated[int, Ge(1), Le(bounds.MAX_ROUNDS)]
-Repeats = Annotated[int, Ge(0), Le(bounds.MAX_REPEATS)]
-Seed = Annotated[int, Ge(0), Le(bounds.MAX_SEED)]
-_Threads = Annotated[int, Ge(1), Le(bounds.MAX_THREADS)]
-Threads = Annotated[
-    _Threads | None,
-    BeforeValidator(_unless_none(lambda value: value)),
-    WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 1, "maximum": bounds.MAX_THREADS}, _NONE]}
+UNITS: dict[str, tuple[Callable[[Any], Any], str, str, float]] = {
+    "tokens": (parse_tokens, "4k", "[kKmMgG]?$", bounds.MAX_TOKENS),
+    "bytes": (
+        partial(parse_memory_budget, name="bytes"),
+        "512MiB",
+        "([kKMGT]i?)?B?$",
+        bounds.MAX_BYTES,
     ),
-]
-Tokens = Annotated[
-    int,
-    BeforeValidator(parse_tokens),
-    _quantity_schema("4k", _NUMBER + "[kKmMgG]?$", bounds.MAX_TOKENS),
-]
-Bytes = Annotated[
-    int | None,
-    BeforeValidator(_unless_none(partial(parse_memory_budget, name="bytes"))),
-    _quantity_schema("512MiB", _NUMBER + "([kKMGT]i?)?B?$", bounds.MAX_BYTES, optional=True),
-]
-Seconds = Annotated[
-    float, BeforeValidator(parse_seconds), _quantity_schema("500ms", _TIME, bounds.MAX_SECONDS)
-]
-SecondsOrNone = Annotated[
-    float | None,
-    BeforeValidator(_unless_none(parse_seconds)),
-    _quantity_schema("60s", _TIME, bounds.MAX_SECONDS, optional=True),
-]
-DTypeName = Annotated[
-    Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"],
-    AfterValidator(canonical_dtype),
-]
+    "s": (parse_seconds, "500ms", "(s|ms|us|min|m|h)?$", bounds.MAX_SECONDS),
+}
+"""For each unit of a setting: parser, an example, the end of the pattern of a text, the maximum."""
+
+
+def _number(setting: Setting) -> Any:
+    """Return the type of a number; "none" is one of its values if it is the default."""
+    parse: Callable[[Any], Any] | None = None
+    forms: list[dict[str, Any]]
+    kind = setting.type
+    if setting.unit:
+        parse, example, end, maximum = UNITS[setting.unit]
+        text = {"type": "string", "pattern": _NUMBER + end, "examples": [example]}
+        forms = [{"type": "number", "exclusiveMinimum": 0, "maximum": maximum}, text]
+    else:
+        kind = _annotated[kind, Ge(setting.low), Le(setting.high)]
+        forms = [{"type": "integer", "minimum": setting.low, "maximum": setting.high}]
+    may_be_none = setting.default is None and not setting.is_required
+
+    def read(value: Any) -> Any:
+        if may_be_none and str(value).lower() == "none":
+            return None
+        return parse(value) if parse else value
+
+    if may_be_none:
+        kind, forms = kind | None, [*forms, _NONE]
+    schema: dict[str, Any] = {"anyOf": forms} if len(forms) > 1 else forms[0]
+    return _annotated[kind, BeforeValidator(read), WithJsonSchema(schema)]
+
+
+def _value_type(name: str, setting: Setting) -> Any:
+    """Return the type of one value of a setting, as pydantic takes it."""
+    if setting.unit or setting.high:
+        return _number(setting)
+    if setting.type is DTypeName:
+        return _annotated[DTypeName, AfterValidator(canonical_dtype)]
+    return str | None if name == "mask" else setting.type
+
+
+def _axis(name: str, setting: Setting) -> tuple[Any, Any]:
+    """Return the field of a model for a setting that may have several values."""
+    kind = axis(_value_type(name, setting))
+    if setting.is_required:
+        return kind, Field(description=setting.text)
+    default = () if name == "model" else (setting.default,)
+    extra = {"default": setting.default if default else []}
+    return kind, Field(default=default, description=setting.text, json_schema_extra=extra)
 
 
 def _named_options(item: Any) -> Any:
@@ -153,155 +150,67 @@ def _to_items(value: Any) -> list[Any]:
     return _to_list(value)
 
 
-Implementation = Annotated[
-    dict[str, dict[str, Axis[bool | int | float | str | None]]], BeforeValidator(_named_options)
+_IMPLEMENTATION = _annotated[
+    _dict[str, _dict[str, axis(bool | int | float | str | None)]], BeforeValidator(_named_options)
 ]
 
 
 # ---- the file ----------------------------------------------------------------------------------
 
 
-def _axis(model: type[BaseModel], name: str, description: str, unit: str = "") -> Any:
-    """Declare an axis whose default is that of a field of Workload or Trial."""
-    default = model.model_fields[name].default
-    text = "none" if default is None else f"{str(default).lower()}{unit}"
-    return Field(
-        default=(default,),
-        description=f"{description} Default: {text}.",
-        json_schema_extra={"default": default},
-    )
-
-
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class WorkloadSection(_Section):
-    """Shape of q, k, v and the kind of pass; every list is an axis of the grid."""
-
-    model: Axis[str] = Field(
-        default=(),
-        description="Model whose attention sets heads, kv_heads, head_dim, v_head_dim and dtype: a "
-        "name of `longseq models`, or the path of a Hugging Face config.json, from the folder of "
-        "this file. Keys that are written here override it. Default: none.",
-        json_schema_extra={"default": []},
-    )
-    batch: Axis[Batch] = _axis(Workload, "batch", "Sequences per batch.")
-    heads: Axis[Heads] = _axis(Workload, "heads", "Query heads.")
-    kv_heads: Axis[HeadsOrZero] = _axis(
-        Workload, "kv_heads", "Key and value heads, a divisor of heads; 0: as many as heads."
-    )
-    head_dim: Axis[HeadDim] = _axis(Workload, "head_dim", "Elements per head.")
-    v_head_dim: Axis[HeadDimOrZero] = _axis(
-        Workload, "v_head_dim", "Elements per head of v and the output; 0: as many as head_dim."
-    )
-    dtype: Axis[DTypeName] = _axis(
-        Workload,
-        "dtype",
-        "Element type of q, k, v and the output; fp32, bf16 and fp16 are short names. "
-        "On cuda the default is bfloat16.",
-    )
-    causal: Axis[bool] = _axis(
-        Workload, "causal", "true: a query sees no key after its own position."
-    )
-    mask: Axis[str | None] = _axis(
-        Workload,
-        "mask",
-        "Keys that a query sees: full, causal, sliding-window:4k, prefix:8k, documents:4k (packed, "
-        "causal; or lengths with commas, or chatqa2), full-documents:4k; none: as causal says.",
-    )
-    mode: Axis[Mode] = _axis(
-        Workload,
-        "mode",
-        "forward: one forward pass; train: forward and backward; decode: new tokens against a KV "
-        "cache of `tokens`.",
-    )
-    new_tokens: Axis[NewTokens] = _axis(
-        Workload,
-        "new_tokens",
-        "Tokens that a step of mode decode adds, the last ones of the cache; a few for speculative "
-        "decoding. 0: 1 in decode, none in other modes.",
-    )
+WorkloadSection: type[BaseModel] = _create_model(
+    "WorkloadSection",
+    __base__=_Section,
+    __doc__="Shape of q, k, v and the kind of pass; every list is an axis of the grid.",
+    **{name: _axis(name, setting) for name, setting in WORKLOAD.items()},
+)
 
 
-class SweepFile(_Section):
+class SweepKeys(_Section):
     """A longseq sweep: every list is an axis of the grid, and every combination is one trial."""
 
-    tokens: Axis[Tokens] = Field(
-        description="Sequence lengths in tokens over all ranks; k is 1024, M is 1024 k. Required."
-    )
-    implementations: Annotated[
-        tuple[Implementation, ...], MinLen(1), BeforeValidator(_to_items)
-    ] = Field(
-        description="What is measured: names, or `name: {option: value}`. `longseq list` shows "
-        "every name with its options; path/to/file.py:function and module:function name a "
-        "function of your own. Required."
-    )
-    workload: WorkloadSection = Field(
-        default=WorkloadSection(),
-        description="Shape of q, k, v and the kind of pass.",
-        json_schema_extra={"default": {}},
-    )
+    tokens: tuple[int, ...]
+    implementations: tuple[dict[str, dict[str, tuple[Any, ...]]], ...]
+    workload: Any = None
     baseline: str | None = Field(
         default=None,
         description="Implementation (or label of a row) to which the others are compared. "
         "Default: none.",
     )
-    rounds: Rounds = Field(
+    rounds: Annotated[int, Ge(1), Le(bounds.MAX_ROUNDS)] = Field(
         default=DEFAULT_ROUNDS,
         description="Repetitions of the whole grid, interleaved so that slow drifts of the "
         f"machine meet every trial alike. Default: {DEFAULT_ROUNDS}.",
     )
-    device: Axis[DeviceChoice] = Field(
-        default=("auto",),
-        description="Kind of device; auto: cuda where it works with a device per rank, else cpu. "
-        "Default: auto.",
-        json_schema_extra={"default": "auto"},
-    )
-    world_size: Axis[Ranks] = _axis(
-        Trial, "world_size", "Ranks, one process each. `longseq launch` sets another default."
-    )
-    memory_budget: Axis[Bytes] = _axis(
-        Trial,
-        "memory_budget",
-        "Memory that each rank may allocate beyond the idle process with torch loaded, in bytes, "
-        "KiB, MiB, GiB, kB, MB or GB; on cuda the context and NCCL count, too; none: 80 % of what "
-        "is free.",
-    )
-    time_budget: Axis[SecondsOrNone] = _axis(
-        Trial, "time_budget", "Time that one pass may take, in s, ms, us, min or h; none: no limit."
-    )
-    repeats: Axis[Repeats] = _axis(
-        Trial, "repeats", "Timed passes at most; 0: only find out if one pass fits."
-    )
-    time_cap: Axis[Seconds] = _axis(
-        Trial,
-        "time_cap",
-        "Time after which no further timed pass starts, in s, ms, us, min or h.",
-        " s",
-    )
-    threads: Axis[Threads] = _axis(
-        Trial, "threads", "CPU threads of each rank; none: the ranks share the cores."
-    )
-    seed: Axis[Seed] = _axis(Trial, "seed", "Seed of the random inputs.")
-    keep: Axis[Keep] = _axis(
-        Trial,
-        "keep",
-        "What stays in memory during a pass. all: what autograd keeps; inputs: only q, k, v, the "
-        "rest is recomputed in backward; nothing: outputs overwrite inputs (in place).",
-    )
-    allocator: Axis[Allocator] = _axis(
-        Trial,
-        "allocator",
-        "expandable: segments that grow (CUDA); fresh: timed passes write to memory that the "
-        "process has not used yet (CPU), by default to warm memory.",
-    )
-    dense_kernel: Axis[str] = _axis(
-        Trial,
-        "dense_kernel",
-        "Kernel of the dense attention with which a sparse one is compared. same: that of the "
-        "sparse one; auto: the fastest; sdpa: torch's choice; or a kernel of `longseq list`.",
-    )
+
+
+SweepFile: type[SweepKeys] = _create_model(
+    "SweepFile",
+    __base__=SweepKeys,
+    __doc__=SweepKeys.__doc__,
+    tokens=_axis("tokens", TOKENS),
+    implementations=(
+        _annotated[_tuple[_IMPLEMENTATION, ...], MinLen(1), BeforeValidator(_to_items)],
+        Field(
+            description="What is measured: names, or `name: {option: value}`. `longseq list` shows "
+            "every name with its options; path/to/file.py:function and module:function name a "
+            "function of your own. Required."
+        ),
+    ),
+    workload=(
+        WorkloadSection,
+        Field(
+            default=WorkloadSection(),
+            description="Shape of q, k, v and the kind of pass.",
+            json_schema_extra={"default": {}},
+        ),
+    ),
+    **{name: _axis(name, setting) for name, setting in TRIAL.items()},
+)
 
 
 # ---- JSON Schema -------------------------------------------------------------------------------

@@ -7,23 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from longseq_bench.config.loader import SourceFile, parse_yaml, read_text, validate
-from longseq_bench.config.schema import SweepFile
+from longseq_bench.config.schema import SweepKeys
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import ConfigError, UserError, nearest
 from longseq_bench.core.model import Device, OptionValue, Trial, Workload
 from longseq_bench.core.models import ModelShape, load_model
 from longseq_bench.core.options import unknown_option
-from longseq_bench.core.own_functions import canonical_name, short_name, source_of
+from longseq_bench.core.own_functions import canonical_name, short_name
+from longseq_bench.core.settings import TRIAL
 
 MAX_TRIALS = 100_000
-SETTINGS = (
-    "device", "world_size", "memory_budget", "time_budget", "repeats", "time_cap", "threads",
-    "seed", "keep", "allocator", "dense_kernel",
-)  # fmt: skip
-"""Keys of a trial that are axes, slowest first."""
 
 Axes = dict[str, tuple[Any, ...]]
 
@@ -51,7 +48,12 @@ class ParsedConfig:
 
     text: str
     source: SourceFile
-    file: SweepFile
+    file: SweepKeys
+
+    @property
+    def names(self) -> list[str]:
+        """The implementations."""
+        return [name for item in self.file.implementations for name in item]
 
 
 def load_config(path: str | Path) -> ParsedConfig:
@@ -59,52 +61,63 @@ def load_config(path: str | Path) -> ParsedConfig:
     return parse_config(read_text(Path(path)), str(path))
 
 
-def parse_config(text: str, name: str, has_lines: bool = True) -> ParsedConfig:
-    """Parse YAML text; messages call it `name`. Raises as `load_config` does.
-
-    has_lines: messages name the line; False for text that no one wrote.
-    """
+def parse_config(text: str, name: str) -> ParsedConfig:
+    """Parse YAML text; messages call it `name`. Raises as `load_config` does."""
     source = parse_yaml(text, name)
-    if not has_lines:
-        source = SourceFile(name, source.data)
     return ParsedConfig(text, source, validate(source))
 
 
+def read_values(data: dict[str, Any], name: str) -> ParsedConfig:
+    """Return the config that has these values; messages call it `name`. Raises ConfigError."""
+    source = SourceFile(name, data)
+    file = validate(source)
+    written = file.model_dump(mode="json", exclude_unset=True)
+    return ParsedConfig(yaml.safe_dump(written, sort_keys=False), source, file)
+
+
 def make_sweep(
-    config: ParsedConfig, catalogue: Catalogue, ranks: int = 1,
+    config: ParsedConfig,
+    catalogue: Catalogue,
+    ranks: int = 1,
     default_memory: Callable[[Device, int], int] | None = None,
-) -> SweepConfig:  # fmt: skip
+) -> SweepConfig:
     """Make the trials of a sweep file on a machine. Raises as `load_config` does.
 
     ranks: world_size where the file has none.  default_memory: bytes of each of so many ranks on
-    such a device, for trials without a memory budget; None: these stay without.
+    such a device, for trials without a memory budget; None: these stay without. All get that of
+    the most ranks.
     """
     source, file = config.source, config.file
-    max_ranks = max(file.world_size) if "world_size" in source.data else ranks
-    devices = tuple(catalogue.resolve_device(device, max_ranks) for device in file.device)
-    file = file.model_copy(update={"device": devices})
-    shape = {key: _distinct(getattr(file.workload, key)) for key in source.data.get("workload", ())}
+    keys = {"device", *source.data}
+    settings: Axes = {key: getattr(file, key) for key in TRIAL if key in keys}
+    max_ranks = max(settings.get("world_size", (ranks,)))
+    devices = tuple(catalogue.resolve_device(choice, max_ranks) for choice in settings["device"])
+    shape: Axes = {key: getattr(file.workload, key) for key in source.data.get("workload", ())}
     default = catalogue.default_dtype("cuda") if set(devices) == {"cuda"} else None
-    models = _load_models(file, source, catalogue)
+    models = _load_models(devices, shape, source, catalogue)
     if models:
         shape["model"] = models
     elif "dtype" not in shape and default:
         shape["dtype"] = (default,)
-    shape["seq_len"] = _distinct(file.tokens)
-    keys = {"device", *source.data}
-    settings = {key: _distinct(getattr(file, key)) for key in SETTINGS if key in keys}
     choices = [
         (canonical_name(name), _option_axes(name, options, catalogue, source, index))
         for index, item in enumerate(file.implementations)
         for name, options in item.items()
     ]
-    _check_devices(file, source, catalogue)
-    _check_baseline(file, source)
+    _check_devices(devices, shape, settings, source, catalogue)
+    _check_baseline(config)
+    shape = {key: _distinct(values) for key, values in {**shape, "seq_len": file.tokens}.items()}
+    settings = {key: _distinct(v) for key, v in {**settings, "device": devices}.items()}
     _check_size(source.name, shape, settings, choices)
     workloads = _workloads(shape, default, file, source)
     kinds = _one_of_each(workloads[0], settings, choices, catalogue, ranks)
-    if default_memory:
-        kinds = _set_budgets(kinds, default_memory)
+    if default_memory and not all(trial.memory_budget for trial in kinds):
+        # so that no trial exhausts the machine
+        budgets = {device: default_memory(device, max_ranks) for device in settings["device"]}
+        kinds = [
+            trial.replace(memory_budget=trial.memory_budget or budgets[trial.device])
+            for trial in kinds
+        ]
     # workload by workload, so that rows to compare are adjacent
     trials = tuple(
         trial.model_copy(update={"workload": workload}) for workload in workloads for trial in kinds
@@ -117,17 +130,20 @@ def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _option_axes(
-    name: str, options: dict[str, tuple[Any, ...]], catalogue: Catalogue, source: SourceFile,
+    name: str,
+    options: dict[str, tuple[Any, ...]],
+    catalogue: Catalogue,
+    source: SourceFile,
     index: int,
-) -> Axes:  # fmt: skip
+) -> Axes:
     """Return the distinct values of each option that is written for one implementation."""
     path = ("implementations", index, name)
-    with source.located(*path, key=True):
+    with source.located(*path):
         specs = {spec.name: spec for spec in catalogue.entry(name).options}
     axes = {}
     for option, raw in options.items():
         if option not in specs:
-            with source.located(*path, option, key=True):
+            with source.located(*path, option):
                 if not specs:
                     raise UserError(f"{name} takes no options, but {option!r} was given")
                 raise unknown_option(option, raw[0] if len(raw) == 1 else raw, specs, name)
@@ -139,42 +155,48 @@ def _option_axes(
     return axes
 
 
-def _check_devices(file: SweepFile, source: SourceFile, catalogue: Catalogue) -> None:
-    for i, device in enumerate(file.device):
+def _check_devices(
+    devices: tuple[Device, ...],
+    shape: Axes,
+    settings: Axes,
+    source: SourceFile,
+    catalogue: Catalogue,
+) -> None:
+    dtypes = shape.get("dtype", () if "model" in shape else ("float32",))
+    for i, device in enumerate(devices):
         with source.located("device", i):
             catalogue.check_device(device)
-        for j, dtype in enumerate(file.workload.dtype):
+        for j, dtype in enumerate(dtypes):
             with source.located("workload", "dtype", j):
                 catalogue.check_dtype(device, dtype)
-        for j, ranks in enumerate(file.world_size if "world_size" in source.data else ()):
+        for j, ranks in enumerate(settings.get("world_size", ())):
             with source.located("world_size", j):
                 catalogue.check_ranks(device, ranks, "world_size")
 
 
 def _load_models(
-    file: SweepFile, source: SourceFile, catalogue: Catalogue
+    devices: tuple[Device, ...], shape: Axes, source: SourceFile, catalogue: Catalogue
 ) -> tuple[ModelShape, ...]:
     """Return the models of the workload. Raises ConfigError for one that can't be used here."""
     models = []
-    sets_dtype = "dtype" not in source.data.get("workload", ())
-    for i, name in enumerate(file.workload.model):
+    for i, name in enumerate(shape.get("model", ())):
         with source.located("workload", "model", i):
             models.append(load_model(name, Path(source.name).parent))
-            if sets_dtype and models[-1].dtype:
-                for device in file.device:
+            if "dtype" not in shape and models[-1].dtype:
+                for device in devices:
                     catalogue.check_dtype(device, models[-1].dtype)
-    return tuple(dict.fromkeys(models))
+    return _distinct(models)
 
 
-def _check_baseline(file: SweepFile, source: SourceFile) -> None:
-    written = _distinct(name for item in file.implementations for name in item)
+def _check_baseline(config: ParsedConfig) -> None:
+    baseline, written = config.file.baseline, config.names
     names = _distinct([*written, *map(canonical_name, written), *map(short_name, written)])
-    if file.baseline is None or file.baseline.split(" ")[0] in names:
+    if baseline is None or baseline.split(" ")[0] in names:
         return
-    close = nearest(file.baseline, names)
+    close = nearest(baseline, names)
     hint = f"did you mean {close!r}?" if close else f"they are {', '.join(names)}"
-    message = f"baseline {file.baseline!r} is not among the implementations; {hint}"
-    raise source.error("baseline", message=message)
+    message = f"baseline {baseline!r} is not among the implementations; {hint}"
+    raise config.source.error("baseline", message=message)
 
 
 def _check_size(name: str, shape: Axes, settings: Axes, choices: list[tuple[str, Axes]]) -> None:
@@ -197,7 +219,7 @@ def _product(axes: Axes) -> Iterator[dict[str, Any]]:
 
 
 def _workloads(
-    shape: Axes, default_dtype: str | None, file: SweepFile, source: SourceFile
+    shape: Axes, default_dtype: str | None, file: SweepKeys, source: SourceFile
 ) -> list[Workload]:
     """Return every workload of the grid, lengths innermost.
 
@@ -213,13 +235,12 @@ def _workloads(
             workload = Workload(**fields)
             workload.visibility.check_tokens(workload.seq_len)
         except (ValidationError, UserError) as error:
-            message = _message(error)
-            keys: tuple[str, ...] = ("kv_heads", "heads")
-            for name in ("mask", "new_tokens"):
-                if f" {name} " in f" {message}":
-                    keys = (name,)
+            message = str(error)
+            if isinstance(error, ValidationError):
+                message = error.errors()[0]["msg"].removeprefix("Value error, ")
+            named = [n for n in ("mask", "new_tokens") if f" {n} " in f" {message}"]
             # a shape that no key sets is that of the model
-            key = next((k for k in keys if k in written), "model")
+            key = next((k for k in (*named, "kv_heads", "heads") if k in written), "model")
             values = getattr(file.workload, key)
             index = values.index(written[key]) if key in written else 0
             raise source.error("workload", key, index, message=message) from None
@@ -227,41 +248,27 @@ def _workloads(
     return list(dict.fromkeys(workloads))
 
 
-def _message(error: ValidationError | UserError) -> str:
-    if isinstance(error, UserError):
-        return str(error)
-    return error.errors()[0]["msg"].removeprefix("Value error, ")
-
-
 def _one_of_each(
-    workload: Workload, settings: Axes, choices: list[tuple[str, Axes]], catalogue: Catalogue,
+    workload: Workload,
+    settings: Axes,
+    choices: list[tuple[str, Axes]],
+    catalogue: Catalogue,
     ranks: int,
-) -> list[Trial]:  # fmt: skip
+) -> list[Trial]:
     """Return the trials of one workload."""
     variants: dict[tuple[Any, ...], dict[str, OptionValue]] = {}
-    sources = {name: source_of(name) for name, _ in choices}
     for name, axes in choices:
         for values in _product(axes):
             options = catalogue.options(name, values)
             variants.setdefault((name, *options.values()), options)
     return [
         Trial(
-            implementation=name, options=options, workload=workload, source=sources[name],
+            implementation=name,
+            options=options,
+            workload=workload,
+            source=catalogue.entry(name).hash,
             **{"world_size": ranks, **values},
         )
         for values in _product(settings)
         for (name, *_), options in variants.items()
-    ]  # fmt: skip
-
-
-def _set_budgets(trials: list[Trial], default_memory: Callable[[Device, int], int]) -> list[Trial]:
-    """Give trials without a memory budget the default one, so that no trial exhausts the machine.
-
-    All get the default of the trial with the most ranks, so that they are comparable.
-    """
-    max_ranks: dict[Device, int] = {}
-    for trial in trials:
-        if trial.memory_budget is None:
-            max_ranks[trial.device] = max(trial.world_size, max_ranks.get(trial.device, 1))
-    budgets = {device: default_memory(device, ranks) for device, ranks in max_ranks.items()}
-    return [t if t.memory_budget else t.replace(memory_budget=budgets[t.device]) for t in trials]
+    ]

@@ -1,7 +1,7 @@
 """Implementations and devices of this machine, as data: a child lists them, the parent reads them.
 
-The parent never imports an implementation. It asks a child for this catalogue once and checks
-names, options and devices against it.
+The parent never imports an implementation. It asks a child for this catalogue once, also for the
+functions of the user that a command names, and checks names, options and devices against it.
 """
 
 from typing import Any
@@ -11,8 +11,7 @@ from pydantic import Field
 from longseq_bench.core.errors import NotIncludedError, UnknownNameError, UserError
 from longseq_bench.core.model import Device, DeviceChoice, DType, Frozen, OptionValue
 from longseq_bench.core.options import OptionSpec, fill
-from longseq_bench.core.own_functions import is_own, read_own_function
-from longseq_bench.core.workload_arguments import all_missing_reasons
+from longseq_bench.core.own_functions import canonical_name
 
 _LIBRARIES = {
     "sdpa": ("memory-efficient-attention cudnn sage-attention sageattention"),
@@ -50,7 +49,8 @@ class Entry(Frozen):
     """One implementation. `unavailable` maps a device to the reason why it cannot run there.
 
     source: built-in, the module of a plug-in, or file and line of an own function.
-    missing: why workloads are unsupported by an own function, from its signature.
+    missing: why workloads are unsupported by an own function, from its signature.  hash: of its
+    source; None for any other implementation.
     """
 
     summary: str
@@ -58,18 +58,7 @@ class Entry(Frozen):
     unavailable: dict[str, str] = Field(default_factory=dict)
     source: str = "built-in"
     missing: tuple[str, ...] = ()
-
-
-def _own_entry(name: str) -> Entry:
-    """Describe a function of the user by its source. Raises UserError."""
-    own = read_own_function(name)
-    signature = own.signature
-    return Entry(
-        summary=signature.summary or f"the function {own.function}",
-        options=signature.options,
-        source=own.place,
-        missing=all_missing_reasons(own.function, signature.takes),
-    )
+    hash: str | None = None
 
 
 class KernelInfo(Frozen):
@@ -99,22 +88,27 @@ class DeviceInfo(Frozen):
 
 
 class Catalogue(Frozen):
-    """Implementations, devices and kernels of exact attention of this machine, by name."""
+    """Implementations, devices and kernels of exact attention of this machine, by name.
+
+    mistakes: why own functions can't be used, by name.
+    """
 
     implementations: dict[str, Entry]
     devices: dict[str, DeviceInfo]
     kernels: dict[str, KernelInfo] = Field(default_factory=dict)
+    mistakes: dict[str, str] = Field(default_factory=dict)
 
     def entry(self, name: str, place: str = "") -> Entry:
-        """Return the implementation of that name; an own function is read from its file.
+        """Return the implementation of that name.
 
         Raises NotIncludedError for a well-known library, UserError for an own function that can't
         be used, else UnknownNameError with the nearest name.
         """
-        if name in self.implementations:
-            return self.implementations[name]
-        if is_own(name):
-            return _own_entry(name)
+        own = canonical_name(name)
+        if own in self.implementations:
+            return self.implementations[own]
+        if own in self.mistakes:
+            raise UserError(self.mistakes[own])
         close = NEAREST_INCLUDED.get(name.lower().replace("_", "-"))
         if close in self.implementations:
             raise NotIncludedError("implementation", name, close, place)

@@ -200,20 +200,14 @@ def _read(text: str, place: str) -> dict[str, Hardware]:
 
 
 def _profile(name: str, entry: Any, place: str) -> Hardware:
-    fields = Hardware.model_fields
-    keys = tuple(field.alias or key for key, field in fields.items())
-    required = [f.alias or key for key, f in fields.items() if f.is_required()]
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{place}: {name} is not a profile; it needs {', '.join(required)}")
-    for key in entry:
-        if key not in keys:
-            raise UnknownNameError("key", str(key), keys, f"{name} of {place}")
-    if missing := [key for key in required if key not in entry]:
-        raise ConfigError(f"{place}: {name} has no {' and no '.join(missing)}")
+    keys = [field.alias or key for key, field in Hardware.model_fields.items()]
     try:
         return Hardware.model_validate(entry)
     except ValidationError as error:
-        first = error.errors()[0]
+        # a key is missing because another is misspelt
+        first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
         where = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            raise UnknownNameError("key", where, keys, f"{name} of {place}") from None
         reason = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{place}: {name}: {where}: {reason}") from None
+        raise ConfigError(": ".join(filter(None, (place, name, where, reason)))) from None

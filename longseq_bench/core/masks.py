@@ -40,26 +40,25 @@ KINDS = (FULL, CAUSAL, WINDOW, PREFIX, DOCUMENTS, FULL_DOCUMENTS)
 FORMS = "full, causal, sliding-window:4k, prefix:8k, documents:4k or full-documents:4k"
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """Lengths of documents in bins: the first and last length of each, and its weight."""
-
-    bins: tuple[tuple[int, int, float], ...]
-    source: str
-
-
 DISTRIBUTIONS = {
-    "chatqa2": Distribution(
-        (
-            (1, 2**11, 0.16), (2**11, 2**12, 0.05), (2**12, 2**13, 0.04), (2**13, 2**14, 0.06),
-            (2**14, 2**15, 0.08), (2**15, 2**16, 0.21), (2**16, 2**17, 0.4), (2**17, 2**18, 0.2),
-            (2**18, 2**19, 0.05), (2**19, 2**20, 0.04), (2**20, 2**21, 0.01), (2**21, 2**22, 0.01),
-        ),
-        "long training data of ChatQA 2 (arXiv 2407.14482), in the bins and weights that "
-        "MagiAttention's benchmark of kernels uses (SandAI-org/MagiAttention, exps/attn)",
+    "chatqa2": (
+        (1, 2**11, 0.16),
+        (2**11, 2**12, 0.05),
+        (2**12, 2**13, 0.04),
+        (2**13, 2**14, 0.06),
+        (2**14, 2**15, 0.08),
+        (2**15, 2**16, 0.21),
+        (2**16, 2**17, 0.4),
+        (2**17, 2**18, 0.2),
+        (2**18, 2**19, 0.05),
+        (2**19, 2**20, 0.04),
+        (2**20, 2**21, 0.01),
+        (2**21, 2**22, 0.01),
     ),
-}  # fmt: skip
-"""Real lengths by name; within a bin all lengths are equally frequent."""
+}
+"""Lengths of documents in bins: the first and last length of each, and its weight; within a bin all
+are equally frequent. chatqa2: long training data of ChatQA 2 (arXiv 2407.14482), in the bins and
+weights that MagiAttention's benchmark of kernels uses (SandAI-org/MagiAttention, exps/attn)."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +124,9 @@ class Mask:
     def check_tokens(self, tokens: int) -> None:
         """Raise UserError if the lengths of a list do not add up, or there are too many."""
         if self.has_documents and tokens > self.most_tokens:
-            most = MAX_DRAWN_DOCUMENTS if self.distribution else MAX_DOCUMENTS
             raise UserError(
-                f"mask {self.text} has more than {most:,} documents in {tokens:,} tokens; "
-                "use longer documents"
+                f"mask {self.text} has more than {self._most_documents:,} documents in "
+                f"{tokens:,} tokens; use longer documents"
             )
         if self.lengths and (total := sum(self.lengths)) != tokens:
             raise UserError(
@@ -137,19 +135,19 @@ class Mask:
             )
 
     @property
-    def most_tokens(self) -> float:
-        """The most tokens of a sequence whose documents can be listed."""
-        most = MAX_DRAWN_DOCUMENTS if self.distribution else MAX_DOCUMENTS
-        return most * self._mean_length
+    def _most_documents(self) -> int:
+        return MAX_DRAWN_DOCUMENTS if self.distribution else MAX_DOCUMENTS
 
     @property
-    def _mean_length(self) -> float:
-        """Mean tokens of a document."""
+    def most_tokens(self) -> float:
+        """The most tokens of a sequence whose documents can be listed, by their mean length."""
         if not self.distribution:
-            return self.size or sum(self.lengths) / len(self.lengths)
-        bins = DISTRIBUTIONS[self.distribution].bins
-        whole = sum(weight for _, _, weight in bins)
-        return sum((first + last) / 2 * weight for first, last, weight in bins) / whole
+            mean = self.size or sum(self.lengths) / len(self.lengths)
+        else:
+            bins = DISTRIBUTIONS[self.distribution]
+            whole = sum(weight for _, _, weight in bins)
+            mean = sum((first + last) / 2 * weight for first, last, weight in bins) / whole
+        return self._most_documents * mean
 
     def pairs_of_last(self, queries: int, tokens: int) -> int:
         """Return the query-key pairs of the last queries of a sequence."""
@@ -264,7 +262,7 @@ def _sum_drawn_squares(name: str, seed: int, tokens: int) -> int:
 
 def _draw_each(name: str, seed: int, tokens: int) -> Iterator[int]:
     """Draw lengths until the sequence is full; the last document is cut to the rest."""
-    bins = DISTRIBUTIONS[name].bins
+    bins = DISTRIBUTIONS[name]
     draw = Random(f"{name} {seed}").random
     # as random.choices() draws, which would add up the weights each time
     upto = list(accumulate(weight for _, _, weight in bins))

@@ -32,20 +32,21 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from longseq_bench.core import bounds
 from longseq_bench.core.divisors import divisors
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.identity_cache import cached_by_identity
 from longseq_bench.core.masks import CAUSAL, FORMS, FULL, Mask, parse_mask
+from longseq_bench.core.settings import SAME_KERNEL as SAME_KERNEL
+from longseq_bench.core.settings import TRIAL, WORKLOAD, Setting
+from longseq_bench.core.settings import Allocator as Allocator
+from longseq_bench.core.settings import Device as Device
+from longseq_bench.core.settings import DeviceChoice as DeviceChoice
+from longseq_bench.core.settings import DType as DType
+from longseq_bench.core.settings import Keep as Keep
+from longseq_bench.core.settings import Mode as Mode
 
 SCHEMA = 3
 
-Device = Literal["cpu", "cuda"]
-DeviceChoice = Literal["auto", "cpu", "cuda"]
-DType = Literal["float32", "bfloat16", "float16"]
-Mode = Literal["forward", "train", "decode"]
-Keep = Literal["all", "inputs", "nothing"]
-Allocator = Literal["default", "expandable", "fresh"]
 Status = Literal[
     "ok", "oom", "timeout", "hang", "crashed", "limit", "wrong", "unsupported", "error"
 ]
@@ -70,31 +71,37 @@ class Frozen(BaseModel):
     )
 
 
+def _declared(setting: Setting, low: int | None = None) -> Any:
+    """Declare a field with the default and the bounds of a setting; low: another minimum."""
+    if not setting.high:
+        return Field(default=setting.default)
+    return Field(default=setting.default, ge=setting.low if low is None else low, le=setting.high)
+
+
 class Workload(Frozen):
     """The shape of an attention: q is (batch, heads, seq_len, head_dim), k and v have kv_heads.
 
     In decode k and v are a cache of seq_len tokens, and q has its last `new_tokens` positions only:
-    their keys were just appended.
+    their keys were just appended. core/settings.py describes the fields, with these exceptions.
 
-    causal: no query sees a key after its own position.  mask: text of a mask that this does not
-    describe (core/masks.py); None: full, or causal.  v_head_dim: elements per head of v and the
-    output.  kv_heads, v_head_dim: 0: as many as heads, head_dim.  new_tokens: 0: 1 in decode.
+    mask: text of a mask that `causal` does not describe; None: full, or causal.
+    kv_heads, v_head_dim: never 0 in a workload that was validated.
     model: a label, the model that the shape is from; empty for a shape in numbers. It is no part of
     a trial's key: a shape is measured once, whichever way it was asked for.
     """
 
     seq_len: int = Field(ge=1)
-    batch: int = Field(default=1, ge=1, le=bounds.MAX_BATCH)
-    heads: int = Field(default=8, ge=1, le=bounds.MAX_HEADS)
-    kv_heads: int = Field(default=0, ge=1, le=bounds.MAX_HEADS)
-    head_dim: int = Field(default=64, ge=1, le=bounds.MAX_HEAD_DIM)
-    dtype: DType = "float32"
-    causal: bool = False
-    mode: Mode = "forward"
-    mask: str | None = None
-    v_head_dim: int = Field(default=0, ge=1, le=bounds.MAX_HEAD_DIM)
+    batch: int = _declared(WORKLOAD["batch"])
+    heads: int = _declared(WORKLOAD["heads"])
+    kv_heads: int = _declared(WORKLOAD["kv_heads"], low=1)
+    head_dim: int = _declared(WORKLOAD["head_dim"])
+    dtype: DType = _declared(WORKLOAD["dtype"])
+    causal: bool = _declared(WORKLOAD["causal"])
+    mode: Mode = _declared(WORKLOAD["mode"])
+    mask: str | None = _declared(WORKLOAD["mask"])
+    v_head_dim: int = _declared(WORKLOAD["v_head_dim"], low=1)
     model: str = ""
-    new_tokens: int = Field(default=0, ge=0, le=bounds.MAX_NEW_TOKENS)
+    new_tokens: int = _declared(WORKLOAD["new_tokens"])
 
     @model_validator(mode="before")
     @classmethod
@@ -177,9 +184,6 @@ class Workload(Frozen):
         return range(self.seq_len - self.new_tokens if self.decode else 0, self.seq_len)
 
 
-SAME_KERNEL = "same"
-"""Dense kernel: that of the sparse attention, if it computes exact attention too."""
-
 SDPA = "sdpa"
 """Dense kernel: the one that torch's scaled_dot_product_attention chooses."""
 
@@ -187,39 +191,29 @@ SDPA = "sdpa"
 class Trial(Frozen):
     """One implementation, with all its options, on one workload, under one budget.
 
-    repeats: maximum number of timed passes; 0: one pass, to see if it fits; it gives the time too.
-    time_cap: seconds after which no further timed pass starts.  threads: None: torch's choice.
-    time_budget: seconds that one pass may take.  memory_budget: bytes beyond the idle process with
-    torch loaded; on CUDA also what a rank holds outside tensors: context, NCCL, workspaces.
+    core/settings.py describes the settings. memory_budget and time_budget are in bytes and seconds.
     round: repetition index in an interleaved comparison, or of a length in a search, from 0.
     fit_only: loops are cut short; memory is that of a complete pass, time is not. Results are not
     checked, and such trials are never compared with complete passes.
-    keep: tensors that a pass keeps. all: as autograd keeps them. inputs: q, k, v alone between
-    forward and backward (recomputation, arXiv 1604.06174). nothing: outputs overwrite inputs (in
-    place), which needs less than the floor.
-    allocator: expandable: segments that grow (CUDA, expandable_segments). fresh: timed passes write
-    to memory that the process has not used (CPU); by default they write to warm memory.
-    dense_kernel: kernel of the dense attention with which a sparse one is compared. same: that of
-    the sparse one, if it computes exact attention too; sdpa: torch's choice; or a kernel's name.
-    source: hash of the file of an own function (core/own_functions.py), else None.
+    source: hash of an own function (core/own_functions.py), else None.
     """
 
     implementation: str
     options: dict[str, OptionValue] = Field(default_factory=dict)
     workload: Workload
     device: Device = "cpu"
-    world_size: int = Field(default=1, ge=1, le=bounds.MAX_RANKS)
+    world_size: int = _declared(TRIAL["world_size"])
     memory_budget: int | None = Field(default=None, ge=1)
     time_budget: float | None = Field(default=None, gt=0)
-    repeats: int = Field(default=30, ge=0, le=bounds.MAX_REPEATS)
-    time_cap: float = Field(default=2.0, gt=0)
-    threads: int | None = Field(default=None, ge=1, le=bounds.MAX_THREADS)
+    repeats: int = _declared(TRIAL["repeats"])
+    time_cap: float = Field(default=TRIAL["time_cap"].default, gt=0)
+    threads: int | None = _declared(TRIAL["threads"])
     seed: int = 0
     round: int = Field(default=0, ge=0)
     fit_only: bool = False
-    keep: Keep = "all"
-    allocator: Allocator = "default"
-    dense_kernel: str = SAME_KERNEL
+    keep: Keep = _declared(TRIAL["keep"])
+    allocator: Allocator = _declared(TRIAL["allocator"])
+    dense_kernel: str = _declared(TRIAL["dense_kernel"])
     source: str | None = None
 
     @property

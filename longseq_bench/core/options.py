@@ -105,7 +105,16 @@ def fill(
 
     Raises UserError for an invalid value, UnknownNameError for an unknown option.
     """
-    filled = _fill(specs, given, owner)
+    by_name = {spec.name: spec for spec in specs}
+    for name in given:
+        if name not in by_name:
+            if not by_name:
+                raise UserError(f"{owner} takes no options, but {name!r} was given")
+            raise unknown_option(name, given[name], by_name, owner)
+    filled = {
+        name: spec.coerce(given[name], owner) if name in given else spec.default
+        for name, spec in by_name.items()
+    }
     for name, value in filled.items():
         if isinstance(value, str) and has_surrogate(value):
             raise UserError(
@@ -113,21 +122,6 @@ def fill(
                 "which no record can hold; remove it"
             )
     return filled
-
-
-def _fill(
-    specs: tuple[OptionSpec, ...], given: dict[str, Any], owner: str
-) -> dict[str, OptionValue]:
-    by_name = {spec.name: spec for spec in specs}
-    for name in given:
-        if name not in by_name:
-            if not by_name:
-                raise UserError(f"{owner} takes no options, but {name!r} was given")
-            raise unknown_option(name, given[name], by_name, owner)
-    return {
-        name: spec.coerce(given[name], owner) if name in given else spec.default
-        for name, spec in by_name.items()
-    }
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
@@ -159,23 +153,31 @@ def spec_of(name: str, hint: Any, default: Any) -> OptionSpec:
     Raises KeyError for a type that an option can't have.
     """
     extras: list[Any] = []
-    if get_origin(hint) is Annotated:
-        hint, *extras = get_args(hint)
-    help_text = " ".join(e for e in extras if isinstance(e, str))
-    least = next((e for e in extras if isinstance(e, int)), 1)
-    optional = get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
-    if optional:
-        (hint,) = (a for a in get_args(hint) if a is not type(None))
+    optional = False
+    while (origin := get_origin(hint)) in (Annotated, Union, types.UnionType):
+        if origin is Annotated:
+            hint, *more = get_args(hint)
+            extras += more
+        else:
+            optional = type(None) in get_args(hint)
+            (hint,) = (a for a in get_args(hint) if a is not type(None))
     choices: tuple[str, ...] = ()
-    if get_origin(hint) is Literal:
-        choices, hint = tuple(str(a) for a in get_args(hint)), str
+    if origin is Literal:
+        words = get_args(hint)
+        hint = type(words[0])
+        choices = words if hint is str else ()
     kinds: dict[Any, Kind] = {int: "int", float: "float", bool: "bool", str: "str"}
     kind: Kind = "ints" if get_origin(hint) is tuple else kinds[hint]
     value = None if default is inspect.Parameter.empty else default
     return OptionSpec(
-        name=name, kind=kind, default=value, optional=optional, choices=choices, least=least,
-        help=help_text,
-    )  # fmt: skip
+        name=name,
+        kind=kind,
+        default=value,
+        optional=optional,
+        choices=choices,
+        least=next((e for e in extras if isinstance(e, int)), 1),
+        help=" ".join(e for e in extras if isinstance(e, str)),
+    )
 
 
 def _finite(raw: Any) -> float:

@@ -78,8 +78,13 @@ class Registry(Generic[T]):
         """
         package = importlib.import_module(self._package)
         for module in pkgutil.walk_packages(package.__path__, f"{self._package}."):
-            if not module.name.rpartition(".")[2].startswith("_"):
-                self._import(module.name)
+            name = module.name.rpartition(".")[2]
+            if name.startswith("_"):
+                continue
+            try:
+                importlib.import_module(module.name)
+            except ImportError as error:
+                self._reasons[name.replace("_", "-")] = f"{type(error).__name__}: {error}"
         self._points = list(entry_points(group=self._group)) if self._group else []
 
     def _scan(self) -> None:
@@ -88,21 +93,9 @@ class Registry(Generic[T]):
         if self._points is None:
             self.load_built_ins()
         for point in self._points or ():
-            self._load(point)
+            self._plugins[point.name] = point.module
+            try:
+                self.register(point.name)(point.load())
+            except Exception as error:  # a broken plug-in is a reason, not the end of the tool
+                self._reasons[point.name] = f"{type(error).__name__}: {error}"
         self._scanned = True
-
-    def _import(self, module: str) -> None:
-        """Import a built-in; if it lacks a library, list its module's name with the reason."""
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            name = module.rpartition(".")[2].replace("_", "-")
-            self._reasons[name] = f"{type(error).__name__}: {error}"
-
-    def _load(self, point: EntryPoint) -> None:
-        """Import a plug-in; if that fails, keep the reason instead of ending the tool."""
-        self._plugins[point.name] = point.module
-        try:
-            self.register(point.name)(point.load())
-        except Exception as error:
-            self._reasons[point.name] = f"{type(error).__name__}: {error}"

@@ -10,11 +10,11 @@ from longseq_bench.core.errors import TooLargeError, UnitError
 from longseq_bench.core.plain_text import quote
 
 _TOKENS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
-_BYTES = {
-    "b": 1, "": 1,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-}  # fmt: skip
+_BYTES = {"b": 1, "": 1} | {
+    f"{letter}{suffix}": base**power
+    for power, letter in enumerate("kmgt", 1)
+    for suffix, base in (("ib", 1024), ("b", 1000))
+}
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "m": 60.0, "h": 3600.0}
 _EXAMPLE_BYTES = "write 512MiB or 7.9GiB"
 _EXAMPLE_SECONDS = "write 60s, 500ms or 2min"
@@ -28,8 +28,8 @@ def parse_tokens(text: str | int | float, name: str = "tokens") -> int:
     name: the name of the value in messages. Raises UnitError if it is not a positive whole number
     of tokens, TooLargeError above MAX_TOKENS.
     """
-    value = _quantity(text, _TOKENS, name, "write 4096, 4k or 1M")
-    _check_maximum(value, MAX_TOKENS, text, name, f"{MAX_TOKENS:,} (1024G)")
+    most = f"{MAX_TOKENS:,} (1024G)"
+    value = _quantity(text, _TOKENS, name, "write 4096, 4k or 1M", MAX_TOKENS, most)
     if value < 1 or value != int(value):
         raise UnitError(
             f"{name} {quote(text)} is not a positive whole number; write 4096, 4k or 1M"
@@ -42,8 +42,7 @@ def parse_bytes(text: str | int | float, name: str = "bytes") -> int:
 
     name: the name of the value in messages.
     """
-    value = _quantity(text, _BYTES, name, _EXAMPLE_BYTES)
-    _check_maximum(value, MAX_BYTES, text, name, format_bytes(MAX_BYTES))
+    value = _quantity(text, _BYTES, name, _EXAMPLE_BYTES, MAX_BYTES, format_bytes(MAX_BYTES))
     if value < 1:
         raise UnitError(f"{name} {text!r} is not positive; {_EXAMPLE_BYTES}")
     return round(value)
@@ -62,8 +61,8 @@ def parse_seconds(text: str | int | float, name: str = "time") -> float:
 
     name: the name of the value in messages.
     """
-    value = _quantity(text, _SECONDS, name, _EXAMPLE_SECONDS)
-    _check_maximum(value, MAX_SECONDS, text, name, f"{MAX_SECONDS / 3600:,.0f} h")
+    most = f"{MAX_SECONDS / 3600:,.0f} h"
+    value = _quantity(text, _SECONDS, name, _EXAMPLE_SECONDS, MAX_SECONDS, most)
     if value <= 0:
         raise UnitError(f"{name} {text!r} is not positive; {_EXAMPLE_SECONDS}")
     return value
@@ -85,23 +84,22 @@ def parse_share(text: str, name: str) -> float:
 
 
 def _quantity(
-    text: str | int | float, scale: dict[str, float] | dict[str, int], name: str, hint: str
+    text: str | int | float,
+    scale: dict[str, float] | dict[str, int],
+    name: str,
+    hint: str,
+    maximum: float,
+    most: str,
 ) -> float:
-    if isinstance(text, bool):
-        raise UnitError(f"{name} {text!r} is not a number; {hint}")
     written = quote(text) if isinstance(text, int) else str(text)
     # the time to match grows with the square of the length
     match = _QUANTITY.fullmatch(written) if len(written) <= _MAX_LENGTH else None
     if match is None or match[2].lower() not in scale:
         raise UnitError(f"{name} {quote(text)} can't be read; {hint}")
-    return float(match[1]) * scale[match[2].lower()]
-
-
-def _check_maximum(
-    value: float, maximum: float, text: str | int | float, name: str, words: str
-) -> None:
-    if not value <= maximum:
-        raise TooLargeError(f"{name} {quote(text)} is too large; the maximum is {words}")
+    value = float(match[1]) * scale[match[2].lower()]
+    if value > maximum:
+        raise TooLargeError(f"{name} {quote(text)} is too large; the maximum is {most}")
+    return value
 
 
 def format_tokens(tokens: int) -> str:

@@ -6,7 +6,7 @@ decorator).
 
     @LAUNCHERS.register("my-scheduler")
     class MyLauncher(Launcher):
-        def catalogue(self) -> Catalogue: ...
+        def catalogue(self, own: Sequence[str] = ()) -> Catalogue: ...
         def check(self, trials: Sequence[Trial]) -> None: ...
         def dry_run(
             self, trials, limit=DRY_RUN_LIMIT_S, capability=None, multiprocessors=None
@@ -51,8 +51,11 @@ class Launcher(ABC):
     """Base of launchers, which run trials one at a time in processes. A context manager."""
 
     @abstractmethod
-    def catalogue(self) -> Catalogue:
-        """Return what can run here. Raises LauncherError if no process answers."""
+    def catalogue(self, own: Sequence[str] = ()) -> Catalogue:
+        """Return what can run here. Raises LauncherError if no process answers.
+
+        own: names of functions of the user that are described too.
+        """
 
     @abstractmethod
     def check(self, trials: Sequence[Trial]) -> None:

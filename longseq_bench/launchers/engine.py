@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from socket import create_server
@@ -85,8 +86,8 @@ class HostsLauncher(LocalLauncher):
         self._hosts = hosts
 
     @override
-    def catalogue(self) -> Catalogue:
-        return self._hosts.describe_devices(super().catalogue())
+    def catalogue(self, own: Sequence[str] = ()) -> Catalogue:
+        return self._hosts.describe_devices(super().catalogue(own))
 
     @override
     def _find_obstacle(self, trial: Trial) -> str:

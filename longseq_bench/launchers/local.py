@@ -107,9 +107,13 @@ class LocalLauncher(Launcher):
         self._catalogue: Catalogue | None = None
 
     @override
-    def catalogue(self) -> Catalogue:
-        if self._catalogue is None:
-            self._catalogue = Catalogue.model_validate(self._request("catalogue"))
+    def catalogue(self, own: Sequence[str] = ()) -> Catalogue:
+        if self._catalogue is None or own:
+            try:
+                self._catalogue = Catalogue.model_validate(self._request("catalogue", own=own))
+            except LauncherError as error:
+                while_importing = f"; it was to import {', '.join(own)}" if own else ""
+                raise LauncherError(f"{error}{while_importing}") from None
         return self._catalogue
 
     @override
@@ -195,6 +199,7 @@ class LocalLauncher(Launcher):
         limit: float = PHASE_LIMIT_S,
         capability: tuple[int, int] | None = None,
         multiprocessors: int | None = None,
+        own: Sequence[str] = (),
     ) -> Any:
         """Return a child's answer to a request.
 
@@ -203,7 +208,7 @@ class LocalLauncher(Launcher):
         """
         data = {"trials": [trial.model_dump(mode="json") for trial in trials]}
         of_gpu = {"capability": capability, "multiprocessors": multiprocessors}
-        payload = json.dumps(data | of_gpu)
+        payload = json.dumps(data | of_gpu | {"own": list(own)})
         for _ in range(fork_server.ATTEMPTS):
             message, last, is_lost = self._ask(request, payload, limit)
             if not is_lost:

@@ -44,7 +44,7 @@ class SimulatedLauncher(Launcher):
         self.ran: list[Trial] = []
 
     @override
-    def catalogue(self) -> Catalogue:
+    def catalogue(self, own: Sequence[str] = ()) -> Catalogue:
         return Catalogue(implementations={}, devices={"cpu": DeviceInfo(name="simulated")})
 
     def check(self, trials: Sequence[Trial]) -> None:

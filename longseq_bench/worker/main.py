@@ -13,7 +13,7 @@ import torch
 
 from longseq_bench import attention
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.attention.own_function import find_implementation
+from longseq_bench.attention.own_function import describe_own_function, find_implementation
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInfo
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.gpus import (
@@ -48,8 +48,8 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
     Args:
         request: `trial` (answered by an Outcome), `catalogue` (what can run here), `check` (the
             mistakes in trials) or `dry_run` (the predicted cost of trials).
-        payload: JSON: the trial and the place of this rank, or trials and the compute capability
-            and multiprocessors of the GPU for which to plan.
+        payload: JSON: the trial and the place of this rank; names of own functions to describe; or
+            trials and the compute capability and multiprocessors of the GPU for which to plan.
         pipe: for the answer.
         listener: the open socket to which the ranks connect, for rank 0 of several.
     """
@@ -62,7 +62,7 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
             if place.size > 1:
                 _exit(outcome, sender)
         case "catalogue":
-            sender.send_answer(build_catalogue().model_dump(mode="json"))
+            sender.send_answer(build_catalogue(data["own"]).model_dump(mode="json"))
         case "check":
             sender.send_answer(find_mistakes(_read_trials(data)))
         case "dry_run":
@@ -150,15 +150,22 @@ def _find_exception(trial: Trial) -> Exception | None:
     return None
 
 
-def build_catalogue() -> Catalogue:
-    """Describe every implementation, with its options and unavailable devices, and every device."""
+def build_catalogue(own: Sequence[str] = ()) -> Catalogue:
+    """Describe every implementation, with its options and unavailable devices, and every device.
+
+    own: names of functions of the user, which are described too.
+    """
     cpu = DeviceInfo(name="CPU", dtypes=tuple(DTYPE_BYTES), count=1)
     devices = {"cpu": cpu, "cuda": _cuda()}
-    return Catalogue(
-        implementations={name: _entry(name, devices) for name in IMPLEMENTATIONS.names()},
-        devices=devices,
-        kernels={name: _kernel(name, devices) for name in KERNELS.names()},
-    )
+    entries = {name: _entry(name, devices) for name in IMPLEMENTATIONS.names()}
+    kernels = {name: _kernel(name, devices) for name in KERNELS.names()}
+    mistakes = {}
+    for name in own:
+        try:
+            entries[name] = describe_own_function(name)
+        except UserError as error:
+            mistakes[name] = str(error)
+    return Catalogue(implementations=entries, devices=devices, kernels=kernels, mistakes=mistakes)
 
 
 def _kernel(name: str, devices: dict[str, DeviceInfo]) -> KernelInfo:

@@ -1,11 +1,10 @@
-"""Function objects as implementations: which file names them, and what is sent as source."""
+"""Function objects as implementations: which file names them, and what is pickled."""
 
 import functools
-import importlib.util
-import math
+import linecache
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import pytest
@@ -14,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longseq_bench.api.functions import name_function
+from longseq_bench.attention.own_source import OwnFunction, find_file, import_function
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.own_functions import read_own_function
 
-SCALE = 0.5
-BLOCK = torch.zeros(1)
+BLOCK = torch.ones(1)
+LOCK = threading.Lock()
 
 
 def attend(q, k, v, *, causal=False):  # type: ignore[no-untyped-def]
@@ -30,29 +29,22 @@ class Holder:
         return q
 
 
-def run_file(name: str) -> Callable[..., Any]:
-    """Import the file of a name as the processes that measure do, and return its function."""
-    own = read_own_function(name)
-    spec = importlib.util.spec_from_file_location("sent", own.file)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = getattr(module, own.function)
-    assert isinstance(found, FunctionType)
-    return found
+def sent(function: Callable[..., Any], folder: Path | None = None) -> OwnFunction:
+    """Import the file of a function as the processes that measure do."""
+    return import_function(find_file(name_function(function, folder)))
 
 
-def is_exact(function: Callable[..., Any], **options: Any) -> bool:
+def is_exact(function: OwnFunction, **options: Any) -> bool:
     q, k, v = torch.randn(3, 1, 2, 16, 8)
     exact = F.scaled_dot_product_attention(q, k, v)
-    return torch.allclose(function(q, k, v, **options), exact, atol=1e-5)
+    return torch.allclose(function.call(q, k, v, **options), exact, atol=1e-5)
 
 
-def from_main(source: str, monkeypatch: pytest.MonkeyPatch, folder: Path, **names: Any) -> Any:
+def from_main(source: str, folder: Path, **names: Any) -> Any:
     """Define a function in a file that stands for `__main__`, as a script or a notebook does."""
     file = folder / "script.py"
     file.write_text(source)
+    linecache.clearcache()
     scope = {"__name__": "__main__", "torch": torch, "F": F, **names}
     exec(compile(source, str(file), "exec"), scope)
     return scope["mine"]
@@ -60,7 +52,7 @@ def from_main(source: str, monkeypatch: pytest.MonkeyPatch, folder: Path, **name
 
 def test_a_function_of_a_module_is_named_by_its_module() -> None:
     name = name_function(attend, None)
-    assert read_own_function(name).file.samefile(__file__)
+    assert find_file(name).file.samefile(__file__)
     assert name == "tests.api.test_functions:attend"
 
 
@@ -77,42 +69,39 @@ def test_a_function_of_a_single_file_is_named_by_its_path(
     assert name_function(module.mine, None) == f"{tmp_path}/alone_here.py:mine"
 
 
-SCRIPT = """
-def mine(q: Tensor, k, v, *, chunk: int = 4) -> Tensor:
-    scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3]) * torch.tensor(1.0)
-    return F.softmax(scores, 3) @ v * ONE ** SIZES[0]
-raise_if_imported = None
-"""
+def test_a_function_of_a_script_takes_what_it_uses_along(tmp_path: Path) -> None:
+    source = (
+        "def scaled(x):\n    return x * ONE\n"
+        "def mine(q: Tensor, k, v, *, chunk: int = 4) -> Tensor:\n"
+        "    'Attend.'\n"
+        "    return scaled(F.scaled_dot_product_attention(q, k, v)) * BLOCK\n"
+    )
+    function = from_main(source, tmp_path, ONE=1.0, BLOCK=BLOCK, Tensor=Tensor)
+    own = sent(function, tmp_path)
+    assert [path.parent for path in tmp_path.rglob("*.pkl")] == [tmp_path / "functions"]
+    assert ([option.name for option in own.options], own.summary) == (["chunk"], "Attend")
+    assert own.place == f"{tmp_path}/script.py:3"
+    assert is_exact(own, chunk=2)
 
 
-def test_a_function_of_a_script_takes_modules_and_plain_values_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = {"math": math, "ONE": 1.0, "SIZES": (2, "a"), "Tensor": Tensor}
-    function = from_main("from torch import Tensor\n" + SCRIPT, monkeypatch, tmp_path, **given)
-    name = name_function(function, tmp_path)
-    own = read_own_function(name)
-    assert own.file.parent == tmp_path / "functions"
-    assert [option.name for option in own.signature.options] == ["chunk"]
-    assert is_exact(run_file(name), chunk=2)
-    text = own.file.read_text()
-    assert "import torch.nn.functional as F\n" in text
-    assert "raise_if_imported" not in text
-
-
-def test_equal_source_has_one_file_and_other_source_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def named(body: str) -> str:
+def test_equal_source_has_one_name_and_other_source_another(tmp_path: Path) -> None:
+    def named(body: str, **names: Any) -> str:
         source = f"def mine(q, k, v):\n    return {body}\n"
-        return name_function(from_main(source, monkeypatch, tmp_path), tmp_path)
+        return name_function(from_main(source, tmp_path, **names), tmp_path)
 
-    import linecache
+    first = named("v * one", one=1)
+    assert named("v * one", one=2) == first  # the identity is that of the source
+    other = named("v * 1")
+    assert other != first
+    assert find_file(other).source == Path(other.rpartition(":")[0]).stem.rpartition("-")[2]
 
-    first = named("v")
-    assert named("v") == first
-    linecache.clearcache()
-    assert named("v * 1") != first
+
+def test_a_function_without_source_is_identified_by_its_pickle() -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("def mine(q, k, v):\n    return v\n", "<stdin>", "exec"), scope)
+    first = name_function(scope["mine"], None)
+    exec(compile("def mine(q, k, v):\n    return q\n", "<stdin>", "exec"), scope)
+    assert name_function(scope["mine"], None) != first
 
 
 def test_a_function_inside_another_one_is_sent() -> None:
@@ -122,64 +111,41 @@ def test_a_function_inside_another_one_is_sent() -> None:
         chunks = [F.scaled_dot_product_attention(one, k, v) for one in q.split(small, 2)]
         return root(lambda a, b: torch.cat([a, b], 2), chunks)
 
-    assert is_exact(run_file(name_function(mine, None)))
+    assert is_exact(sent(mine))
 
 
-def test_a_pattern_goes_with_its_function() -> None:
+def test_a_pattern_goes_with_its_function_and_is_part_of_its_identity() -> None:
     def window(q, k, v):  # type: ignore[no-untyped-def]
         return v
 
     def seen(q_positions, k_positions, head):  # type: ignore[no-untyped-def]
         return q_positions[:, None] == k_positions
 
+    plain = name_function(window, None)
     window.pattern = seen  # type: ignore[attr-defined]
-    sent: Any = run_file(name_function(window, None))
-    assert sent.pattern.__name__ == "seen"
+    pattern: Any = sent(window).pattern
+    assert pattern.__name__ == "seen"
+    assert name_function(window, None) != plain
 
 
-def test_a_decorator_goes_with_its_function() -> None:
+def test_what_can_not_be_sent_is_one_sentence() -> None:
     def mine(q, k, v):  # type: ignore[no-untyped-def]
-        return v
+        with lock:
+            return q
 
-    @functools.lru_cache(None)
-    def cached(q, k, v):  # type: ignore[no-untyped-def]
-        return v
-
-    text = read_own_function(name_function(cached, None)).file.read_text()
-    assert "@functools.lru_cache(None)\ndef cached" in text
-    wrapped = functools.lru_cache(None)(mine)
-    with pytest.raises(UserError, match=r"^mine is wrapped, .* write it as a decorator"):
-        name_function(wrapped, None)
-
-
-def test_what_can_not_be_sent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def helper() -> None: ...
-
-    def mine(q, k, v):  # type: ignore[no-untyped-def]
-        helper()
-        return q * BLOCK * missing  # type: ignore[name-defined] # noqa: F821
-
+    lock = LOCK
     with pytest.raises(UserError) as refused:
         name_function(mine, None)
     assert str(refused.value) == (
-        "mine uses `BLOCK`, which is defined in tests.api.test_functions and `helper`, which is "
-        "defined in the function around it and `missing`, which is not defined; put them inside "
-        "the function, or all of it in a file and name it file.py:mine"
+        "mine can't be sent to another process (cannot pickle '_thread.lock' object); write it to "
+        "a file and name it file.py:mine"
     )
-    source = "def helper(x):\n    return x\ndef mine(q, k, v):\n    return helper(v)\n"
-    for place, names in (("the script", {}), ("the notebook", {"get_ipython": None})):
-        with pytest.raises(UserError) as refused:
-            name_function(from_main(source, monkeypatch, tmp_path, **names), None)
-        assert str(refused.value) == (
-            f"mine uses `helper`, which is defined in {place}; put it inside the function, or all "
-            "of it in a file and name it file.py:mine"
-        )
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (lambda q, k, v: v, "a lambda can't be sent"),
+        (lambda q, k, v: v, "a lambda has no name for the results"),
         (Holder, "is a class; give a function"),
         (Holder().attend, "is a method; give a function"),
         (functools.partial(attend), "is a partial; give a function"),
@@ -189,13 +155,3 @@ def test_what_can_not_be_sent_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_other_callables_are_refused(given: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         name_function(given, None)
-
-
-def test_a_function_without_source_is_refused() -> None:
-    scope: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile("def mine(q, k, v):\n    return v\n", "<stdin>", "exec"), scope)
-    with pytest.raises(UserError) as refused:
-        name_function(scope["mine"], None)
-    assert str(refused.value) == (
-        "the source of mine can't be found (<stdin>); write it to a file and name it file.py:mine"
-    )

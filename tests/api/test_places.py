@@ -58,15 +58,6 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_pytest_file(tmp_path: Path) -> None:
-    """Captured streams have no file descriptor."""
-    body = "".join(f"    {line}\n" for line in CALLS.format(one="mine").strip().splitlines())
-    test = f"{OWN}\ndef test_length(capsys):\n{body}    assert status == {{'ok'}}\n"
-    (tmp_path / "test_mine.py").write_text(test + "    assert '[1]' in capsys.readouterr().err\n")
-    run_in(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--capture=sys", ".")
-
-
-@pytest.mark.slow
 def test_the_notebook_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "CI" not in os.environ:
         pytest.importorskip("ipykernel")

@@ -11,9 +11,9 @@ import torch
 from longseq_bench.attention import own_function
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.attention.own_function import find_implementation
+from longseq_bench.attention.own_source import find_file
 from longseq_bench.core.errors import OwnFunctionError, UnsupportedError, WorldError
 from longseq_bench.core.model import Workload
-from longseq_bench.core.own_functions import source_of
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing import ImplementationContract
 from longseq_bench.testing.definition import make_inputs
@@ -96,7 +96,7 @@ def test_another_result_is_an_error_with_what_was_expected(
 def test_another_file_than_the_expected_one_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text("def f(q, k, v): pass\n")
-    name, before = f"{path}:f", source_of(f"{path}:f")
+    name, before = f"{path}:f", find_file(f"{path}:f").source
     assert find_implementation(name, before).summary == "f"
     path.write_text("def f(q, k, v): return v\n")
     with pytest.raises(OwnFunctionError, match=f"expected {before}.*same file on every host"):
@@ -117,10 +117,6 @@ def test_a_file_may_import_its_neighbours_and_define_dataclasses(tmp_path: Path)
     attention = build(tmp_path, text)
     q, k, v = make_inputs(attention.workload)
     assert torch.equal(attention(q, k, v), 2 * q)
-
-
-def test_any_other_name_is_a_registered_one() -> None:
-    assert find_implementation("sdpa") is IMPLEMENTATIONS.get("sdpa")
 
 
 # ---- patterns ----------------------------------------------------------------------------------

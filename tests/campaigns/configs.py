@@ -2,7 +2,6 @@
 
     python -m tests.campaigns.configs --count 10000 --seed 1       # 10,000 configs, 5,000 commands
 
-With `--processes` a child checks the trials and makes the dry runs, as in a real sweep.
 Every case has a number; `--seed S --only N` runs one again. Trials are not run: a launcher answers
 by formulas. Exit code 1 where a case was found.
 """
@@ -33,7 +32,7 @@ from longseq_bench.config.trials import SweepConfig
 from longseq_bench.core import bounds
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.model import DryRunEstimate, Trial
+from longseq_bench.core.model import Trial
 from longseq_bench.launchers import base, local
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from tests import make
@@ -60,24 +59,8 @@ class FormulaLauncher(SimulatedLauncher):
         self.known = known
 
     @override
-    def catalogue(self) -> Catalogue:
+    def catalogue(self, own: Sequence[str] = ()) -> Catalogue:
         return self.known
-
-
-class CheckingLauncher(FormulaLauncher):
-    """A launcher whose checks and dry runs are real: a child of this process answers them."""
-
-    def __init__(self, known: Catalogue) -> None:
-        super().__init__(known)
-        self.child = local.LocalLauncher()
-
-    @override
-    def check(self, trials: Sequence[Trial]) -> None:
-        self.child.check(trials)
-
-    @override
-    def dry_run(self, trials: Sequence[Trial], *given: Any, **named: Any) -> list[DryRunEstimate]:
-        return self.child.dry_run(trials, *given, **named)
 
 
 def real_catalogue() -> Catalogue:
@@ -295,12 +278,10 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000, help="configs; half as many commands")
     parser.add_argument("--seed", type=int, default=random.randrange(2**31))
     parser.add_argument("--only", type=int, help="number of one case")
-    parser.add_argument("--processes", action="store_true", help="real checks and dry runs; slow")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
     faulthandler.enable()
-    make_launcher = CheckingLauncher if arguments.processes else FormulaLauncher
-    launcher = make_launcher(real_catalogue())
+    launcher = FormulaLauncher(real_catalogue())
     findings = run_campaign(arguments.count, arguments.seed, launcher, arguments.only)
     for number, shown, wrong in findings[:SHOWN]:
         print(f"--- case {number}\n{shown[:600]}\n--> {wrong}")

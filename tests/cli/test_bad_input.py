@@ -1,11 +1,9 @@
 """Bad input: exit code 2, one clear sentence, nothing written, nothing lost."""
 
 import json
-import os
-import re
-import resource
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +12,6 @@ from longseq_bench import load as load_results
 from longseq_bench.cli import run
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.gpus import read_installed_gpus
-from longseq_bench.core.plain_text import MAX_QUOTE
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import LOCK, RECORDS, load
 from tests.cli.commands import Capture, refusal
@@ -41,26 +38,6 @@ def state(folder: Path) -> dict[str, bytes]:
 # ---- the command line --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["word " * 500, "a b/" * 400, "é\x07 x/" * 300])
-@pytest.mark.parametrize(
-    "line",
-    [
-        "sweep X", "models X", "list --impl X", "report X", "show X", "verify X", "compare X .",
-        "report . --published X", "report . --published=X", "report --X", "list --X=3", "doctor X",
-        "report . --kind X", "X",
-    ],
-)  # fmt: skip
-def test_a_message_quotes_at_most_200_characters_of_an_argument(
-    capfd: Capture, line: str, text: str
-) -> None:
-    write_records(".", [record(trial())])
-    assert run([word.replace("X", text) for word in line.split()]) == 2
-    said = capfd.readouterr().err
-    quotes = re.findall(r"(?:word |a b/|é(?:\?|\\x07|\\\\x07) x/)+", said)
-    assert max(map(len, quotes)) <= MAX_QUOTE + 1
-    assert len(said) < 2000
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -70,8 +47,6 @@ def test_a_message_quotes_at_most_200_characters_of_an_argument(
          "a plug-in can add it (docs/extending.md)"),
         (["--impl", "ring", "--new-tokens", "2"],
          "--new-tokens 2 needs --mode decode, not --mode forward"),
-        (["--impl", "ring", "--mode", "train", "--new-tokens", "2"],
-         "--new-tokens 2 needs --mode decode, not --mode train"),
         (["--impl", "ring", "--mode", "decode", "--keep", "inputs"],
          "--keep inputs needs --mode train: only a backward pass recomputes"),
         (["--impl", "ring", "--mode", "decode", "--keep", "nothing"],
@@ -79,35 +54,12 @@ def test_a_message_quotes_at_most_200_characters_of_an_argument(
         (["--impl", "ring", "-o", "chnk=64"],
          "unknown option 'chnk' in ring; did you mean 'chunk'?"),
         (["--impl", "ring", "-o", "chunk"], "option 'chunk' can't be read; write chunk=VALUE"),
-        (["--impl", "ring", "-o", "chunk=x"],
-         "option chunk='x' in ring is not a whole number from 1 up (write 1024 or 1k)"),
-        (["--impl", "block-sparse", "-o", "pattern=local-windows"],
-         "unknown pattern 'local-windows' in block-sparse; did you mean 'local-window'?"),
         (["--impl", "block-sparse", "-o", "sparsity=1.2"],
          "block-sparse: sparsity 1.2 is outside [0, 1); 1.2 % would be 0.012"),
-        (["--impl", "block-sparse", "-o", "sparsity_ratio=0.1"],
-         "there is no option 'sparsity_ratio' in block-sparse: it meant density, the fraction "
-         "of the blocks that is kept; write sparsity=0.9"),
-        (["--impl", "block-sparse", "-o", "window=64"],
-         "block-sparse: a window of 64 tokens is smaller than a block; the minimum is 128"),
-        (["--impl", "block-sparse", "-o", "pattern=random", "-o", "globals=64"],
-         "block-sparse: globals=64 is not supported by pattern=random; use global-local or "
-         "sink-window"),
-        (["--impl", "dilated", "-o", "segments=512", "-o", "dilation=1,2"],
-         "dilated: 1 segments (512,) but 2 rates (1, 2): give one rate per segment, as in "
-         "segments=1024,2048 dilation=1,2"),
-        (["--impl", "block-sparse-adaptive", "-o", "scorer=learned", "-o", "kernel=flex"],
-         "block-sparse-adaptive: kernel=flex can't train scorer=learned; use kernel=auto"),
         (["--impl", "sdpa", "--ceiling", "12q"],
          "--ceiling '12q' can't be read; write 4096, 4k or 1M"),
-        (["--impl", "sdpa", "--ceiling", "2000G"],
-         "--ceiling '2000G' is too large; the maximum is 1,099,511,627,776 (1024G)"),
-        (["--impl", "sdpa", "--ceiling", "9" * 5000],
-         f"--ceiling '{'9' * 200}…' can't be read; write 4096, 4k or 1M"),
         (["--impl", "sdpa", "--memory-budget", "-3GiB"],
          "memory budget '-3GiB' can't be read; write 512MiB or 7.9GiB"),
-        (["--impl", "sdpa", "--time-budget", "0s"],
-         "time budget '0s' is not positive; write 60s, 500ms or 2min"),
         (["--impl", "sdpa", "--heads", "8", "--kv-heads", "3"],
          "heads 8 is not divisible by kv_heads 3; kv_heads may be 1, 2, 4, 8"),
         (["--impl", "ring", "--world-size", "4", "--ceiling", "3"],
@@ -128,7 +80,7 @@ def test_more_ranks_than_cuda_devices_are_refused(
     count: int, devices: str, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     class Machine(SimulatedLauncher):
-        def catalogue(self) -> Catalogue:
+        def catalogue(self, own: Any = ()) -> Catalogue:
             known = DeviceInfo(name="G", dtypes=("float32",), count=count)
             entries = {"ring": Entry(summary="")}
             return Catalogue(implementations=entries, devices={"cpu": known, "cuda": known})
@@ -177,15 +129,8 @@ def test_an_unavailable_device_is_refused(capfd: Capture) -> None:
             "'--dtype': 'float64' is not one of 'float32', 'bfloat16', 'float16'",
         ),
         (["maxlen", "--impl", "sdpa", "--heads", "x"], "'--heads'"),
-        (["maxlen", "--impl", "sdpa", "--threads", "0"], "'--threads'"),
         (["maxlen", "--impl", "sdpa", "--threads", "4097"], "4096"),
-        (["maxlen", "--impl", "sdpa", "--heads", "1000000000039"], "65536"),
-        (["maxlen", "--impl", "sdpa", "--batch", "1048577"], "1048576"),
-        (["maxlen", "--impl", "sdpa", "--head-dim", "65537"], "65536"),
-        (["maxlen", "--impl", "sdpa", "--world-size", "65537"], "65536"),
-        (["sweep", "sound.yaml", "--rounds", "10001"], "10000"),
         (["sweep", "sound.yaml", "--\x1b[2J" + "x" * 5000], "xxx…"),
-        (["maxlen", "--impl", "sdpa", "--world-size", "0"], "'--world-size'"),
         (["maxlen", "--impl", "sdpa", "--world-size", "1,2"], "'--world-size'"),
     ],
 )
@@ -198,23 +143,6 @@ def test_usage_errors_name_the_possible_values(
     assert printed.out == ""
     assert sentence in printed.err.strip().splitlines()[-1]
     assert state(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    "line", ["show X", "report X", "compare X .", "sweep X", "plan --impl sdpa --records X"]
-)
-def test_a_name_that_is_too_long_for_a_file_is_refused(line: str, capfd: Capture) -> None:
-    assert run([word.replace("X", "9" * 5000) for word in line.split()]) == 2
-    message = capfd.readouterr().err
-    assert message.startswith("longseq: ")
-    assert "Errno" not in message
-    assert len(message) < MAX_QUOTE + 100
-
-
-def test_no_command_at_all_shows_the_help(capfd: Capture) -> None:
-    assert run([]) == 2
-    captured = capfd.readouterr()
-    assert "Commands" in captured.out + captured.err
 
 
 def test_a_time_budget_shorter_than_one_run_is_named(capfd: Capture) -> None:
@@ -262,13 +190,6 @@ def test_a_bad_config_is_refused_with_its_line(
     assert not Path("out").exists()
 
 
-def test_an_unknown_kernel_of_the_dense_baseline_is_named_as_such(capfd: Capture) -> None:
-    Path("bad.yaml").write_text(SOUND + "dense_kernel: sdp\n")
-    message = refusal(capfd, "sweep", "bad.yaml", "--out", "out")
-    assert message.endswith("unknown dense_kernel 'sdp'; did you mean 'sdpa'?")
-    assert not Path("out").exists()
-
-
 def test_an_ambiguous_baseline_is_refused_before_anything_runs(capfd: Capture) -> None:
     Path("bad.yaml").write_text(
         TAIL + "tokens: 32\nbaseline: ring\nimplementations:\n  - ring: {chunk: [16, 32]}\n"
@@ -297,13 +218,6 @@ def test_a_folder_in_the_place_of_a_file_is_refused(name: str, capfd: Capture) -
     (Path("out") / name).mkdir(parents=True)
     message = refusal(capfd, "sweep", "sound.yaml", "--out", "out")
     assert message == f"results folder out can't be written: Is a directory (out/{name})"
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_refused(capfd: Capture) -> None:
-    Path("out").mkdir(mode=0o500)
-    message = refusal(capfd, "sweep", "sound.yaml", "--out", "out")
-    assert message.startswith("results folder out can't be written: Permission denied")
 
 
 def test_a_broken_line_in_the_middle_is_skipped_counted_and_kept(capfd: Capture) -> None:
@@ -378,29 +292,6 @@ def test_an_impossible_report_is_refused(
     before = state(tmp_path)
     assert sentence in refusal(capfd, "report", *arguments)
     assert state(tmp_path) == before
-
-
-def test_a_binary_config_does_not_stop_a_report(capfd: Capture) -> None:
-    write_records("kept", [record()])
-    (Path("kept") / "config.yaml").write_bytes(b"baseline: \xff\xfe\n")
-    assert run(["report", "kept"]) == 0
-    assert "sdpa" in (Path("kept") / "report.md").read_text()
-
-
-def test_the_aliases_of_a_baseline_are_never_expanded(capfd: Capture) -> None:
-    """Ten of them would stand for a text of 10 GB."""
-    write_records("kept", [record()])
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"]
-    lines += (f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10))
-    (Path("kept") / "config.yaml").write_text("".join(lines) + "baseline: *a9\n")
-    limit = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + 2**29, limit[1]))
-    try:
-        assert run(["report", "kept"]) == 0
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limit)
-    assert "sdpa" in (Path("kept") / "report.md").read_text()
 
 
 @pytest.mark.parametrize(

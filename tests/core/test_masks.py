@@ -67,7 +67,7 @@ def test_a_distribution_is_drawn_from_its_bins_and_equal_for_equal_seeds() -> No
     assert sum(lengths) == tokens
     assert lengths == parse_mask("full-documents:chatqa2@0").document_lengths(tokens)
     assert lengths != parse_mask("documents:chatqa2@1").document_lengths(tokens)
-    bins = DISTRIBUTIONS["chatqa2"].bins
+    bins = DISTRIBUTIONS["chatqa2"]
     total = sum(weight for *_, weight in bins)
     for first, last, weight in bins[:8]:
         share = sum(first <= n < last for n in lengths) / len(lengths)
@@ -78,7 +78,7 @@ def test_a_distribution_is_drawn_from_its_bins_and_equal_for_equal_seeds() -> No
 
 def test_documents_are_drawn_as_for_older_records() -> None:
     """A record has the seed, not the lengths."""
-    bins, random = DISTRIBUTIONS["chatqa2"].bins, Random("chatqa2 7")
+    bins, random = DISTRIBUTIONS["chatqa2"], Random("chatqa2 7")
     for length in parse_mask("documents:chatqa2@7").document_lengths(400_000_000)[:-1]:
         ((first, last, _),) = random.choices(bins, [weight for *_, weight in bins])
         assert length == first + int(random.random() * (last - first))

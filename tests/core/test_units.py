@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from longseq_bench.core.errors import TooLargeError, UnitError
 from longseq_bench.core.units import (
-    format_bytes,
     format_rate,
     format_seconds,
     format_share,
@@ -57,12 +56,6 @@ def test_tokens_are_whole(text: str) -> None:
         parse_tokens(text)
 
 
-@pytest.mark.parametrize("parse", [parse_tokens, parse_bytes, parse_seconds])
-def test_a_number_that_is_too_large_is_an_error(parse: Callable[[Any], float]) -> None:
-    with pytest.raises(UnitError, match="1e400"):
-        parse("1e400")
-
-
 @pytest.mark.parametrize(
     ("parse", "text", "maximum"),
     [
@@ -84,49 +77,10 @@ def test_a_memory_budget_without_its_unit_is_refused(text: Any) -> None:
     assert (parse_memory_budget(1024), parse_bytes(text)) == (1024, round(parse_bytes(text)))
 
 
-def test_a_number_without_end_is_refused_at_once() -> None:
-    for text in ("1" * 200_000 + "!", "9" * 5000, 10**5000, "1e" + "9" * 5000):
-        with pytest.raises(UnitError) as caught:
-            parse_tokens(text)
-        assert len(str(caught.value)) < 300
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 2**40))
 def test_tokens_survive_formatting_and_parsing(tokens: int) -> None:
     assert parse_tokens(format_tokens(tokens).replace(",", "")) == tokens
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(1, 2**50))
-def test_bytes_survive_to_three_digits(count: int) -> None:
-    back = parse_bytes(format_bytes(count).replace(",", ""))
-    assert abs(back - count) <= 0.006 * count
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.floats(1e-9, 119))
-def test_seconds_survive_to_three_digits(seconds: float) -> None:
-    text = format_seconds(seconds).replace(",", "").replace("µs", "us")
-    number, unit = text.split()
-    back = float(number) * 1e-9 if unit == "ns" else parse_seconds(text)
-    assert abs(back - seconds) <= 0.006 * seconds
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (80_000, "78.1 KiB"),
-        (7.9 * 2**30, "7.9 GiB"),
-        (2**40, "1 TiB"),
-        (-5 * 2**20, "-5 MiB"),
-    ],
-)
-def test_formatting_of_bytes(count: float, text: str) -> None:
-    assert format_bytes(count) == text
 
 
 @pytest.mark.parametrize(
@@ -155,7 +109,3 @@ def test_a_share_is_never_rounded_to_0_or_100_percent(share: float) -> None:
     text = format_share(share)
     assert text.endswith(" %")
     assert 0 < float(text.removesuffix(" %")) < 100
-
-
-def test_a_share_just_below_1_is_not_rounded() -> None:
-    assert format_share(1 - 1e-12) not in {"0 %", "100 %", "0", "1", "0.0 %", "100.0 %"}

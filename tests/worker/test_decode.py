@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from longseq_bench.analysis.sweeps import sweep_rows
+from longseq_bench.attention.own_source import find_file
 from longseq_bench.core.model import Workload
-from longseq_bench.core.own_functions import source_of
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
 from longseq_bench.launchers.local import LocalLauncher
@@ -71,7 +71,7 @@ def test_a_wrong_mask_of_the_new_tokens_is_seen(launcher: LocalLauncher, tmp_pat
     path = tmp_path / "own.py"
     path.write_text(ALIGNED_WITH_THE_FIRST_KEY)
     name = f"{path}:f"
-    shape = {"mode": "decode", "new_tokens": 3, "source": source_of(name)}
+    shape = {"mode": "decode", "new_tokens": 3, "source": find_file(name).source}
     assert run_trial(launcher, complete(launcher, name, 600, **shape)).status == "ok"
     causal = run_trial(launcher, complete(launcher, name, 600, causal=True, **shape))
     assert causal.status == "wrong"

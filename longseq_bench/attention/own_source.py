@@ -1,0 +1,258 @@
+"""Functions of the user, in a child: found, imported, and read by `inspect.signature`.
+
+`path/to/file.py:function` and `package.module:function` name one, and so does a pickle that
+api/functions.py wrote. The first three positional parameters take q, k and v. Later parameters are
+passed by keyword: those of own_arguments.py by longseq, the others are options. The parent imports
+nothing of a user: it asks a child for this description (`catalogue` in worker/main.py).
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+
+from longseq_bench.attention.own_arguments import NAMES
+from longseq_bench.core.errors import UserError, nearest
+from longseq_bench.core.options import OptionSpec, spec_of
+from longseq_bench.core.own_functions import FORM, PICKLE, is_path
+
+TENSORS = 3
+"""Positional parameters: q, k and v."""
+
+files: dict[str, str] = {}
+"""Files of own functions that were imported here, or failed to be, as the user names them."""
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """The file of an own function.
+
+    name: as in a trial.  function: its own name.  module: dotted name, or None if the user named a
+    file.  source: 16 hex digits, the hash of the file's bytes; of a pickle that of the source.
+    """
+
+    name: str
+    function: str
+    file: Path
+    module: str | None
+    source: str
+
+
+@dataclass(frozen=True)
+class OwnFunction:
+    """A function of the user.
+
+    place: file and line of its definition: "my_attention.py:12".  pattern: see own_function.py.
+    takes: the parameters that longseq passes.  options: those that the user sets.
+    summary: first line of the docstring, or the name.
+    """
+
+    call: Callable[..., Any]
+    place: str
+    pattern: Callable[..., Any] | None
+    takes: frozenset[str]
+    options: tuple[OptionSpec, ...]
+    summary: str
+
+
+def find_file(name: str) -> OwnFile:
+    """Return the file of an own function. Raises UserError if there is none."""
+    place, _, function = name.rpartition(":")
+    if not place or not function.strip().isidentifier():
+        written = name if name.endswith(".py") else (place or "path/to/file.py")
+        raise UserError(
+            f"implementation {name!r} names no function; write {written.strip(':')}:FUNCTION"
+        )
+    module = None if is_path(place) else place
+    file = _find_module(module, name) if module else Path(place)
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"there is no file {file} (implementation {name}); {_hint(file)}") from None
+    except IsADirectoryError:
+        raise UserError(f"{file} is a folder (implementation {name}); {FORM}") from None
+    except OSError as error:
+        raise UserError(f"{file} can't be read: {error.strerror}") from None
+    if file.suffix == PICKLE:
+        source = file.stem.rpartition("-")[2]
+    else:
+        source = hashlib.sha256(content).hexdigest()[:16]
+    return OwnFile(name, function.strip(), file, module, source)
+
+
+def _hint(file: Path) -> str:
+    folder = file.parent
+    if not folder.is_dir():
+        return f"there is no folder {folder} in {os.getcwd()} either"
+    names = sorted(path.name for path in folder.glob("*.py"))
+    if close := nearest(file.name, names):
+        return f"did you mean {folder / close}?"
+    where = os.getcwd() if folder == Path() else folder
+    return f"{where} has {', '.join(names[:8])}" if names else f"{where} has no .py file"
+
+
+def _find_module(module: str, name: str) -> Path:
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ModuleNotFoundError, ValueError):  # of a package around it, or of two dots in a row
+        spec = None
+    if spec is None:
+        raise UserError(
+            f"there is no module {module} (implementation {name}) on Python's path or in "
+            f"{os.getcwd()}; install it, or {FORM.removesuffix(' or module:function')}"
+        )
+    if not (spec.origin or "").endswith(".py"):
+        raise UserError(f"module {module} (implementation {name}) has no Python source; {FORM}")
+    return Path(str(spec.origin))
+
+
+def import_function(own: OwnFile) -> OwnFunction:
+    """Import an own function and read its signature.
+
+    Raises UserError for a function that is not there or that can't be called with q, k and v, and
+    whatever the file raises when it is imported.
+    """
+    files[os.path.realpath(own.file)] = str(own.file)
+    if own.file.suffix == PICKLE:
+        module = None
+        function, file = pickle.loads(own.file.read_bytes())
+        files[os.path.realpath(inspect.unwrap(function).__code__.co_filename)] = file
+    else:
+        module = _import(own)
+        function = getattr(module, own.function, None)
+        if function is None:
+            raise UserError(f"{own.file} has no function {own.function!r}; {_others(module, own)}")
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    file, line = (code.co_filename, code.co_firstlineno) if code else (str(own.file), 1)
+    place = f"{files.setdefault(os.path.realpath(file), file)}:{line}"
+    return _describe(own.function, function, _find_pattern(module, function), place)
+
+
+def _import(own: OwnFile) -> ModuleType:
+    """Import a file; its folder is on Python's path, after all others."""
+    if own.module:
+        return importlib.import_module(own.module)
+    folder = str(own.file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    name = f"longseq_own_{own.source}"
+    spec = importlib.util.spec_from_file_location(name, own.file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{own.file} is no Python file; {FORM}")
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses, pickle and torch.compile look a module up by its name
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _others(module: ModuleType, own: OwnFile) -> str:
+    """Return which function of the module may be meant."""
+    functions = [
+        name for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]  # fmt: skip
+    if close := nearest(own.function, functions):
+        return f"did you mean {close!r}?"
+    return f"it has {', '.join(functions)}" if functions else "it defines no function"
+
+
+def _find_pattern(module: ModuleType | None, function: Any) -> Any:
+    """Return the pattern of a function: its own, which may be None, else that of its module."""
+    if hasattr(function, "pattern"):
+        return function.pattern
+    pattern = getattr(module, "pattern", None)
+    return pattern if callable(pattern) and pattern is not function else None
+
+
+# ---- the signature -----------------------------------------------------------------------------
+
+
+def _describe(name: str, function: Any, pattern: Any, place: str) -> OwnFunction:
+    if inspect.isclass(function):
+        raise UserError(
+            f"{place}: {name} is a class; name a function, or make a plug-in (docs/extending.md)"
+        )
+    if inspect.iscoroutinefunction(function):
+        raise UserError(f"{place}: {name} is async; define it with def")
+    try:
+        parameters = [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{place}: the arguments of {name} can't be read; define it with def"
+        ) from None
+    by_keyword = [*_after_tensors(parameters, f"{place}: {name}")]
+    hints = _type_hints(function)
+    options = (_option(p, hints.get(p.name)) for p in by_keyword if p.name not in NAMES)
+    return OwnFunction(
+        function,
+        place,
+        pattern,
+        takes=frozenset(p.name for p in by_keyword) & frozenset(NAMES),
+        options=tuple(option for option in options if option),
+        summary=(inspect.getdoc(function) or name).partition("\n")[0].rstrip("."),
+    )
+
+
+def _after_tensors(parameters: list[inspect.Parameter], where: str) -> Iterator[inspect.Parameter]:
+    """Yield the parameters that can be passed by keyword, without q, k and v.
+
+    Raises UserError if q, k and v can't be passed by position, or something else must be passed.
+    """
+    by_position = [p for p in parameters if p.kind < inspect.Parameter.VAR_POSITIONAL]
+    if len(by_position) < TENSORS:
+        names = ", ".join(p.name for p in by_position) or "none"
+        raise UserError(
+            f"{where} has {len(by_position)} positional parameters ({names}); the first three must "
+            "take q, k and v"
+        )
+    for parameter in parameters:
+        is_needed = parameter.default is inspect.Parameter.empty
+        if parameter in by_position[:TENSORS]:
+            continue
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            if is_needed and parameter.name not in NAMES:
+                raise UserError(
+                    f"{where} needs an argument `{parameter.name}`, which longseq does not pass; "
+                    f"give it a default (it passes {', '.join(NAMES)})"
+                )
+            yield parameter
+        elif is_needed and parameter.kind is parameter.POSITIONAL_ONLY:
+            raise UserError(
+                f"{where} needs the positional argument `{parameter.name}`; longseq passes only q, "
+                "k and v by position, so give it a default"
+            )
+
+
+def _type_hints(function: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except Exception:  # a name in an annotation that is not defined, for example
+        return {}
+
+
+def _option(parameter: inspect.Parameter, hint: Any) -> OptionSpec | None:
+    """Return the option that a parameter is; None if no option can have its type.
+
+    Such a parameter keeps its default.
+    """
+    default = parameter.default
+    of_default = tuple[int, ...] if isinstance(default, tuple) else type(default)
+    for kind in (hint, of_default):
+        try:
+            spec = spec_of(parameter.name, kind | None if default is None else kind, default)
+        except (KeyError, TypeError, ValueError):
+            continue
+        is_small = type(default) is int and default <= 0
+        return spec.model_copy(update={"least": 0}) if spec.kind == "int" and is_small else spec
+    return None

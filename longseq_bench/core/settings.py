@@ -1,0 +1,181 @@
+"""Every setting of a workload and of a trial, declared once: type, bounds, default and help.
+
+The keys of a sweep file (config/schema.py), options of the command line (cli/options.py) and
+keywords of the Python API (api/workloads.py) are made from these tables. The models of
+core/model.py take bounds and defaults from them. Nothing here imports pydantic: `--help` is quick.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from longseq_bench.core import bounds
+
+Device = Literal["cpu", "cuda"]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+DType = Literal["float32", "bfloat16", "float16"]
+DTypeName = Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"]
+Mode = Literal["forward", "train", "decode"]
+Keep = Literal["all", "inputs", "nothing"]
+Allocator = Literal["default", "expandable", "fresh"]
+
+SAME_KERNEL = "same"
+"""Dense kernel: that of the sparse attention, if it computes exact attention too."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting.
+
+    type: int, float, bool, str or a Literal of words.  low, high: bounds of a number.
+    unit: "tokens", "bytes" or "s", in which a text may give the number: 4k, 512MiB, 2min.
+    """
+
+    type: Any
+    help: str
+    default: Any = None
+    low: int = 0
+    high: int = 0
+    unit: str = ""
+    is_required: bool = False
+
+    @property
+    def text(self) -> str:
+        """The help with the default at its end."""
+        if self.is_required:
+            return f"{self.help} Required."
+        default = "none" if self.default is None else str(self.default).lower()
+        unit = f" {self.unit}" if self.unit and isinstance(self.default, float) else ""
+        return f"{self.help} Default: {default}{unit}."
+
+
+TOKENS = Setting(
+    int,
+    "Sequence lengths in tokens over all ranks; k is 1024, M is 1024 k.",
+    unit="tokens",
+    is_required=True,
+)
+
+WORKLOAD = {
+    "model": Setting(
+        str,
+        "Model whose attention sets heads, kv_heads, head_dim, v_head_dim and dtype where they are "
+        "not given: a name of `longseq models`, or the path of a Hugging Face config.json (in a "
+        "sweep file from the folder of the file).",
+    ),
+    "batch": Setting(int, "Sequences per batch.", 1, 1, bounds.MAX_BATCH),
+    "heads": Setting(int, "Query heads.", 8, 1, bounds.MAX_HEADS),
+    "kv_heads": Setting(
+        int,
+        "Key and value heads, a divisor of heads; 0: as many as heads.",
+        0,
+        0,
+        bounds.MAX_HEADS,
+    ),
+    "head_dim": Setting(int, "Elements per head.", 64, 1, bounds.MAX_HEAD_DIM),
+    "v_head_dim": Setting(
+        int,
+        "Elements per head of v and the output; 0: as many as head_dim.",
+        0,
+        0,
+        bounds.MAX_HEAD_DIM,
+    ),
+    "dtype": Setting(
+        DTypeName,
+        "Element type of q, k, v and the output; fp32, bf16 and fp16 are short names. On cuda the "
+        "default is bfloat16.",
+        "float32",
+    ),
+    "causal": Setting(bool, "Mask keys after the query's position, as mask causal does.", False),
+    "mask": Setting(
+        str,
+        "Keys that a query sees: full, causal, sliding-window:4k, prefix:8k, documents:4k (packed, "
+        "causal; or lengths with commas, or chatqa2), full-documents:4k; without one, causal "
+        "decides.",
+    ),
+    "mode": Setting(
+        Mode,
+        "Kind of pass. forward: one forward pass; train: forward and backward; decode: new tokens "
+        "against a KV cache.",
+        "forward",
+    ),
+    "new_tokens": Setting(
+        int,
+        "Tokens that a step of mode decode adds, the last ones of the cache; a few for speculative "
+        "decoding. 0: 1 in decode, none in other modes.",
+        0,
+        0,
+        bounds.MAX_NEW_TOKENS,
+    ),
+}
+"""Shape of q, k, v and the kind of pass."""
+
+TRIAL = {
+    "device": Setting(
+        DeviceChoice,
+        "Kind of device; auto: cuda where it works with a device per rank, else cpu.",
+        "auto",
+    ),
+    "world_size": Setting(
+        int,
+        "Ranks, one process each. `longseq launch` sets another default.",
+        1,
+        1,
+        bounds.MAX_RANKS,
+    ),
+    "memory_budget": Setting(
+        int,
+        "Memory that each rank may allocate beyond the idle process with torch loaded, in bytes, "
+        "KiB, MiB, GiB, kB, MB or GB; on cuda the context and NCCL count, too; none: 80 % of what "
+        "is free, on cpu divided by the ranks of a host.",
+        unit="bytes",
+    ),
+    "time_budget": Setting(
+        float, "Time that one pass may take, in s, ms, us, min or h; none: no limit.", unit="s"
+    ),
+    "repeats": Setting(
+        int, "Timed passes at most; 0: only find out if one pass fits.", 30, 0, bounds.MAX_REPEATS
+    ),
+    "time_cap": Setting(
+        float,
+        "Time after which no further timed pass starts, in s, ms, us, min or h.",
+        2.0,
+        unit="s",
+    ),
+    "threads": Setting(
+        int,
+        "CPU threads of each rank; none: the ranks share the cores.",
+        None,
+        1,
+        bounds.MAX_THREADS,
+    ),
+    "seed": Setting(int, "Seed of the random inputs.", 0, 0, bounds.MAX_SEED),
+    "keep": Setting(
+        Keep,
+        "Tensors kept by a pass. all: what autograd keeps; inputs: only q, k, v, the rest is "
+        "recomputed in backward; nothing: outputs overwrite inputs (in place).",
+        "all",
+    ),
+    "allocator": Setting(
+        Allocator,
+        "expandable: segments that grow (CUDA); fresh: timed passes write to memory that the "
+        "process has not used yet (CPU), by default to warm memory.",
+        "default",
+    ),
+    "dense_kernel": Setting(
+        str,
+        "Kernel of the dense attention with which a sparse one is compared. same: that of the "
+        "sparse one; auto: the fastest; sdpa: torch's choice; or a kernel of `longseq list`.",
+        SAME_KERNEL,
+    ),
+}
+"""How a workload is run: device, ranks, limits."""
+
+SHAPE = WORKLOAD | {"keep": TRIAL["keep"]}
+"""Settings of `maxlen`, `plan` and `scaling` for the workload."""
+
+SEARCH = {
+    "memory_budget": TRIAL["memory_budget"],
+    "time_budget": replace(TRIAL["time_budget"], default="10s"),
+    **{name: TRIAL[name] for name in ("device", "allocator", "threads", "seed")},
+}
+"""Settings of commands that search for lengths."""
