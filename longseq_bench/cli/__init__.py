@@ -20,6 +20,7 @@ import typer
 from longseq_bench import __version__
 from longseq_bench.cli.compare import compare
 from longseq_bench.cli.doctor import doctor
+from longseq_bench.cli.gone import check_gone
 from longseq_bench.cli.launch import launch
 from longseq_bench.cli.listing import listing
 from longseq_bench.cli.maxlen import maxlen
@@ -146,6 +147,7 @@ def _run_command(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     try:
         with watch_stdout():
+            check_gone(arguments)
             _check_no_empty(arguments)
             code = _run_command(arguments)
             with keep_exit_code(code):

@@ -1,0 +1,25 @@
+"""Commands and options that are gone, and what to use instead."""
+
+from collections.abc import Sequence
+
+from longseq_bench.core.errors import UserError
+
+GONE: dict[str, str] = {}
+"""A command, or a command and its option, and the sentence that answers it."""
+
+
+def check_gone(arguments: Sequence[str]) -> None:
+    """Raise UserError for a command or an option that is gone.
+
+    What follows `--`, as in `longseq launch -- sweep FILE`, is a command of its own.
+    """
+    command = ""
+    for word in arguments:
+        if word == "--":
+            command = ""
+            continue
+        if not command and not word.startswith("-"):
+            command = word
+        key = word if word == command else f"{command} {word.partition('=')[0]}"
+        if key in GONE:
+            raise UserError(GONE[key])
