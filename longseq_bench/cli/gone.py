@@ -4,7 +4,11 @@ from collections.abc import Sequence
 
 from longseq_bench.core.errors import UserError
 
-GONE: dict[str, str] = {}
+_LIVE = (
+    "--live is gone; while the sweep runs, `longseq report FOLDER --format html` makes a page of "
+    "the records so far"
+)
+GONE: dict[str, str] = {"sweep --live": _LIVE, "sweep --port": _LIVE}
 """A command, or a command and its option, and the sentence that answers it."""
 
 

@@ -37,16 +37,6 @@ def sweep(
         ),
     ] = False,
     as_json: options.AsJson = False,
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live",
-            help="Serve the report as a page on 127.0.0.1 while the sweep runs. Default: no page.",
-        ),
-    ] = False,
-    port: Annotated[
-        int | None, typer.Option(help="TCP port of --live, 1 to 65535. Default: any free port.")
-    ] = None,
 ) -> int:
     """Run every combination of a config, interleaved, and report.
 
@@ -58,18 +48,12 @@ def sweep(
     from longseq_bench.analysis.frames import sweep_json
     from longseq_bench.api import grid
     from longseq_bench.cli import session
-    from longseq_bench.cli.live_reporter import LiveReporter
     from longseq_bench.reports.brief import sweep_brief
 
-    if port is not None and not live:
-        raise UserError("--port needs --live; add --live")
-    if dry_run and live:
-        raise UserError("--live can't be combined with --dry-run, which runs nothing; remove one")
     if dry_run:
         return _list_trials(config, rounds, out, as_json)
-    reporter = LiveReporter(port or 0) if live else session.ConsoleReporter()
     folder = out or session.default_out()
-    results = grid.sweep(config, rounds=rounds, out=folder, progress=reporter)
+    results = grid.sweep(config, rounds=rounds, out=folder, progress=session.ConsoleReporter())
     records, baseline = results.records, results.baseline
     code = session.print_records(
         records, as_json, sweep_json, lambda found: sweep_brief(found, baseline)

@@ -10,7 +10,6 @@ from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.api.progress import PlainReporter, Reporter
 from longseq_bench.api.trial_text import Labels, describe_failure
-from longseq_bench.cli.live_reporter import LiveReporter
 from longseq_bench.cli.progress import SearchProgress, SweepProgress
 from longseq_bench.cli.session import ConsoleReporter
 from longseq_bench.core.model import Phase, Status
@@ -87,7 +86,7 @@ def test_a_sweep_shows_finished_trials_and_remaining_time() -> None:
     assert watcher.summary.endswith(" to go")
 
 
-@pytest.mark.parametrize("reporter", [ConsoleReporter(), LiveReporter(0), PlainReporter()])
+@pytest.mark.parametrize("reporter", [ConsoleReporter(), PlainReporter()])
 def test_records_that_do_not_count_are_named_on_stderr(reporter: Reporter, capfd: Capture) -> None:
     with reporter.watch_sweep([make.trial()], 1, "device: cpu", None) as watcher:
         watcher.skips_records("12 records of n1\x1b[2J do not count here: another environment")

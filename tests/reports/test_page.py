@@ -8,13 +8,11 @@ import json
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +157,8 @@ class Parts(HTMLParser):
         return {name: values for name, *values in parts}
 
 
-@pytest.mark.parametrize("live", [False, True])
-def test_the_policy_allows_only_scripts_with_the_listed_hashes(live: bool) -> None:
-    text = page(small(), live)
+def test_the_policy_allows_only_scripts_with_the_listed_hashes() -> None:
+    text = page(small())
     parts = Parts(text)
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     assert len(scripts) == 2
@@ -169,7 +166,7 @@ def test_the_policy_allows_only_scripts_with_the_listed_hashes(live: bool) -> No
     policy = parts.policy()
     assert policy["script-src"] == [f"'sha256-{one}'" for one in hashes]
     assert policy["default-src"] == ["'none'"]
-    assert policy["connect-src"] == ["'self'" if live else "'none'"]
+    assert policy["connect-src"] == ["'none'"]
 
 
 def test_data_can_not_end_its_element() -> None:
@@ -788,71 +785,3 @@ def test_hostile_names_are_shown_and_never_run(reader: Reader) -> None:
     reader.until(lambda: reader.marks() == 1, "one line")
     assert reader.js("window.ran") is None
     assert reader.errors() == []
-
-
-# ---- a served page -------------------------------------------------------------------------------
-
-
-class Served:
-    """A server whose page and state a test sets."""
-
-    def __init__(self, document: Document) -> None:
-        served = self
-        self.state: dict[str, Any] = {"version": 1, "running": True, "said": "2 of 3 runs"}
-        self.text = page(document, live=True, running="Starting.")
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                is_state = self.path.endswith("/state")
-                body = (json.dumps(served.state) if is_state else served.text).encode()
-                self.send_response(200)
-                kind = "application/json" if is_state else "text/html; charset=utf-8"
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-
-    def replace(self, document: Document) -> None:
-        self.text = page(document, live=True)
-        self.state = {**self.state, "version": self.state["version"] + 1}
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-
-STATE = "document.querySelector('.state').textContent"
-
-
-def test_a_served_page_updates_and_keeps_the_settings_of_its_reader(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(html_format, "POLL_MS", 50)
-    served = Served(small())
-    try:
-        reader.driver.get(f"http://127.0.0.1:{served.server.server_port}/")
-        reader.wait_for(f"{STATE} === '2 of 3 runs'")
-        reader.unfold().drawn()
-        reader.click(".legend .pick", 1)
-        reader.type("hilbert")
-        reader.click("th button", 2)
-        before = small()
-        grown = Table("By time", COLUMNS, (*ROWS, ("hilbert 64", "ok", 0.01)))
-        lengths = Section("Lengths", ["Words."], [], [grown], [], list(before.sections[1].charts))
-        served.replace(Document("summary", "Grown", [], [before.sections[0], lengths]))
-        reader.wait_for("document.title === 'Grown'")
-        assert reader.opened() == ["summary", "lengths"]
-        assert reader.column() == ["hilbert 16", "hilbert 64", "hilbert 4"]
-        assert reader.count() == "3 of 7 rows"
-        assert reader.js("document.querySelectorAll('.legend .pick')[1].ariaPressed") == "false"
-        assert reader.marks() == 2
-        assert reader.errors() == []
-    finally:
-        served.close()
-    reader.wait_for(f"{STATE}.startsWith('The server does not answer')")

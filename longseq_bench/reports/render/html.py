@@ -64,7 +64,6 @@ LONG = 30
 """Length of a text (letters) above which its column is wider, to avoid one word per line."""
 
 STATUSES = frozenset(get_args(Status))
-POLL_MS = 2000
 
 Shown = dict[str, Any]
 """Values for the template by name."""
@@ -78,26 +77,18 @@ def render(document: Document) -> Files:
     return {f"{document.stem}.html": page(document)}
 
 
-def page(document: Document, live: bool = False, running: str = "") -> str:
-    """Return the whole page.
-
-    live: the page is served, and requests `state` at its own address for {"version", "running",
-    "said"}. If the version changes, it loads the new page and keeps the reader's settings.
-    running: the first status of a live page.
-    """
+def page(document: Document) -> str:
+    """Return the whole page."""
     from markupsafe import Markup
 
-    has_charts = live or any(section.charts for section in document.sections)
+    has_charts = any(section.charts for section in document.sections)
     in_order = sorted(document.sections, key=lambda section: section.technical)
     scripts = [_asset("page.js"), *([vega_script()] if has_charts else [])]
     text = _template().render(
         document=document,
         entries=_navigation(list(_sections(in_order))),
         labels=_labels(document),
-        live=live,
-        running=running,
-        poll=POLL_MS,
-        policy=_policy(scripts, live),
+        policy=_policy(scripts),
         style=Markup(_asset("page.css")),
         scripts=[Markup(script) for script in scripts],
         missing=MISSING,
@@ -155,14 +146,13 @@ def _without_control(value: Any) -> Any:
     return keep_lines(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
-def _policy(scripts: Sequence[str], live: bool) -> str:
-    """Return the page's content security policy: its own scripts, charts, and its server."""
+def _policy(scripts: Sequence[str]) -> str:
+    """Return the page's content security policy: its own scripts and charts, no network."""
     digests = (b64encode(sha256(script.encode()).digest()).decode() for script in scripts)
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
-    server = "'self'" if live else "'none'"
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
-        f"connect-src {server}; base-uri 'none'; form-action 'none'"
+        f"connect-src 'none'; base-uri 'none'; form-action 'none'"
     )
 
 

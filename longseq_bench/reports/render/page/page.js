@@ -1,5 +1,5 @@
-// Interaction with a report: open sections, sort, filter and copy tables, hide series, change axes;
-// a served page also updates itself. It fetches nothing but its own new versions.
+// Interaction with a report: open sections, sort, filter and copy tables, hide series, change axes.
+// It fetches nothing.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -75,12 +75,6 @@
       const n = this.picks.length;
       const shown = this.picks.filter((pick) => !this.hidden.has(pick.value)).length;
       write(this.node.querySelector(".count"), shown === n ? `all ${n} shown` : `${shown} of ${n} shown`);
-    }
-
-    restore({ hidden, node }) {
-      this.hidden = hidden;
-      this.node.open = node.open;
-      this.updateCount();
     }
   }
 
@@ -180,14 +174,6 @@
         this.view = embedded.view;
       } catch (error) {
         this.place.textContent = `This chart can't be drawn here: ${error.message}`;
-      }
-    }
-
-    restore({ hidden, logs }) {
-      this.hidden = hidden;
-      this.press();
-      for (const { name, checked } of logs) {
-        for (const box of this.logs) if (box.name === name) box.checked = checked;
       }
     }
   }
@@ -340,44 +326,20 @@
       const names = this.heads.map((head) => head.textContent);
       return [names, ...cells].map((line) => `${line.map(quote).join(",")}\n`).join("");
     }
-
-    restore(old) {
-      this.hidden = old.hidden;
-      this.limit = old.limit;
-      this.field.value = old.field.value;
-      this.filter(this.field.value);
-      if (old.column < this.heads.length) this.order(old.column, old.direction);
-    }
   }
 
   // ---- the page ---------------------------------------------------------------------------------
 
-  let widgets = new Map(); // by data-key
+  const widgets = new Map(); // by data-key
 
   const kindOf = (node) => (node.matches("figure") ? Figure : node.matches("details") ? Chooser : Grid);
 
-  // Attach the behaviour to the page. before: the widgets of the page that this one replaces.
-  function start(before = new Map()) {
-    widgets = new Map();
-    const chosen = [...(before.get("implementations")?.hidden ?? [])];
+  // Attach the behaviour to the page.
+  function start() {
     for (const node of all(document, "[data-key]")) {
-      const key = node.dataset.key;
-      const old = before.get(key);
-      const source = root.dataset.live && node.outerHTML;
-      if (old && old.source === source) {
-        node.replaceWith(old.node);
-        widgets.set(key, old);
-        continue;
-      }
       const widget = new (kindOf(node))(node);
-      widget.source = source;
-      widgets.set(key, widget);
-      if (old instanceof widget.constructor) widget.restore(old);
-      else widget.choose?.(chosen, false);
-      old?.embedded?.finalize();
-    }
-    for (const widget of widgets.values()) {
-      if (widget instanceof Figure && !widget.turn) near.observe(widget.node);
+      widgets.set(node.dataset.key, widget);
+      if (widget instanceof Figure) near.observe(node);
     }
     follow();
   }
@@ -433,10 +395,8 @@
   }
 
   // Mark the current section in the table of contents.
-  let reading;
   function follow() {
-    reading?.disconnect();
-    reading = new IntersectionObserver(
+    const reading = new IntersectionObserver(
       (entries) => {
         for (const { target, isIntersecting } of entries) {
           if (!isIntersecting) continue;
@@ -450,74 +410,6 @@
       { rootMargin: "-15% 0px -80% 0px" },
     );
     for (const section of all(document, "section")) reading.observe(section);
-  }
-
-  // ---- a served page: poll for a new version ----------------------------------------------------
-
-  let version, ended, text;
-
-  async function poll() {
-    const showStatus = (words) => write(document.querySelector(".state"), words);
-    try {
-      const state = await (await request("state")).json();
-      if (state.version !== version) await refresh();
-      version = state.version;
-      ended = !state.running;
-      showStatus(state.said || (ended ? "The run has ended." : ""));
-    } catch {
-      showStatus("The server does not answer; this is the last known state.");
-    }
-    if (!ended) setTimeout(poll, Number(root.dataset.live));
-  }
-
-  async function request(address) {
-    const reply = await fetch(address, { cache: "no-store" });
-    if (!reply.ok) throw new Error(`${address}: ${reply.status}`);
-    return reply;
-  }
-
-  async function refresh() {
-    const next = await (await request(location.pathname + location.search)).text();
-    if (next === text) return;
-    text = next;
-    const fresh = new DOMParser().parseFromString(next, "text/html");
-    const [mark, focused] = [landmark(), focus()];
-    const open = new Map(folds().map((fold) => [fold.parentNode.id, fold.open]));
-    document.title = fresh.title;
-    for (const part of ["nav", "main"]) {
-      document.querySelector(part).replaceWith(document.adoptNode(fresh.querySelector(part)));
-    }
-    for (const fold of folds()) fold.open = open.get(fold.parentNode.id) ?? fold.open;
-    start(widgets);
-    refocus(focused);
-    const now = mark && parts().find((part) => nameOf(part) === mark.name);
-    if (now) scrollBy({ top: topOf(now) - mark.top, behavior: "instant" });
-  }
-
-  const parts = () => all(document, "main [data-key], main section");
-  const nameOf = (part) => part.dataset.key ?? part.id;
-  const topOf = (part) => part.getBoundingClientRect().top;
-
-  // The part that is being read, and its position on the screen, to restore it after an update.
-  function landmark() {
-    const part = parts().find((one) => {
-      const { top, bottom } = one.getBoundingClientRect();
-      const isRead = bottom > 0 && (top >= 0 || one.dataset.key) && !one.matches("details");
-      return isRead && one.checkVisibility();
-    });
-    return part && { name: nameOf(part), top: topOf(part) };
-  }
-
-  const REACHED = "button, input, summary, [tabindex]";
-
-  function focus() {
-    const node = document.activeElement?.closest("main [data-key]");
-    return node && { key: node.dataset.key, at: all(node, REACHED).indexOf(document.activeElement) };
-  }
-
-  function refocus(focused) {
-    const node = focused && widgets.get(focused.key)?.node;
-    if (node) all(node, REACHED)[focused.at]?.focus({ preventScroll: true });
   }
 
   // ---- start ------------------------------------------------------------------------------------
@@ -542,6 +434,5 @@
     applyTheme();
     start();
     reveal(location.hash);
-    if (root.dataset.live) poll();
   });
 })();
