@@ -61,10 +61,6 @@ class SearchRow(SearchResult):
         "Fits in memory", "tokens", "Longest length of the same search with --fit-only.",
         default=None,
     )  # fmt: skip
-    published_tokens: int | None = declare(
-        "Published max", "tokens", "Longest length in the published source.", json=NO_JSON,
-        in_frame=False, default=None,
-    )  # fmt: skip
 
     @property
     def tokens(self) -> int:

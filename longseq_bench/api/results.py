@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from longseq_bench.analysis.labels import Labels
     from longseq_bench.reports.document import Chart, Document
-    from longseq_bench.reports.published_results import PublishedResults
 
 TABLE_WIDTH = 100
 """Letters of a line of a table that `print` shows."""
@@ -89,15 +88,12 @@ class Results:
         return frame
 
     def documents(
-        self, kinds: Sequence[str] = ("summary",), baseline: str | None = None,
-        published: PublishedResults | None = None,
-    ) -> list[Document]:  # fmt: skip
+        self, kinds: Sequence[str] = ("summary",), baseline: str | None = None
+    ) -> list[Document]:
         """Return reports that are not yet in a format. Arguments as those of `report`."""
         from longseq_bench.reports import documents
 
-        return documents(
-            self.records, kinds, baseline or self.baseline, self.notes, published, self.configs
-        )
+        return documents(self.records, kinds, baseline or self.baseline, self.notes, self.configs)
 
     @overload
     def report(

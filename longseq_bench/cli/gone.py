@@ -8,7 +8,16 @@ _LIVE = (
     "--live is gone; while the sweep runs, `longseq report FOLDER --format html` makes a page of "
     "the records so far"
 )
-GONE: dict[str, str] = {"sweep --live": _LIVE, "sweep --port": _LIVE}
+_PUBLISHED = (
+    "{} is gone; write published lengths next to the table of `longseq report`, or make the table "
+    "from `longseq report RESULTS --json`"
+)
+GONE: dict[str, str] = {
+    "sweep --live": _LIVE,
+    "sweep --port": _LIVE,
+    "report --published": _PUBLISHED.format("--published"),
+    "report --beside": _PUBLISHED.format("--beside"),
+}
 """A command, or a command and its option, and the sentence that answers it."""
 
 

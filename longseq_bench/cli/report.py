@@ -43,14 +43,6 @@ def report(
             help="Implementation or label whose speed is 1. Default: the one in the config."
         ),
     ] = None,
-    published: Annotated[
-        Path | None,
-        typer.Option(
-            "--published",
-            "--beside",
-            help="YAML file with published maximum lengths, for an extra column. Default: none.",
-        ),
-    ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -65,7 +57,6 @@ def report(
     from longseq_bench.cli.session import console, print_json, print_lines, print_notes
     from longseq_bench.core.interning import gc_disabled
     from longseq_bench.reports import write_documents
-    from longseq_bench.reports.published_results import read
     from longseq_bench.reports.render import html, markdown
     from longseq_bench.reports.render.terminal import print_documents
 
@@ -75,7 +66,7 @@ def report(
     if "html" in format_names:
         html.prepare()
     with gc_disabled():
-        built = found.documents(kinds, baseline, read(published) if published else None)
+        built = found.documents(kinds, baseline)
         file_formats = [name for name in format_names if name != TERMINAL]
         paths = write_documents(built, out or found.folder or Path(), file_formats)
     if TERMINAL in format_names:

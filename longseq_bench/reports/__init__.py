@@ -17,7 +17,6 @@ from longseq_bench.core.user_files import write_text_file
 if TYPE_CHECKING:
     from longseq_bench.reports.base import Files
     from longseq_bench.reports.document import Document
-    from longseq_bench.reports.published_results import PublishedResults
 
 __all__ = ["documents", "write_documents"]
 
@@ -61,14 +60,12 @@ def documents(
     kinds: Sequence[str] = ("summary",),
     baseline: str | None = None,
     notes: Sequence[str] = (),
-    published: PublishedResults | None = None,
     configs: Mapping[str, str] | None = None,
 ) -> list[Document]:
     """Return reports as documents, not yet in a format. kinds: names of kinds, `all`, or `auto`.
 
     baseline: the label or implementation whose speed is 1.  notes: sentences for the top of each
-    report, such as those from reading the records.  published: maxima for an extra column.
-    configs: texts of configs by path.
+    report, such as those from reading the records.  configs: texts of configs by path.
     Raises UnknownNameError for an unknown kind or baseline, StoreError if there is no record.
     """
     from longseq_bench.reports.base import KINDS, Source
@@ -77,7 +74,7 @@ def documents(
         raise StoreError("there is no record to report on")
     names = [name for kind in kinds for name in (KINDS.names() if kind in (ALL, AUTO) else [kind])]
     builders = [KINDS.get(name) for name in dict.fromkeys(names)]
-    source = Source(records, baseline, tuple(notes), published, configs or {})
+    source = Source(records, baseline, tuple(notes), configs or {})
     with gc_disabled():
         reports = [build(source) for build in builders]
     return [r for r in reports if AUTO not in kinds or r.kind in kinds or r.has_rows]

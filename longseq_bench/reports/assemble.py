@@ -6,7 +6,7 @@ from dataclasses import replace
 from longseq_bench.reports.base import SECTIONS, Source
 from longseq_bench.reports.document import (
     MAX_ANSWER_ROWS,
-    MAX_ANSWER_WORDS,
+    MAX_FIGURES,
     Answer,
     Document,
     Section,
@@ -55,8 +55,9 @@ def build_document(
     notes = [f"Note: {note}" for note in source.notes]
     notes += [f"Note: section {name} is missing: {reason}" for name, reason in broken.items()]
     stated = context(source)
-    answer = replace(answer, findings=limit_findings(answer.findings))
-    answer = answer.limit_words(MAX_ANSWER_WORDS - len(f"{title} {stated}".split()))
+    answer = replace(
+        answer, figures=answer.figures[:MAX_FIGURES], findings=limit_findings(answer.findings)
+    )
     paragraphs = [stated, *filter(None, [" ".join(answer.context)]), *notes]
     own = [
         replace(

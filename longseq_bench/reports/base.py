@@ -40,7 +40,6 @@ from longseq_bench.reports.groups import (
     group_by_workload,
     in_brackets,
 )
-from longseq_bench.reports.published_results import PublishedResults
 
 Files = dict[str, str]
 """Text by file name, below the folder of the report; the main file first."""
@@ -52,14 +51,12 @@ class Source:
 
     baseline: label or implementation whose speed is 1, as in find_baseline_label; None for no
     comparison.
-    notes: sentences from reading the records.  published: maxima of another source.
-    configs: text of the sweeps' configs by path.
+    notes: sentences from reading the records.  configs: text of the sweeps' configs by path.
     """
 
     records: Sequence[Record]
     baseline: str | None = None
     notes: Sequence[str] = ()
-    published: PublishedResults | None = None
     configs: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -82,13 +79,10 @@ class Source:
             return None
         return find_baseline_label(rows, (row.label for row in rows), self.baseline)
 
-    @cached_property
+    @property
     def maxima(self) -> list[SearchRow]:
         """Rows of searches for the longest length, one row per search."""
-        rows = self._tables[1]
-        if self.published is None:
-            return rows
-        return [replace(row, published_tokens=self.published.tokens(row)) for row in rows]
+        return self._tables[1]
 
     @property
     def minima(self) -> list[DensityRow]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from longseq_bench.analysis.fields import Kind as Kind
 from longseq_bench.core.units import (
@@ -24,10 +24,8 @@ from longseq_bench.core.units import (
 MISSING = "—"
 MAX_FINDINGS, MAX_FINDING_WORDS = 5, 25
 """Limits of the findings of a section; alternative texts of charts have as many words."""
-MAX_FIGURES, MAX_ANSWER_ROWS, MAX_ANSWER_WORDS = 5, 8, 120
-"""Limits of the first screen: key figures, rows of its table, words outside its table."""
-_LEAST_FIRST = ("figures", 3), ("context", 0), ("findings", 0), ("figures", 0)
-"""Parts of a first screen with too many words that are left out first, and the number kept."""
+MAX_FIGURES, MAX_ANSWER_ROWS = 5, 8
+"""Limits of the first screen: key figures, rows of its table."""
 LOW_IS_GOOD: frozenset[Kind] = frozenset({"seconds", "bytes", "error"})
 """Kinds of values of which the lowest are the best; of others, the highest."""
 COMPUTED = "computed, not measured"
@@ -236,7 +234,7 @@ class KeyFigure:
 
 @dataclass(frozen=True)
 class Answer:
-    """The first screen of a report: with its context at most MAX_ANSWER_WORDS words.
+    """The first screen of a report.
 
     figures: at most MAX_FIGURES.  findings: at most MAX_FINDINGS.  table: at most MAX_ANSWER_ROWS
     rows, unless the kind of the report is a ranked table.  context: sentences on the workloads of
@@ -248,22 +246,6 @@ class Answer:
     chart: Chart | None = None
     table: Table | None = None
     context: Sequence[str] = ()
-
-    @property
-    def word_count(self) -> int:
-        """Number of words outside the table."""
-        texts = [f"{one.label} {one.value} {one.words}" for one in self.figures]
-        texts += [*self.context, *self.findings, self.chart.title if self.chart else ""]
-        return sum(len(text.split()) for text in texts)
-
-    def limit_words(self, words: int) -> Answer:
-        """Leave out the last words in the order of _LEAST_FIRST until the others fit."""
-        answer = self
-        for name, kept in _LEAST_FIRST:
-            while answer.word_count > words and len(some := getattr(answer, name)) > kept:
-                changed: dict[str, Any] = {name: some[:-1]}
-                answer = replace(answer, **changed)
-        return answer
 
     @property
     def section(self) -> Section:

@@ -46,7 +46,7 @@ def state(folder: Path) -> dict[str, bytes]:
     "line",
     [
         "sweep X", "models X", "list --impl X", "report X", "show X", "verify X", "compare X .",
-        "report . --published X", "report . --published=X", "report --X", "list --X=3", "doctor X",
+        "report --X", "list --X=3", "doctor X",
         "report . --kind X", "X",
     ],
 )  # fmt: skip

@@ -69,13 +69,3 @@ def test_fit_only_is_reported_next_to_complete_passes(capfd: Capture) -> None:
 def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, capfd: Capture) -> None:
     assert run(["maxlen", "--impl", "ring", "--memory-budget", "64MiB", *arguments]) == 2
     assert sentence in " ".join(capfd.readouterr().err.split())
-
-
-def test_published_figures_are_an_extra_column(capfd: Capture) -> None:
-    search(capfd)
-    Path("others.yaml").write_text(
-        "source: a report\nmaxima: [{implementation: ring, tokens: 100}]\n"
-    )
-    assert run(["report", "out", "--published", "others.yaml"]) == 0
-    assert "| Published max |" in Path("out/report.md").read_text()
-    assert run(["report", "out", "--published", "nowhere.yaml"]) == 2

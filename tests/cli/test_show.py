@@ -138,7 +138,7 @@ def test_opposite_operators_split_the_rows(field: str, value: str) -> None:
 
 def test_every_field_of_rows_and_maxima_can_be_shown() -> None:
     lists = {"options", "rank_times", "rank_peaks", "rank_bytes", "rank_formulas", "bytes_unlike",
-             "speed", "published_tokens"}  # fmt: skip
+             "speed"}  # fmt: skip
     assert set(FIELDS) == {*fields_of(SweepRow), *fields_of(SearchRow)} - lists
 
 

@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from longseq_bench.reports.document import Answer, KeyFigure, Spread
+from longseq_bench.reports.document import Spread
 from longseq_bench.reports.render._vega import PALE, colours
 from longseq_bench.reports.sections.at_a_glance import ALL
 from tests import make
@@ -158,12 +158,3 @@ def test_a_search_that_was_interrupted_does_not_read_as_a_finished_one() -> None
     assert [rows(one, "Longest lengths")[0]["Limited by"] for one in (bounded, open_end)] == [
         "memory", "unfinished",
     ]  # fmt: skip
-
-
-def test_words_that_do_not_fit_are_left_out_last_first() -> None:
-    figures = [KeyFigure(f"F{i}", "1", "a b c d e f g h") for i in range(5)]
-    answer = Answer(figures, [f"{i} " + "w " * 20 for i in range(5)])
-    short = answer.limit_words(120)
-    assert short.word_count <= 120
-    assert (len(short.figures), len(short.findings)) == (3, 4)
-    assert answer.limit_words(-1).word_count == 0

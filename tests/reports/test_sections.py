@@ -1,13 +1,10 @@
 """Sections: which exist, the source of their rows and sentences, and missing figures."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.model import Record
-from longseq_bench.reports.published_results import PublishedResults, read
 from tests import make
 from tests.reports.examples import BETA, BUDGET, failed, search, single, sparser
 from tests.reports.reading import build, rows, section, titles, words
@@ -384,70 +381,4 @@ def test_growth_with_length_is_drawn_for_the_rows_of_the_table() -> None:
     assert set(section(document, "Answer").charts[0].series) == set(shown)
 
 
-# ---- published figures, baselines ----------------------------------------------------------------
-
-
-def test_published_figures_have_a_column_with_their_source() -> None:
-    published = PublishedResults.model_validate({
-        "source": "a report of 2025",
-        "maxima": [{"implementation": "ring", "tokens": 2000, "dtype": "bfloat16"},
-                   {"implementation": "ring", "tokens": 4000, "options": {"chunk": 64}}],
-    })  # fmt: skip
-    records = search("ring", 8000, options={"chunk": 64})
-    records += search("ring", 9000, options={"chunk": 32})
-    document = build(records, published=published)
-    shown = rows(document, "Longest lengths")
-    assert [(r["Published max"], r["Ratio to published"]) for r in shown] == [
-        (4000, 2.0),
-        (None, None),
-    ]
-    assert "a report of 2025" in words(document)
-
-
-def test_the_file_of_published_figures_is_read() -> None:
-    known = read(Path(__file__).parents[2] / "results" / "figures-2025.yaml")
-    assert {one.implementation: one.tokens for one in known.maxima} == {
-        "ring": 40960, "block-sparse": 483328, "hilbert": 204800,
-    }  # fmt: skip
-
-
-def test_published_figures_have_units_and_typed_options(tmp_path: Path) -> None:
-    path = tmp_path / "figures.yaml"
-    path.write_text(
-        "source: x\nmaxima: [{implementation: ring, tokens: 4k, dtype: bf16, memory_budget: 64MiB,"
-        " options: {causal_skip: true, sparsity: 0.5, chunk: 64, kernel: dense, top: none}}]\n"
-    )
-    (figure,) = read(path).maxima
-    assert (figure.tokens, figure.dtype, figure.memory_budget) == (4096, "bfloat16", 64 << 20)
-    assert figure.options == {
-        "causal_skip": True, "sparsity": 0.5, "chunk": 64, "kernel": "dense", "top": None,
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("source: x\n", "maxima"),
-        ("source: x\nmaxima: [{implementation: ring}]\n", "maxima.0.tokens"),
-        *[(f"source: x\nmaxima: [{{implementation: ring, tokens: {bad}}}]\n", "maxima.0.tokens")
-          for bad in ("true", "-5", "0", ".nan", ".inf", "[4096]", str(2**41), "many")],
-        *[(f"source: x\nmaxima: [{{implementation: ring, tokens: 1, {name}: {bad}}}]\n", name)
-          for name in ("heads", "head_dim", "world_size", "memory_budget")
-          for bad in ("true", "-1", "'8 x'", ".nan")],
-        ("source: x\nmaxima: [{implementation: true, tokens: !!python/name:os.getcwd 1}]", "tag"),
-        ("source: x\nsource: y\n", "twice"),
-        ("source: 5\nmaxima: [{implementation: ring, tokens: 1}]\n", "source"),
-        ("source: [\n", "YAML"),
-        ("just words\n", "the file"),
-    ],
-)  # fmt: skip
-def test_an_invalid_file_of_published_figures_is_one_sentence(
-    tmp_path: Path, text: str, said: str
-) -> None:
-    path = tmp_path / "beside.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError) as error:
-        read(path)
-    assert said in str(error.value)
-    assert str(path) in str(error.value)
-    assert "\n" not in str(error.value)
+# ---- baselines -----------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from longseq_bench.analysis.row import require
 from longseq_bench.reports import rank_charts
-from longseq_bench.reports.answers.word_limit import first_that_fits
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import (
     MAX_ANSWER_ROWS,
@@ -35,12 +34,7 @@ def answer(source: Source, matrix: Matrix) -> Answer:
     table = matrix.table(modes.LEGEND, MAX_ANSWER_ROWS)
     shown = [cell.split(" ")[-1] for row in table.rows for cell in map(str, row[1:])]
     footnotes = [_footnote(letter, matrix) for letter in matrix.reasons if letter in shown]
-    chart = _chart(source)
-    numbers = range(min(len(footnotes), MAX_FINDINGS), -1, -1)
-    findings = (footnotes[:n] for n in numbers)
-    return first_that_fits(
-        source, TITLE, (Answer(figures, some, chart, table) for some in findings)
-    )
+    return Answer(figures, footnotes[:MAX_FINDINGS], _chart(source), table)
 
 
 def _footnote(letter: str, matrix: Matrix) -> Finding:

@@ -8,7 +8,6 @@ from longseq_bench.analysis.scaling import HIGH_EFFICIENCY
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
 from longseq_bench.reports import rank_charts
-from longseq_bench.reports.answers.word_limit import first_that_fits
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import build_table
 from longseq_bench.reports.document import (
@@ -42,10 +41,7 @@ def answer(source: Source) -> Answer:
         return _of_maxima(source) or _of_ranks(source)
     figures = [*_fastest(rows), *_memory(source, rows), *_exposed(rows)]
     chart, table = rank_charts.speedups(rows, source.workload(rows[0])), table_of(source, rows)
-    lists = (list(_lists(rows, max_names)) for max_names in (2, 1, 0))
-    return first_that_fits(
-        source, TITLE, (Answer(figures, findings, chart, table) for findings in lists)
-    )
+    return Answer(figures, list(_lists(rows)), chart, table)
 
 
 def table_of(source: Source, rows: Sequence[SweepRow]) -> Table:
@@ -56,14 +52,12 @@ def table_of(source: Source, rows: Sequence[SweepRow]) -> Table:
     return build_table(source.title(rows[0], start=at) or at, columns, rows[:MAX_ANSWER_ROWS])
 
 
-def _lists(rows: Sequence[SweepRow], max_names: int) -> Iterator[Finding]:
+def _lists(rows: Sequence[SweepRow]) -> Iterator[Finding]:
     by_verdict = group_by(rows, lambda row: judge(speedup(row) or 0.0))
     for verdict, words in _VERDICTS.items():
         if some := by_verdict.get(verdict):
-            names = join_names((row.name for row in some), max_names=max_names)
-            ending = f": {names}." if max_names else "."
-            text = f"{words}, {len(some)} of {len(rows)}{ending}"
-            yield Finding(text, multi_rank.TITLE)
+            names = join_names((row.name for row in some), max_names=2)
+            yield Finding(f"{words}, {len(some)} of {len(rows)}: {names}.", multi_rank.TITLE)
 
 
 def _fastest(rows: Sequence[SweepRow]) -> Iterator[KeyFigure]:

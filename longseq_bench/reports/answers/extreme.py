@@ -6,7 +6,6 @@ from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import section_charts
-from longseq_bench.reports.answers.word_limit import first_that_fits
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import format_time
 from longseq_bench.reports.document import (
@@ -48,11 +47,7 @@ def answer(source: Source) -> Answer:
     findings = [*(_reach(source, ties) for ties in longest), *_fastest(source)]
     chart = next(_charts(source), None)
     known = [finding for finding in findings if finding]
-    table = use_cases.ranges(source)
-    numbers = range(len(known), -1, -1)
-    return first_that_fits(
-        source, TITLE, (Answer(figures, known[:n], chart, table) for n in numbers)
-    )
+    return Answer(figures, known, chart, use_cases.ranges(source))
 
 
 def _charts(source: Source) -> Iterator[Chart]:

@@ -12,7 +12,6 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share
 from longseq_bench.reports import rank_charts, section_charts
 from longseq_bench.reports.answers.devices import table_of
-from longseq_bench.reports.answers.word_limit import first_that_fits
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, build_table
 from longseq_bench.reports.document import (
@@ -45,14 +44,8 @@ def answer(source: Source) -> Answer:
         charts = list(_sweep_charts(source, group, fits))
         table = _table_of_sweeps(source, group, fits)
     where = _describe_difference(source, group[0], maxima[0]) if group and maxima else ""
-    exponent, findings = list(_exponent(fits, where)), list(_findings(scaled))
-    answers = (
-        Answer(
-            [*_growth(scaled), *one, *_limit(source, scaled)], some, next(iter(charts), None), table
-        )
-        for one, some in ((exponent, findings), (exponent, []), ([], findings), ([], []))
-    )
-    return first_that_fits(source, TITLE, answers)
+    figures = [*_growth(scaled), *_exponent(fits, where), *_limit(source, scaled)]
+    return Answer(figures, list(_findings(scaled)), next(iter(charts), None), table)
 
 
 def _describe_difference(source: Source, row: Row, shown: Row) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import MIN_PEAK, Columns, ValueColumn, optional
+from longseq_bench.reports.columns import MIN_PEAK, Columns, optional
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import has_several_ranks
 
@@ -50,21 +50,11 @@ def _explain(source: Source) -> Iterator[str]:
             "Offloaded: q, k, v and the output are in the host's memory, so the device's budget "
             "and the floor do not limit their length."
         )
-    if source.published and any(row.published_tokens is not None for row in rows):
-        yield f"Published max: {source.published.source}."
-
-
-def _over_published(row: SearchRow) -> float | None:
-    """Return the ratio to the published maximum, for full passes that preserve their inputs."""
-    if not row.published_tokens or not row.is_full_pass:
-        return None
-    return row.max_tokens / row.published_tokens
 
 
 _MAXIMA: Columns = (
     "label", "world_size", *optional(SearchRow, "density_achieved"), "max_tokens",
-    *optional(SearchRow, "fits_tokens", "published_tokens"),
-    ValueColumn("Ratio to published", "ratio", _over_published, optional=True), "tokens_per_rank",
+    *optional(SearchRow, "fits_tokens"), "tokens_per_rank",
     "first_failure", "limited_by", "failure_phase", "floor_tokens", "fraction_of_floor",
     "peak_bytes", MIN_PEAK, "imbalance", "bytes_per_token", "predicted_tokens", "runs",
     "confirmations",
