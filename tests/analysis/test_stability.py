@@ -105,7 +105,7 @@ def test_terminal_markdown_csv_and_page_name_reason_and_remedy() -> None:
     sentence = f"Unstable: sdpa at 4k tokens (load 9.0 on 2 cores); {REMEDY}."
     points = [point for section in brief.sections for point in section.points]
     assert [point for point in points if point.startswith(sentence)]
-    shown = show_document(select_rows(records, [], [], [], None))
+    shown = show_document(records, [], [], *select_rows(records, [], [], None))
     assert any(p.startswith(sentence) for section in shown.sections for p in section.points)
     (report,) = documents(records)
     warning = f"unstable: load 9.0 on 2 cores; {REMEDY}"

@@ -1,7 +1,5 @@
 """Every command: what it says, what it writes, and the JSON that programs rely on."""
 
-import errno
-import io
 import json
 import os
 import re
@@ -19,7 +17,6 @@ from typer.main import get_command
 from longseq_bench import __version__, environment
 from longseq_bench.analysis.searches import search_rows
 from longseq_bench.cli import app, run
-from longseq_bench.cli.documents import MAX_LISTED, trials_document
 from longseq_bench.cli.maxlen import bracket_sentence
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.errors import LauncherError
@@ -100,7 +97,6 @@ def test_it_runs_as_a_program() -> None:
 
 READING = [("show", "--json"), ("report", "--format", "terminal"), ("compare",)]
 """Commands that read records, as JSON and not."""
-READING_OTHERWISE = [("show",), ("report", "--json"), ("compare", "--json")]
 
 
 def printed_to(stdout: int, command: tuple[str, ...]) -> tuple[int, str]:
@@ -123,25 +119,12 @@ def test_a_closed_stdout_is_not_an_error(command: tuple[str, ...]) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("command", READING_OTHERWISE, ids=" ".join)
+@pytest.mark.parametrize("command", READING, ids=" ".join)
 def test_a_full_stdout_is_one_sentence(command: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         code, message = printed_to(full.fileno(), command)
     assert message == "longseq: the output can't be written: No space left on device\n"
     assert code == 2
-
-
-class Unreadable(io.StringIO):
-    def write(self, text: str) -> int:
-        raise BrokenPipeError(errno.EPIPE, "nobody reads")
-
-
-def test_a_failed_trial_has_its_exit_code_without_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longseq_bench.cli.session.exit_code", lambda records: 3)
-    Path("tiny.yaml").write_text(TINY)
-    monkeypatch.setattr(sys, "stdout", Unreadable())
-    for more in ((), ("--json",)):
-        assert run(["sweep", "tiny.yaml", "--out", "made", *more]) == 3
 
 
 def parameters(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -662,13 +645,3 @@ def test_duplicate_records_are_read_once(results: Path, tmp_path: Path, capfd: C
     captured = capfd.readouterr()
     assert json.loads(captured.out) == alone
     assert "duplicate records ignored: " in captured.err
-
-
-def test_a_dry_run_lists_the_first_thousand_trials_of_a_huge_grid() -> None:
-    listed = trials_document([trial()] * (MAX_LISTED + 1), 3, "", "")
-    table, words = listed.sections[0].tables[0], listed.sections[1].paragraphs[0]
-    assert len(table.rows) == MAX_LISTED == 1000
-    assert words == (
-        "1001 trials × 3 rounds; nothing was run; the first 1,000 trials are listed, and --json "
-        "lists all"
-    )

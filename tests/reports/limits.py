@@ -23,7 +23,7 @@ from longseq_bench.reports.document import (
 from longseq_bench.reports.groups import format_limit
 from longseq_bench.reports.render._vega import PALE, colours
 
-MAX_WORDS, MAX_ROWS, MAX_RANKED, MAX_FIGURES = 120, 8, 12, 5
+MAX_WORDS, MAX_ROWS, MAX_RANKED, MAX_FIGURES = 200, 8, 12, 5
 """Of the first screen: words outside its table, rows of its table (and of a ranked one)."""
 MAX_FINDINGS, MAX_FINDING, MAX_SENTENCES = 5, 25, 2
 """Of a section: findings, words of one, and sentences of a paragraph."""

@@ -51,7 +51,7 @@ LINE = Axis("Tokens", "tokens"), Axis("Time", "seconds")
 POINTS = tuple(Point(f"s{i}", x, 1.0) for i in range(40) for x in (1, 2))
 TABLE = Table("", (Column("Implementation"),), (("a",),) * 9)
 BAD = {
-    "words": Section("x", ["many words " * 61]),
+    "words": Section("x", ["many words " * 101]),
     "key figures": Section("x"),
     "2 tables": Section("x", tables=[TABLE, TABLE]),
     "9 rows": Section("x", tables=[TABLE]),
