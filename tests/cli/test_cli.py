@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -179,15 +178,6 @@ def test_doctor_describes_this_machine(capfd: Capture) -> None:
     answer = document(capfd, "doctor")
     assert answer["schema"] == 1
     assert answer["environment"]["cores"] >= 1
-    cores = answer["environment"]["cores"]
-    found = {finding["name"]: finding for finding in answer["findings"]}
-    assert found["ranks of a trial"]["found"].startswith(
-        f"any number on cpu, where they share {cores} cores"
-    )
-    here = all(find_spec(name) for name in ("deepspeed", "fairscale"))
-    transports = found["transports"]
-    assert transports["state"] == ("ok" if here else "note")
-    assert here or "longseq-bench[transports]" in transports["remedy"]
     assert {"name", "state", "found", "remedy"} <= set(answer["findings"][0])
     assert run(["doctor"]) == 0
     assert answer["environment"]["host"] in capfd.readouterr().out
