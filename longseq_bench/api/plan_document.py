@@ -14,7 +14,7 @@ from longseq_bench.core.models import ModelShape
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.core.words import mask_words, mode_words
 from longseq_bench.reports.columns import ValueColumn, build_table
-from longseq_bench.reports.document import Cell, Document, Section
+from longseq_bench.reports.document import Cell, Column, Document, Section, Table
 from longseq_bench.search.model_memory import ModelMemory, Sharding, model_memory
 from longseq_bench.search.prediction import Accuracy, Prediction
 
@@ -318,36 +318,27 @@ def _row(one: Prediction | str, trial: Trial, model: ModelPlan | None) -> dict[s
 def accuracy_document(accuracies: Sequence[Accuracy]) -> Document:
     """Return the errors of past predictions."""
 
-    def name(one: Accuracy) -> str:
+    def largest(errors: Sequence[float]) -> str:
+        return f"{100 * max(errors, key=abs):+.1f} %" if errors else "—"
+
+    named = ("Past predictions", "Mode", "Dtype", "Ranks", "Runs", "Memory error", "Time error")
+    names = (*named, "Largest memory error", "Largest time error", "Missed")
+    columns = tuple(Column(name, "text" if i < 3 else "count") for i, name in enumerate(names))
+    rows = []
+    for one in accuracies:
         kept = f" ({KEEP_WORDS[one.keep]})" if one.keep in KEEP_WORDS else ""
-        return f"{one.implementation}{kept}{'' if one.device == 'cpu' else f' on {one.device}'}"
-
-    def runs(one: Accuracy) -> int:
-        return max(len(one.memory_errors), len(one.time_errors))
-
-    columns = [
-        ValueColumn("Past predictions", "text", name),
-        ValueColumn("Mode", "text", lambda one: one.mode),
-        ValueColumn("Dtype", "text", lambda one: one.dtype),
-        ValueColumn("Ranks", "count", lambda one: one.world_size, 2),
-        ValueColumn("Runs", "count", runs, 2),
-        ValueColumn("Memory error", "count", lambda one: _median(one.memory_errors), 3),
-        ValueColumn("Largest memory error", "count", lambda one: _largest(one.memory_errors), 1),
-        ValueColumn("Time error", "count", lambda one: _median(one.time_errors), 3),
-        ValueColumn("Largest time error", "count", lambda one: _largest(one.time_errors), 1),
-        ValueColumn("Missed", "count", lambda one: one.missed, 2),
-    ]
+        place = "" if one.device == "cpu" else f" on {one.device}"
+        runs = max(len(one.memory_errors), len(one.time_errors))
+        row = (f"{one.implementation}{kept}{place}", one.mode, one.dtype, one.world_size, runs)
+        errors = one.memory_errors, one.time_errors
+        rows.append((*row, *map(_median, errors), *map(largest, errors), one.missed))
     explanation = (
         "Errors: predicted / measured - 1, median and largest. "
         "Missed: runs that were predicted to fit but ran out of memory."
     )
-    table = build_table("", columns, accuracies)
-    return Document("accuracy", "", [], [Section("", tables=[table]), Section("", [explanation])])
+    tables = [Table("", columns, tuple(rows))]
+    return Document("accuracy", "", [], [Section("", tables=tables), Section("", [explanation])])
 
 
 def _median(errors: Sequence[float]) -> str:
     return f"{100 * median(errors):+.1f} %" if errors else "—"
-
-
-def _largest(errors: Sequence[float]) -> str:
-    return f"{100 * max(errors, key=abs):+.1f} %" if errors else "—"

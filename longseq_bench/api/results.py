@@ -98,13 +98,10 @@ class Results(Printed):
 
         if table not in (None, "rows", "maxima"):
             raise UnknownNameError("table", str(table), ("rows", "maxima"))
-        if table == "rows" or (table is None and self.rows):
-            frame, labels = frames.rows(self.records), [row.label for row in self.rows]
-        else:
-            frame, labels = frames.maxima(self.records), [row.label for row in self.maxima]
-        frame.pop("label")
-        frame.insert(0, "label", labels)
-        return frame
+        is_of_rows = table == "rows" or (table is None and bool(self.rows))
+        frame = (frames.rows if is_of_rows else frames.maxima)(self.records)
+        frame["label"] = [row.label for row in (self.rows if is_of_rows else self.maxima)]
+        return frame[["label", *frame.columns.drop("label")]]
 
     def documents(
         self, kinds: Sequence[str] = ("summary",), baseline: str | None = None
