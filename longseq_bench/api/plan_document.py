@@ -324,7 +324,7 @@ def accuracy_document(accuracies: Sequence[Accuracy]) -> Document:
     named = ("Past predictions", "Mode", "Dtype", "Ranks", "Runs", "Memory error", "Time error")
     names = (*named, "Largest memory error", "Largest time error", "Missed")
     columns = tuple(Column(name, "text" if i < 3 else "count") for i, name in enumerate(names))
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for one in accuracies:
         kept = f" ({KEEP_WORDS[one.keep]})" if one.keep in KEEP_WORDS else ""
         place = "" if one.device == "cpu" else f" on {one.device}"

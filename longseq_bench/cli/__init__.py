@@ -29,6 +29,7 @@ from longseq_bench.cli.show import show
 from longseq_bench.cli.sweep import sweep
 from longseq_bench.cli.verify import verify
 from longseq_bench.core.errors import LauncherError, UserError
+from longseq_bench.core.plain_text import shorten_quotes
 from longseq_bench.launchers.interrupts import received_signals
 
 BROKEN_LINES, BAD_INPUT, FAILED_TRIALS, REGRESSED, TOO_NOISY, INTERRUPTED = 1, 2, 3, 4, 5, 130
@@ -121,7 +122,7 @@ def _printable(message: str) -> str:
 
 
 def _refuse(message: str) -> int:
-    print(f"longseq: {_printable(message)}", file=sys.stderr)
+    print(f"longseq: {_printable(shorten_quotes(message))}", file=sys.stderr)
     return BAD_INPUT
 
 

@@ -91,10 +91,10 @@ def filter_rows(
     options may be named.  Raises UserError for a condition that can't be read, UnknownNameError for
     an unknown name.
     """
-    import pandas
-
     if not where and not sort:
         return list(rows)
+    import pandas
+
     queries = [_translate(text, every) for text in where]
     keys = [find_field(text.removeprefix("-"), "--sort", every) for text in sort]
     names = [*FIELDS, *dict.fromkeys(OPTION + option for row in every for option in row.options)]
