@@ -27,7 +27,6 @@ from tests.cli.commands import Capture, document
 from tests.fake_nvml import FakeGpu, install
 from tests.make import record, step, trial
 
-ROOT = Path(__file__).parents[2]
 TINY = """\
 memory_budget: 64MiB
 workload: {heads: 2, head_dim: 32}
@@ -141,16 +140,6 @@ def test_every_option_has_help_with_its_default() -> None:
     optional = {n: p for n, p in found.items() if p.param_type_name == "option" and not p.required}
     stated = {n: p.show_default or "efault" in (p.help or "") for n, p in optional.items()}
     assert [n for n, text in stated.items() if not text and n not in ("--version", "--help")] == []
-
-
-def test_help_fills_the_lines_of_a_terminal(
-    capfd: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert run(["sweep", "--help"]) == 0
-    lines = [line.strip() for line in capfd.readouterr().out.splitlines()]
-    start = next(i for i, line in enumerate(lines) if line.startswith("A list in the config"))
-    assert [len(line) > 70 for line in lines[start : start + 2]] == [True, True]
 
 
 # ---- list, doctor ------------------------------------------------------------------------------
@@ -325,17 +314,6 @@ def test_a_search_ends_with_the_bracket_of_its_records(tmp_path: Path, capfd: Ca
     assert (tmp_path / "out" / RECORDS).read_bytes() == kept
 
 
-def test_a_search_may_end_at_its_ceiling(tmp_path: Path, capfd: Capture) -> None:
-    answer = document(
-        capfd, "maxlen", "--impl", "sdpa", *BUDGET_8MIB, "--ceiling", "64", "--out", "out"
-    )
-    (found,) = answer["results"]
-    assert (found["max_tokens"], found["first_failure"]) == (64, None)
-    assert (found["limited_by"], found["failure_phase"]) == ("ceiling", None)
-    assert found["confirmations"] == 1
-    assert "first_failure" in found
-
-
 def test_an_option_goes_to_every_implementation_that_has_it(capfd: Capture) -> None:
     answer = document(
         capfd, "maxlen", "--impl", "ring", "--impl", "sdpa", "--impl", "block-sparse",
@@ -430,26 +408,6 @@ def test_the_first_line_says_that_a_gpu_is_in_use(
     assert run([*command, "--out", "out"]) == 0
     first = capfd.readouterr().err.splitlines()[0]
     assert first.endswith("; GPU 0 is in use: process 4242 holds 16 GiB")
-
-
-@pytest.mark.parametrize(
-    ("lines", "device", "dtype"),
-    [
-        ("", "cuda", "bfloat16"),
-        ("device: auto\n", "cuda", "bfloat16"),
-        ("device: cpu\n", "cpu", "float32"),
-        ("world_size: 2\n", "cpu", "float32"),
-        ("workload: {dtype: fp32}\n", "cuda", "float32"),
-    ],
-)
-def test_the_default_device_of_a_config_is_cuda_where_it_works(
-    lines: str, device: str, dtype: str, monkeypatch: pytest.MonkeyPatch, capfd: Capture
-) -> None:
-    monkeypatch.setattr("longseq_bench.api.machine.make_launcher", OneGpu)
-    text = "memory_budget: 64MiB\ntokens: 64\nimplementations: ring\n" + lines
-    Path("auto.yaml").write_text(text)
-    (one,) = document(capfd, "sweep", "auto.yaml", "--dry-run")["trials"]
-    assert (one["device"], one["workload"]["dtype"]) == (device, dtype)
 
 
 @pytest.mark.usefixtures("simulated")
@@ -566,16 +524,6 @@ def test_a_report_is_written_next_to_the_records(results: Path, capfd: Capture) 
     text = (results / "report.md").read_text()
     assert "dense" in text
     assert "1,064" in text
-
-
-def test_a_report_has_the_requested_folder_and_formats(
-    results: Path, tmp_path: Path, capfd: Capture
-) -> None:
-    assert run(["report", str(results / RECORDS), "--format", "csv", "--out", "elsewhere"]) == 0
-    tables = "report-tables/04-lengths-swept-no-memory-budget.csv"
-    assert {"report.csv", tables} < files(tmp_path / "elsewhere")
-    assert all(name.endswith(".csv") for name in files(tmp_path / "elsewhere"))
-    assert files(results) == {RECORDS}
 
 
 def test_a_report_as_json_has_rows_and_maxima(results: Path, capfd: Capture) -> None:

@@ -177,11 +177,6 @@ def test_all_conditions_must_hold_and_rows_are_counted(tmp_path: Path, capfd: Ca
     assert "• ring chunk 64 at 8k: out of memory in forward" in told
 
 
-def test_no_match_is_stated(tmp_path: Path, capfd: Capture) -> None:
-    told = shown(capfd, write_records(tmp_path, mixed()), "--where", "causal=yes")
-    assert told == ["7 records read: 6 ok, 1 oom. 7 rows, of which none matches causal=yes."]
-
-
 def test_json_is_that_of_the_report_filtered_and_sorted(tmp_path: Path, capfd: Capture) -> None:
     records = mixed()
     folder = write_records(tmp_path, records)
@@ -296,17 +291,6 @@ def test_requested_columns_are_shown(tmp_path: Path, capfd: Capture) -> None:
     ring = "ring", "chunk", "64"
     assert told[at + 1].split() == [*ring, "4k", "no", "64", "100", "ms", "±0.78", "%"]
     assert told[at + 2].split() == [*ring, "8k", "no", "64", "out", "of", "memory"]
-
-
-def test_a_requested_label_is_shown_once(tmp_path: Path, capfd: Capture) -> None:
-    folder = write_records(tmp_path, [*mixed(), make.step(1000), make.step(1010, "oom")])
-    told = shown(capfd, folder, "--columns", "label,tokens", "--where", "ranks=1")
-    heads = [line.split() for line in told if line.startswith("Implementation")]
-    assert heads == [["Implementation", "tokens"]] * 3
-    assert ["sdpa", "1k"] in [line.split() for line in told]
-    alone = [line.split() for line in shown(capfd, folder, "--columns", "label")]
-    assert ["sdpa"] in alone
-    assert not any("peak" in line or "max_tokens" in line for line in alone)
 
 
 def test_a_narrow_terminal_names_options_of_this_command(

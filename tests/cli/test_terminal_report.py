@@ -107,18 +107,6 @@ def test_figures_of_a_row_are_complete_next_to_its_name(name: str, width: int) -
             ), (row, figures)
 
 
-def test_failures_alone_make_a_report() -> None:
-    failed = [
-        make.record(make.trial("sdpa", n), make.outcome("oom", "[bold]full", "forward"))
-        for n in (1024, 2048)
-    ]
-    for kind in KINDS.names():
-        (document,) = documents(failed, [kind])
-        told = printed(document, 80)
-        assert any("[bold]full" in line for line in told)
-        assert max(len(line) for line in told if "longseq " not in line) <= 80
-
-
 def test_points_are_indented_and_lines_are_readable() -> None:
     words = " ".join(f"word{i}" for i in range(40))
     document = Document("one", "Title", [words], [Section("Section", [], [words, words])])
@@ -166,16 +154,6 @@ def test_columns_of_equal_priority_are_hidden_together() -> None:
         if left_out and left_out not in order:
             order.append(left_out)
     assert order == [["Low", "High"], ["Last", "Low", "High"], ["Last", "Low", "Verdict", "High"]]
-
-
-def test_shown_and_hidden_columns_are_all_columns() -> None:
-    for width in range(20, 130):
-        told = printed(of(WIDE), width)
-        said = " ".join(told).partition("no room for ")[0]
-        for column in WIDE.columns:
-            shown = all(word in said for word in column.name.split())
-            assert shown != (column.name in gone(told)), (width, column.name)
-        assert max(map(len, told)) <= width
 
 
 @pytest.mark.parametrize("width", range(70, 140, 7))
@@ -301,18 +279,6 @@ def test_hostile_text_is_text() -> None:
     assert squeezed(told).count(squeezed(SHOWN)) > 10
 
 
-def test_hostile_text_is_text_on_a_terminal_with_colours() -> None:
-    screen = Console(file=StringIO(), width=200, force_terminal=True, color_system="truecolor",
-                     highlight=False)  # fmt: skip
-    print_document(hostile(), screen)
-    told = str(screen.file.getvalue())  # type: ignore[attr-defined]
-    assert "\x1b[2J" not in told
-    assert "\x1b]" not in told
-    assert "\x07" not in told
-    assert "[red]a[/blue]" in told
-    assert "\x1b[31m" not in told
-
-
 # ---- the command -------------------------------------------------------------------------------
 
 
@@ -336,14 +302,3 @@ def test_terminal_and_files(folder: Path, capfd: Capture) -> None:
     assert said.out.startswith("How many tokens attention takes here\n═")
     assert said.err.splitlines() == [f"wrote {folder / 'report.md'}"]
     assert (folder / "report.md").exists()
-
-
-def test_columns_is_the_width_where_there_is_no_terminal(
-    folder: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    widest = []
-    for width in ("60", "100"):
-        monkeypatch.setenv("COLUMNS", width)
-        assert run(["report", str(folder), "--format", "terminal"]) == 0
-        widest.append(max(map(len, capfd.readouterr().out.splitlines()[:20])))
-    assert widest[0] <= 60 < widest[1] <= 100
