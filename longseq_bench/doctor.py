@@ -4,26 +4,20 @@ import os
 import platform
 import re
 import shutil
-from importlib.metadata import PackageNotFoundError, requires
-from importlib.util import find_spec
+from importlib.metadata import requires
 from pathlib import Path
+from typing import Literal
 
 from longseq_bench.core import triton_build
-from longseq_bench.core.catalogue import Catalogue, Entry
-from longseq_bench.core.gpus import VISIBLE, GpuReport, read_installed_gpus, read_visible_gpus
+from longseq_bench.core.catalogue import Catalogue, DeviceInfo
+from longseq_bench.core.gpus import VISIBLE, read_installed_gpus, read_visible_gpus
 from longseq_bench.core.model import Environment
 from longseq_bench.core.units import format_bytes
 from longseq_bench.environment import NOT_INSTALLED
 from longseq_bench.system_state import Finding, check, examine_system
 
-MIN_PYTHON = (3, 11)
-TRANSPORTS = ("deepspeed", "fairscale")
-"""Libraries that a ring can use for transfers instead of torch's p2p."""
-
 MIN_SHARED_MEMORY = 2**30
 """Bytes. Docker gives a container 64 MiB, which is too little for NCCL and data loaders."""
-
-ACCEPTANCE_COMMAND = "python -m benchmarks.gpu smoke --out gpu-results"
 
 
 def examine(
@@ -31,22 +25,16 @@ def examine(
 ) -> list[Finding]:
     """Check everything that decides what can be measured on this machine.
 
-    catalogue: None if the implementations could not be listed.
-    results: the folder that records go to; it need not exist yet.
+    catalogue: None if the implementations could not be listed.  results: where records go to.
     """
-    report = read_visible_gpus()
+    cuda = catalogue.devices.get("cuda") if catalogue else None
     return [
-        _python(environment),
+        Finding("python", "ok", environment.python),
         _torch(environment),
         _data_limit(),
         _peak_reset(),
-        _nvml(environment),
-        *_gpus(report, environment),
-        _cuda(catalogue),
-        *_triton_build(catalogue),
-        *_gpu_acceptance(catalogue),
-        _ranks(catalogue, environment),
-        _transports(),
+        *_gpus(environment),
+        *_cuda(cuda),
         _shared_memory(),
         _threads(environment),
         _load(environment),
@@ -57,25 +45,13 @@ def examine(
     ]
 
 
-def _python(environment: Environment) -> Finding:
-    if _numbers(environment.python) >= MIN_PYTHON:
-        return Finding("python", "ok", environment.python)
-    minimum = ".".join(map(str, MIN_PYTHON))
-    return Finding("python", "missing", environment.python, f"use Python {minimum} or newer")
-
-
 def _torch(environment: Environment) -> Finding:
     clauses, version = torch_range(), environment.torch
     remedy = f"pip install 'torch{','.join(clauses)}'"
     if version == NOT_INSTALLED:
         return Finding("torch", "missing", NOT_INSTALLED, remedy)
-    release = _numbers(version)
-    in_range = all(
-        release >= _numbers(clause[2:])
-        if clause.startswith(">=")
-        else release < _numbers(clause[1:])
-        for clause in clauses
-    )
+    low, high = (_numbers(clause.lstrip("<>=")) for clause in clauses)
+    in_range = low <= _numbers(version) < high
     libraries = "".join(f", {name} {v}" for name, v in environment.gpu_libraries.items())
     note = "" if in_range else f", outside the tested range {', '.join(clauses)}"
     return check("torch", in_range, version + libraries + note, remedy)
@@ -83,113 +59,71 @@ def _torch(environment: Environment) -> Finding:
 
 def torch_range() -> list[str]:
     """Return the torch versions that the package requires, [">=2.11", "<2.14"]."""
-    try:
-        requirements = requires("longseq-bench") or []
-    except PackageNotFoundError:
-        return []
-    line = next((r for r in requirements if re.match(r"torch\b(?![-_.])", r)), "")
+    line = next(r for r in requires("longseq-bench") or [] if re.match(r"torch\b(?![-_.])", r))
     return sorted(re.findall(r">=[0-9.]+|<[0-9.]+", line.split(";")[0]), reverse=True)
 
 
 def _data_limit() -> Finding:
     """Check RLIMIT_DATA, the hard CPU budget; it counts private anonymous memory on Linux only."""
-    name = "memory budget on cpu"
-    if platform.system() == "Linux":
-        return Finding(name, "ok", "RLIMIT_DATA enforces the budget of a trial")
-    found = f"{platform.system()} has no RLIMIT_DATA that counts mapped memory"
+    is_linux = platform.system() == "Linux"
+    found = "enforces" if is_linux else f"of {platform.system()} does not enforce"
     remedy = "a budget is checked after the pass rather than enforced; use Linux"
-    return Finding(name, "note", found, remedy)
+    return check("memory budget on cpu", is_linux, f"RLIMIT_DATA {found} it", remedy)
 
 
 def _peak_reset(path: Path = Path("/proc/self/clear_refs")) -> Finding:
     """Check by writing: root passes an access check even where a container forbids writes."""
-    name = "peak memory on cpu"
+    found, remedy = f"{path} resets the peak", ""
     try:
         path.write_text("5")
     except OSError as error:
+        found = f"{path} can't be written: {error.strerror}"
         remedy = "peaks come from slower accounting; on Linux, run outside the sandbox"
-        return Finding(name, "note", f"{path} can't be written: {error.strerror}", remedy)
-    return Finding(name, "ok", f"{path} resets the peak")
+    return check("peak memory on cpu", not remedy, found, remedy)
 
 
-def _nvml(environment: Environment) -> Finding:
-    if environment.gpus:
-        limits = environment.power_limits_w or (None,) * len(environment.gpus)
-        gpus = [
-            f"{gpu} (power limit {watts:.0f} W)" if watts else gpu
-            for gpu, watts in zip(environment.gpus, limits, strict=True)
+def _gpus(environment: Environment) -> list[Finding]:
+    """Report the driver, the GPUs that CUDA shows here, and other processes that use them."""
+    report = read_visible_gpus()
+    if not environment.gpus:
+        found = read_installed_gpus().reason or "no GPU"
+        findings = [Finding("nvml", "note", found, "to measure a GPU, install NVIDIA's driver")]
+    else:
+        findings = [
+            Finding("nvml", "ok", f"driver {environment.driver}, {', '.join(environment.gpus)}")
         ]
-        return Finding("nvml", "ok", f"driver {environment.driver}, {', '.join(gpus)}")
-    found = read_installed_gpus().reason or "no GPU"
-    return Finding("nvml", "note", found, "to measure a GPU, install NVIDIA's driver")
-
-
-def _gpus(report: GpuReport, environment: Environment) -> list[Finding]:
-    """Report the GPUs that CUDA shows to this process, and other processes that use them."""
     if report.driver is None:
-        return []  # the finding `nvml` has the reason
-    if not report.visible:
-        remedy = f"set {VISIBLE} to an index or a UUID of nvidia-smi -L"
-        return [Finding("visible gpus", "note", report.reason or "none", remedy)]
-    findings = [Finding("visible gpus", "ok", "; ".join(map(str, report.visible)))]
+        return findings
+    shown = "; ".join(map(str, report.visible)) or report.reason or "none"
+    remedy = f"set {VISIBLE} to an index or a UUID of nvidia-smi -L"
+    findings.append(check("visible gpus", bool(report.visible), shown, remedy))
     if in_use := [reason for gpu in report.visible if (reason := gpu.in_use_reason())]:
         remedy = f"figures would be wrong; end that process, or choose another GPU with {VISIBLE}"
         findings.append(Finding("gpus in use", "note", "; ".join(in_use), remedy))
-    by_pci = environment.variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if len(set(environment.gpus)) > 1 and not by_pci:
-        found = "these GPUs differ; CUDA numbers them by speed, this tool by PCI bus"
-        remedy = "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
-        findings.append(Finding("order of gpus", "note", found, remedy))
     return findings
 
 
-def _triton_build(catalogue: Catalogue | None) -> list[Finding]:
-    """Check what Triton needs to build its launcher: a C compiler and Python's headers."""
-    info = catalogue.devices.get("cuda") if catalogue else None
-    if info is None or info.unavailable:
-        return []
-    missing = triton_build.find_missing()
-    names = ", ".join(what for what, _ in missing)
-    found = f"{names}: Triton's kernels can't start" if missing else str(triton_build.c_compiler())
-    return [check("triton on cuda", not missing, found, "; ".join(todo for _, todo in missing))]
-
-
-def _cuda(catalogue: Catalogue | None) -> Finding:
-    info = catalogue.devices.get("cuda") if catalogue else None
+def _cuda(info: DeviceInfo | None) -> list[Finding]:
+    """Report CUDA, what Triton needs to build its launcher, and how little ran on a GPU."""
     if info is None:
-        return Finding("cuda", "note", "unknown, the devices could not be listed")
+        return [Finding("cuda", "note", "unknown, the devices could not be listed")]
     if info.unavailable:
         remedy = f"trials run on the cpu; {info.remedy or 'see the reason'}"
-        return Finding("cuda", "note", info.unavailable, remedy)
+        return [Finding("cuda", "note", info.unavailable, remedy)]
     memory = f"{format_bytes(info.free_bytes)} of {format_bytes(info.total_bytes)} free"
-    return Finding("cuda", "ok", f"{info.count} x {info.name}, {memory}")
-
-
-def _gpu_acceptance(catalogue: Catalogue | None) -> list[Finding]:
-    """Report, where there is a GPU, how little has run on one, and the command to run."""
-    info = catalogue.devices.get("cuda") if catalogue else None
-    if info is None or info.unavailable:
-        return []
-    remedy = f"please run {ACCEPTANCE_COMMAND} in a checkout, and send the folder (docs/gpu.md)"
-    found = "longseq has run on one H100 only, for minutes"
-    return [Finding("gpu acceptance", "note", found, remedy)]
-
-
-def _ranks(catalogue: Catalogue | None, environment: Environment) -> Finding:
-    found = f"any number on cpu, where they share {environment.cores} cores"
-    info = catalogue.devices.get("cuda") if catalogue else None
-    if info is not None and not info.unavailable:
-        found += f"; up to {info.count} on cuda, one per device: two ranks can't share one"
-    return Finding("ranks of a trial", "ok", found)
-
-
-def _transports() -> Finding:
-    missing = [module for module in TRANSPORTS if not find_spec(module)]
-    found = f"no {' and no '.join(missing)}, so ring can't use them"
-    return check(
-        "transports", not missing, found if missing else f"p2p, {', '.join(TRANSPORTS)}",
-        "optional: pip install 'longseq-bench[transports]'",
-    )  # fmt: skip
+    missing = triton_build.find_missing()
+    names = ", ".join(what for what, _ in missing)
+    built = f"{names}: Triton's kernels can't start" if missing else str(triton_build.c_compiler())
+    remedy = (
+        "please run python -m benchmarks.gpu smoke --out gpu-results in a checkout, and send the "
+        "folder (docs/gpu.md)"
+    )
+    few = "longseq has run on one H100 only, for minutes"
+    return [
+        Finding("cuda", "ok", f"{info.count} x {info.name}, {memory}"),
+        check("triton on cuda", not missing, built, "; ".join(todo for _, todo in missing)),
+        Finding("gpu acceptance", "note", few, remedy),
+    ]
 
 
 def _shared_memory(path: Path = Path("/dev/shm")) -> Finding:
@@ -214,9 +148,7 @@ def _threads(environment: Environment) -> Finding:
 
 
 def _load(environment: Environment) -> Finding:
-    if not environment.load:
-        return Finding("load", "note", "the load average can't be read here")
-    load, cores = environment.load[0], environment.cores
+    load, cores = environment.load[0] if environment.load else 0.0, environment.cores
     found = f"{load:.2f} on {cores} cores over the last minute"
     return check("load", load <= cores / 2, found, "times will spread; end other work or wait")
 
@@ -233,10 +165,10 @@ def _compiler() -> Finding:
 def _results(folder: Path) -> Finding:
     path = folder.absolute()
     nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    remedy = "choose another folder for results, or make this one writable"
     if not nearest.is_dir():
-        return Finding("results", "missing", f"{nearest} is a file, not a folder", "move it away")
+        return Finding("results", "missing", f"{nearest} is a file, not a folder", remedy)
     if not os.access(nearest, os.W_OK | os.X_OK):
-        remedy = "choose another folder for results, or make this one writable"
         return Finding("results", "missing", f"{nearest} can't be written", remedy)
     free = format_bytes(shutil.disk_usage(nearest).free)
     return Finding("results", "ok", f"{folder} can be written, {free} free")
@@ -248,39 +180,26 @@ def _implementations(catalogue: Catalogue | None) -> list[Finding]:
         remedy = "see torch above; longseq list says why"
         return [Finding("implementations", "missing", "could not be listed", remedy)]
     available = [name for name, info in catalogue.devices.items() if not info.unavailable]
-    reasons_by_name = {
-        name: {d: entry.unavailable[d] for d in available if d in entry.unavailable}
-        for name, entry in sorted(catalogue.implementations.items())
-    }
-    usable = sum(len(reasons) < len(available) for reasons in reasons_by_name.values())
-    device_names = " or ".join(available) or "no device"
-    summary = Finding(
-        "implementations",
-        "ok" if usable else "missing",
-        f"{usable} of {len(reasons_by_name)} can run on {device_names}",
-        "" if usable else "see each one's reason below",
-    )
-    return [summary] + [
-        Finding(name, "note", _reasons(reasons), _remedy(catalogue.implementations[name], reasons))
-        for name, reasons in reasons_by_name.items()
-        if reasons
-    ]
-
-
-def _reasons(reasons: dict[str, str]) -> str:
-    if len(set(reasons.values())) == 1:
-        return f"not on {' or '.join(reasons)}: {next(iter(reasons.values()))}"
-    return "; ".join(f"not on {device}: {reason}" for device, reason in reasons.items())
-
-
-def _remedy(entry: Entry, reasons: dict[str, str]) -> str:
-    if module := re.search(r"No module named '(\w+)", "\n".join(reasons.values())):
-        return f"pip install {module[1]}"
-    if any("is not installed: pip install " in reason for reason in reasons.values()):
-        return "install it as named, or leave it out"
-    if entry.source != "built-in":
-        return f"ask its author; it comes from {entry.source}"
-    return "leave it out, or run it on another device or machine"
+    findings, usable = [], 0
+    for name, entry in sorted(catalogue.implementations.items()):
+        reasons = {d: entry.unavailable[d] for d in available if d in entry.unavailable}
+        usable += len(reasons) < len(available)
+        if not reasons:
+            continue
+        found = "; ".join(f"not on {device}: {reason}" for device, reason in reasons.items())
+        remedy = "leave it out, or run it on another device or machine"
+        if module := re.search(r"No module named '(\w+)", found):
+            remedy = f"pip install {module[1]}"
+        elif "is not installed: pip install " in found:
+            remedy = "install it as named, or leave it out"
+        elif entry.source != "built-in":
+            remedy = f"ask its author; it comes from {entry.source}"
+        findings.append(Finding(name, "note", found, remedy))
+    count, devices = len(catalogue.implementations), " or ".join(available) or "no device"
+    summary = f"{usable} of {count} can run on {devices}"
+    state: Literal["ok", "missing"] = "ok" if usable else "missing"
+    remedy = "" if usable else "see each one's reason below"
+    return [Finding("implementations", state, summary, remedy), *findings]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

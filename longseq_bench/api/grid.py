@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -78,7 +77,7 @@ def sweep(
         heading = prepare(loaded, launcher, catalogue, reporter)
         trials = loaded.trials
         predictor = machine.make_predictor(launcher, catalogue, trials[0].device, folder)
-        watcher = reporter.watch_sweep(trials, loaded.rounds, heading, loaded.baseline)
+        watcher = reporter.watch_sweep(trials, loaded.rounds, heading)
         schedule = strategy.sweep(trials, loaded.rounds, predictor)
         return run_and_report(
             schedule, launcher, folder, watcher, reporter, loaded.baseline, loaded.text
@@ -101,9 +100,7 @@ def plan_sweep(
             d: RateModel(machine.hardware_here(catalogue, d), past) for d in devices
         }
         with reporter.waiting("dry runs …"):
-            estimate = estimate_sweep(
-                loaded.trials, loaded.rounds, launcher.dry_run, rates, time.monotonic
-            )
+            estimate = estimate_sweep(loaded.trials, loaded.rounds, launcher.dry_run, rates)
     return loaded, heading, estimate
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -29,11 +28,12 @@ def load(*paths: str | Path) -> Results:
     named = [Path(path) for path in paths]
     records, notes = read_results(named)
     folder = named[0] if named[0].is_dir() else named[0].parent
-    configs = _read_configs(named)
-    return Results(
-        records, folder, find_baseline(configs.get(str(folder / CONFIG), ""), records),
-        tuple(notes), configs,
-    )  # fmt: skip
+    configs = {}
+    for config in (file.with_name(CONFIG) for file in record_files(named)):
+        with suppress(OSError, ValueError, UserError):
+            configs[str(config)] = read_text_file(config)
+    baseline = _find_baseline(configs.get(str(folder / CONFIG), ""), records)
+    return Results(records, folder, baseline, tuple(notes), configs)
 
 
 def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
@@ -43,11 +43,23 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     are none.
     """
     loaded = [store.load(path) for path in record_files(paths)]
-    records, copies = _drop_copies([file.records for file in loaded])
     notes = [note for file in loaded for note in file.notes]
-    if copies:
+    records: list[Record] = []
+    seen: dict[tuple[object, ...], list[Record]] = {}
+    for file in loaded:
+        # the same run in a copy of a file; equal records of one file are different runs
+        new = [record for record in file.records if record not in seen.get(_run_of(record), [])]
+        for record in new:
+            seen.setdefault(_run_of(record), []).append(record)
+        records += new
+    if copies := sum(len(file.records) for file in loaded) - len(records):
         notes.append(f"duplicate records ignored: {copies}")
     return records, notes
+
+
+def _run_of(record: Record) -> tuple[object, ...]:
+    """Return a part of a record that is cheaper to compare than all of it."""
+    return record.started_at, record.wall_s, record.trial.implementation, record.trial.round
 
 
 def record_files(paths: Iterable[Path]) -> list[Path]:
@@ -60,44 +72,14 @@ def record_files(paths: Iterable[Path]) -> list[Path]:
         try:
             below = sorted(path.rglob(RECORDS)) if path.is_dir() else []
             own = path / RECORDS if (path / RECORDS).is_file() else path
-            matching = below if below and own == path else [own]
-            files |= {file.resolve(): file for file in matching if file.resolve() not in files}
-        except (OSError, RuntimeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise StoreError(f"results {str(path)[:200]} can't be read: {reason}") from None
+            for file in below if below and own == path else [own]:
+                files.setdefault(file.resolve(), file)
+        except OSError as error:
+            raise StoreError(f"results {path} can't be read: {error.strerror}") from None
     return list(files.values())
 
 
-def _drop_copies(files: list[list[Record]]) -> tuple[list[Record], int]:
-    """Return the records of several files without copies from earlier files, and their number."""
-    if len(files) == 1:
-        return files[0], 0
-
-    def key(record: Record) -> tuple[object, ...]:  # cheaper to compare than a record
-        return record.started_at, record.wall_s, record.trial.implementation, record.trial.round
-
-    distinct, copies = [], 0
-    known: defaultdict[tuple[object, ...], list[Record]] = defaultdict(list)
-    for records in files:
-        new = [record for record in records if record not in known[key(record)]]
-        copies += len(records) - len(new)
-        distinct += new
-        for record in new:
-            known[key(record)].append(record)
-    return distinct, copies
-
-
-def _read_configs(results: list[Path]) -> dict[str, str]:
-    """Return the text of each sweep's config next to its records, by path."""
-    texts = {}
-    for file in record_files(results):
-        config = file.with_name(CONFIG)
-        with suppress(OSError, ValueError, UserError):
-            texts[str(config)] = read_text_file(config)
-    return texts
-
-
-def find_baseline(config: str, records: list[Record]) -> str | None:
+def _find_baseline(config: str, records: list[Record]) -> str | None:
     """Return the baseline that a config names, if the records have it."""
     from longseq_bench.analysis.short_labels import find_short_labels
     from longseq_bench.config.loader import find_scalar

@@ -109,15 +109,15 @@ def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
 
     trials = list(trials)
     ranks = max((trial.world_size for trial in trials), default=1)
-    used = dict.fromkeys((trial.device, trial.workload.dtype) for trial in trials)
-    devices = list(dict.fromkeys(device for device, _ in used))
+    devices = list(dict.fromkeys(trial.device for trial in trials))
+    dtypes = dict.fromkeys(trial.workload.dtype for trial in trials)
     names = [f"{d} ({catalogue.devices[d].name})" if d == "cuda" else d for d in devices]
-    line = f"device: {', '.join(names)}; dtype: {', '.join(dict.fromkeys(d for _, d in used))}"
+    line = f"device: {', '.join(names)}; dtype: {', '.join(dtypes)}"
     cuda = catalogue.devices.get("cuda")
     if "cuda" in devices:
         gpus = read_visible_gpus().visible[:ranks]
-        return "; ".join([line, *(reason for gpu in gpus if (reason := gpu.in_use_reason()))])
-    if cuda is not None and cuda.unavailable:
+        line += "".join(f"; {reason}" for gpu in gpus if (reason := gpu.in_use_reason()))
+    elif cuda is not None and cuda.unavailable:
         line += f"; no cuda here: {cuda.unavailable}"
     elif cuda is not None and cuda.count < ranks:
         line += f"; no cuda for {ranks} ranks: {cuda.count} GPU(s), and two ranks can't share one"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,13 +16,17 @@ from longseq_bench.api.implementations import (
     read_implementations,
 )
 from longseq_bench.api.length_search import parse_target
-from longseq_bench.api.plan_answer import answer_sentence, find_best
-from longseq_bench.api.plan_model import ModelPlan
+from longseq_bench.api.plan_document import (
+    ModelPlan,
+    answer_sentence,
+    find_best,
+    predictions_document,
+    predictions_json,
+)
 from longseq_bench.api.progress import Reporter, make_reporter
-from longseq_bench.api.results import TABLE_WIDTH
+from longseq_bench.api.results import Printed
 from longseq_bench.api.workloads import accept, build_workload, make_trial, model_of
 from longseq_bench.core.bounds import MAX_RANKS
-from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import LOCAL_CPU, Hardware, profile, profiles
 from longseq_bench.core.model import Trial
@@ -52,8 +55,8 @@ DRY_RUN_LIMIT_S = 300.0
 CHECKED_TOKENS = 2**17  # a length at which every valid combination of options is valid
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan(Printed):
     """Predictions for some implementations. Nothing was run.
 
     answer: a sentence: how many devices, which implementation, and why.
@@ -83,11 +86,7 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Return the document that `longseq plan --json` prints, in SI units."""
-        from longseq_bench.api.plan_document import predictions_json
-
-        return predictions_json(
-            self.results, self.trials, self.hardware, self.accuracies, self.answer, self.model
-        )
+        return predictions_json(self)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a row per implementation; columns as in the JSON."""
@@ -97,11 +96,7 @@ class Plan:
 
     def table(self) -> Document:
         """Return the table that the command line prints."""
-        from longseq_bench.api.plan_document import predictions_document
-
-        return predictions_document(
-            self.results, self.trials, self.hardware, self.accuracies, self.answer, self.model
-        )
+        return predictions_document(self)
 
     def check_target(self, may_grow: bool = False) -> None:
         """Raise UserError if the target does not fit on the given ranks with any implementation.
@@ -128,26 +123,6 @@ class Plan:
             f"{problem}; {best.trial.implementation} fits them with "
             f"--world-size {best.trial.world_size}"
         )
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        from longseq_bench.reports.render.terminal import print_document
-
-        file = io.StringIO()
-        screen = Console(
-            file=file, width=TABLE_WIDTH, color_system=None, highlight=False, force_jupyter=False
-        )
-        print_document(self.table(), screen, "to_pandas() has them")
-        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        from longseq_bench.reports.render._notebook import fragment
-
-        return fragment(self.table())
 
 
 @accept(SHAPE)
@@ -200,34 +175,36 @@ def plan(
     chosen = read_implementations(implementations, None)
     with machine.open_launcher(reporter, [name for name, _ in chosen]) as (launcher, catalogue):
         profiles_file = Path(hardware) if hardware else None
-        device = _find_hardware(catalogue, gpu, profiles_file, gpus_per_node)
-        named = choose_options(catalogue, chosen, options or {})
-        ranks = world_size or gpus_per_node or 1
-        trials = _build_trials(catalogue, named, given, device, ranks, budget)
+        if gpu.lower() != LOCAL_CPU:
+            device = profile(gpu, profiles_file)
+        else:
+            profiles(profiles_file)  # a mistake in the file is one for any device
+            device = machine.hardware_here(catalogue, "cpu")
+        if gpus_per_node:
+            device = device.model_copy(update={"per_node": gpus_per_node})
+        has_bfloat16 = device.device == "cuda" and "bfloat16" in device.flops
+        shape = build_workload(given, "bfloat16" if has_bfloat16 else "float32")
+        device.rate(shape.dtype, shape.mode)  # a dtype without a rate is a mistake
+        trials = [
+            make_trial(
+                implementation=name,
+                options=values,
+                workload=shape,
+                device=device.device,
+                world_size=world_size or gpus_per_node or 1,
+                memory_budget=budget or device.memory,
+                repeats=0,
+                keep=given.get("keep", "all"),
+                source=catalogue.entry(name).hash,
+            )
+            for name, values in choose_options(catalogue, chosen, options or {})
+        ]
         rates = RateModel(device, past if gpu.lower() == LOCAL_CPU else [])
         with reporter.waiting("dry runs …"):
             _check_options(launcher, trials)
             results = [_predict(one, launcher, rates, tokens, gpus_per_node or 1) for one in trials]
     answer = answer_sentence(results, device, tokens, gpus_per_node is not None)
     return Plan(answer, trials, results, device, tokens, find_accuracy(past), model)
-
-
-def _build_trials(
-    catalogue: Catalogue, named: Sequence[tuple[str, Options]], given: Mapping[str, Any],
-    hardware: Hardware, world_size: int, budget: int | None,
-) -> list[Trial]:  # fmt: skip
-    """Return a trial of one token for each implementation with its options."""
-    has_bfloat16 = hardware.device == "cuda" and "bfloat16" in hardware.flops
-    shape = build_workload(given, "bfloat16" if has_bfloat16 else "float32")
-    hardware.rate(shape.dtype, shape.mode)
-    return [
-        make_trial(
-            implementation=name, options=values, workload=shape, device=hardware.device,
-            world_size=world_size, memory_budget=budget or hardware.memory, repeats=0,
-            keep=given.get("keep", "all"), source=catalogue.entry(name).hash,
-        )
-        for name, values in named
-    ]  # fmt: skip
 
 
 def _check_options(launcher: Launcher, trials: list[Trial]) -> None:
@@ -241,22 +218,6 @@ def _check_options(launcher: Launcher, trials: list[Trial]) -> None:
             launcher.check([checked])
         except UserError:
             launcher.check([checked.replace(world_size=1)])
-
-
-def _find_hardware(
-    catalogue: Catalogue, name: str, file: Path | None, per_node: int | None
-) -> Hardware:
-    """Return the profile of that name, from the built-in ones and those of a file.
-
-    per_node: devices of a node; None: those of the profile.
-    """
-    if name.lower() != LOCAL_CPU:
-        found = profile(name, file)
-    else:
-        if file is not None:
-            profiles(file)  # check the file
-        found = machine.hardware_here(catalogue, "cpu")
-    return found.model_copy(update={"per_node": per_node}) if per_node else found
 
 
 def _predict(

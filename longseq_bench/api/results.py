@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,14 +20,34 @@ if TYPE_CHECKING:
     from longseq_bench.analysis.labels import Labels
     from longseq_bench.reports.document import Chart, Document
 
-TABLE_WIDTH = 100
-"""Letters of a line of a table that `print` shows."""
 CHART_WIDTH = 620
 """Width of a chart (px)."""
 
 
-@dataclass(frozen=True, eq=False)
-class Results:
+class Printed:
+    """An object that is shown as the table that its command prints."""
+
+    def table(self) -> Document | None:
+        """Return the table; None if there is nothing to show."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        from longseq_bench.reports.render.terminal import as_text
+
+        document = self.table()
+        return as_text(document, "to_pandas() has them") if document else "no records"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from longseq_bench.reports.render._notebook import fragment
+
+        document = self.table()
+        return fragment(document) if document else "<p>no records</p>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Results(Printed):
     """Records, and what can be made of them.
 
     records: one for each run, in order.  folder: where they are; None: in memory only.
@@ -79,13 +98,10 @@ class Results:
 
         if table not in (None, "rows", "maxima"):
             raise UnknownNameError("table", str(table), ("rows", "maxima"))
-        if table == "rows" or (table is None and self.rows):
-            frame, labels = frames.rows(self.records), [row.label for row in self.rows]
-        else:
-            frame, labels = frames.maxima(self.records), [row.label for row in self.maxima]
-        frame.pop("label")
-        frame.insert(0, "label", labels)
-        return frame
+        is_of_rows = table == "rows" or (table is None and bool(self.rows))
+        frame = (frames.rows if is_of_rows else frames.maxima)(self.records)
+        frame["label"] = [row.label for row in (self.rows if is_of_rows else self.maxima)]
+        return frame[["label", *frame.columns.drop("label")]]
 
     def documents(
         self, kinds: Sequence[str] = ("summary",), baseline: str | None = None
@@ -157,35 +173,14 @@ class Results:
             raise UnknownNameError("chart", str(title), self._charts)
         return as_altair(self._charts[found[0]], CHART_WIDTH)
 
-    def table(self) -> Document:
-        """Return the table that the command line prints after the run."""
+    def table(self) -> Document | None:
+        """Return the table that the command line prints after the run; None without records."""
         from longseq_bench.reports import brief
 
+        if not self.records:
+            return None
         if any(record.purpose == "density" for record in self.records):
             return brief.density_brief(self.records)
         if all(record.purpose == "measure" for record in self.records):
             return brief.sweep_brief(self.records, self.baseline)
         return brief.search_brief(self.records)
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        from longseq_bench.reports.render.terminal import print_document
-
-        if not self.records:
-            return "no records"
-        screen = Console(
-            file=io.StringIO(), width=TABLE_WIDTH, color_system=None, highlight=False,
-            force_jupyter=False,
-        )  # fmt: skip
-        print_document(self.table(), screen, "to_pandas() has them")
-        assert isinstance(screen.file, io.StringIO)
-        return "\n".join(line.rstrip() for line in screen.file.getvalue().splitlines())
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        from longseq_bench.reports.render._notebook import fragment
-
-        return fragment(self.table()) if self.records else "<p>no records</p>"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -55,32 +55,31 @@ def build_trials(
     catalogue.check_device(device)
     catalogue.check_dtype(device, shape.dtype)
     catalogue.check_ranks(device, ranks, "--world-size")
-    implementations = choose_options(catalogue, chosen, options)
-    budget = budget or machine.default_memory(device, out, ranks)
-    same = {name: settings[name] for name in ("threads", "seed", "allocator")}
+    same: dict[str, Any] = {name: settings[name] for name in ("threads", "seed", "allocator")}
+    same |= {"workload": shape, "device": device, "time_budget": time_budget, "repeats": 0}
+    same |= {"keep": given.get("keep", SHAPE["keep"].default)}
+    same |= {"memory_budget": budget or machine.default_memory(device, out, ranks)}
     return [
         make_trial(
             implementation=name,
             options=values,
-            workload=shape,
-            device=device,
             world_size=world,
-            memory_budget=budget,
-            time_budget=time_budget,
-            repeats=0,
-            keep=given.get("keep", SHAPE["keep"].default),
             source=catalogue.entry(name).hash,
             **same,
         )
-        for name, values in implementations
+        for name, values in choose_options(catalogue, chosen, options)
         for world in worlds
     ]
 
 
 def run_search(
-    launcher: Launcher, catalogue: Catalogue, trials: Sequence[Trial], out: Path | None,
-    make_schedule: Callable[[Predictor], Schedule], reporter: Reporter,
-) -> Results:  # fmt: skip
+    launcher: Launcher,
+    catalogue: Catalogue,
+    trials: Sequence[Trial],
+    out: Path | None,
+    make_schedule: Callable[[Predictor], Schedule],
+    reporter: Reporter,
+) -> Results:
     """Run a search over the trials."""
     predictor = machine.make_predictor(launcher, catalogue, trials[0].device, out)
     watcher = reporter.watch_search(trials, machine.describe_devices(catalogue, trials))
@@ -108,9 +107,18 @@ def run_and_report(
         if store:
             reporter.note(store.notes)
             if config is not None:
-                _write_config(config, store.folder)
-        with _name_folder_at_interrupt(store, reporter), watcher:
-            records = run_schedule(schedule, launcher, store, collect, [watcher], reporter.command)
+                advice = "and the config is a regular file; remove it or name another folder"
+                write_text_file(store.folder / "config.yaml", config, StoreError, advice)
+        try:
+            with watcher:
+                records = run_schedule(
+                    schedule, launcher, store, collect, [watcher], reporter.command
+                )
+        except KeyboardInterrupt:
+            if store:
+                again = f"the same command with --out {store.folder} continues"
+                reporter.say([f"records: {store.path}; {again}"])
+            raise
         notes = tuple(store.notes) if store else ()
         results = Results(records, out, baseline, notes)
         if store and records:
@@ -119,26 +127,3 @@ def run_and_report(
             reporter.say(f"wrote {path}" for path in [store.path, *paths])
             reporter.say([f"charts and a page: longseq report {store.folder} --format md,html"])
     return results
-
-
-@contextmanager
-def _name_folder_at_interrupt(store: Store | None, reporter: Reporter) -> Iterator[None]:
-    """Say on Ctrl-C where the records are; without --out its user has not seen the folder."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if store:
-            reporter.say(
-                [f"records: {store.path}; the same command with --out {store.folder} continues"]
-            )
-        raise
-
-
-def _write_config(config: str, folder: Path) -> None:
-    path = folder / "config.yaml"
-    try:
-        advice = "and the config is kept in a regular file; remove it or name another folder"
-        write_text_file(path, config, StoreError, advice)
-    except OSError as error:
-        reason = f"{error.strerror} ({path})"
-        raise StoreError(f"results folder {folder} can't be written: {reason}") from None

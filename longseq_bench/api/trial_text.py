@@ -1,6 +1,6 @@
 """Trials and their outcomes in a few words, for the lines of progress."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.short_labels import find_short_labels
@@ -14,42 +14,37 @@ MAX_REASON = 100  # characters of a failure's reason that are shown; the record 
 _TIMED_PHASES = ("forward", "backward", "communication", "time")
 
 
+def _shape(trial: Trial) -> str:
+    w = trial.workload
+    model = f"{w.model} " if w.model else ""
+    value = f"/{w.v_head_dim}" if w.v_head_dim != w.head_dim else ""
+    return f"{model}batch {w.batch} heads {w.heads}/{w.kv_heads} of {w.head_dim}{value}"
+
+
+_FIELDS: tuple[Callable[[Trial], str], ...] = (
+    lambda trial: f"{trial.world_size} rank{'s' if trial.world_size > 1 else ''}",
+    lambda trial: trial.workload.dtype,
+    lambda trial: mode_words(trial.workload.mode, trial.workload.new_tokens),
+    lambda trial: mask_words(trial.workload.visibility.text),
+    lambda trial: trial.device,
+    _shape,
+)
+
+
 class Labels:
     """Short labels of trials: only what differs between them."""
 
     def __init__(self, trials: Iterable[Trial]) -> None:
         trials = list(trials)
         self._distinct = list({(t.implementation, repr(t.options)): t for t in trials}.values())
-        self._fields = [name for name in _FIELDS if len({_field(t, name) for t in trials}) > 1]
+        self._fields = [words for words in _FIELDS if len({words(t) for t in trials}) > 1]
 
     def label(self, trial: Trial) -> str:
         """Return the implementation, its length and the other settings that differ."""
         label = find_short_labels([*self._distinct, trial])[-1]
         name, _, settings = label.partition(" ")
         name = f"{name} {format_tokens(trial.workload.seq_len)} {settings}".rstrip()
-        return " ".join([name, *(_field(trial, name) for name in self._fields)])
-
-
-_FIELDS = ("world_size", "dtype", "mode", "mask", "device", "shape")
-
-
-def _field(trial: Trial, name: str) -> str:
-    w = trial.workload
-    match name:
-        case "world_size":
-            return f"{trial.world_size} rank{'s' if trial.world_size > 1 else ''}"
-        case "mode":
-            return mode_words(w.mode, w.new_tokens)
-        case "mask":
-            return mask_words(w.visibility.text)
-        case "shape":
-            model = f"{w.model} " if w.model else ""
-            value = f"/{w.v_head_dim}" if w.v_head_dim != w.head_dim else ""
-            return f"{model}batch {w.batch} heads {w.heads}/{w.kv_heads} of {w.head_dim}{value}"
-        case "device":
-            return trial.device
-        case _:
-            return str(getattr(w, name))
+        return " ".join([name, *(words(trial) for words in self._fields)])
 
 
 def format_options(trial: Trial) -> str:
@@ -67,33 +62,24 @@ def format_option(value: OptionValue) -> str:
 def describe_outcome(record: Record) -> str:
     """Return the time of a trial with its spread, or its failure, in a few words."""
     outcome, trial = record.outcome, record.trial
-    if outcome.status != "ok":
-        return describe_failure(record)
+    if outcome.status == "timeout" and trial.time_budget and outcome.phase in _TIMED_PHASES:
+        return f"over the time limit of {format_seconds(trial.time_budget)}"
+    if outcome.status != "ok":  # without the allocator's text
+        reason = " ".join((outcome.reason or "").split())
+        reason = reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 1] + "…"
+        return outcome_text.describe_outcome(outcome.status, outcome.phase, reason)
     words = []
     if times := per_iteration(record, "time"):
         low, middle, high = median_interval(times)
         spread = max(high - middle, middle - low) / middle if middle else 0.0
         # one sample has no spread; that is not a spread of 0
-        uncertainty = f" ±{spread:.0%}".replace("%", " %") if len(times) > 1 else " (once)"
+        uncertainty = f" ±{spread * 100:.0f} %" if len(times) > 1 else " (once)"
         words.append(format_seconds(middle) + uncertainty)
     elif passed := outcome.largest("pass_time"):
         words.append(f"one pass {format_seconds(passed)}")
-    if record.purpose == "measure":
-        return ", ".join(words)
-    per_rank = " per rank" if trial.world_size > 1 else ""
     peak, bound = outcome.largest("peak"), outcome.largest("peak_bound")
-    if peak is not None:
-        words.append(f"peak {format_bytes(peak)}{per_rank}")
-    elif bound is not None:
-        words.append(f"peak at most {format_bytes(bound)}{per_rank}")
+    if record.purpose != "measure" and (peak or bound):
+        per_rank = " per rank" if trial.world_size > 1 else ""
+        size = format_bytes(peak or bound or 0)
+        words.append(f"peak {'' if peak else 'at most '}{size}{per_rank}")
     return ", ".join(words)
-
-
-def describe_failure(record: Record) -> str:
-    """Describe a failure in a few words: memory and time without the allocator's text."""
-    outcome, trial = record.outcome, record.trial
-    if outcome.status == "timeout" and trial.time_budget and outcome.phase in _TIMED_PHASES:
-        return f"over the time limit of {format_seconds(trial.time_budget)}"
-    reason = " ".join((outcome.reason or "").split())
-    reason = reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 1] + "…"
-    return outcome_text.describe_outcome(outcome.status, outcome.phase, reason)

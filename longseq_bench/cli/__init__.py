@@ -5,47 +5,34 @@
 143 by SIGTERM, 129 by SIGHUP
 """
 
-import errno
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from inspect import cleandoc
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from longseq_bench import __version__
 from longseq_bench.cli.compare import compare
-from longseq_bench.cli.doctor import doctor
 from longseq_bench.cli.gone import check_gone
 from longseq_bench.cli.launch import launch
-from longseq_bench.cli.listing import listing
+from longseq_bench.cli.listing import doctor, listing, models
 from longseq_bench.cli.maxlen import maxlen
-from longseq_bench.cli.models import models
 from longseq_bench.cli.plan import plan
 from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
 from longseq_bench.cli.schema import schema
 from longseq_bench.cli.show import show
-from longseq_bench.cli.stdout import (
-    StdoutClosed,
-    ascii_symbols,
-    keep_exit_code,
-    optional_stderr,
-    watch_stdout,
-)
 from longseq_bench.cli.sweep import sweep
 from longseq_bench.cli.verify import verify
 from longseq_bench.core.errors import LauncherError, UserError
-from longseq_bench.core.plain_text import shorten_inputs, shorten_quotes
+from longseq_bench.core.plain_text import shorten_quotes
 from longseq_bench.launchers.interrupts import received_signals
 
 BROKEN_LINES, BAD_INPUT, FAILED_TRIALS, REGRESSED, TOO_NOISY, INTERRUPTED = 1, 2, 3, 4, 5, 130
-EXPLAIN_EMPTY = ("--format", "--kind", "--world-sizes")
-"""Options whose own sentence for an empty value says what to write."""
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
@@ -90,27 +77,53 @@ def _main(
     pass
 
 
-def _forms(argument: str) -> Iterator[str]:
-    """Yield an argument as messages write it: a path, its folder, a name and a value, escaped."""
-    for text in (argument, *argument.split("=", 1)):
-        yield from (text, str(Path(text)), str(Path(text).parent), repr(text)[1:-1])
-
-
-def _printable(message: str, arguments: Sequence[str]) -> str:
-    """Return a message without control characters, which a name in a record may contain.
-
-    Long arguments in it are shortened, also together, as typer lists those that it did not expect.
-    """
-    following = [" ".join(arguments[first:]) for first in range(min(3, len(arguments)))]
-    forms = (form for text in (*arguments, *following) for form in _forms(text))
-    short = shorten_quotes(shorten_inputs(message, forms))
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in short)
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
-    with ascii_symbols(), optional_stderr():
-        return _run(arguments)
+    try:
+        check_gone(arguments)
+        _check_no_empty(arguments)
+        code = int(app(args=list(arguments), prog_name="longseq", standalone_mode=False) or 0)
+        # newer versions of typer return it for Ctrl-C
+        return _report_interrupt() if code == INTERRUPTED else code
+    except _UsageError as error:
+        # typer 0.28 and newer pass on the words of pydantic
+        error.message = _printable(error.message.removeprefix("Value error, "))
+        error.show(file=sys.stderr)
+        return BAD_INPUT
+    except (UserError, LauncherError) as error:
+        return _refuse(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return _report_interrupt()
+    except typer.Exit as end:
+        return end.exit_code
+    except OSError as error:
+        if not error.filename:
+            raise
+        return _refuse(f"{error.filename} can't be used: {error.strerror}")
+    except Exception as error:
+        # pydantic's answer to whatever is raised while a model is defined
+        if type(error).__name__ == "SchemaError" and "KeyboardInterrupt" in str(error):
+            return _report_interrupt()
+        raise
+
+
+def _check_no_empty(arguments: Sequence[str]) -> None:
+    """Raise UserError for an option with an empty value, as by a shell variable that is not set."""
+    for word, following in pairwise([*arguments, "-"]):
+        name, has_value, value = word.partition("=")
+        is_empty = (has_value and not value) or (not has_value and not following)
+        if name.startswith("--") and is_empty:
+            raise UserError(f"{name} is empty; give it a value, or leave it out")
+
+
+def _printable(message: str) -> str:
+    """Return a message without control characters, which a name in a record may contain."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in message)
+
+
+def _refuse(message: str) -> int:
+    print(f"longseq: {_printable(shorten_quotes(message))}", file=sys.stderr)
+    return BAD_INPUT
 
 
 def _report_interrupt() -> int:
@@ -119,56 +132,3 @@ def _report_interrupt() -> int:
     by = f" by {signal.Signals(number).name}" if received_signals else ""
     print(f"longseq: interrupted{by}; every finished record is on disk", file=sys.stderr)
     return 128 + number
-
-
-def _check_no_empty(arguments: Sequence[str]) -> None:
-    """Raise UserError for an option with an empty value, as by a shell variable that is not set."""
-    for word, following in pairwise([*arguments, "-"]):
-        name, has_value, value = word.partition("=")
-        is_empty = (has_value and not value) or (not has_value and not following)
-        if name.startswith("--") and is_empty and name not in EXPLAIN_EMPTY:
-            raise UserError(f"{name} is empty; give it a value, or leave it out")
-
-
-def _run_command(arguments: Sequence[str]) -> int:
-    """Return a command's exit code. Raise KeyboardInterrupt also where a library hides it."""
-    try:
-        code = int(app(args=list(arguments), prog_name="longseq", standalone_mode=False) or 0)
-    except Exception as error:
-        # pydantic's answer to whatever is raised while a model is defined
-        if type(error).__name__ == "SchemaError" and "KeyboardInterrupt" in str(error):
-            raise KeyboardInterrupt from None
-        raise
-    if code == INTERRUPTED:  # newer versions of typer return it for Ctrl-C
-        raise KeyboardInterrupt
-    return code
-
-
-def _run(arguments: Sequence[str]) -> int:
-    try:
-        with watch_stdout():
-            check_gone(arguments)
-            _check_no_empty(arguments)
-            code = _run_command(arguments)
-            with keep_exit_code(code):
-                return code
-    except _UsageError as error:
-        # typer 0.28 and newer pass on the words of pydantic
-        error.message = _printable(error.message.removeprefix("Value error, "), arguments)
-        error.show(file=sys.stderr)  # else an ASCII stream gets UTF-8
-        return BAD_INPUT
-    except (UserError, LauncherError) as error:
-        print(f"longseq: {_printable(str(error), arguments)}", file=sys.stderr)
-        return BAD_INPUT
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        message = f"{error.filename} can't be used: {error.strerror}"
-        print(f"longseq: {_printable(message, arguments)}", file=sys.stderr)
-        return BAD_INPUT
-    except (KeyboardInterrupt, typer.Abort):
-        return _report_interrupt()
-    except typer.Exit as end:
-        return end.exit_code
-    except StdoutClosed as closed:
-        return closed.code

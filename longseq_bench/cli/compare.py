@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from string import hexdigits
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -14,9 +13,6 @@ from longseq_bench.core.units import parse_share
 
 if TYPE_CHECKING:
     from longseq_bench.core.model import Record
-
-RESULTS = Path("results")
-MAX_COMMITS_NAMED = 8
 
 
 def compare(
@@ -114,12 +110,14 @@ def compare(
     result = compare_records(records_a, records_b, (a, b), max_error, min_change, across)
     if gate is not None:
         check_gate(result)
-    verdict = decide(result, gate)
-    is_noisy, action = verdict.word == "TOO NOISY", inconclusive or ("fail" if gate else "warn")
-    code = REGRESSED if gate and verdict.word == "FAIL" else 0
-    code = TOO_NOISY if is_noisy and action == "fail" else code
-    warnings = [f"warning: {verdict.line}"] if is_noisy and inconclusive == "warn" else []
-    print_notes([*notes_a, *notes_b, *warnings])
+    verdict, code = decide(result, gate), 0
+    print_notes([*notes_a, *notes_b])
+    if verdict.word == "FAIL" and gate:
+        code = REGRESSED
+    elif verdict.word == "TOO NOISY":
+        code = TOO_NOISY if (inconclusive or ("fail" if gate else "warn")) == "fail" else 0
+        if inconclusive == "warn":
+            print_notes([f"warning: {verdict.line}"])
     if format_names:
         report = comparison_document(result, gate)
         report = report if charts else report.without_charts()
@@ -146,8 +144,8 @@ def _read(text: str) -> tuple[list[Record], list[str]]:
     path, at, commit = text.rpartition("@")
     if not at or Path(text).exists():
         return read_results([Path(text)])
-    records, notes = read_results([Path(path) if path else RESULTS])
-    return of_commit(records, commit, path or str(RESULTS)), notes
+    records, notes = read_results([Path(path or "results")])
+    return of_commit(records, commit, path or "results"), notes
 
 
 def of_commit(records: list[Record], commit: str, place: str) -> list[Record]:
@@ -156,20 +154,16 @@ def of_commit(records: list[Record], commit: str, place: str) -> list[Record]:
     Raises UserError that names the commits of the records.
     """
     known = list(dict.fromkeys(c for r in records if (c := r.environment.commit)))
-    is_hash = set(commit) <= set(hexdigits)  # it may be longer than the recorded one
     matching = [c for c in known if c == commit] or [
-        c for c in known if commit and (c.startswith(commit) or (is_hash and commit.startswith(c)))
+        c for c in known if commit and c.startswith(commit)
     ]
-    if not matching:
-        more = ", …" if len(known) > MAX_COMMITS_NAMED else ""
-        listed = f"known: {', '.join(known[:MAX_COMMITS_NAMED])}{more}"
-        raise UserError(
-            f"{place} has no record of commit {commit!r}; "
-            + (listed if known else "none of its records names a commit")
-        )
-    if len(matching) > 1:
+    matching = matching or [c for c in known if commit.startswith(c)]  # the recorded one is short
+    if len(matching) == 1:
+        return [r for r in records if r.environment.commit == matching[0]]
+    if matching:
         choices = " or ".join(matching)
         raise UserError(
             f"commit {commit!r} is ambiguous in {place}: {choices}; write the full hash"
         )
-    return [r for r in records if r.environment.commit == matching[0]]
+    listed = f"known: {', '.join(known)}" if known else "none of its records names a commit"
+    raise UserError(f"{place} has no record of commit {commit!r}; {listed}")

@@ -17,6 +17,8 @@ GONE: dict[str, str] = {
     "sweep --port": _LIVE,
     "report --published": _PUBLISHED.format("--published"),
     "report --beside": _PUBLISHED.format("--beside"),
+    "plan --sbatch": "--sbatch is gone; write a job that runs `longseq launch -- maxlen ...` in an "
+    "allocation of `sbatch --nodes N`",
 }
 """A command, or a command and its option, and the sentence that answers it."""
 

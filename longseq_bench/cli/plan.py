@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -11,11 +12,6 @@ from longseq_bench.cli import options
 from longseq_bench.core import bounds
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.settings import SHAPE
-
-if TYPE_CHECKING:
-    from longseq_bench.api.planning import Plan
-    from longseq_bench.core.hardware import Hardware
-    from longseq_bench.search.prediction import Prediction
 
 
 @options.accept(SHAPE)
@@ -83,12 +79,6 @@ def plan(
             "--accuracy", help="Print the errors of past predictions and exit. Default: predict."
         ),
     ] = False,
-    sbatch: Annotated[
-        Path | None,
-        typer.Option(
-            help="File to write with a Slurm job that checks the answer. Default: none.",
-        ),
-    ] = None,
     output: Annotated[
         Literal["terminal", "md"],
         typer.Option("--format", help="md: print the answer as Markdown."),
@@ -104,19 +94,30 @@ def plan(
     from longseq_bench.api import planning
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
+    from longseq_bench.reports.render import markdown
 
     if accuracy:
         return _print_accuracy(records, as_json)
     if not impl:
         raise UserError("--impl is missing; name an implementation of `longseq list`")
     found = planning.plan(
-        impl, options=parse_assignments(option or []), gpu=gpu, memory=memory, target=target,
-        world_size=world_size, gpus_per_node=gpus_per_node, sharding=sharding, hardware=hardware,
-        records=records, progress=session.ConsoleReporter(), **given,
-    )  # fmt: skip
-    _print(found, as_json, output)
-    if sbatch:
-        _write_sbatch(sbatch, found.best, found.hardware, option or [])
+        impl,
+        options=parse_assignments(option or []),
+        gpu=gpu,
+        memory=memory,
+        target=target,
+        world_size=world_size,
+        gpus_per_node=gpus_per_node,
+        sharding=sharding,
+        hardware=hardware,
+        records=records,
+        progress=session.ConsoleReporter(),
+        **given,
+    )
+    if output == "md" and not as_json:
+        print(markdown.render(replace(found.table(), title="Plan"))["plan.md"], end="")
+    else:
+        session.print_answer(as_json, found.as_json, found.table, "--json has it")
     found.check_target(may_grow=bool(gpus_per_node) and world_size is None)
     return 0
 
@@ -124,7 +125,7 @@ def plan(
 def _print_accuracy(folder: Path | None, as_json: bool) -> int:
     """Print the errors of past predictions. Raises UserError if no record has a prediction."""
     from longseq_bench.api.machine import past_records
-    from longseq_bench.api.plan_document import accuracy_document, accuracy_json
+    from longseq_bench.api.plan_document import accuracy_document
     from longseq_bench.cli.session import print_answer
     from longseq_bench.search.prediction import find_accuracy
 
@@ -138,37 +139,7 @@ def _print_accuracy(folder: Path | None, as_json: bool) -> int:
         )
     return print_answer(
         as_json,
-        lambda: accuracy_json(accuracies),
+        lambda: {"schema": 1, "accuracy": [accuracy._asdict() for accuracy in accuracies]},
         lambda: accuracy_document(accuracies),
         "--json has it",
     )
-
-
-def _print(found: Plan, as_json: bool, output: str) -> None:
-    """Print the predictions on stdout: as JSON, as Markdown or for a terminal."""
-    from longseq_bench.api.plan_document import with_titles
-    from longseq_bench.cli import session
-    from longseq_bench.reports.render import markdown
-
-    if output == "md" and not as_json:
-        print(markdown.render(with_titles(found.table()))["plan.md"], end="")
-        return
-    session.print_answer(as_json, found.as_json, found.table, "--json has it")
-
-
-def _write_sbatch(
-    path: Path, best: Prediction | None, profile: Hardware, assignments: list[str]
-) -> None:
-    """Write the job that checks the best prediction. Raises UserError if it can't be written."""
-    from longseq_bench.cli.sbatch import format_sbatch
-    from longseq_bench.core.user_files import open_descriptor
-
-    if best is None:
-        raise UserError(f"--sbatch {path}: nothing fits, so there is no job to write")
-    own = [one for one in assignments if one.partition("=")[0] in best.trial.options]
-    try:
-        if path.is_fifo() and open_descriptor(path) is None:  # it may have no reader
-            raise UserError(f"--sbatch {path} is a FIFO; name a regular file, or /dev/stdout")
-        path.write_text(format_sbatch(best, profile.per_node, own), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--sbatch {path} can't be written: {error.strerror}") from None

@@ -54,49 +54,32 @@ def report(
     """Write reports from records, or print them; every number comes from the records."""
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
     from longseq_bench.api.loading import load
-    from longseq_bench.cli.session import console, print_json, print_lines, print_notes
-    from longseq_bench.core.interning import gc_disabled
+    from longseq_bench.cli.session import print_documents, print_json, print_lines, print_notes
     from longseq_bench.reports import write_documents
+    from longseq_bench.reports.base import FORMATS
     from longseq_bench.reports.render import html, markdown
-    from longseq_bench.reports.render.terminal import print_documents
 
-    format_names, kinds = _parse_formats(formats, as_json), _names(kind, "--kind summary")
+    known = [*FORMATS.names(), TERMINAL]
+    format_names, kinds = options.split_names(formats), options.split_names(kind)
+    for name in format_names:
+        if name not in known:
+            raise UnknownNameError("report format", name, known)
+    if not format_names or not kinds:
+        raise UserError("--format or --kind is empty; write --format md,csv --kind summary")
+    if as_json and TERMINAL in format_names:
+        raise UserError("--format terminal and --json both print on stdout; leave one out")
     found = load(*results)
     print_notes(found.notes)
     if "html" in format_names:
         html.prepare()
-    with gc_disabled():
-        built = found.documents(kinds, baseline)
-        file_formats = [name for name in format_names if name != TERMINAL]
-        paths = write_documents(built, out or found.folder or Path(), file_formats)
+    built = found.documents(kinds, baseline)
+    file_formats = [name for name in format_names if name != TERMINAL]
+    paths = write_documents(built, out or found.folder or Path(), file_formats)
     if TERMINAL in format_names:
-        print_documents(built, console())
+        print_documents(built)
     if as_json:
         print_json({**sweep_json(found.records), **maxlen_json(found.records)})
     print_lines(f"wrote {path}" for path in paths)
     if "md" in file_formats:
         print_notes(sorted({note for one in built if (note := markdown.missing_charts(one))}))
     return 0
-
-
-def _parse_formats(text: str, as_json: bool) -> list[str]:
-    """Return the names of the formats.
-
-    Raises UserError for an unknown format, and if both --format and --json print on stdout.
-    """
-    from longseq_bench.reports.base import FORMATS
-
-    known, names = [*FORMATS.names(), TERMINAL], _names(text, "--format md,csv")
-    for name in names:
-        if name not in known:
-            raise UnknownNameError("report format", name, known)
-    if as_json and TERMINAL in names:
-        raise UserError("--format terminal and --json both print on stdout; leave one out")
-    return names
-
-
-def _names(text: str, example: str) -> list[str]:
-    names = options.split_names(text)
-    if not names:
-        raise UserError(f"{example.split()[0]} is empty; write {example}")
-    return names

@@ -1,16 +1,16 @@
-"""Conditions on rows: `status!=ok`, `tokens>=4k`, `option.chunk=64`.
+"""Conditions of `longseq show --where` and its order: pandas queries with units and short names.
 
-FIELD OPERATOR VALUE; operators are = != < <= > >= and ~ (text contains). The kind of the field
-decides the units that a value may have: tokens, bytes, seconds, shares. `none` is a missing value:
-it is unequal to any other and has no order.
+    tokens >= 4k and status != "ok"      time<10ms      option.chunk=64      label~zigzag
+
+In each comparison of a field and a value, the value is read in the unit of the field, = means ==, ~
+means "contains", and `none` is a missing value. A text of one comparison needs no quotes.
 """
 
-import math
-import operator
+from __future__ import annotations
+
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from longseq_bench.analysis.fields import Field, fields_of
@@ -21,7 +21,6 @@ from longseq_bench.api.trial_text import format_option
 from longseq_bench.core.errors import UnitError, UnknownNameError, UserError
 from longseq_bench.core.model import canonical_dtype
 from longseq_bench.core.units import parse_bytes, parse_seconds, parse_tokens
-from longseq_bench.reports.document import format_cell
 
 OPTION = "option."
 ALIASES = {
@@ -48,44 +47,13 @@ FIELDS: dict[str, Field] = {
 }
 """Fields by which rows can be filtered and sorted: all except lists."""
 
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
-    ">=": operator.ge,
-}  # fmt: skip
-_CONDITION = re.compile(r"\s*([^=!<>~\s]+)\s*(!=|<=|>=|==|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
-_NUMBER = re.compile(r"([+-]?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(.*)")
-_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
-_UNITS: dict[str, tuple[dict[str, float], str]] = {
-    "flop_rate": (
-        _PREFIXES | {f"{prefix}flop/s": size for prefix, size in _PREFIXES.items()},
-        "write 20G or 20GFLOP/s",
-    ),
-    "byte_rate": (
-        _PREFIXES | {f"{prefix}b/s": size for prefix, size in _PREFIXES.items()},
-        "write 20G or 20GB/s",
-    ),
-    "share": ({"": 1.0, "%": 0.01}, "write 0.5 or 50%"),
-    "count": (_PREFIXES, "write 8 or 20M"),
-    "ratio": ({"": 1.0, "x": 1.0, "×": 1.0}, "write 2 or 2x"),
-    "error": ({"": 1.0}, "write 1e-6"),
-}
-"""Units of plain numbers by kind, and an example for the error message."""
+_NAME, _SIGN = r"([A-Za-z][\w.-]*)", r"\s*(==|!=|<=|>=|=|<|>|~)\s*"
+_SINGLE = re.compile(rf"\s*{_NAME}{_SIGN}((?:(?!\s(?:and|or)\s)[^=!<>~()\"'&|])+?)\s*")
+_COMPARISON = re.compile(rf"{_NAME}{_SIGN}(\"[^\"]*\"|'[^']*'|[^\s()&|]+)")
+_NUMBER = re.compile(r"([+-]?\d*\.?\d+(?:e[+-]?\d+)?)\s*([kmgtp%]?)(?:flop/s|b/s|x|×)?", re.I)
+_SCALES = {"": 1.0, "%": 0.01, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _PARSERS = {"tokens": parse_tokens, "bytes": parse_bytes, "seconds": parse_seconds}
 _FLAGS = {"true": True, "yes": True, "false": False, "no": False}
-
-
-@dataclass(frozen=True)
-class Condition:
-    """One condition: a field, the test of its value in a row, and True for the operator !=."""
-
-    field: str
-    test: Callable[[Any], bool]
-    is_unequal: bool = False
-
-    def holds(self, *rows: Row) -> bool:
-        """Return True if the row satisfies the condition.  rows: the row, once per label."""
-        found = (self.test(value_of(row, self.field)) for row in rows)
-        return all(found) if self.is_unequal else any(found)
 
 
 def find_field(name: str, place: str, rows: Sequence[Row]) -> str:
@@ -106,72 +74,93 @@ def find_field(name: str, place: str, rows: Sequence[Row]) -> str:
 
 
 def value_of(row: Row, field: str) -> Any:
-    """Return a row's value; None if it has none, or if it is not a number."""
-    if field.startswith(OPTION):
-        value: Any = row.options.get(field.removeprefix(OPTION))
-    else:
-        value = getattr(row, field, None)
-    return None if isinstance(value, float) and math.isnan(value) else value
+    """Return a row's value, None if it has none; an option that is no number as text."""
+    if not field.startswith(OPTION):
+        return getattr(row, field, None)
+    value = row.options.get(field.removeprefix(OPTION))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if value is None or is_number else format_option(value)
 
 
-def format_value(row: Row, field: str) -> str:
-    """Format a row's value by the kind of its field."""
-    value = value_of(row, field)
-    kind = FIELDS[field].kind if field in FIELDS else "text"
-    if kind == "flag" and value is not None:
-        return "yes" if value else "no"
-    return (
-        format_option(value) if kind == "text" and value is not None else format_cell(value, kind)
-    )
+def filter_rows(
+    rows: Sequence[R], every: Sequence[Row], where: Sequence[str], sort: Sequence[str]
+) -> list[R]:
+    """Return the rows for which all conditions hold, in order; missing values are last.
 
-
-def parse_condition(text: str, rows: Sequence[Row]) -> Condition:
-    """Parse an expression; rows: those of the results, for the options that may be named.
-
-    Raises UserError for a malformed expression or value, UnknownNameError for an unknown field,
-    option or word.
+    No condition holds on a field that rows of this class don't have.  every: all rows, whose
+    options may be named.  Raises UserError for a condition that can't be read, UnknownNameError for
+    an unknown name.
     """
-    match = _CONDITION.fullmatch(text)
-    where = f"--where {text!r}"
-    if match is None:
-        raise UserError(f"{where} can't be read; write FIELD=VALUE, tokens>=4k, label~ring")
-    name, sign, raw = match[1], match[2].replace("==", "="), match[3]
-    field = find_field(name, "--where", rows)
-    kind = "option" if field.startswith(OPTION) else FIELDS[field].kind
+    if not where and not sort:
+        return list(rows)
+    import pandas
+
+    queries = [_translate(text, every) for text in where]
+    keys = [find_field(text.removeprefix("-"), "--sort", every) for text in sort]
+    names = [*FIELDS, *dict.fromkeys(OPTION + option for row in every for option in row.options)]
+    frame = pandas.DataFrame({name: [_rounded(value_of(r, name)) for r in rows] for name in names})
+    for text, (query, fields) in zip(where, queries, strict=True):
+        if rows and any(name in FIELDS and not hasattr(rows[0], name) for name in fields):
+            return []
+        try:
+            frame = frame.query(query, engine="python")
+        except (SyntaxError, NameError, TypeError, ValueError, KeyError, AttributeError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"--where {text!r} can't be read: {reason}") from None
+    if keys:
+        rising = [not text.startswith("-") for text in sort]
+        # several types in an option are sorted as text
+        frame = frame.sort_values(
+            keys,
+            ascending=rising,
+            kind="stable",
+            key=lambda c: c if c.dtype != object else c.map(str, na_action="ignore"),
+        )
+    return [rows[i] for i in frame.index]
+
+
+def _translate(text: str, rows: Sequence[Row]) -> tuple[str, list[str]]:
+    """Return a condition as a query of pandas, and the fields that it compares."""
+    fields: list[str] = []
+
+    def replace(found: re.Match[str]) -> str:
+        fields.append(find_field(found[1], "--where", rows))
+        sign, raw = found[2].replace("==", "="), found[3].strip("\"'")
+        return _compare(fields[-1], sign, raw, f"--where {text!r}")
+
+    single = _SINGLE.fullmatch(text)
+    query = replace(single) if single else _COMPARISON.sub(replace, text)
+    if not fields:
+        raise UserError(
+            f"--where {text!r} can't be read; write FIELD=VALUE, tokens>=4k, label~ring"
+        )
+    return query, fields
+
+
+def _compare(field: str, sign: str, raw: str, where: str) -> str:
+    """Return one comparison as a query of pandas. Raises UserError that says how to write it."""
+    declared, is_missing = FIELDS.get(field), raw.lower() == "none"
+    kind = declared.kind if declared else "option"
     if sign == "~":
         if kind not in ("text", "option"):
             raise UserError(f"{where}: ~ works on text only, and {field} is not text")
-        part = raw.casefold()
-        return Condition(field, lambda value: part in _text(value).casefold())
-    if kind == "option":
-        return Condition(field, _option_test(sign, raw, where))
-    if sign not in ("=", "!="):
-        if kind in ("text", "flag"):
-            raise UserError(f"{where}: {field} has no order; compare it with = or !=")
-        if raw.lower() == "none":
-            raise UserError(f"{where}: a missing value has no order; compare it with = or !=")
-    if raw.lower() == "none":
-        return Condition(field, lambda value: (value is None) == (sign == "="))
-    test = _comparison(sign, _parse_value(FIELDS[field], raw, where))
-    return Condition(field, test, sign == "!=")
+        return f"`{field}`.astype('str').str.contains({raw!r}, case=False, regex=False)"
+    if sign not in ("=", "!=") and (is_missing or kind in ("text", "flag")):
+        subject = "a missing value" if is_missing else field
+        raise UserError(f"{where}: {subject} has no order; compare it with = or !=")
+    if is_missing:
+        return f"`{field}`.{'isna' if sign == '=' else 'notna'}()"
+    value = _parse(declared, raw, where)
+    return f"(`{field}` {'==' if sign == '=' else sign} {value!r})"
 
 
-def _comparison(sign: str, operand: Any) -> Callable[[Any], bool]:
-    """Return the test of a value; a value of another type, or none, is unequal and has no order."""
-    compare, types = _COMPARE[sign], str if isinstance(operand, str) else int | float
-
-    def test(value: Any) -> bool:
-        if not isinstance(value, types):
-            return sign == "!="
-        # equal except for rounding: 10 % is 0.1 or 1 - 0.9
-        equal = isinstance(value, float) and math.isclose(value, operand, rel_tol=1e-9)
-        return compare(operand if equal else value, operand)
-
-    return test
-
-
-def _parse_value(field: Field, raw: str, where: str) -> Any:
-    """Parse a value in the unit of its field. Raises UserError that says how to write it."""
+def _parse(field: Field | None, raw: str, where: str) -> Any:
+    """Return a value in the unit of its field; of an option as a number if it is one."""
+    if field is None:
+        for parse in (float, parse_tokens):
+            with suppress(ValueError):
+                return parse(raw)
+        return raw
     if field.kind == "text":
         raw = canonical_dtype(raw) if field.name == "dtype" else raw
         if field.choices and raw not in field.choices:
@@ -183,56 +172,15 @@ def _parse_value(field: Field, raw: str, where: str) -> Any:
         return _FLAGS[raw.lower()]
     if field.kind in _PARSERS:
         try:
-            return _PARSERS[field.kind](raw)
+            return _rounded(_PARSERS[field.kind](raw))
         except UnitError as error:
             raise UserError(f"{where}: {error}") from None
-    units, hint = _UNITS[field.kind]
     match = _NUMBER.fullmatch(raw)
-    if match is None or match[2].lower() not in units:
-        raise UserError(f"{where}: {raw!r} is not a number; {hint}")
-    return float(match[1]) * units[match[2].lower()]
+    if match is None:
+        raise UserError(f"{where}: {raw!r} is not a number; write 0.5, 50%, 20G or 1e-6")
+    return _rounded(float(match[1]) * _SCALES[match[2].lower()])
 
 
-def _option_test(sign: str, raw: str, where: str) -> Callable[[Any], bool]:
-    """Return the test of an option: numbers are compared as numbers, other values as text."""
-    for parse in (float, parse_tokens):
-        with suppress(ValueError):
-            return _comparison(sign, parse(raw))
-    if sign not in ("=", "!="):
-        raise UserError(f"{where}: {raw!r} is not a number; write 64 or 1k")
-
-    def test(value: Any) -> bool:
-        is_equal = format_option(value) == (raw if isinstance(value, str) else raw.lower())
-        return is_equal == (sign == "=")
-
-    return test
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else format_option(value)
-
-
-def sort_rows(rows: Iterable[R], keys: Sequence[tuple[str, bool]]) -> list[R]:
-    """Sort rows by (field, descending), the first key first; equal rows keep their order.
-
-    Missing values come last in either direction, numbers before text.
-    """
-    table = list(rows)
-    for field, descending in reversed(keys):
-        table.sort(key=lambda row: _rank(value_of(row, field), descending), reverse=descending)
-    return table
-
-
-def _rank(value: Any, descending: bool) -> tuple[bool, bool, float, str]:
-    last = (value is None) != descending
-    if isinstance(value, int | float):
-        return last, False, float(value), ""
-    return last, True, 0.0, _text(value)
-
-
-def parse_sort(text: str, rows: Sequence[Row]) -> tuple[str, bool]:
-    """Parse `time` or `-time` (descending) as (field, descending).
-
-    Raises UnknownNameError for an unknown field or option.
-    """
-    return find_field(text.removeprefix("-"), "--sort", rows), text.startswith("-")
+def _rounded(value: Any) -> Any:
+    """Return a number without the error of its last digits: 10 % is 0.1 or 1 - 0.9."""
+    return float(f"{value:.12g}") if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""`longseq show RESULTS`: records in the terminal, filtered, sorted, with sparklines."""
+"""`longseq show RESULTS`: records in the terminal, filtered and sorted."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,8 @@ def show(
         list[str] | None,
         typer.Option(
             help="Condition on rows: status!=ok, tokens>=4k, time<10ms, peak>1MiB, label~zigzag, "
-            "option.chunk=64 (repeatable; all must hold). Default: all rows."
+            "option.chunk=64, also with and, or, not (repeatable; all must hold). Default: all "
+            "rows."
         ),
     ] = None,
     sort: Annotated[
@@ -27,8 +28,7 @@ def show(
     columns: Annotated[
         str | None,
         typer.Option(
-            help="Fields to show, separated by commas; passes is a sparkline of a row's passes. "
-            "Default: those that suit the rows."
+            help="Fields to show, separated by commas. Default: those that suit the rows."
         ),
     ] = None,
     limit: Annotated[
@@ -36,7 +36,7 @@ def show(
     ] = None,
     as_json: options.AsJson = False,
 ) -> int:
-    """Show records in the terminal: filtered, sorted, with sparklines. Writes nothing."""
+    """Show records in the terminal: filtered and sorted. Writes nothing."""
     from longseq_bench.analysis.frames import rows_json
     from longseq_bench.api.loading import read_results
     from longseq_bench.cli.session import print_answer, print_notes
@@ -44,11 +44,11 @@ def show(
 
     records, notes = read_results(results)
     print_notes(notes)
-    names = options.split_names(columns)
-    chosen = select_rows(records, where or [], sort or [], names, limit)
+    names, conditions = options.split_names(columns), where or []
+    rows, searches = select_rows(records, conditions, sort or [], limit)
     return print_answer(
         as_json,
-        lambda: rows_json(chosen.rows.shown, "sweep") | rows_json(chosen.searches.shown, "search"),
-        lambda: show_document(chosen),
+        lambda: rows_json(rows.shown, "sweep") | rows_json(searches.shown, "search"),
+        lambda: show_document(records, conditions, names, rows, searches),
         "a wider terminal, --columns or --json has them",
     )

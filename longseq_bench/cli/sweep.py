@@ -68,7 +68,7 @@ def _list_trials(config: Path, rounds: int | None, out: Path | None, as_json: bo
     """Print the trials and what a run would take."""
     from longseq_bench.api.grid import plan_sweep
     from longseq_bench.cli import session
-    from longseq_bench.cli.documents import trials_document
+    from longseq_bench.cli.listing import trials_document
     from longseq_bench.core.interning import gc_disabled
 
     with gc_disabled():

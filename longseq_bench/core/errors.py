@@ -8,8 +8,7 @@ LongseqError                what a caller may catch
 │   ├── ConfigError         a config that can't be read; names file, line, key
 │   ├── UnitError           "12q" for tokens, "-3GiB" for bytes
 │   │   └── TooLargeError   above its upper bound
-│   ├── StoreError          a results folder or file that can't be used
-│   └── OutputError         stdout can't be written; exit code 2 as well
+│   └── StoreError          a results folder or file that can't be used
 ├── UnsupportedError        an implementation can't do this workload; status `unsupported`
 │   └── WorldError          it can't run on this number of ranks
 ├── OwnFunctionError        a function of the user doesn't do what an attention must; status `error`
@@ -100,10 +99,6 @@ class TooLargeError(UnitError):
 
 class StoreError(UserError):
     """A results folder or file that can't be read or written."""
-
-
-class OutputError(UserError):
-    """Stdout can't be written, for example because the disk is full."""
 
 
 class UnsupportedError(LongseqError):

@@ -2,7 +2,6 @@
 
 import re
 import unicodedata
-from collections.abc import Iterable
 from typing import Any
 
 MAX_QUOTE = 200
@@ -64,13 +63,6 @@ def quote(value: Any) -> str:
 def shorten_quotes(message: str) -> str:
     """Shorten the words and quoted texts of a message that are longer than MAX_QUOTE."""
     return _LONG.sub(_shorten, message) if len(message) > MAX_QUOTE else message
-
-
-def shorten_inputs(message: str, inputs: Iterable[str]) -> str:
-    """Shorten what a message says of inputs longer than MAX_QUOTE, quoted or not: a path's text."""
-    for text in sorted({text for text in inputs if len(text) > MAX_QUOTE}, key=len, reverse=True):
-        message = message.replace(text, f"{text[:MAX_QUOTE]}…")
-    return message
 
 
 def _shorten(found: re.Match[str]) -> str:

@@ -67,7 +67,7 @@ def test_each_option_is_a_keyword_with_the_same_name() -> None:
     of_search = {"implementations", "options", "progress"}
     renamed = {"impl", "option", "as_json"}
     assert options_of(maxlen) - of_search == options_of(maxlen_command) - renamed
-    only_printed = {"accuracy", "sbatch", "output"}
+    only_printed = {"accuracy", "output"}
     assert options_of(plan) - of_search == options_of(plan_command) - renamed - only_printed
     keys = set(SweepFile.model_fields) | set(WorkloadSection.model_fields)
     assert options_of(sweep) - {"config", "out", "progress"} == keys - {"workload"}

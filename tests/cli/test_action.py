@@ -63,12 +63,6 @@ def test_the_options_that_it_passes_exist() -> None:
     assert used == 7
 
 
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: str(step["name"]))
-def test_its_scripts_are_valid_shell(step: dict[str, Any]) -> None:
-    done = subprocess.run(["bash", "-n", "-c", step["run"]], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 # ---- the steps, run as a runner does -----------------------------------------------------------
 
 

@@ -8,10 +8,8 @@ from rich.console import Console
 
 from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.sweeps import sweep_rows
-from longseq_bench.api.progress import PlainReporter, Reporter
-from longseq_bench.api.trial_text import Labels, describe_failure
-from longseq_bench.cli.progress import SearchProgress, SweepProgress
-from longseq_bench.cli.session import ConsoleReporter
+from longseq_bench.api.progress import ConsoleReporter, RunProgress
+from longseq_bench.api.trial_text import Labels, describe_outcome
 from longseq_bench.core.model import Phase, Status
 from longseq_bench.search.strategy import Step
 from tests import make
@@ -42,9 +40,9 @@ def test_a_label_has_only_differing_settings() -> None:
 def test_a_failure_is_one_short_line(status: Status, phase: Phase, words: str) -> None:
     """The text of the allocator is in the record only."""
     failed = make.outcome(status, "four lines\n of text", phase)
-    assert describe_failure(make.record(make.trial(time_budget=10.0), failed)) == words
+    assert describe_outcome(make.record(make.trial(time_budget=10.0), failed)) == words
     long = make.outcome("error", "x" * 1000, "forward")
-    assert len(describe_failure(make.record(came_to=long))) < 130
+    assert len(describe_outcome(make.record(came_to=long))) < 130
 
 
 def test_a_live_line_has_no_markup_and_no_control_character_of_a_label() -> None:
@@ -53,11 +51,11 @@ def test_a_live_line_has_no_markup_and_no_control_character_of_a_label() -> None
     trials = [make.trial("ring", options={"order": text}) for text in hostile]
     screen = io.StringIO()
     terminal = Console(file=screen, width=120, force_terminal=True, color_system=None)
-    with SweepProgress(terminal, trials, 1) as watcher:
+    with RunProgress(terminal, trials, "", 1) as watcher:
         for one in trials:
             watcher.starts(Step(one))
             watcher.phase("forward", "\u202e")
-            watcher._live.refresh()
+            watcher.live.refresh()
             failed = make.outcome("error", "no \u202e\x1b]0;c\x07", "forward")
             watcher.ends(Step(one), make.record(one, failed), from_store=False)
     text = screen.getvalue()
@@ -69,7 +67,7 @@ def test_a_live_line_has_no_markup_and_no_control_character_of_a_label() -> None
 def test_a_sweep_shows_finished_trials_and_remaining_time() -> None:
     screen = io.StringIO()
     trials = [make.trial("ring", 2048), make.trial("sdpa", 2048)]
-    watcher = SweepProgress(Console(file=screen, width=80), trials, 3, "device: cpu")
+    watcher = RunProgress(Console(file=screen, width=80), trials, "device: cpu", 3)
     with watcher:
         watcher.starts(Step(trials[0]))
         watcher.ends(Step(trials[0]), make.record(trials[0]), from_store=False)
@@ -82,35 +80,33 @@ def test_a_sweep_shows_finished_trials_and_remaining_time() -> None:
         "[1/6] ring 2k  100 ms ±1 %",
         "[4/6] sdpa 2k  out of memory in forward  (from an earlier run)",
     ]
-    assert watcher.summary.startswith("4 of 6 done, about ")
-    assert watcher.summary.endswith(" to go")
+    left = str(watcher.live.tasks[0].fields["left"])
+    assert left.startswith("4 of 6 done, about ")
+    assert left.endswith(" to go")
 
 
-@pytest.mark.parametrize("reporter", [ConsoleReporter(), PlainReporter()])
-def test_records_that_do_not_count_are_named_on_stderr(reporter: Reporter, capfd: Capture) -> None:
-    with reporter.watch_sweep([make.trial()], 1, "device: cpu", None) as watcher:
+@pytest.mark.parametrize("is_drawn", [True, False])
+def test_records_that_do_not_count_are_named_on_stderr(is_drawn: bool, capfd: Capture) -> None:
+    with ConsoleReporter(is_drawn=is_drawn).watch_sweep([make.trial()], 1, "cpu") as watcher:
         watcher.skips_records("12 records of n1\x1b[2J do not count here: another environment")
     lines = capfd.readouterr().err.splitlines()
     assert [one for one in lines if one.startswith("12 records of n1")]
     assert "\x1b" not in "".join(lines)
 
 
-def test_timing_after_a_search_does_not_show_its_bracket() -> None:
+def test_a_search_shows_its_bracket_until_it_is_timed() -> None:
     trial = make.trial("ring", 1000, memory_budget=2**26, repeats=0)
-    watcher = SearchProgress(Console(file=io.StringIO()), [trial])
+    watcher = RunProgress(Console(file=io.StringIO()), [trial], "device: cpu")
 
     def shown() -> str:
-        return str(watcher._live.tasks[0].fields["left"])
+        return str(watcher.live.tasks[0].fields["left"])
 
     for tokens, status in ((1000, "ok"), (1100, "oom")):
         record = make.step(tokens, status, of=trial)  # type: ignore[arg-type]
         watcher.ends(Step(trial.at(tokens), "probe"), record, from_store=False)
     assert shown() == "[1,000 passed … 1,100 failed] 10.0% apart"
-    timed = Step(trial.at(500).replace(repeats=7), "measure")
-    watcher.starts(timed)
-    assert shown() == "timing, 0 done"
-    watcher.ends(timed, make.record(timed.trial), from_store=False)
-    assert shown() == "timing, 1 done"
+    watcher.starts(Step(trial.at(500).replace(repeats=7), "measure"))
+    assert shown() == "timing"
 
 
 def test_an_efficiency_above_110_percent_is_flagged_with_its_causes() -> None:

@@ -91,13 +91,6 @@ def test_a_fifo_beside_the_records_stops_no_report(capfd: Capture) -> None:
     assert refusal(capfd, "report", "kept").startswith("kept/report.md is a FIFO, and a report is ")
 
 
-def test_a_job_goes_to_a_file_or_to_an_open_pipe(capfd: Capture) -> None:
-    assert run([*PLAN, "--sbatch", "fifo"]) == 2
-    message = "--sbatch fifo is a FIFO; name a regular file, or /dev/stdout"
-    assert capfd.readouterr().err.endswith(f"longseq: {message}\n")
-    assert "#SBATCH" in piped([*PLAN, "--sbatch", "/dev/stdout"]).stdout
-
-
 def piped(command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own, with a text on its stdin, which is a pipe."""
     return subprocess.run(

@@ -4,17 +4,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from pydantic_core import SchemaError, SchemaValidator, core_schema
 
-from longseq_bench import cli
 from longseq_bench.cli import run
 from longseq_bench.core.model import Record
 from longseq_bench.store import RECORDS, TORN, load
@@ -167,49 +163,6 @@ def test_ctrl_c_while_the_fork_server_is_still_importing(
     assert "Traceback" not in said
     by = " by SIGTERM" if number == signal.SIGTERM else ""
     assert said.splitlines()[-1] == f"longseq: interrupted{by}; every finished record is on disk"
-
-
-INTERRUPTED_IN_EXEC = """\
-from longseq_bench import __main__, cli
-
-def run(arguments):
-    try:
-        exec("raise KeyboardInterrupt")  # as dataclasses do it
-    except KeyboardInterrupt:
-        return 143
-
-cli.run = run
-__main__.main()
-"""
-
-
-def test_an_interrupt_in_an_exec_keeps_the_exit_code(tmp_path: Path) -> None:
-    (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_EXEC)
-    done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, timeout=SOON_S)
-    assert done.returncode == 143
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_only_an_interrupt_while_a_model_is_defined_reads_as_one(
-    monkeypatch: pytest.MonkeyPatch, capfd: Capture, error: type[BaseException]
-) -> None:
-    """Pydantic raises a SchemaError for whatever ended the definition of a model."""
-
-    class Value:
-        def __repr__(self) -> str:
-            raise error
-
-    def define_model(**_: object) -> None:
-        SchemaValidator(core_schema.literal_schema([Value()]))
-
-    monkeypatch.setattr(cli, "app", define_model)
-    if error is ValueError:
-        with pytest.raises(SchemaError, match="ValueError"):
-            run(["list"])
-    else:
-        assert run(["list"]) == 130
-        said = capfd.readouterr().err
-        assert said == "longseq: interrupted; every finished record is on disk\n"
 
 
 def test_a_torn_last_line_is_moved_and_its_trial_runs_again(capfd: Capture) -> None:

@@ -245,9 +245,6 @@ def test_growth_with_ranks_is_compared_with_theory_and_expectation() -> None:
     assert not section(document, "Longest lengths over ranks").charts
 
 
-# ---- published figures, baselines ----------------------------------------------------------------
-
-
 # ---- limits --------------------------------------------------------------------------------------
 
 
