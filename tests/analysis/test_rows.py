@@ -22,7 +22,6 @@ from longseq_bench.analysis.frames import (
     sweep_json,
 )
 from longseq_bench.analysis.labels import speeds
-from longseq_bench.analysis.row import make_row
 from longseq_bench.analysis.runs import SEVERITY, largest_over_mean
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.searches import density_rows, merge_search, search_rows
@@ -44,17 +43,6 @@ def json_fields(row_type: type, document: str) -> set[str]:
 def only(records: list[Record]) -> SweepRow:
     (row,) = sweep_rows(records)
     return row
-
-
-def test_a_row_needs_every_field_and_no_other() -> None:
-    row = only([make.record()])
-    values = {name: getattr(row, name) for name in fields_of(SweepRow)}
-    assert make_row(SweepRow, values) == row
-    with pytest.raises(KeyError, match="toekns"):
-        make_row(SweepRow, values | {"toekns": 1})
-    del values["tokens"], values["label"]
-    with pytest.raises(TypeError, match="SweepRow lacks tokens"):
-        make_row(SweepRow, values)
 
 
 # the interval of the median
