@@ -64,7 +64,7 @@ def test_every_command_is_in_the_command_reference() -> None:
     finally:
         sys.path.pop(0)
     reference = generate_commands()
-    for command in ("sweep", "maxlen", "plan", "report", "compare", "verify", "list", "doctor"):
+    for command in ("sweep", "maxlen", "plan", "report", "compare", "list", "doctor"):
         assert f"## longseq {command}\n" in reference
     assert "| `--memory-budget TEXT` |" in reference
 

@@ -17,7 +17,6 @@ from longseq_bench.core.errors import StoreError
 from longseq_bench.core.model import Trial
 from longseq_bench.core.own_functions import source_of
 from longseq_bench.core.units import parse_memory_budget, parse_seconds
-from longseq_bench.core.user_files import write_text_file
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.runner import run_schedule
 from longseq_bench.search.prediction import Predictor
@@ -119,8 +118,7 @@ def _name_folder_at_interrupt(store: Store | None, reporter: Reporter) -> Iterat
 def _write_config(config: str, folder: Path) -> None:
     path = folder / "config.yaml"
     try:
-        advice = "and the config is kept in a regular file; remove it or name another folder"
-        write_text_file(path, config, StoreError, advice)
+        path.write_text(config, encoding="utf-8", newline="\n")
     except OSError as error:
         reason = f"{error.strerror} ({path})"
         raise StoreError(f"results folder {folder} can't be written: {reason}") from None

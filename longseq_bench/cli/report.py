@@ -63,7 +63,6 @@ def report(
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
     from longseq_bench.api.loading import load
     from longseq_bench.cli.session import console, print_json, print_lines, print_notes
-    from longseq_bench.core.interning import gc_disabled
     from longseq_bench.reports import write_documents
     from longseq_bench.reports.published_results import read
     from longseq_bench.reports.render import html, markdown
@@ -74,10 +73,9 @@ def report(
     print_notes(found.notes)
     if "html" in format_names:
         html.prepare()
-    with gc_disabled():
-        built = found.documents(kinds, baseline, read(published) if published else None)
-        file_formats = [name for name in format_names if name != TERMINAL]
-        paths = write_documents(built, out or found.folder or Path(), file_formats)
+    built = found.documents(kinds, baseline, read(published) if published else None)
+    file_formats = [name for name in format_names if name != TERMINAL]
+    paths = write_documents(built, out or found.folder or Path(), file_formats)
     if TERMINAL in format_names:
         print_documents(built, console())
     if as_json:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.user_files import open_regular
 
 KEY_VARIABLE = "LONGSEQ_KEY"
 MIN_CHARACTERS, MAX_BYTES = 16, 4096
@@ -126,8 +125,7 @@ def _is_missing(path: Path) -> bool:
 def _read(path: Path) -> bytes:
     """Return the key in a file. Raises UserError if others can read it, or could have made it."""
     try:
-        advice = "not a regular file; name a file with the key"
-        descriptor = open_regular(path, os.O_RDONLY, UserError, advice)
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
         raise UserError(f"the key file {path} can't be read: {error.strerror}") from None
     with os.fdopen(descriptor, "rb") as file:

@@ -32,7 +32,7 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
 from longseq_bench.launchers.interrupts import interrupt_on_termination
 from longseq_bench.launchers.launch_key import KEY_VARIABLE
-from longseq_bench.store import RECORDS, TORN, read
+from longseq_bench.store import RECORDS, TORN, load
 from tests.campaigns.kills import find_differences
 from tests.launchers import slurm_cluster
 from tests.launchers.slurm_cluster import NODES, Cluster
@@ -87,7 +87,7 @@ class Scene:
 
     def records(self) -> list[Record]:
         """Return the records, and note broken lines."""
-        loaded = read(self.cluster.work / "out")
+        loaded = load(self.cluster.work / "out")
         self.check(not loaded.broken, f"broken lines: {loaded.reasons}")
         return loaded.records
 
@@ -213,7 +213,7 @@ def run_sbatch_of_plan(scene: Scene) -> None:
     scene.seen.append(state)
     scene.check(state == "COMPLETED", f"{state}: {printed.read_text()[-600:]}")
     results = scene.cluster.work / "results"
-    records = [r for file in results.glob(f"**/{RECORDS}") for r in read(file).records]
+    records = [r for file in results.glob(f"**/{RECORDS}") for r in load(file).records]
     scene.check({r.trial.world_size for r in records} == {2}, "no records of both nodes")
 
 

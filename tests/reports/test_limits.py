@@ -10,7 +10,6 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from longseq_bench.core.interning import gc_disabled
 from longseq_bench.core.model import Record, Status, Trial
 from longseq_bench.reports import assemble
 from longseq_bench.reports.base import KINDS, Source
@@ -35,8 +34,7 @@ ALL = ["extreme", "devices", "scaling", "capabilities", "implementations", "summ
 
 
 def build(source: Source, kind: str) -> Document:
-    with gc_disabled():
-        return KINDS.get(kind)(source)
+    return KINDS.get(kind)(source)
 
 
 def check(source: Source, kind: str) -> None:
@@ -254,8 +252,7 @@ def many() -> Source:
             trial = record.trial.model_copy(update={"workload": workload})
             found.append(record.model_copy(update={"trial": trial}))
     source = Source(found)
-    with gc_disabled():
-        assert len(source.rows) + len(source.maxima) == 10_000
+    assert len(source.rows) + len(source.maxima) == 10_000
     return source
 
 
