@@ -8,9 +8,9 @@ from typing import Any
 from longseq_bench.analysis.labels import KEEP_WORDS, settings_suffix
 from longseq_bench.api.plan_model import ModelPlan
 from longseq_bench.core.hardware import Hardware
+from longseq_bench.core.masks import mask_words, mode_words
 from longseq_bench.core.model import Trial
 from longseq_bench.core.units import format_bytes, format_tokens
-from longseq_bench.core.words import mask_words, mode_words
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import Cell, Document, Section
 from longseq_bench.search.prediction import Accuracy, Prediction

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from longseq_bench.api.trial_text import format_option, format_options
 from longseq_bench.core.catalogue import Catalogue
+from longseq_bench.core.masks import mode_words
 from longseq_bench.core.model import Environment, Trial
-from longseq_bench.core.words import mode_words
 from longseq_bench.reports.document import Column, Document, Section, Table
 from longseq_bench.reports.groups import capitalize_first
 

@@ -4,7 +4,7 @@ import math
 import re
 import shlex
 
-from longseq_bench.core.divisors import divisors
+from longseq_bench.core.bounds import divisors
 from longseq_bench.core.units import format_tokens
 from longseq_bench.search.prediction import Prediction
 

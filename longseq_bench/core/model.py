@@ -31,7 +31,6 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from longseq_bench.core import bounds
-from longseq_bench.core.divisors import divisors
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.masks import CAUSAL, FORMS, FULL, Mask, parse_mask
 
@@ -129,7 +128,7 @@ class Workload(Frozen):
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}; "
-                f"kv_heads may be {', '.join(str(d) for d in divisors(self.heads))}"
+                f"kv_heads may be {', '.join(str(d) for d in bounds.divisors(self.heads))}"
             )
         return self
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from longseq_bench.core.divisors import divisors
+from longseq_bench.core.bounds import divisors
 from longseq_bench.core.model import (
     Environment,
     Measurement,
