@@ -8,9 +8,15 @@ from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 
-from longseq_bench.core import triton_build
 from longseq_bench.core.catalogue import Catalogue, Entry
-from longseq_bench.core.gpus import VISIBLE, GpuReport, read_installed_gpus, read_visible_gpus
+from longseq_bench.core.gpus import (
+    VISIBLE,
+    GpuReport,
+    c_compiler,
+    missing_for_triton,
+    read_installed_gpus,
+    read_visible_gpus,
+)
 from longseq_bench.core.model import Environment
 from longseq_bench.core.units import format_bytes
 from longseq_bench.environment import NOT_INSTALLED
@@ -148,9 +154,9 @@ def _triton_build(catalogue: Catalogue | None) -> list[Finding]:
     info = catalogue.devices.get("cuda") if catalogue else None
     if info is None or info.unavailable:
         return []
-    missing = triton_build.find_missing()
+    missing = missing_for_triton()
     names = ", ".join(what for what, _ in missing)
-    found = f"{names}: Triton's kernels can't start" if missing else str(triton_build.c_compiler())
+    found = f"{names}: Triton's kernels can't start" if missing else str(c_compiler())
     return [check("triton on cuda", not missing, found, "; ".join(todo for _, todo in missing))]
 
 

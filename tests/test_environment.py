@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
-import pynvml
 import pytest
 
 from longseq_bench import environment
@@ -193,19 +192,6 @@ def test_gpus_are_read_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     found = collect()
     assert (found.gpus, found.driver) == (("Old", "New"), "580.1")
     assert (found.power_limits_w, found.sm_clocks_mhz) == ((700.0, 350.5), (345.0, 1980.0))
-
-
-def test_a_gpu_without_a_power_limit_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(handle: int, kind: int = 0) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    two_gpus(
-        monkeypatch, nvmlDeviceGetPowerManagementLimit=unsupported,
-        nvmlDeviceGetClockInfo=unsupported,
-    )  # fmt: skip
-    found = read_installed_gpus()
-    assert (found.names, found.reason) == (("Old", "New"), None)
-    assert found.power_limits_w == found.sm_clocks_mhz == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -87,18 +87,6 @@ def test_a_shape_is_measured_once_and_found_under_the_label_that_is_asked(tmp_pa
     assert load(tmp_path).records == [measured]  # the file keeps its label
 
 
-def test_each_record_is_one_write_then_a_sync(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    write, sync = os.write, os.fsync
-    with Store(tmp_path) as store:
-        monkeypatch.setattr(os, "write", lambda *args: calls.append("write") or write(*args))
-        monkeypatch.setattr(os, "fsync", lambda fd: calls.append("sync") or sync(fd))
-        store.append(some(1)[0])
-    assert calls == ["write", "sync"]
-
-
 def test_records_are_found_by_trial_and_environment(tmp_path: Path) -> None:
     here, there = make.environment("alpha", load=(3.0,)), make.environment("beta")
     now = make.environment("alpha", commit="new", load=(0.0,))
@@ -129,11 +117,6 @@ def test_a_trial_that_something_else_ended_runs_again(tmp_path: Path) -> None:
         store.append(again)
         assert store.find(one, fingerprint) is again
     assert load(tmp_path).records == [good, again]
-
-
-def test_the_store_needs_neither_torch_nor_pandas() -> None:
-    code = "import sys, longseq_bench.store; print({'torch', 'pandas'} & set(sys.modules))"
-    assert python(code).communicate()[0] == "set()\n"
 
 
 # ---- lines that are torn, broken, altered or newer ---------------------------------------------

@@ -1,14 +1,19 @@
 """The GPUs of this machine, and those that this process may use, by NVML: CUDA is not started.
 
+Also what Triton needs to compile for them.
+
 NVML lists all GPUs of a machine. CUDA shows only those in CUDA_VISIBLE_DEVICES: by index, by UUID
 or its beginning, also of a MIG slice (CUDA C++ Programming Guide, "CUDA Environment Variables").
 """
 
 import os
 import re
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from longseq_bench.core.units import format_bytes
@@ -166,6 +171,30 @@ def unsupported_architecture(
         f"this torch has no kernels for {name} (compute capability {capability[0]}."
         f"{capability[1]}); it was built for {', '.join(built_for)}"
     )
+
+
+def c_compiler() -> str | None:
+    """Return the command of the C compiler: CC, otherwise gcc or clang; None without any."""
+    return os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang")), None)
+
+
+def python_header() -> Path:
+    """Return the path that Python.h should have."""
+    # Debian's default scheme names a folder without headers; Triton avoids it too
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    return Path(sysconfig.get_path("include", scheme)) / "Python.h"
+
+
+def missing_for_triton() -> list[tuple[str, str]]:
+    """Return what Triton needs to compile the launcher of a kernel, with what to do about it."""
+    found, compiler, header = [], c_compiler(), python_header()
+    if compiler is None or not shutil.which(compiler.split()[0]):
+        what = f"CC={compiler} was not found" if compiler else "there is no gcc or clang"
+        found.append((what, "install gcc"))
+    if not header.is_file():
+        remedy = "install Python's headers (python3-dev or python3-devel)"
+        found.append((f"there is no {header}", remedy))
+    return found
 
 
 class _NvmlFailed(Exception):
