@@ -1,9 +1,8 @@
 """The GPUs of this machine, and those that this process may use, by NVML: CUDA is not started.
 
-Also what Triton needs to compile for them.
-
 NVML lists all GPUs of a machine. CUDA shows only those in CUDA_VISIBLE_DEVICES: by index, by UUID
 or its beginning, also of a MIG slice (CUDA C++ Programming Guide, "CUDA Environment Variables").
+Beside it is what Triton needs to compile kernels for them.
 """
 
 import os

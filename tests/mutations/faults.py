@@ -214,7 +214,7 @@ _STORE = (
           ("tests/test_store.py",)),
     Fault("newer-schema", "store", "core/record_line.py",
           "A record of a newer schema is read as one of this schema.",
-          "if schema > SCHEMA:", "if schema > SCHEMA + 1:",
+          "schema > SCHEMA:", "schema > SCHEMA + 1:",
           ("tests/test_store.py",)),
     Fault("half-written", "store", "store.py",
           "A record of which only a part could be written stays in the file.",
