@@ -1,6 +1,6 @@
 """Time, memory and file sizes of a report of many records: `python benchmarks/report.py`.
 
-Makes 100,000 records of sweeps and searches and runs `longseq report` on them, reading included.
+Makes 20,000 records of sweeps and searches and runs `longseq report` on them, reading included.
 The limits are 12 s, 800 MiB and 8 MB a file. Three shapes: mixed (rounds, searches, failures and
 two ranks on many workloads), distinct (no two records of one trial, so that each is a row) and
 workloads (six records on each, so that each workload is a table). The exit code is 1 if a limit is
@@ -63,7 +63,7 @@ HOST: dict[str, Any] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--records", type=int, default=100_000)
+    parser.add_argument("--records", type=int, default=20_000)
     parser.add_argument("--shape", choices=(*MADE, "all"), default="all")
     parser.add_argument("--format", default="html")
     parser.add_argument("--kind", default="summary")

@@ -1,11 +1,8 @@
 """Measure the longest sequence that an attention can take on given hardware, and its speed."""
 
-# without an import: `python -m longseq_bench` would take a typing.py of the current folder
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from longseq_bench.api.grid import sweep as sweep
     from longseq_bench.api.length_search import maxlen as maxlen
     from longseq_bench.api.loading import load as load
@@ -34,7 +31,7 @@ _LAZY = {
 """Exported names by module. Importing this package loads neither torch nor pandas nor these."""
 
 
-def __getattr__(name: str) -> "Any":
+def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

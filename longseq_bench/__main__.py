@@ -19,17 +19,5 @@ def main() -> None:
     sys.exit(code)
 
 
-def _leave_current_folder() -> None:
-    """Take the current folder, which `python -m` puts first, out of Python's path.
-
-    It may hold anything, such as a psutil.py in a folder of results.
-    """
-    current = sys.path.pop(0)
-    if __file__.rpartition("/")[0].rpartition("/")[0] == current:
-        sys.path.append(current)
-
-
 if __name__ == "__main__":
-    if __spec__ and not sys.flags.safe_path:
-        _leave_current_folder()
     main()

@@ -8,9 +8,14 @@ from importlib.metadata import requires
 from pathlib import Path
 from typing import Literal
 
-from longseq_bench.core import triton_build
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo
-from longseq_bench.core.gpus import VISIBLE, read_installed_gpus, read_visible_gpus
+from longseq_bench.core.gpus import (
+    VISIBLE,
+    c_compiler,
+    missing_for_triton,
+    read_installed_gpus,
+    read_visible_gpus,
+)
 from longseq_bench.core.model import Environment
 from longseq_bench.core.units import format_bytes
 from longseq_bench.environment import NOT_INSTALLED
@@ -111,9 +116,9 @@ def _cuda(info: DeviceInfo | None) -> list[Finding]:
         remedy = f"trials run on the cpu; {info.remedy or 'see the reason'}"
         return [Finding("cuda", "note", info.unavailable, remedy)]
     memory = f"{format_bytes(info.free_bytes)} of {format_bytes(info.total_bytes)} free"
-    missing = triton_build.find_missing()
+    missing = missing_for_triton()
     names = ", ".join(what for what, _ in missing)
-    built = f"{names}: Triton's kernels can't start" if missing else str(triton_build.c_compiler())
+    built = f"{names}: Triton's kernels can't start" if missing else str(c_compiler())
     remedy = (
         "please run python -m benchmarks.gpu smoke --out gpu-results in a checkout, and send the "
         "folder (docs/gpu.md)"

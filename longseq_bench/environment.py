@@ -61,7 +61,7 @@ def collect() -> Environment:
             for name, value in sorted(os.environ.items())
             if _changes_figures(name)
         },
-        load=_load(),
+        load=os.getloadavg(),
         clock_mhz=_clock_mhz(),
         power_limits_w=gpus.power_limits_w,
         sm_clocks_mhz=gpus.sm_clocks_mhz,
@@ -197,13 +197,6 @@ def _clock_mhz() -> float | None:
     text = _read(Path("/proc/cpuinfo")) or ""
     clocks = re.findall(r"^cpu MHz\s*:\s*([0-9.]+)$", text, re.MULTILINE)
     return max(map(float, clocks), default=None)
-
-
-def _load() -> tuple[float, ...]:
-    try:
-        return os.getloadavg()
-    except OSError:
-        return ()
 
 
 def installed_version(package: str) -> str:

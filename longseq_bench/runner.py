@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from longseq_bench.core.model import Environment, Outcome, Record
-from longseq_bench.core.number_checks import find_impossible_sample
+from longseq_bench.core.record_line import find_impossible_sample
 from longseq_bench.launchers.base import Launcher, OnPhase
 from longseq_bench.search.strategy import Schedule, Step
 from longseq_bench.store import Store
@@ -90,7 +90,7 @@ def _run(
     launched = launcher.run(step.trial, on_phase)
     return Record(
         trial=step.trial,
-        outcome=_without_impossible(launched.outcome, step.trial.world_size),
+        outcome=_without_impossible(launched.outcome),
         environment=environment,
         started_at=started_at.isoformat(timespec="seconds"),
         wall_s=time.perf_counter() - start_s,
@@ -102,12 +102,12 @@ def _run(
     )
 
 
-def _without_impossible(outcome: Outcome, ranks: int) -> Outcome:
+def _without_impossible(outcome: Outcome) -> Outcome:
     """Return an `error` without measurements if a meter returned what can't be measured.
 
     Such a record would be a broken line when it is read again.
     """
-    reason = find_impossible_sample(outcome, ranks)
+    reason = find_impossible_sample(outcome)
     if reason is None:
         return outcome
     return Outcome(status="error", reason=f"a meter is broken: {reason}", facts=outcome.facts)

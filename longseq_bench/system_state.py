@@ -43,7 +43,6 @@ def examine_system(root: Path = Path("/"), cpus: Collection[int] | None = None) 
         _governor(root, own),
         _turbo(root),
         _smt(root, own),
-        _isolated(root, own),
         _huge_pages(root),
         _memory_pressure(root),
     ]
@@ -96,23 +95,6 @@ def _smt(root: Path, own: frozenset[int]) -> Finding:
         f"{len(cores)}, or choose one CPU per core with taskset"
     )
     return check(name, not shared, found, remedy)
-
-
-def _isolated(root: Path, own: frozenset[int]) -> Finding:
-    name = "isolated cpus"
-    isolated = _parse_cpus(_read(root / _CPUS / "isolated") or "")
-    if not isolated:
-        return Finding(name, "ok", "none: other processes may run on the CPUs of a trial")
-    used = own & isolated
-    if not used:
-        listed = ",".join(map(str, sorted(isolated)))
-        remedy = (
-            f"no other process runs on them, so that times vary less: start taskset -c {listed}"
-        )
-        return Finding(name, "note", f"{listed} are isolated, and longseq runs on others", remedy)
-    found = f"{len(used)} of the {len(own)} CPUs of longseq are isolated"
-    remedy = "the kernel does not spread threads over isolated CPUs: set OMP_PROC_BIND=true"
-    return check(name, len(used) == 1, found, remedy)
 
 
 def _huge_pages(root: Path) -> Finding:

@@ -10,13 +10,12 @@ import pytest
 
 @dataclass(eq=False)
 class FakeGpu:
-    """A GPU or a slice. None: a number that NVML does not support.  in_slices: MIG mode."""
+    """A GPU or a slice. None: a number that NVML does not support."""
 
     name: str
     uuid: str
     free: int | None = 200
     total: int | None = 200
-    in_slices: bool = False
     slices: list["FakeGpu"] = field(default_factory=list)
     processes: dict[int, int | None] = field(default_factory=dict)
     power_limit_mw: int | None = 700_000
@@ -65,7 +64,6 @@ def install(
         "nvmlDeviceGetName": lambda gpu: gpu.name.encode(),
         "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
         "nvmlDeviceGetMemoryInfo": memory,
-        "nvmlDeviceGetMigMode": lambda gpu: [int(gpu.in_slices)] * 2,
         "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: 7,
         "nvmlDeviceGetMigDeviceHandleByIndex": slice_at,
         "nvmlDeviceGetComputeRunningProcesses": processes,

@@ -112,7 +112,7 @@ def found_by_name(given: Catalogue | None = None, **fields: Any) -> dict[str, Fi
 def test_visible_gpus_and_slices_have_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     own = FakeGpu("H100 MIG 1g.10gb", "MIG-a", 10 * 2**30, 10 * 2**30)
     whole = FakeGpu("H100", "GPU-b", 79 * 2**30, 79 * 2**30)
-    install(monkeypatch, whole, FakeGpu("H100", "GPU-c", in_slices=True, slices=[own]))
+    install(monkeypatch, whole, FakeGpu("H100", "GPU-c", slices=[own]))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,MIG-a")
     found = found_by_name(gpus=("H100", "H100"), driver="580.1")
     assert found["visible gpus"] == Finding(

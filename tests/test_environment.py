@@ -3,13 +3,11 @@
 import os
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
-import pynvml
 import pytest
 
 from longseq_bench import environment
@@ -23,7 +21,7 @@ from longseq_bench.environment import (
     cuda_versions,
     free_memory,
 )
-from tests.fake_nvml import FakeGpu, install, missing
+from tests.fake_nvml import FakeGpu, install
 
 
 def test_collect_agrees_with_python() -> None:
@@ -46,14 +44,6 @@ def test_the_torch_version_is_read_without_an_import() -> None:
     version, imported = done.stdout.split()
     assert version[0].isdigit()
     assert imported == "False"
-
-
-def test_missing_torch_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(package: str) -> str:
-        raise PackageNotFoundError(package)
-
-    monkeypatch.setattr(environment, "version", missing)
-    assert collect().torch == "not installed"
 
 
 def test_only_variables_that_change_figures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +114,18 @@ def test_the_cuda_version_is_that_of_torch() -> None:
     assert found.power_limits_w[0] is None or found.power_limits_w[0] > 0
 
 
-def test_threads_change_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_threads_and_power_limits_change_the_fingerprint_and_clocks_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two_gpus(monkeypatch)
     one = collect()
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert collect().fingerprint != one.fingerprint
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    two_gpus(monkeypatch, nvmlDeviceGetClockInfo=lambda h, kind: 900)
     assert collect().fingerprint == one.fingerprint
+    two_gpus(monkeypatch, nvmlDeviceGetPowerManagementLimit=lambda h: 500_000)
+    assert collect().fingerprint != one.fingerprint
+    two_gpus(monkeypatch)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert collect().fingerprint != one.fingerprint
 
 
 # ---- memory ------------------------------------------------------------------------------------
@@ -170,25 +165,13 @@ def test_cgroups_version_one(tmp_path: Path) -> None:
     assert cgroup_memory(tmp_path, own) is None
 
 
-def test_a_container_without_its_own_path_uses_the_root(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.write_text("0::/docker/0123\n")
-    cgroup(tmp_path / "fs", "5000", 1000, 0, V2)
-    assert cgroup_memory(tmp_path / "fs", own) == (5000, 4000)
-    assert cgroup_memory(tmp_path / "fs", tmp_path / "no such file") is None
-
-
 def test_free_memory_is_the_minimum_of_system_and_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        psutil, "virtual_memory", lambda: SimpleNamespace(available=800, total=1000)
-    )
-    for limit, free in {(900, 300): 300, (900, 850): 800, (900, -5): 0}.items():
+    memory = SimpleNamespace(available=800, total=1000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    for limit, free in {(900, 300): 300, (900, 850): 800, (900, -5): 0, None: 800}.items():
         monkeypatch.setattr(environment, "cgroup_memory", lambda limit=limit: limit)
         assert free_memory("cpu") == free
-        assert collect().memory_bytes == 900
-    monkeypatch.setattr(environment, "cgroup_memory", lambda: None)
-    assert free_memory("cpu") == 800
-    assert collect().memory_bytes == 1000
+        assert collect().memory_bytes == (900 if limit else 1000)
 
 
 # ---- GPUs --------------------------------------------------------------------------------------
@@ -211,33 +194,9 @@ def test_gpus_are_read_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.power_limits_w, found.sm_clocks_mhz) == ((700.0, 350.5), (345.0, 1980.0))
 
 
-def test_a_power_limit_changes_the_fingerprint_and_a_clock_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    two_gpus(monkeypatch)
-    one = collect()
-    two_gpus(monkeypatch, nvmlDeviceGetClockInfo=lambda h, kind: 900)
-    assert collect().fingerprint == one.fingerprint
-    two_gpus(monkeypatch, nvmlDeviceGetPowerManagementLimit=lambda h: 500_000)
-    assert collect().fingerprint != one.fingerprint
-
-
-def test_a_gpu_without_a_power_limit_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(handle: int, kind: int = 0) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    two_gpus(
-        monkeypatch, nvmlDeviceGetPowerManagementLimit=unsupported,
-        nvmlDeviceGetClockInfo=unsupported,
-    )  # fmt: skip
-    found = read_installed_gpus()
-    assert (found.names, found.reason) == (("Old", "New"), None)
-    assert found.power_limits_w == found.sm_clocks_mhz == (None, None)
-
-
 @pytest.mark.parametrize(
     ("visible", "free"),
-    [(None, 100), ("1", 200), ("1,0", 200), ("GPU-ab", 100), ("GPU-cd", 200), ("GPU-c,0", 200)],
+    [(None, 100), ("1,0", 200), ("GPU-cd", 200)],
 )
 def test_free_memory_is_that_of_the_visible_gpu(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, free: int
@@ -255,32 +214,8 @@ def test_the_memory_of_several_ranks_is_that_of_the_fullest_gpu(
     two_gpus(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     assert (free_memory("cuda", 1), free_memory("cuda", 2)) == (200, 100)
-
-
-@pytest.mark.parametrize("visible", ["", "-1", "7"])
-def test_a_hidden_gpu_has_no_free_memory(monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
-    two_gpus(monkeypatch)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES=.* shows no GPU"):
-        free_memory("cuda")
-
-
-def test_no_driver_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    two_gpus(monkeypatch, nvmlInit=missing(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
-    found = read_installed_gpus()
-    assert (found.names, found.driver) == ((), None)
-    assert found.reason == "NVML: NVML Shared Library Not Found"
-    assert collect().gpus == ()
-    with pytest.raises(UserError, match="the free memory of cuda can't be read: NVML: NVML Shared"):
-        free_memory("cuda")
-
-
-def test_a_gpu_without_own_memory_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, FakeGpu("GB10", "GPU-ab", None, None))
-    found = read_installed_gpus()
-    assert (found.names, found.driver, found.reason) == (("GB10",), "580.1", None)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(UserError, match="NVML has no memory size of GPU 0: GB10"):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES=-1 shows no GPU"):
         free_memory("cuda")
 
 
@@ -305,39 +240,20 @@ def package(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_commit_is_marked_if_the_package_differs(package: Path) -> None:
+def test_the_commit_is_marked_if_the_package_differs(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     git(package, "add", ".")
+    assert commit_of(package) is None, "nothing is committed yet"
     git(package, "commit", "-qm", "first")
     commit = git(package, "rev-parse", "HEAD")[:12]
+    monkeypatch.setenv("GIT_DIR", str(package.parent / "nowhere"))  # as in a hook
     assert commit_of(package) == commit
     (package.parent / "result.txt").write_text("outside of the package")
     assert commit_of(package) == commit
     (package / "__init__.py").write_text("x = 1\n")
     assert commit_of(package) == f"{commit}-dirty"
-    git(package, "checkout", "-q", ".")
-    (package / "new.py").write_text("")
-    assert commit_of(package) == f"{commit}-dirty"
-
-
-def test_a_hook_of_another_repository_does_not_mislead(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    git(package, "add", ".")
-    git(package, "commit", "-qm", "first")
-    monkeypatch.setenv("GIT_DIR", str(package.parent / "nowhere"))
-    assert commit_of(package) == git(package, "rev-parse", "HEAD")[:12]
-
-
-def test_no_commit_if_git_does_not_track_the_package(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    git(package, "add", ".")
-    assert commit_of(package) is None, "nothing is committed yet"
-    git(package, "rm", "-q", "--cached", "__init__.py")
-    git(package, "commit", "-qm", "empty", "--allow-empty")
+    git(package, "rm", "-q", "--cached", "-f", "__init__.py")
     assert commit_of(package) is None, "somebody else's checkout"
-    git(package, "add", ".")
-    git(package, "commit", "-qm", "first")
-    assert commit_of(package) is not None
     monkeypatch.setenv("PATH", "")
     assert commit_of(package) is None, "no git"

@@ -37,7 +37,7 @@ def loads(*lines: list[str | Path]) -> set[str]:
 
 
 COMMANDS = (
-    "sweep", "maxlen", "plan", "scaling", "launch", "report", "show", "compare", "verify", "list",
+    "sweep", "maxlen", "plan", "scaling", "launch", "report", "show", "compare", "list",
     "schema", "doctor",
 )  # fmt: skip
 

@@ -7,7 +7,7 @@ from functools import partial
 from benchmarks.gpu.correct import test_files
 from benchmarks.gpu.items import Figures, Item, ItemFailed, Session, Step, plain_table
 from benchmarks.gpu.processes import longseq, measure, run_tests
-from longseq_bench.core.triton_build import c_compiler, find_missing, python_header
+from longseq_bench.core.gpus import c_compiler, missing_for_triton, python_header
 
 
 def list_items(session: Session) -> Sequence[Item]:
@@ -27,7 +27,7 @@ def find_compiler(session: Session) -> Figures:
         "compiler": c_compiler() or "none", "python_h": str(python_header()),
         "has_python_h": python_header().is_file(),
     }  # fmt: skip
-    missing = find_missing()
+    missing = missing_for_triton()
     if missing and session.device == "cuda":
         text = "; ".join(f"{what}: {remedy}" for what, remedy in missing)
         raise ItemFailed(f"Triton's kernels can't start: {text}", figures)

@@ -1,8 +1,7 @@
 """Fields that every row has: trial, machine and memory."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from functools import cache
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Self, TypeVar
 
@@ -239,40 +238,6 @@ def require(value: T | None) -> T:
     if value is None:
         raise ValueError("the row was not selected for having this value")
     return value
-
-
-def make_row(row_type: type[R], values: Mapping[str, Any]) -> R:
-    """Return `row_type(**values)` in half the time, which counts with 100,000 rows.
-
-    The constructor of a frozen class looks up `object.__setattr__` for each of seventy fields.
-    Raises TypeError if a field without a default is missing, KeyError for an unknown one.
-    """
-    declared: type = row_type
-    setters, defaults = _slots(declared)
-    every = {**defaults, **values}
-    if len(every) < len(setters):
-        raise TypeError(f"{row_type.__name__} lacks {', '.join(setters.keys() - every)}")
-    return fill(object.__new__(row_type), every)
-
-
-def fill(row: R, values: Mapping[str, Any]) -> R:
-    """Set fields of a row that nothing else has seen yet, and return it.
-
-    `dataclasses.replace` copies all fields, which is most of the work of many rows.
-    """
-    row_type: type = type(row)
-    setters, _ = _slots(row_type)
-    for name, value in values.items():
-        setters[name](row, value)
-    return row
-
-
-@cache
-def _slots(row_type: type) -> tuple[dict[str, Callable[[Row, Any], None]], dict[str, Any]]:
-    """Return the functions that set the fields of a row class, and the defaults of its fields."""
-    declared = fields(row_type)
-    setters = {field.name: getattr(row_type, field.name).__set__ for field in declared}
-    return setters, {f.name: f.default for f in declared if f.default is not MISSING}
 
 
 def identity(record: Record) -> dict[str, Any]:

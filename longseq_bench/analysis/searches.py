@@ -1,11 +1,12 @@
 """Rows of searches: for the longest length (probe, edge, confirm) and for the minimum sparsity."""
 
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.labels import Labels, find_labels, set_labels, settings_key
-from longseq_bench.analysis.row import fill, identity
+from longseq_bench.analysis.row import identity
 from longseq_bench.analysis.runs import SEVERITY, Runs, imbalance
 from longseq_bench.analysis.search_row import DensityRow, SearchRow
 from longseq_bench.core.cost import floor_bytes, floor_tokens
@@ -39,10 +40,14 @@ def search_rows(records: Iterable[Record], labels: Labels | None = None) -> list
     bounded = [row for row in found if row.fit_only and row.max_tokens and row.first_failure]
     fits = {row.time_key: row.max_tokens for row in bounded}
     labels = find_labels(found) if labels is None else labels
-    for row in found:
-        known = {} if row.fit_only or not fits else {"fits_tokens": fits.get(row.time_key)}
-        fill(row, {"label": labels[settings_key(row)], **known})
-    return found
+    return [
+        replace(
+            row,
+            label=labels[settings_key(row)],
+            fits_tokens=None if row.fit_only else fits.get(row.time_key),
+        )
+        for row in found
+    ]
 
 
 def merge_search(records: Sequence[Record]) -> SearchRow:

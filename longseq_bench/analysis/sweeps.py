@@ -6,6 +6,7 @@ used, and a trial that is not ok in every round has no time.
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from statistics import median
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from longseq_bench.analysis.fields import fields_of
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.labels import Labels, find_labels, settings_key
-from longseq_bench.analysis.row import fill, identity, make_row
+from longseq_bench.analysis.row import identity
 from longseq_bench.analysis.runs import (
     SEVERITY,
     ByRank,
@@ -32,7 +33,6 @@ from longseq_bench.core.cost import (
     share_of_ideal,
     standard_bytes,
 )
-from longseq_bench.core.interning import gc_disabled
 from longseq_bench.core.model import SDPA, Record, Workload
 from longseq_bench.core.stats import median_interval
 
@@ -74,26 +74,27 @@ def sweep_rows_with_records(
     records: Iterable[Record], labels: Labels | None = None
 ) -> list[tuple[SweepRow, list[Record]]]:
     """Return the rows of `sweep_rows`, each with the records that it merges."""
-    with gc_disabled():
-        measured = (record for record in records if record.purpose == "measure")
-        groups = list(group_by(measured, _row_key).values())
-        rows = [merge_trial(group) for group in groups]
-        busy = busy_threads(record for group in groups for record in group)
-        for row, group in zip(rows, groups, strict=True):
-            if row.is_ok:
-                fill(row, {"unstable": find_instability(group, busy[row.fingerprint])})
-        labels = find_labels(rows) if labels is None else labels
-        keys = [row.ranks_key for row in rows]
-        on_one_rank: dict[Hashable, SweepRow] = {}
-        for row, key in zip(rows, keys, strict=True):
-            if row.world_size == 1 and row.time_s is not None:
-                on_one_rank.setdefault(key, row)
-        standard = _standard_peaks(rows)
-        for row, key in zip(rows, keys, strict=True):
-            fill(row, {"label": labels[settings_key(row)]})
-            fill(row, _scaling(row, on_one_rank.get(key)))
-            fill(row, _against_standard(row, standard.get(row.workload_key)))
-    return list(zip(rows, groups, strict=True))
+    measured = (record for record in records if record.purpose == "measure")
+    groups = list(group_by(measured, _row_key).values())
+    rows = [merge_trial(group) for group in groups]
+    busy = busy_threads(record for group in groups for record in group)
+    labels = find_labels(rows) if labels is None else labels
+    on_one_rank: dict[Hashable, SweepRow] = {}
+    for row in rows:
+        if row.world_size == 1 and row.time_s is not None:
+            on_one_rank.setdefault(row.ranks_key, row)
+    standard = _standard_peaks(rows)
+    found = []
+    for row, group in zip(rows, groups, strict=True):
+        among_rows: Values = {
+            "label": labels[settings_key(row)],
+            **_scaling(row, on_one_rank.get(row.ranks_key)),
+            **_against_standard(row, standard.get(row.workload_key)),
+        }
+        if row.is_ok:
+            among_rows["unstable"] = find_instability(group, busy[row.fingerprint])
+        found.append((replace(row, **among_rows), group))
+    return found
 
 
 def _row_key(record: Record) -> Hashable:
@@ -125,7 +126,7 @@ def merge_trial(records: Sequence[Record]) -> SweepRow:
     }
     values |= _rates(values, workload)
     values |= _against_dense(values, timed)
-    return make_row(SweepRow, values)
+    return SweepRow(**values)
 
 
 def _measured(runs: Runs, timed: Runs) -> Values:

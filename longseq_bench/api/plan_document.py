@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from longseq_bench.analysis.labels import KEEP_WORDS, settings_suffix
 from longseq_bench.core.hardware import Hardware
+from longseq_bench.core.masks import mask_words, mode_words
 from longseq_bench.core.model import Trial
 from longseq_bench.core.models import ModelShape
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
-from longseq_bench.core.words import mask_words, mode_words
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import Cell, Column, Document, Section, Table
 from longseq_bench.search.model_memory import ModelMemory, Sharding, model_memory

@@ -17,7 +17,6 @@ from longseq_bench.core.errors import StoreError
 from longseq_bench.core.model import Trial
 from longseq_bench.core.settings import SEARCH, SHAPE
 from longseq_bench.core.units import parse_memory_budget, parse_seconds
-from longseq_bench.core.user_files import write_text_file
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.runner import run_schedule
 from longseq_bench.search.prediction import Predictor
@@ -107,8 +106,7 @@ def run_and_report(
         if store:
             reporter.note(store.notes)
             if config is not None:
-                advice = "and the config is a regular file; remove it or name another folder"
-                write_text_file(store.folder / "config.yaml", config, StoreError, advice)
+                _write_config(config, store.folder)
         try:
             with watcher:
                 records = run_schedule(
@@ -127,3 +125,12 @@ def run_and_report(
             reporter.say(f"wrote {path}" for path in [store.path, *paths])
             reporter.say([f"charts and a page: longseq report {store.folder} --format md,html"])
     return results
+
+
+def _write_config(config: str, folder: Path) -> None:
+    path = folder / "config.yaml"
+    try:
+        path.write_text(config, encoding="utf-8", newline="\n")
+    except OSError as error:
+        reason = f"{error.strerror} ({path})"
+        raise StoreError(f"results folder {folder} can't be written: {reason}") from None

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable
 
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.short_labels import find_short_labels
+from longseq_bench.core.masks import mask_words, mode_words
 from longseq_bench.core.model import OptionValue, Record, Trial
 from longseq_bench.core.stats import median_interval
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
-from longseq_bench.core.words import mask_words, mode_words
 from longseq_bench.reports import outcome_text
 
 MAX_REASON = 100  # characters of a failure's reason that are shown; the record has all of it

@@ -1,6 +1,6 @@
 """The command line: one file per command; errors become exit codes here and nowhere else.
 
-0 done · 1 verify: a line is broken · 2 bad input · 3 a trial ended wrong, crashed or error ·
+0 done · 2 bad input · 3 a trial ended wrong, crashed or error ·
 4 compare --fail-on: worse · 5 compare --fail-on: too noisy to tell · 130 interrupted, by Ctrl-C;
 143 by SIGTERM, 129 by SIGHUP
 """
@@ -27,12 +27,11 @@ from longseq_bench.cli.scaling import scaling
 from longseq_bench.cli.schema import schema
 from longseq_bench.cli.show import show
 from longseq_bench.cli.sweep import sweep
-from longseq_bench.cli.verify import verify
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.core.plain_text import shorten_quotes
 from longseq_bench.launchers.interrupts import received_signals
 
-BROKEN_LINES, BAD_INPUT, FAILED_TRIALS, REGRESSED, TOO_NOISY, INTERRUPTED = 1, 2, 3, 4, 5, 130
+BAD_INPUT, FAILED_TRIALS, REGRESSED, TOO_NOISY, INTERRUPTED = 2, 3, 4, 5, 130
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
@@ -54,7 +53,7 @@ def _add(command: Callable[..., int], name: str | None = None, **settings: Any) 
 for _command in (sweep, maxlen):
     _add(_command)
 _add(launch, context_settings={"allow_interspersed_args": False})
-for _command in (plan, scaling, report, show, compare, verify):
+for _command in (plan, scaling, report, show, compare):
     _add(_command)
 _add(listing, "list")
 _add(models)

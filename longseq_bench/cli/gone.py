@@ -12,11 +12,17 @@ _PUBLISHED = (
     "{} is gone; write published lengths next to the table of `longseq report`, or make the table "
     "from `longseq report RESULTS --json`"
 )
+_HOSTS = "{} is gone; `longseq launch` runs once, in an allocation of Slurm or with --hosts a:8,b:8"
 GONE: dict[str, str] = {
     "sweep --live": _LIVE,
     "sweep --port": _LIVE,
     "report --published": _PUBLISHED.format("--published"),
     "report --beside": _PUBLISHED.format("--beside"),
+    **{
+        f"launch {name}": _HOSTS.format(name)
+        for name in ("--node-rank", "--rdzv-endpoint", "--rdzv-timeout", "--key-file")
+    },
+    "verify": "verify is gone; `longseq show RESULTS` names the broken lines",
     "plan --sbatch": "--sbatch is gone; write a job that runs `longseq launch -- maxlen ...` in an "
     "allocation of `sbatch --nodes N`",
 }

@@ -190,7 +190,7 @@ def trials_document(trials: Sequence[Trial], rounds: int, heading: str, estimate
     heading: the device that they would use.  estimate: what they would take, the last line.
     """
     from longseq_bench.api.trial_text import format_options
-    from longseq_bench.core.words import mode_words
+    from longseq_bench.core.masks import mode_words
     from longseq_bench.reports.columns import ValueColumn, build_table
     from longseq_bench.reports.document import Document, Section
 

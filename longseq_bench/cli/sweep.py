@@ -69,10 +69,8 @@ def _list_trials(config: Path, rounds: int | None, out: Path | None, as_json: bo
     from longseq_bench.api.grid import plan_sweep
     from longseq_bench.cli import session
     from longseq_bench.cli.listing import trials_document
-    from longseq_bench.core.interning import gc_disabled
 
-    with gc_disabled():
-        loaded, heading, estimate = plan_sweep(config, rounds, out, session.ConsoleReporter())
+    loaded, heading, estimate = plan_sweep(config, rounds, out, session.ConsoleReporter())
 
     def data() -> dict[str, Any]:
         trials = [t.model_dump(mode="json") for t in loaded.trials]

@@ -6,9 +6,8 @@ from typing import Any
 
 from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.masks import FULL
+from longseq_bench.core.masks import FULL, mask_words, mode_words
 from longseq_bench.core.units import format_bytes, format_tokens
-from longseq_bench.core.words import mask_words, mode_words
 
 ComparedRow = SweepRow | SearchRow
 """A trial or a search."""

@@ -5,7 +5,6 @@ Letters: n tokens, B batch, Hq heads, Hk kv_heads, D head_dim, Dv v_head_dim, b 
 
 from dataclasses import dataclass
 
-from longseq_bench.core.identity_cache import cached_by_identity
 from longseq_bench.core.model import Workload
 
 Interval = tuple[float | None, float | None]
@@ -95,7 +94,6 @@ def dense_cost(workload: Workload) -> Cost:
     return Cost(attention_flops(workload), floor_bytes(workload))
 
 
-@cached_by_identity
 def standard_bytes(workload: Workload) -> int:
     """Return the peak bytes of standard attention: several score matrices of S = B Hq N² b bytes.
 

@@ -1,20 +1,25 @@
 """The GPUs of this machine, and those that this process may use, by NVML: CUDA is not started.
 
-NVML lists all GPUs of a machine. CUDA shows only those in CUDA_VISIBLE_DEVICES: by index, by UUID,
-or by the UUID of a MIG slice (CUDA C++ Programming Guide, "CUDA Environment Variables").
+NVML lists all GPUs of a machine. CUDA shows only those in CUDA_VISIBLE_DEVICES: by index, by UUID
+or its beginning, also of a MIG slice (CUDA C++ Programming Guide, "CUDA Environment Variables").
+Beside it is what Triton needs to compile kernels for them.
 """
 
 import os
 import re
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from longseq_bench.core.units import format_bytes
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NO_GPU = "NVML finds no GPU"
+_SLICE = "MIG-"
 UNSEEN_BYTES = 2**30
 """More than the driver itself uses. If more memory is in use, and NVML lists no process that holds
 it, another process does."""
@@ -35,21 +40,11 @@ class InstalledGpus:
 
 
 @dataclass(frozen=True)
-class Holder:
-    """Another process that uses a GPU.
-
-    held: bytes; None if the driver gives no number.
-    """
-
-    pid: int
-    held: int | None
-
-
-@dataclass(frozen=True)
 class Gpu:
     """A GPU, or a MIG slice of one.
 
     index: of the GPU by NVML.  total, free: bytes; None for a GPU that shares the host's memory.
+    holders: bytes that each other process holds, by its id; None if the driver gives no number.
     unlisted: bytes in use that no process in NVML's list holds.
     """
 
@@ -58,29 +53,30 @@ class Gpu:
     uuid: str
     total: int | None = None
     free: int | None = None
-    is_slice: bool = False
-    holders: tuple[Holder, ...] = ()
+    holders: Mapping[int, int | None] = field(default_factory=dict)
     unlisted: int = 0
 
+    @property
+    def _kind(self) -> str:
+        return f"{'MIG slice of GPU' if self.uuid.startswith(_SLICE) else 'GPU'} {self.index}"
+
     def __str__(self) -> str:
-        kind = "MIG slice of GPU" if self.is_slice else "GPU"
-        memory = f", {format_bytes(self.total)}" if self.total else ""
-        return f"{kind} {self.index}: {self.name}{memory}"
+        return f"{self._kind}: {self.name}" + (
+            f", {format_bytes(self.total)}" if self.total else ""
+        )
 
     def in_use_reason(self) -> str | None:
         """Return a sentence on the memory that other processes hold; None if they hold none."""
-        kind = f"{'MIG slice of GPU' if self.is_slice else 'GPU'} {self.index}"
         if self.holders:
             held = ", ".join(
-                f"process {one.pid} holds "
-                + ("an unknown part" if one.held is None else format_bytes(one.held))
-                for one in self.holders
+                f"process {pid} holds {'an unknown part' if held is None else format_bytes(held)}"
+                for pid, held in self.holders.items()
             )
-            return f"{kind} is in use: {held}"
+            return f"{self._kind} is in use: {held}"
         if self.unlisted < UNSEEN_BYTES:
             return None
         held = format_bytes(self.unlisted)
-        return f"{kind} is in use: processes that can't be seen from here hold {held}"
+        return f"{self._kind} is in use: processes that can't be seen from here hold {held}"
 
 
 @dataclass(frozen=True)
@@ -126,13 +122,9 @@ def read_visible_gpus(environ: Mapping[str, str] = os.environ) -> GpuReport:
             cuda = (number // 1000, number % 1000 // 10) if number else None
             driver = _text(nvml.nvmlSystemGetDriverVersion())
             visible, reason = _select(_list_devices(nvml), environ.get(VISIBLE))
-            gpus = tuple(_describe(nvml, *one) for one in visible)
-            return GpuReport(gpus, driver, cuda, reason)
+            return GpuReport(tuple(_describe(nvml, *one) for one in visible), driver, cuda, reason)
     except _NvmlFailed as error:
         return GpuReport(reason=str(error))
-
-
-# ---- reasons -----------------------------------------------------------------------------------
 
 
 def explain_no_cuda(torch_cuda: str, report: GpuReport) -> tuple[str, str]:
@@ -170,12 +162,9 @@ def unsupported_architecture(
         match = re.fullmatch(r"(sm|compute)_(\d+)([a-z]?)", architecture)
         if match is None:
             continue
-        number = int(match[2])
-        if match[3]:
-            fits = number == own
-        else:
-            fits = number <= own and (match[1] == "compute" or number // 10 == capability[0])
-        if fits:
+        number, is_ptx = int(match[2]), match[1] == "compute"
+        is_later = number <= own and (is_ptx or number // 10 == capability[0])
+        if number == own or (is_later and not match[3]):
             return None
     return (
         f"this torch has no kernels for {name} (compute capability {capability[0]}."
@@ -183,26 +172,36 @@ def unsupported_architecture(
     )
 
 
-# ---- NVML --------------------------------------------------------------------------------------
+def c_compiler() -> str | None:
+    """Return the command of the C compiler: CC, otherwise gcc or clang; None without any."""
+    return os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang")), None)
+
+
+def python_header() -> Path:
+    """Return the path that Python.h should have."""
+    # Debian's default scheme names a folder without headers; Triton avoids it too
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    return Path(sysconfig.get_path("include", scheme)) / "Python.h"
+
+
+def missing_for_triton() -> list[tuple[str, str]]:
+    """Return what Triton needs to compile the launcher of a kernel, with what to do about it."""
+    found, compiler, header = [], c_compiler(), python_header()
+    if compiler is None or not shutil.which(compiler.split()[0]):
+        what = f"CC={compiler} was not found" if compiler else "there is no gcc or clang"
+        found.append((what, "install gcc"))
+    if not header.is_file():
+        remedy = "install Python's headers (python3-dev or python3-devel)"
+        found.append((f"there is no {header}", remedy))
+    return found
 
 
 class _NvmlFailed(Exception):
     """NVML is missing, or a call that must work failed; the message has the reason."""
 
 
-@dataclass(frozen=True)
-class _Device:
-    """A GPU of NVML and its MIG slices; in_slices: only these can be used."""
-
-    index: int
-    handle: Any
-    uuid: str
-    in_slices: bool
-    slices: tuple[tuple[Any, str], ...]
-
-
-_Choice = tuple[int, Any, str, bool]
-"""Index of the GPU, handle, UUID, whether it is a slice."""
+_Device = tuple[int, Any, str]
+"""Index of the GPU, handle and UUID of the GPU or its slice."""
 
 
 @contextmanager
@@ -233,76 +232,56 @@ def _optional(call: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def _list_devices(nvml: Any) -> list[_Device]:
-    devices = []
+def _list_devices(nvml: Any) -> dict[int, list[_Device]]:
+    """Return by index each GPU, or its slices if it is in MIG mode."""
+    devices: dict[int, list[_Device]] = {}
     for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        mode = _optional(nvml.nvmlDeviceGetMigMode, handle)
-        in_slices = bool(mode and mode[0])
-        count = _optional(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) if in_slices else 0
-        own = [
-            _optional(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, i)
-            for i in range(count or 0)
-        ]
-        slices = tuple((one, _text(nvml.nvmlDeviceGetUUID(one))) for one in own if one is not None)
-        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-        devices.append(_Device(index, handle, uuid, in_slices, slices))
+        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+        count = _optional(nvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0
+        slices = [_optional(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, i) for i in range(count)]
+        handles = [one for one in slices if one is not None] or [gpu]
+        devices[index] = [(index, one, _text(nvml.nvmlDeviceGetUUID(one))) for one in handles]
     return devices
 
 
-def _select(devices: Sequence[_Device], text: str | None) -> tuple[list[_Choice], str | None]:
+def _select(
+    devices: Mapping[int, Sequence[_Device]], text: str | None
+) -> tuple[list[_Device], str | None]:
     """Return the devices that CUDA_VISIBLE_DEVICES names, and why there are none.
 
-    CUDA ignores everything from the first invalid name on, and shows one MIG slice at most.
+    CUDA ignores everything from the first invalid name on, and shows the first slice of a GPU.
     """
-    if not devices:
-        return [], NO_GPU
-    names = [str(one.index) for one in devices] if text is None else text.split(",")
-    chosen: list[_Choice] = []
-    for name in map(str.strip, names):
-        found, reason = _find(devices, name)
-        if found is None or found[2] in [one[2] for one in chosen]:
-            where = "" if text is None else f"{VISIBLE}={text} shows no GPU: "
-            return chosen, None if chosen else where + reason
-        chosen.append(found)
-        if found[3]:
+    every = [device for some in devices.values() for device in some]
+    chosen: list[_Device] = []
+    for name in map(str, devices) if text is None else map(str.strip, text.split(",")):
+        if name.isdigit():
+            found = devices.get(int(name), ())
+        else:
+            found = [one for one in every if name and one[2].startswith(name)]
+        if not found or found[0] in chosen:
             break
-    return chosen, None
+        chosen.append(found[0])
+        if found[0][2].startswith(_SLICE):
+            break  # one at most
+    if chosen:
+        return chosen, None
+    return [], f"{VISIBLE}={text} shows no GPU of {len(devices)}" if devices else NO_GPU
 
 
-def _find(devices: Sequence[_Device], name: str) -> tuple[_Choice | None, str]:
-    """Return the device of that name, or the reason why there is none."""
-    slices = [(one.index, *own, True) for one in devices for own in one.slices]
-    if name.startswith("MIG-"):
-        found = [one for one in slices if one[2].startswith(name)]
-        return (found[0], "") if len(found) == 1 else (None, f"{len(found)} slices are {name}")
-    whole = [
-        one
-        for one in devices
-        if (name == str(one.index) if name.isdigit() else name and one.uuid.startswith(name))
-    ]
-    if len(whole) != 1:
-        return None, f"{len(whole)} GPUs of {len(devices)} are {name or 'named'}"
-    (one,) = whole
-    if not one.in_slices:
-        return (one.index, one.handle, one.uuid, False), ""
-    if not one.slices:
-        return None, f"GPU {one.index} is in MIG mode, but has no slice"
-    return (one.index, *one.slices[0], True), ""
-
-
-def _describe(nvml: Any, index: int, handle: Any, uuid: str, is_slice: bool) -> Gpu:
+def _describe(nvml: Any, index: int, handle: Any, uuid: str) -> Gpu:
     memory = _optional(nvml.nvmlDeviceGetMemoryInfo, handle)
     listed = _optional(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-    sizes, own = [one.usedGpuMemory for one in listed], _own_processes()
-    is_known = memory is not None and None not in sizes
+    held, own = {one.pid: one.usedGpuMemory for one in listed}, _own_processes()
+    is_known = memory is not None and None not in held.values()
     return Gpu(
-        index, _text(nvml.nvmlDeviceGetName(handle)), uuid,
-        total=int(memory.total) if memory else None, free=int(memory.free) if memory else None,
-        is_slice=is_slice,
-        holders=tuple(Holder(p.pid, p.usedGpuMemory) for p in listed if p.pid not in own),
-        unlisted=int(memory.total - memory.free - sum(sizes)) if is_known else 0,
-    )  # fmt: skip
+        index,
+        _text(nvml.nvmlDeviceGetName(handle)),
+        uuid,
+        total=int(memory.total) if memory else None,
+        free=int(memory.free) if memory else None,
+        holders={pid: size for pid, size in held.items() if pid not in own},
+        unlisted=int(memory.total - memory.free - sum(held.values())) if is_known else 0,
+    )
 
 
 def _own_processes() -> set[int]:

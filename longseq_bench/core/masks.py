@@ -272,3 +272,14 @@ def _draw_each(name: str, seed: int, tokens: int) -> Iterator[int]:
         length = min(left, first + int(draw() * (last - first)))
         yield length
         left -= length
+
+
+def mask_words(text: str) -> str:
+    """Return a mask in words for people: "not causal", "causal", "sliding window 4k"."""
+    mask = parse_mask(text)
+    return "not causal" if mask.kind == FULL else mask.label
+
+
+def mode_words(mode: str, new_tokens: int) -> str:
+    """Return a mode in words for people: "forward", "decode, 1 new token"."""
+    return f"{mode}, {new_tokens} new token{'s' * (new_tokens > 1)}" if new_tokens else mode

@@ -24,17 +24,14 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
-    ModelWrapValidatorHandler,
-    ValidationInfo,
     computed_field,
     field_validator,
     model_validator,
 )
 from pydantic.dataclasses import dataclass
 
-from longseq_bench.core.divisors import divisors
+from longseq_bench.core.bounds import divisors
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.identity_cache import cached_by_identity
 from longseq_bench.core.masks import CAUSAL, FORMS, FULL, Mask, parse_mask
 from longseq_bench.core.settings import SAME_KERNEL as SAME_KERNEL
 from longseq_bench.core.settings import TRIAL, WORKLOAD, Setting
@@ -263,7 +260,6 @@ class Trial(Frozen):
         return Trial.model_validate({**self.model_dump(), **changes})
 
 
-@cached_by_identity
 def options_key(options: Mapping[str, OptionValue]) -> str:
     """Return text that is equal for equal options in any order; valid in this process only."""
     # by repr: 1, 1.0 and True are equal, but are different options
@@ -406,6 +402,8 @@ class Environment(Frozen):
     power_limits_w: tuple[float | None, ...] = ()
     sm_clocks_mhz: tuple[float | None, ...] = Field(default=(), description="of multiprocessors")
 
+    model_config = ConfigDict(extra="ignore")  # the stored fingerprint
+
     @property
     def gpu_libraries(self) -> dict[str, str]:
         """Versions of CUDA's libraries by their usual names; without those that are not known."""
@@ -416,26 +414,7 @@ class Environment(Frozen):
     @property
     def fingerprint(self) -> str:
         """Hash of the parts that make figures comparable."""
-        return _fingerprint(self)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _drop_computed(
-        cls, data: Any, validate: ModelWrapValidatorHandler[Environment], info: ValidationInfo
-    ) -> Environment:
-        """Ignore the stored fingerprint; reuse the last environment in the context, if equal."""
-        if not isinstance(data, dict):
-            return validate(data)
-        known: dict[type, tuple[Any, Environment]] = {} if info.context is None else info.context
-        if cls in known:
-            last, environment = known[cls]
-            if data == last and [*data.get("variables", ())] == [*last.get("variables", ())]:
-                return environment
-        # strict validation takes no list for a tuple here
-        fields = ((n, tuple(v) if isinstance(v, list) else v) for n, v in data.items())
-        found = validate({name: value for name, value in fields if name != "fingerprint"})
-        known[cls] = data, found
-        return found
+        return _fingerprint_of(_stable_values(self), tuple(sorted(self.variables.items())))
 
 
 _VOLATILE = {"load", "clock_mhz", "sm_clocks_mhz", "commit"}
@@ -443,12 +422,6 @@ _ADDED = {"cuda", "cudnn", "nccl", "triton", "power_limits_w"}
 """Fields that older records lack: a fingerprint covers them only if they have a value."""
 STABLE_FIELDS = [name for name in Environment.model_fields if name not in {"variables", *_VOLATILE}]
 _stable_values: Callable[[Environment], tuple[Any, ...]] = attrgetter(*STABLE_FIELDS)
-
-
-@cached_by_identity
-def _fingerprint(environment: Environment) -> str:
-    variables = tuple(sorted(environment.variables.items()))
-    return _fingerprint_of(_stable_values(environment), variables)
 
 
 @lru_cache(maxsize=1024)

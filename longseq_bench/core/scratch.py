@@ -41,6 +41,7 @@ def scratch_folder() -> Path:
     own = _own.get(os.getpid())
     if own is None or not own[0].is_dir():
         own = _own[os.getpid()] = _create()
+        atexit.register(_delete, os.getpid())
     return own[0]
 
 
@@ -63,88 +64,11 @@ def user_folder(parent: str) -> Path:
 
 
 def explain_full_disk(error: BaseException) -> str:
-    """Return a clause on what to do if temporary files have no room; "" for other errors.
-
-    A file system may also be full because it has no inodes left.
-    """
+    """Return a clause on what to do if temporary files have no room; "" for other errors."""
     if not isinstance(error, OSError) or error.errno not in _FULL:
         return ""
-    folder = next(iter(_parents()))
+    folder = _parents()[0]
     return f": free space or inodes in {folder}, or set TMPDIR to a folder on another disk"
-
-
-def _create() -> tuple[Path, int]:
-    problem = ""
-    for parent in _parents():
-        folder = user_folder(parent)
-        if len(os.fsencode(folder)) + SOCKET_BYTES > SOCKET_PATH_BYTES:
-            problem = problem or f"the path of {parent} is too long for a socket"
-            continue
-        try:
-            return _create_below(folder)
-        except OSError as error:
-            problem = problem or f"{error.strerror or error} ({folder})"
-    raise LauncherError(
-        f"there is no folder for temporary files: {problem}; set TMPDIR to a folder that can be "
-        f"written and has at most {SOCKET_PATH_BYTES - SOCKET_BYTES - 20} characters"
-    )
-
-
-def _parents() -> tuple[str, ...]:
-    _choose_without_a_file()
-    try:
-        return tempfile.gettempdir(), *_SHORT_FOLDERS
-    except OSError:  # no usable one
-        return _SHORT_FOLDERS
-
-
-def _choose_without_a_file() -> None:
-    """Let tempfile use its first candidate if that can be written, else let it search.
-
-    Its search writes a file with a random name there. A kill in that moment leaves the file, and a
-    later run can't tell whose it is. A file by O_TMPFILE has no name.
-    """
-    if tempfile.tempdir is not None or not hasattr(os, "O_TMPFILE"):
-        return
-    named = (os.environ.get(variable) for variable in ("TMPDIR", "TEMP", "TMP"))
-    folder = os.path.abspath(next(filter(None, named), "/tmp"))
-    with suppress(OSError):  # there is no such folder, or its file system has no such files
-        probe = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
-        try:
-            os.write(probe, b"probe")
-        finally:
-            os.close(probe)
-        tempfile.tempdir = folder
-
-
-def _create_below(user: Path) -> tuple[Path, int]:
-    while True:
-        folder = private_folder(user)
-        try:
-            created = _create_locked(folder)
-        except FileNotFoundError:
-            continue  # another process deleted the empty folder at its end
-        atexit.register(_delete, os.getpid())
-        return created
-
-
-def _create_locked(parent: Path, prefix: str = "run-") -> tuple[Path, int]:
-    """Delete what dead processes left below `parent`, and make a folder for this one there.
-
-    Returns the folder and the descriptor that locks it until it is closed.
-    """
-    lock = _open(parent)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        _delete_abandoned(parent, prefix)
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        descriptor = _open(folder)
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return folder, descriptor
-    finally:
-        os.close(lock)
 
 
 @contextmanager
@@ -161,20 +85,64 @@ def locked_folder(parent: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _open(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _parents() -> tuple[str, ...]:
+    try:
+        return tempfile.gettempdir(), *_SHORT_FOLDERS
+    except OSError:  # no usable one
+        return _SHORT_FOLDERS
 
 
-def _delete_abandoned(parent: Path, prefix: str) -> None:
-    """Delete the folders of that prefix on which no process has a lock."""
-    for folder in parent.glob(f"{prefix}*"):
-        with suppress(OSError):
-            lock = _open(folder)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _create() -> tuple[Path, int]:
+    problem = ""
+    for parent in _parents():
+        folder = user_folder(parent)
+        if len(os.fsencode(folder)) + SOCKET_BYTES > SOCKET_PATH_BYTES:
+            problem = problem or f"the path of {parent} is too long for a socket"
+            continue
+        try:
+            while True:
+                private_folder(folder)
+                with suppress(FileNotFoundError):  # another process ended and deleted it
+                    return _create_locked(folder)
+        except OSError as error:
+            problem = problem or f"{error.strerror or error} ({folder})"
+    raise LauncherError(
+        f"there is no folder for temporary files: {problem}; set TMPDIR to a folder that can be "
+        f"written and has at most {SOCKET_PATH_BYTES - SOCKET_BYTES - 20} characters"
+    )
+
+
+def _create_locked(parent: Path, prefix: str = "run-") -> tuple[Path, int]:
+    """Delete what dead processes left below `parent`, and make a folder for this one there.
+
+    Returns the folder and the descriptor that locks it until it is closed.
+    """
+    lock = os.open(parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for folder in parent.glob(f"{prefix}*"):
+            with suppress(OSError):  # its process has the lock
+                descriptor = _open_locked(folder)
                 shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
+                os.close(descriptor)
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        try:
+            return folder, _open_locked(folder)
+        except OSError:
+            return folder, os.open(folder, os.O_RDONLY)
+    finally:
+        os.close(lock)
+
+
+def _open_locked(folder: Path) -> int:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _delete(pid: int) -> None:
@@ -184,14 +152,3 @@ def _delete(pid: int) -> None:
         os.close(own[1])
         with suppress(OSError):  # others use it
             own[0].parent.rmdir()
-
-
-def _release_in_fork() -> None:
-    # a forked child shares the lock, and may outlive its owner
-    for _, descriptor in _own.values():
-        with suppress(OSError):
-            os.close(descriptor)
-    _own.clear()
-
-
-os.register_at_fork(after_in_child=_release_in_fork)

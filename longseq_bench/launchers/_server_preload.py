@@ -2,7 +2,7 @@
 
 Without this, init would adopt them, and they could not be distinguished from other processes.
 While the server imports torch, it does not read the pipe that closes with the parent: the kernel
-kills it instead (`die_with`), until _server_loaded.py is imported.
+kills it instead, until _server_loaded.py is imported.
 """
 
 import atexit
@@ -27,6 +27,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 _prctl(PR_SET_CHILD_SUBREAPER, 1)
+_prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 # The parent handles Ctrl-C. It was blocked at the start of this process; now ignore it.
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -35,15 +36,8 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 PID = os.getpid()
 
 
-def die_with(parent: int) -> None:
-    """Make the kernel kill this process when the thread that started it ends."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already
-        os._exit(1)
-
-
 def outlive_thread() -> None:
-    """Undo `die_with`: the thread may end, and from now on the pipe shows the end of the parent."""
+    """Let the thread that started this process end; the pipe shows the end of the parent now."""
     _prctl(PR_SET_PDEATHSIG, 0)
 
 

@@ -24,7 +24,6 @@ from typing import Any
 import psutil
 
 from longseq_bench.core.errors import LauncherError
-from longseq_bench.core.hidden_modules import explain_hidden_modules
 from longseq_bench.core.scratch import explain_full_disk
 from longseq_bench.launchers.helper_start import (
     explain_limits,
@@ -67,7 +66,7 @@ def ready() -> None:
             _kill(before)
             is_short = isinstance(error, OSError) and error.errno in SHORT_OF
             if is_short or attempt == ATTEMPTS:
-                limits = f"{explain_full_disk(error)}{explain_limits()}{explain_hidden_modules()}"
+                limits = f"{explain_full_disk(error)}{explain_limits()}"
                 reason = f"{str(error) or 'it ended'}{limits}"
                 raise LauncherError(f"the fork server can't be started: {reason}") from error
         except KeyboardInterrupt:

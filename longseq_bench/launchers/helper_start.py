@@ -1,17 +1,16 @@
 """Start the interpreters of multiprocessing: its fork server and its resource tracker.
 
 By itself multiprocessing runs `python -c`, so that the current folder leads their path: a psutil.py
-in a folder of results would run. It makes a folder for the socket of the server that stays after a
-kill, and whose path may be too long for a socket. And the server notices the end of its parent only
-after its imports, which take seconds.
+in a folder of results would run. And it makes a folder for the socket of the server that stays
+after a kill, and whose path may be too long for a socket.
 """
 
 import os
 import resource
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import process, util
+from multiprocessing import process
 from typing import Any
 
 import psutil
@@ -24,38 +23,23 @@ DESCRIPTORS = 65_536
 PER_RANK, AT_START = 4, 24
 """Descriptors of the parent: for each rank that runs, and for a moment at the start of one."""
 
-_PATH = "import sys; sys.path[:] = {path!r}; "
-_SERVER = (
-    "from longseq_bench.launchers import _server_preload; _server_preload.die_with({parent}); "
-)
-
 
 @contextmanager
 def safe_helpers() -> Iterator[None]:
-    """Start interpreters of multiprocessing within the block with the path of this process.
-
-    The fork server also ends with this process from its first moment.
-    """
-    functions: Any = util
+    """Start interpreters of multiprocessing within the block with the path of this process."""
     this_process: Any = process.current_process()
-    spawn, config = functions.spawnv_passfds, this_process._config
+    config = this_process._config
+    tempdir, variables = config.get("tempdir"), dict(os.environ)
+    config["tempdir"] = str(scratch_folder())
     path = [folder or os.getcwd() for folder in sys.path]
-    first = _PATH.format(path=path)
-    ends_with_us = _SERVER.format(parent=os.getpid())
-
-    def spawn_safely(executable: Any, arguments: Sequence[Any], descriptors: Any) -> int:
-        at = list(arguments).index("-c")
-        code = arguments[at + 1]
-        own = first + ends_with_us if "multiprocessing.forkserver" in code else first
-        command = [*arguments[:at], "-P", "-c", own + code]
-        return int(spawn(executable, command, descriptors))
-
-    before = config.get("tempdir")
-    functions.spawnv_passfds, config["tempdir"] = spawn_safely, str(scratch_folder())
+    os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}
     try:
         yield
     finally:
-        functions.spawnv_passfds, config["tempdir"] = spawn, before
+        config["tempdir"] = tempdir
+        for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
+            del os.environ[name]
+            os.environ |= {name: variables[name]} if name in variables else {}
 
 
 def raise_descriptor_limit() -> None:

@@ -25,7 +25,6 @@ from typing_extensions import override
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.environment_failure import environment_failure, is_environment_failure
 from longseq_bench.core.errors import LauncherError, UserError
-from longseq_bench.core.hidden_modules import explain_hidden_modules
 from longseq_bench.core.model import DryRunEstimate, Outcome, Trial
 from longseq_bench.core.units import format_bytes
 from longseq_bench.launchers import _child_entry, fork_server
@@ -214,8 +213,7 @@ class LocalLauncher(Launcher):
             if not is_lost:
                 break
         if message is None:
-            limits = f"{explain_limits()}{explain_hidden_modules()}"
-            raise LauncherError(f"a child process can't be started here: {last}{limits}")
+            raise LauncherError(f"a child process can't be started here: {last}{explain_limits()}")
         return message["answer"]
 
     def _ask(

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from longseq_bench.core.errors import StoreError, UserError
-from longseq_bench.core.interning import gc_disabled
 from longseq_bench.core.model import Record
 from longseq_bench.core.plain_text import keep_lines
-from longseq_bench.core.user_files import write_text_file
 
 if TYPE_CHECKING:
     from longseq_bench.reports.base import Files
@@ -75,8 +73,7 @@ def documents(
     names = [name for kind in kinds for name in (KINDS.names() if kind in (ALL, AUTO) else [kind])]
     builders = [KINDS.get(name) for name in dict.fromkeys(names)]
     source = Source(records, baseline, tuple(notes), configs or {})
-    with gc_disabled():
-        reports = [build(source) for build in builders]
+    reports = [build(source) for build in builders]
     return [r for r in reports if AUTO not in kinds or r.kind in kinds or r.has_rows]
 
 
@@ -98,8 +95,8 @@ def _write(folder: Path, files: Files) -> Path:
     for name, text in files.items():
         # a page has its texts cleaned in the template: its scripts must stay as they were hashed
         kept = text if name.endswith(".html") else keep_lines(text)
-        advice = "and a report is a regular file; remove it or name another folder with --out"
-        write_text_file(folder / name, kept, StoreError, advice)
+        path = folder / name
+        path.write_text(kept, encoding="utf-8", errors="backslashreplace", newline="\n")
     return folder / next(iter(files))
 
 

@@ -6,8 +6,8 @@ from operator import attrgetter
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.core.masks import mask_words, mode_words
 from longseq_bench.core.units import format_bytes, format_seconds
-from longseq_bench.core.words import mask_words, mode_words
 
 SAME_TABLE = (
     "fingerprint", "device", "mode", "new_tokens", "dtype", "mask", "batch", "heads", "kv_heads",

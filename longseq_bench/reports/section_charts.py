@@ -13,9 +13,9 @@ from longseq_bench.analysis.search_row import SearchRow
 from longseq_bench.analysis.short_labels import MAX_LABEL, format_option
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import floor_bytes_per_token
+from longseq_bench.core.masks import mask_words
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import format_tokens
-from longseq_bench.core.words import mask_words
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import (
     MAX_FINDING_WORDS,

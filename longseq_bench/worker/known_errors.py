@@ -12,7 +12,7 @@ from contextlib import suppress
 import torch
 import torch.distributed as dist
 
-from longseq_bench.core.triton_build import python_header
+from longseq_bench.core.gpus import python_header
 
 OUT_OF_MEMORY = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory"

@@ -215,7 +215,7 @@ def try_command(line: list[str], encoding: str) -> str | None:
         return f"traceback in the output: {printed[-500:]!r}"
     if control := {c for c in printed if ord(c) < 32} - {"\n", "\r", "\t"}:
         return f"control characters in the output: {control}"
-    if code not in (0, 2, 3, 4, 5) and not (code == 1 and line[0] == "verify"):
+    if code not in (0, 2, 3, 4, 5):
         return f"exit code {code}"
     return None
 

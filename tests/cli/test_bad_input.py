@@ -13,7 +13,7 @@ from longseq_bench.cli import run
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.gpus import read_installed_gpus
 from longseq_bench.launchers.simulated import SimulatedLauncher
-from longseq_bench.store import LOCK, RECORDS, load
+from longseq_bench.store import RECORDS, load
 from tests.cli.commands import Capture, refusal
 from tests.make import record, trial, write_records
 
@@ -30,8 +30,8 @@ def _sound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def state(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, the lock aside, and what it holds."""
-    found = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
+    """Every file below a folder, and what it holds."""
+    found = (path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
@@ -247,7 +247,11 @@ def test_a_broken_line_in_the_middle_is_skipped_counted_and_kept(capfd: Capture)
     [
         (b"", "it is empty"),
         (b"\n\n", "it is empty"),
-        (b"{}\nno\n", "2 lines (1, 2) are not a record and skipped (unchanged on disk)"),
+        (
+            b"{}\nno\n",
+            "2 lines (1, 2) are not a record and skipped (unchanged on disk); line 1: trial: Field "
+            "required",
+        ),
     ],
 )
 def test_results_without_a_record_are_refused_by_report_and_filled_by_sweep(

@@ -2,9 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +14,6 @@ from longseq_bench.store import RECORDS, load
 from tests.cli.commands import Capture
 from tests.cli.sweep_process import PATIENCE_S, Sweep, start_sweep
 from tests.launchers import fake_engine
-from tests.unnamed_files import need_unnamed_files
 
 TINY = """\
 memory_budget: 64MiB
@@ -29,42 +25,6 @@ repeats: 1
 threads: 1
 """
 WAITS = TINY.replace("256", "[256, 4k]").replace(": ring", ": rank-waits")
-
-NOTES_FILES = """\
-import os, sys
-
-def note(event, arguments):
-    if event == "open" and isinstance(arguments[0], str) and arguments[2] & os.O_CREAT:
-        if os.path.dirname(arguments[0]) == os.environ["TMPDIR"]:
-            made = os.open(os.environ["MADE"], os.O_WRONLY | os.O_APPEND)
-            os.write(made, f"{arguments[0]}\\n".encode())
-            os.close(made)
-
-sys.addaudithook(note)
-"""
-
-
-@need_unnamed_files
-@pytest.mark.slow
-def test_a_kill_leaves_no_file_that_a_later_run_can_not_find(tmp_path: Path) -> None:
-    """So no process makes a file with a name in TMPDIR itself, not even for a moment."""
-    Path("sweep.yaml").write_text(TINY)
-    hooks, made = tmp_path / "hooks", tmp_path / "made"
-    hooks.mkdir()
-    (hooks / "sitecustomize.py").write_text(NOTES_FILES)
-    made.touch()
-    command = ["launch", "--nproc-per-node", "2", "--", "sweep", "sweep.yaml", "--out", "out"]
-    path = os.pathsep.join([str(hooks), *sys.path])
-    # short, for the sockets in it
-    with tempfile.TemporaryDirectory(prefix="longseq-") as folder:
-        names = {"TMPDIR": folder, "MADE": str(made), "PYTHONPATH": path}
-        done = subprocess.run(
-            [sys.executable, "-m", "longseq_bench", *command],
-            env=os.environ | names, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
-    assert done.returncode == 0
-    assert [r.outcome.status for r in load("out").records] == ["ok"]
-    assert made.read_text() == ""
 
 
 @pytest.mark.parametrize(

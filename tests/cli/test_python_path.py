@@ -1,20 +1,27 @@
-"""What lies in the current folder is not run."""
+"""A file in the current folder that is named as a module does not run."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from longseq_bench import __version__
+import pytest
 
 ROOT = Path(__file__).parents[2]
+TINY = "memory_budget: 64MiB\ntokens: 64\nimplementations: [sdpa]\n"
+# the installed script has its own folder first on the path, not the current one
+CONSOLE_SCRIPT = "import sys; sys.path.pop(0); from longseq_bench.__main__ import main; main()"
 
 
-def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path) -> None:
-    for name in ("typer", "rich", "inspect"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('this ran: ' + __name__)")
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ["random", "psutil", "yaml", "torch"])
+def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path, name: str) -> None:
+    """Neither in the command, nor in the fork server and in the trial."""
+    (tmp_path / f"{name}.py").write_text("raise SystemExit('this ran: ' + __name__)")
+    (tmp_path / "tiny.yaml").write_text(TINY)
     done = subprocess.run(
-        [sys.executable, "-m", "longseq_bench", "--version"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        [sys.executable, "-c", CONSOLE_SCRIPT, "sweep", "tiny.yaml", "--out", "out"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=200,
     )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"longseq {__version__}\n", "")
+    assert (done.returncode, "this ran" in done.stdout + done.stderr) == (0, False), done.stderr

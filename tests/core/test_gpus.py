@@ -7,7 +7,6 @@ import pytest
 
 from longseq_bench.core.gpus import (
     GpuReport,
-    Holder,
     explain_no_cuda,
     read_visible_gpus,
     unsupported_architecture,
@@ -27,7 +26,7 @@ def _three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
         FakeGpu("A100", "GPU-11", 70 * GIB, 79 * GIB),
         FakeGpu("H100", "GPU-22", 79 * GIB, 79 * GIB),
-        FakeGpu("H100", "GPU-23", 0, 79 * GIB, in_slices=True, slices=SLICES),
+        FakeGpu("H100", "GPU-23", 0, 79 * GIB, slices=SLICES),
     )
 
 
@@ -41,13 +40,11 @@ def uuids(visible: str | None) -> tuple[list[str], str | None]:
     ("visible", "found"),
     [
         (None, ["GPU-11", "GPU-22", "MIG-aa"]),
-        ("1", ["GPU-22"]),
         ("1,0", ["GPU-22", "GPU-11"]),
         ("GPU-22, GPU-1", ["GPU-22", "GPU-11"]),
         ("0,9,1", ["GPU-11"]),
         ("0,-1,1", ["GPU-11"]),
         ("2", ["MIG-aa"]),
-        ("MIG-bb", ["MIG-bb"]),
         ("MIG-bb,MIG-aa", ["MIG-bb"]),
     ],
 )
@@ -57,19 +54,9 @@ def test_cuda_visible_devices_names_gpus_by_index_and_uuid(
     assert uuids(visible) == (found, None)
 
 
-@pytest.mark.parametrize(
-    ("visible", "reason"),
-    [
-        ("", "0 GPUs of 3 are named"),
-        ("-1", "0 GPUs of 3 are -1"),
-        ("7", "0 GPUs of 3 are 7"),
-        ("GPU-2", "2 GPUs of 3 are GPU-2"),
-        ("GPU-9", "0 GPUs of 3 are GPU-9"),
-        ("MIG-", "2 slices are MIG-"),
-    ],
-)
-def test_a_name_that_shows_no_gpu_is_the_reason(visible: str, reason: str) -> None:
-    assert uuids(visible) == ([], f"CUDA_VISIBLE_DEVICES={visible} shows no GPU: {reason}")
+@pytest.mark.parametrize("visible", ["", "-1", "7", "GPU-9"])
+def test_a_name_that_shows_no_gpu_is_the_reason(visible: str) -> None:
+    assert uuids(visible) == ([], f"CUDA_VISIBLE_DEVICES={visible} shows no GPU of 3")
 
 
 def test_a_gpu_and_a_slice_have_their_memory() -> None:
@@ -81,38 +68,20 @@ def test_a_gpu_and_a_slice_have_their_memory() -> None:
     assert [gpu.free for gpu in report.visible] == [79 * GIB, 18 * GIB]
 
 
-def test_mig_mode_without_a_slice_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, FakeGpu("H100", "GPU-1", in_slices=True))
-    assert uuids(None) == ([], "GPU 0 is in MIG mode, but has no slice")
-
-
-def test_processes_of_others_are_named_with_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_other_processes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {os.getpid(): 5 * GIB}
-    free, total = 40 * GIB, 79 * GIB
+    total, others = 79 * GIB, {4242: 30 * GIB, 4243: None}
     install(
         monkeypatch,
-        FakeGpu("A", "GPU-1", free, total, processes={4242: 30 * GIB, 4243: None} | own),
+        FakeGpu("A", "GPU-1", 40 * GIB, total, processes=others | own),
         FakeGpu("A", "GPU-2", total - 5 * GIB, total, processes=own),
-        FakeGpu("A", "GPU-3", total - GIB // 2, total),
+        FakeGpu("A", "GPU-3", 35 * GIB, total, processes=own),  # as in another container
     )
-    one, hidden, idle = read_visible_gpus({}).visible
-    assert one.holders == (Holder(4242, 30 * GIB), Holder(4243, None))
-    assert one.in_use_reason() == (
-        "GPU 0 is in use: process 4242 holds 30 GiB, process 4243 holds an unknown part"
-    )
-    # the memory of this process itself is not that of others
-    assert hidden.in_use_reason() is None
-    assert idle.in_use_reason() is None
-
-
-def test_memory_of_processes_in_other_containers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(
-        monkeypatch, FakeGpu("A", "GPU-1", 35 * GIB, 79 * GIB, processes={os.getpid(): 5 * GIB})
-    )
-    (gpu,) = read_visible_gpus({}).visible
-    assert gpu.in_use_reason() == (
-        "GPU 0 is in use: processes that can't be seen from here hold 39 GiB"
-    )
+    assert [gpu.in_use_reason() for gpu in read_visible_gpus({}).visible] == [
+        "GPU 0 is in use: process 4242 holds 30 GiB, process 4243 holds an unknown part",
+        None,
+        "GPU 2 is in use: processes that can't be seen from here hold 39 GiB",
+    ]
 
 
 def test_no_driver_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,23 +93,18 @@ def test_no_driver_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert remedy == "install NVIDIA's driver"
 
 
-def test_a_driver_that_is_too_old_is_named_with_both_versions() -> None:
+def test_other_reasons_why_torch_finds_no_gpu_are_told_apart() -> None:
     gpus = read_visible_gpus({}).visible
-    reason, remedy = explain_no_cuda("13.0", GpuReport(gpus, "535.54", (12, 2)))
-    assert reason == (
+    old = GpuReport(gpus, "535.54", (12, 2))
+    assert explain_no_cuda("13.0", old) == (
         "driver 535.54 is too old for this torch: it supports CUDA 12.2, and torch was built for "
-        "CUDA 13.0"
+        "CUDA 13.0",
+        "update the driver, or install a torch for CUDA 12",
     )
-    assert remedy == "update the driver, or install a torch for CUDA 12"
     # a newer minor version of CUDA runs on drivers of its major version
-    assert "too old" not in explain_no_cuda("12.8", GpuReport(gpus, "535.54", (12, 2)))[0]
-
-
-def test_hidden_gpus_and_other_faults_are_told_apart() -> None:
+    assert "too old" not in explain_no_cuda("12.8", old)[0]
     hidden = read_visible_gpus({"CUDA_VISIBLE_DEVICES": "7"})
-    reason, remedy = explain_no_cuda("13.0", hidden)
-    assert reason.startswith("CUDA_VISIBLE_DEVICES=7 shows no GPU")
-    assert "CUDA_VISIBLE_DEVICES" in remedy
+    assert explain_no_cuda("13.0", hidden)[0].startswith("CUDA_VISIBLE_DEVICES=7 shows no GPU")
     reason, _ = explain_no_cuda("13.0", read_visible_gpus({}))
     assert reason == "torch finds no CUDA device, but driver 580.1 shows GPU 0: A100, 79 GiB"
 

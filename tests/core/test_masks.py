@@ -5,9 +5,8 @@ from random import Random
 import pytest
 
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.masks import DISTRIBUTIONS, parse_mask
+from longseq_bench.core.masks import DISTRIBUTIONS, mask_words, parse_mask
 from longseq_bench.core.model import Trial, Workload
-from longseq_bench.core.words import mask_words
 
 TEXTS = {
     "full": ("full", "not causal", 900),

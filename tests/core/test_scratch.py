@@ -10,7 +10,6 @@ import pytest
 from longseq_bench.core import scratch
 from longseq_bench.core.errors import LauncherError
 from longseq_bench.core.scratch import scratch_folder, user_folder
-from tests.unnamed_files import need_unnamed_files
 
 
 @pytest.fixture
@@ -80,26 +79,3 @@ def test_a_folder_of_another_user_is_refused(user: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(scratch, "_SHORT_FOLDERS", ())
     with pytest.raises(LauncherError, match="belongs to another user"):
         scratch_folder()
-
-
-@need_unnamed_files
-@pytest.mark.parametrize("variable", ["TMPDIR", "TEMP", ""])
-def test_the_place_is_found_without_a_file_that_a_kill_would_leave(
-    user: Path, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
-    for name in ("TMPDIR", "TEMP", "TMP"):
-        monkeypatch.delenv(name, raising=False)
-    if variable:
-        monkeypatch.setenv(variable, str(user.parent))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(tempfile, "_get_default_tempdir", lambda: pytest.fail("a file is made"))
-    assert scratch_folder().parent == (user if variable else user_folder("/tmp"))
-
-
-def test_tempfile_searches_where_the_first_place_is_none(
-    user: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setenv("TMPDIR", str(user.parent / "nowhere"))
-    monkeypatch.setenv("TEMP", str(user.parent))
-    assert scratch_folder().parent == user

@@ -12,8 +12,6 @@ import tempfile
 import time
 from multiprocessing import forkserver
 
-import psutil
-
 from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.local import LOADED, PRELOAD, _Child, _follow
 from longseq_bench.launchers.output_file import OutputFile
@@ -38,7 +36,6 @@ def main() -> None:
     context = multiprocessing.get_context("forkserver")
     kill_next_at_once()
     fork_server.ready()
-    command = psutil.Process(fork_server.pid()).cmdline()
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=time.sleep, args=(60,))
     first = fork_server.start(child)
@@ -55,7 +52,6 @@ def main() -> None:
     json.dump(
         {
             "outcome": outcome.model_dump(mode="json"),
-            "command": command,
             "restarted": second != first,
             "code": exits.exitcode,
             "lost": fork_server.lost_with_server(exits, second),

@@ -7,7 +7,6 @@ from typing import Any
 
 from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.labels import option_text
-from longseq_bench.core.identity_cache import cached_by_identity
 from longseq_bench.core.model import Environment, OptionValue, Record
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source
@@ -92,7 +91,6 @@ def how_it_ran(source: Source) -> Section:
     return Section("How each ran", tables=[Table("", columns, rows)] if rows else [])
 
 
-@cached_by_identity
 def _describe_options(options: Mapping[str, OptionValue]) -> str:
     return ", ".join(f"{name}={option_text(value)}" for name, value in options.items())
 
