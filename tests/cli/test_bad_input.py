@@ -10,6 +10,7 @@ import pytest
 from longseq_bench import environment
 from longseq_bench import load as load_results
 from longseq_bench.cli import run
+from longseq_bench.cli.gone import GONE
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.gpus import read_installed_gpus
 from longseq_bench.launchers.simulated import SimulatedLauncher
@@ -36,6 +37,12 @@ def state(folder: Path) -> dict[str, bytes]:
 
 
 # ---- the command line --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_what_is_gone_is_answered_in_one_sentence(gone: str, capfd: Capture) -> None:
+    assert run(gone.split()) == 2
+    assert capfd.readouterr().err == f"longseq: {GONE[gone]}\n"
 
 
 @pytest.mark.parametrize(
