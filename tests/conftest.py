@@ -52,13 +52,15 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PLUGINS, os.environ.get
 SHARED = {
     "reports": "html", "comparison": "html",
     "kernels/test_flex_blocks": "compiled", "attention/test_contract": "compiled",
+    "kernels/test_exact_flex": "compiled",
 }  # fmt: skip
 """Folders and files whose tests share a worker: they share scripts of a page, or compiled code."""
 LONG = (
-    "attention/test_ranks", "compiled", "html",
-    "kernels/test_triton_blocks", "worker/test_dry_run", "tests/test_testing", "worker/test_keep",
-    "worker/test_ranks", "cli/test_plan", "search/test_strategy",
-    "search/test_bracket", "cli/test_launch", "cli/test_survival",
+    "launchers/test_engine", "attention/test_ranks", "html", "compiled", "cli/test_launch",
+    "kernels/test_triton_blocks", "cli/test_plan", "cli/test_cli", "worker/test_ranks",
+    "worker/test_dry_run", "attention/test_masks", "api/test_places", "cli/test_survival",
+    "kernels/test_triton_spans", "worker/test_trial", "worker/test_keep", "tests/test_testing",
+    "worker/test_faults_short", "cli/test_python_path", "launchers/test_slurm",
 )  # fmt: skip
 """Groups that start first, so that the workers end together."""
 
@@ -68,6 +70,12 @@ def group_of(nodeid: str) -> str:
     path = Path(nodeid.partition("::")[0])
     own = f"{path.parent.name}/{path.stem}"
     return SHARED.get(own) or SHARED.get(path.parent.name, own)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Half of the tests wait for processes: ranks that connect, interpreters that import torch."""
+    return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -74,7 +74,7 @@ CAUGHT: dict[int, list[str]] = {
         "worker.test_trial:test_a_repeated_trial_has_the_same_peak",
         "worker.test_limits:test_the_peak_is_the_largest_need",
         "launchers.test_local:test_trials_do_not_share_a_process",
-        "core.test_units:test_formatting_of_bytes",
+        "core.test_units:test_formatting",
     ],
     11: [
         "launchers.test_local:test_a_shape_error_is_not_out_of_memory",
