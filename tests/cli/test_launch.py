@@ -116,7 +116,7 @@ def test_an_own_function_runs_over_two_hosts(tmp_path: Path) -> None:
     assert "ranks: 1 on each of 127.0.0.1, 127.0.0.2 by srun" in sweep.said.read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_what_ends_the_command_ends_the_ranks(tmp_path: Path, number: signal.Signals) -> None:
     Path("sweep.yaml").write_text(WAITS)
     with start(tmp_path) as sweep:
