@@ -5,7 +5,7 @@
 
 `report` (all kinds, rows and documents), `show`, `compare` and `plan` run in both trees. Every
 difference is printed by its path in the JSON; those under `DROPPED` are counted only. The exit code
-is 1 if any other is left. Run it on an idle machine: `plan` reads this machine's own rates.
+is 1 if any other is left.
 """
 
 import argparse
@@ -23,7 +23,14 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 GONE = "(absent)"
 
-DROPPED: dict[str, str] = {}
+DROPPED: dict[str, str] = {
+    r"^report .*: \.\w+\.json\.(figures|sections\[0\]\.points)": (
+        "names in a sentence have fixed limits, words are not counted at run time"
+    ),
+    r"^show .*: .*\.passes$": "no sparklines",
+    r"published_(tokens|ratio)$": "no column of others' figures",
+    r"^plan accuracy: ": "plan --accuracy is gone",
+}
 """Differences that are meant: a regular expression for `command: path`, and the reason."""
 
 PLANS = {
@@ -35,7 +42,7 @@ PLANS = {
     "segments": "--impl dilated --impl hilbert --gpu gtx1080",
     "decode": "--impl sdpa --impl ring --gpu h100 --mode decode --model llama-3.1-8b",
     "model": "--impl ring --model llama-3.1-8b --gpu h100 --world-size 8 --mode train",
-    "memory": "--impl sdpa --memory 1GiB --mask sliding-window:4k",
+    "memory": "--impl sdpa --gpu h100 --memory 4GiB --mask sliding-window:4k",
 }
 PAIRS = (
     ("xeon2/maxlen_forward", "xeon2/maxlen_train"),
