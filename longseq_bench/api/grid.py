@@ -77,7 +77,7 @@ def sweep(
         heading = prepare(loaded, launcher, catalogue, reporter)
         trials = loaded.trials
         predictor = machine.make_predictor(launcher, catalogue, trials[0].device, folder)
-        watcher = reporter.watch_sweep(trials, loaded.rounds, heading)
+        watcher = reporter.watch(trials, heading, loaded.rounds)
         schedule = strategy.sweep(trials, loaded.rounds, predictor)
         return run_and_report(
             schedule, launcher, folder, watcher, reporter, loaded.baseline, loaded.text

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from longseq_bench.api import machine
+from longseq_bench.api.arguments import MAXLEN
 from longseq_bench.api.implementations import Implementations, Options, read_implementations
 from longseq_bench.api.progress import Reporter, make_reporter
 from longseq_bench.api.results import Results
@@ -17,16 +18,11 @@ from longseq_bench.core.settings import SEARCH, SHAPE
 from longseq_bench.core.units import parse_tokens
 
 
-@accept(SEARCH | SHAPE)
+@accept(MAXLEN | SEARCH | SHAPE)
 def maxlen(
     implementations: Implementations,
     *,
     options: Options | None = None,
-    world_size: int | None = None,
-    ceiling: str | int | None = None,
-    sparsity: Literal["auto"] | None = None,
-    target: str | int | None = None,
-    fit_only: bool = False,
     out: str | Path | None = None,
     progress: bool | Reporter = True,
     **given: Any,
@@ -38,14 +34,9 @@ def maxlen(
     Args:
         implementations: A name, a function, a pair (either, {option: value}), or a list of these.
         options: Options for every implementation that has them.
-        world_size: Ranks that share a sequence; default: 1.
-        ceiling: Longest length to try, in tokens: 65536 or "64k".
-        sparsity: "auto": find the lowest sparsity with which `target` tokens fit.
-        target: Tokens that must fit, with sparsity="auto".
-        fit_only: Also search for the longest length that fits in memory, with shortened loops.
         out: Folder for records and report; default: results are in memory only.
         progress: True prints a line per run on stderr, False prints nothing.
-        **given: Shape of q, k, v, kind of pass, budgets and device.
+        **given: What to search for; shape of q, k, v, kind of pass, budgets and device.
 
     Raises:
         UserError: a value that can't be used; the sentence names it.
@@ -53,9 +44,10 @@ def maxlen(
     """
     from longseq_bench.search import strategy
 
-    ranks, shared = world_size or machine.default_ranks(), dict(options or {})
-    ceiling_tokens = _parse_ceiling(ceiling, ranks)
-    tokens = _parse_sparsity_target(sparsity, target, shared)
+    ranks, shared = given.get("world_size", machine.default_ranks()), dict(options or {})
+    ceiling_tokens = _parse_ceiling(given.get("ceiling"), ranks)
+    tokens = _parse_sparsity_target(given.get("sparsity"), given.get("target"), shared)
+    fit_only = given.get("fit_only", False)
     if tokens and ceiling_tokens:
         raise UserError(
             "--ceiling can't be combined with --target, which fixes the length; remove --ceiling"

@@ -9,7 +9,7 @@ from typing import Any
 
 from longseq_bench.api import machine
 from longseq_bench.api.implementations import Options, choose_options
-from longseq_bench.api.progress import Reporter, RunWatcher
+from longseq_bench.api.progress import Reporter, RunProgress
 from longseq_bench.api.results import Results
 from longseq_bench.api.workloads import build_workload, make_trial, model_of
 from longseq_bench.core.catalogue import Catalogue
@@ -81,7 +81,7 @@ def run_search(
 ) -> Results:
     """Run a search over the trials."""
     predictor = machine.make_predictor(launcher, catalogue, trials[0].device, out)
-    watcher = reporter.watch_search(trials, machine.describe_devices(catalogue, trials))
+    watcher = reporter.watch(trials, machine.describe_devices(catalogue, trials))
     return run_and_report(make_schedule(predictor), launcher, out, watcher, reporter)
 
 
@@ -89,7 +89,7 @@ def run_and_report(
     schedule: Schedule,
     launcher: Launcher,
     out: Path | None,
-    watcher: RunWatcher,
+    watcher: RunProgress,
     reporter: Reporter,
     baseline: str | None = None,
     config: str | None = None,
@@ -110,7 +110,7 @@ def run_and_report(
         try:
             with watcher:
                 records = run_schedule(
-                    schedule, launcher, store, collect, [watcher], reporter.command
+                    schedule, launcher, store, collect, watcher, reporter.command
                 )
         except KeyboardInterrupt:
             if store:

@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from inspect import cleandoc
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +20,7 @@ from longseq_bench.cli.gone import check_gone
 from longseq_bench.cli.launch import launch
 from longseq_bench.cli.listing import doctor, listing, models
 from longseq_bench.cli.maxlen import maxlen
+from longseq_bench.cli.options import describe
 from longseq_bench.cli.plan import plan
 from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
@@ -46,7 +46,7 @@ app = typer.Typer(
 
 def _add(command: Callable[..., int], name: str | None = None, **settings: Any) -> None:
     """Add a command. Join the lines of each paragraph of its help, which a terminal wraps."""
-    help_text = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.__doc__ or ""))
+    help_text = re.sub(r"(?<!\n)\n(?!\n)", " ", describe(command))
     app.command(name, help=help_text, short_help=help_text.split("\n")[0], **settings)(command)
 
 

@@ -23,6 +23,10 @@ GONE: dict[str, str] = {
         for name in ("--node-rank", "--rdzv-endpoint", "--rdzv-timeout", "--key-file")
     },
     "verify": "verify is gone; `longseq show RESULTS` names the broken lines",
+    "compare --least": "--least is gone; write --min-difference",
+    "compare --across": "--across is gone; write --across-machines",
+    "plan --accuracy": "--accuracy is gone; the table of `longseq plan` has the past error of each "
+    "row, and `longseq plan --json` all of them",
     "plan --sbatch": "--sbatch is gone; write a job that runs `longseq launch -- maxlen ...` in an "
     "allocation of `sbatch --nodes N`",
 }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from longseq_bench.api.arguments import MAXLEN
 from longseq_bench.cli import options
-from longseq_bench.core import bounds
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.settings import SEARCH, SHAPE
 from longseq_bench.core.units import format_seconds
@@ -18,47 +16,11 @@ if TYPE_CHECKING:
     from longseq_bench.reports.document import Document
 
 
-@options.accept(SEARCH | SHAPE)
+@options.accept(MAXLEN | SEARCH | SHAPE)
 def maxlen(
     impl: options.Implementations,
     option: options.ImplementationOptions = None,
     *,
-    world_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=bounds.MAX_RANKS,
-            help="Ranks that share a sequence; on cuda each has a device. Default: 1, or all ranks "
-            "of the launch under `longseq launch`.",
-        ),
-    ] = None,
-    ceiling: Annotated[
-        str | None,
-        typer.Option(
-            help="Longest length to try, in tokens: 1M. Default and maximum: twice the length "
-            "whose q, k, v and output (in training also gradients) fill the budget. With "
-            "offload=host: 1G, without a maximum."
-        ),
-    ] = None,
-    sparsity: Annotated[
-        str | None,
-        typer.Option(
-            help="auto: find the lowest sparsity with which --target fits. Default: find the "
-            "longest length; -o sparsity=0.99 sets a fixed sparsity."
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(help="Tokens that must fit, with --sparsity auto: 1M. Default: none."),
-    ] = None,
-    fit_only: Annotated[
-        bool,
-        typer.Option(
-            "--fit-only",
-            help="Also search for the longest length that fits in memory: loops are shortened, "
-            "outputs are not checked. Default: complete passes only.",
-        ),
-    ] = False,
     out: options.Out = None,
     as_json: options.AsJson = False,
     **given: Any,
@@ -80,17 +42,12 @@ def maxlen(
     results = length_search.maxlen(
         impl,
         options=parse_assignments(option or []),
-        world_size=world_size,
-        ceiling=ceiling,
-        sparsity=cast("Any", sparsity),
-        target=target,
-        fit_only=fit_only,
         out=out or session.default_out(),
-        progress=session.ConsoleReporter(),
+        progress=session.make_reporter(),
         **given,
     )
     records = results.records
-    if target:
+    if "target" in given:
         return session.print_records(
             records, as_json, lambda run: rows_json(density_rows(run), "density"), density_brief
         )

@@ -14,44 +14,24 @@ TERMINAL = "terminal"  # the format that writes no file
 
 
 def report(
-    results: Annotated[
-        list[Path],
-        typer.Argument(help="Results folders, folders of them, or records.jsonl files."),
-    ],
-    formats: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="Formats, separated by commas: html,md,csv,json; terminal: print, write no file.",
-        ),
-    ] = "md,csv",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder to write to. Default: the folder of the first results."),
-    ] = None,
-    kind: Annotated[
-        str,
-        typer.Option(
-            help="Kinds of report, separated by commas: summary, extreme, devices, scaling, "
-            "capabilities, implementations; all: every kind; auto: kinds for which there are "
-            "records."
-        ),
-    ] = "summary",
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            help="Implementation or label whose speed is 1. Default: the one in the config."
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print rows and maxima as one JSON document on stdout. Default: files only.",
-        ),
-    ] = False,
+    results: list[Path],
+    formats: Annotated[str, typer.Option("--format")] = "md,csv",
+    out: Path | None = None,
+    kind: str = "summary",
+    baseline: str | None = None,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> int:
-    """Write reports from records, or print them; every number comes from the records."""
+    """Write reports from records, or print them; every number comes from the records.
+
+    Options:
+        results: Results folders, folders of them, or records.jsonl files.
+        formats: Formats, separated by commas: html,md,csv,json; terminal: print, write no file.
+        out: Folder to write to. Default: the folder of the first results.
+        kind: Kinds of report, separated by commas: summary, extreme, devices, scaling,
+            capabilities, implementations; all: every kind; auto: kinds for which there are records.
+        baseline: Implementation or label whose speed is 1. Default: the one in the config.
+        as_json: Print rows and maxima as one JSON document on stdout. Default: files only.
+    """
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
     from longseq_bench.api.loading import load
     from longseq_bench.cli.session import print_documents, print_json, print_lines, print_notes

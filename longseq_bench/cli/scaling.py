@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from longseq_bench.cli import options
 from longseq_bench.core.bounds import MAX_RANKS
@@ -22,9 +20,7 @@ def scaling(
     impl: options.Implementations,
     option: options.ImplementationOptions = None,
     *,
-    world_sizes: Annotated[
-        str, typer.Option(help="Numbers of ranks to compare, separated by commas: 1,2,4.")
-    ] = "1,2",
+    world_sizes: str = "1,2",
     out: options.Out = None,
     as_json: options.AsJson = False,
     **given: Any,
@@ -35,6 +31,9 @@ def scaling(
     L/8, L/4 and L/2 on every number of ranks. Tables compare theory (the floor of all ranks),
     expectation (one rank's length times the ranks) and measurement, and give the fitted exponents
     of tokens and ranks.
+
+    Options:
+        world_sizes: Numbers of ranks to compare, separated by commas: 1,2,4.
     """
     from longseq_bench.api import machine
     from longseq_bench.api.running import build_trials, run_search
@@ -44,7 +43,7 @@ def scaling(
     from longseq_bench.search import strategy
 
     worlds, folder = _parse_world_sizes(world_sizes), out or session.default_out()
-    reporter, assignments = session.ConsoleReporter(), parse_assignments(option or [])
+    reporter, assignments = session.make_reporter(), parse_assignments(option or [])
     chosen: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in impl]
     with machine.open_launcher(reporter, impl) as (launcher, catalogue):
         trials = build_trials(catalogue, chosen, assignments, given, folder, worlds, reporter)

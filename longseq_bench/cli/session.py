@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from longseq_bench.api import progress
+from longseq_bench.api.progress import Reporter
 from longseq_bench.cli import FAILED_TRIALS
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
@@ -28,16 +28,14 @@ from longseq_bench.reports.render.terminal import print_document
 FAILED = ("wrong", "crashed", "error")
 
 
-class ConsoleReporter(progress.ConsoleReporter):
-    """Progress on stderr; the command line is recorded with every trial."""
-
-    def __init__(self) -> None:
-        super().__init__(escape_surrogates(shlex.join(["longseq", *sys.argv[1:]])))
+def make_reporter() -> Reporter:
+    """Return a reporter on stderr; the command line is recorded with every trial."""
+    return Reporter(escape_surrogates(shlex.join(["longseq", *sys.argv[1:]])))
 
 
 def print_lines(lines: Iterable[str], style: str = "") -> None:
     """Print lines on stderr; markup in them is printed as it is."""
-    progress.ConsoleReporter().say(lines, style)
+    Reporter().say(lines, style)
 
 
 def print_notes(notes: Iterable[str]) -> None:

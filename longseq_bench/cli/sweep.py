@@ -13,29 +13,10 @@ from longseq_bench.core.errors import UserError
 
 
 def sweep(
-    config: Annotated[
-        Path,
-        typer.Argument(
-            help="Sweep file in YAML, such as configs/quickstart.yaml of the repository."
-        ),
-    ],
+    config: Path,
     out: options.Out = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=bounds.MAX_ROUNDS,
-            help="Repetitions of the grid, each in fresh processes. Default: as in the file.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="List the trials, and estimate runs, time and memory; run and write nothing. "
-            "Default: run them.",
-        ),
-    ] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, max=bounds.MAX_ROUNDS)] = None,
+    dry_run: bool = False,
     as_json: options.AsJson = False,
 ) -> int:
     """Run every combination of a config, interleaved, and report.
@@ -44,6 +25,12 @@ def sweep(
     every rank gets the full memory budget), an implementation's options.
 
     Run it again with the same --out to continue where it stopped: finished trials are kept.
+
+    Options:
+        config: Sweep file in YAML, such as configs/quickstart.yaml of the repository.
+        rounds: Repetitions of the grid, each in fresh processes. Default: as in the file.
+        dry_run: List the trials, and estimate runs, time and memory; run and write nothing.
+            Default: run them.
     """
     from longseq_bench.analysis.frames import sweep_json
     from longseq_bench.api import grid
@@ -53,7 +40,7 @@ def sweep(
     if dry_run:
         return _list_trials(config, rounds, out, as_json)
     folder = out or session.default_out()
-    results = grid.sweep(config, rounds=rounds, out=folder, progress=session.ConsoleReporter())
+    results = grid.sweep(config, rounds=rounds, out=folder, progress=session.make_reporter())
     records, baseline = results.records, results.baseline
     code = session.print_records(
         records, as_json, sweep_json, lambda found: sweep_brief(found, baseline)
@@ -68,9 +55,9 @@ def _list_trials(config: Path, rounds: int | None, out: Path | None, as_json: bo
     """Print the trials and what a run would take."""
     from longseq_bench.api.grid import plan_sweep
     from longseq_bench.cli import session
-    from longseq_bench.cli.listing import trials_document
+    from longseq_bench.cli.documents import trials_document
 
-    loaded, heading, estimate = plan_sweep(config, rounds, out, session.ConsoleReporter())
+    loaded, heading, estimate = plan_sweep(config, rounds, out, session.make_reporter())
 
     def data() -> dict[str, Any]:
         trials = [t.model_dump(mode="json") for t in loaded.trials]

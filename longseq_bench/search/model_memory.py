@@ -13,12 +13,10 @@ other than attention, logits, temporary copies of gathered weights and CUDA's co
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from longseq_bench.core.model import Workload
 from longseq_bench.core.models import ModelShape
-
-Sharding = Literal["none", "zero1", "zero2", "zero3"]
+from longseq_bench.core.settings import Sharding
 
 ADAM_BYTES = 12
 """Bytes of Adam's state per parameter: weight, mean and variance, each float32."""

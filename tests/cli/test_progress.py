@@ -8,7 +8,7 @@ from rich.console import Console
 
 from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.sweeps import sweep_rows
-from longseq_bench.api.progress import ConsoleReporter, RunProgress
+from longseq_bench.api.progress import Reporter, RunProgress
 from longseq_bench.api.trial_text import Labels, describe_outcome
 from longseq_bench.core.model import Phase, Status
 from longseq_bench.search.strategy import Step
@@ -87,7 +87,7 @@ def test_a_sweep_shows_finished_trials_and_remaining_time() -> None:
 
 @pytest.mark.parametrize("is_drawn", [True, False])
 def test_records_that_do_not_count_are_named_on_stderr(is_drawn: bool, capfd: Capture) -> None:
-    with ConsoleReporter(is_drawn=is_drawn).watch_sweep([make.trial()], 1, "cpu") as watcher:
+    with Reporter(is_drawn=is_drawn).watch([make.trial()], "cpu", 1) as watcher:
         watcher.skips_records("12 records of n1\x1b[2J do not count here: another environment")
     lines = capfd.readouterr().err.splitlines()
     assert [one for one in lines if one.startswith("12 records of n1")]
