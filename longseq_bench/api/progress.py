@@ -79,8 +79,7 @@ class RunProgress(Watcher):
     """Prints a line per finished trial and, on a terminal, a live line for the running one.
 
     heading: printed when the run starts.  rounds: those of a sweep, of which every trial is known;
-    0: a search. The live line has the remaining time of a sweep, by the FLOPs of its trials, or the
-    bracket of a search.
+    0: a search. The live line has the remaining time of a sweep, by the FLOPs of its trials.
     """
 
     def __init__(
@@ -89,7 +88,6 @@ class RunProgress(Watcher):
         self.console, self._heading = console, heading
         self._labels, self._total, self._finished = Labels(trials), len(trials) * rounds, 0
         self._left = {(_any_round(t), r): _weight(t) for t in trials for r in range(rounds)}
-        self._brackets: dict[Hashable, tuple[int, int | None]] = {}
         self._running = ""
         width = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.live = Progress(
@@ -118,8 +116,6 @@ class RunProgress(Watcher):
         """Show the trial on the live line."""
         self._running = one_line(self._labels.label(step.trial))
         self.live.update(self._task, description=self._running)
-        if step.purpose == "measure" and not self._total:
-            self.live.update(self._task, left="timing")
 
     def phase(self, phase: str, part: str) -> None:
         """Show the phase of the running trial on the live line."""
@@ -135,8 +131,6 @@ class RunProgress(Watcher):
         self._finished += 1
         if self._total:
             self._end_of_sweep(step.trial, record, from_store)
-        elif step.purpose not in ("measure", "density"):
-            self.live.update(self._task, left=self._narrow(step, record))
         count = f"{self._finished}/{self._total}" if self._total else str(self._finished)
         line = Text(f"[{count}] {one_line(self._labels.label(step.trial))}  ")
         colour = _COLOURS.get(record.outcome.status, "red")
@@ -160,21 +154,6 @@ class RunProgress(Watcher):
         left_s = left * (task.elapsed or 0.0) / task.completed if task.completed else 0.0
         words = f"{self._finished} of {self._total} done, about {format_seconds(left_s)} to go"
         self.live.update(self._task, total=task.completed + left, left=words)
-
-    def _narrow(self, step: Step, record: Record) -> str:
-        """Return the bracket of lengths, its width, and the predicted edge."""
-        search = step.trial.key_without("seq_len", "round", "repeats")
-        tokens = step.trial.workload.seq_len
-        low, high = self._brackets.get(search, (0, None))
-        if record.outcome.fits:
-            low = max(low, tokens)
-        elif tokens > low:
-            high = min(tokens, high or tokens)
-        self._brackets[search] = low, high
-        words = f"[{low:,} passed … {f'{high:,} failed' if high else '?'}]"
-        if low and high:
-            words += f" {(high - low) / low:.1%} apart"
-        return words + (f", predicted {step.predicted_tokens:,}" if step.predicted_tokens else "")
 
 
 def _any_round(trial: Trial) -> Hashable:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from longseq_bench.api import machine
 from longseq_bench.api.implementations import Options, choose_options
+from longseq_bench.api.loading import CONFIG
 from longseq_bench.api.progress import Reporter, RunProgress
 from longseq_bench.api.results import Results
 from longseq_bench.api.workloads import build_workload, make_trial, model_of
@@ -50,23 +52,22 @@ def build_trials(
         for name in ("memory_budget", "time_budget")
     )
     budget = parse_memory_budget(memory) if memory else None
-    time_budget = None if time is None else parse_seconds(time, "time budget")
     catalogue.check_device(device)
     catalogue.check_dtype(device, shape.dtype)
     catalogue.check_ranks(device, ranks, "--world-size")
-    same: dict[str, Any] = {name: settings[name] for name in ("threads", "seed", "allocator")}
-    same |= {"workload": shape, "device": device, "time_budget": time_budget, "repeats": 0}
-    same |= {"keep": given.get("keep", SHAPE["keep"].default)}
-    same |= {"memory_budget": budget or machine.default_memory(device, out, ranks)}
+    trial = partial(
+        make_trial,
+        workload=shape,
+        device=device,
+        time_budget=None if time is None else parse_seconds(time, "time budget"),
+        memory_budget=budget or machine.default_memory(device, out, ranks),
+        repeats=0,
+        keep=given.get("keep", SHAPE["keep"].default),
+        **{name: settings[name] for name in ("threads", "seed", "allocator")},
+    )
     return [
-        make_trial(
-            implementation=name,
-            options=values,
-            world_size=world,
-            source=catalogue.entry(name).hash,
-            **same,
-        )
-        for name, values in choose_options(catalogue, chosen, options)
+        trial(implementation=n, options=own, world_size=world, source=catalogue.entry(n).hash)
+        for n, own in choose_options(catalogue, chosen, options)
         for world in worlds
     ]
 
@@ -106,7 +107,12 @@ def run_and_report(
         if store:
             reporter.note(store.notes)
             if config is not None:
-                _write_config(config, store.folder)
+                path = store.folder / CONFIG
+                try:
+                    path.write_text(config, encoding="utf-8", newline="\n")
+                except OSError as error:
+                    reason = f"can't be written: {error.strerror} ({path})"
+                    raise StoreError(f"results folder {store.folder} {reason}") from None
         try:
             with watcher:
                 records = run_schedule(
@@ -125,12 +131,3 @@ def run_and_report(
             reporter.say(f"wrote {path}" for path in [store.path, *paths])
             reporter.say([f"charts and a page: longseq report {store.folder} --format md,html"])
     return results
-
-
-def _write_config(config: str, folder: Path) -> None:
-    path = folder / "config.yaml"
-    try:
-        path.write_text(config, encoding="utf-8", newline="\n")
-    except OSError as error:
-        reason = f"{error.strerror} ({path})"
-        raise StoreError(f"results folder {folder} can't be written: {reason}") from None

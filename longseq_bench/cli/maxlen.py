@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from longseq_bench.api.arguments import MAXLEN
 from longseq_bench.cli import options
-from longseq_bench.core.errors import UserError
 from longseq_bench.core.settings import SEARCH, SHAPE
-from longseq_bench.core.units import format_seconds
-
-if TYPE_CHECKING:
-    from longseq_bench.analysis.search_row import SearchRow
-    from longseq_bench.core.model import Record
-    from longseq_bench.reports.document import Document
 
 
 @options.accept(MAXLEN | SEARCH | SHAPE)
@@ -37,7 +30,6 @@ def maxlen(
     from longseq_bench.api import length_search
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
-    from longseq_bench.reports.brief import density_brief
 
     results = length_search.maxlen(
         impl,
@@ -46,45 +38,8 @@ def maxlen(
         progress=session.make_reporter(),
         **given,
     )
-    records = results.records
-    if "target" in given:
-        return session.print_records(
-            records, as_json, lambda run: rows_json(density_rows(run), "density"), density_brief
-        )
-    code = session.print_records(records, as_json, maxlen_json, _maxima)
-    _check_time_budget(records)
-    return code
-
-
-def _maxima(records: list[Record]) -> Document:
-    from longseq_bench.analysis.searches import search_rows
-    from longseq_bench.reports.brief import search_brief
-
-    sentences = [text for row in search_rows(records) if (text := bracket_sentence(row))]
-    return search_brief(records, sentences)
-
-
-def bracket_sentence(row: SearchRow) -> str | None:
-    """Describe the bracket and its width in a sentence; None without a bracket."""
-    passed, failed = row.max_tokens, row.first_failure
-    if not passed or not failed:
-        return None
-    width = (failed - passed) / passed
-    sentence = f"bracket: {passed:,} passed, {failed:,} failed, {width:.1%} apart"
-    if row.limited_by == "time" and row.time_budget:
-        limit = format_seconds(row.time_budget)
-        sentence += f"; the time limit was {limit} a pass (--time-budget changes it)"
-    return sentence
-
-
-def _check_time_budget(records: list[Record]) -> None:
-    """Raise UserError if the time budget was shorter than every run."""
-    from longseq_bench.analysis.searches import search_rows
-
-    for row in search_rows(records):
-        if row.max_tokens == 0 and row.limited_by == "time":
-            shortest = row.first_failure
-            raise UserError(
-                f"time budget {row.time_budget or 0:.3g} s is shorter than one run of "
-                f"{row.name}: {shortest} token(s) took longer; raise --time-budget"
-            )
+    if "target" not in given:
+        return session.print_results(results, as_json, maxlen_json)
+    return session.print_results(
+        results, as_json, lambda records: rows_json(density_rows(records), "density")
+    )

@@ -49,8 +49,9 @@ def scaling(
         trials = build_trials(catalogue, chosen, assignments, given, folder, worlds, reporter)
         launcher.check(trials)
         schedule = partial(strategy.scaling, trials, 1)
-        records = run_search(launcher, catalogue, trials, folder, schedule, reporter).records
-    return session.print_records(records, as_json, _study_json, scaling_brief)
+        results = run_search(launcher, catalogue, trials, folder, schedule, reporter)
+    records = results.records
+    return session.print_results(results, as_json, _study_json, lambda: scaling_brief(records))
 
 
 def _parse_world_sizes(text: str) -> list[int]:

@@ -9,7 +9,6 @@ import typer
 
 from longseq_bench.cli import options
 from longseq_bench.core import bounds
-from longseq_bench.core.errors import UserError
 
 
 def sweep(
@@ -35,20 +34,12 @@ def sweep(
     from longseq_bench.analysis.frames import sweep_json
     from longseq_bench.api import grid
     from longseq_bench.cli import session
-    from longseq_bench.reports.brief import sweep_brief
 
     if dry_run:
         return _list_trials(config, rounds, out, as_json)
     folder = out or session.default_out()
     results = grid.sweep(config, rounds=rounds, out=folder, progress=session.make_reporter())
-    records, baseline = results.records, results.baseline
-    code = session.print_records(
-        records, as_json, sweep_json, lambda found: sweep_brief(found, baseline)
-    )
-    budgets = {r.trial.time_budget for r in records if r.trial.time_budget}
-    if budgets and all(r.outcome.status == "timeout" for r in records):
-        raise UserError(f"time_budget {max(budgets):.3g} s is shorter than any run; raise it")
-    return code
+    return session.print_results(results, as_json, sweep_json)
 
 
 def _list_trials(config: Path, rounds: int | None, out: Path | None, as_json: bool) -> int:

@@ -64,24 +64,14 @@ def read_text(path: Path) -> str:
     try:
         return read_text_file(path, encoding="utf-8-sig", max_bytes=MAX_BYTES)
     except FileNotFoundError:
-        raise ConfigError(f"there is no config {path}; {_suggest_file(path)}") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder, not a config; {_suggest_file(path)}") from None
+        names = os.listdir(path.parent) if path.parent.is_dir() else []
+        close = nearest(path.name, names)
+        hint = f"did you mean {path.parent / close}?" if close else EXAMPLE
+        raise ConfigError(f"there is no config {path}; {hint}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror or error}") from None
-
-
-def _suggest_file(path: Path) -> str:
-    folder = path if path.is_dir() else path.parent
-    if not folder.is_dir():
-        return f"there is no folder {folder} either"
-    names = sorted(n for n in os.listdir(folder) if (folder / n).is_file())
-    if close := nearest(path.name, names):
-        return f"did you mean {folder / close}?"
-    configs = [name for name in names if name.endswith((".yaml", ".yml"))]
-    return f"{folder} has {', '.join(configs)}" if configs else f"{folder} has no .yaml file"
 
 
 # ---- YAML --------------------------------------------------------------------------------------
@@ -119,22 +109,6 @@ def parse_yaml(text: str, name: str) -> SourceFile:
     if source.data is None:
         raise ConfigError(f"{name} is empty; {EXAMPLE}")
     return source
-
-
-def find_scalar(text: str, key: str) -> str | None:
-    """Return the text of a key at the top of a YAML file; None if it has none, or is not valid.
-
-    Files of older versions may have aliases.
-    """
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader) if len(text) <= MAX_BYTES else None
-    except (yaml.YAMLError, RecursionError):
-        return None
-    items = root.value if isinstance(root, yaml.MappingNode) else []
-    nodes = [value for name, value in items if name.value == key]
-    if not nodes or not isinstance(nodes[-1], yaml.ScalarNode) or nodes[-1].tag.endswith(":null"):
-        return None
-    return str(nodes[-1].value)
 
 
 def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
@@ -199,8 +173,6 @@ def _explain(error: ErrorDetails) -> str:
         return f"{label} is missing; {EXAMPLE}"
     if kind == "extra_forbidden":
         return _explain_key(path)
-    if isinstance(value, list | dict) and path == ("rounds",):
-        kind = "string_type"
     if value is None and kind != "too_short":
         return f"{label} has no value"
     if kind == "literal_error":
@@ -209,17 +181,13 @@ def _explain(error: ErrorDetails) -> str:
         known = re.findall("'([^']+)'", context["expected"])
         return str(UnknownNameError(label, str(value), known))
     if kind == "value_error":
-        return _explain_value(label, context["error"], value)
+        text, is_unit = str(context["error"]), isinstance(context["error"], UnitError)
+        hint = f" (for several values write a list, [{value}])" if "," in str(value) else ""
+        if not is_unit:
+            return f"{label} {text}"
+        return (text if text.startswith(label) else f"{label}: {text}") + hint
     parts = {"label": label, "input": quote(value), "form": _describe(value), **context}
     return _SENTENCES.get(kind, "{label} {input} can't be used").format(**parts)
-
-
-def _explain_value(label: str, cause: Exception, value: Any) -> str:
-    if not isinstance(cause, UnitError):
-        return f"{label} {cause}"
-    text = str(cause)  # it quotes the value
-    hint = f" (for several values write a list, [{value}])" if "," in str(value) else ""
-    return (text if text.startswith(label) else f"{label}: {text}") + hint
 
 
 def _explain_key(path: YamlPath) -> str:

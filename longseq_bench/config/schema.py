@@ -73,14 +73,10 @@ def axis(kind: Any) -> Any:
 
 _NONE = {"enum": ["none", None]}
 _NUMBER = r"^\s*[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?\s*"
+_parse_bytes = partial(parse_memory_budget, name="bytes")
 UNITS: dict[str, tuple[Callable[[Any], Any], str, str, float]] = {
     "tokens": (parse_tokens, "4k", "[kKmMgG]?$", bounds.MAX_TOKENS),
-    "bytes": (
-        partial(parse_memory_budget, name="bytes"),
-        "512MiB",
-        "([kKMGT]i?)?B?$",
-        bounds.MAX_BYTES,
-    ),
+    "bytes": (_parse_bytes, "512MiB", "([kKMGT]i?)?B?$", bounds.MAX_BYTES),
     "s": (parse_seconds, "500ms", "(s|ms|us|min|m|h)?$", bounds.MAX_SECONDS),
 }
 """For each unit of a setting: parser, an example, the end of the pattern of a text, the maximum."""
@@ -132,22 +128,14 @@ def _axis(name: str, setting: Setting) -> tuple[Any, Any]:
 
 def _named_options(item: Any) -> Any:
     """Turn an item of `implementations` into {name: {option: values}}."""
-    if item is None:
-        raise ValueError("has no value")
-    if isinstance(item, list):
-        raise ValueError("is a list; write one name, one '- name' a line")
+    if item is None or isinstance(item, list):
+        raise ValueError("is not one name; write one '- name' a line")
     if not isinstance(item, dict):
         return {item: {}}
     if len(item) != 1:
         names = ", ".join(item) or "nothing"
         raise ValueError(f"names {names}; write one name, its options indented under it")
     return {name: options or {} for name, options in item.items()}
-
-
-def _to_items(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        raise ValueError("is a mapping; write a list, one '- name' a line")
-    return _to_list(value)
 
 
 _IMPLEMENTATION = _annotated[
@@ -194,7 +182,7 @@ SweepFile: type[SweepKeys] = _create_model(
     __doc__=SweepKeys.__doc__,
     tokens=_axis("tokens", TOKENS),
     implementations=(
-        _annotated[_tuple[_IMPLEMENTATION, ...], MinLen(1), BeforeValidator(_to_items)],
+        _annotated[_tuple[_IMPLEMENTATION, ...], MinLen(1), BeforeValidator(_to_list)],
         Field(
             description="What is measured: names, or `name: {option: value}`. `longseq list` shows "
             "every name with its options; path/to/file.py:function and module:function name a "

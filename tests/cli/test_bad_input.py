@@ -153,8 +153,7 @@ def test_a_time_budget_shorter_than_one_run_is_named(capfd: Capture) -> None:
     assert code == 2
     assert "Traceback" not in captured.err
     assert captured.err.strip().splitlines()[-1] == (
-        "longseq: time budget 1e-06 s is shorter than one run of sdpa: "
-        "1 token(s) took longer; raise --time-budget"
+        "longseq: time_budget 1e-06 s is shorter than any run; raise it"
     )
     (found,) = json.loads(captured.out)["results"]
     assert (found["max_tokens"], found["limited_by"]) == (0, "time")
@@ -302,7 +301,6 @@ def test_an_impossible_report_is_refused(
     ("config", "baseline"),
     [
         ("baseline: dense", "dense"),
-        ("implementations: [&one dense]\nbaseline: *one", "dense"),
         ("baseline: [dense]", None),
         ("baseline:", None),
         ("baseline: ring", None),

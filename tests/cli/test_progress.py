@@ -1,4 +1,4 @@
-"""Progress lines: short labels, failures, brackets and remaining time."""
+"""Progress lines: short labels, failures and remaining time."""
 
 import io
 from dataclasses import replace
@@ -92,21 +92,6 @@ def test_records_that_do_not_count_are_named_on_stderr(is_drawn: bool, capfd: Ca
     lines = capfd.readouterr().err.splitlines()
     assert [one for one in lines if one.startswith("12 records of n1")]
     assert "\x1b" not in "".join(lines)
-
-
-def test_a_search_shows_its_bracket_until_it_is_timed() -> None:
-    trial = make.trial("ring", 1000, memory_budget=2**26, repeats=0)
-    watcher = RunProgress(Console(file=io.StringIO()), [trial], "device: cpu")
-
-    def shown() -> str:
-        return str(watcher.live.tasks[0].fields["left"])
-
-    for tokens, status in ((1000, "ok"), (1100, "oom")):
-        record = make.step(tokens, status, of=trial)  # type: ignore[arg-type]
-        watcher.ends(Step(trial.at(tokens), "probe"), record, from_store=False)
-    assert shown() == "[1,000 passed … 1,100 failed] 10.0% apart"
-    watcher.starts(Step(trial.at(500).replace(repeats=7), "measure"))
-    assert shown() == "timing"
 
 
 def test_an_efficiency_above_110_percent_is_flagged_with_its_causes() -> None:
