@@ -1,16 +1,15 @@
 """Settings of `maxlen` and `plan` alone: keywords of Python and options of the command line."""
 
+from functools import partial
 from pathlib import Path
 
 from longseq_bench.core.bounds import MAX_RANKS
 from longseq_bench.core.settings import Setting, Sharding
 
+_ranks = partial(Setting, int, low=1, high=MAX_RANKS)
 MAXLEN = {
-    "world_size": Setting(
-        int,
+    "world_size": _ranks(
         "Ranks that share a sequence; on cuda each has a device.",
-        low=1,
-        high=MAX_RANKS,
         otherwise="1, or all ranks of the launch under `longseq launch`",
     ),
     "ceiling": Setting(
@@ -36,9 +35,7 @@ MAXLEN = {
 }
 PLAN = {
     "gpu": Setting(
-        str,
-        "Hardware profile by name, such as h100; cpu: this machine's processor.",
-        "cpu",
+        str, "Hardware profile by name, such as h100; cpu: this machine's processor.", "cpu"
     ),
     "memory": Setting(
         int,
@@ -50,18 +47,11 @@ PLAN = {
     "target": Setting(
         int, "Tokens to plan for, of all ranks: 10M.", unit="tokens", otherwise="as many as fit"
     ),
-    "world_size": Setting(
-        int,
-        "Number of ranks; each has a device.",
-        low=1,
-        high=MAX_RANKS,
-        otherwise="1, or a node with --gpus-per-node",
+    "world_size": _ranks(
+        "Number of ranks; each has a device.", otherwise="1, or a node with --gpus-per-node"
     ),
-    "gpus_per_node": Setting(
-        int,
+    "gpus_per_node": _ranks(
         "Devices of a node; more ranks are proposed in whole nodes.",
-        low=1,
-        high=MAX_RANKS,
         otherwise="that of the profile, and any number of ranks",
     ),
     "sharding": Setting(

@@ -18,7 +18,8 @@ from longseq_bench.core.errors import ConfigError, UserError
 from longseq_bench.core.settings import TRIAL, WORKLOAD
 
 if TYPE_CHECKING:
-    from longseq_bench.config.trials import ParsedConfig, SweepConfig
+    from longseq_bench.config.loader import SourceFile
+    from longseq_bench.config.trials import SweepConfig
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.launchers.base import Launcher
     from longseq_bench.search.estimate import SweepEstimate
@@ -60,7 +61,7 @@ def sweep(
         UserError: a value that can't be used; the sentence names it.
         LauncherError: processes can't be started.
     """
-    from longseq_bench.config.trials import load_config, read_values
+    from longseq_bench.config.loader import load_config, read_values
     from longseq_bench.search import strategy
 
     folder, reporter = Path(out) if out else None, make_reporter(progress)
@@ -87,7 +88,7 @@ def plan_sweep(
     config: str | Path, rounds: int | None, out: Path | None, reporter: Reporter
 ) -> tuple[SweepConfig, str, SweepEstimate]:
     """Return the trials of a sweep file, a sentence on devices, and what a run would take."""
-    from longseq_bench.config.trials import load_config
+    from longseq_bench.config.loader import load_config
     from longseq_bench.search.estimate import estimate_sweep
     from longseq_bench.search.prediction import RateModel
 
@@ -104,7 +105,7 @@ def plan_sweep(
 
 @contextmanager
 def _open(
-    parsed: ParsedConfig, out: Path | None, rounds: int | None, reporter: Reporter
+    parsed: SourceFile, out: Path | None, rounds: int | None, reporter: Reporter
 ) -> Iterator[tuple[Launcher, Catalogue, SweepConfig, str]]:
     """Start the launcher, and make the trials on this machine, with a sentence on devices.
 

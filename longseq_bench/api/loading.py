@@ -84,10 +84,10 @@ def record_files(paths: Iterable[Path]) -> list[Path]:
 def _find_baseline(config: str, records: list[Record]) -> str | None:
     """Return the baseline that a config names, if the records have it."""
     from longseq_bench.analysis.short_labels import find_short_labels
-    from longseq_bench.config.loader import parse_yaml
+    from longseq_bench.config.loader import parse_config
 
     try:
-        values = parse_yaml(config, CONFIG).data
+        values = parse_config(config, CONFIG).data
     except ConfigError:
         return None
     baseline = values.get("baseline") if isinstance(values, dict) else None

@@ -107,21 +107,18 @@ def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
     """
     from longseq_bench.core.gpus import read_visible_gpus
 
-    trials = list(trials)
+    trials, cuda = list(trials), catalogue.devices.get("cuda")
     ranks = max((trial.world_size for trial in trials), default=1)
-    devices = list(dict.fromkeys(trial.device for trial in trials))
+    devices = dict.fromkeys(trial.device for trial in trials)
     dtypes = dict.fromkeys(trial.workload.dtype for trial in trials)
-    names = [f"{d} ({catalogue.devices[d].name})" if d == "cuda" else d for d in devices]
-    line = f"device: {', '.join(names)}; dtype: {', '.join(dtypes)}"
-    cuda = catalogue.devices.get("cuda")
+    names = [f"{d} ({cuda.name})" if cuda and d == "cuda" else d for d in devices]
+    words = [f"device: {', '.join(names)}", f"dtype: {', '.join(dtypes)}"]
     if "cuda" in devices:
-        gpus = read_visible_gpus().visible[:ranks]
-        line += "".join(f"; {reason}" for gpu in gpus if (reason := gpu.in_use_reason()))
-    elif cuda is not None and cuda.unavailable:
-        line += f"; no cuda here: {cuda.unavailable}"
-    elif cuda is not None and cuda.count < ranks:
-        line += f"; no cuda for {ranks} ranks: {cuda.count} GPU(s), and two ranks can't share one"
-    return line
+        words += filter(None, (g.in_use_reason() for g in read_visible_gpus().visible[:ranks]))
+    elif cuda and (cuda.unavailable or cuda.count < ranks):
+        few = f"no cuda for {ranks} ranks: {cuda.count} GPU(s), and two ranks can't share one"
+        words.append(f"no cuda here: {cuda.unavailable}" if cuda.unavailable else few)
+    return "; ".join(words)
 
 
 def past_records(folder: Path, skip: Path | None = None) -> list[Record]:

@@ -25,15 +25,8 @@ from longseq_bench.core.model import Trial
 from longseq_bench.core.settings import SHAPE
 from longseq_bench.core.units import parse_memory_budget
 from longseq_bench.launchers.base import Launcher
+from longseq_bench.search import prediction
 from longseq_bench.search.memory_curve import add_outside
-from longseq_bench.search.prediction import (
-    Prediction,
-    RateModel,
-    find_accuracy,
-    find_longest_fit,
-    find_smallest_world,
-    predict,
-)
 from longseq_bench.search.strategy import CEILING_TOKENS
 
 DRY_RUN_LIMIT_S = 300.0
@@ -101,11 +94,13 @@ def plan(
             )
             for name, values in choose_options(catalogue, chosen, options or {})
         ]
-        rates = RateModel(device, past if gpu == LOCAL_CPU else [])
+        rates = prediction.RateModel(device, past if gpu == LOCAL_CPU else [])
         with reporter.waiting("dry runs …"):
             _check_options(launcher, trials)
             results = [_predict(one, launcher, rates, tokens, unit or 1) for one in trials]
-    return Plan(trials, results, device, tokens, unit is not None, find_accuracy(past), model)
+    return Plan(
+        trials, results, device, tokens, unit is not None, prediction.find_accuracy(past), model
+    )
 
 
 def _check_options(launcher: Launcher, trials: list[Trial]) -> None:
@@ -122,8 +117,8 @@ def _check_options(launcher: Launcher, trials: list[Trial]) -> None:
 
 
 def _predict(
-    trial: Trial, launcher: Launcher, rates: RateModel, tokens: int | None, unit: int
-) -> Prediction | str:
+    trial: Trial, launcher: Launcher, rates: prediction.RateModel, tokens: int | None, unit: int
+) -> prediction.Prediction | str:
     """Predict a trial at the target, on more ranks if it does not fit; else its longest length.
 
     unit: more ranks are added this many at a time.
@@ -132,8 +127,10 @@ def _predict(
     on_launcher = partial(launcher.dry_run, limit=DRY_RUN_LIMIT_S, **of_device)
     dry_run = add_outside(on_launcher, rates.hardware)
     if tokens is None:
-        return find_longest_fit(trial, dry_run, rates, CEILING_TOKENS * trial.world_size)
-    result = predict(trial.at(tokens), dry_run, rates)
+        return prediction.find_longest_fit(trial, dry_run, rates, CEILING_TOKENS * trial.world_size)
+    result = prediction.predict(trial.at(tokens), dry_run, rates)
     if isinstance(result, str) or result.fits:
         return result
-    return find_smallest_world(trial.at(tokens), dry_run, rates, MAX_RANKS, unit) or result
+    return (
+        prediction.find_smallest_world(trial.at(tokens), dry_run, rates, MAX_RANKS, unit) or result
+    )

@@ -1,8 +1,8 @@
-"""Progress of a run on stderr: notes, the device, finished trials, remaining trials and time."""
+"""Progress of a run on stderr: notes, the device, finished and remaining trials."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Self
 
@@ -12,16 +12,12 @@ from rich.table import Column
 from rich.text import Text
 
 from longseq_bench.api.trial_text import Labels, describe_outcome
-from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import Record, Trial
 from longseq_bench.core.plain_text import one_line
-from longseq_bench.core.units import format_seconds
 from longseq_bench.reports.render.terminal import plain
 from longseq_bench.runner import Watcher
 from longseq_bench.search.strategy import Step
 
-START_FLOPS = 1e10
-"""Weight of a process start in the estimate of the remaining time (FLOPs)."""
 _COLOURS = {"ok": "default", "oom": "yellow", "timeout": "yellow", "unsupported": "dim"}
 
 
@@ -79,29 +75,27 @@ class RunProgress(Watcher):
     """Prints a line per finished trial and, on a terminal, a live line for the running one.
 
     heading: printed when the run starts.  rounds: those of a sweep, of which every trial is known;
-    0: a search. The live line has the remaining time of a sweep, by the FLOPs of its trials.
+    0: a search.
     """
 
     def __init__(
         self, console: Console, trials: Sequence[Trial], heading: str, rounds: int = 0
     ) -> None:
-        self.console, self._heading = console, heading
-        self._labels, self._total, self._finished = Labels(trials), len(trials) * rounds, 0
-        self._left = {(_any_round(t), r): _weight(t) for t in trials for r in range(rounds)}
-        self._running = ""
+        self.console, self._heading, self._rounds = console, heading, rounds
+        self._labels, self._finished, self._running = Labels(trials), 0, ""
+        self._total = len(trials) * rounds
         width = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.live = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False, table_column=width),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[left]}", markup=False),
             TimeElapsedColumn(),
             console=console,
             expand=True,
             transient=True,
             disable=console.quiet or not console.is_terminal,
         )
-        self._task = self.live.add_task("starting", total=sum(self._left.values()) or None, left="")
+        self._task = self.live.add_task("starting", total=self._total or None)
 
     def __enter__(self) -> Self:
         self.console.print(plain(self._heading))
@@ -127,10 +121,11 @@ class RunProgress(Watcher):
         self.console.print(plain(sentence, "yellow"))
 
     def ends(self, step: Step, record: Record, from_store: bool) -> None:
-        """Print the line of a finished trial, and update the live one."""
+        """Print the line of a finished trial."""
         self._finished += 1
-        if self._total:
-            self._end_of_sweep(step.trial, record, from_store)
+        if self._total and record.outcome.status != "ok":  # a failed trial has no further rounds
+            self._finished += self._rounds - 1 - step.trial.round
+        self.live.update(self._task, completed=self._finished)
         count = f"{self._finished}/{self._total}" if self._total else str(self._finished)
         line = Text(f"[{count}] {one_line(self._labels.label(step.trial))}  ")
         colour = _COLOURS.get(record.outcome.status, "red")
@@ -138,28 +133,3 @@ class RunProgress(Watcher):
         if from_store:
             line.append("  (from an earlier run)", style="dim")
         self.console.print(line)
-
-    def _end_of_sweep(self, trial: Trial, record: Record, from_store: bool) -> None:
-        """Update the remaining time. A trial that failed has no further rounds."""
-        first = _any_round(trial)
-        ended = [(first, trial.round)]
-        if record.outcome.status != "ok":
-            ended = [key for key in self._left if key[0] == first]
-            self._finished += len(ended) - 1
-        for key in ended:
-            self._left.pop(key, None)
-        task, ran = self.live.tasks[0], 0.0 if from_store else _weight(trial)
-        left = sum(self._left.values())
-        self.live.update(self._task, completed=task.completed + ran)
-        left_s = left * (task.elapsed or 0.0) / task.completed if task.completed else 0.0
-        words = f"{self._finished} of {self._total} done, about {format_seconds(left_s)} to go"
-        self.live.update(self._task, total=task.completed + left, left=words)
-
-
-def _any_round(trial: Trial) -> Hashable:
-    """Return a key of all rounds of a trial; models of one shape have one each."""
-    return trial.key_without("round")
-
-
-def _weight(trial: Trial) -> float:
-    return START_FLOPS + attention_flops(trial.workload)

@@ -9,6 +9,7 @@ from longseq_bench.core.model import OptionValue, Record, Trial
 from longseq_bench.core.stats import median_interval
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.reports import outcome_text
+from longseq_bench.reports.document import Spread, format_cell
 
 MAX_REASON = 100  # characters of a failure's reason that are shown; the record has all of it
 _TIMED_PHASES = ("forward", "backward", "communication", "time")
@@ -16,9 +17,8 @@ _TIMED_PHASES = ("forward", "backward", "communication", "time")
 
 def _shape(trial: Trial) -> str:
     w = trial.workload
-    model = f"{w.model} " if w.model else ""
-    value = f"/{w.v_head_dim}" if w.v_head_dim != w.head_dim else ""
-    return f"{model}batch {w.batch} heads {w.heads}/{w.kv_heads} of {w.head_dim}{value}"
+    heads = f"heads {w.heads}/{w.kv_heads} of {w.head_dim}/{w.v_head_dim}"
+    return " ".join(filter(None, (w.model, f"batch {w.batch}", heads)))
 
 
 _FIELDS: tuple[Callable[[Trial], str], ...] = (
@@ -71,10 +71,9 @@ def describe_outcome(record: Record) -> str:
     words = []
     if times := per_iteration(record, "time"):
         low, middle, high = median_interval(times)
-        spread = max(high - middle, middle - low) / middle if middle else 0.0
+        spread = format_cell(Spread(middle, low, high), "seconds")
         # one sample has no spread; that is not a spread of 0
-        uncertainty = f" ±{spread * 100:.0f} %" if len(times) > 1 else " (once)"
-        words.append(format_seconds(middle) + uncertainty)
+        words.append(spread if len(times) > 1 else f"{format_seconds(middle)} (once)")
     elif passed := outcome.largest("pass_time"):
         words.append(f"one pass {format_seconds(passed)}")
     peak, bound = outcome.largest("peak"), outcome.largest("peak_bound")

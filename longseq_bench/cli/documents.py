@@ -57,10 +57,7 @@ def models_document(shapes: Sequence[ModelShape]) -> Document:
         ValueColumn("Hidden", "count", lambda one: one.hidden_size, 4),
         ValueColumn("Dtype", "text", lambda one: one.dtype, 6),
         ValueColumn(
-            "Parameters",
-            "text",
-            lambda one: one.parameters and f"{one.parameters / 1e9:.1f} G",
-            7,
+            "Parameters", "text", lambda one: one.parameters and f"{one.parameters / 1e9:.1f} G", 7
         ),
         ValueColumn("Source", "text", lambda one: one.source, 5),
     ]

@@ -41,7 +41,7 @@ def print_lines(lines: Iterable[str], style: str = "") -> None:
 
 def print_notes(notes: Iterable[str]) -> None:
     """Print notes on what could not be read, on stderr."""
-    print_lines(notes, "yellow")
+    Reporter().note(notes)
 
 
 @contextmanager

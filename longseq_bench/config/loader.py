@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +31,33 @@ YamlPath = tuple[str | int, ...]
 
 @dataclass
 class SourceFile:
-    """The values of a sweep file, and the lines where they are.
+    """A valid sweep file, and the lines of its values; nothing of this machine is in it.
 
     name: the file in messages.  data: dicts, lists, int, str and None; other scalars are text.
     lines: of each key and item; empty for the keywords of a call.
     """
 
     name: str
+    text: str = ""
     data: Any = None
     lines: dict[YamlPath, int] = field(default_factory=dict)
+
+    @cached_property
+    def keys(self) -> SweepKeys:
+        """The validated values. Raises ConfigError for the first mistake, in the file's order."""
+        try:
+            return SweepFile.model_validate(self.data)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+            # a key is missing because another is misspelt; a list is too short without bad items
+            follows = ("missing", "too_short")
+            first = min(details, key=lambda e: (e["type"] in follows, self.find_line(e["loc"])))
+            raise self.error(*first["loc"], message=_explain(first)) from None
+
+    @property
+    def names(self) -> list[str]:
+        """The implementations."""
+        return [name for item in self.keys.implementations for name in item]
 
     def find_line(self, path: YamlPath) -> int:
         """Return the line of a value, or of the innermost part with a line; or 0."""
@@ -59,10 +78,11 @@ class SourceFile:
             raise self.error(*path, message=str(error)) from None
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a config. Raises ConfigError, naming a similar file where there is one."""
+def load_config(config: str | Path) -> SourceFile:
+    """Read a sweep file. Raises ConfigError: one sentence with file and line."""
+    path = Path(config)
     try:
-        return read_text_file(path, encoding="utf-8-sig", max_bytes=MAX_BYTES)
+        text = read_text_file(path, encoding="utf-8-sig", max_bytes=MAX_BYTES)
     except FileNotFoundError:
         names = os.listdir(path.parent) if path.parent.is_dir() else []
         close = nearest(path.name, names)
@@ -72,6 +92,15 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror or error}") from None
+    return parse_config(text, str(config))
+
+
+def read_values(data: dict[str, Any], name: str) -> SourceFile:
+    """Return the config that has these values; messages call it `name`. Raises ConfigError."""
+    source = SourceFile(name, data=data)
+    written = source.keys.model_dump(mode="json", exclude_unset=True)
+    source.text = yaml.safe_dump(written, sort_keys=False)
+    return source
 
 
 # ---- YAML --------------------------------------------------------------------------------------
@@ -90,9 +119,9 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def parse_yaml(text: str, name: str) -> SourceFile:
+def parse_config(text: str, name: str) -> SourceFile:
     """Parse YAML, keeping lines. Raises ConfigError for bad syntax or a repeated key."""
-    source = SourceFile(name)
+    source = SourceFile(name, text)
     try:
         node = _Loader(text).get_single_node()
         source.data = _read_node(node, (), source) if node else None
@@ -152,18 +181,6 @@ _SENTENCES = {
 } | dict.fromkeys(
     ("int_parsing", "int_type", "int_from_float"), "{label} {input} is not a whole number"
 )
-
-
-def validate(source: SourceFile) -> SweepKeys:
-    """Validate a parsed file. Raises ConfigError for the first mistake, in the file's order."""
-    try:
-        return SweepFile.model_validate(source.data)
-    except ValidationError as error:
-        details = error.errors(include_url=False)
-        # a key is missing because another is misspelt; a list is too short without its bad items
-        follows = ("missing", "too_short")
-        first = min(details, key=lambda e: (e["type"] in follows, source.find_line(e["loc"])))
-        raise source.error(*first["loc"], message=_explain(first)) from None
 
 
 def _explain(error: ErrorDetails) -> str:

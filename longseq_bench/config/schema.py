@@ -204,27 +204,23 @@ SweepFile: type[SweepKeys] = _create_model(
 # ---- JSON Schema -------------------------------------------------------------------------------
 
 
-def config_schema(catalogue: Catalogue | None = None) -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a sweep file.
-
-    catalogue: the implementations to describe with their options; without one, any name and any
-    options are accepted.
-    """
+def config_schema(catalogue: Catalogue) -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a sweep file with these implementations."""
     schema = SweepFile.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "longseq sweep"
-    item: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "object"}]}
-    if catalogue is not None:
-        entries = sorted(catalogue.implementations.items())
-        names = [{"const": name, "description": entry.summary} for name, entry in entries]
-        options = {name: _entry_schema(entry) for name, entry in entries}
-        one = {"additionalProperties": False, "minProperties": 1, "maxProperties": 1}
-        own = {"type": "string", "pattern": _OWN_FUNCTION, "description": _OWN_HELP}
-        mapping = {"type": "object", "properties": options, **one}
-        mapping["patternProperties"] = {_OWN_FUNCTION: {"type": ["object", "null"]}}
-        item = {"anyOf": [*names, own, mapping]}
+    entries = sorted(catalogue.implementations.items())
+    names = [{"const": name, "description": entry.summary} for name, entry in entries]
+    one = {"additionalProperties": False, "minProperties": 1, "maxProperties": 1}
+    own = {"type": "string", "pattern": _OWN_FUNCTION, "description": _OWN_HELP}
+    mapping = {
+        "type": "object",
+        "properties": {n: _entry_schema(entry) for n, entry in entries},
+        **one,
+    }
+    mapping["patternProperties"] = {_OWN_FUNCTION: {"type": ["object", "null"]}}
     reference = {"$ref": "#/$defs/Implementation"}
-    schema["$defs"]["Implementation"] = item
+    schema["$defs"]["Implementation"] = {"anyOf": [*names, own, mapping]}
     schema["properties"]["implementations"] = {
         "title": "Implementations",
         "description": SweepFile.model_fields["implementations"].description,
@@ -244,11 +240,9 @@ def _entry_schema(entry: Entry) -> dict[str, Any]:
 
 _OWN_FUNCTION = r"^.+:[A-Za-z_][A-Za-z0-9_]*$"
 _OWN_HELP = "A function of your own: path/to/file.py:function or module:function."
-_COUNT_OR_TEXT = {
-    "anyOf": [{"type": "integer"}, {"type": "string", "pattern": _NUMBER + "[kKmMgG]?$"}]
-}
+_COUNT_TEXT = {"type": "string", "pattern": _NUMBER + "[kKmMgG]?$"}
 _OPTION_TYPES: dict[str, dict[str, Any]] = {
-    "int": _COUNT_OR_TEXT,
+    "int": {"anyOf": [{"type": "integer"}, _COUNT_TEXT]},
     "ints": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
     "float": {"type": "number", "minimum": 0},
     "bool": {"type": "boolean"},

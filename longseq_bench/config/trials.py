@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from longseq_bench.config.loader import SourceFile, parse_yaml, read_text, validate
-from longseq_bench.config.schema import SweepKeys
+from longseq_bench.config.loader import SourceFile
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import ConfigError, UserError
 from longseq_bench.core.model import Device, OptionValue, Trial, Workload
@@ -43,41 +41,8 @@ class SweepConfig:
     models: tuple[ModelShape, ...] = ()
 
 
-@dataclass(frozen=True)
-class ParsedConfig:
-    """A valid sweep file, and where its values are written; nothing of this machine is in it."""
-
-    text: str
-    source: SourceFile
-    file: SweepKeys
-
-    @property
-    def names(self) -> list[str]:
-        """The implementations."""
-        return [name for item in self.file.implementations for name in item]
-
-
-def load_config(path: str | Path) -> ParsedConfig:
-    """Read a sweep file. Raises ConfigError: one sentence with file and line."""
-    return parse_config(read_text(Path(path)), str(path))
-
-
-def parse_config(text: str, name: str) -> ParsedConfig:
-    """Parse YAML text; messages call it `name`. Raises as `load_config` does."""
-    source = parse_yaml(text, name)
-    return ParsedConfig(text, source, validate(source))
-
-
-def read_values(data: dict[str, Any], name: str) -> ParsedConfig:
-    """Return the config that has these values; messages call it `name`. Raises ConfigError."""
-    source = SourceFile(name, data)
-    file = validate(source)
-    written = file.model_dump(mode="json", exclude_unset=True)
-    return ParsedConfig(yaml.safe_dump(written, sort_keys=False), source, file)
-
-
 def make_sweep(
-    config: ParsedConfig,
+    source: SourceFile,
     catalogue: Catalogue,
     ranks: int = 1,
     default_memory: Callable[[Device, int], int] | None = None,
@@ -88,7 +53,7 @@ def make_sweep(
     such a device, for trials without a memory budget; None: these stay without. All get that of
     the most ranks.
     """
-    source, file = config.source, config.file
+    file = source.keys
     keys = {"device", *source.data}
     settings: Axes = {key: getattr(file, key) for key in TRIAL if key in keys}
     max_ranks = max(settings.get("world_size", (ranks,)))
@@ -101,11 +66,11 @@ def make_sweep(
     elif "dtype" not in shape and default:
         shape["dtype"] = (default,)
     choices = [
-        (canonical_name(name), _option_axes(config, catalogue, index, name))
+        (canonical_name(name), _option_axes(source, catalogue, index, name))
         for index, item in enumerate(file.implementations)
         for name in item
     ]
-    _check_devices(config, catalogue, devices, shape, settings)
+    _check_devices(source, catalogue, devices, shape, settings)
     settings.setdefault("world_size", (ranks,))
     shape = {key: _distinct(values) for key, values in {**shape, "seq_len": file.tokens}.items()}
     settings = {key: _distinct(v) for key, v in {**settings, "device": devices}.items()}
@@ -113,7 +78,7 @@ def make_sweep(
     count = math.prod(map(len, [*shape.values(), *settings.values()])) * sum(options)
     if count > MAX_TRIALS:  # before it is built
         raise ConfigError(f"{source.name}: the grid has {count:,} trials, more than {MAX_TRIALS:,}")
-    workloads = _workloads(config, shape, default)
+    workloads = _workloads(source, shape, default)
     kinds = _one_of_each(workloads[0], settings, choices, catalogue)
     if default_memory and not all(trial.memory_budget for trial in kinds):
         # so that no trial exhausts the machine
@@ -123,20 +88,20 @@ def make_sweep(
     trials = tuple(
         trial.model_copy(update={"workload": workload}) for workload in workloads for trial in kinds
     )
-    return SweepConfig(trials, file.baseline, file.rounds, config.text, models)
+    return SweepConfig(trials, file.baseline, file.rounds, source.text, models)
 
 
 def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def _option_axes(config: ParsedConfig, catalogue: Catalogue, index: int, name: str) -> Axes:
+def _option_axes(source: SourceFile, catalogue: Catalogue, index: int, name: str) -> Axes:
     """Return the distinct values of each option that is written for one implementation."""
-    source, path = config.source, ("implementations", index, name)
+    path = ("implementations", index, name)
     with source.located(*path):
         specs = {spec.name: spec for spec in catalogue.entry(name).options}
     axes = {}
-    for option, raw in config.file.implementations[index][name].items():
+    for option, raw in source.keys.implementations[index][name].items():
         with source.located(*path, option):
             if option not in specs:
                 raise unknown_option(option, raw[0] if len(raw) == 1 else raw, specs, name)
@@ -158,10 +123,10 @@ def _load_models(shape: Axes, source: SourceFile) -> tuple[ModelShape, ...]:
 
 
 def _check_devices(
-    config: ParsedConfig, catalogue: Catalogue, devices: Axis, shape: Axes, settings: Axes
+    source: SourceFile, catalogue: Catalogue, devices: Axis, shape: Axes, settings: Axes
 ) -> None:
     """Raise ConfigError for a device, a dtype on it or a number of ranks that can't be used."""
-    located, key, dtypes = config.source.located, "dtype", shape.get("dtype")
+    located, key, dtypes = source.located, "dtype", shape.get("dtype")
     if dtypes is None and "model" in shape:
         key, dtypes = "model", tuple(model.dtype for model in shape["model"])
     for i, device in enumerate(devices):
@@ -181,7 +146,7 @@ def _product(axes: Axes) -> Iterator[dict[str, Any]]:
         yield dict(zip(axes, values, strict=True))
 
 
-def _workloads(config: ParsedConfig, shape: Axes, default_dtype: str | None) -> list[Workload]:
+def _workloads(source: SourceFile, shape: Axes, default_dtype: str | None) -> list[Workload]:
     """Return every workload of the grid, lengths innermost.
 
     default_dtype: of a model that has none; None: that of a workload.
@@ -202,9 +167,9 @@ def _workloads(config: ParsedConfig, shape: Axes, default_dtype: str | None) -> 
             named = [n for n in ("mask", "new_tokens") if f" {n} " in f" {message}"]
             # a shape that no key sets is that of the model
             key = next((k for k in (*named, "kv_heads", "heads") if k in written), "model")
-            values = getattr(config.file.workload, key)
+            values = getattr(source.keys.workload, key)
             index = values.index(written[key]) if key in written else 0
-            raise config.source.error("workload", key, index, message=message) from None
+            raise source.error("workload", key, index, message=message) from None
         workloads.append(workload)
     return list(dict.fromkeys(workloads))
 

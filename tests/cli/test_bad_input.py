@@ -46,7 +46,7 @@ def state(folder: Path) -> dict[str, bytes]:
          "implementation 'flash_attn' in --impl is not included; the nearest one is 'fused', and "
          "a plug-in can add it (docs/extending.md)"),
         (["--impl", "ring", "--new-tokens", "2"],
-         "--new-tokens 2 needs --mode decode, not --mode forward"),
+         "new_tokens 2 needs mode decode, and the mode is forward"),
         (["--impl", "ring", "--mode", "decode", "--keep", "inputs"],
          "--keep inputs needs --mode train: only a backward pass recomputes"),
         (["--impl", "ring", "--mode", "decode", "--keep", "nothing"],

@@ -1,4 +1,4 @@
-"""Progress lines: short labels, failures and remaining time."""
+"""Progress lines: short labels, failures and the number of trials."""
 
 import io
 from dataclasses import replace
@@ -64,7 +64,7 @@ def test_a_live_line_has_no_markup_and_no_control_character_of_a_label() -> None
     assert not [found for found in ("\x1b]", "\x07", "\u202e") if found in text]
 
 
-def test_a_sweep_shows_finished_trials_and_remaining_time() -> None:
+def test_a_sweep_counts_finished_trials() -> None:
     screen = io.StringIO()
     trials = [make.trial("ring", 2048), make.trial("sdpa", 2048)]
     watcher = RunProgress(Console(file=screen, width=80), trials, "device: cpu", 3)
@@ -77,12 +77,9 @@ def test_a_sweep_shows_finished_trials_and_remaining_time() -> None:
     assert lines[3:] in ([], [""])  # rich 13.8 adds an empty line
     assert lines[:3] == [
         "device: cpu",
-        "[1/6] ring 2k  100 ms ±1 %",
+        "[1/6] ring 2k  100 ms ±0.78 %",
         "[4/6] sdpa 2k  out of memory in forward  (from an earlier run)",
     ]
-    left = str(watcher.live.tasks[0].fields["left"])
-    assert left.startswith("4 of 6 done, about ")
-    assert left.endswith(" to go")
 
 
 @pytest.mark.parametrize("is_drawn", [True, False])

@@ -34,14 +34,14 @@ def test_a_config_may_come_from_an_open_pipe(name: str) -> None:
 def test_a_pipe_that_delivers_too_much_is_refused() -> None:
     done = piped(["sweep", "/dev/stdin"], "# no end\n" * 2_000_000)
     assert done.returncode == 2
-    sentence = "/dev/stdin has more than 16 MiB, the most that is read; name another file"
+    sentence = "/dev/stdin has more than 256 KiB, the most that is read; name another file"
     assert done.stderr == f"longseq: {sentence}\n"
 
 
 def test_a_file_that_is_too_large_is_refused(capfd: Capture) -> None:
     with open("sparse", "wb") as stream:
         stream.truncate(1 << 40)
-    assert "sparse has more than 16 MiB" in refusal(capfd, "sweep", "sparse")
+    assert "sparse has more than 256 KiB" in refusal(capfd, "sweep", "sparse")
     assert "sparse has more than 16 MiB" in refusal(capfd, *PLAN, "--model", "sparse")
     assert "sparse has more than 2 MiB" in refusal(capfd, *PLAN, "--hardware", "sparse")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.config.loader import MAX_BYTES
-from longseq_bench.config.trials import load_config, make_sweep, parse_config
+from longseq_bench.config.loader import MAX_BYTES, load_config, parse_config
+from longseq_bench.config.trials import make_sweep
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.errors import ConfigError, UserError
 from longseq_bench.core.model import Trial
