@@ -51,10 +51,6 @@ class Reporter:
         for line in lines:
             screen.print(plain(line, style))
 
-    def note(self, lines: Iterable[str]) -> None:
-        """Print lines on what could not be read, in yellow."""
-        self.say(lines, "yellow")
-
     def waiting(self, text: str) -> AbstractContextManager[object]:
         """Show what the run waits for, on a terminal."""
         return nullcontext() if self._is_quiet or not self._is_drawn else self.console.status(text)

@@ -105,7 +105,7 @@ def run_and_report(
 
     with Store(out) if out else nullcontext() as store:
         if store:
-            reporter.note(store.notes)
+            reporter.say(store.notes, "yellow")
             if config is not None:
                 path = store.folder / CONFIG
                 try:

@@ -37,19 +37,17 @@ class Labels:
     def __init__(self, trials: Iterable[Trial]) -> None:
         trials = list(trials)
         self._distinct = list({(t.implementation, repr(t.options)): t for t in trials}.values())
+        self._short: dict[tuple[str, str], str] = {}
         self._fields = [words for words in _FIELDS if len({words(t) for t in trials}) > 1]
 
     def label(self, trial: Trial) -> str:
         """Return the implementation, its length and the other settings that differ."""
-        label = find_short_labels([*self._distinct, trial])[-1]
-        name, _, settings = label.partition(" ")
+        key = trial.implementation, repr(trial.options)
+        if key not in self._short:
+            self._short[key] = find_short_labels([*self._distinct, trial])[-1]
+        name, _, settings = self._short[key].partition(" ")
         name = f"{name} {format_tokens(trial.workload.seq_len)} {settings}".rstrip()
         return " ".join([name, *(words(trial) for words in self._fields)])
-
-
-def format_options(trial: Trial) -> str:
-    """Return the options of a trial as they are written after -o."""
-    return " ".join(f"{k}={format_option(v)}" for k, v in trial.options.items() if v is not None)
 
 
 def format_option(value: OptionValue) -> str:

@@ -75,9 +75,8 @@ def build_workload(given: Mapping[str, Any], default_dtype: str) -> Workload:
     if model := model_of(given):
         fields = model.workload_fields(fields)
     try:
-        return Workload(
-            **{"dtype": default_dtype, **fields, "seq_len": given.get("new_tokens") or 1}
-        )
+        tokens = given.get("new_tokens") or 1
+        return Workload(**{"dtype": default_dtype, **fields, "seq_len": tokens})
     except ValidationError as error:
         raise UserError(describe_invalid(error)) from None
 

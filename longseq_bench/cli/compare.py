@@ -55,7 +55,7 @@ def compare(
             as the summary of a CI job.
     """
     from longseq_bench.cli import REGRESSED, TOO_NOISY
-    from longseq_bench.cli.session import print_answer, print_lines, print_notes
+    from longseq_bench.cli.session import print_answer, print_lines
     from longseq_bench.comparison.compare import compare as compare_records
     from longseq_bench.comparison.document import comparison_document, terminal_document
     from longseq_bench.comparison.json_document import json_document
@@ -80,20 +80,20 @@ def compare(
     if gate is not None:
         check_gate(result)
     verdict, code = decide(result, gate), 0
-    print_notes([*notes_a, *notes_b])
+    print_lines([*notes_a, *notes_b], "yellow")
     if verdict.word == "FAIL" and gate:
         code = REGRESSED
     elif verdict.word == "TOO NOISY":
         code = TOO_NOISY if (inconclusive or ("fail" if gate else "warn")) == "fail" else 0
         if inconclusive == "warn":
-            print_notes([f"warning: {verdict.line}"])
+            print_lines([f"warning: {verdict.line}"], "yellow")
     if format_names:
         report = comparison_document(result, gate)
         report = report if charts else report.without_charts()
         paths = write_documents([report], out or Path(), format_names)
         print_lines(f"wrote {path}" for path in paths)
         if "md" in format_names and (note := missing_charts(report)):
-            print_notes([note])
+            print_lines([note], "yellow")
     return print_answer(
         as_json,
         lambda: json_document(result, gate),

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from longseq_bench.api.trial_text import format_option, format_options
+from longseq_bench.api.trial_text import Labels, format_option
 from longseq_bench.core.catalogue import Catalogue, Entry
-from longseq_bench.core.masks import mode_words
 from longseq_bench.core.model import Environment, Trial
 from longseq_bench.core.models import ModelShape
 from longseq_bench.reports.columns import ValueColumn, build_table
@@ -85,20 +84,11 @@ def trials_document(trials: Sequence[Trial], rounds: int, heading: str, estimate
     heading: the device that they would use.  estimate: what they would take, the last line.
     """
     columns = [
-        ValueColumn("Implementation", "text", lambda one: one.implementation),
-        ValueColumn("Options", "text", lambda one: format_options(one) or None),
-        ValueColumn("Tokens", "tokens", lambda one: one.workload.seq_len),
-        ValueColumn("Ranks", "count", lambda one: one.world_size, of_ranks=True),
-        ValueColumn("Dtype", "text", lambda one: one.workload.dtype),
-        ValueColumn(
-            "Mode", "text", lambda one: mode_words(one.workload.mode, one.workload.new_tokens)
-        ),
-        ValueColumn("Mask", "text", lambda one: one.workload.visibility.label),
-        ValueColumn("Device", "text", lambda one: one.device),
+        ValueColumn("Trial", "text", Labels(trials).label),
         ValueColumn("Memory budget", "bytes", lambda one: one.memory_budget),
     ]
     summary = f"{len(trials)} trials × {rounds} round{'s' if rounds > 1 else ''}; nothing was run"
-    table = build_table("", columns, trials, keep_empty=True)
+    table = build_table("", columns, trials)
     sections = [Section("", tables=[table]), Section("", [summary, estimate])]
     return Document("trials", "", [heading], sections)
 

@@ -34,7 +34,7 @@ def report(
     """
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
     from longseq_bench.api.loading import load
-    from longseq_bench.cli.session import print_documents, print_json, print_lines, print_notes
+    from longseq_bench.cli.session import print_documents, print_json, print_lines
     from longseq_bench.reports import write_documents
     from longseq_bench.reports.base import FORMATS
     from longseq_bench.reports.render import html, markdown
@@ -49,7 +49,7 @@ def report(
     if as_json and TERMINAL in format_names:
         raise UserError("--format terminal and --json both print on stdout; leave one out")
     found = load(*results)
-    print_notes(found.notes)
+    print_lines(found.notes, "yellow")
     if "html" in format_names:
         html.prepare()
     built = found.documents(kinds, baseline)
@@ -61,5 +61,6 @@ def report(
         print_json({**sweep_json(found.records), **maxlen_json(found.records)})
     print_lines(f"wrote {path}" for path in paths)
     if "md" in file_formats:
-        print_notes(sorted({note for one in built if (note := markdown.missing_charts(one))}))
+        notes = {note for one in built if (note := markdown.missing_charts(one))}
+        print_lines(sorted(notes), "yellow")
     return 0

@@ -39,11 +39,6 @@ def print_lines(lines: Iterable[str], style: str = "") -> None:
     Reporter().say(lines, style)
 
 
-def print_notes(notes: Iterable[str]) -> None:
-    """Print notes on what could not be read, on stderr."""
-    Reporter().note(notes)
-
-
 @contextmanager
 def until_closed() -> Iterator[None]:
     """Print on stdout within the block until its reader goes away, as `| head` does.

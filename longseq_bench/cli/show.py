@@ -29,11 +29,11 @@ def show(
     """
     from longseq_bench.analysis.frames import rows_json
     from longseq_bench.api.loading import read_results
-    from longseq_bench.cli.session import print_answer, print_notes
+    from longseq_bench.cli.session import print_answer, print_lines
     from longseq_bench.cli.show_document import select_rows, show_document
 
     records, notes = read_results(results)
-    print_notes(notes)
+    print_lines(notes, "yellow")
     names, conditions = options.split_names(columns), where or []
     rows, searches = select_rows(records, conditions, sort or [], limit)
     return print_answer(

@@ -82,8 +82,7 @@ def show_document(
     read = [f"{_count(len(records), 'record')} read: {counts}"]
     read += [*_describe(rows, "row", where), *_describe(searches, "search", where)]
     if steps := sum(record.purpose == "density" for record in records):
-        steps_read = _count(steps, "record")
-        read.append(f"{steps_read} of searches for the minimum sparsity: longseq report")
+        read.append(f"{steps:,} of searches for the minimum sparsity: longseq report")
     shared = [groups.describe_shared(every, machines, varying)] if every else []
     shown = [section for section in sections if section.has_content]
     return Document("show", "", [". ".join(read) + ".", *shared], shown)

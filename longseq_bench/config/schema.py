@@ -22,7 +22,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from longseq_bench.core import bounds
-from longseq_bench.core.catalogue import Catalogue, Entry
+from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.model import DTYPE_ALIASES, canonical_dtype
 from longseq_bench.core.options import OptionSpec
 from longseq_bench.core.settings import TOKENS, TRIAL, WORKLOAD, DTypeName, Setting
@@ -213,11 +213,16 @@ def config_schema(catalogue: Catalogue) -> dict[str, Any]:
     names = [{"const": name, "description": entry.summary} for name, entry in entries]
     one = {"additionalProperties": False, "minProperties": 1, "maxProperties": 1}
     own = {"type": "string", "pattern": _OWN_FUNCTION, "description": _OWN_HELP}
-    mapping = {
-        "type": "object",
-        "properties": {n: _entry_schema(entry) for n, entry in entries},
-        **one,
+    options = {
+        name: {
+            "description": entry.summary,
+            "type": ["object", "null"],
+            "additionalProperties": False,
+            "properties": {spec.name: _option_schema(spec) for spec in entry.options},
+        }
+        for name, entry in entries
     }
+    mapping = {"type": "object", "properties": options, **one}
     mapping["patternProperties"] = {_OWN_FUNCTION: {"type": ["object", "null"]}}
     reference = {"$ref": "#/$defs/Implementation"}
     schema["$defs"]["Implementation"] = {"anyOf": [*names, own, mapping]}
@@ -227,15 +232,6 @@ def config_schema(catalogue: Catalogue) -> dict[str, Any]:
         "anyOf": [reference, {"type": "array", "minItems": 1, "items": reference}],
     }
     return schema
-
-
-def _entry_schema(entry: Entry) -> dict[str, Any]:
-    return {
-        "description": entry.summary,
-        "type": ["object", "null"],
-        "additionalProperties": False,
-        "properties": {spec.name: _option_schema(spec) for spec in entry.options},
-    }
 
 
 _OWN_FUNCTION = r"^.+:[A-Za-z_][A-Za-z0-9_]*$"
