@@ -14,12 +14,11 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.masks import mask_words, mode_words
 from longseq_bench.core.model import Trial
-from longseq_bench.core.models import ModelShape
 from longseq_bench.core.settings import Sharding
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import Cell, Document, Section
-from longseq_bench.search.model_memory import ModelMemory, model_memory
+from longseq_bench.search.model_memory import ModelPlan
 from longseq_bench.search.prediction import Accuracy, Prediction
 
 if TYPE_CHECKING:
@@ -42,22 +41,6 @@ _SHARDING_WORDS: dict[Sharding, str] = {
     "zero2": "gradients and optimizer state are split over all ranks (ZeRO-2)",
     "zero3": "weights, gradients and optimizer state are split over all ranks (ZeRO-3)",
 }
-
-
-@dataclass(frozen=True)
-class ModelPlan:
-    """The model of a plan, and how its weights, gradients and optimizer state are split."""
-
-    shape: ModelShape
-    sharding: Sharding
-
-    def memory(self, one: Prediction) -> ModelMemory:
-        """Return the memory of the model on a rank at the length of a prediction."""
-        return model_memory(self.shape, one.trial.workload, one.trial.world_size, self.sharding)
-
-    def total(self, one: Prediction) -> int | None:
-        """Return the bytes of a rank with all layers; None if the weights are unknown."""
-        return self.memory(one).total(one.estimate.peak_bytes + one.estimate.outside_bytes)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

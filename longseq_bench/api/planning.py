@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ from longseq_bench.api.implementations import (
     read_implementations,
 )
 from longseq_bench.api.length_search import parse_target
-from longseq_bench.api.plan_document import ModelPlan, Plan
+from longseq_bench.api.plan_document import Plan
 from longseq_bench.api.progress import Reporter, make_reporter
 from longseq_bench.api.workloads import accept, build_workload, make_trial, model_of
-from longseq_bench.core.bounds import MAX_RANKS
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import LOCAL_CPU, profile, profiles
 from longseq_bench.core.model import Trial
@@ -26,10 +24,8 @@ from longseq_bench.core.settings import SHAPE
 from longseq_bench.core.units import parse_memory_budget
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.search import prediction
-from longseq_bench.search.memory_curve import add_outside
-from longseq_bench.search.strategy import CEILING_TOKENS
+from longseq_bench.search.model_memory import ModelPlan
 
-DRY_RUN_LIMIT_S = 300.0
 CHECKED_TOKENS = 2**17  # a length at which every valid combination of options is valid
 
 
@@ -97,7 +93,10 @@ def plan(
         rates = prediction.RateModel(device, past if gpu == LOCAL_CPU else [])
         with reporter.waiting("dry runs …"):
             _check_options(launcher, trials)
-            results = [_predict(one, launcher, rates, tokens, unit or 1) for one in trials]
+            results = [
+                prediction.predict_best(one, launcher.dry_run, rates, tokens, unit or 1)
+                for one in trials
+            ]
     return Plan(
         trials, results, device, tokens, unit is not None, prediction.find_accuracy(past), model
     )
@@ -114,23 +113,3 @@ def _check_options(launcher: Launcher, trials: list[Trial]) -> None:
             launcher.check([checked])
         except UserError:
             launcher.check([checked.replace(world_size=1)])
-
-
-def _predict(
-    trial: Trial, launcher: Launcher, rates: prediction.RateModel, tokens: int | None, unit: int
-) -> prediction.Prediction | str:
-    """Predict a trial at the target, on more ranks if it does not fit; else its longest length.
-
-    unit: more ranks are added this many at a time.
-    """
-    of_device = rates.hardware.dry_run_options
-    on_launcher = partial(launcher.dry_run, limit=DRY_RUN_LIMIT_S, **of_device)
-    dry_run = add_outside(on_launcher, rates.hardware)
-    if tokens is None:
-        return prediction.find_longest_fit(trial, dry_run, rates, CEILING_TOKENS * trial.world_size)
-    result = prediction.predict(trial.at(tokens), dry_run, rates)
-    if isinstance(result, str) or result.fits:
-        return result
-    return (
-        prediction.find_smallest_world(trial.at(tokens), dry_run, rates, MAX_RANKS, unit) or result
-    )

@@ -28,17 +28,19 @@ def show(
         limit: Maximum number of rows. Default: all.
     """
     from longseq_bench.analysis.frames import rows_json
-    from longseq_bench.api.loading import read_results
+    from longseq_bench.api.loading import load
+    from longseq_bench.cli.row_filter import filter_rows
     from longseq_bench.cli.session import print_answer, print_lines
-    from longseq_bench.cli.show_document import select_rows, show_document
+    from longseq_bench.cli.show_document import show_document
 
-    records, notes = read_results(results)
-    print_lines(notes, "yellow")
-    names, conditions = options.split_names(columns), where or []
-    rows, searches = select_rows(records, conditions, sort or [], limit)
+    found, names, conditions = load(*results), options.split_names(columns), where or []
+    print_lines(found.notes, "yellow")
+    every = [*found.rows, *found.maxima]
+    rows = filter_rows(found.rows, every, conditions, sort or [])
+    searches = filter_rows(found.maxima, every, conditions, sort or [])
     return print_answer(
         as_json,
-        lambda: rows_json(rows.shown, "sweep") | rows_json(searches.shown, "search"),
-        lambda: show_document(records, conditions, names, rows, searches),
+        lambda: rows_json(rows[:limit], "sweep") | rows_json(searches[:limit], "search"),
+        lambda: show_document(found, rows, searches, conditions, names, limit),
         "a wider terminal, --columns or --json has them",
     )

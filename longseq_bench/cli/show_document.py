@@ -1,64 +1,36 @@
-"""Select the rows that `longseq show` prints, and build their document."""
+"""The document of `longseq show`: rows that match, in the columns that are asked for."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic
 
 from longseq_bench.analysis.fields import fields_of
-from longseq_bench.analysis.labels import set_labels
 from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.search_row import SearchRow
-from longseq_bench.analysis.searches import search_rows
-from longseq_bench.analysis.short_labels import index_short_labels
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.analysis.sweeps import sweep_rows
+from longseq_bench.api.results import Results
 from longseq_bench.api.trial_text import format_option
-from longseq_bench.cli.row_filter import FIELDS, OPTION, filter_rows, find_field, value_of
-from longseq_bench.core.model import Record
+from longseq_bench.cli.row_filter import FIELDS, OPTION, find_field, value_of
 from longseq_bench.reports import columns as tables
 from longseq_bench.reports import groups
 from longseq_bench.reports.document import Cell, Document, Section, Table
 from longseq_bench.reports.outcome_text import describe_failures, describe_unstable
 
 
-@dataclass(frozen=True)
-class Selection(Generic[R]):
-    """Rows of one class: all, those that match in order, and the first of them to show."""
-
-    every: Sequence[R]
-    matching: Sequence[R]
-    shown: Sequence[R]
-
-
-def select_rows(
-    records: Sequence[Record], where: Sequence[str], sort: Sequence[str], limit: int | None
-) -> tuple[Selection[SweepRow], Selection[SearchRow]]:
-    """Select the rows that match every condition, sorted; at most `limit` of each class to show.
-
-    Raises UserError for a condition that can't be read, UnknownNameError for an unknown name.
-    """
-    rows, searches = sweep_rows(records), search_rows(records)
-    labels = index_short_labels([*rows, *searches])
-    rows, searches = set_labels(rows, labels), set_labels(searches, labels)
-
-    def select(some: list[R]) -> Selection[R]:
-        matching = filter_rows(some, [*rows, *searches], where, sort)
-        return Selection(some, matching, matching[:limit])
-
-    return select(rows), select(searches)
-
-
 def show_document(
-    records: Sequence[Record], where: Sequence[str], columns: Sequence[str],
-    rows: Selection[SweepRow], searches: Selection[SearchRow],
-) -> Document:  # fmt: skip
+    results: Results,
+    rows: list[SweepRow],
+    searches: list[SearchRow],
+    where: Sequence[str],
+    columns: Sequence[str],
+    limit: int | None,
+) -> Document:
     """Return the document: records read, a table per workload, failures, explanations.
 
+    rows, searches: those that match the conditions, of which at most `limit` each are shown.
     columns: fields to show; empty: those that suit the rows.
     """
-    every: list[Row] = [*rows.matching, *searches.matching]
-    known: list[Row] = [*rows.every, *searches.every]
+    records, every = results.records, [*rows, *searches]
+    known = [*results.rows, *results.maxima]
     named = [(name, find_field(name, "--columns", known)) for name in columns]
     hosts = {row.fingerprint: row.host for row in every}
     machines = {key: f"{host} {key[:6]}" if len(hosts) > 1 else "" for key, host in hosts.items()}
@@ -70,17 +42,18 @@ def show_document(
         return tables.build_table(title, chosen, group, bool(columns))
 
     sections, swept = [], []
-    for group in groups.group_by_workload(rows.shown):
+    for group in groups.group_by_workload(rows[:limit]):
         swept.append(table(group, tables.SWEEP_FIELDS))
         sections.append(Section("", tables=swept[-1:]))
         sections.append(Section("", points=[*describe_failures(group), *describe_unstable(group)]))
-    found = [table(g, tables.SEARCH_FIELDS) for g in groups.group_by_workload(searches.shown)]
+    found = [table(g, tables.SEARCH_FIELDS) for g in groups.group_by_workload(searches[:limit])]
     notes = [*tables.explain(SweepRow, swept), *tables.explain(SearchRow, found)]
     sections += [Section("Longest lengths", tables=found), Section("", points=notes)]
     statuses = Counter(record.outcome.status for record in records)
     counts = ", ".join(f"{count:,} {status}" for status, count in statuses.most_common())
     read = [f"{_count(len(records), 'record')} read: {counts}"]
-    read += [*_describe(rows, "row", where), *_describe(searches, "search", where)]
+    read += _describe(results.rows, rows, limit, "row", where)
+    read += _describe(results.maxima, searches, limit, "search", where)
     if steps := sum(record.purpose == "density" for record in records):
         read.append(f"{steps:,} of searches for the minimum sparsity: longseq report")
     shared = [groups.describe_shared(every, machines, varying)] if every else []
@@ -117,16 +90,17 @@ def _columns(
     return tables.terminal_columns(row_type, names, chosen)
 
 
-def _describe(part: Selection[R], noun: str, where: Sequence[str]) -> list[str]:
+def _describe(
+    every: Sequence[R], matching: Sequence[R], limit: int | None, noun: str, where: Sequence[str]
+) -> list[str]:
     """Return the number of rows, and how many of them match and are shown."""
-    matching = len(part.matching)
-    if not part.every:
+    if not every:
         return []
-    words = _count(len(part.every), noun)
+    words, count = _count(len(every), noun), len(matching)
     if where:
-        verb = "match" if matching > 1 else "matches"
-        words += f", of which {matching or 'none'} {verb} {' and '.join(where)}"
-    hidden = matching - len(part.shown)
+        verb = "match" if count > 1 else "matches"
+        words += f", of which {count or 'none'} {verb} {' and '.join(where)}"
+    hidden = count - len(matching[:limit])
     return [words, *([f"{_count(hidden, noun)} more not shown (--limit)"] if hidden else [])]
 
 
