@@ -16,8 +16,7 @@ MAXLEN = {
         int,
         "Longest length to try, in tokens: 1M.",
         unit="tokens",
-        otherwise="twice the length whose q, k, v and output (in training also gradients) fill the "
-        "budget, which is also the maximum; with offload=host 1G, without a maximum",
+        otherwise="the maximum, twice the length whose q, k, v and output fill the budget",
     ),
     "sparsity": Setting(
         str,
@@ -28,8 +27,7 @@ MAXLEN = {
     "target": Setting(int, "Tokens that must fit, with --sparsity auto: 1M.", unit="tokens"),
     "fit_only": Setting(
         bool,
-        "Also search for the longest length that fits in memory: loops are shortened, outputs are "
-        "not checked.",
+        "Also search for the longest length that fits in memory, with shortened loops, unchecked.",
         False,
     ),
 }

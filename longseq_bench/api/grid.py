@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from longseq_bench.launchers.base import Launcher
     from longseq_bench.search.estimate import SweepEstimate
 
-CALL = "sweep()"
-"""The name of keywords in messages, where a file would have its path."""
+CALL = "sweep()"  # in messages, where a file would have its path
 
 
 @accept(WORKLOAD | TRIAL)

@@ -52,8 +52,7 @@ def maxlen(
     tokens = _parse_sparsity_target(given, shared)
     reporter, folder = make_reporter(progress), Path(out) if out else None
     chosen = read_implementations(implementations, folder)
-    names = [name for name, _ in chosen]
-    with machine.open_launcher(reporter, names) as (launcher, catalogue):
+    with machine.open_launcher(reporter, dict(chosen)) as (launcher, catalogue):
         trials = build_trials(catalogue, chosen, shared, given, folder, [ranks], reporter)
         launcher.check(trials)
         if tokens:

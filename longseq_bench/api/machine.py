@@ -42,9 +42,7 @@ class LaunchTarget:
     ranks_per_host: int
 
 
-LAUNCHER_VARIABLE = "LONGSEQ_LAUNCHER"
-"""The environment variable that names the launcher of trials; the default is `local`."""
-
+LAUNCHER_VARIABLE = "LONGSEQ_LAUNCHER"  # the launcher of trials; the default is `local`
 _target: ContextVar[LaunchTarget | None] = ContextVar("target", default=None)
 
 
@@ -148,9 +146,9 @@ def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
     if device == "cpu":
         return this_cpu(machine.cpu, machine.cores, machine.memory_bytes)
     words = re.split(r"[^a-z0-9]+", info.name.lower())
-    known_profiles = profiles()
-    match = next((profile for name, profile in known_profiles.items() if name in words), None)
-    base = match or known_profiles["gtx1080"]
+    known = profiles()
+    match = next((profile for name, profile in known.items() if name in words), None)
+    base = match or known["gtx1080"]
     # a profile may lack dtypes that the device reports: assume its highest rate for them
     flops = dict.fromkeys(info.dtypes, max(base.flops.values())) | base.flops
     name = info.name if match else f"{info.name}, guessed from {base.name}"

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 TIE = 1.25
 """Predicted times within this factor are a tie: they may be wrong by as much."""
 
-_NOT_MODELLED = "Not modelled: weights, other layers, fragmentation of the allocator."
 _EXPLANATION = (
     "Predicted; nothing was run. Tokens: the most that fit, or those of --target, of all ranks "
     "together. Peak and Sent: of the rank with most, per pass. Outside tensors: CUDA context, "
@@ -91,12 +90,10 @@ class Plan(Printed):
             devices = f"{nodes} node{several} of {hardware.per_node} {hardware.name}"
         head = f"{tokens} tokens: {devices}" if target else f"{devices}: {tokens} tokens"
         others = [one for one in self.predictions if one.fits and one != best]
-        reason = ""
-        if others:
-            reason = f", because {self._reason(best, others)}"
-        elif len(self.results) > 1:
-            reason = ", because nothing else fits"
-        return f"{head}. Use {best.trial.implementation}{reason}. {_NOT_MODELLED}"
+        because = self._reason(best, others) if others else "nothing else fits"
+        reason = f", because {because}" if len(self.results) > 1 else ""
+        missing = "Not modelled: weights, other layers, fragmentation of the allocator."
+        return f"{head}. Use {best.trial.implementation}{reason}. {missing}"
 
     def _rank(self, one: Prediction) -> int:
         """Return what decides before time; the lower is better."""

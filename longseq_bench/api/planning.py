@@ -65,7 +65,7 @@ def plan(
     tokens, unit = parse_target(asked["target"]), asked["gpus_per_node"]
     gpu, reporter = asked["gpu"].lower(), make_reporter(progress)
     chosen = read_implementations(implementations, None)
-    with machine.open_launcher(reporter, [name for name, _ in chosen]) as (launcher, catalogue):
+    with machine.open_launcher(reporter, dict(chosen)) as (launcher, catalogue):
         if gpu != LOCAL_CPU:
             device = profile(gpu, profiles_file)
         else:

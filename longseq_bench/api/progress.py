@@ -78,8 +78,8 @@ class RunProgress(Watcher):
         self, console: Console, trials: Sequence[Trial], heading: str, rounds: int = 0
     ) -> None:
         self.console, self._heading, self._rounds = console, heading, rounds
-        self._labels, self._finished, self._running = Labels(trials), 0, ""
-        self._total = len(trials) * rounds
+        self._labels, self._total = Labels(trials), len(trials) * rounds
+        self._finished, self._running = 0, ""
         width = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.live = Progress(
             SpinnerColumn(),

@@ -109,8 +109,7 @@ def _check_no_empty(arguments: Sequence[str]) -> None:
     """Raise UserError for an option with an empty value, as by a shell variable that is not set."""
     for word, following in pairwise([*arguments, "-"]):
         name, has_value, value = word.partition("=")
-        is_empty = (has_value and not value) or (not has_value and not following)
-        if name.startswith("--") and is_empty:
+        if name.startswith("--") and not (value if has_value else following):
             raise UserError(f"{name} is empty; give it a value, or leave it out")
 
 

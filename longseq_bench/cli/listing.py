@@ -72,11 +72,8 @@ def doctor(as_json: options.AsJson = False) -> int:
         print_lines([str(error)], "red")
         catalogue, code = None, BAD_INPUT
     findings = examine(catalogue, machine)
-
-    def data() -> dict[str, object]:
-        environment = machine.model_dump(mode="json")
-        found = [asdict(finding) for finding in findings]
-        return {"schema": 1, "environment": environment, "findings": found}
-
+    data = {"environment": machine.model_dump(mode="json"), "findings": list(map(asdict, findings))}
     document = findings_document(machine, findings)
-    return print_answer(as_json, data, lambda: document, "--json has it", code)
+    return print_answer(
+        as_json, lambda: {"schema": 1} | data, lambda: document, "--json has it", code
+    )

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from longseq_bench.cli import options
 from longseq_bench.core.errors import UnknownNameError, UserError
@@ -15,11 +12,11 @@ TERMINAL = "terminal"  # the format that writes no file
 
 def report(
     results: list[Path],
-    formats: Annotated[str, typer.Option("--format")] = "md,csv",
+    formats: options.Formats = "md,csv",
     out: Path | None = None,
     kind: str = "summary",
     baseline: str | None = None,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_json: options.AsJson = False,
 ) -> int:
     """Write reports from records, or print them; every number comes from the records.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,20 +48,20 @@ def scaling(
         trials = build_trials(catalogue, chosen, assignments, given, folder, worlds, reporter)
         launcher.check(trials)
         schedule = partial(strategy.scaling, trials, 1)
-        results = run_search(launcher, catalogue, trials, folder, schedule, reporter)
-    records = results.records
-    return session.print_results(results, as_json, _study_json, lambda: scaling_brief(records))
+        found = run_search(launcher, catalogue, trials, folder, schedule, reporter)
+    return session.print_results(found, as_json, _study_json, lambda: scaling_brief(found.records))
 
 
 def _parse_world_sizes(text: str) -> list[int]:
     """Return the numbers of ranks, ascending. Raises UserError if the text is not such a list."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch("[0-9]{1,9}", part) and 1 <= int(part) <= MAX_RANKS for part in parts):
-        raise UserError(
-            f"--world-sizes {text!r} is not a list of numbers of ranks from 1 to {MAX_RANKS:,}, "
-            "such as 1,2,4"
-        )
-    return sorted({int(part) for part in parts})
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = [0]
+    if found[0] < 1 or found[-1] > MAX_RANKS:
+        most = f"from 1 to {MAX_RANKS:,}, such as 1,2,4"
+        raise UserError(f"--world-sizes {text!r} is not a list of numbers of ranks {most}")
+    return found
 
 
 def _study_json(records: list[Record]) -> dict[str, Any]:

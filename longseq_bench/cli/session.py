@@ -26,8 +26,6 @@ from longseq_bench.core.plain_text import escape_surrogates
 from longseq_bench.reports.document import Document
 from longseq_bench.reports.render.terminal import print_document
 
-FAILED = ("wrong", "crashed", "error")
-
 
 def make_reporter() -> Reporter:
     """Return a reporter on stderr; the command line is recorded with every trial."""
@@ -102,7 +100,8 @@ def print_results(
     Raises UserError if the time budget was shorter than every run.
     """
     records = results.records
-    code = FAILED_TRIALS if any(r.outcome.status in FAILED for r in records) else 0
+    is_failed = any(r.outcome.status in ("wrong", "crashed", "error") for r in records)
+    code = FAILED_TRIALS if is_failed else 0
     print_answer(as_json, lambda: data(records), document or results.table, code=code)
     budgets = [r.trial.time_budget for r in records if r.trial.time_budget]
     if budgets and all(r.outcome.status == "timeout" for r in records):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -34,29 +34,21 @@ def sweep(
     from longseq_bench.analysis.frames import sweep_json
     from longseq_bench.api import grid
     from longseq_bench.cli import session
-
-    if dry_run:
-        return _list_trials(config, rounds, out, as_json)
-    folder = out or session.default_out()
-    results = grid.sweep(config, rounds=rounds, out=folder, progress=session.make_reporter())
-    return session.print_results(results, as_json, sweep_json)
-
-
-def _list_trials(config: Path, rounds: int | None, out: Path | None, as_json: bool) -> int:
-    """Print the trials and what a run would take."""
-    from longseq_bench.api.grid import plan_sweep
-    from longseq_bench.cli import session
     from longseq_bench.cli.documents import trials_document
 
-    loaded, heading, estimate = plan_sweep(config, rounds, out, session.make_reporter())
-
-    def data() -> dict[str, Any]:
-        trials = [t.model_dump(mode="json") for t in loaded.trials]
-        return {"schema": 1, "trials": trials, "estimate": estimate.as_json()}
-
+    reporter = session.make_reporter()
+    if not dry_run:
+        out = out or session.default_out()
+        results = grid.sweep(config, rounds=rounds, out=out, progress=reporter)
+        return session.print_results(results, as_json, sweep_json)
+    loaded, heading, estimate = grid.plan_sweep(config, rounds, out, reporter)
     return session.print_answer(
         as_json,
-        data,
+        lambda: {
+            "schema": 1,
+            "trials": [trial.model_dump(mode="json") for trial in loaded.trials],
+            "estimate": estimate.as_json(),
+        },
         lambda: trials_document(loaded.trials, loaded.rounds, heading, estimate.sentence()),
         "a wider terminal or --json has them",
     )
