@@ -116,8 +116,9 @@ def _read(text: str) -> tuple[list[Record], list[str]]:
     place = path or "results"
     records, notes = read_results([Path(place)])
     known = list(dict.fromkeys(c for r in records if (c := r.environment.commit)))
-    like = [c for c in known if commit and (c.startswith(commit) or commit.startswith(c))]
-    matching = [commit] if commit in known else like  # a recorded one may be short
+    longer = [c for c in known if commit and c.startswith(commit)]
+    matching = [commit] if commit in known else longer
+    matching = matching or [c for c in known if commit.startswith(c)]  # the recorded one is short
     if len(matching) == 1:
         return [r for r in records if r.environment.commit == matching[0]], notes
     if matching:
