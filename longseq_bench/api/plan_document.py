@@ -278,10 +278,8 @@ def _model_notes(model: ModelPlan, results: Sequence[Prediction], budget: int) -
     return [counted, *filter(None, [model.shape.parameters_reason]), *over]
 
 
-# ---- JSON --------------------------------------------------------------------------------------
-
-
 def _row(one: Prediction | str, trial: Trial, model: ModelPlan | None) -> dict[str, Any]:
+    """Return a result of the JSON document."""
     asked = {
         "implementation": trial.implementation,
         "options": trial.options,
