@@ -25,7 +25,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from longseq_bench.config.trials import load_config, make_sweep
+from longseq_bench.config.loader import load_config
+from longseq_bench.config.trials import make_sweep
 from longseq_bench.core.model import Trial
 from longseq_bench.core.units import format_share
 from longseq_bench.launchers.base import Launcher

@@ -19,8 +19,14 @@ from longseq_bench.environment import collect
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.runner import run_schedule
-from longseq_bench.search.prediction import Predictor, RateModel, find_longest_fit, predict
-from longseq_bench.search.strategy import CEILING_TOKENS, maxlen
+from longseq_bench.search.prediction import (
+    CEILING_TOKENS,
+    Predictor,
+    RateModel,
+    find_longest_fit,
+    predict,
+)
+from longseq_bench.search.strategy import maxlen
 
 MIB = 2**20
 LONG, SHORT = (4096, 8192, 16384), (1024, 2048, 3072)

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from longseq_bench.api.grid import sweep as sweep
     from longseq_bench.api.length_search import maxlen as maxlen
     from longseq_bench.api.loading import load as load
-    from longseq_bench.api.planning import Plan as Plan
+    from longseq_bench.api.plan_document import Plan as Plan
     from longseq_bench.api.planning import plan as plan
     from longseq_bench.api.results import Results as Results
     from longseq_bench.core.errors import LongseqError as LongseqError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
-    "Plan": "longseq_bench.api.planning",
+    "Plan": "longseq_bench.api.plan_document",
     "Results": "longseq_bench.api.results",
     "LongseqError": "longseq_bench.core.errors",
     "UserError": "longseq_bench.core.errors",

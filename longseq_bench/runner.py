@@ -4,8 +4,9 @@ This module alone resumes a run from stored records and calls the observers of p
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Self
 
 from longseq_bench.core.model import Environment, Outcome, Record
 from longseq_bench.core.record_line import find_impossible_sample
@@ -16,6 +17,12 @@ from longseq_bench.store import Store
 
 class Watcher:
     """An observer of a run that does nothing. Subclass it for progress."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End what the watcher shows."""
 
     def starts(self, step: Step) -> None:
         """Note that a trial starts."""
@@ -35,7 +42,7 @@ def run_schedule(
     launcher: Launcher,
     store: Store | None,
     environment: Callable[[], Environment],
-    watchers: Sequence[Watcher] = (),
+    watcher: Watcher | None = None,
     command: str | None = None,
 ) -> list[Record]:
     """Run a schedule to its end and return its records.
@@ -43,13 +50,8 @@ def run_schedule(
     Every record is in the store, if there is one, before the schedule receives it.
     KeyboardInterrupt passes through: the launcher ends the running trial, which leaves no record.
     """
-
-    def on_phase(phase: str, part: str) -> None:
-        for watcher in watchers:
-            watcher.phase(phase, part)
-
-    here = environment()
-    has_skipped = False
+    watcher = watcher or Watcher()
+    here, has_skipped = environment(), False
     record: Record | None = None
     while True:
         try:
@@ -61,25 +63,15 @@ def run_schedule(
         from_store = record is not None
         if record is None:
             if store and not has_skipped:
-                has_skipped = _note_skipped_records(store, step, here, watchers)
-            for watcher in watchers:
-                watcher.starts(step)
-            record = _run(step, launcher, environment(), on_phase, command)
+                sentence = store.describe_skipped_records(step.trial, here)
+                if sentence:
+                    watcher.skips_records(sentence)
+                has_skipped = bool(sentence)
+            watcher.starts(step)
+            record = _run(step, launcher, environment(), watcher.phase, command)
             if store:
                 store.append(record)
-        for watcher in watchers:
-            watcher.ends(step, record, from_store)
-
-
-def _note_skipped_records(
-    store: Store, step: Step, here: Environment, watchers: Sequence[Watcher]
-) -> bool:
-    """Tell the watchers if the trial of a step was measured elsewhere; return True if it was."""
-    sentence = store.describe_skipped_records(step.trial, here)
-    if sentence:
-        for watcher in watchers:
-            watcher.skips_records(sentence)
-    return bool(sentence)
+        watcher.ends(step, record, from_store)
 
 
 def _run(
@@ -88,9 +80,13 @@ def _run(
     prediction = step.predict()
     started_at, start_s = datetime.now(UTC), time.perf_counter()
     launched = launcher.run(step.trial, on_phase)
+    outcome = launched.outcome
+    if reason := find_impossible_sample(outcome):  # its line could not be read again
+        reason = f"a meter is broken: {reason}"
+        outcome = Outcome(status="error", reason=reason, facts=outcome.facts)
     return Record(
         trial=step.trial,
-        outcome=_without_impossible(launched.outcome),
+        outcome=outcome,
         environment=environment,
         started_at=started_at.isoformat(timespec="seconds"),
         wall_s=time.perf_counter() - start_s,
@@ -100,14 +96,3 @@ def _run(
         foreseen=prediction,
         command=command,
     )
-
-
-def _without_impossible(outcome: Outcome) -> Outcome:
-    """Return an `error` without measurements if a meter returned what can't be measured.
-
-    Such a record would be a broken line when it is read again.
-    """
-    reason = find_impossible_sample(outcome)
-    if reason is None:
-        return outcome
-    return Outcome(status="error", reason=f"a meter is broken: {reason}", facts=outcome.facts)

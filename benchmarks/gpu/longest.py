@@ -21,7 +21,8 @@ from benchmarks.gpu.items import (
 from benchmarks.gpu.processes import run_with_records
 from longseq_bench.analysis.labels import option_text
 from longseq_bench.analysis.searches import search_rows
-from longseq_bench.config.trials import load_config, make_sweep, parse_config
+from longseq_bench.config.loader import load_config, parse_config
+from longseq_bench.config.trials import make_sweep
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.model import Trial
 from longseq_bench.core.units import format_bytes, format_share

@@ -14,7 +14,7 @@ from longseq_bench.analysis.fields import Document, fields_of
 from longseq_bench.analysis.labels import speeds
 from longseq_bench.analysis.row import Row
 from longseq_bench.analysis.search_row import DensityRow, SearchRow
-from longseq_bench.analysis.searches import search_rows
+from longseq_bench.analysis.searches import density_rows, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Record
@@ -64,6 +64,11 @@ def sweep_json(records: Iterable[Record]) -> dict[str, Any]:
 def maxlen_json(records: Iterable[Record]) -> dict[str, Any]:
     """Return the document {"schema", "results"} of searches for the longest length."""
     return rows_json(search_rows(records), "search")
+
+
+def density_json(records: Iterable[Record]) -> dict[str, Any]:
+    """Return the document {"schema", "results"} of searches for the lowest sparsity."""
+    return rows_json(density_rows(records), "density")
 
 
 def rows_json(table: Iterable[Row], document: Document) -> dict[str, Any]:

@@ -29,11 +29,9 @@ def name_function(function: Callable[..., Any], folder: Path | None) -> str:
     this process ends. Raises UserError for a function that can't be sent.
     """
     plain = inspect.unwrap(function)
-    if not isinstance(plain, FunctionType) or inspect.ismethod(function):
-        kind = "a class" if inspect.isclass(function) else f"a {type(function).__name__}"
-        raise UserError(f"{function!r} is {kind}; give a function that is defined by def")
-    if plain.__name__ == "<lambda>":
-        raise UserError("a lambda has no name for the results; define the function by def")
+    is_function = isinstance(plain, FunctionType) and not inspect.ismethod(function)
+    if not is_function or plain.__name__ == "<lambda>":
+        raise UserError(f"{function!r} is no function with a name; give one defined by def")
     if "<locals>" in plain.__qualname__ or plain.__module__ in ("__main__", "__mp_main__"):
         return _pickle(function, plain, folder)
     file, name = inspect.getsourcefile(plain), plain.__qualname__

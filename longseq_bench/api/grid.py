@@ -18,13 +18,13 @@ from longseq_bench.core.errors import ConfigError, UserError
 from longseq_bench.core.settings import TRIAL, WORKLOAD
 
 if TYPE_CHECKING:
-    from longseq_bench.config.trials import ParsedConfig, SweepConfig
+    from longseq_bench.config.loader import SourceFile
+    from longseq_bench.config.trials import SweepConfig
     from longseq_bench.core.catalogue import Catalogue
     from longseq_bench.launchers.base import Launcher
     from longseq_bench.search.estimate import SweepEstimate
 
-CALL = "sweep()"
-"""The name of keywords in messages, where a file would have its path."""
+CALL = "sweep()"  # in messages, where a file would have its path
 
 
 @accept(WORKLOAD | TRIAL)
@@ -60,7 +60,7 @@ def sweep(
         UserError: a value that can't be used; the sentence names it.
         LauncherError: processes can't be started.
     """
-    from longseq_bench.config.trials import load_config, read_values
+    from longseq_bench.config.loader import load_config, read_values
     from longseq_bench.search import strategy
 
     folder, reporter = Path(out) if out else None, make_reporter(progress)
@@ -73,11 +73,10 @@ def sweep(
         raise UserError(f"sweep() has a config and {', '.join(sorted(keys))}; leave one out")
     else:
         parsed = load_config(config)
-    with _open(parsed, folder, rounds, reporter) as (launcher, catalogue, loaded):
-        heading = prepare(loaded, launcher, catalogue, reporter)
+    with _open(parsed, folder, rounds, reporter) as (launcher, catalogue, loaded, heading):
         trials = loaded.trials
         predictor = machine.make_predictor(launcher, catalogue, trials[0].device, folder)
-        watcher = reporter.watch_sweep(trials, loaded.rounds, heading)
+        watcher = reporter.watch(trials, heading, loaded.rounds)
         schedule = strategy.sweep(trials, loaded.rounds, predictor)
         return run_and_report(
             schedule, launcher, folder, watcher, reporter, loaded.baseline, loaded.text
@@ -88,44 +87,31 @@ def plan_sweep(
     config: str | Path, rounds: int | None, out: Path | None, reporter: Reporter
 ) -> tuple[SweepConfig, str, SweepEstimate]:
     """Return the trials of a sweep file, a sentence on devices, and what a run would take."""
-    from longseq_bench.config.trials import load_config
+    from longseq_bench.config.loader import load_config
     from longseq_bench.search.estimate import estimate_sweep
     from longseq_bench.search.prediction import RateModel
 
-    with _open(load_config(config), out, rounds, reporter) as (launcher, catalogue, loaded):
-        heading = prepare(loaded, launcher, catalogue, reporter)
+    parsed = load_config(config)
+    with _open(parsed, out, rounds, reporter) as (launcher, catalogue, loaded, heading):
         past = machine.past_records(Path("results"))
-        devices = dict.fromkeys(trial.device for trial in loaded.trials)
-        rates: dict[str, RateModel] = {
-            d: RateModel(machine.hardware_here(catalogue, d), past) for d in devices
-        }
+        rates: dict[str, RateModel] = {}
+        for device in {trial.device for trial in loaded.trials}:
+            rates[device] = RateModel(machine.hardware_here(catalogue, device), past)
         with reporter.waiting("dry runs …"):
             estimate = estimate_sweep(loaded.trials, loaded.rounds, launcher.dry_run, rates)
     return loaded, heading, estimate
 
 
-def prepare(
-    loaded: SweepConfig, launcher: Launcher, catalogue: Catalogue, reporter: Reporter
-) -> str:
-    """Check the trials and the baseline before anything runs; return a sentence on devices.
+@contextmanager
+def _open(
+    parsed: SourceFile, out: Path | None, rounds: int | None, reporter: Reporter
+) -> Iterator[tuple[Launcher, Catalogue, SweepConfig, str]]:
+    """Start the launcher, and make the trials on this machine, with a sentence on devices.
 
     Raises UserError for a baseline that matches no label or several.
     """
     from longseq_bench.analysis.labels import find_baseline_label
     from longseq_bench.analysis.short_labels import find_short_labels
-
-    reporter.say(model.describe() for model in loaded.models)
-    launcher.check(loaded.trials)
-    if loaded.baseline:
-        find_baseline_label(loaded.trials, find_short_labels(loaded.trials), loaded.baseline)
-    return machine.describe_devices(catalogue, loaded.trials)
-
-
-@contextmanager
-def _open(
-    parsed: ParsedConfig, out: Path | None, rounds: int | None, reporter: Reporter
-) -> Iterator[tuple[Launcher, Catalogue, SweepConfig]]:
-    """Start the launcher, and make the trials on this machine."""
     from longseq_bench.config.trials import make_sweep
 
     with machine.open_launcher(reporter, parsed.names) as (launcher, catalogue):
@@ -135,7 +121,13 @@ def _open(
             machine.default_ranks(),
             lambda device, ranks: machine.default_memory(device, out, ranks),
         )
-        yield launcher, catalogue, replace(loaded, rounds=rounds or loaded.rounds)
+        trials = loaded.trials
+        reporter.say(model.describe() for model in loaded.models)
+        launcher.check(trials)
+        if loaded.baseline:
+            find_baseline_label(trials, find_short_labels(trials), loaded.baseline)
+        loaded = replace(loaded, rounds=rounds or loaded.rounds)
+        yield launcher, catalogue, loaded, machine.describe_devices(catalogue, trials)
 
 
 def _sweep_values(keys: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:

@@ -31,14 +31,10 @@ def read_implementations(
 
     Raises UserError for anything else, and for a function that can't be sent to another process.
     """
-    pairs = []
-    for one, options in _pairs(given):
-        if not isinstance(one, str) and not callable(one):
-            raise UserError(f"{one!r} is no implementation; {FORM}")
-        if not isinstance(options, Mapping | None):
-            raise UserError(f"the options of {one!r} are {options!r}; write {{option: value}}")
-        name = one if isinstance(one, str) else name_function(one, folder)
-        pairs.append((name, dict(options or {})))
+    pairs = [
+        (one if isinstance(one, str) else name_function(one, folder), dict(options or {}))
+        for one, options in _pairs(given)
+    ]
     if not pairs:
         raise UserError(f"no implementation is given; {FORM}")
     return pairs
@@ -68,19 +64,17 @@ def choose_options(
 
 
 def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield names or functions, and their options."""
     match given:
-        case str():
-            yield given, {}
         case Mapping():
-            yield from given.items()
-        case (one, Mapping() as options) if isinstance(given, tuple) and not isinstance(
-            one, Mapping
-        ):
+            for one, options in given.items():
+                yield from _pairs((one, options or {}))
+        case (str() | Callable() as one, Mapping() as options) if isinstance(given, tuple):
             yield one, options
         case list() | tuple():
             for item in given:
                 yield from _pairs(item)
-        case _ if callable(given):
+        case str() | Callable():
             yield given, {}
         case _:
             raise UserError(f"{given!r} is no implementation; {FORM}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from longseq_bench.api import machine
+from longseq_bench.api.arguments import MAXLEN
 from longseq_bench.api.implementations import Implementations, Options, read_implementations
 from longseq_bench.api.progress import Reporter, make_reporter
 from longseq_bench.api.results import Results
@@ -17,16 +18,11 @@ from longseq_bench.core.settings import SEARCH, SHAPE
 from longseq_bench.core.units import parse_tokens
 
 
-@accept(SEARCH | SHAPE)
+@accept(MAXLEN | SEARCH | SHAPE)
 def maxlen(
     implementations: Implementations,
     *,
     options: Options | None = None,
-    world_size: int | None = None,
-    ceiling: str | int | None = None,
-    sparsity: Literal["auto"] | None = None,
-    target: str | int | None = None,
-    fit_only: bool = False,
     out: str | Path | None = None,
     progress: bool | Reporter = True,
     **given: Any,
@@ -38,14 +34,9 @@ def maxlen(
     Args:
         implementations: A name, a function, a pair (either, {option: value}), or a list of these.
         options: Options for every implementation that has them.
-        world_size: Ranks that share a sequence; default: 1.
-        ceiling: Longest length to try, in tokens: 65536 or "64k".
-        sparsity: "auto": find the lowest sparsity with which `target` tokens fit.
-        target: Tokens that must fit, with sparsity="auto".
-        fit_only: Also search for the longest length that fits in memory, with shortened loops.
         out: Folder for records and report; default: results are in memory only.
         progress: True prints a line per run on stderr, False prints nothing.
-        **given: Shape of q, k, v, kind of pass, budgets and device.
+        **given: What to search for; shape of q, k, v, kind of pass, budgets and device.
 
     Raises:
         UserError: a value that can't be used; the sentence names it.
@@ -53,22 +44,15 @@ def maxlen(
     """
     from longseq_bench.search import strategy
 
-    ranks, shared = world_size or machine.default_ranks(), dict(options or {})
-    ceiling_tokens = _parse_ceiling(ceiling, ranks)
-    tokens = _parse_sparsity_target(sparsity, target, shared)
-    if tokens and ceiling_tokens:
-        raise UserError(
-            "--ceiling can't be combined with --target, which fixes the length; remove --ceiling"
-        )
-    if tokens and fit_only:
-        raise UserError(
-            "--fit-only can't be combined with --sparsity auto: memory hardly depends on "
-            "sparsity; remove --fit-only"
-        )
+    ranks, shared = given.get("world_size", machine.default_ranks()), dict(options or {})
+    ceiling, fit_only = parse_target(given.get("ceiling"), "--ceiling"), given.get("fit_only")
+    if ceiling and ceiling < ranks:
+        problem = f"--ceiling {given['ceiling']} is smaller than --world-size {ranks}"
+        raise UserError(f"{problem}; use at least {ranks}")
+    tokens = _parse_sparsity_target(given, shared)
     reporter, folder = make_reporter(progress), Path(out) if out else None
     chosen = read_implementations(implementations, folder)
-    names = [name for name, _ in chosen]
-    with machine.open_launcher(reporter, names) as (launcher, catalogue):
+    with machine.open_launcher(reporter, dict(chosen)) as (launcher, catalogue):
         trials = build_trials(catalogue, chosen, shared, given, folder, [ranks], reporter)
         launcher.check(trials)
         if tokens:
@@ -81,39 +65,28 @@ def maxlen(
             if fit_only:
                 fit_trials = [t.replace(fit_only=True, time_budget=None) for t in trials]
                 trials = [trial for pair in zip(fit_trials, trials, strict=True) for trial in pair]
-            schedule = partial(strategy.maxlen, trials, ceiling_tokens)
+            schedule = partial(strategy.maxlen, trials, ceiling)
         return run_search(launcher, catalogue, trials, folder, schedule, reporter)
 
 
-def parse_target(text: str | int | None) -> int | None:
-    """Return the tokens of a target, if given. Raises UserError if it is not a number of tokens."""
-    return parse_tokens(text, "--target") if text else None
+def parse_target(text: str | int | None, option: str = "--target") -> int | None:
+    """Return the tokens of an option, if given. Raises UserError if they are no number."""
+    return parse_tokens(text, option) if text else None
 
 
-def _parse_sparsity_target(
-    sparsity: str | None, target: str | int | None, options: Options
-) -> int | None:
-    """Return the length of a search for the lowest sparsity; None for a search for a length.
-
-    Raises UserError if one of the two options is missing.
-    """
-    if sparsity is None and target is None:
-        return None
-    if sparsity is None:
-        raise UserError("--target needs --sparsity auto; to limit other searches use --ceiling")
-    if sparsity != "auto":
+def _parse_sparsity_target(given: dict[str, Any], options: Options) -> int | None:
+    """Return the length of a search for the lowest sparsity; None for a search for a length."""
+    sparsity, tokens = given.get("sparsity"), parse_target(given.get("target"))
+    if sparsity not in (None, "auto"):
         raise UserError(f"--sparsity {sparsity}: must be auto; for a value use -o sparsity=0.99")
-    if target is None:
+    if tokens and not sparsity:
+        raise UserError("--target needs --sparsity auto; to limit other searches use --ceiling")
+    if sparsity and not tokens:
         raise UserError("--sparsity auto needs --target, the number of tokens that must fit")
-    if "sparsity" in options:
+    if sparsity and "sparsity" in options:
         raise UserError("--sparsity auto and -o sparsity both set the sparsity; remove one")
-    return parse_target(target)
-
-
-def _parse_ceiling(text: str | int | None, ranks: int) -> int | None:
-    """Return the ceiling in tokens. Raises UserError for fewer tokens than ranks."""
-    tokens = parse_tokens(text, "--ceiling") if text else None
-    if tokens is not None and tokens < ranks:
-        problem = f"--ceiling {text} is smaller than --world-size {ranks}"
-        raise UserError(f"{problem}; use at least {ranks}")
+    for name in ("ceiling", "fit_only") if sparsity else ():
+        if given.get(name):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} can't be combined with --sparsity auto; remove {option}")
     return tokens

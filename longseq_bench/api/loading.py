@@ -8,7 +8,7 @@ from pathlib import Path
 
 from longseq_bench import store
 from longseq_bench.api.results import Results
-from longseq_bench.core.errors import StoreError, UserError
+from longseq_bench.core.errors import ConfigError, StoreError, UserError
 from longseq_bench.core.model import Record
 from longseq_bench.core.own_functions import short_name
 from longseq_bench.core.user_files import read_text_file
@@ -25,13 +25,15 @@ def load(*paths: str | Path) -> Results:
     """
     if not paths:
         raise StoreError("no results are named; give a results folder or a records.jsonl file")
+    from longseq_bench.config.loader import MAX_BYTES
+
     named = [Path(path) for path in paths]
     records, notes = read_results(named)
     folder = named[0] if named[0].is_dir() else named[0].parent
     configs = {}
     for config in (file.with_name(CONFIG) for file in record_files(named)):
         with suppress(OSError, ValueError, UserError):
-            configs[str(config)] = read_text_file(config)
+            configs[str(config)] = read_text_file(config, max_bytes=MAX_BYTES)
     baseline = _find_baseline(configs.get(str(folder / CONFIG), ""), records)
     return Results(records, folder, baseline, tuple(notes), configs)
 
@@ -82,10 +84,14 @@ def record_files(paths: Iterable[Path]) -> list[Path]:
 def _find_baseline(config: str, records: list[Record]) -> str | None:
     """Return the baseline that a config names, if the records have it."""
     from longseq_bench.analysis.short_labels import find_short_labels
-    from longseq_bench.config.loader import find_scalar
+    from longseq_bench.config.loader import parse_config
 
-    baseline = find_scalar(config, "baseline")
-    if not baseline:
+    try:
+        values = parse_config(config, CONFIG).data
+    except ConfigError:
+        return None
+    baseline = values.get("baseline") if isinstance(values, dict) else None
+    if not isinstance(baseline, str):
         return None
     trials = [record.trial for record in records]
     names = {*find_short_labels(trials), *(trial.implementation for trial in trials)}

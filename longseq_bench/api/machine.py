@@ -42,9 +42,7 @@ class LaunchTarget:
     ranks_per_host: int
 
 
-LAUNCHER_VARIABLE = "LONGSEQ_LAUNCHER"
-"""The environment variable that names the launcher of trials; the default is `local`."""
-
+LAUNCHER_VARIABLE = "LONGSEQ_LAUNCHER"  # the launcher of trials; the default is `local`
 _target: ContextVar[LaunchTarget | None] = ContextVar("target", default=None)
 
 
@@ -107,21 +105,18 @@ def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
     """
     from longseq_bench.core.gpus import read_visible_gpus
 
-    trials = list(trials)
+    trials, cuda = list(trials), catalogue.devices.get("cuda")
     ranks = max((trial.world_size for trial in trials), default=1)
-    devices = list(dict.fromkeys(trial.device for trial in trials))
+    devices = dict.fromkeys(trial.device for trial in trials)
     dtypes = dict.fromkeys(trial.workload.dtype for trial in trials)
-    names = [f"{d} ({catalogue.devices[d].name})" if d == "cuda" else d for d in devices]
-    line = f"device: {', '.join(names)}; dtype: {', '.join(dtypes)}"
-    cuda = catalogue.devices.get("cuda")
+    names = [f"{d} ({cuda.name})" if cuda and d == "cuda" else d for d in devices]
+    words = [f"device: {', '.join(names)}", f"dtype: {', '.join(dtypes)}"]
     if "cuda" in devices:
-        gpus = read_visible_gpus().visible[:ranks]
-        line += "".join(f"; {reason}" for gpu in gpus if (reason := gpu.in_use_reason()))
-    elif cuda is not None and cuda.unavailable:
-        line += f"; no cuda here: {cuda.unavailable}"
-    elif cuda is not None and cuda.count < ranks:
-        line += f"; no cuda for {ranks} ranks: {cuda.count} GPU(s), and two ranks can't share one"
-    return line
+        words += filter(None, (g.in_use_reason() for g in read_visible_gpus().visible[:ranks]))
+    elif cuda and (cuda.unavailable or cuda.count < ranks):
+        few = f"no cuda for {ranks} ranks: {cuda.count} GPU(s), and two ranks can't share one"
+        words.append(f"no cuda here: {cuda.unavailable}" if cuda.unavailable else few)
+    return "; ".join(words)
 
 
 def past_records(folder: Path, skip: Path | None = None) -> list[Record]:
@@ -151,9 +146,9 @@ def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
     if device == "cpu":
         return this_cpu(machine.cpu, machine.cores, machine.memory_bytes)
     words = re.split(r"[^a-z0-9]+", info.name.lower())
-    known_profiles = profiles()
-    match = next((profile for name, profile in known_profiles.items() if name in words), None)
-    base = match or known_profiles["gtx1080"]
+    known = profiles()
+    match = next((profile for name, profile in known.items() if name in words), None)
+    base = match or known["gtx1080"]
     # a profile may lack dtypes that the device reports: assume its highest rate for them
     flops = dict.fromkeys(info.dtypes, max(base.flops.values())) | base.flops
     name = info.name if match else f"{info.name}, guessed from {base.name}"

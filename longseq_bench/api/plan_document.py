@@ -1,4 +1,4 @@
-"""Documents and JSON of plans: the answer, predictions, and errors of past predictions."""
+"""The result of `plan`: the answer in a sentence, the table and the JSON of its predictions."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from longseq_bench.analysis.labels import KEEP_WORDS, settings_suffix
+from longseq_bench.analysis.labels import settings_suffix
+from longseq_bench.api.results import Printed
+from longseq_bench.core.bounds import MAX_RANKS
+from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.masks import mask_words, mode_words
 from longseq_bench.core.model import Trial
-from longseq_bench.core.models import ModelShape
+from longseq_bench.core.settings import Sharding
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.reports.columns import ValueColumn, build_table
-from longseq_bench.reports.document import Cell, Column, Document, Section, Table
-from longseq_bench.search.model_memory import ModelMemory, Sharding, model_memory
+from longseq_bench.reports.document import Cell, Document, Section
+from longseq_bench.search.model_memory import ModelPlan
 from longseq_bench.search.prediction import Accuracy, Prediction
 
 if TYPE_CHECKING:
-    from longseq_bench.api.planning import Plan
+    import pandas
 
 TIE = 1.25
 """Predicted times within this factor are a tie: they may be wrong by as much."""
 
-_NOT_MODELLED = "Not modelled: weights, other layers, fragmentation of the allocator."
 _EXPLANATION = (
     "Predicted; nothing was run. Tokens: the most that fit, or those of --target, of all ranks "
     "together. Peak and Sent: of the rank with most, per pass. Outside tensors: CUDA context, "
@@ -40,114 +42,147 @@ _SHARDING_WORDS: dict[Sharding, str] = {
 }
 
 
-@dataclass(frozen=True)
-class ModelPlan:
-    """The model of a plan, and how its weights, gradients and optimizer state are split."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan(Printed):
+    """Predictions for some implementations. Nothing was run.
 
-    shape: ModelShape
-    sharding: Sharding
-
-    def memory(self, one: Prediction) -> ModelMemory:
-        """Return the memory of the model on a rank at the length of a prediction."""
-        return model_memory(self.shape, one.trial.workload, one.trial.world_size, self.sharding)
-
-    def total(self, one: Prediction) -> int | None:
-        """Return the bytes of a rank with all layers; None if the weights are unknown."""
-        return self.memory(one).total(one.estimate.peak_bytes + one.estimate.outside_bytes)
-
-
-# ---- the answer --------------------------------------------------------------------------------
-
-
-def find_best(results: Sequence[Prediction | str], target: int | None) -> Prediction | None:
-    """Return the prediction with the fewest ranks for a target, else with most tokens.
-
-    The shorter time decides between equal ones. None: nothing fits.
-    """
-    fitting = [one for one in results if isinstance(one, Prediction) and one.fits]
-    return min(fitting, key=lambda one: (_rank(one, target), one.times.total), default=None)
-
-
-def answer_sentence(
-    results: Sequence[Prediction | str], hardware: Hardware, target: int | None, whole_nodes: bool
-) -> str:
-    """Return the answer to "how many devices" for a target, else to "how many tokens".
-
-    results: a prediction for each implementation, or the reason why there is none.
+    trials: what was asked, one for each implementation.
+    results: for each trial a prediction, or the reason why there is none.
+    hardware: the profile of the devices.  target: tokens to plan for; None: as many as fit.
     whole_nodes: devices are counted in nodes.
+    accuracies: errors of past predictions on this machine.  model: the model of the shape.
     """
-    best = find_best(results, target)
-    if best is None:
-        what = f"{format_tokens(target)} tokens" if target else "this shape"
-        return f"No implementation fits {what}."
-    tokens, ranks = format_tokens(best.trial.workload.seq_len), best.trial.world_size
-    devices = f"{ranks} {hardware.name}"
-    if whole_nodes and ranks % hardware.per_node == 0:
-        nodes = ranks // hardware.per_node
-        devices = f"{nodes} node{'s' if nodes > 1 else ''} of {hardware.per_node} {hardware.name}"
-    head = f"{tokens} tokens: {devices}" if target else f"{devices}: {tokens} tokens"
-    others = [one for one in results if isinstance(one, Prediction) and one.fits and one != best]
-    reason = ""
-    if others:
-        reason = f", because {_reason(best, others, target)}"
-    elif len(results) > 1:
-        reason = ", because nothing else fits"
-    return f"{head}. Use {best.trial.implementation}{reason}. {_NOT_MODELLED}"
+
+    trials: Sequence[Trial]
+    results: Sequence[Prediction | str]
+    hardware: Hardware
+    target: int | None = None
+    whole_nodes: bool = False
+    accuracies: Sequence[Accuracy] = ()
+    model: ModelPlan | None = None
+
+    @property
+    def predictions(self) -> list[Prediction]:
+        """The predictions, without the implementations that have none."""
+        return [result for result in self.results if isinstance(result, Prediction)]
+
+    @property
+    def best(self) -> Prediction | None:
+        """The prediction with the fewest ranks for a target, else with most tokens.
+
+        The shorter time decides between equal ones. None: nothing fits.
+        """
+        fitting = [one for one in self.predictions if one.fits]
+        return min(fitting, key=lambda one: (self._rank(one), one.times.total), default=None)
+
+    @property
+    def answer(self) -> str:
+        """A sentence: how many devices (of a target) or tokens, which implementation, and why."""
+        best, target, hardware = self.best, self.target, self.hardware
+        if best is None:
+            what = f"{format_tokens(target)} tokens" if target else "this shape"
+            return f"No implementation fits {what}."
+        tokens, ranks = format_tokens(best.trial.workload.seq_len), best.trial.world_size
+        devices = f"{ranks} {hardware.name}"
+        if self.whole_nodes and ranks % hardware.per_node == 0:
+            nodes = ranks // hardware.per_node
+            several = "s" if nodes > 1 else ""
+            devices = f"{nodes} node{several} of {hardware.per_node} {hardware.name}"
+        head = f"{tokens} tokens: {devices}" if target else f"{devices}: {tokens} tokens"
+        others = [one for one in self.predictions if one.fits and one != best]
+        because = self._reason(best, others) if others else "nothing else fits"
+        reason = f", because {because}" if len(self.results) > 1 else ""
+        missing = "Not modelled: weights, other layers, fragmentation of the allocator."
+        return f"{head}. Use {best.trial.implementation}{reason}. {missing}"
+
+    def _rank(self, one: Prediction) -> int:
+        """Return what decides before time; the lower is better."""
+        return one.trial.world_size if self.target else -one.trial.workload.seq_len
+
+    def _reason(self, best: Prediction, others: Sequence[Prediction]) -> str:
+        """Return why the best one is better than the others."""
+        equal = [one for one in others if self._rank(one) == self._rank(best)]
+        if not equal:
+            trial = min(others, key=self._rank).trial
+            if self.target:
+                return f"{trial.implementation} needs {trial.world_size} devices"
+            tokens = format_tokens(trial.workload.seq_len)
+            return f"the next longest, {trial.implementation}, ends at {tokens}"
+        time, second = best.times.total, min(equal, key=lambda one: one.times.total)
+        compared = f"{format_seconds(time)} a pass, {second.trial.implementation} "
+        compared += format_seconds(second.times.total)
+        if second.times.total <= TIE * time:
+            return f"it is predicted to be the fastest, by less than the usual error ({compared})"
+        return f"it is predicted to be the fastest ({compared})"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document that `longseq plan --json` prints, in SI units."""
+        model, pairs = self.model, zip(self.results, self.trials, strict=True)
+        shape = model and model.shape.model_dump(mode="json") | {"sharding": model.sharding}
+        return {
+            "schema": 1,
+            "predicted": True,
+            "answer": self.answer,
+            "hardware": self.hardware.model_dump(mode="json"),
+            "model": shape,
+            "results": [_row(result, trial, model) for result, trial in pairs],
+            "accuracy": [accuracy._asdict() for accuracy in self.accuracies],
+        }
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a row per implementation; columns as in the JSON."""
+        import pandas
+
+        return pandas.DataFrame(self.as_json()["results"])
+
+    def table(self) -> Document:
+        """Return a row per implementation, and sentences on their assumptions."""
+        w, budget = self.trials[0].workload, self.trials[0].memory_budget or 0
+        heads = f"{w.heads} heads" if w.heads == w.kv_heads else f"{w.heads}/{w.kv_heads} heads"
+        value = f" (v of {w.v_head_dim})" if w.v_head_dim != w.head_dim else ""
+        context = [
+            f"{self.hardware.name}, {format_bytes(budget)} a rank: "
+            f"{mode_words(w.mode, w.new_tokens)}, {w.dtype}, "
+            f"{mask_words(w.visibility.text)}, batch {w.batch}, {heads} of {w.head_dim}{value}"
+        ]
+        pairs = zip(self.results, self.trials, strict=True)
+        notes = [note for result, asked in pairs for note in _notes(result, asked)]
+        columns = _columns(self.accuracies)
+        if self.model is not None:
+            columns[5:5] = _model_columns(self.model)
+            context.append(self.model.shape.describe(w))
+            notes += _model_notes(self.model, self.predictions, budget)
+        tables = [build_table("", columns, self.predictions)] if self.predictions else []
+        sections = [
+            *([Section("Predictions", tables=tables)] if tables else []),
+            Section("Sources and assumptions", points=list(dict.fromkeys(notes))),
+            Section("How to read it", [_EXPLANATION]),
+        ]
+        return Document("plan", "", [self.answer, *context], sections)
+
+    def check_target(self, may_grow: bool = False) -> None:
+        """Raise UserError if the target does not fit on the given ranks with any implementation.
+
+        may_grow: the number of ranks is part of the answer, so more of them are no error.
+        """
+        if self.target is None:
+            return
+        tokens, trial = format_tokens(self.target), self.trials[0]
+        if not self.predictions:
+            raise UserError(f"{tokens} tokens: nothing could be predicted; {self.results[0]}")
+        best, ranks = self.best, trial.world_size
+        if best and (may_grow or best.trial.world_size == ranks):
+            return
+        budget = format_bytes(trial.memory_budget or 0)
+        problem = f"{tokens} tokens don't fit in {budget} on {ranks} rank(s)"
+        if best is None:
+            most = f"{max(ranks, MAX_RANKS):,}"
+            raise UserError(f"{problem}; by prediction, up to {most} ranks are not enough")
+        more = f"--world-size {best.trial.world_size}"
+        raise UserError(f"{problem}; {best.trial.implementation} fits them with {more}")
 
 
-def _rank(one: Prediction, target: int | None) -> int:
-    """Return what decides before time; the lower is better."""
-    return one.trial.world_size if target else -one.trial.workload.seq_len
-
-
-def _reason(best: Prediction, others: Sequence[Prediction], target: int | None) -> str:
-    """Return why the best one is better than the others."""
-    equal = [one for one in others if _rank(one, target) == _rank(best, target)]
-    if not equal:
-        next_best = min(others, key=lambda one: _rank(one, target))
-        if target:
-            return f"{next_best.trial.implementation} needs {next_best.trial.world_size} devices"
-        tokens = format_tokens(next_best.trial.workload.seq_len)
-        return f"the next longest, {next_best.trial.implementation}, ends at {tokens}"
-    time, second = best.times.total, min(equal, key=lambda one: one.times.total)
-    compared = f"{format_seconds(time)} a pass, {second.trial.implementation} "
-    compared += format_seconds(second.times.total)
-    if second.times.total <= TIE * time:
-        return f"it is predicted to be the fastest, by less than the usual error ({compared})"
-    return f"it is predicted to be the fastest ({compared})"
-
-
-# ---- the document ------------------------------------------------------------------------------
-
-
-def predictions_document(plan: Plan) -> Document:
-    """Return a row per implementation, and sentences on their assumptions."""
-    trial, w = plan.trials[0], plan.trials[0].workload
-    budget = trial.memory_budget or 0
-    heads = f"{w.heads} heads" if w.heads == w.kv_heads else f"{w.heads}/{w.kv_heads} heads"
-    value = f" (v of {w.v_head_dim})" if w.v_head_dim != w.head_dim else ""
-    context = [
-        f"{plan.hardware.name}, {format_bytes(budget)} a rank: "
-        f"{mode_words(w.mode, w.new_tokens)}, {w.dtype}, "
-        f"{mask_words(w.visibility.text)}, batch {w.batch}, {heads} of {w.head_dim}{value}"
-    ]
-    notes = [
-        note
-        for result, asked in zip(plan.results, plan.trials, strict=True)
-        for note in _notes(result, asked)
-    ]
-    columns = _columns(plan.accuracies)
-    if plan.model is not None:
-        columns[5:5] = _model_columns(plan.model)
-        context.append(plan.model.shape.describe(w))
-        notes += _model_notes(plan.model, plan.predictions, budget)
-    tables = [build_table("", columns, plan.predictions)] if plan.predictions else []
-    sections = [
-        *([Section("Predictions", tables=tables)] if tables else []),
-        Section("Sources and assumptions", points=list(dict.fromkeys(notes))),
-        Section("How to read it", [_EXPLANATION]),
-    ]
-    return Document("plan", "", [plan.answer, *context], sections)
+# ---- the table ---------------------------------------------------------------------------------
 
 
 def _columns(accuracies: Sequence[Accuracy]) -> list[ValueColumn]:
@@ -159,26 +194,21 @@ def _columns(accuracies: Sequence[Accuracy]) -> list[ValueColumn]:
         past = next((a for a in accuracies if a.matches(one.trial)), None)
         return past and f"{_median(past.memory_errors)}, {_median(past.time_errors)}"
 
-    def sent(one: Prediction) -> Cell:
-        return one.estimate.bytes_sent if one.trial.world_size > 1 else None
-
-    def exposed(one: Prediction) -> Cell:
-        return one.times.exposed if one.trial.world_size > 1 else None
-
-    def share_of_floor(one: Prediction) -> Cell:
-        return one.fraction_of_floor if one.fits else None
-
     return [
         ValueColumn("Implementation", "text", lambda one: _name(one.trial)),
         ValueColumn("Ranks", "count", lambda one: one.trial.world_size, 7),
         ValueColumn("Tokens", "tokens", tokens, 9),
-        ValueColumn("Fraction of floor", "share", share_of_floor, 4),
+        ValueColumn(
+            "Fraction of floor", "share", lambda one: one.fraction_of_floor if one.fits else None, 4
+        ),
         ValueColumn("Peak", "bytes", lambda one: one.estimate.peak_bytes, 8),
         ValueColumn("Outside tensors", "bytes", lambda one: one.estimate.outside_bytes or None, 4),
         ValueColumn("Time per pass", "seconds", lambda one: one.times.total, 8),
-        ValueColumn("Sent", "bytes", sent, 3),
-        ValueColumn("Exposed", "seconds", exposed, 2),
-        ValueColumn("Length limited by", "text", _length_limit, 6),
+        ValueColumn("Sent", "bytes", lambda one: one.estimate.bytes_sent or None, 3),
+        ValueColumn("Exposed", "seconds", lambda one: one.times.exposed or None, 2),
+        ValueColumn(
+            "Length limited by", "text", lambda one: one.length_limit and one.length_limit.name, 6
+        ),
         ValueColumn("Time limited by", "text", lambda one: one.times.limit, 5),
         ValueColumn("Past error, memory and time", "text", past_error, 1),
     ]
@@ -192,9 +222,7 @@ def _model_columns(model: ModelPlan) -> list[ValueColumn]:
 
     return [
         part(f"Checkpoints, {model.shape.layers} layers", "checkpoints"),
-        part("Weights", "weights"),
-        part("Gradients", "gradients"),
-        part("Optimizer", "optimizer"),
+        *(part(name.capitalize(), name) for name in ("weights", "gradients", "optimizer")),
         ValueColumn("Sum", "bytes", model.total, 8),
     ]
 
@@ -203,8 +231,8 @@ def _name(trial: Trial) -> str:
     return trial.implementation + settings_suffix(trial)
 
 
-def _length_limit(one: Prediction) -> str | None:
-    return one.length_limit and one.length_limit.name
+def _median(errors: Sequence[float]) -> str:
+    return f"{100 * median(errors):+.1f} %" if errors else "—"
 
 
 def _notes(one: Prediction | str, trial: Trial) -> list[str]:
@@ -250,25 +278,8 @@ def _model_notes(model: ModelPlan, results: Sequence[Prediction], budget: int) -
     return [counted, *filter(None, [model.shape.parameters_reason]), *over]
 
 
-# ---- JSON --------------------------------------------------------------------------------------
-
-
-def predictions_json(plan: Plan) -> dict[str, Any]:
-    """Return the predictions as data, in SI units."""
-    model, pairs = plan.model, zip(plan.results, plan.trials, strict=True)
-    shape = model.shape.model_dump(mode="json") | {"sharding": model.sharding} if model else None
-    return {
-        "schema": 1,
-        "predicted": True,
-        "answer": plan.answer,
-        "hardware": plan.hardware.model_dump(mode="json"),
-        "model": shape,
-        "results": [_row(result, trial, model) for result, trial in pairs],
-        "accuracy": [accuracy._asdict() for accuracy in plan.accuracies],
-    }
-
-
 def _row(one: Prediction | str, trial: Trial, model: ModelPlan | None) -> dict[str, Any]:
+    """Return a result of the JSON document."""
     asked = {
         "implementation": trial.implementation,
         "options": trial.options,
@@ -310,35 +321,3 @@ def _row(one: Prediction | str, trial: Trial, model: ModelPlan | None) -> dict[s
     if model is not None:
         found["model_bytes"] = {**asdict(model.memory(one)), "total": model.total(one)}
     return asked | found
-
-
-# ---- errors of past predictions ----------------------------------------------------------------
-
-
-def accuracy_document(accuracies: Sequence[Accuracy]) -> Document:
-    """Return the errors of past predictions."""
-
-    def largest(errors: Sequence[float]) -> str:
-        return f"{100 * max(errors, key=abs):+.1f} %" if errors else "—"
-
-    named = ("Past predictions", "Mode", "Dtype", "Ranks", "Runs", "Memory error", "Time error")
-    names = (*named, "Largest memory error", "Largest time error", "Missed")
-    columns = tuple(Column(name, "text" if i < 3 else "count") for i, name in enumerate(names))
-    rows: list[tuple[Cell, ...]] = []
-    for one in accuracies:
-        kept = f" ({KEEP_WORDS[one.keep]})" if one.keep in KEEP_WORDS else ""
-        place = "" if one.device == "cpu" else f" on {one.device}"
-        runs = max(len(one.memory_errors), len(one.time_errors))
-        row = (f"{one.implementation}{kept}{place}", one.mode, one.dtype, one.world_size, runs)
-        errors = one.memory_errors, one.time_errors
-        rows.append((*row, *map(_median, errors), *map(largest, errors), one.missed))
-    explanation = (
-        "Errors: predicted / measured - 1, median and largest. "
-        "Missed: runs that were predicted to fit but ran out of memory."
-    )
-    tables = [Table("", columns, tuple(rows))]
-    return Document("accuracy", "", [], [Section("", tables=tables), Section("", [explanation])])
-
-
-def _median(errors: Sequence[float]) -> str:
-    return f"{100 * median(errors):+.1f} %" if errors else "—"

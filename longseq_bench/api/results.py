@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from longseq_bench.analysis.labels import Labels
     from longseq_bench.reports.document import Chart, Document
 
+Names = str | Sequence[str]
 CHART_WIDTH = 620
 """Width of a chart (px)."""
 
@@ -113,20 +114,22 @@ class Results(Printed):
 
     @overload
     def report(
-        self, path: None = None, *, format: str = "md", kind: str = "summary",
-        baseline: str | None = None,
-    ) -> str: ...  # fmt: skip
+        self, path: None = None, *, format: Names = "", kind: Names = "", baseline: str = ""
+    ) -> str: ...
 
     @overload
     def report(
-        self, path: str | Path, *, format: str | Sequence[str] = ("md", "csv"),
-        kind: str | Sequence[str] = "summary", baseline: str | None = None,
-    ) -> list[Path]: ...  # fmt: skip
+        self, path: str | Path, *, format: Names = "", kind: Names = "", baseline: str = ""
+    ) -> list[Path]: ...
 
     def report(
-        self, path: str | Path | None = None, *, format: str | Sequence[str] = (),
-        kind: str | Sequence[str] = "summary", baseline: str | None = None,
-    ) -> str | list[Path]:  # fmt: skip
+        self,
+        path: str | Path | None = None,
+        *,
+        format: Names = (),
+        kind: Names = "summary",
+        baseline: str | None = None,
+    ) -> str | list[Path]:
         """Return a report as text, or write reports into a folder and return their paths.
 
         path: the folder; None: return the text.  format: md (default), html, csv, json; several for

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from longseq_bench.api import machine
 from longseq_bench.api.implementations import Options, choose_options
-from longseq_bench.api.progress import Reporter, RunWatcher
+from longseq_bench.api.loading import CONFIG
+from longseq_bench.api.progress import Reporter, RunProgress
 from longseq_bench.api.results import Results
 from longseq_bench.api.workloads import build_workload, make_trial, model_of
 from longseq_bench.core.catalogue import Catalogue
@@ -50,23 +52,22 @@ def build_trials(
         for name in ("memory_budget", "time_budget")
     )
     budget = parse_memory_budget(memory) if memory else None
-    time_budget = None if time is None else parse_seconds(time, "time budget")
     catalogue.check_device(device)
     catalogue.check_dtype(device, shape.dtype)
     catalogue.check_ranks(device, ranks, "--world-size")
-    same: dict[str, Any] = {name: settings[name] for name in ("threads", "seed", "allocator")}
-    same |= {"workload": shape, "device": device, "time_budget": time_budget, "repeats": 0}
-    same |= {"keep": given.get("keep", SHAPE["keep"].default)}
-    same |= {"memory_budget": budget or machine.default_memory(device, out, ranks)}
+    trial = partial(
+        make_trial,
+        workload=shape,
+        device=device,
+        time_budget=None if time is None else parse_seconds(time, "time budget"),
+        memory_budget=budget or machine.default_memory(device, out, ranks),
+        repeats=0,
+        keep=given.get("keep", SHAPE["keep"].default),
+        **{name: settings[name] for name in ("threads", "seed", "allocator")},
+    )
     return [
-        make_trial(
-            implementation=name,
-            options=values,
-            world_size=world,
-            source=catalogue.entry(name).hash,
-            **same,
-        )
-        for name, values in choose_options(catalogue, chosen, options)
+        trial(implementation=n, options=own, world_size=world, source=catalogue.entry(n).hash)
+        for n, own in choose_options(catalogue, chosen, options)
         for world in worlds
     ]
 
@@ -81,7 +82,7 @@ def run_search(
 ) -> Results:
     """Run a search over the trials."""
     predictor = machine.make_predictor(launcher, catalogue, trials[0].device, out)
-    watcher = reporter.watch_search(trials, machine.describe_devices(catalogue, trials))
+    watcher = reporter.watch(trials, machine.describe_devices(catalogue, trials))
     return run_and_report(make_schedule(predictor), launcher, out, watcher, reporter)
 
 
@@ -89,7 +90,7 @@ def run_and_report(
     schedule: Schedule,
     launcher: Launcher,
     out: Path | None,
-    watcher: RunWatcher,
+    watcher: RunProgress,
     reporter: Reporter,
     baseline: str | None = None,
     config: str | None = None,
@@ -104,13 +105,18 @@ def run_and_report(
 
     with Store(out) if out else nullcontext() as store:
         if store:
-            reporter.note(store.notes)
+            reporter.say(store.notes, "yellow")
             if config is not None:
-                _write_config(config, store.folder)
+                path = store.folder / CONFIG
+                try:
+                    path.write_text(config, encoding="utf-8", newline="\n")
+                except OSError as error:
+                    reason = f"can't be written: {error.strerror} ({path})"
+                    raise StoreError(f"results folder {store.folder} {reason}") from None
         try:
             with watcher:
                 records = run_schedule(
-                    schedule, launcher, store, collect, [watcher], reporter.command
+                    schedule, launcher, store, collect, watcher, reporter.command
                 )
         except KeyboardInterrupt:
             if store:
@@ -125,12 +131,3 @@ def run_and_report(
             reporter.say(f"wrote {path}" for path in [store.path, *paths])
             reporter.say([f"charts and a page: longseq report {store.folder} --format md,html"])
     return results
-
-
-def _write_config(config: str, folder: Path) -> None:
-    path = folder / "config.yaml"
-    try:
-        path.write_text(config, encoding="utf-8", newline="\n")
-    except OSError as error:
-        reason = f"{error.strerror} ({path})"
-        raise StoreError(f"results folder {folder} can't be written: {reason}") from None

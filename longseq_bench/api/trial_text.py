@@ -9,6 +9,7 @@ from longseq_bench.core.model import OptionValue, Record, Trial
 from longseq_bench.core.stats import median_interval
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 from longseq_bench.reports import outcome_text
+from longseq_bench.reports.document import Spread, format_cell
 
 MAX_REASON = 100  # characters of a failure's reason that are shown; the record has all of it
 _TIMED_PHASES = ("forward", "backward", "communication", "time")
@@ -16,9 +17,8 @@ _TIMED_PHASES = ("forward", "backward", "communication", "time")
 
 def _shape(trial: Trial) -> str:
     w = trial.workload
-    model = f"{w.model} " if w.model else ""
-    value = f"/{w.v_head_dim}" if w.v_head_dim != w.head_dim else ""
-    return f"{model}batch {w.batch} heads {w.heads}/{w.kv_heads} of {w.head_dim}{value}"
+    heads = f"heads {w.heads}/{w.kv_heads} of {w.head_dim}/{w.v_head_dim}"
+    return " ".join(filter(None, (w.model, f"batch {w.batch}", heads)))
 
 
 _FIELDS: tuple[Callable[[Trial], str], ...] = (
@@ -37,19 +37,17 @@ class Labels:
     def __init__(self, trials: Iterable[Trial]) -> None:
         trials = list(trials)
         self._distinct = list({(t.implementation, repr(t.options)): t for t in trials}.values())
+        self._short: dict[tuple[str, str], str] = {}
         self._fields = [words for words in _FIELDS if len({words(t) for t in trials}) > 1]
 
     def label(self, trial: Trial) -> str:
         """Return the implementation, its length and the other settings that differ."""
-        label = find_short_labels([*self._distinct, trial])[-1]
-        name, _, settings = label.partition(" ")
+        key = trial.implementation, repr(trial.options)
+        if key not in self._short:
+            self._short[key] = find_short_labels([*self._distinct, trial])[-1]
+        name, _, settings = self._short[key].partition(" ")
         name = f"{name} {format_tokens(trial.workload.seq_len)} {settings}".rstrip()
         return " ".join([name, *(words(trial) for words in self._fields)])
-
-
-def format_options(trial: Trial) -> str:
-    """Return the options of a trial as they are written after -o."""
-    return " ".join(f"{k}={format_option(v)}" for k, v in trial.options.items() if v is not None)
 
 
 def format_option(value: OptionValue) -> str:
@@ -71,10 +69,9 @@ def describe_outcome(record: Record) -> str:
     words = []
     if times := per_iteration(record, "time"):
         low, middle, high = median_interval(times)
-        spread = max(high - middle, middle - low) / middle if middle else 0.0
+        spread = format_cell(Spread(middle, low, high), "seconds")
         # one sample has no spread; that is not a spread of 0
-        uncertainty = f" ±{spread * 100:.0f} %" if len(times) > 1 else " (once)"
-        words.append(format_seconds(middle) + uncertainty)
+        words.append(spread if len(times) > 1 else f"{format_seconds(middle)} (once)")
     elif passed := outcome.largest("pass_time"):
         words.append(f"one pass {format_seconds(passed)}")
     peak, bound = outcome.largest("peak"), outcome.largest("peak_bound")

@@ -66,20 +66,17 @@ def build_workload(given: Mapping[str, Any], default_dtype: str) -> Workload:
     given: settings, also those of a trial. Raises UserError for values that can't be used or
     combined.
     """
-    mode, keep, new_tokens = (
-        given.get(n, SHAPE[n].default) for n in ("mode", "keep", "new_tokens")
-    )
+    mode, keep = (given.get(name, SHAPE[name].default) for name in ("mode", "keep"))
     if keep == "inputs" and mode != "train":
         raise UserError("--keep inputs needs --mode train: only a backward pass recomputes")
     if keep == "nothing" and mode == "decode":
         raise UserError("--keep nothing can't be used with --mode decode: the cache stays")
-    if new_tokens and mode != "decode":
-        raise UserError(f"--new-tokens {new_tokens} needs --mode decode, not --mode {mode}")
     fields = {n: value for n, value in given.items() if n in Workload.model_fields and n != "model"}
     if model := model_of(given):
         fields = model.workload_fields(fields)
     try:
-        return Workload(**{"dtype": default_dtype, **fields, "seq_len": new_tokens or 1})
+        tokens = given.get("new_tokens") or 1
+        return Workload(**{"dtype": default_dtype, **fields, "seq_len": tokens})
     except ValidationError as error:
         raise UserError(describe_invalid(error)) from None
 

@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from inspect import cleandoc
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +20,7 @@ from longseq_bench.cli.gone import check_gone
 from longseq_bench.cli.launch import launch
 from longseq_bench.cli.listing import doctor, listing, models
 from longseq_bench.cli.maxlen import maxlen
+from longseq_bench.cli.options import describe
 from longseq_bench.cli.plan import plan
 from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
@@ -28,7 +28,7 @@ from longseq_bench.cli.schema import schema
 from longseq_bench.cli.show import show
 from longseq_bench.cli.sweep import sweep
 from longseq_bench.core.errors import LauncherError, UserError
-from longseq_bench.core.plain_text import shorten_quotes
+from longseq_bench.core.plain_text import keep_lines, shorten_quotes
 from longseq_bench.launchers.interrupts import received_signals
 
 BAD_INPUT, FAILED_TRIALS, REGRESSED, TOO_NOISY, INTERRUPTED = 2, 3, 4, 5, 130
@@ -46,19 +46,18 @@ app = typer.Typer(
 
 def _add(command: Callable[..., int], name: str | None = None, **settings: Any) -> None:
     """Add a command. Join the lines of each paragraph of its help, which a terminal wraps."""
-    help_text = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.__doc__ or ""))
+    help_text = re.sub(r"(?<!\n)\n(?!\n)", " ", describe(command))
     app.command(name, help=help_text, short_help=help_text.split("\n")[0], **settings)(command)
 
 
-for _command in (sweep, maxlen):
-    _add(_command)
+_add(sweep)
+_add(maxlen)
 _add(launch, context_settings={"allow_interspersed_args": False})
 for _command in (plan, scaling, report, show, compare):
     _add(_command)
 _add(listing, "list")
-_add(models)
-_add(schema)
-_add(doctor)
+for _command in (models, schema, doctor):
+    _add(_command)
 
 
 def _version(is_requested: bool) -> None:
@@ -86,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
         return _report_interrupt() if code == INTERRUPTED else code
     except _UsageError as error:
         # typer 0.28 and newer pass on the words of pydantic
-        error.message = _printable(error.message.removeprefix("Value error, "))
+        error.message = keep_lines(error.message.removeprefix("Value error, "))
         error.show(file=sys.stderr)
         return BAD_INPUT
     except (UserError, LauncherError) as error:
@@ -110,18 +109,12 @@ def _check_no_empty(arguments: Sequence[str]) -> None:
     """Raise UserError for an option with an empty value, as by a shell variable that is not set."""
     for word, following in pairwise([*arguments, "-"]):
         name, has_value, value = word.partition("=")
-        is_empty = (has_value and not value) or (not has_value and not following)
-        if name.startswith("--") and is_empty:
+        if name.startswith("--") and not (value if has_value else following):
             raise UserError(f"{name} is empty; give it a value, or leave it out")
 
 
-def _printable(message: str) -> str:
-    """Return a message without control characters, which a name in a record may contain."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in message)
-
-
 def _refuse(message: str) -> int:
-    print(f"longseq: {_printable(shorten_quotes(message))}", file=sys.stderr)
+    print(f"longseq: {keep_lines(shorten_quotes(message))}", file=sys.stderr)
     return BAD_INPUT
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import typer
+from typing import TYPE_CHECKING, Literal
 
 from longseq_bench.cli import options
 from longseq_bench.core.errors import UserError
@@ -16,60 +14,16 @@ if TYPE_CHECKING:
 
 
 def compare(
-    a: Annotated[
-        str, typer.Argument(help="Results folder or file; PATH@COMMIT: its records of one commit.")
-    ],
-    b: Annotated[str, typer.Argument(help="Results to compare with A, in the same notation.")],
-    formats: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            help="Formats of files to write, separated by commas: md,json,html,csv. Default: none.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for these files. Default: the current folder.")
-    ] = None,
-    fail_on: Annotated[
-        str | None,
-        typer.Option(
-            help="End with exit code 4 if anything is worse by this share: 5% or 0.05. "
-            "Default: no check."
-        ),
-    ] = None,
-    inconclusive: Annotated[
-        Literal["fail", "warn"] | None,
-        typer.Option(
-            help="If the runs are too noisy to show the change: end with exit code 5, or only "
-            "warn. Default: fail with --fail-on, else warn.",
-        ),
-    ] = None,
-    level: Annotated[
-        str,
-        typer.Option(help="Family-wise error rate: the chance of any false `slower` or `faster`."),
-    ] = "5%",
-    min_difference: Annotated[
-        str,
-        typer.Option(
-            "--min-difference", "--least", help="Smallest difference in time that is reported."
-        ),
-    ] = "1%",
-    across: Annotated[
-        bool,
-        typer.Option(
-            "--across-machines",
-            "--across",
-            help="Also compare trials of different machines. Default: one machine only.",
-        ),
-    ] = False,
-    charts: Annotated[
-        bool,
-        typer.Option(
-            "--charts/--no-charts",
-            help="Charts in the files of --format; without them for pages that show no pictures, "
-            "such as the summary of a CI job.",
-        ),
-    ] = True,
+    a: str,
+    b: str,
+    formats: options.Formats = None,
+    out: Path | None = None,
+    fail_on: str | None = None,
+    inconclusive: Literal["fail", "warn"] | None = None,
+    level: str = "5%",
+    min_difference: str = "1%",
+    across_machines: bool = False,
+    charts: bool = True,
     as_json: options.AsJson = False,
 ) -> int:
     """Compare two sets of results, trial by trial: times, memory, longest lengths.
@@ -84,9 +38,24 @@ def compare(
     they are an error (exit code 2). --across-machines compares them.
 
     PATH@COMMIT: the records of one commit below a folder; @COMMIT: those below results/.
+
+    Options:
+        a: Results folder or file; PATH@COMMIT: its records of one commit.
+        b: Results to compare with A, in the same notation.
+        formats: Formats of files to write, separated by commas: md,json,html,csv. Default: none.
+        out: Folder for these files. Default: the current folder.
+        fail_on: End with exit code 4 if anything is worse by this share: 5% or 0.05. Default: no
+            check.
+        inconclusive: If the runs are too noisy to show the change: end with exit code 5, or only
+            warn. Default: fail with --fail-on, else warn.
+        level: Family-wise error rate: the chance of any false `slower` or `faster`.
+        min_difference: Smallest difference in time that is reported.
+        across_machines: Also compare trials of different machines. Default: one machine only.
+        charts: Charts in the files of --format; without them for pages that show no pictures, such
+            as the summary of a CI job.
     """
     from longseq_bench.cli import REGRESSED, TOO_NOISY
-    from longseq_bench.cli.session import print_answer, print_lines, print_notes
+    from longseq_bench.cli.session import print_answer, print_lines
     from longseq_bench.comparison.compare import compare as compare_records
     from longseq_bench.comparison.document import comparison_document, terminal_document
     from longseq_bench.comparison.json_document import json_document
@@ -107,24 +76,24 @@ def compare(
             "give it at most the share of --fail-on"
         )
     (records_a, notes_a), (records_b, notes_b) = _read(a), _read(b)
-    result = compare_records(records_a, records_b, (a, b), max_error, min_change, across)
+    result = compare_records(records_a, records_b, (a, b), max_error, min_change, across_machines)
     if gate is not None:
         check_gate(result)
     verdict, code = decide(result, gate), 0
-    print_notes([*notes_a, *notes_b])
+    print_lines([*notes_a, *notes_b], "yellow")
     if verdict.word == "FAIL" and gate:
         code = REGRESSED
     elif verdict.word == "TOO NOISY":
         code = TOO_NOISY if (inconclusive or ("fail" if gate else "warn")) == "fail" else 0
         if inconclusive == "warn":
-            print_notes([f"warning: {verdict.line}"])
+            print_lines([f"warning: {verdict.line}"], "yellow")
     if format_names:
         report = comparison_document(result, gate)
         report = report if charts else report.without_charts()
         paths = write_documents([report], out or Path(), format_names)
         print_lines(f"wrote {path}" for path in paths)
         if "md" in format_names and (note := missing_charts(report)):
-            print_notes([note])
+            print_lines([note], "yellow")
     return print_answer(
         as_json,
         lambda: json_document(result, gate),
@@ -144,22 +113,14 @@ def _read(text: str) -> tuple[list[Record], list[str]]:
     path, at, commit = text.rpartition("@")
     if not at or Path(text).exists():
         return read_results([Path(text)])
-    records, notes = read_results([Path(path or "results")])
-    return of_commit(records, commit, path or "results"), notes
-
-
-def of_commit(records: list[Record], commit: str, place: str) -> list[Record]:
-    """Return the records of a commit, given in full or by a prefix that no other commit has.
-
-    Raises UserError that names the commits of the records.
-    """
+    place = path or "results"
+    records, notes = read_results([Path(place)])
     known = list(dict.fromkeys(c for r in records if (c := r.environment.commit)))
-    matching = [c for c in known if c == commit] or [
-        c for c in known if commit and c.startswith(commit)
-    ]
+    longer = [c for c in known if commit and c.startswith(commit)]
+    matching = [commit] if commit in known else longer
     matching = matching or [c for c in known if commit.startswith(c)]  # the recorded one is short
     if len(matching) == 1:
-        return [r for r in records if r.environment.commit == matching[0]]
+        return [r for r in records if r.environment.commit == matching[0]], notes
     if matching:
         choices = " or ".join(matching)
         raise UserError(

@@ -4,29 +4,22 @@ from collections.abc import Sequence
 
 from longseq_bench.core.errors import UserError
 
-_LIVE = (
-    "--live is gone; while the sweep runs, `longseq report FOLDER --format html` makes a page of "
-    "the records so far"
-)
-_PUBLISHED = (
-    "{} is gone; write published lengths next to the table of `longseq report`, or make the table "
-    "from `longseq report RESULTS --json`"
-)
-_HOSTS = "{} is gone; `longseq launch` runs once, in an allocation of Slurm or with --hosts a:8,b:8"
-GONE: dict[str, str] = {
-    "sweep --live": _LIVE,
-    "sweep --port": _LIVE,
-    "report --published": _PUBLISHED.format("--published"),
-    "report --beside": _PUBLISHED.format("--beside"),
-    **{
-        f"launch {name}": _HOSTS.format(name)
-        for name in ("--node-rank", "--rdzv-endpoint", "--rdzv-timeout", "--key-file")
-    },
-    "verify": "verify is gone; `longseq show RESULTS` names the broken lines",
-    "plan --sbatch": "--sbatch is gone; write a job that runs `longseq launch -- maxlen ...` in an "
-    "allocation of `sbatch --nodes N`",
+GONE = {
+    "sweep --live --port": "while the sweep runs, `longseq report FOLDER --format html` makes a "
+    "page of the records so far",
+    "report --published --beside": "write published lengths next to the table of `longseq report`, "
+    "or make the table from `longseq report RESULTS --json`",
+    "launch --node-rank --rdzv-endpoint --rdzv-timeout --key-file": "`longseq launch` runs once, "
+    "in an allocation of Slurm or with --hosts a:8,b:8",
+    "verify": "`longseq show RESULTS` names the broken lines",
+    "compare --least": "write --min-difference",
+    "compare --across": "write --across-machines",
+    "plan --accuracy": "the table of `longseq plan` has the past error of each row, and "
+    "`longseq plan --json` all of them",
+    "plan --sbatch": "write a job that runs `longseq launch -- maxlen ...` in an allocation of "
+    "`sbatch --nodes N`",
 }
-"""A command, or a command and its option, and the sentence that answers it."""
+"""A command, or a command and options of it, and what to use instead."""
 
 
 def check_gone(arguments: Sequence[str]) -> None:
@@ -36,11 +29,10 @@ def check_gone(arguments: Sequence[str]) -> None:
     """
     command = ""
     for word in arguments:
-        if word == "--":
-            command = ""
-            continue
         if not command and not word.startswith("-"):
             command = word
-        key = word if word == command else f"{command} {word.partition('=')[0]}"
-        if key in GONE:
-            raise UserError(GONE[key])
+        for names, remedy in GONE.items():
+            name, *options = names.split()
+            if command == name and word.partition("=")[0] in (options or [name]):
+                raise UserError(f"{word.partition('=')[0]} is gone; {remedy}")
+        command = "" if word == "--" else command

@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Any
 
-import typer
-
+from longseq_bench.api.arguments import MAXLEN
 from longseq_bench.cli import options
-from longseq_bench.core import bounds
-from longseq_bench.core.errors import UserError
 from longseq_bench.core.settings import SEARCH, SHAPE
-from longseq_bench.core.units import format_seconds
-
-if TYPE_CHECKING:
-    from longseq_bench.analysis.search_row import SearchRow
-    from longseq_bench.core.model import Record
-    from longseq_bench.reports.document import Document
 
 
-@options.accept(SEARCH | SHAPE)
+@options.accept(MAXLEN | SEARCH | SHAPE)
 def maxlen(
     impl: options.Implementations,
     option: options.ImplementationOptions = None,
     *,
-    world_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=bounds.MAX_RANKS,
-            help="Ranks that share a sequence; on cuda each has a device. Default: 1, or all ranks "
-            "of the launch under `longseq launch`.",
-        ),
-    ] = None,
-    ceiling: Annotated[
-        str | None,
-        typer.Option(
-            help="Longest length to try, in tokens: 1M. Default and maximum: twice the length "
-            "whose q, k, v and output (in training also gradients) fill the budget. With "
-            "offload=host: 1G, without a maximum."
-        ),
-    ] = None,
-    sparsity: Annotated[
-        str | None,
-        typer.Option(
-            help="auto: find the lowest sparsity with which --target fits. Default: find the "
-            "longest length; -o sparsity=0.99 sets a fixed sparsity."
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(help="Tokens that must fit, with --sparsity auto: 1M. Default: none."),
-    ] = None,
-    fit_only: Annotated[
-        bool,
-        typer.Option(
-            "--fit-only",
-            help="Also search for the longest length that fits in memory: loops are shortened, "
-            "outputs are not checked. Default: complete passes only.",
-        ),
-    ] = False,
     out: options.Out = None,
     as_json: options.AsJson = False,
     **given: Any,
@@ -70,64 +25,18 @@ def maxlen(
     If memory is the limit, the two lengths differ by at most 1 % or 64 tokens, whichever is larger
     (more if runs contradict each other). Tokens are those of all ranks together.
     """
-    from longseq_bench.analysis.frames import maxlen_json, rows_json
-    from longseq_bench.analysis.searches import density_rows
+    from longseq_bench.analysis.frames import density_json, maxlen_json
     from longseq_bench.api import length_search
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
-    from longseq_bench.reports.brief import density_brief
 
     results = length_search.maxlen(
         impl,
         options=parse_assignments(option or []),
-        world_size=world_size,
-        ceiling=ceiling,
-        sparsity=cast("Any", sparsity),
-        target=target,
-        fit_only=fit_only,
         out=out or session.default_out(),
-        progress=session.ConsoleReporter(),
+        progress=session.make_reporter(),
         **given,
     )
-    records = results.records
-    if target:
-        return session.print_records(
-            records, as_json, lambda run: rows_json(density_rows(run), "density"), density_brief
-        )
-    code = session.print_records(records, as_json, maxlen_json, _maxima)
-    _check_time_budget(records)
-    return code
-
-
-def _maxima(records: list[Record]) -> Document:
-    from longseq_bench.analysis.searches import search_rows
-    from longseq_bench.reports.brief import search_brief
-
-    sentences = [text for row in search_rows(records) if (text := bracket_sentence(row))]
-    return search_brief(records, sentences)
-
-
-def bracket_sentence(row: SearchRow) -> str | None:
-    """Describe the bracket and its width in a sentence; None without a bracket."""
-    passed, failed = row.max_tokens, row.first_failure
-    if not passed or not failed:
-        return None
-    width = (failed - passed) / passed
-    sentence = f"bracket: {passed:,} passed, {failed:,} failed, {width:.1%} apart"
-    if row.limited_by == "time" and row.time_budget:
-        limit = format_seconds(row.time_budget)
-        sentence += f"; the time limit was {limit} a pass (--time-budget changes it)"
-    return sentence
-
-
-def _check_time_budget(records: list[Record]) -> None:
-    """Raise UserError if the time budget was shorter than every run."""
-    from longseq_bench.analysis.searches import search_rows
-
-    for row in search_rows(records):
-        if row.max_tokens == 0 and row.limited_by == "time":
-            shortest = row.first_failure
-            raise UserError(
-                f"time budget {row.time_budget or 0:.3g} s is shorter than one run of "
-                f"{row.name}: {shortest} token(s) took longer; raise --time-budget"
-            )
+    if "target" in given:
+        return session.print_results(results, as_json, density_json)
+    return session.print_results(results, as_json, maxlen_json)

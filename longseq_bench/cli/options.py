@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from copy import copy
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
 from longseq_bench.core.settings import Setting
 
+_annotated: Any = Annotated  # types that are put together at run time
 Implementations = Annotated[
     list[str],
     typer.Option(
@@ -32,6 +35,7 @@ Out = Annotated[
     Path | None,
     typer.Option(help="Folder for records and report. Default: a new one under results/."),
 ]
+Formats = Annotated[str | None, typer.Option("--format")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout. Default: a table.")
 ]
@@ -71,6 +75,35 @@ def _option(name: str, setting: Setting) -> Parameter:
     option = typer.Option(None, flag, min=low, max=high, help=setting.text, show_default=False)
     kind = str if setting.unit else setting.type
     return Parameter(name, Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
+
+
+def describe(command: Callable[..., int]) -> str:
+    """Give options the help texts in the docstring of their command; return the rest of it.
+
+    The last section of the docstring is `Options:`, with `name: help` for each.
+    """
+    text, _, section = cleandoc(command.__doc__ or "").partition("\n\nOptions:\n")
+    found = re.findall(r"^    (\w+): (.+(?:\n     .+)*)", section, re.MULTILINE)
+    helps = {name: " ".join(words.split()) for name, words in found}
+    parameters = []
+    for one in signature(command, eval_str=True).parameters.values():
+        parameters.append(one)
+        if one.name not in helps:
+            continue
+        kind, info = one.annotation, None
+        if get_origin(kind) is Annotated:
+            kind, info = get_args(kind)
+        elif one.default is one.empty:
+            info = typer.Argument()
+        else:  # a bool that is True has --no-flag too
+            flag = [f"--{one.name.replace('_', '-')}"] if one.default is False else []
+            info = typer.Option(*flag)
+        info = copy(info)
+        info.help = helps[one.name]
+        parameters[-1] = one.replace(annotation=_annotated[kind, info])
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return text
 
 
 def split_names(text: str | None) -> list[str]:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from longseq_bench.cli import options
 from longseq_bench.core.errors import UnknownNameError, UserError
@@ -14,47 +11,27 @@ TERMINAL = "terminal"  # the format that writes no file
 
 
 def report(
-    results: Annotated[
-        list[Path],
-        typer.Argument(help="Results folders, folders of them, or records.jsonl files."),
-    ],
-    formats: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="Formats, separated by commas: html,md,csv,json; terminal: print, write no file.",
-        ),
-    ] = "md,csv",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder to write to. Default: the folder of the first results."),
-    ] = None,
-    kind: Annotated[
-        str,
-        typer.Option(
-            help="Kinds of report, separated by commas: summary, extreme, devices, scaling, "
-            "capabilities, implementations; all: every kind; auto: kinds for which there are "
-            "records."
-        ),
-    ] = "summary",
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            help="Implementation or label whose speed is 1. Default: the one in the config."
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print rows and maxima as one JSON document on stdout. Default: files only.",
-        ),
-    ] = False,
+    results: list[Path],
+    formats: options.Formats = "md,csv",
+    out: Path | None = None,
+    kind: str = "summary",
+    baseline: str | None = None,
+    as_json: options.AsJson = False,
 ) -> int:
-    """Write reports from records, or print them; every number comes from the records."""
+    """Write reports from records, or print them; every number comes from the records.
+
+    Options:
+        results: Results folders, folders of them, or records.jsonl files.
+        formats: Formats, separated by commas: html,md,csv,json; terminal: print, write no file.
+        out: Folder to write to. Default: the folder of the first results.
+        kind: Kinds of report, separated by commas: summary, extreme, devices, scaling,
+            capabilities, implementations; all: every kind; auto: kinds for which there are records.
+        baseline: Implementation or label whose speed is 1. Default: the one in the config.
+        as_json: Print rows and maxima as one JSON document on stdout. Default: files only.
+    """
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
     from longseq_bench.api.loading import load
-    from longseq_bench.cli.session import print_documents, print_json, print_lines, print_notes
+    from longseq_bench.cli.session import print_documents, print_json, print_lines
     from longseq_bench.reports import write_documents
     from longseq_bench.reports.base import FORMATS
     from longseq_bench.reports.render import html, markdown
@@ -69,7 +46,7 @@ def report(
     if as_json and TERMINAL in format_names:
         raise UserError("--format terminal and --json both print on stdout; leave one out")
     found = load(*results)
-    print_notes(found.notes)
+    print_lines(found.notes, "yellow")
     if "html" in format_names:
         html.prepare()
     built = found.documents(kinds, baseline)
@@ -81,5 +58,6 @@ def report(
         print_json({**sweep_json(found.records), **maxlen_json(found.records)})
     print_lines(f"wrote {path}" for path in paths)
     if "md" in file_formats:
-        print_notes(sorted({note for one in built if (note := markdown.missing_charts(one))}))
+        notes = {note for one in built if (note := markdown.missing_charts(one))}
+        print_lines(sorted(notes), "yellow")
     return 0

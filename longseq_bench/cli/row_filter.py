@@ -97,11 +97,13 @@ def filter_rows(
 
     queries = [_translate(text, every) for text in where]
     keys = [find_field(text.removeprefix("-"), "--sort", every) for text in sort]
+    if not rows or any(
+        name in FIELDS and not hasattr(rows[0], name) for _, names in queries for name in names
+    ):
+        return []
     names = [*FIELDS, *dict.fromkeys(OPTION + option for row in every for option in row.options)]
     frame = pandas.DataFrame({name: [_rounded(value_of(r, name)) for r in rows] for name in names})
-    for text, (query, fields) in zip(where, queries, strict=True):
-        if rows and any(name in FIELDS and not hasattr(rows[0], name) for name in fields):
-            return []
+    for text, (query, _) in zip(where, queries, strict=True):
         try:
             frame = frame.query(query, engine="python")
         except (SyntaxError, NameError, TypeError, ValueError, KeyError, AttributeError) as error:
@@ -122,36 +124,23 @@ def filter_rows(
 def _translate(text: str, rows: Sequence[Row]) -> tuple[str, list[str]]:
     """Return a condition as a query of pandas, and the fields that it compares."""
     fields: list[str] = []
+    where = f"--where {text!r}"
 
     def replace(found: re.Match[str]) -> str:
-        fields.append(find_field(found[1], "--where", rows))
-        sign, raw = found[2].replace("==", "="), found[3].strip("\"'")
-        return _compare(fields[-1], sign, raw, f"--where {text!r}")
+        field, sign, raw = find_field(found[1], "--where", rows), found[2], found[3].strip("\"'")
+        fields.append(field)
+        if sign == "~":
+            return f"`{field}`.astype('str').str.contains({raw!r}, case=False, regex=False)"
+        sign = "==" if sign == "=" else sign
+        if raw.lower() == "none" and sign in ("==", "!="):
+            return f"`{field}`.{'isna' if sign == '==' else 'notna'}()"
+        return f"(`{field}` {sign} {_parse(FIELDS.get(field), raw, where)!r})"
 
     single = _SINGLE.fullmatch(text)
     query = replace(single) if single else _COMPARISON.sub(replace, text)
     if not fields:
-        raise UserError(
-            f"--where {text!r} can't be read; write FIELD=VALUE, tokens>=4k, label~ring"
-        )
+        raise UserError(f"{where} can't be read; write FIELD=VALUE, tokens>=4k, label~ring")
     return query, fields
-
-
-def _compare(field: str, sign: str, raw: str, where: str) -> str:
-    """Return one comparison as a query of pandas. Raises UserError that says how to write it."""
-    declared, is_missing = FIELDS.get(field), raw.lower() == "none"
-    kind = declared.kind if declared else "option"
-    if sign == "~":
-        if kind not in ("text", "option"):
-            raise UserError(f"{where}: ~ works on text only, and {field} is not text")
-        return f"`{field}`.astype('str').str.contains({raw!r}, case=False, regex=False)"
-    if sign not in ("=", "!=") and (is_missing or kind in ("text", "flag")):
-        subject = "a missing value" if is_missing else field
-        raise UserError(f"{where}: {subject} has no order; compare it with = or !=")
-    if is_missing:
-        return f"`{field}`.{'isna' if sign == '=' else 'notna'}()"
-    value = _parse(declared, raw, where)
-    return f"(`{field}` {'==' if sign == '=' else sign} {value!r})"
 
 
 def _parse(field: Field | None, raw: str, where: str) -> Any:
@@ -166,9 +155,7 @@ def _parse(field: Field | None, raw: str, where: str) -> Any:
         if field.choices and raw not in field.choices:
             raise UnknownNameError(field.name, raw, field.choices, where)
         return raw
-    if field.kind == "flag":
-        if raw.lower() not in _FLAGS:
-            raise UserError(f"{where}: {raw!r} is neither yes nor no")
+    if field.kind == "flag" and raw.lower() in _FLAGS:
         return _FLAGS[raw.lower()]
     if field.kind in _PARSERS:
         try:
@@ -177,7 +164,8 @@ def _parse(field: Field | None, raw: str, where: str) -> Any:
             raise UserError(f"{where}: {error}") from None
     match = _NUMBER.fullmatch(raw)
     if match is None:
-        raise UserError(f"{where}: {raw!r} is not a number; write 0.5, 50%, 20G or 1e-6")
+        forms = "yes or no" if field.kind == "flag" else "0.5, 50%, 20G or 1e-6"
+        raise UserError(f"{where}: {raw!r} can't be compared with {field.name}; write {forms}")
     return _rounded(float(match[1]) * _SCALES[match[2].lower()])
 
 

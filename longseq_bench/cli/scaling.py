@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from longseq_bench.cli import options
 from longseq_bench.core.bounds import MAX_RANKS
@@ -22,9 +19,7 @@ def scaling(
     impl: options.Implementations,
     option: options.ImplementationOptions = None,
     *,
-    world_sizes: Annotated[
-        str, typer.Option(help="Numbers of ranks to compare, separated by commas: 1,2,4.")
-    ] = "1,2",
+    world_sizes: str = "1,2",
     out: options.Out = None,
     as_json: options.AsJson = False,
     **given: Any,
@@ -35,6 +30,9 @@ def scaling(
     L/8, L/4 and L/2 on every number of ranks. Tables compare theory (the floor of all ranks),
     expectation (one rank's length times the ranks) and measurement, and give the fitted exponents
     of tokens and ranks.
+
+    Options:
+        world_sizes: Numbers of ranks to compare, separated by commas: 1,2,4.
     """
     from longseq_bench.api import machine
     from longseq_bench.api.running import build_trials, run_search
@@ -44,25 +42,26 @@ def scaling(
     from longseq_bench.search import strategy
 
     worlds, folder = _parse_world_sizes(world_sizes), out or session.default_out()
-    reporter, assignments = session.ConsoleReporter(), parse_assignments(option or [])
+    reporter, assignments = session.make_reporter(), parse_assignments(option or [])
     chosen: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in impl]
     with machine.open_launcher(reporter, impl) as (launcher, catalogue):
         trials = build_trials(catalogue, chosen, assignments, given, folder, worlds, reporter)
         launcher.check(trials)
         schedule = partial(strategy.scaling, trials, 1)
-        records = run_search(launcher, catalogue, trials, folder, schedule, reporter).records
-    return session.print_records(records, as_json, _study_json, scaling_brief)
+        found = run_search(launcher, catalogue, trials, folder, schedule, reporter)
+    return session.print_results(found, as_json, _study_json, lambda: scaling_brief(found.records))
 
 
 def _parse_world_sizes(text: str) -> list[int]:
     """Return the numbers of ranks, ascending. Raises UserError if the text is not such a list."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch("[0-9]{1,9}", part) and 1 <= int(part) <= MAX_RANKS for part in parts):
-        raise UserError(
-            f"--world-sizes {text!r} is not a list of numbers of ranks from 1 to {MAX_RANKS:,}, "
-            "such as 1,2,4"
-        )
-    return sorted({int(part) for part in parts})
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = [0]
+    if found[0] < 1 or found[-1] > MAX_RANKS:
+        most = f"from 1 to {MAX_RANKS:,}, such as 1,2,4"
+        raise UserError(f"--world-sizes {text!r} is not a list of numbers of ranks {most}")
+    return found
 
 
 def _study_json(records: list[Record]) -> dict[str, Any]:

@@ -1,18 +1,7 @@
 """`longseq schema`: the JSON Schema of sweep files, for editors."""
 
-from typing import Annotated
 
-import typer
-
-
-def schema(
-    built_in: Annotated[
-        bool,
-        typer.Option(
-            "--built-in", help="Leave out the implementations of plug-ins. Default: all are in."
-        ),
-    ] = False,
-) -> int:
+def schema(built_in: bool = False) -> int:
     """Print the JSON Schema of sweep files, with the options of every implementation.
 
     Editors use it for completion, help and checks. Save it with `longseq schema >
@@ -20,6 +9,9 @@ def schema(
     the YAML extension; PyCharm reads it too):
 
     # yaml-language-server: $schema=sweep.schema.json
+
+    Options:
+        built_in: Leave out the implementations of plug-ins. Default: all are in.
     """
     from longseq_bench.cli.session import print_json
     from longseq_bench.config.schema import config_schema

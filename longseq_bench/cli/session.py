@@ -17,7 +17,8 @@ from typing import Any
 
 from rich.console import Console
 
-from longseq_bench.api import progress
+from longseq_bench.api.progress import Reporter
+from longseq_bench.api.results import Results
 from longseq_bench.cli import FAILED_TRIALS
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
@@ -25,24 +26,15 @@ from longseq_bench.core.plain_text import escape_surrogates
 from longseq_bench.reports.document import Document
 from longseq_bench.reports.render.terminal import print_document
 
-FAILED = ("wrong", "crashed", "error")
 
-
-class ConsoleReporter(progress.ConsoleReporter):
-    """Progress on stderr; the command line is recorded with every trial."""
-
-    def __init__(self) -> None:
-        super().__init__(escape_surrogates(shlex.join(["longseq", *sys.argv[1:]])))
+def make_reporter() -> Reporter:
+    """Return a reporter on stderr; the command line is recorded with every trial."""
+    return Reporter(escape_surrogates(shlex.join(["longseq", *sys.argv[1:]])))
 
 
 def print_lines(lines: Iterable[str], style: str = "") -> None:
     """Print lines on stderr; markup in them is printed as it is."""
-    progress.ConsoleReporter().say(lines, style)
-
-
-def print_notes(notes: Iterable[str]) -> None:
-    """Print notes on what could not be read, on stderr."""
-    print_lines(notes, "yellow")
+    Reporter().say(lines, style)
 
 
 @contextmanager
@@ -81,7 +73,7 @@ def print_documents(documents: Iterable[Document], **hint: str) -> None:
 def print_answer(
     as_json: bool,
     data: Callable[[], Any],
-    document: Callable[[], Document],
+    document: Callable[[], Document | None],
     hint: str = "a wider terminal or report.md has them",
     code: int = 0,
 ) -> int:
@@ -91,23 +83,30 @@ def print_answer(
     """
     if as_json:
         print_json(data())
-    else:
-        print_documents([document()], hint=hint)
+    elif found := document():
+        print_documents([found], hint=hint)
     return code
 
 
-def print_records(
-    records: list[Record],
+def print_results(
+    results: Results,
     as_json: bool,
     data: Callable[[list[Record]], Any],
-    brief: Callable[[list[Record]], Document],
+    document: Callable[[], Document] | None = None,
 ) -> int:
     """Print the answer of a command that ran trials, and return its exit code.
 
-    It is 3 if a trial ended wrong, crashed or error.
+    It is 3 if a trial ended wrong, crashed or error. document: default: the table of the results.
+    Raises UserError if the time budget was shorter than every run.
     """
-    code = FAILED_TRIALS if any(r.outcome.status in FAILED for r in records) else 0
-    return print_answer(as_json, lambda: data(records), lambda: brief(records), code=code)
+    records = results.records
+    is_failed = any(r.outcome.status in ("wrong", "crashed", "error") for r in records)
+    code = FAILED_TRIALS if is_failed else 0
+    print_answer(as_json, lambda: data(records), document or results.table, code=code)
+    budgets = [r.trial.time_budget for r in records if r.trial.time_budget]
+    if budgets and all(r.outcome.status == "timeout" for r in records):
+        raise UserError(f"time_budget {max(budgets):.3g} s is shorter than any run; raise it")
+    return code
 
 
 def default_out() -> Path:

@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from longseq_bench.cli import options
 from longseq_bench.core import bounds
-from longseq_bench.core.errors import UserError
 
 
 def sweep(
-    config: Annotated[
-        Path,
-        typer.Argument(
-            help="Sweep file in YAML, such as configs/quickstart.yaml of the repository."
-        ),
-    ],
+    config: Path,
     out: options.Out = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=bounds.MAX_ROUNDS,
-            help="Repetitions of the grid, each in fresh processes. Default: as in the file.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="List the trials, and estimate runs, time and memory; run and write nothing. "
-            "Default: run them.",
-        ),
-    ] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, max=bounds.MAX_ROUNDS)] = None,
+    dry_run: bool = False,
     as_json: options.AsJson = False,
 ) -> int:
     """Run every combination of a config, interleaved, and report.
@@ -44,41 +24,31 @@ def sweep(
     every rank gets the full memory budget), an implementation's options.
 
     Run it again with the same --out to continue where it stopped: finished trials are kept.
+
+    Options:
+        config: Sweep file in YAML, such as configs/quickstart.yaml of the repository.
+        rounds: Repetitions of the grid, each in fresh processes. Default: as in the file.
+        dry_run: List the trials, and estimate runs, time and memory; run and write nothing.
+            Default: run them.
     """
     from longseq_bench.analysis.frames import sweep_json
     from longseq_bench.api import grid
     from longseq_bench.cli import session
-    from longseq_bench.reports.brief import sweep_brief
+    from longseq_bench.cli.documents import trials_document
 
-    if dry_run:
-        return _list_trials(config, rounds, out, as_json)
-    folder = out or session.default_out()
-    results = grid.sweep(config, rounds=rounds, out=folder, progress=session.ConsoleReporter())
-    records, baseline = results.records, results.baseline
-    code = session.print_records(
-        records, as_json, sweep_json, lambda found: sweep_brief(found, baseline)
-    )
-    budgets = {r.trial.time_budget for r in records if r.trial.time_budget}
-    if budgets and all(r.outcome.status == "timeout" for r in records):
-        raise UserError(f"time_budget {max(budgets):.3g} s is shorter than any run; raise it")
-    return code
-
-
-def _list_trials(config: Path, rounds: int | None, out: Path | None, as_json: bool) -> int:
-    """Print the trials and what a run would take."""
-    from longseq_bench.api.grid import plan_sweep
-    from longseq_bench.cli import session
-    from longseq_bench.cli.listing import trials_document
-
-    loaded, heading, estimate = plan_sweep(config, rounds, out, session.ConsoleReporter())
-
-    def data() -> dict[str, Any]:
-        trials = [t.model_dump(mode="json") for t in loaded.trials]
-        return {"schema": 1, "trials": trials, "estimate": estimate.as_json()}
-
+    reporter = session.make_reporter()
+    if not dry_run:
+        out = out or session.default_out()
+        results = grid.sweep(config, rounds=rounds, out=out, progress=reporter)
+        return session.print_results(results, as_json, sweep_json)
+    loaded, heading, estimate = grid.plan_sweep(config, rounds, out, reporter)
     return session.print_answer(
         as_json,
-        data,
+        lambda: {
+            "schema": 1,
+            "trials": [trial.model_dump(mode="json") for trial in loaded.trials],
+            "estimate": estimate.as_json(),
+        },
         lambda: trials_document(loaded.trials, loaded.rounds, heading, estimate.sentence()),
         "a wider terminal or --json has them",
     )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +31,33 @@ YamlPath = tuple[str | int, ...]
 
 @dataclass
 class SourceFile:
-    """The values of a sweep file, and the lines where they are.
+    """A valid sweep file, and the lines of its values; nothing of this machine is in it.
 
     name: the file in messages.  data: dicts, lists, int, str and None; other scalars are text.
     lines: of each key and item; empty for the keywords of a call.
     """
 
     name: str
+    text: str = ""
     data: Any = None
     lines: dict[YamlPath, int] = field(default_factory=dict)
+
+    @cached_property
+    def keys(self) -> SweepKeys:
+        """The validated values. Raises ConfigError for the first mistake, in the file's order."""
+        try:
+            return SweepFile.model_validate(self.data)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+            # a key is missing because another is misspelt; a list is too short without bad items
+            follows = ("missing", "too_short")
+            first = min(details, key=lambda e: (e["type"] in follows, self.find_line(e["loc"])))
+            raise self.error(*first["loc"], message=_explain(first)) from None
+
+    @property
+    def names(self) -> list[str]:
+        """The implementations."""
+        return [name for item in self.keys.implementations for name in item]
 
     def find_line(self, path: YamlPath) -> int:
         """Return the line of a value, or of the innermost part with a line; or 0."""
@@ -59,29 +78,29 @@ class SourceFile:
             raise self.error(*path, message=str(error)) from None
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a config. Raises ConfigError, naming a similar file where there is one."""
+def load_config(config: str | Path) -> SourceFile:
+    """Read a sweep file. Raises ConfigError: one sentence with file and line."""
+    path = Path(config)
     try:
-        return read_text_file(path, encoding="utf-8-sig", max_bytes=MAX_BYTES)
+        text = read_text_file(path, encoding="utf-8-sig", max_bytes=MAX_BYTES)
     except FileNotFoundError:
-        raise ConfigError(f"there is no config {path}; {_suggest_file(path)}") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder, not a config; {_suggest_file(path)}") from None
+        names = os.listdir(path.parent) if path.parent.is_dir() else []
+        close = nearest(path.name, names)
+        hint = f"did you mean {path.parent / close}?" if close else EXAMPLE
+        raise ConfigError(f"there is no config {path}; {hint}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror or error}") from None
+    return parse_config(text, str(config))
 
 
-def _suggest_file(path: Path) -> str:
-    folder = path if path.is_dir() else path.parent
-    if not folder.is_dir():
-        return f"there is no folder {folder} either"
-    names = sorted(n for n in os.listdir(folder) if (folder / n).is_file())
-    if close := nearest(path.name, names):
-        return f"did you mean {folder / close}?"
-    configs = [name for name in names if name.endswith((".yaml", ".yml"))]
-    return f"{folder} has {', '.join(configs)}" if configs else f"{folder} has no .yaml file"
+def read_values(data: dict[str, Any], name: str) -> SourceFile:
+    """Return the config that has these values; messages call it `name`. Raises ConfigError."""
+    source = SourceFile(name, data=data)
+    written = source.keys.model_dump(mode="json", exclude_unset=True)
+    source.text = yaml.safe_dump(written, sort_keys=False)
+    return source
 
 
 # ---- YAML --------------------------------------------------------------------------------------
@@ -100,9 +119,9 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def parse_yaml(text: str, name: str) -> SourceFile:
+def parse_config(text: str, name: str) -> SourceFile:
     """Parse YAML, keeping lines. Raises ConfigError for bad syntax or a repeated key."""
-    source = SourceFile(name)
+    source = SourceFile(name, text)
     try:
         node = _Loader(text).get_single_node()
         source.data = _read_node(node, (), source) if node else None
@@ -119,22 +138,6 @@ def parse_yaml(text: str, name: str) -> SourceFile:
     if source.data is None:
         raise ConfigError(f"{name} is empty; {EXAMPLE}")
     return source
-
-
-def find_scalar(text: str, key: str) -> str | None:
-    """Return the text of a key at the top of a YAML file; None if it has none, or is not valid.
-
-    Files of older versions may have aliases.
-    """
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader) if len(text) <= MAX_BYTES else None
-    except (yaml.YAMLError, RecursionError):
-        return None
-    items = root.value if isinstance(root, yaml.MappingNode) else []
-    nodes = [value for name, value in items if name.value == key]
-    if not nodes or not isinstance(nodes[-1], yaml.ScalarNode) or nodes[-1].tag.endswith(":null"):
-        return None
-    return str(nodes[-1].value)
 
 
 def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
@@ -180,18 +183,6 @@ _SENTENCES = {
 )
 
 
-def validate(source: SourceFile) -> SweepKeys:
-    """Validate a parsed file. Raises ConfigError for the first mistake, in the file's order."""
-    try:
-        return SweepFile.model_validate(source.data)
-    except ValidationError as error:
-        details = error.errors(include_url=False)
-        # a key is missing because another is misspelt; a list is too short without its bad items
-        follows = ("missing", "too_short")
-        first = min(details, key=lambda e: (e["type"] in follows, source.find_line(e["loc"])))
-        raise source.error(*first["loc"], message=_explain(first)) from None
-
-
 def _explain(error: ErrorDetails) -> str:
     path, kind, value = error["loc"], error["type"], error["input"]
     label, context = _label(path), error.get("ctx", {})
@@ -199,8 +190,6 @@ def _explain(error: ErrorDetails) -> str:
         return f"{label} is missing; {EXAMPLE}"
     if kind == "extra_forbidden":
         return _explain_key(path)
-    if isinstance(value, list | dict) and path == ("rounds",):
-        kind = "string_type"
     if value is None and kind != "too_short":
         return f"{label} has no value"
     if kind == "literal_error":
@@ -209,17 +198,13 @@ def _explain(error: ErrorDetails) -> str:
         known = re.findall("'([^']+)'", context["expected"])
         return str(UnknownNameError(label, str(value), known))
     if kind == "value_error":
-        return _explain_value(label, context["error"], value)
+        text, is_unit = str(context["error"]), isinstance(context["error"], UnitError)
+        hint = f" (for several values write a list, [{value}])" if "," in str(value) else ""
+        if not is_unit:
+            return f"{label} {text}"
+        return (text if text.startswith(label) else f"{label}: {text}") + hint
     parts = {"label": label, "input": quote(value), "form": _describe(value), **context}
     return _SENTENCES.get(kind, "{label} {input} can't be used").format(**parts)
-
-
-def _explain_value(label: str, cause: Exception, value: Any) -> str:
-    if not isinstance(cause, UnitError):
-        return f"{label} {cause}"
-    text = str(cause)  # it quotes the value
-    hint = f" (for several values write a list, [{value}])" if "," in str(value) else ""
-    return (text if text.startswith(label) else f"{label}: {text}") + hint
 
 
 def _explain_key(path: YamlPath) -> str:

@@ -22,7 +22,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from longseq_bench.core import bounds
-from longseq_bench.core.catalogue import Catalogue, Entry
+from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.model import DTYPE_ALIASES, canonical_dtype
 from longseq_bench.core.options import OptionSpec
 from longseq_bench.core.settings import TOKENS, TRIAL, WORKLOAD, DTypeName, Setting
@@ -73,14 +73,10 @@ def axis(kind: Any) -> Any:
 
 _NONE = {"enum": ["none", None]}
 _NUMBER = r"^\s*[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?\s*"
+_parse_bytes = partial(parse_memory_budget, name="bytes")
 UNITS: dict[str, tuple[Callable[[Any], Any], str, str, float]] = {
     "tokens": (parse_tokens, "4k", "[kKmMgG]?$", bounds.MAX_TOKENS),
-    "bytes": (
-        partial(parse_memory_budget, name="bytes"),
-        "512MiB",
-        "([kKMGT]i?)?B?$",
-        bounds.MAX_BYTES,
-    ),
+    "bytes": (_parse_bytes, "512MiB", "([kKMGT]i?)?B?$", bounds.MAX_BYTES),
     "s": (parse_seconds, "500ms", "(s|ms|us|min|m|h)?$", bounds.MAX_SECONDS),
 }
 """For each unit of a setting: parser, an example, the end of the pattern of a text, the maximum."""
@@ -132,22 +128,14 @@ def _axis(name: str, setting: Setting) -> tuple[Any, Any]:
 
 def _named_options(item: Any) -> Any:
     """Turn an item of `implementations` into {name: {option: values}}."""
-    if item is None:
-        raise ValueError("has no value")
-    if isinstance(item, list):
-        raise ValueError("is a list; write one name, one '- name' a line")
+    if item is None or isinstance(item, list):
+        raise ValueError("is not one name; write one '- name' a line")
     if not isinstance(item, dict):
         return {item: {}}
     if len(item) != 1:
         names = ", ".join(item) or "nothing"
         raise ValueError(f"names {names}; write one name, its options indented under it")
     return {name: options or {} for name, options in item.items()}
-
-
-def _to_items(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        raise ValueError("is a mapping; write a list, one '- name' a line")
-    return _to_list(value)
 
 
 _IMPLEMENTATION = _annotated[
@@ -194,7 +182,7 @@ SweepFile: type[SweepKeys] = _create_model(
     __doc__=SweepKeys.__doc__,
     tokens=_axis("tokens", TOKENS),
     implementations=(
-        _annotated[_tuple[_IMPLEMENTATION, ...], MinLen(1), BeforeValidator(_to_items)],
+        _annotated[_tuple[_IMPLEMENTATION, ...], MinLen(1), BeforeValidator(_to_list)],
         Field(
             description="What is measured: names, or `name: {option: value}`. `longseq list` shows "
             "every name with its options; path/to/file.py:function and module:function name a "
@@ -216,27 +204,28 @@ SweepFile: type[SweepKeys] = _create_model(
 # ---- JSON Schema -------------------------------------------------------------------------------
 
 
-def config_schema(catalogue: Catalogue | None = None) -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a sweep file.
-
-    catalogue: the implementations to describe with their options; without one, any name and any
-    options are accepted.
-    """
+def config_schema(catalogue: Catalogue) -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a sweep file with these implementations."""
     schema = SweepFile.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "longseq sweep"
-    item: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "object"}]}
-    if catalogue is not None:
-        entries = sorted(catalogue.implementations.items())
-        names = [{"const": name, "description": entry.summary} for name, entry in entries]
-        options = {name: _entry_schema(entry) for name, entry in entries}
-        one = {"additionalProperties": False, "minProperties": 1, "maxProperties": 1}
-        own = {"type": "string", "pattern": _OWN_FUNCTION, "description": _OWN_HELP}
-        mapping = {"type": "object", "properties": options, **one}
-        mapping["patternProperties"] = {_OWN_FUNCTION: {"type": ["object", "null"]}}
-        item = {"anyOf": [*names, own, mapping]}
+    entries = sorted(catalogue.implementations.items())
+    names = [{"const": name, "description": entry.summary} for name, entry in entries]
+    one = {"additionalProperties": False, "minProperties": 1, "maxProperties": 1}
+    own = {"type": "string", "pattern": _OWN_FUNCTION, "description": _OWN_HELP}
+    options = {
+        name: {
+            "description": entry.summary,
+            "type": ["object", "null"],
+            "additionalProperties": False,
+            "properties": {spec.name: _option_schema(spec) for spec in entry.options},
+        }
+        for name, entry in entries
+    }
+    mapping = {"type": "object", "properties": options, **one}
+    mapping["patternProperties"] = {_OWN_FUNCTION: {"type": ["object", "null"]}}
     reference = {"$ref": "#/$defs/Implementation"}
-    schema["$defs"]["Implementation"] = item
+    schema["$defs"]["Implementation"] = {"anyOf": [*names, own, mapping]}
     schema["properties"]["implementations"] = {
         "title": "Implementations",
         "description": SweepFile.model_fields["implementations"].description,
@@ -245,22 +234,11 @@ def config_schema(catalogue: Catalogue | None = None) -> dict[str, Any]:
     return schema
 
 
-def _entry_schema(entry: Entry) -> dict[str, Any]:
-    return {
-        "description": entry.summary,
-        "type": ["object", "null"],
-        "additionalProperties": False,
-        "properties": {spec.name: _option_schema(spec) for spec in entry.options},
-    }
-
-
 _OWN_FUNCTION = r"^.+:[A-Za-z_][A-Za-z0-9_]*$"
 _OWN_HELP = "A function of your own: path/to/file.py:function or module:function."
-_COUNT_OR_TEXT = {
-    "anyOf": [{"type": "integer"}, {"type": "string", "pattern": _NUMBER + "[kKmMgG]?$"}]
-}
+_COUNT_TEXT = {"type": "string", "pattern": _NUMBER + "[kKmMgG]?$"}
 _OPTION_TYPES: dict[str, dict[str, Any]] = {
-    "int": _COUNT_OR_TEXT,
+    "int": {"anyOf": [{"type": "integer"}, _COUNT_TEXT]},
     "ints": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
     "float": {"type": "number", "minimum": 0},
     "bool": {"type": "boolean"},

@@ -7,22 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from longseq_bench.config.loader import SourceFile, parse_yaml, read_text, validate
-from longseq_bench.config.schema import SweepKeys
+from longseq_bench.config.loader import SourceFile
 from longseq_bench.core.catalogue import Catalogue
-from longseq_bench.core.errors import ConfigError, UserError, nearest
+from longseq_bench.core.errors import ConfigError, UserError
 from longseq_bench.core.model import Device, OptionValue, Trial, Workload
 from longseq_bench.core.models import ModelShape, load_model
 from longseq_bench.core.options import unknown_option
-from longseq_bench.core.own_functions import canonical_name, short_name
+from longseq_bench.core.own_functions import canonical_name
 from longseq_bench.core.settings import TRIAL
 
 MAX_TRIALS = 100_000
 
-Axes = dict[str, tuple[Any, ...]]
+Axis = tuple[Any, ...]
+Axes = dict[str, Axis]
 
 
 @dataclass(frozen=True)
@@ -42,41 +41,8 @@ class SweepConfig:
     models: tuple[ModelShape, ...] = ()
 
 
-@dataclass(frozen=True)
-class ParsedConfig:
-    """A valid sweep file, and where its values are written; nothing of this machine is in it."""
-
-    text: str
-    source: SourceFile
-    file: SweepKeys
-
-    @property
-    def names(self) -> list[str]:
-        """The implementations."""
-        return [name for item in self.file.implementations for name in item]
-
-
-def load_config(path: str | Path) -> ParsedConfig:
-    """Read a sweep file. Raises ConfigError: one sentence with file and line."""
-    return parse_config(read_text(Path(path)), str(path))
-
-
-def parse_config(text: str, name: str) -> ParsedConfig:
-    """Parse YAML text; messages call it `name`. Raises as `load_config` does."""
-    source = parse_yaml(text, name)
-    return ParsedConfig(text, source, validate(source))
-
-
-def read_values(data: dict[str, Any], name: str) -> ParsedConfig:
-    """Return the config that has these values; messages call it `name`. Raises ConfigError."""
-    source = SourceFile(name, data)
-    file = validate(source)
-    written = file.model_dump(mode="json", exclude_unset=True)
-    return ParsedConfig(yaml.safe_dump(written, sort_keys=False), source, file)
-
-
 def make_sweep(
-    config: ParsedConfig,
+    source: SourceFile,
     catalogue: Catalogue,
     ranks: int = 1,
     default_memory: Callable[[Device, int], int] | None = None,
@@ -87,65 +53,57 @@ def make_sweep(
     such a device, for trials without a memory budget; None: these stay without. All get that of
     the most ranks.
     """
-    source, file = config.source, config.file
+    file = source.keys
     keys = {"device", *source.data}
     settings: Axes = {key: getattr(file, key) for key in TRIAL if key in keys}
     max_ranks = max(settings.get("world_size", (ranks,)))
     devices = tuple(catalogue.resolve_device(choice, max_ranks) for choice in settings["device"])
     shape: Axes = {key: getattr(file.workload, key) for key in source.data.get("workload", ())}
     default = catalogue.default_dtype("cuda") if set(devices) == {"cuda"} else None
-    models = _load_models(devices, shape, source, catalogue)
+    models = _load_models(shape, source)
     if models:
         shape["model"] = models
     elif "dtype" not in shape and default:
         shape["dtype"] = (default,)
     choices = [
-        (canonical_name(name), _option_axes(name, options, catalogue, source, index))
+        (canonical_name(name), _option_axes(source, catalogue, index, name))
         for index, item in enumerate(file.implementations)
-        for name, options in item.items()
+        for name in item
     ]
-    _check_devices(devices, shape, settings, source, catalogue)
-    _check_baseline(config)
+    _check_devices(source, catalogue, devices, shape, settings)
+    settings.setdefault("world_size", (ranks,))
     shape = {key: _distinct(values) for key, values in {**shape, "seq_len": file.tokens}.items()}
     settings = {key: _distinct(v) for key, v in {**settings, "device": devices}.items()}
-    _check_size(source.name, shape, settings, choices)
-    workloads = _workloads(shape, default, file, source)
-    kinds = _one_of_each(workloads[0], settings, choices, catalogue, ranks)
+    options = [math.prod(map(len, axes.values())) for _, axes in choices]
+    count = math.prod(map(len, [*shape.values(), *settings.values()])) * sum(options)
+    if count > MAX_TRIALS:  # before it is built
+        raise ConfigError(f"{source.name}: the grid has {count:,} trials, more than {MAX_TRIALS:,}")
+    workloads = _workloads(source, shape, default)
+    kinds = _one_of_each(workloads[0], settings, choices, catalogue)
     if default_memory and not all(trial.memory_budget for trial in kinds):
         # so that no trial exhausts the machine
-        budgets = {device: default_memory(device, max_ranks) for device in settings["device"]}
-        kinds = [
-            trial.replace(memory_budget=trial.memory_budget or budgets[trial.device])
-            for trial in kinds
-        ]
+        sizes = {device: default_memory(device, max_ranks) for device in settings["device"]}
+        kinds = [t.replace(memory_budget=t.memory_budget or sizes[t.device]) for t in kinds]
     # workload by workload, so that rows to compare are adjacent
     trials = tuple(
         trial.model_copy(update={"workload": workload}) for workload in workloads for trial in kinds
     )
-    return SweepConfig(trials, file.baseline, file.rounds, config.text, models)
+    return SweepConfig(trials, file.baseline, file.rounds, source.text, models)
 
 
 def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def _option_axes(
-    name: str,
-    options: dict[str, tuple[Any, ...]],
-    catalogue: Catalogue,
-    source: SourceFile,
-    index: int,
-) -> Axes:
+def _option_axes(source: SourceFile, catalogue: Catalogue, index: int, name: str) -> Axes:
     """Return the distinct values of each option that is written for one implementation."""
     path = ("implementations", index, name)
     with source.located(*path):
         specs = {spec.name: spec for spec in catalogue.entry(name).options}
     axes = {}
-    for option, raw in options.items():
-        if option not in specs:
-            with source.located(*path, option):
-                if not specs:
-                    raise UserError(f"{name} takes no options, but {option!r} was given")
+    for option, raw in source.keys.implementations[index][name].items():
+        with source.located(*path, option):
+            if option not in specs:
                 raise unknown_option(option, raw[0] if len(raw) == 1 else raw, specs, name)
         values = []
         for i, value in enumerate(raw):
@@ -155,62 +113,32 @@ def _option_axes(
     return axes
 
 
-def _check_devices(
-    devices: tuple[Device, ...],
-    shape: Axes,
-    settings: Axes,
-    source: SourceFile,
-    catalogue: Catalogue,
-) -> None:
-    dtypes = shape.get("dtype", () if "model" in shape else ("float32",))
-    for i, device in enumerate(devices):
-        with source.located("device", i):
-            catalogue.check_device(device)
-        for j, dtype in enumerate(dtypes):
-            with source.located("workload", "dtype", j):
-                catalogue.check_dtype(device, dtype)
-        for j, ranks in enumerate(settings.get("world_size", ())):
-            with source.located("world_size", j):
-                catalogue.check_ranks(device, ranks, "world_size")
-
-
-def _load_models(
-    devices: tuple[Device, ...], shape: Axes, source: SourceFile, catalogue: Catalogue
-) -> tuple[ModelShape, ...]:
-    """Return the models of the workload. Raises ConfigError for one that can't be used here."""
+def _load_models(shape: Axes, source: SourceFile) -> tuple[ModelShape, ...]:
+    """Return the models of the workload. Raises ConfigError for one that can't be read."""
     models = []
     for i, name in enumerate(shape.get("model", ())):
         with source.located("workload", "model", i):
             models.append(load_model(name, Path(source.name).parent))
-            if "dtype" not in shape and models[-1].dtype:
-                for device in devices:
-                    catalogue.check_dtype(device, models[-1].dtype)
     return _distinct(models)
 
 
-def _check_baseline(config: ParsedConfig) -> None:
-    baseline, written = config.file.baseline, config.names
-    names = _distinct([*written, *map(canonical_name, written), *map(short_name, written)])
-    if baseline is None or baseline.split(" ")[0] in names:
-        return
-    close = nearest(baseline, names)
-    hint = f"did you mean {close!r}?" if close else f"they are {', '.join(names)}"
-    message = f"baseline {baseline!r} is not among the implementations; {hint}"
-    raise config.source.error("baseline", message=message)
-
-
-def _check_size(name: str, shape: Axes, settings: Axes, choices: list[tuple[str, Axes]]) -> None:
-    """Raise ConfigError for a grid that is too large, before it is built."""
-    sizes = {key.replace("seq_len", "tokens"): len(v) for key, v in {**shape, **settings}.items()}
-    sizes["implementations"] = sum(math.prod(map(len, axes.values())) for _, axes in choices)
-    count = math.prod(sizes.values())
-    if count > MAX_TRIALS:
-        largest = sorted(sizes, key=lambda key: -sizes[key])[:3]
-        longest_axes = ", ".join(f"{key} {sizes[key]:,}" for key in largest)
-        raise ConfigError(
-            f"{name}: the grid has {count:,} trials, more than {MAX_TRIALS:,}; "
-            f"its longest axes are {longest_axes}"
-        )
+def _check_devices(
+    source: SourceFile, catalogue: Catalogue, devices: Axis, shape: Axes, settings: Axes
+) -> None:
+    """Raise ConfigError for a device, a dtype on it or a number of ranks that can't be used."""
+    located, key, dtypes = source.located, "dtype", shape.get("dtype")
+    if dtypes is None and "model" in shape:
+        key, dtypes = "model", tuple(model.dtype for model in shape["model"])
+    for i, device in enumerate(devices):
+        with located("device", i):
+            catalogue.check_device(device)
+        for j, dtype in enumerate(dtypes or ("float32",)):
+            with located("workload", key, j):
+                if dtype:  # else the model has that of the device
+                    catalogue.check_dtype(device, dtype)
+        for j, ranks in enumerate(settings.get("world_size", ())):
+            with located("world_size", j):
+                catalogue.check_ranks(device, ranks, "world_size")
 
 
 def _product(axes: Axes) -> Iterator[dict[str, Any]]:
@@ -218,9 +146,7 @@ def _product(axes: Axes) -> Iterator[dict[str, Any]]:
         yield dict(zip(axes, values, strict=True))
 
 
-def _workloads(
-    shape: Axes, default_dtype: str | None, file: SweepKeys, source: SourceFile
-) -> list[Workload]:
+def _workloads(source: SourceFile, shape: Axes, default_dtype: str | None) -> list[Workload]:
     """Return every workload of the grid, lengths innermost.
 
     default_dtype: of a model that has none; None: that of a workload.
@@ -241,7 +167,7 @@ def _workloads(
             named = [n for n in ("mask", "new_tokens") if f" {n} " in f" {message}"]
             # a shape that no key sets is that of the model
             key = next((k for k in (*named, "kv_heads", "heads") if k in written), "model")
-            values = getattr(file.workload, key)
+            values = getattr(source.keys.workload, key)
             index = values.index(written[key]) if key in written else 0
             raise source.error("workload", key, index, message=message) from None
         workloads.append(workload)
@@ -249,11 +175,7 @@ def _workloads(
 
 
 def _one_of_each(
-    workload: Workload,
-    settings: Axes,
-    choices: list[tuple[str, Axes]],
-    catalogue: Catalogue,
-    ranks: int,
+    workload: Workload, settings: Axes, choices: list[tuple[str, Axes]], catalogue: Catalogue
 ) -> list[Trial]:
     """Return the trials of one workload."""
     variants: dict[tuple[Any, ...], dict[str, OptionValue]] = {}
@@ -267,7 +189,7 @@ def _one_of_each(
             options=options,
             workload=workload,
             source=catalogue.entry(name).hash,
-            **{"world_size": ranks, **values},
+            **values,
         )
         for values in _product(settings)
         for (name, *_), options in variants.items()

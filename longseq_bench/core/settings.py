@@ -17,6 +17,7 @@ DTypeName = Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"]
 Mode = Literal["forward", "train", "decode"]
 Keep = Literal["all", "inputs", "nothing"]
 Allocator = Literal["default", "expandable", "fresh"]
+Sharding = Literal["none", "zero1", "zero2", "zero3"]
 
 SAME_KERNEL = "same"
 """Dense kernel: that of the sparse attention, if it computes exact attention too."""
@@ -28,6 +29,7 @@ class Setting:
 
     type: int, float, bool, str or a Literal of words.  low, high: bounds of a number.
     unit: "tokens", "bytes" or "s", in which a text may give the number: 4k, 512MiB, 2min.
+    otherwise: in words, what happens without a value.
     """
 
     type: Any
@@ -37,13 +39,14 @@ class Setting:
     high: int = 0
     unit: str = ""
     is_required: bool = False
+    otherwise: str = "none"
 
     @property
     def text(self) -> str:
         """The help with the default at its end."""
         if self.is_required:
             return f"{self.help} Required."
-        default = "none" if self.default is None else str(self.default).lower()
+        default = self.otherwise if self.default is None else str(self.default).lower()
         unit = f" {self.unit}" if self.unit and isinstance(self.default, float) else ""
         return f"{self.help} Default: {default}{unit}."
 

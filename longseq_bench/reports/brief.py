@@ -37,11 +37,8 @@ def _sweep_sections(source: Source) -> list[Section]:
     return [section for section in sections if section.has_content]
 
 
-def search_brief(records: Sequence[Record], brackets: Sequence[str] = ()) -> Document:
-    """Return a table per workload of searches for the longest length, and a sentence each.
-
-    brackets: sentences on the widths of the brackets, to be printed last.
-    """
+def search_brief(records: Sequence[Record]) -> Document:
+    """Return a table per workload of searches for the longest length, and a sentence each."""
     source = Source(records)
     columns = terminal_columns(SearchRow, SEARCH_FIELDS)
     tables = source.tables(source.maxima, columns, keep_empty=False)
@@ -50,7 +47,7 @@ def search_brief(records: Sequence[Record], brackets: Sequence[str] = ()) -> Doc
     sections = (
         Section("", tables=tables),
         Section("", points=explain(SearchRow, tables)),
-        Section("", points=[*answers, *brackets]),
+        Section("", points=answers),
     )
     return Document(
         "maxlen", "", _context(source), [section for section in sections if section.has_content]

@@ -13,12 +13,11 @@ other than attention, logits, temporary copies of gathered weights and CUDA's co
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from longseq_bench.core.model import Workload
 from longseq_bench.core.models import ModelShape
-
-Sharding = Literal["none", "zero1", "zero2", "zero3"]
+from longseq_bench.core.settings import Sharding
+from longseq_bench.search.prediction import Prediction
 
 ADAM_BYTES = 12
 """Bytes of Adam's state per parameter: weight, mean and variance, each float32."""
@@ -70,3 +69,19 @@ def model_memory(
         share("gradients", w.dtype_bytes),
         share("optimizer", ADAM_BYTES),
     )
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """A model, and how its weights, gradients and optimizer state are split over the ranks."""
+
+    shape: ModelShape
+    sharding: Sharding
+
+    def memory(self, one: Prediction) -> ModelMemory:
+        """Return the memory of the model on a rank at the length of a prediction."""
+        return model_memory(self.shape, one.trial.workload, one.trial.world_size, self.sharding)
+
+    def total(self, one: Prediction) -> int | None:
+        """Return the bytes of a rank with all layers; None if the weights are unknown."""
+        return self.memory(one).total(one.estimate.peak_bytes + one.estimate.outside_bytes)

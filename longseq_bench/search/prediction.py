@@ -9,12 +9,14 @@ machine where there are any (RateModel), else from a profile (core/hardware.py).
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Literal, NamedTuple
 
 from longseq_bench.analysis.runs import per_iteration
+from longseq_bench.core.bounds import MAX_RANKS
 from longseq_bench.core.cost import (
     BACKWARD_MATMULS,
     FORWARD_MATMULS,
@@ -29,6 +31,8 @@ MOVES_PER_BYTE = 2.0  # minimum moves of each byte of the peak: it is written on
 ALWAYS_DRY_RUN_TOKENS = 4096  # dry runs up to this many tokens per rank ignore the time limit
 DRY_RUN_TIME_FACTOR = 4.0  # longer ones: while a pass may take at most this many time limits
 PROFILE_UNCERTAINTY = 6.0  # the factor by which a rate from a profile may be wrong
+CEILING_TOKENS = 2**30  # per rank; longer lengths are not tried
+DRY_RUN_LIMIT_S = 300.0  # of a dry run for a plan
 RECORD_UNCERTAINTY = 1.3  # the factor by which a rate from records of this machine may be wrong
 
 
@@ -310,6 +314,27 @@ def find_smallest_world(
         result = predict_fit(middle)
         low, best = (low, result) if result else (middle, best)
     return best
+
+
+def predict_best(
+    trial: Trial,
+    on_launcher: Callable[..., list[DryRunEstimate]],
+    rates: RateModel,
+    tokens: int | None,
+    unit: int = 1,
+) -> Prediction | str:
+    """Predict a trial at a target, on more ranks if it does not fit; else its longest length.
+
+    on_launcher: dry run of a launcher.  unit: more ranks are added this many at a time.
+    """
+    limited = partial(on_launcher, limit=DRY_RUN_LIMIT_S, **rates.hardware.dry_run_options)
+    dry_run = add_outside(limited, rates.hardware)
+    if tokens is None:
+        return find_longest_fit(trial, dry_run, rates, CEILING_TOKENS * trial.world_size)
+    result = predict(trial.at(tokens), dry_run, rates)
+    if isinstance(result, str) or result.fits:
+        return result
+    return find_smallest_world(trial.at(tokens), dry_run, rates, MAX_RANKS, unit) or result
 
 
 # ---- accuracy ----------------------------------------------------------------------------------

@@ -17,10 +17,9 @@ from longseq_bench.core.cost import floor_tokens
 from longseq_bench.core.model import Purpose, Record, Trial, TrialPrediction
 from longseq_bench.search.bracket import Result, find_longest
 from longseq_bench.search.edge_model import ExpectedLoads
-from longseq_bench.search.prediction import PROFILE_UNCERTAINTY, Predictor
+from longseq_bench.search.prediction import CEILING_TOKENS, PROFILE_UNCERTAINTY, Predictor
 
 FIRST_TOKENS = 2048  # the longest first length of a search: a pass of it takes milliseconds
-CEILING_TOKENS = 2**30
 
 PREDICTED_SPARSITY = 0.999
 """The sparsity whose time is predicted; the time of others is scaled from it."""

@@ -145,10 +145,10 @@ def test_what_can_not_be_sent_is_one_sentence() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (lambda q, k, v: v, "a lambda has no name for the results"),
-        (Holder, "is a class; give a function"),
-        (Holder().attend, "is a method; give a function"),
-        (functools.partial(attend), "is a partial; give a function"),
+        (lambda q, k, v: v, "is no function with a name; give one"),
+        (Holder, "is no function with a name; give one"),
+        (Holder().attend, "is no function with a name; give one"),
+        (functools.partial(attend), "is no function with a name; give one"),
         (Holder.attend, "Holder.attend is not at the top level of a Python file"),
     ],
 )

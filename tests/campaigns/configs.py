@@ -28,7 +28,8 @@ from typing_extensions import override
 
 from longseq_bench import cli
 from longseq_bench.api import machine
-from longseq_bench.config.trials import SweepConfig
+from longseq_bench.config.loader import SweepConfig
+from longseq_bench.config.trials import make_sweep
 from longseq_bench.core import bounds
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UserError
@@ -127,7 +128,7 @@ def examine(case: Callable[[], str | None]) -> str | None:
 
 def try_config(text: str, known: Catalogue) -> str | None:
     """Load a config and list its trials; return what is wrong, or None."""
-    from longseq_bench.config.trials import make_sweep, parse_config
+    from longseq_bench.config.loader import parse_config
 
     try:
         found = make_sweep(parse_config(text, "c.yaml"), known)

@@ -27,9 +27,6 @@ DROPPED: dict[str, str] = {
     r"^report .*: \.\w+\.json\.(figures|sections\[0\]\.points)": (
         "names in a sentence have fixed limits, words are not counted at run time"
     ),
-    r"^show .*: .*\.passes$": "no sparklines",
-    r"published_(tokens|ratio)$": "no column of others' figures",
-    r"^plan accuracy: ": "plan --accuracy is gone",
 }
 """Differences that are meant: a regular expression for `command: path`, and the reason."""
 
@@ -65,7 +62,6 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         yield f"compare {first} {second}", arguments
     for name, options in PLANS.items():
         yield f"plan {name}", ["plan", *options.split(), "--json"]
-    yield "plan accuracy", ["plan", "--accuracy", "--json"]
 
 
 def run(tree: Path, arguments: list[str]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ import pytest
 from typer.main import get_command
 
 from longseq_bench import __version__, environment
-from longseq_bench.analysis.searches import search_rows
 from longseq_bench.cli import app, run
-from longseq_bench.cli.maxlen import bracket_sentence
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.errors import LauncherError
 from longseq_bench.launchers.local import LocalLauncher
@@ -483,20 +480,6 @@ def test_a_search_prints_its_bracket_and_settings(capfd: Capture) -> None:
     assert "confirmed by 1 further run; no longer length failed" in text
     assert captured.err.splitlines()[0].startswith("device: ")
     assert captured.err.count("] sdpa 64  ") == 2
-
-
-@pytest.mark.parametrize(
-    ("limited_by", "end"),
-    [("memory", "apart"), ("time", "the time limit was 10 s a pass (--time-budget changes it)")],
-)
-def test_the_answer_has_the_width_of_the_bracket(limited_by: str, end: str) -> None:
-    (row,) = search_rows([make.step(8000), make.step(8400, "oom")])
-    row = replace(row, limited_by=limited_by, time_budget=10.0)
-    text = bracket_sentence(row)
-    assert text is not None
-    assert text.startswith("bracket: 8,000 passed, 8,400 failed, 5.0% apart")
-    assert text.endswith(end)
-    assert bracket_sentence(replace(row, first_failure=None)) is None
 
 
 # ---- report ------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def test_models_are_listed_with_their_shapes_and_sources(
     (line,) = [line for line in lines if line.startswith("qwen3-30b-a3b")]
     source = "https://github.com/Lightning-AI/litgpt/blob/26857050/litgpt/config.py"
     assert line.split() == [
-        "qwen3-30b-a3b", "32", "4", "128", "—", "48", "2,048", "bfloat16", "30.5", "G", source
+        "qwen3-30b-a3b", "32", "4", "128", "128", "48", "2,048", "bfloat16", "30.5", "G", source
     ]  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from longseq_bench.cli import run
 from longseq_bench.config.schema import (
     SweepFile,
     WorkloadSection,
-    config_schema,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +37,9 @@ def test_the_published_schema_is_what_the_command_prints(
 def test_the_schema_accepts_every_config(published: Any) -> None:
     jsonschema.Draft202012Validator.check_schema(published)
     assert len(CONFIGS) > 7
-    schemas = [jsonschema.Draft202012Validator(one) for one in (published, config_schema())]
+    schema = jsonschema.Draft202012Validator(published)
     for path in CONFIGS:
-        for schema in schemas:
-            schema.validate(yaml.safe_load(path.read_text()))
+        schema.validate(yaml.safe_load(path.read_text()))
 
 
 @pytest.mark.parametrize(

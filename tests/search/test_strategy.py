@@ -197,7 +197,7 @@ def run_stored(
     log = FoundLog()
     with Store(folder) as store:
         machine = where or make.environment()
-        return run_schedule(schedule, launcher, store, lambda: machine, [log]), log.found
+        return run_schedule(schedule, launcher, store, lambda: machine, log), log.found
 
 
 def small_search() -> Schedule:

@@ -1,0 +1,65 @@
+"""Settings of `maxlen` and `plan` alone: keywords of Python and options of the command line."""
+
+from functools import partial
+from pathlib import Path
+
+from longseq_bench.core.bounds import MAX_RANKS
+from longseq_bench.core.settings import Setting, Sharding
+
+_ranks = partial(Setting, int, low=1, high=MAX_RANKS)
+MAXLEN = {
+    "world_size": _ranks(
+        "Ranks that share a sequence; on cuda each has a device.",
+        otherwise="1, or all ranks of the launch under `longseq launch`",
+    ),
+    "ceiling": Setting(
+        int,
+        "Longest length to try, in tokens: 1M.",
+        unit="tokens",
+        otherwise="the maximum, twice the length whose q, k, v and output fill the budget",
+    ),
+    "sparsity": Setting(
+        str,
+        "auto: find the lowest sparsity with which --target fits; -o sparsity=0.99 sets a fixed "
+        "sparsity.",
+        otherwise="find the longest length",
+    ),
+    "target": Setting(int, "Tokens that must fit, with --sparsity auto: 1M.", unit="tokens"),
+    "fit_only": Setting(
+        bool,
+        "Also search for the longest length that fits in memory, with shortened loops, unchecked.",
+        False,
+    ),
+}
+PLAN = {
+    "gpu": Setting(
+        str, "Hardware profile by name, such as h100; cpu: this machine's processor.", "cpu"
+    ),
+    "memory": Setting(
+        int,
+        "Memory of the device that a rank may use, in bytes: 139GiB; tensors get what the CUDA "
+        "context, cuBLAS and NCCL leave.",
+        unit="bytes",
+        otherwise="all memory of the profile",
+    ),
+    "target": Setting(
+        int, "Tokens to plan for, of all ranks: 10M.", unit="tokens", otherwise="as many as fit"
+    ),
+    "world_size": _ranks(
+        "Number of ranks; each has a device.", otherwise="1, or a node with --gpus-per-node"
+    ),
+    "gpus_per_node": _ranks(
+        "Devices of a node; more ranks are proposed in whole nodes.",
+        otherwise="that of the profile, and any number of ranks",
+    ),
+    "sharding": Setting(
+        Sharding,
+        "With --model: what is split over all ranks. zero1: optimizer state; zero2: also "
+        "gradients; zero3: also weights; none: nothing.",
+        "zero3",
+    ),
+    "hardware": Setting(
+        Path, "YAML file with more hardware profiles.", otherwise="built-in ones only"
+    ),
+    "records": Setting(Path, "Folder of records for rates and past errors.", otherwise="results"),
+}

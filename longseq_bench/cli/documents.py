@@ -1,0 +1,97 @@
+"""Documents of commands that list: implementations, models, checks, and planned trials."""
+
+from collections.abc import Sequence
+
+from longseq_bench.api.trial_text import Labels, format_option
+from longseq_bench.core.catalogue import Catalogue, Entry
+from longseq_bench.core.model import Environment, Trial
+from longseq_bench.core.models import ModelShape
+from longseq_bench.reports.columns import ValueColumn, build_table
+from longseq_bench.reports.document import Column, Document, Section, Table
+from longseq_bench.reports.groups import capitalize_first
+from longseq_bench.system_state import Finding
+
+
+def catalogue_document(catalogue: Catalogue) -> Document:
+    """Return a section per implementation, and the kernels."""
+    sections = [_entry(name, one, catalogue) for name, one in catalogue.implementations.items()]
+    kernels = [
+        (name, one.summary, one.device, one.unavailable) for name, one in catalogue.kernels.items()
+    ]
+    explanation = "One of these computes exact attention on a device; the option kernel names it."
+    if kernels:
+        table = _table(kernels, "Kernel", "What it is", "Device", "Not here because")
+        sections.append(Section("Kernels", [explanation], tables=[table]))
+    return Document("list", "", [], sections)
+
+
+def _entry(name: str, entry: Entry, catalogue: Catalogue) -> Section:
+    """Return the summary of an implementation, its options, and why it is unavailable."""
+    unavailable = [
+        f"Not on {device}: {reason}"
+        for device, reason in entry.unavailable.items()
+        if not catalogue.devices[device].unavailable
+    ]
+    missing = [f"Not supported: {reason}" for reason in entry.missing]
+    rows = [
+        (
+            f"{spec.name}={format_option(spec.default)}",
+            spec.help + (f" ({', '.join(spec.choices)})" if spec.choices else ""),
+        )
+        for spec in entry.options
+    ]
+    tables = [_table(rows, "Option and default", "Meaning")] if rows else []
+    return Section(name, [capitalize_first(entry.summary), *unavailable, *missing], tables=tables)
+
+
+def models_document(shapes: Sequence[ModelShape]) -> Document:
+    """Return a row per model, and notes on them."""
+    columns = [
+        ValueColumn("Model", "text", lambda one: one.name),
+        ValueColumn("Heads", "count", lambda one: one.heads, 9),
+        ValueColumn("KV heads", "count", lambda one: one.kv_heads, 9),
+        ValueColumn("Head dim", "count", lambda one: one.head_dim, 9),
+        ValueColumn("V head dim", "count", lambda one: one.v_head_dim, 8),
+        ValueColumn("Layers", "count", lambda one: one.layers, 8),
+        ValueColumn("Hidden", "count", lambda one: one.hidden_size, 4),
+        ValueColumn("Dtype", "text", lambda one: one.dtype, 6),
+        ValueColumn(
+            "Parameters", "text", lambda one: one.parameters and f"{one.parameters / 1e9:.1f} G", 7
+        ),
+        ValueColumn("Source", "text", lambda one: one.source, 5),
+    ]
+    notes = [
+        f"{shape.name}: {note}"
+        for shape in shapes
+        for note in [*shape.notes, *filter(None, [shape.parameters_reason])]
+    ]
+    explanation = "Parameters: matrices and embeddings by formula, without norms and biases."
+    table = Section("", tables=[build_table("", columns, shapes)])
+    return Document("models", "", [], [table, Section("", [explanation], points=notes)])
+
+
+def findings_document(machine: Environment, findings: Sequence[Finding]) -> Document:
+    """Return a row per check of `longseq doctor`."""
+    rows = [(one.name, one.state, one.found, one.remedy) for one in findings]
+    table = _table(rows, "Check", "State", "Found", "What to do")
+    context = f"{machine.host}: {machine.cpu}, {machine.os}"
+    return Document("doctor", "", [context], [Section("", tables=[table])])
+
+
+def trials_document(trials: Sequence[Trial], rounds: int, heading: str, estimate: str) -> Document:
+    """Return the list of the trials that a sweep would run.
+
+    heading: the device that they would use.  estimate: what they would take, the last line.
+    """
+    columns = [
+        ValueColumn("Trial", "text", Labels(trials).label),
+        ValueColumn("Memory budget", "bytes", lambda one: one.memory_budget),
+    ]
+    summary = f"{len(trials)} trials × {rounds} round{'s' if rounds > 1 else ''}; nothing was run"
+    table = build_table("", columns, trials)
+    sections = [Section("", tables=[table]), Section("", [summary, estimate])]
+    return Document("trials", "", [heading], sections)
+
+
+def _table(rows: Sequence[tuple[str | None, ...]], *headings: str) -> Table:
+    return Table("", tuple(map(Column, headings)), tuple(rows))
