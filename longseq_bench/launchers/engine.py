@@ -72,6 +72,9 @@ EXITS = re.compile(
 OUTSIDE = "killed by SIGKILL: by Slurm or a person, or by the kernel for lack of memory"
 """The reason of a rank that was killed. Slurm kills those of a job that ends, and says so later."""
 
+JOB_ENDS = re.compile("job .*(already completing or completed|invalid job id)", re.IGNORECASE)
+"""What srun says when its job is preempted or out of time: Slurm signals the steps of a job first."""
+
 OOM_KILL = re.compile("oom.kill|out of memory", re.IGNORECASE)
 
 SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
@@ -297,6 +300,8 @@ class _Run:
     def _note_end_of_engine(self) -> None:
         """Give ranks without an outcome the end of the engine as their reason."""
         code, lines = self._process.wait(), self._printed[None].splitlines()
+        if JOB_ENDS.search(self._printed[None]):
+            signal.raise_signal(signal.SIGTERM)  # as Slurm does a moment later
         said = [line.strip() for line in lines if line.strip(" -")][:1]
         reason = ": ".join([f"{self._engine} ended with exit code {code}", *said])
         is_named = bool(self.supervisor.failed)

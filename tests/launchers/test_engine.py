@@ -150,6 +150,21 @@ def test_what_is_stopped_or_killed_from_outside_is_no_failure_of_the_trial(
     assert named in (outcome.reason or "")
 
 
+def test_a_job_that_ends_ends_the_command(
+    by_srun: HostsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of the remaining trials would fail at once; the requeued job runs them."""
+    sentence = "Unable to create step for job 23: Job/step already completing or completed"
+    (tmp_path / "srun").write_text(f"#!/bin/sh\necho 'srun: error: {sentence}' >&2\nexit 1\n")
+
+    def interrupt(number: int) -> None:
+        raise KeyboardInterrupt(number)
+
+    monkeypatch.setattr(engine.signal, "raise_signal", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run(by_srun, "ring")
+
+
 def test_another_version_on_a_host_is_named(
     by_srun: HostsLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
