@@ -42,8 +42,6 @@ class Runs:
             for one in record.outcome.measurements:
                 self.measured[one.name].append((i, one))
         self._world_size = records[0].trial.world_size if records else 1
-        self._iterations: dict[str, list[float]] = {}
-        self._intervals: dict[str, Interval] = {}
 
     def by_run(self, name: str) -> list[ByRank]:
         """Return the samples of each run."""
@@ -54,22 +52,15 @@ class Runs:
 
     def iterations(self, name: str) -> list[float]:
         """Return one sample per iteration, of the slowest rank; none if any is not finite."""
-        found = self._iterations.get(name)
-        if found is None:
-            found = []
-            for ranks in self.by_run(name):
-                found += slowest(ranks, self._world_size)
-            self._iterations[name] = found = found if are_finite(found) else []
-        return found
+        found = [
+            sample for ranks in self.by_run(name) for sample in slowest(ranks, self._world_size)
+        ]
+        return found if are_finite(found) else []
 
     def interval(self, name: str) -> Interval:
         """Return the 95 % interval of the median over iterations."""
-        found = self._intervals.get(name)
-        if found is None:
-            samples = self.iterations(name)
-            found = median_interval(samples) if samples else (None, None, None)
-            self._intervals[name] = found
-        return found
+        samples = self.iterations(name)
+        return median_interval(samples) if samples else (None, None, None)
 
     def median(self, name: str) -> float | None:
         """Return the median over iterations."""
@@ -129,13 +120,7 @@ def slowest(ranks: ByRank, world_size: int) -> Samples:
 
 
 def _add(ranks: dict[int, Samples], one: Measurement) -> None:
-    known = ranks.get(one.rank)
-    if known is None:
-        ranks[one.rank] = one.samples
-    elif isinstance(known, list):
-        known += one.samples
-    else:
-        ranks[one.rank] = [*known, *one.samples]
+    ranks[one.rank] = [*ranks.get(one.rank, ()), *one.samples]
 
 
 def imbalance(peaks: Sequence[float | None]) -> float | None:

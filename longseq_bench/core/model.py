@@ -243,11 +243,10 @@ class Trial(Frozen):
     def key_without(self, *names: str) -> Hashable:
         """Return a key that is equal for trials that differ only in these fields.
 
-        The fields are those of the trial or of its workload. Much cheaper than `key`, and valid in
-        this process only.
+        The fields are those of the trial or of its workload. Valid in this process only.
         """
-        options = None if "options" in names else options_key(self.options)
-        return options, *_fields_except(names)(self)
+        exclude = {**dict.fromkeys(names, True), "workload": set(names)}
+        return json.dumps(self.model_dump(exclude=exclude), sort_keys=True)
 
     def at(self, seq_len: int) -> Trial:
         """Return the same trial at another length, which is at least that of the new tokens."""
@@ -264,13 +263,6 @@ def options_key(options: Mapping[str, OptionValue]) -> str:
     """Return text that is equal for equal options in any order; valid in this process only."""
     # by repr: 1, 1.0 and True are equal, but are different options
     return repr(sorted(options.items()))
-
-
-@lru_cache(maxsize=64)
-def _fields_except(names: tuple[str, ...]) -> Callable[[Trial], tuple[Any, ...]]:
-    own = [name for name in Trial.model_fields if name not in ("options", "workload", *names)]
-    inner = [f"workload.{name}" for name in Workload.model_fields if name not in names]
-    return attrgetter(*own, *inner)
 
 
 # A dataclass with slots: a record has a dozen of these, and a model takes three times the memory.
