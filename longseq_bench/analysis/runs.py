@@ -13,9 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from longseq_bench.core.model import Measurement, Record, Status
 from longseq_bench.core.stats import median_interval
 
-MAX_RANKS_LISTED = 64
-"""Number of ranks up to which figures per rank are listed also if most ranks have none."""
-
 SEVERITY: tuple[Status, ...] = (
     "wrong", "crashed", "error", "hang", "limit", "oom", "timeout", "unsupported", "ok",
 )  # fmt: skip
@@ -80,14 +77,12 @@ class Runs:
     def each_rank(self, name: str, merge: Callable[[Samples], float]) -> list[float | None] | None:
         """Return a figure per rank in their order; None for a rank without samples.
 
-        The list itself is None where no rank has any sample, or fewer than half of many ranks: a
-        record of a few bytes may name 65,536 ranks.
+        The list itself is None where no rank has any sample.
         """
         of_ranks: dict[int, Samples] = {}
         for _, one in self.measured.get(name, ()):
             _add(of_ranks, one)
-        known = sum(map(bool, of_ranks.values()))
-        if not known or (self._world_size > MAX_RANKS_LISTED and 2 * known < self._world_size):
+        if not any(of_ranks.values()):
             return None
         every = map(of_ranks.get, range(self._world_size))
         return [merge(samples) if samples else None for samples in every]

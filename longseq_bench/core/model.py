@@ -245,7 +245,7 @@ class Trial(Frozen):
 
         The fields are those of the trial or of its workload. Valid in this process only.
         """
-        exclude = {**dict.fromkeys(names, True), "workload": set(names)}
+        exclude: dict[str, Any] = {**dict.fromkeys(names, True), "workload": set(names)}
         return json.dumps(self.model_dump(exclude=exclude), sort_keys=True)
 
     def at(self, seq_len: int) -> Trial:
