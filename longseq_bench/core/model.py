@@ -303,6 +303,21 @@ class Outcome(Frozen):
         return max(self.samples(name), default=None)
 
 
+ENVIRONMENT_FAILURE = "environment_failure"
+"""Fact of a failure of the processes around a trial, such as a killed fork server. It says nothing
+about the implementation: a launcher runs the trial once more, and resuming runs it again."""
+
+
+def environment_failure(reason: str, phase: Phase | None = None) -> Outcome:
+    """Return the outcome of a trial that something other than the trial has ended."""
+    return Outcome(status="error", reason=reason, phase=phase, facts={ENVIRONMENT_FAILURE: True})
+
+
+def is_environment_failure(outcome: Outcome) -> bool:
+    """Return True if the outcome says nothing about the trial, so that it has to run again."""
+    return bool(outcome.facts.get(ENVIRONMENT_FAILURE))
+
+
 class DryRunEstimate(Frozen):
     """The predicted cost of a trial, without running it, on the rank that needs most memory.
 
