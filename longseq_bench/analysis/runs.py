@@ -66,7 +66,7 @@ class Runs:
     def largest(self, name: str) -> float | None:
         """Return the largest sample; NaN if any sample is NaN, which max() may hide."""
         known = [sample for _, one in self.measured.get(name, ()) for sample in one.samples]
-        if len(known) > 1 and not are_finite(known) and any(map(math.isnan, known)):
+        if any(map(math.isnan, known)):
             return math.nan
         return max(known, default=None)
 
