@@ -19,9 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from longseq_bench.core.environment_failure import is_environment_failure
 from longseq_bench.core.errors import StoreError, nearest
-from longseq_bench.core.model import STABLE_FIELDS, Environment, Record, Trial
+from longseq_bench.core.model import (
+    STABLE_FIELDS,
+    Environment,
+    Record,
+    Trial,
+    is_environment_failure,
+)
 from longseq_bench.core.record_line import BrokenLineError, NewerSchemaError, read_line, write_line
 
 RECORDS = "records.jsonl"

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.core.environment_failure import environment_failure
 from longseq_bench.core.errors import StoreError
-from longseq_bench.core.model import SCHEMA, Record, Status
+from longseq_bench.core.model import SCHEMA, Record, Status, environment_failure
 from longseq_bench.store import RECORDS, TORN, Store, load
 from tests import make
 

@@ -13,9 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from longseq_bench.core.model import Measurement, Record, Status
 from longseq_bench.core.stats import median_interval
 
-MAX_RANKS_LISTED = 64
-"""Number of ranks up to which figures per rank are listed also if most ranks have none."""
-
 SEVERITY: tuple[Status, ...] = (
     "wrong", "crashed", "error", "hang", "limit", "oom", "timeout", "unsupported", "ok",
 )  # fmt: skip
@@ -42,8 +39,6 @@ class Runs:
             for one in record.outcome.measurements:
                 self.measured[one.name].append((i, one))
         self._world_size = records[0].trial.world_size if records else 1
-        self._iterations: dict[str, list[float]] = {}
-        self._intervals: dict[str, Interval] = {}
 
     def by_run(self, name: str) -> list[ByRank]:
         """Return the samples of each run."""
@@ -54,22 +49,15 @@ class Runs:
 
     def iterations(self, name: str) -> list[float]:
         """Return one sample per iteration, of the slowest rank; none if any is not finite."""
-        found = self._iterations.get(name)
-        if found is None:
-            found = []
-            for ranks in self.by_run(name):
-                found += slowest(ranks, self._world_size)
-            self._iterations[name] = found = found if are_finite(found) else []
-        return found
+        found = [
+            sample for ranks in self.by_run(name) for sample in slowest(ranks, self._world_size)
+        ]
+        return found if are_finite(found) else []
 
     def interval(self, name: str) -> Interval:
         """Return the 95 % interval of the median over iterations."""
-        found = self._intervals.get(name)
-        if found is None:
-            samples = self.iterations(name)
-            found = median_interval(samples) if samples else (None, None, None)
-            self._intervals[name] = found
-        return found
+        samples = self.iterations(name)
+        return median_interval(samples) if samples else (None, None, None)
 
     def median(self, name: str) -> float | None:
         """Return the median over iterations."""
@@ -78,7 +66,7 @@ class Runs:
     def largest(self, name: str) -> float | None:
         """Return the largest sample; NaN if any sample is NaN, which max() may hide."""
         known = [sample for _, one in self.measured.get(name, ()) for sample in one.samples]
-        if len(known) > 1 and not are_finite(known) and any(map(math.isnan, known)):
+        if any(map(math.isnan, known)):
             return math.nan
         return max(known, default=None)
 
@@ -89,14 +77,12 @@ class Runs:
     def each_rank(self, name: str, merge: Callable[[Samples], float]) -> list[float | None] | None:
         """Return a figure per rank in their order; None for a rank without samples.
 
-        The list itself is None where no rank has any sample, or fewer than half of many ranks: a
-        record of a few bytes may name 65,536 ranks.
+        The list itself is None where no rank has any sample.
         """
         of_ranks: dict[int, Samples] = {}
         for _, one in self.measured.get(name, ()):
             _add(of_ranks, one)
-        known = sum(map(bool, of_ranks.values()))
-        if not known or (self._world_size > MAX_RANKS_LISTED and 2 * known < self._world_size):
+        if not any(of_ranks.values()):
             return None
         every = map(of_ranks.get, range(self._world_size))
         return [merge(samples) if samples else None for samples in every]
@@ -129,13 +115,7 @@ def slowest(ranks: ByRank, world_size: int) -> Samples:
 
 
 def _add(ranks: dict[int, Samples], one: Measurement) -> None:
-    known = ranks.get(one.rank)
-    if known is None:
-        ranks[one.rank] = one.samples
-    elif isinstance(known, list):
-        known += one.samples
-    else:
-        ranks[one.rank] = [*known, *one.samples]
+    ranks[one.rank] = [*ranks.get(one.rank, ()), *one.samples]
 
 
 def imbalance(peaks: Sequence[float | None]) -> float | None:

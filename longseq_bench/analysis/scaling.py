@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -157,8 +156,6 @@ def power_law(columns: Sequence[Sequence[float]], logs: Sequence[float]) -> list
 
     The list is empty if the quantities varied together, because the fit is not unique then.
     """
-    if len(columns) == 1:
-        return _line(columns[0], logs)
     design = np.column_stack([np.ones(len(logs)), *columns])
     target = np.asarray(logs)
     solution, _, rank, _ = np.linalg.lstsq(design, target, rcond=None)
@@ -173,22 +170,6 @@ def power_law(columns: Sequence[Sequence[float]], logs: Sequence[float]) -> list
         Exponent(float(x), float(x - s), float(x + s))
         for x, s in zip(solution[1:], spread, strict=True)
     ]
-
-
-def _line(x: Sequence[float], y: Sequence[float]) -> list[Exponent]:
-    """Fit one quantity in closed form: with many lines this is most of the work of a report."""
-    n, mean_x, mean_y = len(x), fmean(x), fmean(y)
-    spread_x = sum((a - mean_x) ** 2 for a in x)
-    if spread_x <= 1e-12 * n * max(mean_x**2, 1e-12):
-        return []
-    slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread_x
-    degrees = n - 2
-    if degrees < 1:
-        return [Exponent(slope, None, None)]
-    residuals = (b - mean_y - slope * (a - mean_x) for a, b in zip(x, y, strict=True))
-    variance = sum(residual**2 for residual in residuals) / degrees
-    half = math.sqrt(variance / spread_x) * _student(degrees)
-    return [Exponent(slope, slope - half, slope + half)]
 
 
 def _student(degrees: int) -> float:

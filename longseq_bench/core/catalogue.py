@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from longseq_bench.core.errors import NotIncludedError, UnknownNameError, UserError
+from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.model import Device, DeviceChoice, DType, Frozen, OptionValue
 from longseq_bench.core.options import OptionSpec, fill
 from longseq_bench.core.own_functions import canonical_name
@@ -101,8 +101,8 @@ class Catalogue(Frozen):
     def entry(self, name: str, place: str = "") -> Entry:
         """Return the implementation of that name.
 
-        Raises NotIncludedError for a well-known library, UserError for an own function that can't
-        be used, else UnknownNameError with the nearest name.
+        Raises UserError for a well-known library that is not included and for an own function that
+        can't be used, else UnknownNameError with the nearest name.
         """
         own = canonical_name(name)
         if own in self.implementations:
@@ -111,7 +111,11 @@ class Catalogue(Frozen):
             raise UserError(self.mistakes[own])
         close = NEAREST_INCLUDED.get(name.lower().replace("_", "-"))
         if close in self.implementations:
-            raise NotIncludedError("implementation", name, close, place)
+            where = f" in {place}" if place else ""
+            raise UserError(
+                f"implementation {name!r}{where} is not included; the nearest one is {close!r}, "
+                "and a plug-in can add it (docs/extending.md)"
+            )
         raise UnknownNameError("implementation", name, self.implementations, place)
 
     def options(self, name: str, given: dict[str, Any]) -> dict[str, OptionValue]:

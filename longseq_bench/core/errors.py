@@ -3,7 +3,6 @@
 LongseqError                what a caller may catch
 ├── UserError               the user's mistake: one sentence, exit code 2
 │   ├── UnknownNameError    an unknown name; carries the nearest known ones
-│   │   └── NotIncludedError   a well-known library that is not included
 │   ├── OldDensityError     an option that meant density; names the sparsity to use
 │   ├── ConfigError         a config that can't be read; names file, line, key
 │   ├── UnitError           "12q" for tokens, "-3GiB" for bytes
@@ -49,19 +48,6 @@ class UnknownNameError(UserError):
         where = f" in {place}" if place else ""
         hint = f"did you mean {self.nearest!r}?" if self.nearest else f"known: {', '.join(names)}"
         super().__init__(f"unknown {kind} {name!r}{where}; {hint}")
-
-
-class NotIncludedError(UnknownNameError):
-    """A well-known name that is not included; carries the nearest name that is."""
-
-    def __init__(self, kind: str, name: str, nearest: str, place: str = "") -> None:
-        self.nearest = nearest
-        where = f" in {place}" if place else ""
-        UserError.__init__(
-            self,
-            f"{kind} {name!r}{where} is not included; the nearest one is {nearest!r}, and a "
-            "plug-in can add it (docs/extending.md)",
-        )
 
 
 DENSITY = "sparsity_ratio"

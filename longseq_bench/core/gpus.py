@@ -269,9 +269,13 @@ def _select(
 
 
 def _describe(nvml: Any, index: int, handle: Any, uuid: str) -> Gpu:
+    import psutil
+
     memory = _optional(nvml.nvmlDeviceGetMemoryInfo, handle)
     listed = _optional(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-    held, own = {one.pid: one.usedGpuMemory for one in listed}, _own_processes()
+    held = {one.pid: one.usedGpuMemory for one in listed}
+    children = psutil.Process().children(recursive=True)
+    own = {os.getpid(), *(child.pid for child in children)}
     is_known = memory is not None and None not in held.values()
     return Gpu(
         index,
@@ -282,13 +286,6 @@ def _describe(nvml: Any, index: int, handle: Any, uuid: str) -> Gpu:
         holders={pid: size for pid, size in held.items() if pid not in own},
         unlisted=int(memory.total - memory.free - sum(held.values())) if is_known else 0,
     )
-
-
-def _own_processes() -> set[int]:
-    """Return the ids of this process and of those that it started."""
-    import psutil
-
-    return {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
 
 
 def _text(name: str | bytes) -> str:

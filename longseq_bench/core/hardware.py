@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from longseq_bench.core.cost import BACKWARD_MATMULS, FORWARD_MATMULS
 from longseq_bench.core.errors import ConfigError, UnknownNameError, UserError
@@ -24,6 +24,9 @@ all processors support. Two processors with AVX-512 reached 0.9e11 to 1.5e11 a c
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Bytes = Annotated[
+    int, Field(ge=0), BeforeValidator(lambda v: parse_bytes(v) if isinstance(v, str) else v)
+]
 
 
 class Link(Frozen):
@@ -62,15 +65,10 @@ class OutsideMemory(Frozen):
     the node.
     """
 
-    context: int = Field(ge=0)
-    libraries: int = Field(ge=0)
-    connection: int = Field(ge=0)
-    network: int = Field(ge=0)
-
-    @field_validator("context", "libraries", "connection", "network", mode="before")
-    @classmethod
-    def _read_bytes(cls, value: Any) -> Any:
-        return parse_bytes(value) if isinstance(value, str) else value
+    context: Bytes
+    libraries: Bytes
+    connection: Bytes
+    network: Bytes
 
 
 class Hardware(Frozen):
@@ -82,7 +80,7 @@ class Hardware(Frozen):
     device: Device
     capability: tuple[int, int] | None = None
     multiprocessors: int | None = Field(default=None, ge=1)
-    memory: int = Field(gt=0)
+    memory: Bytes = Field(gt=0)
     flops: dict[DType, Positive] = Field(min_length=1)
     bandwidth: Positive
     efficiency: dict[Mode, Share] = Field(alias="reaches")
@@ -94,11 +92,6 @@ class Hardware(Frozen):
     outside: OutsideMemory | None = None
     kernels: dict[str, KernelRates] = Field(default_factory=dict)
     source: str
-
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _read_memory(cls, value: Any) -> Any:
-        return parse_bytes(value) if isinstance(value, str) else value
 
     @field_validator("efficiency")
     @classmethod

@@ -21,8 +21,6 @@ next. Everything that depends on masks relies on it: patterns/visible_keys.py ha
 from __future__ import annotations
 
 import re
-from bisect import bisect
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -182,7 +180,7 @@ class Mask:
     def _sum_squares(self, tokens: int) -> int:
         """Return the sum of the squares of all documents' lengths."""
         if self.distribution:
-            return _sum_drawn_squares(self.distribution, self.seed, tokens)
+            return sum(n * n for n in self.document_lengths(tokens))
         lengths = self.lengths or (self.size,)
         times, rest = divmod(tokens, sum(lengths))
         last = sum(n * n for n in _repeat(lengths, rest))
@@ -191,7 +189,7 @@ class Mask:
     def _find_document(self, position: int, tokens: int) -> tuple[int, int]:
         """Return the first position and the length of the document that has a position."""
         if self.distribution:
-            start, lengths = 0, _draw_each(self.distribution, self.seed, tokens)
+            start, lengths = 0, iter(self.document_lengths(tokens))
         else:
             cycle = self.lengths or (self.size,)
             start, lengths = position - position % sum(cycle), iter(cycle)
@@ -252,26 +250,16 @@ def _repeat(lengths: tuple[int, ...], tokens: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _draw(name: str, seed: int, tokens: int) -> tuple[int, ...]:
-    return tuple(_draw_each(name, seed, tokens))
-
-
-@lru_cache(maxsize=1024)
-def _sum_drawn_squares(name: str, seed: int, tokens: int) -> int:
-    return sum(n * n for n in _draw_each(name, seed, tokens))
-
-
-def _draw_each(name: str, seed: int, tokens: int) -> Iterator[int]:
     """Draw lengths until the sequence is full; the last document is cut to the rest."""
     bins = DISTRIBUTIONS[name]
-    draw = Random(f"{name} {seed}").random
-    # as random.choices() draws, which would add up the weights each time
+    random = Random(f"{name} {seed}")
     upto = list(accumulate(weight for _, _, weight in bins))
-    left = tokens
+    lengths, left = [], tokens
     while left:
-        first, last, _ = bins[bisect(upto, draw() * upto[-1], 0, len(bins) - 1)]
-        length = min(left, first + int(draw() * (last - first)))
-        yield length
-        left -= length
+        ((first, last, _),) = random.choices(bins, cum_weights=upto)
+        lengths.append(min(left, first + int(random.random() * (last - first))))
+        left -= lengths[-1]
+    return tuple(lengths)
 
 
 def mask_words(text: str) -> str:

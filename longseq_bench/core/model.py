@@ -243,11 +243,10 @@ class Trial(Frozen):
     def key_without(self, *names: str) -> Hashable:
         """Return a key that is equal for trials that differ only in these fields.
 
-        The fields are those of the trial or of its workload. Much cheaper than `key`, and valid in
-        this process only.
+        The fields are those of the trial or of its workload. Valid in this process only.
         """
-        options = None if "options" in names else options_key(self.options)
-        return options, *_fields_except(names)(self)
+        exclude: dict[str, Any] = {**dict.fromkeys(names, True), "workload": set(names)}
+        return json.dumps(self.model_dump(exclude=exclude), sort_keys=True)
 
     def at(self, seq_len: int) -> Trial:
         """Return the same trial at another length, which is at least that of the new tokens."""
@@ -264,13 +263,6 @@ def options_key(options: Mapping[str, OptionValue]) -> str:
     """Return text that is equal for equal options in any order; valid in this process only."""
     # by repr: 1, 1.0 and True are equal, but are different options
     return repr(sorted(options.items()))
-
-
-@lru_cache(maxsize=64)
-def _fields_except(names: tuple[str, ...]) -> Callable[[Trial], tuple[Any, ...]]:
-    own = [name for name in Trial.model_fields if name not in ("options", "workload", *names)]
-    inner = [f"workload.{name}" for name in Workload.model_fields if name not in names]
-    return attrgetter(*own, *inner)
 
 
 # A dataclass with slots: a record has a dozen of these, and a model takes three times the memory.
@@ -309,6 +301,21 @@ class Outcome(Frozen):
     def largest(self, name: str) -> float | None:
         """Return the largest sample of a measurement over ranks; None if it was not taken."""
         return max(self.samples(name), default=None)
+
+
+ENVIRONMENT_FAILURE = "environment_failure"
+"""Fact of a failure of the processes around a trial, such as a killed fork server. It says nothing
+about the implementation: a launcher runs the trial once more, and resuming runs it again."""
+
+
+def environment_failure(reason: str, phase: Phase | None = None) -> Outcome:
+    """Return the outcome of a trial that something other than the trial has ended."""
+    return Outcome(status="error", reason=reason, phase=phase, facts={ENVIRONMENT_FAILURE: True})
+
+
+def is_environment_failure(outcome: Outcome) -> bool:
+    """Return True if the outcome says nothing about the trial, so that it has to run again."""
+    return bool(outcome.facts.get(ENVIRONMENT_FAILURE))
 
 
 class DryRunEstimate(Frozen):

@@ -172,7 +172,12 @@ def parse_config(data: Mapping[str, Any], name: str, source: str) -> ModelShape:
         head_dim = _count(config, "qk_nope_head_dim") + _count(config, "qk_rope_head_dim")
         kv_heads = heads
     else:
-        head_dim = _head_dim(config, hidden, heads)
+        if config.get("head_dim") is None and hidden % heads:
+            raise ConfigError(
+                f"it has no head_dim, and its hidden_size {hidden} is not divisible by "
+                f"num_attention_heads {heads}"
+            )
+        head_dim = _count(config, "head_dim", hidden // heads)
         kv_heads = _count(config, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ConfigError(
@@ -232,15 +237,6 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
     if value > maximum:
         raise ConfigError(f"its {key} {quote(value)} is too large; the maximum is {maximum:,}")
     return value
-
-
-def _head_dim(config: Mapping[str, Any], hidden: int, heads: int) -> int:
-    if config.get("head_dim") is None and hidden % heads:
-        raise ConfigError(
-            f"it has no head_dim, and its hidden_size {hidden} is not divisible by "
-            f"num_attention_heads {heads}"
-        )
-    return _count(config, "head_dim", hidden // heads)
 
 
 def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, int]:

@@ -24,7 +24,7 @@ from longseq_bench.core.errors import (
     UserError,
 )
 from longseq_bench.core.model import Frozen, OptionValue, canonical_dtype
-from longseq_bench.core.plain_text import has_surrogate, quote
+from longseq_bench.core.plain_text import quote
 from longseq_bench.core.units import parse_tokens
 
 _BOOLEAN = TypeAdapter(bool)
@@ -111,17 +111,10 @@ def fill(
             if not by_name:
                 raise UserError(f"{owner} takes no options, but {name!r} was given")
             raise unknown_option(name, given[name], by_name, owner)
-    filled = {
+    return {
         name: spec.coerce(given[name], owner) if name in given else spec.default
         for name, spec in by_name.items()
     }
-    for name, value in filled.items():
-        if isinstance(value, str) and has_surrogate(value):
-            raise UserError(
-                f"option {name}={quote(value)} in {owner} has half of a character (a surrogate), "
-                "which no record can hold; remove it"
-            )
-    return filled
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:

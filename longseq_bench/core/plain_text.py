@@ -9,7 +9,6 @@ MAX_QUOTE = 200
 
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Cs"})
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _LINE_END = re.compile(r"\r\n?")
 # direction marks show text in another order than it has
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -30,14 +29,6 @@ def remove_control(text: str) -> str:
 def one_line(text: str) -> str:
     """Return the text on one line, without control characters."""
     return remove_control(" ".join(text.split()))
-
-
-def has_surrogate(text: str) -> bool:
-    """Return True if a text has half of a character, which UTF-8 and so a record can't hold.
-
-    Python writes each byte of a name that is not UTF-8 as such a half.
-    """
-    return bool(_SURROGATE.search(text))
 
 
 def escape_surrogates(text: str) -> str:

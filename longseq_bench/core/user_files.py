@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-from longseq_bench.core.errors import ConfigError, UserError
+from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.units import format_bytes
 
 MAX_FILE_BYTES = 16 << 20
@@ -16,31 +16,20 @@ _contents: dict[tuple[int, int], bytes] = {}
 """What pipes delivered, by device and inode: a command reads its config more than once."""
 
 
-def read_file(
-    path: Path, error: type[UserError] = ConfigError, max_bytes: int = MAX_FILE_BYTES
-) -> bytes:
-    """Return the content of a file or of a pipe: /dev/stdin, `<(command)` of a shell.
+def read_text_file(path: Path, encoding: str = "utf-8", max_bytes: int = MAX_FILE_BYTES) -> str:
+    """Return the text of a file or of a pipe, in which each line ends as Python writes it.
 
-    Raises `error` for a file that is larger; and OSError.
+    Raises ConfigError for a file that is larger, OSError and UnicodeDecodeError.
     """
     found = os.stat(path)
     place = found.st_dev, found.st_ino
-    if place in _contents:
-        return _contents[place]
-    with open(path, "rb") as stream:
-        content = stream.read(max_bytes + 1)
+    content = _contents.get(place)
+    if content is None:
+        with open(path, "rb") as stream:
+            content = stream.read(max_bytes + 1)
     if len(content) > max_bytes:
         most = format_bytes(max_bytes)
-        raise error(f"{path} has more than {most}, the most that is read; name another file")
+        raise ConfigError(f"{path} has more than {most}, the most that is read; name another file")
     if stat.S_ISFIFO(found.st_mode):
         _contents[place] = content
-    return content
-
-
-def read_text_file(path: Path, encoding: str = "utf-8", max_bytes: int = MAX_FILE_BYTES) -> str:
-    """Return the text of a file, in which each line ends as Python writes it.
-
-    Raises ConfigError and OSError as read_file does, and UnicodeDecodeError.
-    """
-    text = read_file(path, max_bytes=max_bytes).decode(encoding)
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return content.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")

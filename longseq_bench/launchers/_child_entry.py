@@ -12,8 +12,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from socket import socket
 
-from longseq_bench.core.crash_stacks import write_stacks
-from longseq_bench.core.stack_markers import longseq_child_main
+from longseq_bench.core.stack_markers import longseq_child_main, write_stacks
 
 _PR_SET_PDEATHSIG = 1
 

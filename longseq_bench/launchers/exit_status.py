@@ -21,8 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from longseq_bench.core.environment_failure import environment_failure
-from longseq_bench.core.model import Outcome, Phase
+from longseq_bench.core.model import Outcome, Phase, environment_failure
 from longseq_bench.core.stack_markers import CHILD_MAIN, COLLECTIVE
 
 NATIVE_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}

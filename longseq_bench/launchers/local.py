@@ -23,9 +23,14 @@ import psutil
 from typing_extensions import override
 
 from longseq_bench.core.catalogue import Catalogue
-from longseq_bench.core.environment_failure import environment_failure, is_environment_failure
 from longseq_bench.core.errors import LauncherError, UserError
-from longseq_bench.core.model import DryRunEstimate, Outcome, Trial
+from longseq_bench.core.model import (
+    DryRunEstimate,
+    Outcome,
+    Trial,
+    environment_failure,
+    is_environment_failure,
+)
 from longseq_bench.core.units import format_bytes
 from longseq_bench.launchers import _child_entry, fork_server
 from longseq_bench.launchers.base import (

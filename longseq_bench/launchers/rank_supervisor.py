@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from longseq_bench.core.environment_failure import environment_failure
-from longseq_bench.core.model import Outcome, Phase, Trial
+from longseq_bench.core.model import Outcome, Phase, Trial, environment_failure
 from longseq_bench.core.ranks import CONNECTING, OPENING
 from longseq_bench.core.stack_markers import (
     COLLECTIVE,

@@ -25,8 +25,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from longseq_bench.core.crash_stacks import write_stacks
 from longseq_bench.core.ranks import BEAT_S, HOSTS, PART_BYTES, PORT, TRIAL, RankInfo, versions
+from longseq_bench.core.stack_markers import write_stacks
 
 ENGINES = {
     "SLURM_STEP_ID": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),

@@ -27,8 +27,7 @@ from signal import Signals
 
 import psutil
 
-from longseq_bench.core.environment_failure import is_environment_failure
-from longseq_bench.core.model import Record
+from longseq_bench.core.model import Record, is_environment_failure
 from longseq_bench.launchers.fork_server import ATTEMPTS
 from longseq_bench.store import RECORDS, load
 from tests.cli.sweep_process import Sweep, start_sweep

@@ -29,9 +29,8 @@ from statistics import median
 
 import psutil
 
-from longseq_bench.core.environment_failure import is_environment_failure
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.model import Record
+from longseq_bench.core.model import Record, is_environment_failure
 from longseq_bench.launchers.interrupts import interrupt_on_termination
 from longseq_bench.store import RECORDS, TORN, load
 from tests.campaigns.kills import find_differences

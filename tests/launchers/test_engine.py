@@ -10,9 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from longseq_bench.core.environment_failure import is_environment_failure
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.model import Outcome
+from longseq_bench.core.model import Outcome, is_environment_failure
 from longseq_bench.core.ranks import versions
 from longseq_bench.launchers import engine
 from longseq_bench.launchers.engine import EXITS, HostsLauncher, LabelledOutput

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from longseq_bench.core.environment_failure import is_environment_failure
+from longseq_bench.core.model import is_environment_failure
 from longseq_bench.core.stack_markers import CHILD_MAIN
 from longseq_bench.launchers import exit_status
 from longseq_bench.launchers.exit_status import (

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from longseq_bench.core.environment_failure import FACT
 from longseq_bench.core.errors import LauncherError
+from longseq_bench.core.model import ENVIRONMENT_FAILURE
 from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.local import SERVER_ENDED
 
@@ -67,7 +67,7 @@ def test_nothing_of_the_current_folder_runs(seen: dict[str, Any], hostile: Path)
 def test_the_death_of_the_server_is_not_blamed_on_the_trial(seen: dict[str, Any]) -> None:
     outcome = seen["outcome"]
     assert (outcome["status"], outcome["reason"]) == ("error", SERVER_ENDED)
-    assert outcome["facts"] == {FACT: True}
+    assert outcome["facts"] == {ENVIRONMENT_FAILURE: True}
 
 
 def test_the_next_child_has_a_new_server(seen: dict[str, Any]) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from longseq_bench.core.environment_failure import environment_failure, is_environment_failure
 from longseq_bench.core.errors import LauncherError, UnknownNameError
-from longseq_bench.core.model import Outcome, Trial
+from longseq_bench.core.model import Outcome, Trial, environment_failure, is_environment_failure
 from longseq_bench.launchers import fork_server, helper_start
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.process_inspection import kill_orphans

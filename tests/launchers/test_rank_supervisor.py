@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.core.environment_failure import is_environment_failure
-from longseq_bench.core.model import Outcome, Phase, Status
+from longseq_bench.core.model import Outcome, Phase, Status, is_environment_failure
 from longseq_bench.core.ranks import CONNECTING, OPENING
 from longseq_bench.core.stack_markers import (
     COLLECTIVE,

@@ -289,7 +289,7 @@ _ANALYSIS = (
           ("tests/core", "tests/analysis/test_rows.py")),
     Fault("degrees-of-freedom", "analysis", "analysis/scaling.py",
           "The interval of a fitted exponent has one degree of freedom too many.",
-          "degrees = n - 2", "degrees = n - 1",
+          "degrees = len(logs) - design.shape[1]", "degrees = len(logs) - design.shape[1] + 1",
           ("tests/analysis/test_scaling.py",)),
     Fault("verdict", "analysis", "comparison/compare.py",
           "A comparison calls the slower side the faster one.",
