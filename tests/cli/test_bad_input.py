@@ -41,8 +41,11 @@ def state(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("gone", GONE)
 def test_what_is_gone_is_answered_in_one_sentence(gone: str, capfd: Capture) -> None:
-    assert run(gone.split()) == 2
-    assert capfd.readouterr().err == f"longseq: {GONE[gone]}\n"
+    command, *options = gone.split()
+    for option in options or [""]:
+        assert run([command, *filter(None, [option])]) == 2
+        said = f"longseq: {option or command} is gone; {GONE[gone]}\n"
+        assert capfd.readouterr().err == said
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,6 @@ def test_one_rank_runs_here(by_srun: HostsLauncher) -> None:
     [
         ("rank-raises", "error", "ValueError: rank one says no"),
         ("rank-segfaults", "crashed", "killed by SIGSEGV"),
-        ("rank-exits", "crashed", "ended with exit code 3"),
     ],
 )
 def test_a_rank_that_dies_is_named(
