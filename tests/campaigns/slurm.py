@@ -77,6 +77,7 @@ class Scene:
         """Note a finding, unless all is right."""
         if not is_right:
             self.findings.append(finding)
+            print(f"  {finding}", flush=True)
 
     # ---- files -----------------------------------------------------------------------------------
 
