@@ -72,7 +72,7 @@ EXITS = re.compile(
 OUTSIDE = "killed by SIGKILL: by Slurm or a person, or by the kernel for lack of memory"
 """The reason of a rank that was killed. Slurm kills those of a job that ends, and says so later."""
 
-JOB_ENDS = re.compile("job .*(already completing or completed|invalid job id)", re.IGNORECASE)
+JOB_ENDS = re.compile("job .*(already completing|has expired|invalid job id)", re.IGNORECASE)
 """Words of srun when its job is preempted or out of time. Slurm first signals the steps."""
 
 OOM_KILL = re.compile("oom.kill|out of memory", re.IGNORECASE)

@@ -148,11 +148,17 @@ def test_what_is_stopped_or_killed_from_outside_is_no_failure_of_the_trial(
     assert named in (outcome.reason or "")
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Unable to create step for job 23: Job/step already completing or completed",
+        "Slurm job 23 has expired",
+    ],
+)
 def test_a_job_that_ends_ends_the_command(
-    by_srun: HostsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by_srun: HostsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sentence: str
 ) -> None:
     """Else each of the remaining trials would fail at once; the requeued job runs them."""
-    sentence = "Unable to create step for job 23: Job/step already completing or completed"
     (tmp_path / "srun").write_text(f"#!/bin/sh\necho 'srun: error: {sentence}' >&2\nexit 1\n")
 
     def interrupt(number: int) -> None:
