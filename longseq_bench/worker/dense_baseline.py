@@ -33,10 +33,9 @@ from longseq_bench.kernels.exact.base import AUTO, KERNELS, ExactKernel, select
 from longseq_bench.meters.clock import clock_for
 from longseq_bench.patterns.visible_keys import visible_keys
 from longseq_bench.worker import limits
+from longseq_bench.worker.exception_mapping import is_device_error
 from longseq_bench.worker.inputs import Pass
-from longseq_bench.worker.known_errors import is_device_error
-from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
-from longseq_bench.worker.messages import MessageSender
+from longseq_bench.worker.messages import MeasurementLog, MessageSender, samples_of
 
 MAX_TIME_RATIO = 4.0
 """A complete dense pass runs if it should take at most this many times the sparse pass, or at most

@@ -5,7 +5,7 @@ that row, is at most 2e-5. Late rows of causal attention, a hundred times smalle
 count as much.
 
 bfloat16, float16: errors are compared with those of a plain implementation in the same dtype on the
-same rows (plain.py): the root mean square with twice the plain one, the largest with four times.
+same rows (`PlainRows`): the root mean square with twice the plain one, the largest with four times.
 FlashAttention's tests have this rule for the largest error; but the largest of thousands varies by
 more than two from one right implementation to another. Every further rank rounds its part once
 more, so both bounds grow with the root of the number of ranks.

@@ -3,11 +3,11 @@
     constant values: all values of a head are one vector x. Weights of a softmax add up to 1, so
                      every output row that sees a key is x, whatever the scores and the pattern.
                      Queries are 64 times as large, so scores reach ±200.
-    equal scores:    see equal_scores.py; for exact attention, gradients included. In float32 it
-                     shows a single key too many or too few in any output row.
-    matching scores: see matching_scores.py; for attention in which a query sees its own position,
-                     with dv. It shows an output row that is another one's in any dtype, and a
-                     softmax without its maximum or with a limit on scores.
+    equal scores:    for exact attention, gradients included. In float32 it shows a single key too
+                     many or too few in any output row (special_inputs.py).
+    matching scores: for attention in which a query sees its own position, with dv. It shows an
+                     output row that is another one's in any dtype, and a softmax without its
+                     maximum or with a limit on scores (special_inputs.py).
 
 They cost O(N) next to the pass itself, at any length and over ranks. Sampled rows with random
 inputs (check.py) see what these can't: scores that are a little wrong.
@@ -15,8 +15,9 @@ inputs (check.py) see what these can't: scores that are a little wrong.
 Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from itertools import product
 
 import torch
@@ -26,11 +27,16 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.shard import Positions
 from longseq_bench.kernels import host_memory
-from longseq_bench.worker.equal_scores import MAX_FLOAT16_TOKENS, EqualScores, to_rows
+from longseq_bench.worker.check import is_finite
 from longseq_bench.worker.errors import GRADIENT_TOLERANCE, TOLERANCE
 from longseq_bench.worker.inputs import Pass
-from longseq_bench.worker.matching_scores import MatchingScores
-from longseq_bench.worker.row_slices import is_finite
+from longseq_bench.worker.special_inputs import (
+    CHUNK,
+    MAX_FLOAT16_TOKENS,
+    EqualScores,
+    MatchingScores,
+    SpecialInputs,
+)
 
 OUTPUT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 2**-6, "float16": 2**-8}
 """Allowed error of an output row over its largest magnitude: four roundings of the weights and of
@@ -47,9 +53,6 @@ MATCHING_GRADIENT_TOLERANCE: dict[DType, float] = {**GRADIENT_TOLERANCE, "float3
 MATCHING = "matching scores"
 _MAX_COPIED_BYTES = 2**30
 """Size of inputs up to which a warm-up pass may overwrite all of them."""
-
-_CHUNK = 8192
-"""Rows that are compared together, so few that a device whose memory is full has room for them."""
 _GRADIENTS = "dq", "dk", "dv"
 
 
@@ -89,16 +92,13 @@ class EveryRowCheck:
         is_short = attention.workload.seq_len <= MAX_FLOAT16_TOKENS
         return attention.is_exact and (is_short or not is_coarse)
 
-    @contextmanager
-    def equal_scores(self, one: Pass) -> Iterator[None]:
+    def equal_scores(self, one: Pass) -> AbstractContextManager[None]:
         """Check the pass that is run in the block with equal scores. All inputs are lost."""
         attention = self._attention
-        expected = EqualScores(attention.workload, not attention.projections())
-        fill_equal_scores(attention, expected, one)
-        one.keep_output = True
-        yield
-        self._add("equal scores", find_unlike_expected(attention, expected, one))
-        one.out = one.grads = None
+        inputs = EqualScores(attention.workload, not attention.projections())
+        return self._special(
+            one, "equal scores", inputs, partial(find_unlike_equal, attention, inputs)
+        )
 
     @property
     def can_have_matching_scores(self) -> bool:
@@ -124,15 +124,22 @@ class EveryRowCheck:
             yield
         _restore(one, one.inputs, originals)
 
-    @contextmanager
-    def matching_scores(self, one: Pass) -> Iterator[None]:
+    def matching_scores(self, one: Pass) -> AbstractContextManager[None]:
         """Check the pass that is run in the block with matching scores. All inputs are lost."""
-        expected, kept = MatchingScores(self._attention.workload), one.keep_output
-        fill_matching_scores(self._attention, expected, one)
-        one.keep_output = True
+        attention, inputs = self._attention, MatchingScores(self._attention.workload)
+        return self._special(
+            one, MATCHING, inputs, partial(find_unlike_matching, attention, inputs)
+        )
+
+    @contextmanager
+    def _special(
+        self, one: Pass, name: str, inputs: SpecialInputs, find: Callable[[Pass], str | None]
+    ) -> Iterator[None]:
+        inputs.fill(self._attention, one)
+        kept, one.keep_output = one.keep_output, True
         yield
         one.keep_output = kept
-        self._add(MATCHING, find_unlike_matching(self._attention, expected, one))
+        self._add(name, find(one))
         one.out = one.grads = None
 
     def _add(self, inputs: str, reason: str | None) -> None:
@@ -185,30 +192,18 @@ def find_unlike_constant(attention: Attention, out: Tensor) -> str | None:
         constant = _constant(b, head * w.kv_heads // w.heads, w.v_head_dim)
         expected = _project(attention, constant[None]).to(out.device)
         size = expected.abs().amax(-1)
-        for start in range(0, out.shape[2], _CHUNK):
-            rows = out[i, j, start : start + _CHUNK]
+        for start in range(0, out.shape[2], CHUNK):
+            rows = out[i, j, start : start + CHUNK]
             if not covers_all:
                 rows = _without_zeros(rows, expected)
-            wrong.add(rows, expected, size, shard.queries[start : start + _CHUNK], head)
+            wrong.add(rows, expected, size, shard.queries[start : start + CHUNK], head)
     return wrong.describe()
 
 
-def fill_equal_scores(attention: Attention, expected: EqualScores, one: Pass) -> None:
-    """Write the inputs over those of the pass; all heads have the same."""
-    shard = attention.shard
-    names = ("q", shard.queries), ("k", shard.keys), ("v", shard.keys), ("grad_out", shard.queries)
-    tensors = one.inputs if one.grad_out is None else (*one.inputs, one.grad_out)
-    with torch.no_grad():
-        for (name, positions), tensor in zip(names, tensors, strict=False):
-            for start in range(0, len(positions), _CHUNK):
-                own = slice(start, start + _CHUNK)
-                tensor[:, :, own] = to_rows(expected.inputs(name, positions[own]), tensor)
-
-
-def find_unlike_expected(attention: Attention, expected: EqualScores, one: Pass) -> str | None:
+def find_unlike_equal(attention: Attention, expected: EqualScores, one: Pass) -> str | None:
     """Return a sentence about rows of the output or of a gradient that are wrong; None without.
 
-    For the results of exact attention on the inputs of `fill_equal_scores`.
+    For the results of exact attention on equal scores.
     """
     assert one.out is not None
     shard, dtype = attention.shard, attention.coarsest_dtype
@@ -231,27 +226,10 @@ def find_unlike_expected(attention: Attention, expected: EqualScores, one: Pass)
     return next(filter(None, found), None)
 
 
-def fill_matching_scores(attention: Attention, expected: MatchingScores, one: Pass) -> None:
-    """Write the inputs over those of the pass."""
-    shard = attention.shard
-    tensors = {"q": one.inputs[0], "k": one.inputs[1], "v": one.inputs[2]}
-    if one.grad_out is not None:
-        tensors["grad_out"] = one.grad_out
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            positions = shard.queries if name in ("q", "grad_out") else shard.keys
-            for start in range(0, len(positions), _CHUNK):
-                own = slice(start, start + _CHUNK)
-                tensor[:, :, own] = to_rows(expected.inputs(name, positions[own]), tensor)
-        for j, head in enumerate(shard.kv_heads):
-            tensors["v"][:, j] *= expected.head_scale(head)
-
-
 def find_unlike_matching(attention: Attention, expected: MatchingScores, one: Pass) -> str | None:
     """Return a sentence about rows of the output or of dv that are wrong; None without.
 
-    For results on the inputs of `fill_matching_scores`. A pattern that leaves rows uncovered may
-    have rows of zeros: their number was checked before.
+    A pattern that leaves rows uncovered may have rows of zeros: their number was checked before.
     """
     assert one.out is not None
     w, shard, dtype = attention.workload, attention.shard, attention.coarsest_dtype
@@ -259,11 +237,11 @@ def find_unlike_matching(attention: Attention, expected: MatchingScores, one: Pa
     wrong = _WrongRows("output", MATCHING_TOLERANCE[dtype])
     for j, head in enumerate(shard.heads):
         scale = expected.head_scale(head // group)
-        for start in range(0, len(shard.queries), _CHUNK):
-            own = shard.queries[start : start + _CHUNK]
+        for start in range(0, len(shard.queries), CHUNK):
+            own = shard.queries[start : start + CHUNK]
             rows = torch.from_numpy(expected.inputs("v", own) * scale).to(one.out.device)
             sizes = rows.new_full((len(own),), scale)
-            for part in one.out[:, j, start : start + _CHUNK]:
+            for part in one.out[:, j, start : start + CHUNK]:
                 if not covers_all:
                     part = _without_zeros(part, rows)
                 wrong.add(part, rows, sizes, own, head)
@@ -333,8 +311,8 @@ def _compare(
     heads: range,
 ) -> None:  # fmt: skip
     """Compare a tensor (B, H, N, D) with rows (N, D) that are equal for all heads."""
-    for start in range(0, got.shape[2], _CHUNK):
-        own = slice(start, start + _CHUNK)
+    for start in range(0, got.shape[2], CHUNK):
+        own = slice(start, start + CHUNK)
         rows, size = expected[own].to(got.device), sizes[own].to(got.device)
         for i, j in product(range(got.shape[0]), range(got.shape[1])):
             wrong.add(got[i, j, own], rows, size, positions[own], heads[j])

@@ -5,26 +5,26 @@ rank. Over several ranks three kinds of pass alternate, so that drift affects th
 passes, passes that only compute, and passes that only communicate. A sparse attention alternates
 with the dense baseline (dense_baseline.py). Meters of the role `extra` run around complete passes.
 
-On CUDA (gpu_timing.py) the device is kept busy before the first timed pass until its clocks have
+On CUDA the device is kept busy before the first timed pass until its clocks have
 risen, and several short passes are one sample.
 """
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import Trial
 from longseq_bench.core.stats import settled
+from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
 from longseq_bench.meters.base import Meter, MeterContext, available_meters
-from longseq_bench.meters.clock import Clock, CudaClock, clock_for
+from longseq_bench.meters.clock import MIN_HEAD_START_S, Clock, CudaClock, clock_for
 from longseq_bench.worker import limits
 from longseq_bench.worker.dense_baseline import dense_baseline_for
-from longseq_bench.worker.gpu_timing import prepare_clocks
 from longseq_bench.worker.inputs import Pass
-from longseq_bench.worker.measurement_log import MeasurementLog
-from longseq_bench.worker.messages import MessageSender
+from longseq_bench.worker.messages import MeasurementLog, MessageSender
 from longseq_bench.worker.passes import run_forward, run_pass
 from longseq_bench.worker.repeat_check import RepeatCheck
 
@@ -169,3 +169,52 @@ def _time_pass(
         with clock:
             for _ in range(clock.passes):
                 run_pass(attention, one)
+
+
+WARM_S = 0.2
+"""Seconds of work after which a GPU has left its idle clocks."""
+
+SAMPLE_S = 1e-3
+"""A sample takes at least about this long."""
+MAX_PASSES = 50
+"""Maximum number of passes of a sample."""
+
+HEAD_START_FACTOR = 1.2
+MAX_HEAD_START_S = 0.02
+
+
+def prepare_clocks(
+    clocks: Sequence[CudaClock], time_pass: Callable[[CudaClock], None], group: Group,
+    can_batch: bool,
+) -> None:  # fmt: skip
+    """Run passes until the device was busy for 200 ms, then set up the clocks by the last pass.
+
+    Every rank runs the same number of passes, and gets the same head start and batches.
+
+    Args:
+        clocks: those of the timed passes, which keep no sample of this.
+        time_pass: runs a pass under the clock that it gets.
+        group: all ranks of the trial.
+        can_batch: if a pass may follow another one without new inputs.
+    """
+    warming, busy_s = CudaClock(clocks[0].context), 0.0
+    while busy_s < WARM_S:
+        time_pass(warming)
+        pass_s, dispatch_s = group.all_max(warming.wall[-1], warming.dispatch_s)
+        busy_s += pass_s + warming.head_start_s
+        # the first passes may have measured the host
+        warming.head_start_s = head_start_of(dispatch_s)
+    passes = passes_of_a_sample(pass_s) if can_batch else 1
+    for clock in clocks:
+        clock.passes = passes
+        clock.head_start_s = head_start_of(dispatch_s * passes)
+
+
+def head_start_of(dispatch_s: float) -> float:
+    """Return the head start of the host, in s, for work that it issues in `dispatch_s`."""
+    return min(max(HEAD_START_FACTOR * dispatch_s, MIN_HEAD_START_S), MAX_HEAD_START_S)
+
+
+def passes_of_a_sample(pass_s: float) -> int:
+    """Return the number of passes between two events, for passes of `pass_s` seconds."""
+    return min(max(math.ceil(SAMPLE_S / max(pass_s, 1e-9)), 1), MAX_PASSES)
