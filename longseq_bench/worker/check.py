@@ -41,12 +41,11 @@ def check(
         grad_out: like out; it must be zero outside `rows`.
         grads: dq (compared at `rows`), dk and dv, or None for a forward alone.
     """
-    errors, dtype = _errors_for(attention), attention.coarsest_dtype
+    w, dtype = attention.workload, attention.coarsest_dtype
+    errors = Errors(w.heads, group=w.heads // w.kv_heads)
     with torch.no_grad():
         reference = Reference(attention, inputs, rows)
-        backward = None
-        if grads is not None:
-            backward = _Backward(reference, grads, errors)
+        backward = None if grads is None else _Backward(reference, grads, errors)
         for batch in reference.slabs():
             checked = reference.forward(batch)
             plain = None if dtype == "float32" else PlainRows(reference, checked, dtype)
@@ -59,9 +58,31 @@ def check(
     return errors
 
 
-def _errors_for(attention: Attention) -> Errors:
-    w = attention.workload
-    return Errors(w.heads, group=w.heads // w.kv_heads)
+MAX_ROWS = 32_768
+"""Rows of a slice, so few that they stay in a CPU's cache."""
+
+MAX_BYTES = 2**24
+"""Bytes of a slice. Temporaries of a check take up to four times that, 64 MiB."""
+
+
+def row_slices(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the rows (n, D) of each head of a tensor (B, H, N, D), as views."""
+    tensor = tensor.detach()
+    row_bytes = max(1, tensor.shape[-1] * tensor.element_size())
+    rows = max(1, min(MAX_ROWS, MAX_BYTES // row_bytes))
+    # not flatten(0, 1): it copies a tensor whose heads are next to its tokens
+    for heads in tensor:
+        for head in heads:
+            yield from head.split(rows)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return True if every number of a tensor (B, H, N, D) is finite."""
+    # a sum is not finite if a term is not, and is much cheaper; it may overflow, though
+    return all(
+        bool(torch.isfinite(part.sum()) or torch.isfinite(part).all())
+        for part in row_slices(tensor)
+    )
 
 
 def count_zero_rows(out: Tensor, group: Group) -> tuple[int, int]:
@@ -107,22 +128,12 @@ class _Backward:
                 self._errors.add(name, got[kept], expected, math.inf, chunk.head, usual[n])
                 is_seen = torch.zeros(len(got), dtype=torch.bool, device=got.device)
                 is_seen[kept] = row_scale(expected) > 0
-                for found, values in (
-                    (self._unseen, got[~is_seen]),
-                    (self._largest, expected.value),
-                ):
+                values_of = (self._unseen, got[~is_seen]), (self._largest, expected.value)
+                for found, values in values_of:
                     if values.numel():
                         found[index] = found[index].maximum(values.abs().max().cpu())
-        dq = gradients.close()
-        _compare_rows(
-            self._errors,
-            "dq",
-            reference,
-            self._grads[0],
-            rows,
-            dq,
-            plain.close() if plain else None,
-        )
+        dq, usual_dq = gradients.close(), plain.close() if plain else None
+        _compare_rows(self._errors, "dq", reference, self._grads[0], rows, dq, usual_dq)
         for name, matrix_sums in gradients.matrices.items():
             self._matrices[name] = self._matrices.get(name, 0) + matrix_sums
 
@@ -153,35 +164,12 @@ def _compare_rows(
         errors.add(name, reference.own_rows(got, b, head), own, magnitude, head, usual)
 
 
-MAX_ROWS = 32_768
-"""Rows of a slice, so few that they stay in a CPU's cache."""
-
-MAX_BYTES = 2**24
-"""Bytes of a slice. Temporaries of a check take up to four times that, 64 MiB."""
-
-
-def row_slices(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the rows (n, D) of each head of a tensor (B, H, N, D), as views."""
-    tensor = tensor.detach()
-    row_bytes = max(1, tensor.shape[-1] * tensor.element_size())
-    rows = max(1, min(MAX_ROWS, MAX_BYTES // row_bytes))
-    # not flatten(0, 1): it copies a tensor whose heads are next to its tokens
-    for heads in tensor:
-        for head in heads:
-            yield from head.split(rows)
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Return True if every number of a tensor (B, H, N, D) is finite."""
-    # a sum is not finite if a term is not, and is much cheaper; it may overflow, though
-    return all(
-        bool(torch.isfinite(part.sum()) or torch.isfinite(part).all())
-        for part in row_slices(tensor)
-    )
-
-
 class PlainRows:
-    """The plain implementation's output and gradients of some checked rows.
+    """A plain implementation in half precision, on the rows of the float64 reference.
+
+    It is what a user would write: scores, softmax and products in torch, each result rounded to the
+    dtype, sums in float32. Its errors are the measure for those of an implementation (errors.py).
+    The log-sum-exp comes from the reference, so that a chunk of keys is visited once.
 
     Create it on all ranks. Feed each chunk of `Gradients.of_keys` to `add_keys`.
 
@@ -203,7 +191,9 @@ class PlainRows:
         total = total.where(total > 0, 1.0)
         self._log_total = total.log().float()
         self._attended = self._round((attended / total).float())
-        self.out = self._projected(self._attended, "out").double()
+        matrix = reference.matrices.get("out")
+        out = self._attended if matrix is None else self._round(self._attended @ matrix.float())
+        self.out = out.double()
         self._dq = torch.zeros_like(rows.q)
 
     def set_gradient(self, grad_out: Tensor) -> None:
@@ -243,10 +233,6 @@ class PlainRows:
         if seen is not None:
             scores += seen.float()
         return scores.sub_(self._rows.lse[row].float().nan_to_num(neginf=0.0)).exp_()
-
-    def _projected(self, tensor: Tensor, name: str) -> Tensor:
-        matrix = self._reference.matrices.get(name)
-        return tensor if matrix is None else self._round(tensor @ matrix.float())
 
     def _before(self, gradient: Tensor, name: str) -> Tensor:
         """Return the gradient before a matrix product, from that after it."""

@@ -1,9 +1,9 @@
 """Map an exception to an outcome: out of memory, a kernel's limit, unsupported, or an error.
 
-An exception becomes `oom` by its type, or by a text of an allocator, CUDA, NCCL or
-Triton. A process that dies without an exception is judged in launchers/exit_status.py.
-That module also selects the failures, some RuntimeErrors among them, that are run again with more
-memory: `oom` if that passes.
+torch raises most errors of allocators, CUDA and NCCL as a RuntimeError, so only the text tells them
+apart. Errors of Triton are plain Exceptions. A process that dies without an exception is judged in
+launchers/exit_status.py. That module also selects the failures, some RuntimeErrors among them, that
+are run again with more memory: `oom` if that passes.
 
 Two facts of an error are for the launcher. `lost_peer`: the end of another rank caused it, so it is
 never reported as the cause if another cause is known. `device_error`: the GPU or NCCL failed, so
@@ -24,6 +24,11 @@ from longseq_bench.attention.own_function import find_place
 from longseq_bench.core.errors import KernelLimitError, OwnFunctionError, UnsupportedError
 from longseq_bench.core.gpus import python_header
 from longseq_bench.core.model import Outcome, Phase, Status
+
+_TRACE_LINES = 12
+_REASON_CHARACTERS = 300
+_LAST_CHARACTERS = 130
+"""The end of a long text that is kept: NCCL names the cause last."""
 
 OUT_OF_MEMORY = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory"
@@ -59,8 +64,6 @@ LOST_PEER = re.compile(
     r"|Watchdog caught collective operation timeout"
 )
 
-_DEVICE_ERROR = re.compile(r"Triton Error \[CUDA\]")
-
 
 def text_of(error: BaseException) -> str:
     """Return the text of an error, empty if the error can't tell it."""
@@ -70,11 +73,8 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
-def is_library_error(error: BaseException) -> bool:
-    """Return True for an error of torch, CUDA, NCCL or Triton, or one that looks like it.
-
-    Its text may say what it means.
-    """
+def _is_library_error(error: BaseException) -> bool:
+    """Return True for an error of torch, CUDA, NCCL or Triton, or one that looks like it."""
     # by name, because triton is not installed everywhere
     return isinstance(error, RuntimeError) or type(error).__module__.startswith("triton.")
 
@@ -88,32 +88,21 @@ def is_device_error(error: BaseException) -> bool:
         return False
     if isinstance(error, (torch.AcceleratorError, dist.DistBackendError)):
         return True
-    return isinstance(error, RuntimeError) and bool(_DEVICE_ERROR.search(text_of(error)))
+    return isinstance(error, RuntimeError) and "Triton Error [CUDA]" in text_of(error)
 
 
-def explain_unusable(error: BaseException) -> str | None:
-    """Return a sentence for an error that shows that this machine can't run something.
-
-    The sentence names what is missing and what to do. None for any other error.
-    """
+def _explain_unusable(error: BaseException) -> str | None:
+    """Return what is missing and what to do if an error shows that this machine can't run it."""
     # torch.compile wraps the errors of the compilers that it calls
     error = getattr(error, "inner_exception", error)
     if isinstance(error, subprocess.CalledProcessError):
         return _explain_compiler(error)
     if not isinstance(error, (RuntimeError, AssertionError)):
         return None
-    for pattern, sentence in _UNUSABLE:
+    for pattern, sentence in _UNUSABLE.items():
         if re.search(pattern, text_of(error)):
             return sentence if isinstance(sentence, str) else sentence()
     return None
-
-
-def _explain_old_driver() -> str:
-    built = f" (built for CUDA {torch.version.cuda})" if torch.version.cuda else ""
-    return (
-        f"the NVIDIA driver is too old for this torch{built}; update the driver, or install a "
-        "torch that is built for an older CUDA"
-    )
 
 
 def _explain_architecture() -> str:
@@ -138,52 +127,40 @@ def _explain_compiler(error: subprocess.CalledProcessError) -> str | None:
     return f"Triton's C compiler failed: {command[0]}; its messages are in the trial's output"
 
 
-_UNUSABLE: tuple[tuple[str, str | Callable[[], str]], ...] = (
-    (
-        "Torch not compiled with CUDA",
-        "this torch is a CPU build; install a torch that is built for CUDA",
+_UNUSABLE: dict[str, str | Callable[[], str]] = {
+    "Torch not compiled with CUDA": (
+        "this torch is a CPU build; install a torch that is built for CUDA"
     ),
-    (
-        "Found no NVIDIA driver",
-        "there is no NVIDIA driver here; install one, or give the container access to the GPU",
+    "Found no NVIDIA driver": (
+        "there is no NVIDIA driver here; install one, or give the container access to the GPU"
     ),
-    (
-        "NVIDIA driver on your system is too old|CUDA driver version is insufficient",
-        _explain_old_driver,
+    "NVIDIA driver on your system is too old|CUDA driver version is insufficient": (
+        f"the NVIDIA driver is too old for this torch (built for CUDA {torch.version.cuda}); "
+        "update the driver, or install a torch that is built for an older CUDA"
     ),
-    (
-        "No CUDA GPUs are available|no CUDA-capable device",
-        "torch finds no GPU; compare nvidia-smi with CUDA_VISIBLE_DEVICES",
+    "No CUDA GPUs are available|no CUDA-capable device": (
+        "torch finds no GPU; compare nvidia-smi with CUDA_VISIBLE_DEVICES"
     ),
-    ("no kernel image is available", _explain_architecture),
-    (
-        "Duplicate GPU detected",
+    "no kernel image is available": _explain_architecture,
+    "Duplicate GPU detected": (
         "two ranks have the same GPU, and NCCL needs one for each; use fewer ranks, or make more "
-        "GPUs visible (CUDA_VISIBLE_DEVICES)",
+        "GPUs visible (CUDA_VISIBLE_DEVICES)"
     ),
-    (
-        # an older NCCL does not say why; another cause is named there, and is left as it is
-        r"creating shared memory segment /dev/shm/\S+ \(size \d+\)(, error: No space left|\s*$)",
+    # an older NCCL does not say why; another cause is named there, and is left as it is
+    r"creating shared memory segment /dev/shm/\S+ \(size \d+\)(, error: No space left|\s*$)": (
         "NCCL finds no room in /dev/shm, which the ranks of a host share; start the container with "
-        "more (docker run --shm-size=8g, or --ipc=host), or remove old files /dev/shm/nccl-*",
+        "more (docker run --shm-size=8g, or --ipc=host), or remove old files /dev/shm/nccl-*"
     ),
-    (
-        # of torch's compiler, which looks at its own tiles only
-        "NoValidChoicesError|Q and KV block size must be divisible",
+    # of torch's compiler, which looks at its own tiles only
+    "NoValidChoicesError|Q and KV block size must be divisible": (
         "torch has no tile for FlexAttention in such blocks on this GPU; use a block that is a "
-        "multiple of 128",
+        "multiple of 128"
     ),
-    (
-        "Failed to find C compiler",
-        "Triton needs a C compiler, and there is none; install gcc, or set CC",
+    "Failed to find C compiler": (
+        "Triton needs a C compiler, and there is none; install gcc, or set CC"
     ),
-)
-
-
-_TRACE_LINES = 12
-_REASON_CHARACTERS = 300
-_LAST_CHARACTERS = 130
-"""The end of a long text that is kept: NCCL names the cause last."""
+}
+"""Texts of errors that show that this machine can't run something; what is missing, what to do."""
 
 
 def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
@@ -192,7 +169,7 @@ def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
     text = " ".join(text_of(error).split()) or type(error).__name__
     if status in ("oom", "unsupported", "limit"):
         return Outcome(status=status, reason=_shorten(text), phase=phase)
-    if sentence := explain_unusable(error):
+    if sentence := _explain_unusable(error):
         return Outcome(
             status="unsupported", reason=sentence, phase=phase, facts={"exception": _shorten(text)}
         )
@@ -217,7 +194,7 @@ def _status_of(error: BaseException) -> Status:
         return "limit"
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return "oom"
-    if is_library_error(error) and not _is_lost_peer(error):
+    if _is_library_error(error) and not _is_lost_peer(error):
         if OUT_OF_MEMORY.search(text_of(error)):
             return "oom"
         if KERNEL_LIMIT.search(text_of(error)):

@@ -18,11 +18,7 @@ from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.attention.own_function import describe_own_function, find_implementation
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInfo
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
-from longseq_bench.core.gpus import (
-    explain_no_cuda,
-    read_visible_gpus,
-    unsupported_architecture,
-)
+from longseq_bench.core.gpus import explain_no_cuda, read_visible_gpus, unsupported_architecture
 from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, SDPA, Device, Outcome, Trial
 from longseq_bench.core.options import specs_of
 from longseq_bench.core.ranks import CONNECTING, OPENING, WARMING_UP, RankInfo
@@ -62,7 +58,14 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
             outcome = run_rank(trial, place, sender, listener)
             sender.send_outcome(outcome)
             if place.size > 1:
-                _exit(outcome, sender)
+                # the process group may still wait. A rank that failed ends at once, so that the
+                # others notice; one that is done stays until all have reported, because the others
+                # may still read data that it sent
+                if outcome.status == "ok":
+                    sender.wait_until_closed()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
         case "catalogue":
             sender.send_answer(build_catalogue(data["own"]).model_dump(mode="json"))
         case "check":
@@ -103,19 +106,6 @@ def run_rank(
         return outcome_of_exception(error, sender.phase)
     sender.start_phase("start", WARMING_UP)
     return run_trial(trial, sender, group)
-
-
-def _exit(outcome: Outcome, sender: MessageSender) -> None:
-    """End the process, even if the process group still waits.
-
-    A rank that failed ends at once, so that the others notice. A rank that is done stays until all
-    have reported, because the others may still read data that it sent.
-    """
-    if outcome.status == "ok":
-        sender.wait_until_closed()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def find_mistakes(trials: Sequence[Trial]) -> list[str]:
@@ -242,10 +232,7 @@ def open_gpu(number: int) -> None:
 def join_process_group(place: RankInfo, device: Device, listener: socket | None = None) -> None:
     """Join torch's process group of all ranks; block until every rank has joined.
 
-    Args:
-        place: rank, world size and address of the store.
-        device: `cuda` selects NCCL, after `open_gpu`; `cpu` gloo.
-        listener: an open socket at the store's port, if rank 0 inherited one.
+    listener: an open socket at the store's port, if rank 0 inherited one.
     """
     if place.address.startswith("127.") or place.address in ("::1", "localhost"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")

@@ -42,9 +42,8 @@ class FirstPass(TrialRun):
     def check_fit(self) -> Outcome:
         """Check only that a pass fits in memory, in little time.
 
-        Loops over equal blocks run their first blocks only, so the output is not checked, and the
-        heap is smaller than in a complete pass. The peak is that of tensors, plus the tabulated
-        workspace of fused kernels.
+        Loops over equal blocks run their first blocks only, so the output is not checked. The peak
+        is that of tensors, plus the tabulated workspace of fused kernels.
         """
         log = self.log
         meta_mode.limit_loops()
@@ -155,7 +154,7 @@ class FirstPass(TrialRun):
         finally:
             # the check and the dense baseline are not the attention's memory
             if is_cuda:
-                limits.lift_cuda_limit()
+                torch.cuda.set_per_process_memory_fraction(1.0)
             else:
                 limits.lift_heap_limit()
                 limits.use_fast_heap()

@@ -1,4 +1,6 @@
-"""Messages from a trial's process to its parent: small JSON objects over a pipe.
+"""Messages from a trial's process to its parent, and the log of what it measures.
+
+Messages are small JSON objects over a pipe:
 
 {"phase": "forward", "part": ""}    a phase begins
 {"outcome": {...}, "at": 17...}     the outcome, and the time in ns since 1970

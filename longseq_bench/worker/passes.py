@@ -62,60 +62,49 @@ def run_pass(
     The output and the gradients of q, k, v are stored in `one`, those of a module's matrices in
     `.grad`. part: a detail of the phase, for progress output.
     """
-    matrices = attention.projections()
-    for matrix in matrices.values():
+    for matrix in attention.projections().values():
         matrix.grad = None
     if sender:
         sender.start_phase("forward", part)
     if one.keep == "all":
         one.out = attention(*one.inputs)
     else:
-        _run_forward_only(attention, one)
+        run_forward(attention, one)
     if one.grad_out is None:
         return
+    if one.keep != "all":
+        # in a model the next layer has used the output by then; the check has a copy on the host
+        assert one.out is not None
+        one.out = host_memory.copy(one.out, one.out.device.type) if one.keep_output else None
     if sender:
         sender.start_phase("backward", part)
+    _run_backward(attention, one, one.grad_out)
+
+
+def _run_backward(attention: Attention, one: Pass, grad_out: Tensor) -> None:
     if one.keep != "all":
-        one.grads = attention.backward_recompute(one.grad_out, *one.inputs, one.keep == "nothing")
+        one.grads = attention.backward_recompute(grad_out, *one.inputs, one.keep == "nothing")
         if one.grads is not None:
             return
         one.out = attention(*one.inputs)
     assert one.out is not None
-    if matrices:
+    if attention.projections():
         # the hooks that sum gradients over ranks run in a backward that accumulates
-        torch.autograd.backward(one.out, one.grad_out)
+        torch.autograd.backward(one.out, grad_out)
         dq, dk, dv = (cast("Tensor", t.grad) for t in one.inputs)
-        one.grads = dq, dk, dv
         for t in one.inputs:
             t.grad = None
     else:
-        dq, dk, dv = torch.autograd.grad(one.out, one.inputs, one.grad_out)
-        one.grads = dq, dk, dv
+        dq, dk, dv = torch.autograd.grad(one.out, one.inputs, grad_out)
+    one.grads = dq, dk, dv
     one.out = one.out.detach()
 
 
 def run_forward(attention: Attention, one: Pass) -> None:
-    """Run a forward alone, also of a training step, and store its output."""
+    """Run a forward that keeps nothing for a backward, and store its output."""
     with torch.no_grad():
         inplace = one.keep == "nothing" and one.grad_out is None
         one.out = (attention.forward_inplace if inplace else attention)(*one.inputs)
-
-
-def _run_forward_only(attention: Attention, one: Pass) -> None:
-    """Run a forward that keeps nothing for a backward.
-
-    If a backward follows, the output is copied to the host for the check: in a model the next layer
-    has used it by then.
-    """
-    if one.keep == "nothing" and one.grad_out is None:
-        one.out = attention.forward_inplace(*one.inputs)
-        return
-    with torch.no_grad():
-        out = attention(*one.inputs)
-    if one.grad_out is None:
-        one.out = out
-    elif one.keep_output:
-        one.out = host_memory.copy(out, out.device.type)
 
 
 def unsupported_setting(trial: Trial) -> str | None:
@@ -178,8 +167,7 @@ def warm_up(make: type[Attention], trial: Trial, group: Group) -> None:
 def _prepare_short(make: type[Attention], trial: Trial, group: Group) -> Attention:
     """Return the trial's attention, prepared, at the shortest length that its options allow.
 
-    A block, a window or global tokens may be longer than a warm-up has to be. Raises
-    UnsupportedError if the options don't even fit the trial's own length.
+    Raises UnsupportedError if they don't even fit the trial's own length.
     """
     shape = trial.workload.model_dump() | {"batch": min(trial.workload.batch, group.size)}
     complete, short = trial.workload.seq_len, group.size * WARM_UP_TOKENS

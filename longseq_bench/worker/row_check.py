@@ -109,8 +109,7 @@ class EveryRowCheck:
     def warm_up(self, one: Pass) -> Iterator[None]:
         """Check the forward that is run in the block, and restore the inputs after it.
 
-        With matching scores where these are possible, small and not checked again with gradients;
-        else with constant values.
+        With constant values, unless matching scores are possible, small and checked here only.
         """
         size = sum(t.numel() * t.element_size() for t in one.inputs)
         is_small = size <= _MAX_COPIED_BYTES and not self._attention.on_host
@@ -171,7 +170,7 @@ def _restore(one: Pass, tensors: Sequence[Tensor], originals: Sequence[Tensor]) 
 
 
 def fill_constant(attention: Attention, v: Tensor) -> None:
-    """Give all tokens of a head one vector, (B, Hk, N, D) in place; its neighbours have others."""
+    """Give all tokens of a head one vector; its neighbours have others."""
     shard = attention.shard
     with torch.no_grad():
         for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(shard.kv_heads)):
@@ -179,11 +178,7 @@ def fill_constant(attention: Attention, v: Tensor) -> None:
 
 
 def find_unlike_constant(attention: Attention, out: Tensor) -> str | None:
-    """Return a sentence about rows of `out` (B, Hq, N, D) that are not their head's constant.
-
-    None if all are. A pattern that leaves rows uncovered may have rows of zeros: their number was
-    checked before.
-    """
+    """Return a sentence about rows of `out` that are not their head's constant, or None."""
     w, shard = attention.workload, attention.shard
     tolerance = TOLERANCE if attention.projections() else CONSTANT_TOLERANCE
     wrong = _WrongRows("output", tolerance[attention.coarsest_dtype])
@@ -201,10 +196,7 @@ def find_unlike_constant(attention: Attention, out: Tensor) -> str | None:
 
 
 def find_unlike_equal(attention: Attention, expected: EqualScores, one: Pass) -> str | None:
-    """Return a sentence about rows of the output or of a gradient that are wrong; None without.
-
-    For the results of exact attention on equal scores.
-    """
+    """Return a sentence about rows of the output or of a gradient that are wrong, or None."""
     assert one.out is not None
     shard, dtype = attention.shard, attention.coarsest_dtype
     projected = bool(attention.projections())
@@ -227,10 +219,7 @@ def find_unlike_equal(attention: Attention, expected: EqualScores, one: Pass) ->
 
 
 def find_unlike_matching(attention: Attention, expected: MatchingScores, one: Pass) -> str | None:
-    """Return a sentence about rows of the output or of dv that are wrong; None without.
-
-    A pattern that leaves rows uncovered may have rows of zeros: their number was checked before.
-    """
+    """Return a sentence about rows of the output or of dv that are wrong, or None."""
     assert one.out is not None
     w, shard, dtype = attention.workload, attention.shard, attention.coarsest_dtype
     group, covers_all = w.heads // w.kv_heads, _covers_all(attention)
@@ -263,7 +252,10 @@ def _covers_all(attention: Attention) -> bool:
 
 
 def _without_zeros(rows: Tensor, expected: Tensor) -> Tensor:
-    """Return rows (n, D) with expected ones in place of those that are zero."""
+    """Return rows (n, D) with expected ones in place of those that are zero.
+
+    A pattern may leave rows uncovered: their number was checked before.
+    """
     return torch.where((rows == 0).all(-1, keepdim=True), expected.to(rows), rows)
 
 
@@ -279,9 +271,8 @@ class _WrongRows:
     """The number of rows that are wrong, and the first of them."""
 
     def __init__(self, name: str, allowed: float) -> None:
-        self._name, self._allowed = name, allowed
+        self._name, self._allowed, self._first = name, allowed, ""
         self._count = self._rows = 0
-        self._first = ""
 
     def add(
         self, rows: Tensor, expected: Tensor, sizes: Tensor, positions: Positions, head: int
@@ -297,7 +288,6 @@ class _WrongRows:
         self._count += count
 
     def describe(self) -> str | None:
-        """Return a sentence about the wrong rows."""
         if not self._count:
             return None
         return (

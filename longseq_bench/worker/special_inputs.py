@@ -132,10 +132,6 @@ class EqualScores(SpecialInputs):
         return self._visible.first(self._positions), self._visible.stop(self._positions)
 
     @cached_property
-    def _queries(self) -> tuple[Ints, Ints]:
-        return self._visible.first_query(self._positions), self._visible.stop_query(self._positions)
-
-    @cached_property
     def _seen(self) -> Array:
         return (self._keys[1] - self._keys[0]).astype(np.float64)
 
@@ -204,12 +200,9 @@ class EqualScores(SpecialInputs):
 
     def _over_queries(self, values: Array) -> Array:
         """Sum values of queries for each key that they see."""
-        if self._workload.mask is not None:
-            return _sums(values, *self._queries)
-        if not self._workload.causal:
-            return np.full_like(values, values.sum())
-        sums: Array = values[::-1].cumsum()[::-1]
-        return sums
+        positions = self._positions
+        first, stop = self._visible.first_query(positions), self._visible.stop_query(positions)
+        return _sums(values, first, stop)
 
 
 def _sums(values: Array, first: Ints, stop: Ints) -> Array:

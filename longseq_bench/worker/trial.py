@@ -5,13 +5,11 @@ an outcome, and distinguishes out of memory from an error. A native crash report
 parent reads it from the exit status (launchers/exit_status.py).
 
 The pass under the budget gives the peak memory (memory.py), and its output is checked
-(verdicts.py). A pass that was late under exact accounting of the heap is timed again before it
-counts as a timeout. So is a pass in which a rank compiled something.
+(verdicts.py). A pass that was late under exact accounting of the heap, or in which a rank compiled
+something, is timed again before it counts as a timeout.
 
-A step of a search (repeats 0) has no timed passes. It is one pass, with exact accounting or, far
-from the budget, with an upper bound of the peak. It runs a second pass with exact accounting if
-that bound exceeds the budget, and one without if the first was too late. Every row is checked only
-if the length runs again (round > 0), which confirms it.
+A step of a search (repeats 0) has no timed passes. Far from the budget an upper bound of the peak
+is enough. Every row is checked only if the length runs again (round > 0), which confirms it.
 
 Over several ranks, every rank runs this module in its own process. All ranks agree on every
 decision about the next pass, so that no rank waits for a pass that another one skips.

@@ -1,7 +1,4 @@
-"""Verdicts on a trial: too slow, or a wrong result in a sampled row, in any row or in a timed pass.
-
-All ranks agree on each of them.
-"""
+"""Verdicts on a trial, on which all ranks agree: too slow, or wrong results."""
 
 from statistics import median
 
@@ -24,7 +21,7 @@ _MAX_SENTENCE = 300
 
 
 class Verdicts(TrialRun):
-    """The verdicts on the passes of a trial."""
+    """Judges the time of passes, sampled rows, every row, and the results of timed passes."""
 
     def is_late_under_exact_accounting(self) -> bool:
         """Return True if the pass was over the time budget, but slowed by exact heap accounting.
@@ -52,10 +49,7 @@ class Verdicts(TrialRun):
         return self.over_time_budget()
 
     def over_time_budget(self) -> Outcome | None:
-        """Return a timeout if the median timed pass, or a search's one pass, was too slow.
-
-        A pass takes as long as on its slowest rank.
-        """
+        """Return a timeout if the median timed pass, or a search's one pass, was too slow."""
         trial, log = self.trial, self.log
         if trial.repeats and not log.slowest:
             return None
@@ -140,10 +134,7 @@ def _wrong(reason: str | None) -> Outcome | None:
 
 
 def agree(own: str | None, group: Group) -> str | None:
-    """Return the sentence of the lowest rank that has one, the same on all ranks, or None.
-
-    All ranks must call it.
-    """
+    """Return the sentence of the lowest rank that has one, or None. All ranks must call it."""
     if group.size == 1:
         return own
     text = torch.zeros(_MAX_SENTENCE, dtype=torch.int64)
@@ -164,10 +155,9 @@ def _find_invalid(one: Pass) -> str | None:
         return f"a pass changed its input {' and '.join(changed)}"
     (q, _, v), dtype = one.inputs, str(one.inputs[0].dtype)[6:]
     assert one.out is not None
-    results = [("the output", one.out, (*q.shape[:3], v.shape[3]))]
-    for name, gradient, like in zip(("dq", "dk", "dv"), one.grads or (), one.inputs, strict=False):
-        results.append((name, gradient, tuple(like.shape)))
-    for name, got, shape in results:
+    names, results = ("the output", "dq", "dk", "dv"), (one.out, *(one.grads or ()))
+    shapes = (*q.shape[:3], v.shape[3]), *(tuple(t.shape) for t in one.inputs)
+    for name, got, shape in zip(names, results, shapes, strict=False):
         found = str(got.dtype)[6:], tuple(got.shape)
         if found != (dtype, shape):
             return f"{name} is {found[0]} {found[1]}; expected {dtype} {shape}"
