@@ -28,19 +28,17 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts, Positions
 from longseq_bench.attention.masked import mask_mod_of, visible_pairs_of
-from longseq_bench.attention.own_arguments import (
+from longseq_bench.attention.own_source import (
     ATTN_MASK,
     GROUP,
     MASK_MOD,
-    missing_reasons,
-    passed_values,
-)
-from longseq_bench.attention.own_source import (
     OwnFile,
     OwnFunction,
     files,
     find_file,
     import_function,
+    missing_reasons,
+    passed_values,
 )
 from longseq_bench.core.catalogue import Entry
 from longseq_bench.core.cost import Cost, attention_flops, floor_bytes, mask_pairs

@@ -7,8 +7,8 @@ that somebody sent, such as SIGTERM of a batch system, is no failure of the tria
 `may_be_out_of_memory` selects failures that a failed allocation may have caused: LocalLauncher runs
 these once more with a larger budget (launchers/local.py, `_retry_with_more_memory`).
 `is_device_error` selects errors of a GPU or of NCCL: these trials run once more as they are.
-Where nothing enforces the budget, the worker compares the peak with it (worker/trial.py,
-`over_memory_budget`).
+Where nothing enforces the budget, the worker compares the peak with it (worker/memory.py,
+`over_budget`).
 The module also parses stack dumps, and removes shared memory that killed ranks leave.
 """
 

@@ -9,21 +9,18 @@ over the checked rows. Every rank checks its part, and all agree on the result.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
+from longseq_bench.core.model import DType
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker.errors import PARAMETERS, TINY, Errors, row_scale
-from longseq_bench.worker.inputs import Pass, Triple
-from longseq_bench.worker.plain import PlainRows
-from longseq_bench.worker.reference import CheckedRows, Gradients, Reference, Sum
-from longseq_bench.worker.row_slices import is_finite, row_slices
-from longseq_bench.worker.shard_coverage import all_gather, all_reduce_max
-
-_MAX_SENTENCE = 300
-"""Bytes of a sentence that ranks exchange."""
+from longseq_bench.worker.inputs import Triple
+from longseq_bench.worker.reference import CheckedRows, Gradients, KeyChunk, Reference, Sum
+from longseq_bench.worker.shard_coverage import all_reduce_max
 
 
 def check(
@@ -44,12 +41,11 @@ def check(
         grad_out: like out; it must be zero outside `rows`.
         grads: dq (compared at `rows`), dk and dv, or None for a forward alone.
     """
-    errors, dtype = _errors_for(attention), attention.coarsest_dtype
+    w, dtype = attention.workload, attention.coarsest_dtype
+    errors = Errors(w.heads, group=w.heads // w.kv_heads)
     with torch.no_grad():
         reference = Reference(attention, inputs, rows)
-        backward = None
-        if grads is not None:
-            backward = _Backward(reference, grads, errors)
+        backward = None if grads is None else _Backward(reference, grads, errors)
         for batch in reference.slabs():
             checked = reference.forward(batch)
             plain = None if dtype == "float32" else PlainRows(reference, checked, dtype)
@@ -62,9 +58,31 @@ def check(
     return errors
 
 
-def _errors_for(attention: Attention) -> Errors:
-    w = attention.workload
-    return Errors(w.heads, group=w.heads // w.kv_heads)
+MAX_ROWS = 32_768
+"""Rows of a slice, so few that they stay in a CPU's cache."""
+
+MAX_BYTES = 2**24
+"""Bytes of a slice. Temporaries of a check take up to four times that, 64 MiB."""
+
+
+def row_slices(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the rows (n, D) of each head of a tensor (B, H, N, D), as views."""
+    tensor = tensor.detach()
+    row_bytes = max(1, tensor.shape[-1] * tensor.element_size())
+    rows = max(1, min(MAX_ROWS, MAX_BYTES // row_bytes))
+    # not flatten(0, 1): it copies a tensor whose heads are next to its tokens
+    for heads in tensor:
+        for head in heads:
+            yield from head.split(rows)
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return True if every number of a tensor (B, H, N, D) is finite."""
+    # a sum is not finite if a term is not, and is much cheaper; it may overflow, though
+    return all(
+        bool(torch.isfinite(part.sum()) or torch.isfinite(part).all())
+        for part in row_slices(tensor)
+    )
 
 
 def count_zero_rows(out: Tensor, group: Group) -> tuple[int, int]:
@@ -81,45 +99,6 @@ def all_finite(tensors: list[Tensor], group: Group) -> bool:
     """Return whether every number on every rank is finite."""
     found = all(is_finite(tensor) for tensor in tensors)
     return not group.all_max(float(not found))[0]
-
-
-def find_invalid(one: Pass, group: Group) -> str | None:
-    """Return what makes a pass wrong before its numbers are compared, or None.
-
-    Its inputs were changed, or a result has another shape or dtype. All ranks must call it.
-    """
-    return agree(_own_fault(one), group)
-
-
-def agree(own: str | None, group: Group) -> str | None:
-    """Return the sentence of the lowest rank that has one, the same on all ranks, or None.
-
-    All ranks must call it.
-    """
-    if group.size == 1:
-        return own
-    text = torch.zeros(_MAX_SENTENCE, dtype=torch.int64)
-    encoded = (own or "").encode()[:_MAX_SENTENCE]
-    text[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.int64)
-    for rank, row in enumerate(all_gather(group, text)):
-        if sentence := bytes(row[row > 0].tolist()).decode(errors="replace"):
-            return f"{sentence} (on rank {rank})"
-    return None
-
-
-def _own_fault(one: Pass) -> str | None:
-    if changed := one.changed_inputs():
-        return f"a pass changed its input {' and '.join(changed)}"
-    (q, _, v), dtype = one.inputs, str(one.inputs[0].dtype)[6:]
-    assert one.out is not None
-    results = [("the output", one.out, (*q.shape[:3], v.shape[3]))]
-    for name, gradient, like in zip(("dq", "dk", "dv"), one.grads or (), one.inputs, strict=False):
-        results.append((name, gradient, tuple(like.shape)))
-    for name, got, shape in results:
-        found = str(got.dtype)[6:], tuple(got.shape)
-        if found != (dtype, shape):
-            return f"{name} is {found[0]} {found[1]}; expected {dtype} {shape}"
-    return None
 
 
 class _Backward:
@@ -149,22 +128,12 @@ class _Backward:
                 self._errors.add(name, got[kept], expected, math.inf, chunk.head, usual[n])
                 is_seen = torch.zeros(len(got), dtype=torch.bool, device=got.device)
                 is_seen[kept] = row_scale(expected) > 0
-                for found, values in (
-                    (self._unseen, got[~is_seen]),
-                    (self._largest, expected.value),
-                ):
+                values_of = (self._unseen, got[~is_seen]), (self._largest, expected.value)
+                for found, values in values_of:
                     if values.numel():
                         found[index] = found[index].maximum(values.abs().max().cpu())
-        dq = gradients.close()
-        _compare_rows(
-            self._errors,
-            "dq",
-            reference,
-            self._grads[0],
-            rows,
-            dq,
-            plain.close() if plain else None,
-        )
+        dq, usual_dq = gradients.close(), plain.close() if plain else None
+        _compare_rows(self._errors, "dq", reference, self._grads[0], rows, dq, usual_dq)
         for name, matrix_sums in gradients.matrices.items():
             self._matrices[name] = self._matrices.get(name, 0) + matrix_sums
 
@@ -193,3 +162,83 @@ def _compare_rows(
         own = Sum(expected.value[index][reference.row_index], squares)
         usual = None if plain is None else plain[index][reference.row_index]
         errors.add(name, reference.own_rows(got, b, head), own, magnitude, head, usual)
+
+
+class PlainRows:
+    """A plain implementation in half precision, on the rows of the float64 reference.
+
+    It is what a user would write: scores, softmax and products in torch, each result rounded to the
+    dtype, sums in float32. Its errors are the measure for those of an implementation (errors.py).
+    The log-sum-exp comes from the reference, so that a chunk of keys is visited once.
+
+    Create it on all ranks. Feed each chunk of `Gradients.of_keys` to `add_keys`.
+
+    out: (B, Hq, R, Dv).
+    """
+
+    def __init__(self, reference: Reference, rows: CheckedRows, dtype: DType) -> None:
+        self._reference, self._rows = reference, rows
+        self._dtype = getattr(torch, dtype)
+        self._q = self._round(rows.q.float())
+        total, attended = torch.zeros_like(rows.lse), torch.zeros_like(rows.attended)
+        for chunk in reference.seen_chunks(rows.batch):
+            values = self._round(chunk.values.float())
+            for head, row in reference.heads_of(chunk, rows.batch):
+                weights = self._weights(chunk, head, row)
+                total[row] += weights.sum(-1, keepdim=True)
+                attended[row] += (self._round(weights) @ values).double()
+        total, attended = reference.all_sum(total), reference.all_sum(attended)
+        total = total.where(total > 0, 1.0)
+        self._log_total = total.log().float()
+        self._attended = self._round((attended / total).float())
+        matrix = reference.matrices.get("out")
+        out = self._attended if matrix is None else self._round(self._attended @ matrix.float())
+        self.out = out.double()
+        self._dq = torch.zeros_like(rows.q)
+
+    def set_gradient(self, grad_out: Tensor) -> None:
+        """Set the output gradient (B, Hq, R, D) in float64, before `add_keys`."""
+        matrix = self._reference.matrices.get("out")
+        if matrix is not None:
+            grad_out = grad_out @ matrix.T
+        self._d_attended = self._round(grad_out.float())
+        self._delta = (self._d_attended * self._attended).sum(-1, keepdim=True)
+
+    def add_keys(self, chunk: KeyChunk) -> tuple[Tensor, Tensor]:
+        """Add a chunk to dq; return its dk and dv (K, D), rounded after each query head."""
+        scale, reference = self._reference.scale, self._reference
+        keys, values = (self._round(t.float()) for t in (chunk.keys, chunk.values))
+        dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
+        for head, row in reference.heads_of(chunk, self._rows.batch):
+            weights = self._weights(chunk, head, row) * (-self._log_total[row]).exp()
+            d_attended = self._d_attended[row]
+            d_weights = self._round(d_attended @ values.T)
+            d_scores = self._round(weights * (d_weights - self._delta[row]))
+            dk = self._round(dk + self._round(d_scores.T @ self._q[row] * scale))
+            dv = self._round(dv + self._round(self._round(weights).T @ d_attended))
+            if chunk.is_counted:
+                self._dq[row] += (d_scores @ keys * scale).double()
+        return self._before(dk, "k"), self._before(dv, "v")
+
+    def close(self) -> Tensor:
+        """Return dq, (B, Hq, R, D). All ranks must call it."""
+        dq = self._reference.all_sum(self._dq).float()
+        return self._before(self._round(dq), "q")
+
+    def _weights(self, chunk: KeyChunk, head: int, row: tuple[int, int]) -> Tensor:
+        """Return exp(score - the reference's log-sum-exp), (R, K)."""
+        keys = self._round(chunk.keys.float())
+        scores = self._round(self._round(self._q[row] @ keys.T) * self._reference.scale)
+        seen = self._reference.log_multiplicity(chunk, head)
+        if seen is not None:
+            scores += seen.float()
+        return scores.sub_(self._rows.lse[row].float().nan_to_num(neginf=0.0)).exp_()
+
+    def _before(self, gradient: Tensor, name: str) -> Tensor:
+        """Return the gradient before a matrix product, from that after it."""
+        matrix = self._reference.matrices.get(name)
+        found = gradient if matrix is None else self._round(gradient @ matrix.float().T)
+        return found.double()
+
+    def _round(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._dtype).float()

@@ -14,6 +14,7 @@ Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 
 import math
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,17 +27,16 @@ from longseq_bench.attention.masked import exact_call, visible_pairs_of
 from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, mask_pairs
 from longseq_bench.core.errors import LongseqError
-from longseq_bench.core.masks import CAUSAL, FULL, Mask
+from longseq_bench.core.masks import CAUSAL, FULL
 from longseq_bench.core.model import SAME_KERNEL, SDPA, Trial
 from longseq_bench.kernels.base import attend
 from longseq_bench.kernels.exact.base import AUTO, KERNELS, ExactKernel, select
 from longseq_bench.meters.clock import clock_for
 from longseq_bench.patterns.visible_keys import visible_keys
 from longseq_bench.worker import limits
+from longseq_bench.worker.exception_mapping import is_device_error
 from longseq_bench.worker.inputs import Pass
-from longseq_bench.worker.known_errors import is_device_error
-from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
-from longseq_bench.worker.messages import MessageSender
+from longseq_bench.worker.messages import MeasurementLog, MessageSender, samples_of
 
 MAX_TIME_RATIO = 4.0
 """A complete dense pass runs if it should take at most this many times the sparse pass, or at most
@@ -67,71 +67,37 @@ def dense_flops(attention: Attention, rows: int | None = None, keys: int | None 
         pairs = mask_pairs(w)
     else:
         pairs = w.visibility.visible_pairs(rows) if rows == keys else rows * keys
-    projected = {"q": (w.heads, rows), "k": (w.kv_heads, keys), "v": (w.kv_heads, keys)}
-    projected["out"] = projected["q"]
-    elements = sum(
-        heads * (w.seq_len if tokens is None else tokens)
-        for name, (heads, tokens) in projected.items()
-        if name in matrices
-    )
+    of_q, of_k = ((w.seq_len if tokens is None else tokens) for tokens in (rows, keys))
+    shapes = {"q": (w.heads, of_q), "k": (w.kv_heads, of_k), "v": (w.kv_heads, of_k)}
+    shapes["out"] = shapes["q"]
+    elements = sum(heads * tokens for name, (heads, tokens) in shapes.items() if name in matrices)
     projecting = projection_flops(w, w.batch * elements * w.head_dim)
     return attention_flops(w, pairs) + projecting
 
 
-def part_rows(heads: int, device: str, workers: int) -> int:
-    """Return the query rows of `heads` = B Hq that keep all threads or multiprocessors busy."""
-    tiles = -(-TILES_PER_WORKER * workers // heads)
-    return max(MIN_ROWS, tiles * TILE_ROWS[device])
-
-
-def part_shape(rows: int, keys: int, mask: Mask) -> tuple[int, int]:
-    """Return the rows and keys of a part with about rows · keys visible pairs.
-
-    A part with a mask is square, and has at most `keys` rows. One with a mask that is not causal
-    has as many that a row sees about as many keys as in the whole.
-    """
-    if mask.kind == FULL:
-        return rows, keys
-    if mask.kind == CAUSAL:
-        side = min(math.ceil(math.sqrt(2 * rows * keys)), keys)
-        return side, side
-    side, usual = rows, mask.visible_pairs(keys) / keys
-    while side < keys and mask.visible_pairs(side) < USUAL_SHARE * usual * side:
-        side *= 2
-    return min(side, keys), min(side, keys)
-
-
+@dataclass
 class DenseBaseline:
     """Timed dense passes over a trial's inputs, one after each pass of the sparse attention.
 
-    kernel: computes them; None: torch's scaled_dot_product_attention. If it can't run, `source`
-    gives the reason. The trial fails only if the GPU itself failed.
+    fresh: each pass writes to memory that the process has not used yet.
+    kernel: computes them; None: torch's scaled_dot_product_attention. If it can't run, the log has
+    the reason. The trial fails only if the GPU itself failed.
     """
 
-    def __init__(
-        self, attention: Attention, one: Pass, device: str, warm_ups: int, time_cap: float,
-        fresh: bool = False, kernel: ExactKernel | None = None,
-    ) -> None:  # fmt: skip
-        self._attention, self._one, self._device = attention, one, device
-        self._warm_ups, self._time_cap, self._fresh = warm_ups, time_cap, fresh
-        self._tokens = attention.workload.seq_len
-        self._clock = clock_for(device)
-        self._kernel = kernel
-        self._shape: tuple[int, int] | None = None
-        self._failure: str | None = None
+    attention: Attention
+    one: Pass
+    device: str
+    warm_ups: int
+    time_cap: float
+    fresh: bool = False
+    kernel: ExactKernel | None = None
+    _shape: tuple[int, int] | None = None
+    _failure: str | None = None
 
-    @property
-    def source(self) -> str:
-        """Return "measured", "computed from 1,024 of 131,072 rows" or "not run: ..."."""
-        if self._failure:
-            return self._failure
-        if self._shape is None or self._shape == self._complete:
-            return "measured"
-        return f"computed from {self._shape[0]:,} of {self._tokens:,} rows"
-
-    @property
-    def _complete(self) -> tuple[int, int]:
-        return len(self._attention.workload.queries), self._tokens
+    def __post_init__(self) -> None:
+        w = self.attention.workload
+        self._complete = len(w.queries), w.seq_len
+        self._clock = clock_for(self.device)
 
     def run(self, sender: MessageSender, sparse_s: float) -> float:
         """Run one timed dense pass. Before the first, choose between a complete pass and a part.
@@ -146,9 +112,9 @@ class DenseBaseline:
                 if self._shape is None:
                     self._shape = self._choose_shape(sparse_s)
                 if not self._clock.wall:
-                    for _ in range(self._warm_ups):
+                    for _ in range(self.warm_ups):
                         self._run(*self._shape)
-                if self._fresh:
+                if self.fresh:
                     limits.release_free_memory()
                 with self._clock:
                     self._run(*self._shape)
@@ -161,11 +127,14 @@ class DenseBaseline:
 
     def add_to(self, log: MeasurementLog) -> None:
         """Log the samples, in seconds of a complete dense pass, and their source."""
-        log.facts["dense"] = self.source
-        log.facts["dense_kernel"] = self._kernel.name if self._kernel else SDPA
+        source = "measured"
+        if self._shape and self._shape != self._complete:
+            source = f"computed from {self._shape[0]:,} of {self._complete[1]:,} rows"
+        log.facts["dense"] = self._failure or source
+        log.facts["dense_kernel"] = self.kernel.name if self.kernel else SDPA
         if not self._failure and self._shape is not None and self._clock.wall:
-            part = dense_flops(self._attention, *self._shape)
-            share = part / dense_flops(self._attention)
+            part = dense_flops(self.attention, *self._shape)
+            share = part / dense_flops(self.attention)
             log.add("dense_time", "s", *(seconds / share for seconds in self._clock.wall))
 
     def _choose_shape(self, sparse_s: float) -> tuple[int, int]:
@@ -173,46 +142,58 @@ class DenseBaseline:
 
         A step of decoding always is.
         """
-        if self._attention.workload.decode:
+        if self.attention.workload.decode:
             return self._complete
-        part = self._part_shape(self._tokens)
+        part = self._part_shape(self._complete[1])
         if part == self._complete:
             return part
-        short = self._part_shape(min(self._tokens, CALIBRATION_KEYS))
-        clock = clock_for(self._device)
+        short = self._part_shape(min(self._complete[1], CALIBRATION_KEYS))
+        clock = clock_for(self.device)
         for _ in range(2):
             with clock:
                 self._run(*short)
-        rate = dense_flops(self._attention, *short) / clock.wall[-1]
-        complete_s = dense_flops(self._attention) / rate
-        max_s = max(MAX_TIME_RATIO * sparse_s, self._time_cap)
+        rate = dense_flops(self.attention, *short) / clock.wall[-1]
+        complete_s = dense_flops(self.attention) / rate
+        max_s = max(MAX_TIME_RATIO * sparse_s, self.time_cap)
         return self._complete if complete_s <= max_s else part
 
     def _fall_back(self, error: Exception) -> None:
         """Fall back from complete passes to parts, then to none. Samples are never mixed."""
-        self._clock = clock_for(self._device)
-        decodes = self._attention.workload.decode
-        part = self._complete if decodes else self._part_shape(self._tokens)
-        if self._shape == self._complete != part:
+        self._clock = clock_for(self.device)
+        part = self._part_shape(self._complete[1])
+        if self._shape == self._complete != part and not self.attention.workload.decode:
             self._shape = part
         else:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             self._failure = f"not run: {lines[0]}"
 
     def _part_shape(self, keys: int) -> tuple[int, int]:
-        """Return the rows and keys of a part whose rows see at most the first `keys` tokens."""
-        w = self._attention.workload
-        if self._device == "cuda":
+        """Return the rows and keys of a part whose rows see at most the first `keys` tokens.
+
+        It has as many rows as keep all threads or multiprocessors busy. With a causal mask it is
+        square, and has about as many pairs as these rows with all keys; with another mask it is
+        square, and a row sees about as many keys as in the whole.
+        """
+        w, workers = self.attention.workload, torch.get_num_threads()
+        if self.device == "cuda":
             workers = torch.cuda.get_device_properties(0).multi_processor_count
+        tiles = -(-TILES_PER_WORKER * workers // (w.batch * w.heads))
+        side = rows = min(max(MIN_ROWS, tiles * TILE_ROWS[self.device]), keys)
+        mask = w.visibility
+        if mask.kind == FULL:
+            return rows, keys
+        if mask.kind == CAUSAL:
+            side = math.ceil(math.sqrt(2 * rows * keys))
         else:
-            workers = torch.get_num_threads()
-        rows = min(part_rows(w.batch * w.heads, self._device, workers), keys)
-        return part_shape(rows, keys, w.visibility)
+            usual = mask.visible_pairs(keys) / keys
+            while side < keys and mask.visible_pairs(side) < USUAL_SHARE * usual * side:
+                side *= 2
+        return min(side, keys), min(side, keys)
 
     def _run(self, rows: int, keys: int) -> None:
         """Run a pass over the first rows and keys; with the mask if there are as many of both."""
-        w, one = self._attention.workload, self._one
-        matrices = self._attention.projections()
+        w, one = self.attention.workload, self.one
+        matrices = self.attention.projections()
         with torch.set_grad_enabled(w.train):
             tensors = {
                 name: t.detach()[:, :, :count].requires_grad_(w.train)
@@ -227,13 +208,13 @@ class DenseBaseline:
                 torch.autograd.grad(out, leaves, one.grad_out[:, :, :rows])
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        w, rows, keys = self._attention.workload, q.shape[2], k.shape[2]
+        w, rows, keys = self.attention.workload, q.shape[2], k.shape[2]
         if w.decode:
             return self._attend_cache(q, k, v)
         shape = {"seq_len": rows} if rows == keys else {"mask": None, "causal": False}
         part = w.model_copy(update=shape)
-        if self._kernel is not None:
-            return attend(q, k, v, exact_call(self._kernel, part), q.requires_grad)
+        if self.kernel is not None:
+            return attend(q, k, v, exact_call(self.kernel, part), q.requires_grad)
         visible = None if part.mask is None else visible_pairs_of(part, q.device)
         return scaled_dot_product_attention(
             q, k, v, attn_mask=visible, is_causal=part.causal and visible is None,
@@ -242,13 +223,13 @@ class DenseBaseline:
 
     def _attend_cache(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return a step of decoding that sees the whole cache."""
-        w = self._attention.workload
-        if self._kernel is None:
+        w = self.attention.workload
+        if self.kernel is None:
             mask = visible_pairs_of(w, q.device) if w.causal and w.new_tokens > 1 else None
             return scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1]
             )
-        kernel, _ = choose_kernel(self._kernel.name, self._attention.kernel_use, w)
+        kernel, _ = choose_kernel(self.kernel.name, self.attention.kernel_use, w)
         seen = seen_keys(visible_keys(w), np.asarray(w.queries), np.arange(w.seq_len))
         return kernel(q, k, v, seen)[0].to(q.dtype)
 

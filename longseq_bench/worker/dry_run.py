@@ -4,13 +4,26 @@ The layout is prepared for real, and the pass dispatches its real operators, so 
 the implementation: each storage counts while it is referenced (meta_mode.py,
 meters/storage_peak.py). The workspace of a fused kernel is not visible and comes from a table
 (kernel_workspace.py).
+
+A block layout with a fixed sparsity grows with the square of the length: 16M tokens in blocks of
+128 with a tenth of the blocks are 800 million blocks. To build it takes minutes and many GB, so it
+is extrapolated from two small layouts:
+
+- On several ranks they have the same tokens in larger blocks: kernels over spans take any block.
+  What a rank holds, fetches and sends is the same, except for the rounding to blocks.
+- On one rank they have fewer tokens in the same blocks, because kernels over blocks depend on their
+  size. Tensors are a line in the tokens.
+
+Lists of the layout (tensors of integers) are a multiple of the tokens plus a multiple of the kept
+blocks, whose number is known without the layout. FLOPs are in proportion to the visible pairs.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from types import ModuleType
 
+import numpy as np
 import psutil
 import torch
 
@@ -28,10 +41,9 @@ from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
+from longseq_bench.worker.exception_mapping import text_of
 from longseq_bench.worker.inputs import draw_inputs
 from longseq_bench.worker.kernel_workspace import KernelWorkspace
-from longseq_bench.worker.known_errors import text_of
-from longseq_bench.worker.layout_extrapolation import extrapolate, smaller_trials
 from longseq_bench.worker.passes import (
     WARM_UP_TOKENS,
     bytes_sent_by_formula,
@@ -41,6 +53,12 @@ from longseq_bench.worker.passes import (
 
 FREE_SHARE = 0.5
 """The share of the free memory that layouts may take."""
+
+MAX_KEPT_BLOCKS = 2**20
+"""Blocks of the larger of the two layouts: a fifth of a second."""
+
+EXTRAPOLATED_FROM = 2**22
+"""Layouts with more blocks than this are extrapolated."""
 
 
 def dry_run(
@@ -60,18 +78,10 @@ def dry_run(
     threads = torch.get_num_threads()
     estimates = []
     for trial in trials:
-        make = None if is_own(trial.implementation) else _find(trial)
-        smaller = smaller_trials(make, trial) if make else None
+        smaller = () if is_own(trial.implementation) else smaller_trials(trial)
         found = [_predict(one, threads, capability, multiprocessors) for one in smaller or [trial]]
-        estimates.append(extrapolate(make, trial, smaller, found) if make and smaller else found[0])
+        estimates.append(extrapolate(trial, smaller, found) if smaller else found[0])
     return estimates
-
-
-def _find(trial: Trial) -> type[Attention] | None:
-    """Return the class of an implementation; None if it is missing, which the dry run explains."""
-    with suppress(LongseqError):
-        return find_implementation(trial.implementation)
-    return None
 
 
 def _disable_compiler() -> None:
@@ -102,16 +112,22 @@ def _predict(
             return DryRunEstimate(unsupported=reason)
         if trial.device == "cpu" and (reason := make.unavailable_reason(trial.device)):
             return DryRunEstimate(unsupported=reason)
-        _prepare_short(make, trial)
-        end_ranks = [
+        # a short layout of the same kind first, so that no rank is charged for one-time costs
+        short = trial.at(min(trial.workload.seq_len, WARM_UP_TOKENS * trial.world_size))
+        with suppress(UnsupportedError):
+            make(short.workload, Group(0, trial.world_size), **trial.options).prepare(trial.device)
+        ranks = [
             make(trial.workload, Group(r, trial.world_size), **trial.options)
             for r in sorted({0, trial.world_size - 1})
         ]
-        busiest = max(rank.work_share() for rank in end_ranks)
-        end_ranks, estimates = _select_ranks(end_ranks), []
-        while end_ranks:
+        busiest = max(rank.work_share() for rank in ranks)
+        if not isinstance(ranks[0], LayoutAttention):
+            # in a block layout, ranks with as many tokens may fetch different blocks
+            ranks = [max(ranks, key=lambda rank: rank.shard.tokens)]
+        estimates = []
+        while ranks:
             # a layout takes memory while it exists, so one rank after the other
-            estimates.append(_predict_rank(end_ranks.pop(0), trial, multiprocessors))
+            estimates.append(_predict_rank(ranks.pop(0), trial, multiprocessors))
     except LongseqError as error:
         too_long = isinstance(error, KernelLimitError)
         return DryRunEstimate(unsupported=str(error), too_long=too_long)
@@ -126,31 +142,13 @@ def _predict(
     fullest = max(estimates, key=lambda e: e.peak_bytes)
     # the rank with the highest peak is not always the one that sends most
     sends_most = max(estimates, key=lambda e: e.bytes_sent)
-    ranks = trial.world_size
     return fullest.model_copy(
         update={
-            "flops": fullest.flops / ranks,
-            "busiest": max(1.0, busiest * ranks),
+            "flops": fullest.flops / trial.world_size,
+            "busiest": max(1.0, busiest * trial.world_size),
             **sends_most.model_dump(include={"bytes_sent", "transfers", "overlaps", "peers"}),
         }
     )
-
-
-def _prepare_short(make: type[Attention], trial: Trial) -> None:
-    """Prepare a short layout of the same kind, so that no rank is charged for one-time costs."""
-    short = trial.at(min(trial.workload.seq_len, WARM_UP_TOKENS * trial.world_size))
-    with suppress(UnsupportedError):
-        make(short.workload, Group(0, trial.world_size), **trial.options).prepare(trial.device)
-
-
-def _select_ranks(end_ranks: list[Attention]) -> list[Attention]:
-    """Return the first or the last rank, whichever has more tokens; for a block layout both.
-
-    In a block layout, ranks with the same number of tokens may fetch different blocks.
-    """
-    if isinstance(end_ranks[0], LayoutAttention):
-        return end_ranks
-    return [max(end_ranks, key=lambda rank: rank.shard.tokens)]
 
 
 def _predict_rank(
@@ -169,7 +167,11 @@ def _predict_rank(
             attention.prepare(trial.device)
         prepared = meter.current + (heap.peak if heap else 0)
         run_pass(attention, one)
-    cost, traffic = attention.cost(), attention.group.traffic
+    cost, group, name = attention.cost(), attention.group, attention.comparable_kernel
+    # published rates of dense attention don't apply to a sparse one
+    kernel = name if attention.is_exact else f"sparse {name}"
+    # by communicator; that of all ranks always exists
+    peers = {(): set[int]()} | group.traffic.peers if group.size > 1 else {}
     sent = bytes_sent_by_formula(attention, trial)
     return DryRunEstimate(
         peak_bytes=max(prepared, meter.peak + (heap.kept if heap else 0)),
@@ -182,29 +184,102 @@ def _predict_rank(
         flops=cost.flops,
         floor_bytes=cost.floor_bytes,
         bytes_sent=sent,
-        transfers=round(traffic.transfers * sent / traffic.bytes_sent) if traffic.bytes_sent else 0,
+        transfers=round(group.traffic.transfers * sent / (group.traffic.bytes_sent or 1)),
         overlaps=attention.overlaps,
-        kernel=_kernel_name(attention),
-        peers=_count_peers(attention.group),
+        kernel="" if name == AUTO else kernel,
+        peers=tuple(map(len, peers.values())),
     )
 
 
-def _kernel_name(attention: Attention) -> str:
-    """Return the name of the kernel that does most of the work; empty if there is no name.
+def smaller_trials(trial: Trial) -> Sequence[Trial]:
+    """Return the two trials from which to extrapolate; none if the trial has its own dry run.
 
-    For a sparse attention "sparse" precedes it: published rates of dense attention don't apply.
+    On a CPU the layout is part of the peak, so it is always built. With a mask it is always built
+    too, because its rows are not alike.
     """
-    name = attention.comparable_kernel
-    if name == AUTO:
-        return ""
-    return name if attention.is_exact else f"sparse {name}"
-
-
-def _count_peers(group: Group) -> tuple[int, ...]:
-    """Return for each communicator of a rank the number of ranks that it sends to.
-
-    The communicator of all ranks always exists.
-    """
-    if group.size == 1:
+    is_built = trial.device == "cpu" or trial.workload.mask is not None
+    if is_built or _kept(trial) <= EXTRAPOLATED_FROM:
         return ()
-    return tuple(len(peers) for peers in ({(): set[int]()} | group.traffic.peers).values())
+
+    def coarser(factor: int) -> Trial:
+        return trial.replace(options=trial.options | {"block": factor * _block(trial)})
+
+    def shorter(factor: int) -> Trial:
+        # whole blocks: a short last block is a list more
+        blocks = max(1, trial.workload.seq_len // (factor * _block(trial)))
+        return trial.at(blocks * _block(trial))
+
+    shrink = coarser if trial.world_size > 1 else shorter
+    factor = 1
+    while _kept(shrink(factor)) > MAX_KEPT_BLOCKS:
+        factor += 1 + factor // 8
+    return shrink(factor), shrink(2 * factor)
+
+
+def extrapolate(
+    trial: Trial, smaller: Sequence[Trial], estimates: Sequence[DryRunEstimate]
+) -> DryRunEstimate:
+    """Return the estimate of a trial from those of `smaller_trials`."""
+    if refused := next((one for one in estimates if one.unsupported), None):
+        return refused
+    at = _block if trial.world_size > 1 else _tokens
+    (a, b), target = map(at, smaller), at(trial)
+
+    def on_line(name: str) -> float:
+        """Extrapolate by a line in the size of a block, or in the tokens."""
+        at_a, at_b = (float(getattr(one, name)) for one in estimates)
+        return at_a + (at_a - at_b) / (a - b) * (target - a)
+
+    def from_terms(name: str, terms: Callable[[Trial], tuple[float, float]]) -> float:
+        """Extrapolate a sum of two terms with unknown factors."""
+        known = np.array([terms(one) for one in smaller])
+        values = np.array([float(getattr(one, name)) for one in estimates])
+        # scaled by the first; terms that depend on each other get the smallest factors
+        factors = np.linalg.lstsq(known / known[0], values, rcond=None)[0]
+        return float(factors @ (np.array(terms(trial)) / known[0]))
+
+    def list_terms(one: Trial) -> tuple[float, float]:
+        return _tokens(one), _kept(one)
+
+    def pair_terms(one: Trial) -> tuple[float, float]:
+        # a causal diagonal block has half of its pairs
+        return float(_tokens(one) * _block(one)), float(_kept(one) * _block(one) ** 2)
+
+    def peak(name: str, of_lists: str) -> tuple[int, int]:
+        lists = from_terms(of_lists, list_terms)
+        return round(on_line(name) - on_line(of_lists) + lists), round(lists)
+
+    # lists grow most, so the moment with most lists may become the peak
+    moments = peak("peak_bytes", "index_bytes"), peak("peak_at_most_index", "most_index_bytes")
+    peak_bytes, index_bytes = max(moments)
+    lines = ("host_bytes", "floor_bytes", "bytes_sent", "transfers", "inside_bytes")
+    return estimates[0].model_copy(
+        update={name: round(on_line(name)) for name in lines}
+        | {
+            "peak_bytes": peak_bytes,
+            "index_bytes": index_bytes,
+            "peak_at_most_index": moments[1][0],
+            "most_index_bytes": moments[1][1],
+            "flops": from_terms("flops", pair_terms),
+            "smaller_layouts": tuple((_tokens(one), _block(one)) for one in smaller),
+        }
+    )
+
+
+def _kept(trial: Trial) -> int:
+    """Return the kept blocks; 0 of an implementation that is missing, as the dry run explains."""
+    with suppress(LongseqError):
+        return find_implementation(trial.implementation).kept_blocks(
+            trial.workload, **trial.options
+        )
+    return 0
+
+
+def _tokens(trial: Trial) -> int:
+    return trial.workload.seq_len
+
+
+def _block(trial: Trial) -> int:
+    block = trial.options.get("block")
+    assert isinstance(block, int), "an implementation with kept_blocks has an option block"
+    return block

@@ -5,7 +5,7 @@ that row, is at most 2e-5. Late rows of causal attention, a hundred times smalle
 count as much.
 
 bfloat16, float16: errors are compared with those of a plain implementation in the same dtype on the
-same rows (plain.py): the root mean square with twice the plain one, the largest with four times.
+same rows (`PlainRows`): the root mean square with twice the plain one, the largest with four times.
 FlashAttention's tests have this rule for the largest error; but the largest of thousands varies by
 more than two from one right implementation to another. Every further rank rounds its part once
 more, so both bounds grow with the root of the number of ranks.
@@ -18,7 +18,7 @@ the rows tells; six standard errors of it are allowed on top.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -80,27 +80,24 @@ class Errors:
     world_size: int = 1
     group: int = 1
     squares: Array = field(default_factory=lambda: np.zeros((len(NAMES), _PLAIN)))
-    sums: Array = field(init=False)
+    sums: Array = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
-        self.sums = np.zeros((len(NAMES), self.heads, _SUMS))
+        if not self.sums.size:
+            self.sums = np.zeros((len(NAMES), self.heads, _SUMS))
 
     def add(
         self, name: str, got: Tensor, expected: Sum, magnitude: float | None = None, head: int = 0,
         plain: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Compare rows (tokens, D) with the reference.
+        """Compare rows (tokens, D) of the tensor `name` with the reference.
 
         NaN or infinity in `got` is an infinite error. A row that is zero in the reference is
         compared with the largest magnitude of the tensor.
 
-        Args:
-            name: of the tensor, one of NAMES.
-            got: the implementation's rows.
-            expected: the reference's rows.
-            magnitude: largest magnitude of the tensor, if `expected` is only a part of it.
-            head: of the rows; its slope has its own bound.
-            plain: the rows of the plain implementation.
+        magnitude: that one, if `expected` is only a part of the tensor.
+        head: of the rows; its slope has its own bound.
+        plain: the rows of the plain implementation.
         """
         if not len(got):
             return
@@ -128,22 +125,19 @@ class Errors:
     def largest_over_ranks(self, group: Group) -> Errors:
         """Return the errors of all ranks. All ranks must call it."""
         own = torch.tensor([self.largest.get(name, -1.0) for name in NAMES], dtype=torch.float64)
-        worst, at = all_gather(group, own).max(0)
-        checked = [n for n, error in zip(NAMES, worst.tolist(), strict=True) if error >= 0]
-        ranks = dict(zip(NAMES, at.tolist(), strict=True))
+        worst, at = (found.tolist() for found in all_gather(group, own).max(0))
         plain = torch.tensor([self.plain.get(name, -1.0) for name in NAMES], dtype=torch.float64)
         usual = all_reduce_max(group, plain).tolist()
-        found = Errors(
-            self.heads,
-            {name: float(worst[NAMES.index(name)]) for name in checked},
-            {name: ranks[name] for name in checked} if group.size > 1 else {},
-            {name: error for name, error in zip(NAMES, usual, strict=True) if error >= 0},
-            group.size,
-            self.group,
-            _all_sum(group, self.squares),
+        checked = [i for i, error in enumerate(worst) if error >= 0]
+        return replace(
+            self,
+            largest={NAMES[i]: worst[i] for i in checked},
+            ranks={NAMES[i]: at[i] for i in checked} if group.size > 1 else {},
+            plain={name: error for name, error in zip(NAMES, usual, strict=True) if error >= 0},
+            world_size=group.size,
+            squares=group.all_sum(torch.from_numpy(self.squares)).numpy(),
+            sums=group.all_sum(torch.from_numpy(self.sums)).numpy(),
         )
-        found.sums = _all_sum(group, self.sums)
-        return found
 
     @property
     def worst(self) -> float:
@@ -230,11 +224,6 @@ def _slope_sums(error: Tensor, expected: Tensor) -> Tensor:
     expected, error = expected[kept], error[kept]
     x, e = expected.square().sum(-1), (error * expected).sum(-1)
     return torch.stack([torch.ones_like(x), x, e, e * e, x * x, e * x]).sum(-1)
-
-
-def _all_sum(group: Group, own: Array) -> Array:
-    total: Array = group.all_sum(torch.from_numpy(own)).numpy()
-    return total
 
 
 def _slope(sums: Array) -> tuple[float, float]:

@@ -113,12 +113,9 @@ def checked_rows(
     All of a short sequence. Else half of them have every remainder modulo 128 once, a quarter are
     both sides of borders of blocks, and the rest are random; the first and the last are added.
 
-    Args:
-        seq_len: tokens of all ranks.
-        seed: of the random choice.
-        ends: the first and last position of each rank's queries, (ranks, 2); some are added.
-        blocks: sizes of the implementation's blocks, tiles or segments.
-        share_stretches: of a long sequence, choose rows from few stretches of 128 tokens.
+    ends: the first and last position of each rank's queries, (ranks, 2); some are added.
+    blocks: sizes of the implementation's blocks, tiles or segments.
+    share_stretches: of a long sequence, choose rows from few stretches of 128 tokens.
     """
     if seq_len <= FULL_CHECK_TOKENS:
         return torch.arange(seq_len)
@@ -167,17 +164,13 @@ def select_checked_rows(
     """
     queries = attention.shard.queries
     ends = torch.tensor([int(queries[0]), int(queries[-1])])
-    values = (options or {}).values()
-    sizes = (one if isinstance(one, tuple) else (one,) for one in values)
-    blocks = [size for some in sizes for size in some if type(size) is int]
+    blocks = []
+    for value in (options or {}).values():
+        blocks += [n for n in (value if isinstance(value, tuple) else (value,)) if type(n) is int]
     first, count = attention.workload.queries.start, len(attention.workload.queries)
     ends = all_gather(attention.group, ends) - first
     return first + checked_rows(
-        count,
-        seed + _SEED_STEP * round_,
-        ends,
-        blocks,
-        share_stretches=not attention.is_exact,
+        count, seed + _SEED_STEP * round_, ends, blocks, share_stretches=not attention.is_exact
     )
 
 

@@ -5,7 +5,6 @@ element, P multiprocessors.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import prod
@@ -30,12 +29,9 @@ class KernelWorkspace:
     """
 
     def __init__(
-        self,
-        threads: int,
-        table: dict[str, Any] | None = None,
-        multiprocessors: int | None = None,
+        self, threads: int, table: dict[str, Any] | None = None, multiprocessors: int | None = None
     ) -> None:
-        self._threads, self._given_table = threads, table
+        self._threads, self._table = threads, table
         self._multiprocessors = multiprocessors or USUAL_MULTIPROCESSORS
         self.unknown: set[str] = set()
 
@@ -45,11 +41,11 @@ class KernelWorkspace:
         name = schema.name.removeprefix("aten::") if schema else ""
         if not name.startswith(_FUSED):
             return 0
-        table = _load_table() if self._given_table is None else self._given_table
+        table = _load_table() if self._table is None else self._table
         arguments = dict(zip((a.name for a in op._schema.arguments), args, strict=False))
         entry = table.get(name, {})
         if "buffers" in entry:
-            return _sum_buffers(entry["buffers"], _Call.of(arguments, self._multiprocessors))
+            return self._sum_buffers(entry["buffers"], arguments)
         dtype = str(arguments["query"].dtype).removeprefix("torch.")
         if dtype not in entry:
             self.unknown.add(f"{name} {dtype}")
@@ -73,50 +69,44 @@ class KernelWorkspace:
             + copied
         )
 
-
-@dataclass(frozen=True)
-class _Call:
-    """Sizes by letter, conditions by name, and arguments of one call of a CUDA kernel."""
-
-    sizes: Mapping[str, int]
-    conditions: Mapping[str, bool]
-    arguments: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, arguments: Mapping[str, Any], multiprocessors: int) -> "_Call":
+    def _sum_buffers(self, buffers: Mapping[str, Row], arguments: Mapping[str, Any]) -> int:
+        """Return the bytes of a CUDA kernel's buffers; all of them exist at the same time."""
         q, k = arguments["query"], arguments["key"]
         b, h, n, d = q.shape
         wider = max(d, arguments["value"].shape[3])
-        sizes = {"B": b, "Hq": h, "Hk": k.shape[1], "N": n, "M": k.shape[2], "D": wider}
-        sizes |= {"P": multiprocessors}
+        sizes: dict[str, int] = {
+            "B": b,
+            "Hq": h,
+            "Hk": k.shape[1],
+            "N": n,
+            "M": k.shape[2],
+            "D": wider,
+        }
+        sizes |= {"P": self._multiprocessors, "E": q.itemsize}
         conditions = {
             "grouped": h != k.shape[1],
             "half": q.itemsize == 2,
             "narrow": d <= 128,
             "wide": d > 128,
-            "few_rows": b * h * -(-n // 64) < 0.8 * 2 * multiprocessors,
+            "few_rows": b * h * -(-n // 64) < 0.8 * 2 * self._multiprocessors,
         }
-        return cls({**sizes, "E": q.itemsize}, conditions, arguments)
 
-    def size(self, factor: Any) -> int:
-        """Return a factor of a shape: a number, a letter, or {letter: multiple} rounded up."""
-        if isinstance(factor, dict):
-            ((letter, multiple),) = factor.items()
-            return -(-self.sizes[letter] // int(multiple)) * int(multiple)
-        return self.sizes[factor] if isinstance(factor, str) else int(factor)
+        def size(factor: Any) -> int:
+            """Return a factor: a number, a letter, or {letter: multiple} rounded up."""
+            if isinstance(factor, dict):
+                ((letter, multiple),) = factor.items()
+                return -(-sizes[letter] // int(multiple)) * int(multiple)
+            return sizes[factor] if isinstance(factor, str) else int(factor)
 
-
-def _sum_buffers(buffers: Mapping[str, Row], call: _Call) -> int:
-    """Return the bytes of a kernel's buffers; all of them exist at the same time."""
-    total = 0
-    for buffer in buffers.values():
-        if not all(call.conditions[name] for name in buffer.get("when", ())):
-            continue
-        if "copy_of" in buffer:
-            total += _copied_bytes(call.arguments[buffer["copy_of"]])
-            continue
-        total += prod(call.size(factor) for factor in buffer["bytes"])
-    return total
+        total = 0
+        for buffer in buffers.values():
+            if not all(conditions[name] for name in buffer.get("when", ())):
+                continue
+            if "copy_of" in buffer:
+                total += _copied_bytes(arguments[buffer["copy_of"]])
+            else:
+                total += prod(map(size, buffer["bytes"]))
+        return total
 
 
 def _copied_bytes(tensor: Tensor) -> int:

@@ -18,7 +18,6 @@ import torch
 from longseq_bench.core.model import Allocator
 from longseq_bench.meters.heap_peak import status_bytes
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_PERTURB = -1, -3, -6
 _FILL = 0x01
 """New blocks are filled with its complement, 0xFE: -1.7e38 in float32 and bfloat16. So a value that
 is read before it is written is conspicuous."""
@@ -33,8 +32,7 @@ def use_exact_heap() -> str | None:
     New blocks are filled: a page that is never written counts against a budget, but would not be
     in a peak. Call this before the warm-up, so that the warm-up leaves no free blocks behind.
     """
-    settings = {_M_MMAP_THRESHOLD: _MMAP_THRESHOLD_BYTES, _M_TRIM_THRESHOLD: 0, _M_PERTURB: _FILL}
-    reason = _mallopt(settings)
+    reason = _mallopt(_MMAP_THRESHOLD_BYTES, 0, _FILL)
     if reason is None:
         # blocks that imports have freed would be used first, outside the budget
         release_free_memory()
@@ -43,9 +41,7 @@ def use_exact_heap() -> str | None:
 
 def use_fast_heap() -> str | None:
     """Set the largest dynamic thresholds of glibc, for timing. Returns the reason if it can't."""
-    return _mallopt(
-        {_M_MMAP_THRESHOLD: _DYNAMIC_MAX, _M_TRIM_THRESHOLD: 2 * _DYNAMIC_MAX, _M_PERTURB: 0}
-    )
+    return _mallopt(_DYNAMIC_MAX, 2 * _DYNAMIC_MAX, 0)
 
 
 def release_free_memory() -> None:
@@ -70,10 +66,9 @@ def limit_heap(budget: int, mapped: int | None = None) -> str | None:
     """
     if not sys.platform.startswith("linux"):
         return f"not enforced: {sys.platform} has no data limit that counts mapped memory"
+    before = mapped_bytes() if mapped is None else mapped
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(
-        resource.RLIMIT_DATA, ((mapped_bytes() if mapped is None else mapped) + budget, hard)
-    )
+    resource.setrlimit(resource.RLIMIT_DATA, (before + budget, hard))
     return None
 
 
@@ -101,20 +96,16 @@ def limit_cuda(budget: int) -> int:
     return outside
 
 
-def lift_cuda_limit() -> None:
-    """Let the caching allocator use the whole device, for the benchmark's own work."""
-    torch.cuda.set_per_process_memory_fraction(1.0)
-
-
 def use_allocator(name: Allocator) -> None:
     """Select CUDA's caching allocator. Call it before the first allocation."""
     torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{name == 'expandable'}")
 
 
-def _mallopt(settings: dict[int, int]) -> str | None:
+def _mallopt(mmap_threshold: int, trim_threshold: int, fill: int) -> str | None:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return "this C library has no mallopt; small blocks may blur the budget and the peak"
+    settings = {-3: mmap_threshold, -1: trim_threshold, -6: fill}  # M_* of malloc.h
     failed = [parameter for parameter, value in settings.items() if not mallopt(parameter, value)]
     return f"mallopt refused parameters {failed}" if failed else None

@@ -10,28 +10,26 @@ from socket import socket
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from longseq_bench import attention
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.attention.own_function import describe_own_function, find_implementation
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInfo
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
-from longseq_bench.core.gpus import (
-    explain_no_cuda,
-    read_visible_gpus,
-    unsupported_architecture,
-)
-from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, SDPA, Outcome, Trial
+from longseq_bench.core.gpus import explain_no_cuda, read_visible_gpus, unsupported_architecture
+from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, SDPA, Device, Outcome, Trial
 from longseq_bench.core.options import specs_of
 from longseq_bench.core.ranks import CONNECTING, OPENING, WARMING_UP, RankInfo
-from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.group import GROUP_TIMEOUT, Group
 from longseq_bench.kernels.exact.base import KERNELS, Use, check_name
 from longseq_bench.meters.base import METERS
+from longseq_bench.worker import flight_recorder
 from longseq_bench.worker.dry_run import dry_run
 from longseq_bench.worker.exception_mapping import outcome_of_exception
 from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.passes import unsupported_setting
-from longseq_bench.worker.rendezvous import join_process_group, open_gpu, share_cores
 from longseq_bench.worker.trial import run_trial
 
 TOKENS_PER_RANK = 4096
@@ -60,7 +58,14 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
             outcome = run_rank(trial, place, sender, listener)
             sender.send_outcome(outcome)
             if place.size > 1:
-                _exit(outcome, sender)
+                # the process group may still wait. A rank that failed ends at once, so that the
+                # others notice; one that is done stays until all have reported, because the others
+                # may still read data that it sent
+                if outcome.status == "ok":
+                    sender.wait_until_closed()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
         case "catalogue":
             sender.send_answer(build_catalogue(data["own"]).model_dump(mode="json"))
         case "check":
@@ -101,19 +106,6 @@ def run_rank(
         return outcome_of_exception(error, sender.phase)
     sender.start_phase("start", WARMING_UP)
     return run_trial(trial, sender, group)
-
-
-def _exit(outcome: Outcome, sender: MessageSender) -> None:
-    """End the process, even if the process group still waits.
-
-    A rank that failed ends at once, so that the others notice. A rank that is done stays until all
-    have reported, because the others may still read data that it sent.
-    """
-    if outcome.status == "ok":
-        sender.wait_until_closed()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def find_mistakes(trials: Sequence[Trial]) -> list[str]:
@@ -220,3 +212,46 @@ def _cuda() -> DeviceInfo:
         total_bytes=total,
         count=count,
     )
+
+
+def open_gpu(number: int) -> None:
+    """Initialise CUDA and use this GPU of the visible ones, counted from 0.
+
+    Raises UnsupportedError if there are fewer, and torch's own error if it can't use any.
+    """
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    visible = torch.cuda.device_count()
+    if number >= visible:
+        raise UnsupportedError(
+            f"rank {number} of this host needs a GPU of its own, and {visible} are visible; use "
+            "fewer ranks, or make more visible (CUDA_VISIBLE_DEVICES)"
+        )
+    torch.cuda.set_device(number)
+
+
+def join_process_group(place: RankInfo, device: Device, listener: socket | None = None) -> None:
+    """Join torch's process group of all ranks; block until every rank has joined.
+
+    listener: an open socket at the store's port, if rank 0 inherited one.
+    """
+    if place.address.startswith("127.") or place.address in ("::1", "localhost"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    is_host = place.rank == 0
+    store: Any = TCPStore(
+        place.address, place.port, place.size, is_host, GROUP_TIMEOUT, wait_for_workers=False,
+        master_listen_fd=listener.detach() if is_host and listener else None,
+    )  # fmt: skip
+    device_id = None
+    if device == "cuda":
+        flight_recorder.enable()
+        device_id = torch.device("cuda", place.local_rank)
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo", store=store, rank=place.rank,
+        world_size=place.size, timeout=GROUP_TIMEOUT, device_id=device_id,
+    )  # fmt: skip
+
+
+def share_cores(ranks: int) -> None:
+    """Set torch's threads to this rank's share of the host's cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    torch.set_num_threads(max(1, (cores or 1) // ranks))

@@ -1,6 +1,12 @@
 """One pass of an attention, and the short warm-up pass before it, which no budget covers."""
 
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
 import torch
+from torch import Tensor
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.errors import UnsupportedError
@@ -12,7 +18,7 @@ from longseq_bench.kernels.sparse_selection import torch_kernel
 from longseq_bench.meters.device_wait import wait_for_device
 from longseq_bench.worker import limits
 from longseq_bench.worker.inputs import Pass, draw_inputs
-from longseq_bench.worker.messages import MessageSender
+from longseq_bench.worker.messages import MeasurementLog, MessageSender
 
 WARM_UP_TOKENS = 1024
 """Tokens of each rank in a warm-up pass.
@@ -20,6 +26,32 @@ WARM_UP_TOKENS = 1024
 Libraries keep memory that they allocate in the first pass: MKL 4 MiB per thread from 768 query rows
 up, oneDNN a compiled kernel per shape (so the warm-up has the same remainder modulo this number),
 connections their threads. The warm-up allocates it, so that no trial is charged for it."""
+
+
+@dataclass
+class TrialRun:
+    """A trial on this rank, and what was measured of it.
+
+    rows: global query positions that are checked, the same on all ranks.
+    """
+
+    trial: Trial
+    attention: Attention
+    rows: Tensor
+    sender: MessageSender
+    log: MeasurementLog
+
+    def time_pass(self, one: Pass, log: MeasurementLog | None = None, part: str = "") -> None:
+        """Run a pass that all ranks begin together; its time is that of the slowest rank."""
+        log = log or self.log
+        wait_for_all_ranks(self.attention.group, self.sender)
+        with CompileWatch() as watch:
+            start = time.perf_counter()
+            run_pass(self.attention, one, self.sender, part)
+            synchronize(self.trial.device)
+            log.own_pass_s = time.perf_counter() - start
+        log.pass_s, compiled = self.attention.group.all_max(log.own_pass_s, float(watch.compiled))
+        log.compiled = bool(compiled)
 
 
 def run_pass(
@@ -30,62 +62,49 @@ def run_pass(
     The output and the gradients of q, k, v are stored in `one`, those of a module's matrices in
     `.grad`. part: a detail of the phase, for progress output.
     """
-    matrices = attention.projections()
-    for matrix in matrices.values():
+    for matrix in attention.projections().values():
         matrix.grad = None
     if sender:
         sender.start_phase("forward", part)
     if one.keep == "all":
         one.out = attention(*one.inputs)
     else:
-        _run_forward_only(attention, one)
+        run_forward(attention, one)
     if one.grad_out is None:
         return
+    if one.keep != "all":
+        # in a model the next layer has used the output by then; the check has a copy on the host
+        assert one.out is not None
+        one.out = host_memory.copy(one.out, one.out.device.type) if one.keep_output else None
     if sender:
         sender.start_phase("backward", part)
+    _run_backward(attention, one, one.grad_out)
+
+
+def _run_backward(attention: Attention, one: Pass, grad_out: Tensor) -> None:
     if one.keep != "all":
-        one.grads = attention.backward_recompute(one.grad_out, *one.inputs, one.keep == "nothing")
+        one.grads = attention.backward_recompute(grad_out, *one.inputs, one.keep == "nothing")
         if one.grads is not None:
             return
         one.out = attention(*one.inputs)
     assert one.out is not None
-    if matrices:
+    if attention.projections():
         # the hooks that sum gradients over ranks run in a backward that accumulates
-        torch.autograd.backward(one.out, one.grad_out)
-        dq, dk, dv = (t.grad for t in one.inputs)
-        assert dq is not None
-        assert dk is not None
-        assert dv is not None
+        torch.autograd.backward(one.out, grad_out)
+        dq, dk, dv = (cast("Tensor", t.grad) for t in one.inputs)
         for t in one.inputs:
             t.grad = None
     else:
-        dq, dk, dv = torch.autograd.grad(one.out, one.inputs, one.grad_out)
+        dq, dk, dv = torch.autograd.grad(one.out, one.inputs, grad_out)
     one.grads = dq, dk, dv
     one.out = one.out.detach()
 
 
 def run_forward(attention: Attention, one: Pass) -> None:
-    """Run a forward alone, also of a training step, and store its output."""
+    """Run a forward that keeps nothing for a backward, and store its output."""
     with torch.no_grad():
         inplace = one.keep == "nothing" and one.grad_out is None
         one.out = (attention.forward_inplace if inplace else attention)(*one.inputs)
-
-
-def _run_forward_only(attention: Attention, one: Pass) -> None:
-    """Run a forward that keeps nothing for a backward.
-
-    If a backward follows, the output is copied to the host for the check: in a model the next layer
-    has used it by then.
-    """
-    if one.keep == "nothing" and one.grad_out is None:
-        one.out = attention.forward_inplace(*one.inputs)
-        return
-    with torch.no_grad():
-        out = attention(*one.inputs)
-    if one.grad_out is None:
-        one.out = out
-    elif one.keep_output:
-        one.out = host_memory.copy(out, out.device.type)
 
 
 def unsupported_setting(trial: Trial) -> str | None:
@@ -148,29 +167,22 @@ def warm_up(make: type[Attention], trial: Trial, group: Group) -> None:
 def _prepare_short(make: type[Attention], trial: Trial, group: Group) -> Attention:
     """Return the trial's attention, prepared, at the shortest length that its options allow.
 
-    A block, a window or global tokens may be longer than a warm-up has to be. Raises
-    UnsupportedError if the options don't even fit the trial's own length.
+    Raises UnsupportedError if they don't even fit the trial's own length.
     """
     shape = trial.workload.model_dump() | {"batch": min(trial.workload.batch, group.size)}
-    tokens = warm_up_tokens(trial.workload.seq_len, group.size)
-    tokens = max(tokens, trial.workload.new_tokens)
+    complete, short = trial.workload.seq_len, group.size * WARM_UP_TOKENS
+    tokens = max(min(complete, short + complete % short), trial.workload.new_tokens)
     while True:
         small = Workload.model_validate(shape | {"seq_len": tokens})
         try:
             attention = make(small, group, **trial.options)
             attention.prepare(trial.device)
         except UnsupportedError:
-            if tokens == trial.workload.seq_len:
+            if tokens == complete:
                 raise
-            tokens = min(2 * tokens, trial.workload.seq_len)
+            tokens = min(2 * tokens, complete)
         else:
             return attention
-
-
-def warm_up_tokens(tokens: int, ranks: int) -> int:
-    """Return the tokens of all ranks in a warm-up: 1024 each, plus the remainder of its share."""
-    short = ranks * WARM_UP_TOKENS
-    return min(tokens, short + tokens % short)
 
 
 def synchronize(device: str) -> None:
@@ -192,3 +204,52 @@ def _allocate_library_buffers(w: Workload) -> None:
     out, lse = kernel.forward(q, k, v)
     if w.train:
         kernel.backward((out, q, out, lse), (k, v))
+
+
+_INDUCTOR_GRAPHS = ("fxgraph_cache_miss", "fxgraph_cache_hit", "fxgraph_cache_bypass")
+"""Counters of inductor, which also count a backward that is compiled after its forward."""
+
+
+class CompileWatch:
+    """A context manager. `compiled` is True at its end if anything was compiled inside.
+
+    Triton compiles a kernel for each new combination of types and constants, torch.compile a graph
+    for each new shape that its guards refuse. The short warm-up pass meets most of them, but not
+    all. A kernel from a cache on disk counts too: it is loaded, which takes tens of milliseconds.
+
+    It imports neither Triton nor torch's compiler: if they are not loaded, nothing was compiled.
+    If either is imported inside, that counts as compiling.
+    """
+
+    def __init__(self) -> None:
+        self.compiled = False
+
+    def __enter__(self) -> "CompileWatch":
+        self._before = _graphs(), "triton" in sys.modules
+        self._knobs: Any = sys.modules.get("triton.knobs")
+        if self._knobs:
+            self._earlier = self._knobs.runtime.jit_post_compile_hook
+            self._knobs.runtime.jit_post_compile_hook = self._hook
+        return self
+
+    def _hook(self, *args: Any, **kwargs: Any) -> Any:
+        """Notice a compilation by Triton, and call the hook that was set before."""
+        self.compiled = True
+        return self._earlier(*args, **kwargs) if self._earlier else None
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._knobs:
+            self._knobs.runtime.jit_post_compile_hook = self._earlier
+        if (_graphs(), "triton" in sys.modules) != self._before:
+            self.compiled = True
+
+
+def _graphs() -> int:
+    """Return the number of graphs that torch.compile has compiled in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return 0
+    inductor = dynamo.counters["inductor"]
+    return int(dynamo.counters["stats"]["unique_graphs"]) + sum(
+        int(inductor[name]) for name in _INDUCTOR_GRAPHS
+    )

@@ -29,8 +29,6 @@ from longseq_bench.worker.shard_coverage import (
     is_owner,
 )
 
-Pair = tuple[Tensor, Tensor]
-
 KEY_CHUNK = 65_536
 """Keys that are computed together, at most."""
 MAX_KEPT_ELEMENTS = 2**25
@@ -102,7 +100,11 @@ class Reference:
         self.workload, self.group = attention.workload, attention.group
         self.shard = attention.shard
         self.q, self.k, self.v = (t.detach() for t in inputs)
-        self.device = choose_device(self.q.device)
+        self.device = torch.device("cpu")
+        if self.q.is_cuda:
+            torch.cuda.empty_cache()
+            if torch.cuda.mem_get_info(self.q.device)[0] >= MIN_FREE_BYTES:
+                self.device = self.q.device
         self.matrices = {n: self.own(m) for n, m in attention.projections().items()}
         self.own_index, self.row_index = find_rows(self.shard.queries, rows)
         self.queries, self.keys = gather_shards(self.group, self.shard)
@@ -138,9 +140,9 @@ class Reference:
                 found[b - batch.start, head, self.row_index] = self.own_rows(tensor, b, head)
         return self.all_sum(found)
 
-    def own_queries(self, batch: range) -> Iterator[tuple[int, int]]:
-        """Yield the (batch row, head) pairs whose queries this rank has."""
-        yield from ((b, h) for b, h in product(batch, self.shard.heads) if b in self.shard.batch)
+    def own_queries(self, batch: range) -> list[tuple[int, int]]:
+        """Return the (batch row, head) pairs whose queries this rank has."""
+        return [(b, h) for b, h in product(batch, self.shard.heads) if b in self.shard.batch]
 
     def own_rows(self, tensor: Tensor, b: int, head: int) -> Tensor:
         """Return this rank's checked rows of a tensor like its q, (rows, D)."""
@@ -159,11 +161,11 @@ class Reference:
                 scores = self._scores(q[row], chunk, head)
                 old_max = row_max[row].clone()
                 row_max[row] = old_max.maximum(scores.amax(-1, keepdim=True))
-                scale, weights = _exp(old_max, row_max[row]), _exp_inplace(scores, row_max[row])
+                scale, weights = (_exp_inplace(t, row_max[row]) for t in (old_max, scores))
                 total[row] = total[row] * scale + weights.sum(-1, keepdim=True)
                 attended[row] = attended[row] * scale + weights @ chunk.values
         global_max = all_reduce_max(self.group, row_max.cpu()).to(self.device)
-        scale = _exp(row_max, global_max)
+        scale = _exp_inplace(row_max.clone(), global_max)
         total, attended = self.all_sum(total * scale), self.all_sum(attended * scale)
         attended /= total.where(total > 0, 1.0)
         out = self.projected(attended, "out")
@@ -174,10 +176,7 @@ class Reference:
         return tensor @ self.matrices[name] if name in self.matrices else tensor
 
     def seen_chunks(self, batch: range) -> Iterator[KeyChunk]:
-        """Yield own keys and values that this rank counts, of a sparse pattern only those seen.
-
-        For a second use they are kept, if they are few.
-        """
+        """Yield the chunks that this rank counts; they are kept for a second use if few."""
         if self._kept and self._kept[0] == batch:
             yield from self._kept[1]
             return
@@ -266,15 +265,6 @@ class Reference:
         return self._seen[chunk.at.start]
 
 
-def choose_device(device: torch.device) -> torch.device:
-    """Return where the reference of tensors on a device is computed: there, if memory is free."""
-    if device.type != "cuda":
-        return torch.device("cpu")
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(device)
-    return device if free >= MIN_FREE_BYTES else torch.device("cpu")
-
-
 class Gradients:
     """Gradients from the checked rows, given the output gradient at these rows.
 
@@ -284,8 +274,7 @@ class Gradients:
 
     dS = P (dO·v - dO·out) cancels: between its terms if a row sees few keys, and within each dot
     product; the terms of dv cancel by chance. So squares of terms are summed too; they bound the
-    rounding error.
-    dO·out is called delta, as in FlashAttention-2.
+    rounding error. dO·out is called delta, as in FlashAttention-2.
     """
 
     def __init__(self, reference: Reference, rows: CheckedRows, grad_out: Tensor) -> None:
@@ -297,9 +286,7 @@ class Gradients:
         self._delta = terms.sum(-1, keepdim=True)
         self._delta_squares = terms.square().sum(-1, keepdim=True)
         self._dq, self._dq_squares = torch.zeros_like(rows.q), torch.zeros_like(rows.q)
-        self.matrices = {
-            name: matrix.new_zeros(2, *matrix.shape) for name, matrix in reference.matrices.items()
-        }
+        self.matrices = {n: m.new_zeros(2, *m.shape) for n, m in reference.matrices.items()}
 
     def of_keys(self) -> Iterator[tuple[KeyChunk, Sum, Sum]]:
         """Yield dk (K, D), dv (K, Dv) of every chunk of own keys, summed over its query heads."""
@@ -325,7 +312,12 @@ class Gradients:
         return self._before_projection(found, "q")
 
     def _add(
-        self, chunk: KeyChunk, head: int, row: tuple[int, int], of_k: Pair, of_v: Pair
+        self,
+        chunk: KeyChunk,
+        head: int,
+        row: tuple[int, int],
+        of_k: tuple[Tensor, Tensor],
+        of_v: tuple[Tensor, Tensor],
     ) -> None:
         """Add one query head's part to dk and dv, and to the squares of their terms."""
         (dk, dk_squares), (dv, dv_squares) = of_k, of_v
@@ -370,10 +362,5 @@ def _log_multiplicity(count: Tensor) -> Tensor:
 
 
 def _exp_inplace(scores: Tensor, row_max: Tensor) -> Tensor:
-    """Turn scores into exp(scores - row_max)."""
+    """Turn scores into exp(scores - row_max); 0 for a row that has seen no key."""
     return scores.sub_(row_max.nan_to_num(neginf=0.0)).exp_()
-
-
-def _exp(scores: Tensor, row_max: Tensor) -> Tensor:
-    """Return exp(scores - row_max); 0 for a row that has seen no key."""
-    return (scores - row_max.nan_to_num(neginf=0.0)).exp_()

@@ -3,11 +3,11 @@
     constant values: all values of a head are one vector x. Weights of a softmax add up to 1, so
                      every output row that sees a key is x, whatever the scores and the pattern.
                      Queries are 64 times as large, so scores reach ±200.
-    equal scores:    see equal_scores.py; for exact attention, gradients included. In float32 it
-                     shows a single key too many or too few in any output row.
-    matching scores: see matching_scores.py; for attention in which a query sees its own position,
-                     with dv. It shows an output row that is another one's in any dtype, and a
-                     softmax without its maximum or with a limit on scores.
+    equal scores:    for exact attention, gradients included. In float32 it shows a single key too
+                     many or too few in any output row (special_inputs.py).
+    matching scores: for attention in which a query sees its own position, with dv. It shows an
+                     output row that is another one's in any dtype, and a softmax without its
+                     maximum or with a limit on scores (special_inputs.py).
 
 They cost O(N) next to the pass itself, at any length and over ranks. Sampled rows with random
 inputs (check.py) see what these can't: scores that are a little wrong.
@@ -15,8 +15,9 @@ inputs (check.py) see what these can't: scores that are a little wrong.
 Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from itertools import product
 
 import torch
@@ -26,11 +27,16 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.shard import Positions
 from longseq_bench.kernels import host_memory
-from longseq_bench.worker.equal_scores import MAX_FLOAT16_TOKENS, EqualScores, to_rows
+from longseq_bench.worker.check import is_finite
 from longseq_bench.worker.errors import GRADIENT_TOLERANCE, TOLERANCE
 from longseq_bench.worker.inputs import Pass
-from longseq_bench.worker.matching_scores import MatchingScores
-from longseq_bench.worker.row_slices import is_finite
+from longseq_bench.worker.special_inputs import (
+    CHUNK,
+    MAX_FLOAT16_TOKENS,
+    EqualScores,
+    MatchingScores,
+    SpecialInputs,
+)
 
 OUTPUT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 2**-6, "float16": 2**-8}
 """Allowed error of an output row over its largest magnitude: four roundings of the weights and of
@@ -47,9 +53,6 @@ MATCHING_GRADIENT_TOLERANCE: dict[DType, float] = {**GRADIENT_TOLERANCE, "float3
 MATCHING = "matching scores"
 _MAX_COPIED_BYTES = 2**30
 """Size of inputs up to which a warm-up pass may overwrite all of them."""
-
-_CHUNK = 8192
-"""Rows that are compared together, so few that a device whose memory is full has room for them."""
 _GRADIENTS = "dq", "dk", "dv"
 
 
@@ -89,16 +92,13 @@ class EveryRowCheck:
         is_short = attention.workload.seq_len <= MAX_FLOAT16_TOKENS
         return attention.is_exact and (is_short or not is_coarse)
 
-    @contextmanager
-    def equal_scores(self, one: Pass) -> Iterator[None]:
+    def equal_scores(self, one: Pass) -> AbstractContextManager[None]:
         """Check the pass that is run in the block with equal scores. All inputs are lost."""
         attention = self._attention
-        expected = EqualScores(attention.workload, not attention.projections())
-        fill_equal_scores(attention, expected, one)
-        one.keep_output = True
-        yield
-        self._add("equal scores", find_unlike_expected(attention, expected, one))
-        one.out = one.grads = None
+        inputs = EqualScores(attention.workload, not attention.projections())
+        return self._special(
+            one, "equal scores", inputs, partial(find_unlike_equal, attention, inputs)
+        )
 
     @property
     def can_have_matching_scores(self) -> bool:
@@ -109,8 +109,7 @@ class EveryRowCheck:
     def warm_up(self, one: Pass) -> Iterator[None]:
         """Check the forward that is run in the block, and restore the inputs after it.
 
-        With matching scores where these are possible, small and not checked again with gradients;
-        else with constant values.
+        With constant values, unless matching scores are possible, small and checked here only.
         """
         size = sum(t.numel() * t.element_size() for t in one.inputs)
         is_small = size <= _MAX_COPIED_BYTES and not self._attention.on_host
@@ -124,15 +123,22 @@ class EveryRowCheck:
             yield
         _restore(one, one.inputs, originals)
 
-    @contextmanager
-    def matching_scores(self, one: Pass) -> Iterator[None]:
+    def matching_scores(self, one: Pass) -> AbstractContextManager[None]:
         """Check the pass that is run in the block with matching scores. All inputs are lost."""
-        expected, kept = MatchingScores(self._attention.workload), one.keep_output
-        fill_matching_scores(self._attention, expected, one)
-        one.keep_output = True
+        attention, inputs = self._attention, MatchingScores(self._attention.workload)
+        return self._special(
+            one, MATCHING, inputs, partial(find_unlike_matching, attention, inputs)
+        )
+
+    @contextmanager
+    def _special(
+        self, one: Pass, name: str, inputs: SpecialInputs, find: Callable[[Pass], str | None]
+    ) -> Iterator[None]:
+        inputs.fill(self._attention, one)
+        kept, one.keep_output = one.keep_output, True
         yield
         one.keep_output = kept
-        self._add(MATCHING, find_unlike_matching(self._attention, expected, one))
+        self._add(name, find(one))
         one.out = one.grads = None
 
     def _add(self, inputs: str, reason: str | None) -> None:
@@ -164,7 +170,7 @@ def _restore(one: Pass, tensors: Sequence[Tensor], originals: Sequence[Tensor]) 
 
 
 def fill_constant(attention: Attention, v: Tensor) -> None:
-    """Give all tokens of a head one vector, (B, Hk, N, D) in place; its neighbours have others."""
+    """Give all tokens of a head one vector; its neighbours have others."""
     shard = attention.shard
     with torch.no_grad():
         for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(shard.kv_heads)):
@@ -172,11 +178,7 @@ def fill_constant(attention: Attention, v: Tensor) -> None:
 
 
 def find_unlike_constant(attention: Attention, out: Tensor) -> str | None:
-    """Return a sentence about rows of `out` (B, Hq, N, D) that are not their head's constant.
-
-    None if all are. A pattern that leaves rows uncovered may have rows of zeros: their number was
-    checked before.
-    """
+    """Return a sentence about rows of `out` that are not their head's constant, or None."""
     w, shard = attention.workload, attention.shard
     tolerance = TOLERANCE if attention.projections() else CONSTANT_TOLERANCE
     wrong = _WrongRows("output", tolerance[attention.coarsest_dtype])
@@ -185,31 +187,16 @@ def find_unlike_constant(attention: Attention, out: Tensor) -> str | None:
         constant = _constant(b, head * w.kv_heads // w.heads, w.v_head_dim)
         expected = _project(attention, constant[None]).to(out.device)
         size = expected.abs().amax(-1)
-        for start in range(0, out.shape[2], _CHUNK):
-            rows = out[i, j, start : start + _CHUNK]
+        for start in range(0, out.shape[2], CHUNK):
+            rows = out[i, j, start : start + CHUNK]
             if not covers_all:
                 rows = _without_zeros(rows, expected)
-            wrong.add(rows, expected, size, shard.queries[start : start + _CHUNK], head)
+            wrong.add(rows, expected, size, shard.queries[start : start + CHUNK], head)
     return wrong.describe()
 
 
-def fill_equal_scores(attention: Attention, expected: EqualScores, one: Pass) -> None:
-    """Write the inputs over those of the pass; all heads have the same."""
-    shard = attention.shard
-    names = ("q", shard.queries), ("k", shard.keys), ("v", shard.keys), ("grad_out", shard.queries)
-    tensors = one.inputs if one.grad_out is None else (*one.inputs, one.grad_out)
-    with torch.no_grad():
-        for (name, positions), tensor in zip(names, tensors, strict=False):
-            for start in range(0, len(positions), _CHUNK):
-                own = slice(start, start + _CHUNK)
-                tensor[:, :, own] = to_rows(expected.inputs(name, positions[own]), tensor)
-
-
-def find_unlike_expected(attention: Attention, expected: EqualScores, one: Pass) -> str | None:
-    """Return a sentence about rows of the output or of a gradient that are wrong; None without.
-
-    For the results of exact attention on the inputs of `fill_equal_scores`.
-    """
+def find_unlike_equal(attention: Attention, expected: EqualScores, one: Pass) -> str | None:
+    """Return a sentence about rows of the output or of a gradient that are wrong, or None."""
     assert one.out is not None
     shard, dtype = attention.shard, attention.coarsest_dtype
     projected = bool(attention.projections())
@@ -231,39 +218,19 @@ def find_unlike_expected(attention: Attention, expected: EqualScores, one: Pass)
     return next(filter(None, found), None)
 
 
-def fill_matching_scores(attention: Attention, expected: MatchingScores, one: Pass) -> None:
-    """Write the inputs over those of the pass."""
-    shard = attention.shard
-    tensors = {"q": one.inputs[0], "k": one.inputs[1], "v": one.inputs[2]}
-    if one.grad_out is not None:
-        tensors["grad_out"] = one.grad_out
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            positions = shard.queries if name in ("q", "grad_out") else shard.keys
-            for start in range(0, len(positions), _CHUNK):
-                own = slice(start, start + _CHUNK)
-                tensor[:, :, own] = to_rows(expected.inputs(name, positions[own]), tensor)
-        for j, head in enumerate(shard.kv_heads):
-            tensors["v"][:, j] *= expected.head_scale(head)
-
-
 def find_unlike_matching(attention: Attention, expected: MatchingScores, one: Pass) -> str | None:
-    """Return a sentence about rows of the output or of dv that are wrong; None without.
-
-    For results on the inputs of `fill_matching_scores`. A pattern that leaves rows uncovered may
-    have rows of zeros: their number was checked before.
-    """
+    """Return a sentence about rows of the output or of dv that are wrong, or None."""
     assert one.out is not None
     w, shard, dtype = attention.workload, attention.shard, attention.coarsest_dtype
     group, covers_all = w.heads // w.kv_heads, _covers_all(attention)
     wrong = _WrongRows("output", MATCHING_TOLERANCE[dtype])
     for j, head in enumerate(shard.heads):
         scale = expected.head_scale(head // group)
-        for start in range(0, len(shard.queries), _CHUNK):
-            own = shard.queries[start : start + _CHUNK]
+        for start in range(0, len(shard.queries), CHUNK):
+            own = shard.queries[start : start + CHUNK]
             rows = torch.from_numpy(expected.inputs("v", own) * scale).to(one.out.device)
             sizes = rows.new_full((len(own),), scale)
-            for part in one.out[:, j, start : start + _CHUNK]:
+            for part in one.out[:, j, start : start + CHUNK]:
                 if not covers_all:
                     part = _without_zeros(part, rows)
                 wrong.add(part, rows, sizes, own, head)
@@ -285,7 +252,10 @@ def _covers_all(attention: Attention) -> bool:
 
 
 def _without_zeros(rows: Tensor, expected: Tensor) -> Tensor:
-    """Return rows (n, D) with expected ones in place of those that are zero."""
+    """Return rows (n, D) with expected ones in place of those that are zero.
+
+    A pattern may leave rows uncovered: their number was checked before.
+    """
     return torch.where((rows == 0).all(-1, keepdim=True), expected.to(rows), rows)
 
 
@@ -301,9 +271,8 @@ class _WrongRows:
     """The number of rows that are wrong, and the first of them."""
 
     def __init__(self, name: str, allowed: float) -> None:
-        self._name, self._allowed = name, allowed
+        self._name, self._allowed, self._first = name, allowed, ""
         self._count = self._rows = 0
-        self._first = ""
 
     def add(
         self, rows: Tensor, expected: Tensor, sizes: Tensor, positions: Positions, head: int
@@ -319,7 +288,6 @@ class _WrongRows:
         self._count += count
 
     def describe(self) -> str | None:
-        """Return a sentence about the wrong rows."""
         if not self._count:
             return None
         return (
@@ -333,8 +301,8 @@ def _compare(
     heads: range,
 ) -> None:  # fmt: skip
     """Compare a tensor (B, H, N, D) with rows (N, D) that are equal for all heads."""
-    for start in range(0, got.shape[2], _CHUNK):
-        own = slice(start, start + _CHUNK)
+    for start in range(0, got.shape[2], CHUNK):
+        own = slice(start, start + CHUNK)
         rows, size = expected[own].to(got.device), sizes[own].to(got.device)
         for i, j in product(range(got.shape[0]), range(got.shape[1])):
             wrong.add(got[i, j, own], rows, size, positions[own], heads[j])

@@ -5,26 +5,28 @@ rank. Over several ranks three kinds of pass alternate, so that drift affects th
 passes, passes that only compute, and passes that only communicate. A sparse attention alternates
 with the dense baseline (dense_baseline.py). Meters of the role `extra` run around complete passes.
 
-On CUDA (gpu_timing.py) the device is kept busy before the first timed pass until its clocks have
-risen, and several short passes are one sample.
+An idle H200 runs at a sixth of its clock, so on CUDA the device is kept busy before the first timed
+pass until its clocks have risen. A pass of less than a millisecond is near the resolution of events
+and the time in which Python issues it, so several of them are one sample.
 """
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import Trial
 from longseq_bench.core.stats import settled
+from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
 from longseq_bench.meters.base import Meter, MeterContext, available_meters
-from longseq_bench.meters.clock import Clock, CudaClock, clock_for
+from longseq_bench.meters.clock import MIN_HEAD_START_S, Clock, CudaClock, clock_for
 from longseq_bench.worker import limits
 from longseq_bench.worker.dense_baseline import dense_baseline_for
-from longseq_bench.worker.gpu_timing import prepare_clocks
 from longseq_bench.worker.inputs import Pass
-from longseq_bench.worker.measurement_log import MeasurementLog
-from longseq_bench.worker.messages import MessageSender
+from longseq_bench.worker.messages import MeasurementLog, MessageSender
 from longseq_bench.worker.passes import run_forward, run_pass
 from longseq_bench.worker.repeat_check import RepeatCheck
 
@@ -45,6 +47,12 @@ REST_S = 0.01
 """Pause before a timed pass of a kernel with threads of its own. torch's threads spin for some
 milliseconds after an operation like a check, and such kernels were up to 20 % slower meanwhile.
 torch's own kernels have no pause: after it their threads must wake, which cost 4 % of 4 ms."""
+
+WARM_S = 0.2
+"""Seconds of work after which a GPU has left its idle clocks."""
+SAMPLE_S, MAX_PASSES = 1e-3, 50
+"""A sample takes at least about this long, and has at most so many passes."""
+HEAD_START_FACTOR, MAX_HEAD_START_S = 1.2, 0.02
 
 
 def run_timed_passes(
@@ -68,27 +76,27 @@ def run_timed_passes(
     extra = available_meters("extra", MeterContext(trial.device, attention.on_host))
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
     dense = dense_baseline_for(attention, one, trial, warm_ups, log)
+    passes = _Passes(attention, one, check, sender, trial.allocator == "fresh")
     for _ in range(warm_ups):
-        _warm_up(attention, one, check, sender)
-    if warm_ups and (log.compiled or log.pass_s < LONG_S):
+        passes.warm_up()
+    on_cuda = [found for found in (clock, *halves.values()) if isinstance(found, CudaClock)]
+    if on_cuda and warm_ups and (log.compiled or log.pass_s < LONG_S):
         # a pass in place spends its inputs, and an extra meter has one sample per pass
         can_batch = trial.keep != "nothing" and not extra
-        _prepare_cuda_clocks([clock, *halves.values()], attention, one, check, sender, can_batch)
+        prepare_clocks(on_cuda, passes.run_unchecked, group, can_batch)
     layout_s: list[float] = []
     end = time.perf_counter() + trial.time_cap
     while len(clock.wall) < trial.repeats:
         part = f"pass {len(clock.wall) + 1}"
-        sender.start_phase("check", part)
-        check.change_inputs(one)
-        _time_pass(attention, one, clock, sender, part, extra, trial.allocator == "fresh")
+        passes.change_inputs(part)
+        passes.run(clock, part, extra)
         sender.start_phase("check", part)
         check.add(one)
         layout_s += filter(None, [attention.layout_s])
         for name, half in halves.items():
-            part, switches = _HALVES[name]
+            half_name, switches = _HALVES[name]
             with group.only(**switches):
-                of_pass = f"{part} of pass {len(clock.wall)}"
-                _time_pass(attention, one, half, sender, of_pass, fresh=trial.allocator == "fresh")
+                passes.run(half, f"{half_name} of {part}")
             one.out = one.grads = None
         if dense:
             end += dense.run(sender, clock.wall[-1])
@@ -105,35 +113,54 @@ def run_timed_passes(
         sender.start_phase("time")
 
 
-def _warm_up(attention: Attention, one: Pass, check: RepeatCheck, sender: MessageSender) -> None:
-    """Run an untimed pass. Its forward checks every row; a backward is run with v as it was."""
-    check.change_inputs(one)
-    with check.every_row.warm_up(one):
-        sender.start_phase("time", "warm-up")
-        run_forward(attention, one)
-        sender.start_phase("check", "every row")
-    if one.grad_out is not None:
-        check.change_inputs(one)
-        sender.start_phase("time", "warm-up")
-        run_pass(attention, one)
-        sender.start_phase("check", "warm-up")
-        check.add(one)
+@dataclass
+class _Passes:
+    """Runs the passes. fresh: each writes to memory that the process has not used yet."""
 
+    attention: Attention
+    one: Pass
+    check: RepeatCheck
+    sender: MessageSender
+    fresh: bool
 
-def _prepare_cuda_clocks(
-    clocks: Sequence[Clock], attention: Attention, one: Pass, check: RepeatCheck,
-    sender: MessageSender, can_batch: bool,
-) -> None:  # fmt: skip
-    """Prepare the clocks that measure a CUDA device; there are none on a CPU."""
+    def change_inputs(self, part: str) -> None:
+        self.sender.start_phase("check", part)
+        self.check.change_inputs(self.one)
 
-    def time_pass(clock: CudaClock) -> None:
-        sender.start_phase("check", "warm-up")
-        check.change_inputs(one)
-        _time_pass(attention, one, clock, sender, "warm-up")
-        one.out = one.grads = None
+    def warm_up(self) -> None:
+        """Run an untimed pass. Its forward checks every row; a backward is run with v as it was."""
+        self.check.change_inputs(self.one)
+        with self.check.every_row.warm_up(self.one):
+            self.sender.start_phase("time", "warm-up")
+            run_forward(self.attention, self.one)
+            self.sender.start_phase("check", "every row")
+        if self.one.grad_out is not None:
+            self.check.change_inputs(self.one)
+            self.sender.start_phase("time", "warm-up")
+            run_pass(self.attention, self.one)
+            self.sender.start_phase("check", "warm-up")
+            self.check.add(self.one)
 
-    if found := [clock for clock in clocks if isinstance(clock, CudaClock)]:
-        prepare_clocks(found, time_pass, attention.group, can_batch)
+    def run_unchecked(self, clock: Clock) -> None:
+        """Run a pass that raises the clocks of the device."""
+        self.change_inputs("warm-up")
+        self.run(clock, "warm-up")
+        self.one.out = self.one.grads = None
+
+    def run(self, clock: Clock, part: str, extra: Sequence[Meter] = ()) -> None:
+        """Run a pass under the clock, which starts when all ranks are ready."""
+        self.sender.start_phase("time", part)
+        if self.fresh:
+            limits.release_free_memory()
+        if native.has_threads():
+            time.sleep(REST_S)
+        with ExitStack() as meters:
+            for meter in extra:
+                meters.enter_context(meter)
+            self.attention.group.barrier()
+            with clock:
+                for _ in range(clock.passes):
+                    run_pass(self.attention, self.one)
 
 
 def _log_meters(
@@ -149,23 +176,31 @@ def _log_meters(
         log.facts["extra_meters"] = [meter.name for meter in extra]
 
 
-def _time_pass(
-    attention: Attention, one: Pass, clock: Clock, sender: MessageSender, part: str,
-    extra: list[Meter] | None = None, fresh: bool = False,
-) -> None:  # fmt: skip
-    """Run a pass under the clock, which starts when all ranks are ready.
+def prepare_clocks(
+    clocks: Sequence[CudaClock], run: Callable[[CudaClock], None], group: Group, can_batch: bool
+) -> None:
+    """Run passes until the device was busy for 200 ms, then set up the clocks by the last pass.
 
-    fresh: it writes to memory that the process has not used yet.
+    Every rank runs the same number of passes, and gets the same head start of the host and batches.
+    can_batch: if a pass may follow another one without new inputs.
     """
-    sender.start_phase("time", part)
-    if fresh:
-        limits.release_free_memory()
-    if native.has_threads():
-        time.sleep(REST_S)
-    with ExitStack() as meters:
-        for meter in extra or ():
-            meters.enter_context(meter)
-        attention.group.barrier()
-        with clock:
-            for _ in range(clock.passes):
-                run_pass(attention, one)
+    warming, busy_s = CudaClock(clocks[0].context), 0.0
+    while busy_s < WARM_S:
+        run(warming)
+        pass_s, dispatch_s = group.all_max(warming.wall[-1], warming.dispatch_s)
+        busy_s += pass_s + warming.head_start_s
+        # the first passes may have measured the host
+        warming.head_start_s = _head_start(dispatch_s)
+    passes = passes_of_a_sample(pass_s) if can_batch else 1
+    for clock in clocks:
+        clock.passes = passes
+        clock.head_start_s = _head_start(dispatch_s * passes)
+
+
+def _head_start(dispatch_s: float) -> float:
+    return min(max(HEAD_START_FACTOR * dispatch_s, MIN_HEAD_START_S), MAX_HEAD_START_S)
+
+
+def passes_of_a_sample(pass_s: float) -> int:
+    """Return the number of passes between two events, for passes of `pass_s` seconds."""
+    return min(max(math.ceil(SAMPLE_S / max(pass_s, 1e-9)), 1), MAX_PASSES)

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.attention.own_arguments import missing_reasons, passed_values
 from longseq_bench.attention.own_function import describe_own_function
-from longseq_bench.attention.own_source import find_file
+from longseq_bench.attention.own_source import find_file, missing_reasons, passed_values
 from longseq_bench.core.catalogue import Entry
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.options import OptionSpec

@@ -10,8 +10,9 @@ import torch
 
 from longseq_bench.core.model import Outcome
 from longseq_bench.distributed.group import Group
-from longseq_bench.worker import trial as trial_module
-from longseq_bench.worker.compile_watch import CompileWatch
+from longseq_bench.worker import memory
+from longseq_bench.worker import passes as passes_module
+from longseq_bench.worker.passes import CompileWatch
 from tests.ranks import Ranks
 from tests.worker.test_ranks import run, trial_for
 
@@ -88,7 +89,7 @@ class FirstPassCompiles(CompileWatch):
 @pytest.fixture
 def first_compiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(FirstPassCompiles, "passes", 0)
-    monkeypatch.setattr(trial_module, "CompileWatch", FirstPassCompiles)
+    monkeypatch.setattr(passes_module, "CompileWatch", FirstPassCompiles)
     return
 
 
@@ -115,7 +116,9 @@ def test_the_compile_time_is_no_timeout(
     first_compiles: None, monkeypatch: pytest.MonkeyPatch, compiles: bool, status: str
 ) -> None:
     monkeypatch.setattr(FirstPassCompiles, "compiles", compiles)
-    monkeypatch.setattr(trial_module, "time", SimpleNamespace(perf_counter=slow_first_pass(10.0)))
+    clock = SimpleNamespace(perf_counter=slow_first_pass(10.0))
+    for module in (memory, passes_module):
+        monkeypatch.setattr(module, "time", clock)
     assert run(Group.alone(), trial_for("sdpa", 64, time_budget=5.0)).status == status
 
 
@@ -126,11 +129,11 @@ def run_compiling_rank(group: Group) -> tuple[Outcome, int]:
         compiles = group.rank == group.size - 1
 
     FirstPassCompiles.passes = 0
-    trial_module.CompileWatch = Watch  # type: ignore[misc]
+    passes_module.CompileWatch = Watch  # type: ignore[misc]
     try:
         return run(group, trial_for()), FirstPassCompiles.passes
     finally:
-        trial_module.CompileWatch = CompileWatch  # type: ignore[misc]
+        passes_module.CompileWatch = CompileWatch  # type: ignore[misc]
 
 
 def test_all_ranks_run_again_if_one_compiled(ranks: Ranks) -> None:

@@ -30,7 +30,7 @@ from longseq_bench.worker.dense_baseline import (
     dense_flops,
 )
 from longseq_bench.worker.inputs import Pass, draw_inputs
-from longseq_bench.worker.measurement_log import MeasurementLog, samples_of
+from longseq_bench.worker.messages import MeasurementLog, samples_of
 from longseq_bench.worker.timing import run_timed_passes
 from tests.make import trial
 from tests.trials import complete, exact, run, run_trial

@@ -16,8 +16,8 @@ from longseq_bench.meters import clock as clock_module
 from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.clock import CYCLES_PER_S, MIN_HEAD_START_S, CudaClock
 from longseq_bench.worker import timing
-from longseq_bench.worker.gpu_timing import passes_of_a_sample, prepare_clocks
-from longseq_bench.worker.measurement_log import MeasurementLog
+from longseq_bench.worker.messages import MeasurementLog
+from longseq_bench.worker.timing import passes_of_a_sample, prepare_clocks
 from tests.make import trial
 from tests.ranks import Ranks
 

@@ -12,7 +12,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker import row_check
 from longseq_bench.worker.inputs import Pass
-from longseq_bench.worker.matching_scores import MatchingScores
+from longseq_bench.worker.special_inputs import MatchingScores
 from tests.plugins import faulty
 from tests.plugins.faulty import Faulty
 from tests.worker.test_row_check import drawn, judge
@@ -24,7 +24,7 @@ def matching(name: str = "sdpa", **fields: Any) -> tuple[Attention, Pass, Matchi
     w = Workload(**{"seq_len": 90, "heads": 6, "kv_heads": 2, "head_dim": 16, **fields})
     attention = IMPLEMENTATIONS.get(name)(w, Group.alone())
     one, expected = drawn(attention), MatchingScores(w)
-    row_check.fill_matching_scores(attention, expected, one)
+    expected.fill(attention, one)
     return attention, one, expected
 
 

@@ -10,7 +10,6 @@ from longseq_bench.core.model import Outcome, Phase, Trial
 from longseq_bench.core.ranks import CONNECTING, OPENING, WARMING_UP, RankInfo
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker import main
-from longseq_bench.worker.rendezvous import open_gpu
 from tests.make import outcome, trial
 
 
@@ -71,10 +70,10 @@ def test_a_rank_without_a_gpu_of_its_own_is_unsupported(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
-    open_gpu(1)
+    main.open_gpu(1)
     assert used == [1]
     with pytest.raises(UnsupportedError, match=r"rank 2 of this host .* 2 are visible"):
-        open_gpu(2)
+        main.open_gpu(2)
     assert used == [1]
 
 

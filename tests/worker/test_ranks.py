@@ -17,14 +17,13 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
 from longseq_bench.meters.clock import Clock
-from longseq_bench.worker import matmul_rate, reference, row_check, timing
-from longseq_bench.worker import trial as trial_module
+from longseq_bench.worker import device_rates, memory, reference, row_check, timing
 from longseq_bench.worker.check import check
 from longseq_bench.worker.errors import Errors
 from longseq_bench.worker.inputs import FULL_CHECK_TOKENS, draw_inputs, select_checked_rows
-from longseq_bench.worker.measurement_log import MeasurementLog
-from longseq_bench.worker.messages import MessageSender
+from longseq_bench.worker.messages import MeasurementLog, MessageSender
 from longseq_bench.worker.passes import run_pass
+from longseq_bench.worker.trial import run_trial
 from tests.make import trial
 from tests.ranks import Ranks
 
@@ -206,8 +205,8 @@ def test_the_first_and_last_row_of_every_rank_is_checked(ranks: Ranks, order: st
 
 def run(group: Group, one: Trial) -> Outcome:
     """Run a trial, with small matrix products."""
-    with patch.multiple(matmul_rate, MAX_SIZE=matmul_rate.MIN_SIZE, TURNS=50):
-        return trial_module.run_trial(one, Silent(), group)
+    with patch.multiple(device_rates, MAX_SIZE=device_rates.MIN_SIZE, TURNS=50):
+        return run_trial(one, Silent(), group)
 
 
 def trial_for(
@@ -290,14 +289,14 @@ def test_memory_outside_the_allocator_counts_for_the_budget_of_a_gpu() -> None:
     one = trial_for("sdpa", 64, device="cuda", memory_budget=1000)
     log, rows = MeasurementLog(0), torch.arange(1)
     attention = IMPLEMENTATIONS.get("sdpa")(one.workload, Group.alone())
-    own_run = trial_module._TrialRun(one, attention, rows, Silent(), log, outside_before=200)
+    first = memory.FirstPass(one, attention, rows, Silent(), log, outside_before=200)
     log.add("peak", "B", 2000.0)
-    assert own_run.over_memory_budget() is None  # a formula's peak: the limit itself judges
+    assert first.over_budget() is None  # a formula's peak: the limit itself judges
     log.add("reserved", "B", 700.0)
     log.add("outside_allocator", "B", 300.0)
-    assert own_run.over_memory_budget() is None
+    assert first.over_budget() is None
     log.add("outside_allocator", "B", 301.0)
-    outcome = own_run.over_memory_budget()
+    outcome = first.over_budget()
     assert outcome is not None
     assert (outcome.status, outcome.reason) == (
         "oom",
@@ -334,7 +333,7 @@ class FixedPeak(Meter):
 def run_with_peak(group: Group, over: int | None) -> Outcome:
     """Run a trial whose first pass has a peak above the budget on one rank."""
     peaks = iter([2e9 if group.rank == over else 1e6, 1e6])
-    with patch.object(trial_module, "find_meter", lambda role, context: FixedPeak(next(peaks))):
+    with patch.object(memory, "find_meter", lambda role, context: FixedPeak(next(peaks))):
         return run(group, trial_for(memory_budget=10**9, time_budget=600.0))
 
 
@@ -346,8 +345,8 @@ def judge_peak(group: Group, enforced: bool) -> Outcome | None:
         log.facts["budget"] = "not enforced here"
     one = trial_for(memory_budget=10**6)
     attention = IMPLEMENTATIONS.get("ring")(one.workload, group)
-    trial_run = trial_module._TrialRun(one, attention, torch.arange(1), Silent(), log)
-    return trial_run.over_memory_budget()
+    first = memory.FirstPass(one, attention, torch.arange(1), Silent(), log)
+    return first.over_budget()
 
 
 def test_all_ranks_exceed_a_budget_that_is_not_enforced(ranks: Ranks) -> None:

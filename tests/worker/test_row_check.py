@@ -12,10 +12,10 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.worker import row_check
-from longseq_bench.worker.equal_scores import EqualScores
 from longseq_bench.worker.inputs import Pass, checked_rows
 from longseq_bench.worker.passes import run_forward, run_pass
 from longseq_bench.worker.row_check import EveryRowCheck
+from longseq_bench.worker.special_inputs import EqualScores
 from tests.attention.test_contract import CASES
 from tests.trials import run
 
@@ -45,7 +45,7 @@ def with_constant_values(attention: Attention) -> Pass:
 
 def with_equal_scores(attention: Attention) -> tuple[Pass, EqualScores]:
     one, expected = drawn(attention), EqualScores(attention.workload, True)
-    row_check.fill_equal_scores(attention, expected, one)
+    expected.fill(attention, one)
     return one, expected
 
 
@@ -64,9 +64,9 @@ def test_a_single_wrong_row_of_100_000_is_found_by_either_input(causal: bool) ->
     means = v.cumsum(2) / torch.arange(1, TOKENS + 1)[:, None]
     means = means if causal else means[:, :, -1:].expand_as(means)
     one.out = means.repeat_interleave(2, 1).float()
-    assert row_check.find_unlike_expected(attention, expected, one) is None
+    assert row_check.find_unlike_equal(attention, expected, one) is None
     one.out[0, 1, 77_777] -= v[0, 0, 5].float() / (77_778 if causal else TOKENS)  # one key less
-    reason = row_check.find_unlike_expected(attention, expected, one) or ""
+    reason = row_check.find_unlike_equal(attention, expected, one) or ""
     assert reason.startswith("1 of 400,000 rows of output are wrong: token 77,777 of head 1 is ")
 
 
@@ -101,10 +101,10 @@ def test_the_closed_form_is_that_of_autograd_in_float64(mask: str, head_dim: int
     one.out = out.detach()
     assert one.grad_out is not None
     one.grads = torch.autograd.grad(out, (q, k, v), one.grad_out.double())
-    assert row_check.find_unlike_expected(attention, expected, one) is None
+    assert row_check.find_unlike_equal(attention, expected, one) is None
     for name, gradient in zip(("dq", "dk", "dv"), one.grads, strict=True):
         gradient[0, 1, 33] += 0.001
-        reason = row_check.find_unlike_expected(attention, expected, one) or ""
+        reason = row_check.find_unlike_equal(attention, expected, one) or ""
         assert f"rows of {name} are wrong: token 33 of head 1 is" in reason
         gradient[0, 1, 33] -= 0.001
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from longseq_bench.distributed.group import Group
 from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.storage_peak import StoragePeak
-from longseq_bench.worker import row_slices
+from longseq_bench.worker import check
 from longseq_bench.worker.check import all_finite, count_zero_rows
-from longseq_bench.worker.trial import _TrialRun
+from longseq_bench.worker.memory import FirstPass
 from tests.make import trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,7 +42,7 @@ def test_checks_need_little_memory_at_any_size(
     make: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A check that copies the output would not fit where a pass has used all memory."""
-    monkeypatch.setattr(row_slices, "MAX_BYTES", SMALL)
+    monkeypatch.setattr(check, "MAX_BYTES", SMALL)
     # the sum of these numbers overflows float16, so every number is looked at
     out = make((2, 2, 4096, 32), torch.float16) * 0 + 60_000
     assert out.nbytes > 32 * SMALL
@@ -55,16 +55,16 @@ def test_checks_need_little_memory_at_any_size(
 @pytest.mark.parametrize("at", [(0, 0, 0, 0), (1, 2, 4095, 7)])
 def test_one_bad_number_is_found(value: float, at: tuple[int, ...]) -> None:
     out = heads_next_to_tokens((2, 3, 4096, 8), torch.float32)
-    assert row_slices.is_finite(out)
+    assert check.is_finite(out)
     out[at] = value
-    assert not row_slices.is_finite(out)
+    assert not check.is_finite(out)
     assert not all_finite([torch.ones(1, 1, 1, 1), out], Group.alone())
 
 
 def run_on(device: str, budget: int) -> Any:
     steps = SimpleNamespace(facts={})
     parts = trial(device=device, memory_budget=budget), None, None, None, steps
-    return _TrialRun(*parts)  # type: ignore[arg-type]
+    return FirstPass(*parts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -77,7 +77,7 @@ def test_the_cap_on_a_gpu_ends_with_the_pass(fails: bool, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
 
     def run_pass() -> None:
-        with run_on("cuda", 44 * 2**30)._memory_limit():
+        with run_on("cuda", 44 * 2**30)._limit():
             assert fractions == [0.5]
             if fails:
                 raise torch.OutOfMemoryError

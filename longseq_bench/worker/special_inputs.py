@@ -1,10 +1,10 @@
-"""Inputs for which exact attention and its gradients have a closed form at every position.
+"""Inputs with which attention has a known result at every position: equal and matching scores.
 
-Every score is 0, because q and k use different halves of head_dim. So a query i weighs the n keys
-that it sees equally (n = i + 1 with a causal mask, N without one). The keys that a query sees, and
-the queries that see a key, are intervals, so that everything is a difference of prefix sums. With
-Dv signs f, and numbers s, t, w of magnitude 1 to 1.875, all of which look random but depend on the
-position only:
+Equal scores, for exact attention. Every score is 0, because q and k use different halves of
+head_dim. So a query i weighs the n keys that it sees equally (n = i + 1 with a causal mask, N
+without one). The keys that a query sees, and the queries that see a key, are intervals, so that
+everything is a difference of prefix sums. With Dv signs f, and numbers s, t, w of magnitude 1 to
+1.875, all of which look random but depend on the position only:
 
     q_i = t_i u    k_j = s_j y    v_j = f_j    dO_i = w_i x
     out_i = mean_j f_j
@@ -16,32 +16,79 @@ position only:
 Means are over the keys that i sees, sums over the queries that see j. A single key too many or too
 few changes an output row by about 1/√n of its size, and dq alike; float32 shows it at any practical
 length, bfloat16 up to about 600 keys. dk and dv of early causal keys change less: by √(j + 1)/i.
+
+Matching scores, for any pattern in which a token sees itself. A position has a code: the bits of
+its number, as many as head_dim has room for, at most 16. Keys are codes as signs, queries are the
+same codes times a large factor. So a query's largest score is that of the keys with its own code;
+those of other codes are lower by 16 or more, and their weights vanish. All keys of a code have the
+same value, hence out_i = value(code(i)). With unique codes also dv_j = dO_j, summed over query
+heads. Neighbours have different values, so a row that is another one's shows in every dtype, at any
+length. Scores reach ±200 where head_dim is 16 or more: exp() of them overflows float32 unless the
+softmax subtracts its maximum, and a limit on scores below that changes the result. Values of
+another head are 8 times as large.
 """
 
 import math
+from abc import ABC, abstractmethod
 from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from typing_extensions import override
 
+from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.shard import Positions
 from longseq_bench.patterns.visible_keys import Ints, visible_keys
+from longseq_bench.worker.inputs import Pass
 
 Array = NDArray[np.float64]
 
+CHUNK = 8192
+"""Rows that are written or compared together, so few that a device whose memory is full has room
+for them."""
+
+MAX_FLOAT16_TOKENS = 2**14
+"""Maximum length of equal scores in float16: weights of 1/n below 2^-14 are rounded to a few
+bits."""
+
+MAX_BITS = 16
+_LARGEST_SCORE = 200.0
+_HEAD_SCALES = 1.0, 8.0
 _EIGHTHS = np.array([1 / 16, 2 / 16, 4 / 16])
 _KEYS_AT_ONCE = 65_536
-MAX_FLOAT16_TOKENS = 2**14
-"""Maximum length in float16: weights of 1/n below 2^-14 are rounded to a few bits."""
-
 _MULTIPLIERS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
 
 
-class EqualScores:
-    """Inputs and expected results of a workload by position, equal for all heads.
+class SpecialInputs(ABC):
+    """Inputs of a workload by position."""
+
+    @abstractmethod
+    def inputs(self, name: str, positions: Positions) -> Array:
+        """Return rows (n, D) of q and k, (n, Dv) of v and grad_out, for a head of scale 1."""
+
+    def head_scale(self, kv_head: int) -> float:
+        """Return the factor of a head's values."""
+        return 1.0
+
+    def fill(self, attention: Attention, one: Pass) -> None:
+        """Write the inputs over those of a pass."""
+        at = attention.shard
+        names = ("q", at.queries), ("k", at.keys), ("v", at.keys), ("grad_out", at.queries)
+        tensors = one.inputs if one.grad_out is None else (*one.inputs, one.grad_out)
+        with torch.no_grad():
+            for (name, positions), tensor in zip(names, tensors, strict=False):
+                for start in range(0, len(positions), CHUNK):
+                    own = slice(start, start + CHUNK)
+                    rows = np.ascontiguousarray(self.inputs(name, positions[own]))
+                    tensor[:, :, own] = torch.from_numpy(rows).to(tensor)
+            for j, head in enumerate(at.kv_heads):
+                one.inputs[2][:, j] *= self.head_scale(head)
+
+
+class EqualScores(SpecialInputs):
+    """Inputs and expected results, equal for all heads.
 
     with_gradients: else q is 0, as a module needs whose matrices mix the two halves.
     """
@@ -57,8 +104,8 @@ class EqualScores:
             self._u = np.zeros(w.head_dim)
         self._visible = visible_keys(w)
 
+    @override
     def inputs(self, name: str, positions: Positions) -> Array:
-        """Return rows (n, D) of q, k, v or grad_out."""
         if name == "v":
             return signs(positions, self._workload.v_head_dim)
         numbers = dict(zip(("k", "q", "grad_out"), self._numbers(positions), strict=True))
@@ -83,10 +130,6 @@ class EqualScores:
     @cached_property
     def _keys(self) -> tuple[Ints, Ints]:
         return self._visible.first(self._positions), self._visible.stop(self._positions)
-
-    @cached_property
-    def _queries(self) -> tuple[Ints, Ints]:
-        return self._visible.first_query(self._positions), self._visible.stop_query(self._positions)
 
     @cached_property
     def _seen(self) -> Array:
@@ -157,12 +200,9 @@ class EqualScores:
 
     def _over_queries(self, values: Array) -> Array:
         """Sum values of queries for each key that they see."""
-        if self._workload.mask is not None:
-            return _sums(values, *self._queries)
-        if not self._workload.causal:
-            return np.full_like(values, values.sum())
-        sums: Array = values[::-1].cumsum()[::-1]
-        return sums
+        positions = self._positions
+        first, stop = self._visible.first_query(positions), self._visible.stop_query(positions)
+        return _sums(values, first, stop)
 
 
 def _sums(values: Array, first: Ints, stop: Ints) -> Array:
@@ -182,9 +222,29 @@ def _sums(values: Array, first: Ints, stop: Ints) -> Array:
     return np.where(is_head, before[stop], np.where(is_tail, after[first], inner))
 
 
-def to_rows(array: Array, like: Tensor) -> Tensor:
-    """Return an array as a tensor of another's dtype and device."""
-    return torch.from_numpy(np.ascontiguousarray(array)).to(like)
+class MatchingScores(SpecialInputs):
+    """Inputs; the expected output is v, and the expected dv is grad_out."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._head_dim = d = workload.head_dim
+        self._v_head_dim = workload.v_head_dim
+        self._bits = min(d, MAX_BITS)
+        self.has_unique_codes = workload.seq_len <= 2**self._bits
+        # a power of two: exact in every dtype
+        self._factor = 2.0 ** round(math.log2(_LARGEST_SCORE * math.sqrt(d) / self._bits))
+
+    @override
+    def inputs(self, name: str, positions: Positions) -> Array:
+        if name in ("v", "grad_out"):
+            codes = positions % 2**self._bits
+            return signs(codes, self._v_head_dim, first=self._v_head_dim * (name == "grad_out"))
+        rows = np.zeros((len(positions), self._head_dim))
+        rows[:, : self._bits] = 1.0 - 2.0 * (positions[:, None] >> np.arange(self._bits) & 1)
+        return rows * self._factor if name == "q" else rows
+
+    @override
+    def head_scale(self, kv_head: int) -> float:
+        return _HEAD_SCALES[kv_head % len(_HEAD_SCALES)]
 
 
 def signs(positions: Positions, count: int, first: int = 0) -> Array:
