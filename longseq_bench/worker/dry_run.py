@@ -22,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import psutil
@@ -85,16 +86,24 @@ def dry_run(
 
 
 def _disable_compiler() -> None:
-    """Replace torch._dynamo by a stub.
+    """Refuse torch.compile, and replace torch._dynamo by a stub.
 
-    torch imports it in the first operation on meta tensors. That takes 0.7 s and leaves a folder
-    behind, and nothing is compiled here.
+    What torch.compile keeps in memory is not that of the operators it replaces. torch imports
+    _dynamo in the first operation on meta tensors, which takes 0.7 s and leaves a folder behind.
     """
+    vars(torch)["compile"] = _refuse_to_compile
     name = "torch._dynamo"
     if name not in sys.modules:
         stub = ModuleType(name)
         vars(stub)["disable"] = lambda function, *rest, **more: function
         sys.modules[name] = vars(torch)["_dynamo"] = stub
+
+
+def _refuse_to_compile(*args: Any, **kwargs: Any) -> None:
+    raise UnsupportedError(
+        "it calls torch.compile, whose memory can't be predicted; measure it with maxlen, or "
+        "predict it without torch.compile"
+    )
 
 
 def _predict(
