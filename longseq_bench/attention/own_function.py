@@ -7,20 +7,17 @@ workload's mask is assumed, unless the function or its module has a `pattern`:
 
 It returns how often each query sees each key, (queries, keys), and is given those options of the
 function that it names. The mask of the workload applies in addition.
-
-Shapes: B batch, Hq heads, Hk kv_heads, N this rank's tokens, D head_dim.
 """
 
 import inspect
 import os
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
@@ -57,6 +54,7 @@ COUNTED_PAIRS, MIN_COUNTED_ROWS = 2**26, 8
 """Pairs of a pattern, over all heads, that are counted for its density: of evenly spaced rows."""
 
 _CHUNK_PAIRS = 2**22
+_SDPA_ARGUMENTS = "query", "key", "value", "attn_mask", "dropout_p", "is_causal"
 
 
 def find_implementation(name: str, source: str | None = None) -> type[Attention]:
@@ -106,8 +104,7 @@ def describe_own_function(name: str) -> Entry:
 
 @cache
 def _make_class(own: OwnFile) -> type[Attention]:
-    with _without_compiler(own) if is_meta() else nullcontext():
-        function = import_function(own)
+    function = import_function(own)
     base = OwnSparseAttention if function.pattern else OwnAttention
     members = {
         "own": function,
@@ -120,24 +117,6 @@ def _make_class(own: OwnFile) -> type[Attention]:
         "takes_decode": function.pattern is None or "new_tokens" in function.takes,
     }
     return type(own.function, (base,), members)
-
-
-@contextmanager
-def _without_compiler(own: OwnFile) -> Iterator[None]:
-    """Refuse torch.compile: what it keeps in memory is not that of the operators it replaces."""
-
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise UnsupportedError(
-            f"{own.file} calls torch.compile, whose memory can't be predicted; measure it with "
-            "maxlen, or predict it without torch.compile"
-        )
-
-    compile_ = torch.compile
-    vars(torch)["compile"] = refuse
-    try:
-        yield
-    finally:
-        vars(torch)["compile"] = compile_
 
 
 class OwnAttention(Attention):
@@ -191,24 +170,15 @@ class OwnAttention(Attention):
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         refuse_limited_loops()
-        with self._stand_in():
+        with _FusedOnMeta(self) if is_meta() else nullcontext():
             out = type(self).function(q, k, v, **self._arguments)
-        self._check(out, q)
-        return out  # type: ignore[no-any-return]
-
-    def _stand_in(self) -> AbstractContextManager[Any]:
-        """Return a context in which torch's fused attention has its memory on meta tensors too."""
-        return _FusedOnMeta(self) if is_meta() else nullcontext()
-
-    def _check(self, out: Any, q: Tensor) -> None:
-        """Raise OwnFunctionError if the result is not a tensor like q."""
-        expected = _describe(q)
-        got = _describe(out) if isinstance(out, Tensor) else _describe_other(out)
+        expected, got = _describe(q), _describe(out)
         if got != expected:
             raise OwnFunctionError(
                 f"{type(self).__name__} returned {got}; expected {expected}, like q (batch, heads, "
                 f"tokens, head_dim) ({self.own.place})"
             )
+        return out  # type: ignore[no-any-return]
 
     @override
     def facts(self) -> dict[str, Any]:
@@ -293,7 +263,7 @@ class _FusedOnMeta(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not scaled_dot_product_attention:
             return func(*args, **kwargs)
-        given = _SDPA.bind(*args, **kwargs).arguments
+        given = dict(zip(_SDPA_ARGUMENTS, args, strict=False)) | kwargs
         q, mask = given["query"], given.get("attn_mask")
         name = "aten-flash-cpu" if self._attention.device == "cpu" else AUTO
         kernel, _ = select(name, self._attention.kernel_use)
@@ -301,19 +271,6 @@ class _FusedOnMeta(TorchFunctionMode):
             return func(*args, **kwargs)
         causal, keep_lse = given.get("is_causal", False), q.requires_grad
         return kernel.forward(q, given["key"], given["value"], causal, mask, keep_lse)[0]
-
-
-def _sdpa_arguments(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> None:  # fmt: skip
-    """Have the signature of scaled_dot_product_attention, which is built in."""
-
-
-_SDPA = inspect.signature(_sdpa_arguments)
-
-
-# ---- sentences ---------------------------------------------------------------------------------
 
 
 def find_place(error: BaseException) -> str | None:
@@ -331,12 +288,10 @@ def find_place(error: BaseException) -> str | None:
     return place or (caller and caller.f_locals["self"].own.place)
 
 
-def _describe(tensor: Tensor) -> str:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return f"{dtype} {tuple(tensor.shape)} on {tensor.device}"
-
-
-def _describe_other(value: Any) -> str:
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{dtype} {tuple(value.shape)} on {value.device}"
     if isinstance(value, tuple):
         return f"a tuple of {len(value)} ({', '.join(type(x).__name__ for x in value)})"
     return "None" if value is None else f"a {type(value).__name__}"

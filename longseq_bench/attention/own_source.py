@@ -2,8 +2,8 @@
 
 `path/to/file.py:function` and `package.module:function` name one, and so does a pickle that
 api/functions.py wrote. The first three positional parameters take q, k and v. Later parameters are
-passed by keyword: those of own_arguments.py by longseq, the others are options. The parent imports
-nothing of a user: it asks a child for this description (`catalogue` in worker/main.py).
+passed by keyword: NAMES by longseq, the others are options. The parent imports nothing of a user:
+it asks a child for this description (`catalogue` in worker/main.py).
 """
 
 import hashlib
@@ -27,96 +27,60 @@ from longseq_bench.core.own_functions import FORM, PICKLE, is_path
 GROUP = "group"
 """The parameter for torch's process group of all ranks; None on one rank."""
 
-MASKS = ATTN_MASK, MASK_MOD = "attn_mask", "mask_mod"
+ATTN_MASK, MASK_MOD = "attn_mask", "mask_mod"
 """The parameters for a mask: booleans (queries, keys) as in torch's scaled_dot_product_attention,
 or a function of batch, head, query and key as in FlexAttention; None for a full or causal one."""
 
 
-@dataclass(frozen=True)
-class WorkloadArgument:
-    """A property of a workload or of its ranks, and the parameters that take it.
-
-    names: any of these parameters serves; the first one is named in reasons.
-    value: what is passed, from the workload, the rank and the number of ranks. The child puts the
-    tensor, function or process group in the place of None.
-    need: what needs the parameter, in words; "" if nothing does.
-    is_needed: True if a function without it can't compute the workload on that number of ranks.
-    """
-
-    names: tuple[str, ...]
-    value: Callable[[Workload, int, int], Any] = lambda workload, rank, ranks: None
-    need: str = ""
-    is_needed: Callable[[Workload, int], bool] = lambda workload, ranks: False
-
-    def reason(self, function: str) -> str:
-        """Return why a function without the parameter can't compute a workload."""
-        return f"{function} takes no argument `{self.names[0]}`, needed for {self.need}"
-
-
-def _needs_causal(workload: Workload) -> bool:
+def _needs_causal(workload: Workload, ranks: int = 1) -> bool:
     """Return False for one new token, which sees the whole cache, and where a mask is passed."""
     return workload.causal and workload.mask is None and workload.new_tokens != 1
 
 
-ARGUMENTS = (
-    WorkloadArgument(
-        ("causal", "is_causal"),
-        lambda workload, rank, ranks: _needs_causal(workload),
-        "a causal mask",
-        lambda workload, ranks: _needs_causal(workload),
+_NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Workload, int], bool]], ...] = (
+    (("causal", "is_causal"), "a causal mask", _needs_causal),
+    (
+        (ATTN_MASK, MASK_MOD),
+        "a mask that is neither full nor causal",
+        lambda w, ranks: w.mask is not None,
     ),
-    WorkloadArgument(
-        MASKS,
-        need="a mask that is neither full nor causal",
-        is_needed=lambda workload, ranks: workload.mask is not None,
-    ),
-    WorkloadArgument(
-        ("new_tokens",),
-        lambda workload, rank, ranks: workload.new_tokens,
-        "decoding with more than one new token",
-        lambda workload, ranks: workload.new_tokens > 1,
-    ),
-    WorkloadArgument(
+    (("new_tokens",), "decoding with more than one new token", lambda w, ranks: w.new_tokens > 1),
+    (
         ("enable_gqa", "grouped_heads"),
-        lambda workload, rank, ranks: workload.kv_heads != workload.heads,
         "fewer kv_heads than heads",
-        lambda workload, ranks: workload.kv_heads != workload.heads,
+        lambda w, ranks: w.kv_heads != w.heads,
     ),
-    WorkloadArgument((GROUP,), need="several ranks", is_needed=lambda workload, ranks: ranks > 1),
-    WorkloadArgument(("scale",), lambda workload, rank, ranks: workload.head_dim**-0.5),
-    WorkloadArgument(("rank",), lambda workload, rank, ranks: rank),
-    WorkloadArgument(("world_size",), lambda workload, rank, ranks: ranks),
+    ((GROUP,), "several ranks", lambda w, ranks: ranks > 1),
 )
+"""Parameters of which a function needs one, what needs it, and when."""
 
-NAMES = tuple(name for argument in ARGUMENTS for name in argument.names)
+NAMES = (*(name for names, *_ in _NEEDS for name in names), "scale", "rank", "world_size")
 """All parameters that longseq passes itself; any other one is an option."""
 
 
 def missing_reasons(
     function: str, taken: Collection[str], workload: Workload | None = None, ranks: int = 1
 ) -> list[str]:
-    """Return why a function that takes some of the parameters can't compute a workload.
-
-    workload: None: any workload, on any number of ranks.
-    """
+    """Return why a function with some of the parameters can't compute a workload; None: any."""
     return [
-        argument.reason(function)
-        for argument in ARGUMENTS
-        if not {*argument.names} & {*taken}
-        and (argument.is_needed(workload, ranks) if workload else argument.need)
+        f"{function} takes no argument `{names[0]}`, needed for {need}"
+        for names, need, is_needed in _NEEDS
+        if not {*names} & {*taken} and (workload is None or is_needed(workload, ranks))
     ]
 
 
 def passed_values(
     taken: Collection[str], workload: Workload, rank: int, ranks: int
 ) -> dict[str, Any]:
-    """Return the values of the parameters that a function takes, by name."""
-    return {
-        name: argument.value(workload, rank, ranks)
-        for argument in ARGUMENTS
-        for name in argument.names
-        if name in taken
-    }
+    """Return the values of the parameters that a function takes, by name.
+
+    The caller puts the group and the mask in the place of None.
+    """
+    causal, grouped = _needs_causal(workload), workload.kv_heads != workload.heads
+    values = {"causal": causal, "is_causal": causal, "new_tokens": workload.new_tokens}
+    values |= {"enable_gqa": grouped, "grouped_heads": grouped}
+    values |= {"scale": workload.head_dim**-0.5, "rank": rank, "world_size": ranks}
+    return {name: values.get(name) for name in NAMES if name in taken}
 
 
 TENSORS = 3
@@ -184,13 +148,13 @@ def find_file(name: str) -> OwnFile:
 
 
 def _hint(file: Path) -> str:
-    folder = file.parent
+    folder, where = file.parent, os.getcwd()
     if not folder.is_dir():
-        return f"there is no folder {folder} in {os.getcwd()} either"
+        return f"there is no folder {folder} in {where} either"
     names = sorted(path.name for path in folder.glob("*.py"))
     if close := nearest(file.name, names):
         return f"did you mean {folder / close}?"
-    where = os.getcwd() if folder == Path() else folder
+    where = where if folder == Path() else str(folder)
     return f"{where} has {', '.join(names[:8])}" if names else f"{where} has no .py file"
 
 
@@ -230,7 +194,10 @@ def import_function(own: OwnFile) -> OwnFunction:
     code = getattr(inspect.unwrap(function), "__code__", None)
     file, line = (code.co_filename, code.co_firstlineno) if code else (str(own.file), 1)
     place = f"{files.setdefault(os.path.realpath(file), file)}:{line}"
-    return _describe(own.function, function, _find_pattern(module, function), place)
+    # the pattern of the function, which may be None, else that of its module
+    pattern = getattr(function, "pattern", getattr(module, "pattern", None))
+    pattern = pattern if callable(pattern) and pattern is not function else None
+    return _describe(own.function, function, pattern, place)
 
 
 def _import(own: OwnFile) -> ModuleType:
@@ -252,7 +219,6 @@ def _import(own: OwnFile) -> ModuleType:
 
 
 def _others(module: ModuleType, own: OwnFile) -> str:
-    """Return which function of the module may be meant."""
     functions = [
         name for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__
@@ -260,17 +226,6 @@ def _others(module: ModuleType, own: OwnFile) -> str:
     if close := nearest(own.function, functions):
         return f"did you mean {close!r}?"
     return f"it has {', '.join(functions)}" if functions else "it defines no function"
-
-
-def _find_pattern(module: ModuleType | None, function: Any) -> Any:
-    """Return the pattern of a function: its own, which may be None, else that of its module."""
-    if hasattr(function, "pattern"):
-        return function.pattern
-    pattern = getattr(module, "pattern", None)
-    return pattern if callable(pattern) and pattern is not function else None
-
-
-# ---- the signature -----------------------------------------------------------------------------
 
 
 def _describe(name: str, function: Any, pattern: Any, place: str) -> OwnFunction:
@@ -283,11 +238,13 @@ def _describe(name: str, function: Any, pattern: Any, place: str) -> OwnFunction
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
-        raise UserError(
-            f"{place}: the arguments of {name} can't be read; define it with def"
-        ) from None
+        why = f"the arguments of {name} can't be read"
+        raise UserError(f"{place}: {why}; define it with def") from None
     by_keyword = [*_after_tensors(parameters, f"{place}: {name}")]
-    hints = _type_hints(function)
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except Exception:  # a name in an annotation that is not defined, for example
+        hints = {}
     options = (_option(p, hints.get(p.name)) for p in by_keyword if p.name not in NAMES)
     return OwnFunction(
         function,
@@ -327,13 +284,6 @@ def _after_tensors(parameters: list[inspect.Parameter], where: str) -> Iterator[
                 f"{where} needs the positional argument `{parameter.name}`; longseq passes only q, "
                 "k and v by position, so give it a default"
             )
-
-
-def _type_hints(function: Any) -> dict[str, Any]:
-    try:
-        return get_type_hints(function, include_extras=True)
-    except Exception:  # a name in an annotation that is not defined, for example
-        return {}
 
 
 def _option(parameter: inspect.Parameter, hint: Any) -> OptionSpec | None:

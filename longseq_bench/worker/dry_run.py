@@ -19,9 +19,10 @@ blocks, whose number is known without the layout. FLOPs are in proportion to the
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import psutil
@@ -41,7 +42,7 @@ from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.heap_peak import HeapPeak
 from longseq_bench.meters.storage_peak import StoragePeak
 from longseq_bench.worker import limits
-from longseq_bench.worker.exception_mapping import text_of
+from longseq_bench.worker.errors import Array
 from longseq_bench.worker.inputs import draw_inputs
 from longseq_bench.worker.kernel_workspace import KernelWorkspace
 from longseq_bench.worker.passes import (
@@ -85,16 +86,24 @@ def dry_run(
 
 
 def _disable_compiler() -> None:
-    """Replace torch._dynamo by a stub.
+    """Refuse torch.compile, and replace torch._dynamo by a stub.
 
-    torch imports it in the first operation on meta tensors. That takes 0.7 s and leaves a folder
-    behind, and nothing is compiled here.
+    What torch.compile keeps in memory is not that of the operators it replaces. torch imports
+    _dynamo in the first operation on meta tensors, which takes 0.7 s and leaves a folder behind.
     """
+    vars(torch)["compile"] = _refuse_to_compile
     name = "torch._dynamo"
     if name not in sys.modules:
         stub = ModuleType(name)
         vars(stub)["disable"] = lambda function, *rest, **more: function
         sys.modules[name] = vars(torch)["_dynamo"] = stub
+
+
+def _refuse_to_compile(*args: Any, **kwargs: Any) -> None:
+    raise UnsupportedError(
+        "it calls torch.compile, whose memory can't be predicted; measure it with maxlen, or "
+        "predict it without torch.compile"
+    )
 
 
 def _predict(
@@ -135,9 +144,8 @@ def _predict(
         return DryRunEstimate(unsupported="its layout alone takes more memory than is available")
     except Exception as error:
         # from a plug-in, or from an operator that meta tensors don't support
-        first, *_ = text_of(error).splitlines() or [type(error).__name__]
-        place = find_place(error)
-        where = f" ({place})" if place else ""
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        where = f" ({place})" if (place := find_place(error)) else ""
         return DryRunEstimate(unsupported=f"can't run without data: {first[:200]}{where}")
     fullest = max(estimates, key=lambda e: e.peak_bytes)
     # the rank with the highest peak is not always the one that sends most
@@ -201,15 +209,13 @@ def smaller_trials(trial: Trial) -> Sequence[Trial]:
     if is_built or _kept(trial) <= EXTRAPOLATED_FROM:
         return ()
 
-    def coarser(factor: int) -> Trial:
-        return trial.replace(options=trial.options | {"block": factor * _block(trial)})
-
-    def shorter(factor: int) -> Trial:
+    def shrink(factor: int) -> Trial:
+        block = _block(trial)
+        if trial.world_size > 1:
+            return trial.replace(options=trial.options | {"block": factor * block})
         # whole blocks: a short last block is a list more
-        blocks = max(1, trial.workload.seq_len // (factor * _block(trial)))
-        return trial.at(blocks * _block(trial))
+        return trial.at(max(1, trial.workload.seq_len // (factor * block)) * block)
 
-    shrink = coarser if trial.world_size > 1 else shorter
     factor = 1
     while _kept(shrink(factor)) > MAX_KEPT_BLOCKS:
         factor += 1 + factor // 8
@@ -222,31 +228,24 @@ def extrapolate(
     """Return the estimate of a trial from those of `smaller_trials`."""
     if refused := next((one for one in estimates if one.unsupported), None):
         return refused
-    at = _block if trial.world_size > 1 else _tokens
-    (a, b), target = map(at, smaller), at(trial)
+    sizes = [(one.workload.seq_len, _block(one), _kept(one)) for one in (*smaller, trial)]
+    tokens, block, kept = np.array(sizes, dtype=np.float64).T
+    at = block if trial.world_size > 1 else tokens
 
     def on_line(name: str) -> float:
         """Extrapolate by a line in the size of a block, or in the tokens."""
-        at_a, at_b = (float(getattr(one, name)) for one in estimates)
-        return at_a + (at_a - at_b) / (a - b) * (target - a)
+        a, b = (float(getattr(one, name)) for one in estimates)
+        return a + (a - b) / float(at[0] - at[1]) * float(at[2] - at[0])
 
-    def from_terms(name: str, terms: Callable[[Trial], tuple[float, float]]) -> float:
-        """Extrapolate a sum of two terms with unknown factors."""
-        known = np.array([terms(one) for one in smaller])
-        values = np.array([float(getattr(one, name)) for one in estimates])
+    def from_terms(name: str, *terms: Array) -> float:
+        """Extrapolate a sum of terms with unknown factors."""
+        values = [float(getattr(one, name)) for one in estimates]
         # scaled by the first; terms that depend on each other get the smallest factors
-        factors = np.linalg.lstsq(known / known[0], values, rcond=None)[0]
-        return float(factors @ (np.array(terms(trial)) / known[0]))
-
-    def list_terms(one: Trial) -> tuple[float, float]:
-        return _tokens(one), _kept(one)
-
-    def pair_terms(one: Trial) -> tuple[float, float]:
-        # a causal diagonal block has half of its pairs
-        return float(_tokens(one) * _block(one)), float(_kept(one) * _block(one) ** 2)
+        known = np.stack([term / term[0] for term in terms], 1)
+        return float(np.linalg.lstsq(known[:2], values, rcond=None)[0] @ known[2])
 
     def peak(name: str, of_lists: str) -> tuple[int, int]:
-        lists = from_terms(of_lists, list_terms)
+        lists = from_terms(of_lists, tokens, kept)
         return round(on_line(name) - on_line(of_lists) + lists), round(lists)
 
     # lists grow most, so the moment with most lists may become the peak
@@ -260,8 +259,9 @@ def extrapolate(
             "index_bytes": index_bytes,
             "peak_at_most_index": moments[1][0],
             "most_index_bytes": moments[1][1],
-            "flops": from_terms("flops", pair_terms),
-            "smaller_layouts": tuple((_tokens(one), _block(one)) for one in smaller),
+            # a causal diagonal block has half of its pairs
+            "flops": from_terms("flops", tokens * block, kept * block**2),
+            "smaller_layouts": tuple((n, size) for n, size, _ in sizes[:2]),
         }
     )
 
@@ -273,10 +273,6 @@ def _kept(trial: Trial) -> int:
             trial.workload, **trial.options
         )
     return 0
-
-
-def _tokens(trial: Trial) -> int:
-    return trial.workload.seq_len
 
 
 def _block(trial: Trial) -> int:

@@ -124,8 +124,9 @@ class Errors:
 
     def largest_over_ranks(self, group: Group) -> Errors:
         """Return the errors of all ranks. All ranks must call it."""
-        own = torch.tensor([self.largest.get(name, -1.0) for name in NAMES], dtype=torch.float64)
-        worst, at = (found.tolist() for found in all_gather(group, own).max(0))
+        own = [self.largest.get(name, -1.0) for name in NAMES]
+        every = torch.tensor(all_gather(group, own), dtype=torch.float64)
+        worst, at = (found.tolist() for found in every.max(0))
         plain = torch.tensor([self.plain.get(name, -1.0) for name in NAMES], dtype=torch.float64)
         usual = all_reduce_max(group, plain).tolist()
         checked = [i for i, error in enumerate(worst) if error >= 0]

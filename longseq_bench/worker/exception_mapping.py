@@ -65,14 +65,6 @@ LOST_PEER = re.compile(
 )
 
 
-def text_of(error: BaseException) -> str:
-    """Return the text of an error, empty if the error can't tell it."""
-    try:
-        return str(error)
-    except Exception:
-        return ""
-
-
 def _is_library_error(error: BaseException) -> bool:
     """Return True for an error of torch, CUDA, NCCL or Triton, or one that looks like it."""
     # by name, because triton is not installed everywhere
@@ -84,11 +76,11 @@ def is_device_error(error: BaseException) -> bool:
 
     Out of memory does not count: the process can go on.
     """
-    if OUT_OF_MEMORY.search(text_of(error)):
+    if OUT_OF_MEMORY.search(str(error)):
         return False
     if isinstance(error, (torch.AcceleratorError, dist.DistBackendError)):
         return True
-    return isinstance(error, RuntimeError) and "Triton Error [CUDA]" in text_of(error)
+    return isinstance(error, RuntimeError) and "Triton Error [CUDA]" in str(error)
 
 
 def _explain_unusable(error: BaseException) -> str | None:
@@ -100,7 +92,7 @@ def _explain_unusable(error: BaseException) -> str | None:
     if not isinstance(error, (RuntimeError, AssertionError)):
         return None
     for pattern, sentence in _UNUSABLE.items():
-        if re.search(pattern, text_of(error)):
+        if re.search(pattern, str(error)):
             return sentence if isinstance(sentence, str) else sentence()
     return None
 
@@ -166,7 +158,7 @@ _UNUSABLE: dict[str, str | Callable[[], str]] = {
 def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
     """Return the outcome of a trial that raised `error` in a phase."""
     status = _status_of(error)
-    text = " ".join(text_of(error).split()) or type(error).__name__
+    text = " ".join(str(error).split()) or type(error).__name__
     if status in ("oom", "unsupported", "limit"):
         return Outcome(status=status, reason=_shorten(text), phase=phase)
     if sentence := _explain_unusable(error):
@@ -195,16 +187,16 @@ def _status_of(error: BaseException) -> Status:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return "oom"
     if _is_library_error(error) and not _is_lost_peer(error):
-        if OUT_OF_MEMORY.search(text_of(error)):
+        if OUT_OF_MEMORY.search(str(error)):
             return "oom"
-        if KERNEL_LIMIT.search(text_of(error)):
+        if KERNEL_LIMIT.search(str(error)):
             return "limit"
     return "error"
 
 
 def _is_lost_peer(error: BaseException) -> bool:
     """Return True if an error is caused by the end of another rank."""
-    return isinstance(error, (RuntimeError, OSError)) and bool(LOST_PEER.search(text_of(error)))
+    return isinstance(error, (RuntimeError, OSError)) and bool(LOST_PEER.search(str(error)))
 
 
 def _shorten(text: str) -> str:

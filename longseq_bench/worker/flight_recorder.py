@@ -22,16 +22,13 @@ BETWEEN_READINGS_S = 0.3
 Entries = Sequence[dict[str, Any]]
 
 _COALESCED = "nccl:coalesced"
-_SETTINGS = {
-    "TORCH_FR_BUFFER_SIZE": "2000",  # the recorder's default in torch 2.13
-    "TORCH_NCCL_ENABLE_TIMING": "1",  # else a collective is never known to have started
-}
 
 
 def enable() -> None:
     """Switch the recorder on, and write a line at SIGUSR1. Call this before NCCL is used."""
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # the default in torch 2.13
+    # else a collective is never known to have started
+    os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
     answer_signal(read_entries)
 
 

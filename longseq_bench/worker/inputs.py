@@ -163,12 +163,11 @@ def select_checked_rows(
     Each round has others. Numbers among the options count as sizes of blocks.
     """
     queries = attention.shard.queries
-    ends = torch.tensor([int(queries[0]), int(queries[-1])])
     blocks = []
     for value in (options or {}).values():
         blocks += [n for n in (value if isinstance(value, tuple) else (value,)) if type(n) is int]
     first, count = attention.workload.queries.start, len(attention.workload.queries)
-    ends = all_gather(attention.group, ends) - first
+    ends = torch.tensor(all_gather(attention.group, [int(queries[0]), int(queries[-1])])) - first
     return first + checked_rows(
         count, seed + _SEED_STEP * round_, ends, blocks, share_stretches=not attention.is_exact
     )
@@ -219,12 +218,10 @@ def draw_inputs(
             return host_memory.zeros(shape, dtype, device)
         return torch.empty(shape, dtype=dtype, device=device)
 
-    of_keys = shard.kv_heads, shard.keys
-    parts = ("q", shard.heads, shard.queries), ("k", *of_keys), ("v", *of_keys)
-    dims = w.head_dim, w.head_dim, w.v_head_dim
+    parts = ("q", shard.heads, shard.queries), *((n, shard.kv_heads, shard.keys) for n in "kv")
     shapes = [
-        (len(shard.batch), len(heads), len(tokens), dim)
-        for (_, heads, tokens), dim in zip(parts, dims, strict=True)
+        (len(shard.batch), len(heads), len(tokens), w.v_head_dim if name == "v" else w.head_dim)
+        for name, heads, tokens in parts
     ]
 
     def draw(inputs: Triple) -> Fill:

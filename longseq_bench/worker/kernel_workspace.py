@@ -57,8 +57,7 @@ class KernelWorkspace:
         q, k, grad_out = arguments["query"], arguments["key"], arguments.get("grad_out")
         # torch's CPU kernel copies a gradient (B, Hq, N, D) unless its layout is (B, N, Hq, D)
         copied = 0 if grad_out is None else _copied_bytes(grad_out)
-        b, h, n, d = q.shape
-        m = k.shape[2]
+        (b, h, n, d), m = q.shape, k.shape[2]
         # torch's CPU kernel works on 256 rows at a time from 768 rows on, on fewer before
         thread = row["thread"] if n >= 768 else row["thread_short"]
         return int(

@@ -4,9 +4,11 @@ A rank has some rows of the batch, some heads and some tokens. Ranks exchange a 
 numbers for the tokens, never the positions.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,15 +41,13 @@ class RankShard:
 
 def gather_shards(group: Group, shard: Shard) -> tuple[list[RankShard], list[RankShard]]:
     """Return the parts of q, and of k and v, on every rank. All ranks must call it."""
-    spans = (shard.batch, shard.heads, shard.kv_heads)
-    numbers = [n for span in spans for n in (span.start, span.stop, span.step)]
-    numbers += [*fingerprint(shard.queries), *fingerprint(shard.keys)]
-    signed = [n - _MODULO if n >= _MODULO // 2 else n for n in numbers]
+    spans = [(s.start, s.stop, s.step) for s in (shard.batch, shard.heads, shard.kv_heads)]
     queries, keys = [], []
-    for row in all_gather(group, torch.tensor(signed)).tolist():
-        batch, heads, kv_heads = (range(*row[at : at + 3]) for at in (0, 3, 6))
-        queries.append(RankShard(batch, heads, _modulo(row[9:12])))
-        keys.append(RankShard(batch, kv_heads, _modulo(row[12:])))
+    own = spans, fingerprint(shard.queries), fingerprint(shard.keys)
+    for ranges, of_queries, of_keys in all_gather(group, own):
+        batch, heads, kv_heads = (range(*span) for span in ranges)
+        queries.append(RankShard(batch, heads, _modulo(of_queries)))
+        keys.append(RankShard(batch, kv_heads, _modulo(of_keys)))
     return queries, keys
 
 
@@ -95,11 +95,15 @@ def find_rows(positions: Positions, rows: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.concatenate(own_index)), torch.from_numpy(np.concatenate(row_index))
 
 
-def all_gather(group: Group, own: Tensor) -> Tensor:
-    """Return every rank's `own`, (ranks, *own.shape), a small tensor on the CPU."""
-    every = torch.zeros(group.size, *own.shape, dtype=own.dtype)
-    every[group.rank] = own
-    return group.all_sum(every)
+def all_gather(group: Group, own: Any) -> list[Any]:
+    """Return every rank's `own`, something small that JSON can express."""
+    if group.size == 1:
+        return [own]
+    text = json.dumps(own).encode()
+    width = int(group.all_max(len(text))[0])
+    every = torch.zeros(group.size, width, dtype=torch.uint8)
+    every[group.rank] = torch.tensor(list(text.ljust(width)), dtype=torch.uint8)
+    return [json.loads(bytes(row)) for row in group.all_sum(every).tolist()]
 
 
 def all_reduce_max(group: Group, own: Tensor) -> Tensor:

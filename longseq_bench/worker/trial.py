@@ -76,7 +76,7 @@ def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: Measureme
     one = first.run_quick() if first.is_far_from_budget() else first.run_exact()
     if failure := first.over_budget():
         return failure
-    must_time_again = verdicts.is_late_under_exact_accounting() or verdicts.has_compiled()
+    must_time_again = verdicts.must_time_again()
     if not must_time_again and (failure := verdicts.judge_pass_time()):
         return failure
     _log_cost(run)

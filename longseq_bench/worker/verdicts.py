@@ -16,31 +16,23 @@ from longseq_bench.worker.shard_coverage import all_gather
 MAX_EXTRA_PASS_S = 1.0
 """Longest pass after which further passes check every row, so that they cost little."""
 
-_MAX_SENTENCE = 300
-"""Bytes of a sentence that ranks exchange."""
-
 
 class Verdicts(TrialRun):
     """Judges the time of passes, sampled rows, every row, and the results of timed passes."""
 
-    def is_late_under_exact_accounting(self) -> bool:
-        """Return True if the pass was over the time budget, but slowed by exact heap accounting.
+    def must_time_again(self) -> bool:
+        """Return True if the time of the one pass counts, and is not that of the attention.
 
-        Another pass with the fast heap has to measure the time, after the check.
+        A rank compiled something; or it was over the time budget, but slowed by exact accounting of
+        the heap. With timed passes it does not count: they follow a warm-up of the same shape.
         """
         trial, log = self.trial, self.log
-        late = trial.time_budget is not None and log.pass_s > trial.time_budget
-        return late and log.exact and trial.device == "cpu" and not trial.repeats
-
-    def has_compiled(self) -> bool:
-        """Return True if a rank compiled something in a pass whose time counts.
-
-        With timed passes it does not count: they follow a warm-up of the same shape.
-        """
-        if self.trial.repeats or not self.log.compiled:
+        if trial.repeats:
             return False
-        self.log.facts["timed_again"] = "the first pass compiled a kernel or a graph"
-        return True
+        if log.compiled:
+            log.facts["timed_again"] = "the first pass compiled a kernel or a graph"
+        is_late = trial.time_budget is not None and log.pass_s > trial.time_budget
+        return log.compiled or (is_late and log.exact and trial.device == "cpu")
 
     def judge_pass_time(self) -> Outcome | None:
         """Log the time of the one pass; return a timeout if it is over the budget."""
@@ -137,11 +129,8 @@ def agree(own: str | None, group: Group) -> str | None:
     """Return the sentence of the lowest rank that has one, or None. All ranks must call it."""
     if group.size == 1:
         return own
-    text = torch.zeros(_MAX_SENTENCE, dtype=torch.int64)
-    encoded = (own or "").encode()[:_MAX_SENTENCE]
-    text[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.int64)
-    for rank, row in enumerate(all_gather(group, text)):
-        if sentence := bytes(row[row > 0].tolist()).decode(errors="replace"):
+    for rank, sentence in enumerate(all_gather(group, own)):
+        if sentence:
             return f"{sentence} (on rank {rank})"
     return None
 

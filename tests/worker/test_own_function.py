@@ -155,7 +155,7 @@ def test_fused_attention_has_its_memory_in_a_dry_run(
          "f returned float32 (1, 1, 300, 64) on meta; expected float32 (1, 2, 300, 64) on meta, "
          "like q (batch, heads, tokens, head_dim) ({file}:4)"),
         ("@torch.compile\ndef f(q, k, v): return sdpa(q, k, v)\n",
-         "{file} calls torch.compile, whose memory can't be predicted; measure it with maxlen, or "
+         "it calls torch.compile, whose memory can't be predicted; measure it with maxlen, or "
          "predict it without torch.compile"),
     ],
 )  # fmt: skip
