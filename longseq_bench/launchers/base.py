@@ -1,24 +1,8 @@
 """The contract of a launcher, and the registry of launchers.
 
-To add a launcher, write one file and edit nothing else: a module in this folder, or in another
-package, whose entry point in the group `longseq_bench.launchers` names the class (without the
-decorator).
-
-    @LAUNCHERS.register("my-scheduler")
-    class MyLauncher(Launcher):
-        def catalogue(self, own: Sequence[str] = ()) -> Catalogue: ...
-        def check(self, trials: Sequence[Trial]) -> None: ...
-        def dry_run(
-            self, trials, limit=DRY_RUN_LIMIT_S, capability=None, multiprocessors=None
-        ) -> list[DryRunEstimate]: ...
-        def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult: ...
-
-`LONGSEQ_LAUNCHER=my-scheduler longseq sweep ...` uses it; the default is `local`. A launcher that
-starts processes can use these modules: `rank_supervisor.py` decides how long to wait and what a
-trial's outcome is, `exit_status.py` maps the exit of a process to an outcome,
-`process_inspection.py` distinguishes working ranks from waiting ones.
-
-tests/launchers/test_contract.py tests every launcher of the registry, also a new one.
+A launcher is one file: a module in this folder, or in another package, whose entry point in the
+group `longseq_bench.launchers` names the class. docs/extending.md has an example.
+tests/launchers/test_contract.py tests every launcher of the registry.
 """
 
 from __future__ import annotations

@@ -1,23 +1,7 @@
 """The contract of a meter, and the registry of meters.
 
-To add a meter, write one file and edit nothing else: a module in this folder, or in another
-package, whose entry point in the group `longseq_bench.meters` names the class (without the
-decorator). For example (not included):
-
-    @METERS.register("gpu-energy")
-    class GpuEnergy(Meter):
-        name = "GPU energy (NVML)"      # written to the record
-        role = "extra"
-
-        @classmethod
-        def unavailable_reason(cls, context: MeterContext = ON_CPU) -> str | None:
-            return None if context.device == "cuda" else "measures CUDA devices only"
-
-        def start(self) -> None: ...
-        def stop(self) -> None: ...
-        def measurements(self) -> list[Measurement]: ...
-
-The role says when the meter runs:
+A meter is one file: a module in this folder, or in another package, whose entry point in the group
+`longseq_bench.meters` names the class. docs/extending.md has an example. Its role says when:
 
 - memory: around the checked pass. The worker takes the available one with the highest priority,
   and its measurements must include `peak` in bytes.
@@ -25,7 +9,7 @@ The role says when the meter runs:
 - extra: every available one runs around every complete timed pass, outside the clock. It returns
   one sample per pass, and its measurements are added to the record.
 
-tests/meters/test_contract.py tests every meter of the registry, also a new one.
+tests/meters/test_contract.py tests every meter of the registry.
 """
 
 from __future__ import annotations
