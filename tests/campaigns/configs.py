@@ -28,13 +28,12 @@ from typing_extensions import override
 
 from longseq_bench import cli
 from longseq_bench.api import machine
-from longseq_bench.config.loader import SweepConfig
-from longseq_bench.config.trials import make_sweep
+from longseq_bench.config.trials import SweepConfig, make_sweep
 from longseq_bench.core import bounds
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Trial
-from longseq_bench.launchers import base, local
+from longseq_bench.launchers import base, engine, local
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from tests import make
 from tests.campaigns.random_input import command_line, config_text
@@ -77,6 +76,7 @@ def every_command_uses(launcher: FormulaLauncher) -> Iterator[None]:
         (machine, "make_launcher", lambda: launcher),
         (base, "create_launcher", lambda *_: launcher),
         (local, "LocalLauncher", lambda *_: launcher),
+        (engine, "HostsLauncher", lambda *_: launcher),
     ]
     before = [(place, name, getattr(place, name)) for place, name, _ in patched]
     here = Path.cwd()
@@ -202,7 +202,9 @@ def _broken_bound(trial: Trial) -> str | None:
 
 def try_command(line: list[str], encoding: str) -> str | None:
     """Run a command line with both streams in an encoding; return what is wrong, or None."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding=encoding) for _ in range(2))
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace") for _ in range(2)
+    )
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = out, err
     try:
