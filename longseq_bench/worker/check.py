@@ -33,13 +33,13 @@ def check(
 ) -> Errors:
     """Return this rank's errors. All ranks must call it.
 
-    Args:
-        attention: the implementation; gradients of a module's matrices are checked too.
-        inputs: q (B, Hq, N, D), k (B, Hk, M, D) and v (B, Hk, M, Dv) of this rank.
-        out: (B, Hq, N, Dv), compared at `rows`.
-        rows: ascending global positions, the same on all ranks.
-        grad_out: like out; it must be zero outside `rows`.
-        grads: dq (compared at `rows`), dk and dv, or None for a forward alone.
+    Gradients of a module's matrices are checked too.
+
+    inputs: q (B, Hq, N, D), k (B, Hk, M, D) and v (B, Hk, M, Dv) of this rank.
+    out: (B, Hq, N, Dv), compared at `rows`.
+    rows: ascending global positions, the same on all ranks.
+    grad_out: like out; it must be zero outside `rows`.
+    grads: dq (compared at `rows`), dk and dv, or None for a forward alone.
     """
     w, dtype = attention.workload, attention.coarsest_dtype
     errors = Errors(w.heads, group=w.heads // w.kv_heads)
@@ -58,11 +58,9 @@ def check(
     return errors
 
 
-MAX_ROWS = 32_768
-"""Rows of a slice, so few that they stay in a CPU's cache."""
-
-MAX_BYTES = 2**24
-"""Bytes of a slice. Temporaries of a check take up to four times that, 64 MiB."""
+MAX_ROWS, MAX_BYTES = 32_768, 2**24
+"""Size of a slice, so small that it stays in a CPU's cache. A pass may leave almost no free memory,
+and temporaries of a check take up to four times that, 64 MiB."""
 
 
 def row_slices(tensor: Tensor) -> Iterator[Tensor]:
@@ -171,9 +169,8 @@ class PlainRows:
     dtype, sums in float32. Its errors are the measure for those of an implementation (errors.py).
     The log-sum-exp comes from the reference, so that a chunk of keys is visited once.
 
-    Create it on all ranks. Feed each chunk of `Gradients.of_keys` to `add_keys`.
-
-    out: (B, Hq, R, Dv).
+    Create it on all ranks. Feed each chunk of `Gradients.of_keys` to `add_keys`. Its `out` is
+    (B, Hq, R, Dv).
     """
 
     def __init__(self, reference: Reference, rows: CheckedRows, dtype: DType) -> None:
@@ -191,9 +188,8 @@ class PlainRows:
         total = total.where(total > 0, 1.0)
         self._log_total = total.log().float()
         self._attended = self._round((attended / total).float())
-        matrix = reference.matrices.get("out")
-        out = self._attended if matrix is None else self._round(self._attended @ matrix.float())
-        self.out = out.double()
+        out, matrix = self._attended, reference.matrices.get("out")
+        self.out = (out if matrix is None else self._round(out @ matrix.float())).double()
         self._dq = torch.zeros_like(rows.q)
 
     def set_gradient(self, grad_out: Tensor) -> None:

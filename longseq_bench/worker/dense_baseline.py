@@ -138,10 +138,7 @@ class DenseBaseline:
             log.add("dense_time", "s", *(seconds / share for seconds in self._clock.wall))
 
     def _choose_shape(self, sparse_s: float) -> tuple[int, int]:
-        """Return the query rows and keys of a pass: all of them if that is quick enough.
-
-        A step of decoding always is.
-        """
+        """Return the query rows and keys of a pass: all of them if that is quick enough."""
         if self.attention.workload.decode:
             return self._complete
         part = self._part_shape(self._complete[1])
@@ -191,7 +188,7 @@ class DenseBaseline:
         return min(side, keys), min(side, keys)
 
     def _run(self, rows: int, keys: int) -> None:
-        """Run a pass over the first rows and keys; with the mask if there are as many of both."""
+        """Run a pass over the first rows and keys."""
         w, one = self.attention.workload, self.one
         matrices = self.attention.projections()
         with torch.set_grad_enabled(w.train):
@@ -222,7 +219,6 @@ class DenseBaseline:
         )  # fmt: skip
 
     def _attend_cache(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return a step of decoding that sees the whole cache."""
         w = self.attention.workload
         if self.kernel is None:
             mask = visible_pairs_of(w, q.device) if w.causal and w.new_tokens > 1 else None
@@ -237,8 +233,8 @@ class DenseBaseline:
 def choose_dense_kernel(attention: Attention, requested: str) -> ExactKernel | None:
     """Return the kernel of the dense baseline; None for torch's scaled_dot_product_attention.
 
-    requested: as in Trial.dense_kernel. If the attention's own kernel does not compute exact
-    attention on its device, `same` means the fastest kernel.
+    requested: as in Trial.dense_kernel. `same` means the fastest kernel if the attention's own one
+    does not compute exact attention on its device.
     """
     if requested == SDPA:
         return None
@@ -253,10 +249,7 @@ def choose_dense_kernel(attention: Attention, requested: str) -> ExactKernel | N
 def dense_baseline_for(
     attention: Attention, one: Pass, trial: Trial, warm_ups: int, log: MeasurementLog
 ) -> DenseBaseline | None:
-    """Return the baseline of an attention that is sparse according to the log, else None.
-
-    Over several ranks there is none either, and the log gets the reason as a fact.
-    """
+    """Return the baseline of an attention that is sparse according to the log, else None."""
     if min(samples_of(log.measurements, "density_achieved"), default=1.0) >= 1:
         return None
     if attention.group.size > 1:

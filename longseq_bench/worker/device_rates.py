@@ -17,10 +17,9 @@ MIN_SIZE, MAX_SIZE, LONG_S = 128, 8192, 0.01
 """Rows and columns of the square matrices: doubled until a product takes long enough."""
 CALLS, TURNS = 6, 5_000
 
-COPIED_BYTES = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}
-"""Bytes of the source, larger than the caches. On a CPU ranks share the cores, so each copies its
+COPIED_BYTES, MIN_COPIED_BYTES = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}, 32 * 2**20
+"""Bytes of the source, larger than the caches. Ranks share the cores of a CPU: each copies its
 part."""
-MIN_COPIED_BYTES = 32 * 2**20
 
 
 def measure_matmul_rate(group: Group, device: str, dtype: DType) -> float:
@@ -59,14 +58,11 @@ def _native_rate(group: Group) -> float:
 
 
 def measure_copy_bandwidth(group: Group, device: str) -> float:
-    """Return the bytes/s of copies by torch; bytes read and bytes written count.
-
-    The source is written first: pages that were never written are all one page, which stays in the
-    cache.
-    """
+    """Return the bytes/s of copies by torch; bytes read and bytes written count."""
     size = COPIED_BYTES[device]
     if device == "cpu":
         size = max(MIN_COPIED_BYTES, size // group.size)
+    # pages that were never written are all one page, which stays in the cache
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
     copy = torch.zeros_like(source)
     seconds = _fastest_s(group, device, lambda: copy.copy_(source))

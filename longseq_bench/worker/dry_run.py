@@ -69,9 +69,9 @@ def dry_run(
 ) -> list[DryRunEstimate]:
     """Predict the memory, work and communication of each trial on the rank that needs most.
 
+    Call it in a process of its own: afterwards it can't compile, and its memory is limited.
+
     capability, multiprocessors: of the GPU; None: any capability, as many as usual.
-    Call it in a process of its own: afterwards the process can't compile, and its memory is limited
-    to a share of what is free.
     """
     _disable_compiler()
     limits.use_exact_heap()
@@ -165,8 +165,7 @@ def _predict_rank(
     workspace = KernelWorkspace(torch.get_num_threads(), multiprocessors=multiprocessors)
     meter = StoragePeak(MeterContext("meta", workspace=workspace))
     # the heap of the host includes the layout, so add it if the trial is measured by the heap
-    by_heap = trial.device == "cpu" and HeapPeak.unavailable_reason() is None
-    heap = HeapPeak() if by_heap else None
+    heap = HeapPeak() if trial.device == "cpu" and not HeapPeak.unavailable_reason() else None
     host_memory.usage.restart()
     with meter:
         rows = torch.zeros(1, dtype=torch.long)
@@ -202,8 +201,7 @@ def _predict_rank(
 def smaller_trials(trial: Trial) -> Sequence[Trial]:
     """Return the two trials from which to extrapolate; none if the trial has its own dry run.
 
-    On a CPU the layout is part of the peak, so it is always built. With a mask it is always built
-    too, because its rows are not alike.
+    On a CPU the layout is part of the peak; with a mask its rows are not alike: it is built.
     """
     is_built = trial.device == "cpu" or trial.workload.mask is not None
     if is_built or _kept(trial) <= EXTRAPOLATED_FROM:

@@ -66,9 +66,8 @@ _PLAIN = 3  # sum of squares of the errors, and of the plain errors; elements
 class Errors:
     """The errors of each tensor so far, on this rank or over all ranks.
 
-    largest: the largest error of each tensor.
+    largest, plain: the largest error of each tensor; of the plain implementation, if there is one.
     ranks: the rank on which each error is largest, if these are the errors of all ranks.
-    plain: the largest error of the plain implementation, where there is one.
     group: query heads of a key head.
     squares: of each tensor, see _PLAIN.  sums: of each tensor and head, see _SUMS.
     """
@@ -217,10 +216,8 @@ def row_scale(expected: Sum) -> Tensor:
 
 
 def _slope_sums(error: Tensor, expected: Tensor) -> Tensor:
-    """Return the sums over rows (tokens, D) that `_slope` needs.
-
-    Rows whose terms cancel are left out: their values are rounding errors.
-    """
+    """Return the sums over rows (tokens, D) that `_slope` needs."""
+    # without rows whose terms cancel: their values are rounding errors
     kept = expected.abs().amax(-1) > _MIN_MAGNITUDE
     expected, error = expected[kept], error[kept]
     x, e = expected.square().sum(-1), (error * expected).sum(-1)
@@ -228,10 +225,7 @@ def _slope_sums(error: Tensor, expected: Tensor) -> Tensor:
 
 
 def _slope(sums: Array) -> tuple[float, float]:
-    """Return slope - 1 of rows on their reference, and its bound.
-
-    The standard error is that of clustered rows: elements of a row share the rounding of its sum.
-    """
+    """Return slope - 1 of rows on their reference, and its bound, by clustered standard errors."""
     _, xx, ex, ex2, xx2, exxx = sums.tolist()
     if xx == 0:
         return 0.0, MAX_BIAS

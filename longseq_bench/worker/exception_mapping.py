@@ -13,8 +13,6 @@ the trial runs once more in a fresh process.
 import re
 import subprocess
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -25,10 +23,8 @@ from longseq_bench.core.errors import KernelLimitError, OwnFunctionError, Unsupp
 from longseq_bench.core.gpus import python_header
 from longseq_bench.core.model import Outcome, Phase, Status
 
-_TRACE_LINES = 12
-_REASON_CHARACTERS = 300
-_LAST_CHARACTERS = 130
-"""The end of a long text that is kept: NCCL names the cause last."""
+_TRACE_LINES, _REASON_CHARACTERS, _LAST_CHARACTERS = 12, 300, 130
+"""Of a long text, the end is kept too: NCCL names the cause last."""
 
 OUT_OF_MEMORY = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory"
@@ -65,12 +61,6 @@ LOST_PEER = re.compile(
 )
 
 
-def _is_library_error(error: BaseException) -> bool:
-    """Return True for an error of torch, CUDA, NCCL or Triton, or one that looks like it."""
-    # by name, because triton is not installed everywhere
-    return isinstance(error, RuntimeError) or type(error).__module__.startswith("triton.")
-
-
 def is_device_error(error: BaseException) -> bool:
     """Return True for an error of a GPU or of NCCL, after which a process can't use the GPU.
 
@@ -91,21 +81,8 @@ def _explain_unusable(error: BaseException) -> str | None:
         return _explain_compiler(error)
     if not isinstance(error, (RuntimeError, AssertionError)):
         return None
-    for pattern, sentence in _UNUSABLE.items():
-        if re.search(pattern, str(error)):
-            return sentence if isinstance(sentence, str) else sentence()
-    return None
-
-
-def _explain_architecture() -> str:
-    own, built = "", ""
-    with suppress(Exception):
-        major, minor = torch.cuda.get_device_capability()
-        own, built = f" (sm_{major}{minor})", f", which has {', '.join(torch.cuda.get_arch_list())}"
-    return (
-        f"this GPU's architecture{own} has no code in this torch{built}, or in the package that "
-        "has the kernel; install a build for this GPU"
-    )
+    found = (sentence for text, sentence in _UNUSABLE.items() if re.search(text, str(error)))
+    return next(found, None)
 
 
 def _explain_compiler(error: subprocess.CalledProcessError) -> str | None:
@@ -119,7 +96,7 @@ def _explain_compiler(error: subprocess.CalledProcessError) -> str | None:
     return f"Triton's C compiler failed: {command[0]}; its messages are in the trial's output"
 
 
-_UNUSABLE: dict[str, str | Callable[[], str]] = {
+_UNUSABLE = {
     "Torch not compiled with CUDA": (
         "this torch is a CPU build; install a torch that is built for CUDA"
     ),
@@ -133,7 +110,10 @@ _UNUSABLE: dict[str, str | Callable[[], str]] = {
     "No CUDA GPUs are available|no CUDA-capable device": (
         "torch finds no GPU; compare nvidia-smi with CUDA_VISIBLE_DEVICES"
     ),
-    "no kernel image is available": _explain_architecture,
+    "no kernel image is available": (
+        "this GPU's architecture has no code in this torch, or in the package that has the kernel; "
+        "install a build for this GPU"
+    ),
     "Duplicate GPU detected": (
         "two ranks have the same GPU, and NCCL needs one for each; use fewer ranks, or make more "
         "GPUs visible (CUDA_VISIBLE_DEVICES)"
@@ -186,7 +166,9 @@ def _status_of(error: BaseException) -> Status:
         return "limit"
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return "oom"
-    if _is_library_error(error) and not _is_lost_peer(error):
+    # by name, because triton is not installed everywhere
+    of_library = isinstance(error, RuntimeError) or type(error).__module__.startswith("triton.")
+    if of_library and not _is_lost_peer(error):
         if OUT_OF_MEMORY.search(str(error)):
             return "oom"
         if KERNEL_LIMIT.search(str(error)):
@@ -195,12 +177,10 @@ def _status_of(error: BaseException) -> Status:
 
 
 def _is_lost_peer(error: BaseException) -> bool:
-    """Return True if an error is caused by the end of another rank."""
     return isinstance(error, (RuntimeError, OSError)) and bool(LOST_PEER.search(str(error)))
 
 
 def _shorten(text: str) -> str:
-    """Return a text without its middle if it is long."""
     if len(text) <= _REASON_CHARACTERS:
         return text
     return f"{text[: _REASON_CHARACTERS - _LAST_CHARACTERS - 1]}…{text[-_LAST_CHARACTERS:]}"

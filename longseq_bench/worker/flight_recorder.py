@@ -79,10 +79,10 @@ def describe(before: Entries, after: Entries) -> str:
     launched = _launched(after)
     if not launched:
         return "none"
-    one = _oldest_unfinished(launched)
+    one, earlier = _oldest_unfinished(launched), _oldest_unfinished(_launched(before))
     if one is None:
         return f"{_name(launched[-1], after)} is done"
-    earlier, name = _oldest_unfinished(_launched(before)), _name(one, after)
+    name = _name(one, after)
     if earlier is None or earlier["record_id"] != one["record_id"]:
         return f"{name} makes progress"
     if earlier["state"] == one["state"] == "started":

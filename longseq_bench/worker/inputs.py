@@ -17,11 +17,8 @@ from longseq_bench.distributed.shard import Positions
 from longseq_bench.kernels import host_memory
 from longseq_bench.worker.shard_coverage import all_gather, find_rows, fingerprint
 
-FULL_CHECK_TOKENS = 512
-"""Longest sequence of which all rows are checked."""
-
-SAMPLED_ROWS = 256
-"""Checked rows of a longer sequence."""
+FULL_CHECK_TOKENS, SAMPLED_ROWS = 512, 256
+"""Longest sequence of which all rows are checked, and checked rows of a longer one."""
 
 RESIDUES = 128
 """A row of every remainder modulo this number is checked: blocks and tiles are powers of two."""
@@ -39,8 +36,7 @@ BLOCKS = 64, 128
 EDGE_ROWS = 64
 """First and last rows of ranks' shards that are checked; both of each rank up to 32 ranks."""
 
-_SEED_STEP = 1_000_003
-"""Between the seeds of two rounds."""
+_SEED_STEP = 1_000_003  # between the seeds of two rounds
 _DIGEST_TOKENS = 4096
 _INTEGERS = (torch.int64, torch.int32, torch.int16)
 
@@ -53,11 +49,9 @@ class Pass:
 
     The output is (B, Hq, N, Dv).
 
-    keep: as in Trial.
     original_q: a copy of q on the host, for a pass that overwrites q.
     redraw: draws such inputs again, in place.
-    signs: factors by which inputs were multiplied since they were drawn: v; s: q and k; g:
-    grad_out.
+    signs: factors of inputs since they were drawn: v; s: q and k; g: grad_out.
     digests: of the inputs as they were drawn (`digest`), for those that no pass may change.
     keep_output: copy an output that the pass itself drops to the host, so that it can be checked.
     """
@@ -187,8 +181,7 @@ def _edges(ends: Tensor) -> Tensor:
 def digest(tensor: Tensor) -> Tensor:
     """Return numbers (2, B, H) that change if a row of a tensor (B, H, N, D) changes or moves.
 
-    They are sums of the rows' bits, and the same weighted by position, modulo 2^64. Some thousand
-    tokens at a time need little memory.
+    They are sums of the rows' bits, and the same weighted by position, modulo 2^64.
     """
     # a sum of int64 makes no copy
     row_bytes = tensor.shape[3] * tensor.element_size()
@@ -240,33 +233,27 @@ def draw_inputs(
     # memory layout (B, N, Hq, D), as the next layer of a model returns it: fused kernels then
     # make no copy
     (b, h, n, _), d = q.shape, w.v_head_dim
-    grad_out = empty((b, n, h, d)).zero_().transpose(1, 2)
+    one.grad_out = empty((b, n, h, d)).zero_().transpose(1, 2)
     local, _ = find_rows(shard.queries, rows)
     own = torch.empty((b, h, len(local), d), dtype=dtype, device=place)
     fill(own, "grad_out", shard.heads, shard.queries)
-    grad_out[:, :, local.to(place)] = own
-    one.grad_out = grad_out
+    one.grad_out[:, :, local.to(place)] = own
     return one
 
 
-Fill = Callable[[Tensor, str, range, Positions], None]
+Fill = Callable[[Tensor, str, range, Positions], object]
 
 
 def _make_filler(attention: Attention, device: str, seed: int) -> Fill:
     """Return a function that fills a tensor (B, H, tokens, D), given its name and part.
 
-    On one rank all numbers come from one generator. On several, every (batch row, head) has its
-    own, seeded by its part.
+    On several ranks every (batch row, head) has a generator of its own, seeded by its part.
     """
     if device == "meta":
-        return lambda tensor, name, heads, tokens: None
+        return lambda *_: None
     if attention.group.size == 1:
         generator = torch.Generator(device).manual_seed(seed)
-
-        def fill_in_turn(tensor: Tensor, name: str, heads: range, tokens: Positions) -> None:
-            tensor.normal_(generator=generator)
-
-        return fill_in_turn
+        return lambda tensor, *_: tensor.normal_(generator=generator)
 
     def fill(tensor: Tensor, name: str, heads: range, tokens: Positions) -> None:
         token_set = fingerprint(tokens)

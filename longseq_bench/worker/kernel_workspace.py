@@ -15,8 +15,7 @@ from torch import Tensor
 
 _FUSED = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")
 USUAL_MULTIPROCESSORS = 132
-"""The number in an H100 or H200, for a GPU whose number is unknown. FlashAttention splits the keys
-of a call that has too few blocks of queries for them."""
+"""Of an H100 or H200. FlashAttention splits the keys of a call with too few blocks of queries."""
 
 Row = Mapping[str, Any]
 

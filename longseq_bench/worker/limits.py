@@ -19,8 +19,7 @@ from longseq_bench.core.model import Allocator
 from longseq_bench.meters.heap_peak import status_bytes
 
 _FILL = 0x01
-"""New blocks are filled with its complement, 0xFE: -1.7e38 in float32 and bfloat16. So a value that
-is read before it is written is conspicuous."""
+"""New blocks are filled with its complement, 0xFE: -1.7e38 in float32 and bfloat16, which shows."""
 _MMAP_THRESHOLD_BYTES = 128 * 1024
 _DYNAMIC_MAX = 32 * 1024 * 1024
 """The largest value of glibc's dynamic threshold (DEFAULT_MMAP_THRESHOLD_MAX on 64 bits)."""
@@ -30,7 +29,7 @@ def use_exact_heap() -> str | None:
     """Make the resident size follow the allocated size. Returns the reason if it can't.
 
     New blocks are filled: a page that is never written counts against a budget, but would not be
-    in a peak. Call this before the warm-up, so that the warm-up leaves no free blocks behind.
+    in a peak. Call this before the warm-up, which then leaves no free blocks behind.
     """
     reason = _mallopt(_MMAP_THRESHOLD_BYTES, 0, _FILL)
     if reason is None:
@@ -60,10 +59,7 @@ def mapped_bytes() -> int:
 
 
 def limit_heap(budget: int, mapped: int | None = None) -> str | None:
-    """Let this process map `budget` more bytes than now, or than when `mapped` was read.
-
-    Returns the reason if it can't.
-    """
+    """Let this process map `budget` more bytes than now, or than `mapped`; return why it can't."""
     if not sys.platform.startswith("linux"):
         return f"not enforced: {sys.platform} has no data limit that counts mapped memory"
     before = mapped_bytes() if mapped is None else mapped
@@ -80,18 +76,16 @@ def lift_heap_limit() -> None:
 
 
 def limit_cuda(budget: int) -> int:
-    """Cap the caching allocator so that the device holds at most `budget` bytes.
+    """Cap the caching allocator, and return the bytes outside it.
 
-    Returns the bytes outside the allocator. Raises torch.OutOfMemoryError if they already exceed
-    the budget.
+    Raises torch.OutOfMemoryError if they already exceed the budget.
     """
     free, total = torch.cuda.mem_get_info()
     outside = total - free - torch.cuda.memory_reserved()
     allowed = min(budget, total) - outside
     if allowed <= 0:
-        raise torch.OutOfMemoryError(
-            f"{outside} of {budget} bytes are in use outside the allocator"
-        )
+        used = f"{outside} of {budget} bytes are in use outside the allocator"
+        raise torch.OutOfMemoryError(used)
     torch.cuda.set_per_process_memory_fraction(allowed / total)
     return outside
 

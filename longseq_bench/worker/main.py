@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from socket import socket
 from typing import Any
@@ -43,15 +43,14 @@ METERS.load_built_ins()
 def serve(request: str, payload: str, pipe: Connection, listener: socket | None = None) -> None:
     """Answer one request over the pipe.
 
-    Args:
-        request: `trial` (answered by an Outcome), `catalogue` (what can run here), `check` (the
-            mistakes in trials) or `dry_run` (the predicted cost of trials).
-        payload: JSON: the trial and the place of this rank; names of own functions to describe; or
-            trials and the compute capability and multiprocessors of the GPU for which to plan.
-        pipe: for the answer.
-        listener: the open socket to which the ranks connect, for rank 0 of several.
+    request: `trial` (answered by an Outcome), `catalogue` (what can run here), `check` (mistakes in
+    trials) or `dry_run` (the predicted cost of trials).
+    payload: JSON: the trial and the place of this rank; names of own functions to describe; or
+    trials and the compute capability and multiprocessors of the GPU for which to plan.
+    listener: the open socket to which the ranks connect, for rank 0 of several.
     """
     sender, data = MessageSender(pipe), json.loads(payload)
+    trials = [Trial.model_validate(trial) for trial in data.get("trials", ())]
     match request:
         case "trial":
             trial, place = Trial.model_validate(data["trial"]), RankInfo(**data["place"])
@@ -69,17 +68,13 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
         case "catalogue":
             sender.send_answer(build_catalogue(data["own"]).model_dump(mode="json"))
         case "check":
-            sender.send_answer(find_mistakes(_read_trials(data)))
+            sender.send_answer(find_mistakes(trials))
         case "dry_run":
             capability = data["capability"] and tuple(data["capability"])
-            estimates = dry_run(_read_trials(data), capability, data["multiprocessors"])
+            estimates = dry_run(trials, capability, data["multiprocessors"])
             sender.send_answer([estimate.model_dump(mode="json") for estimate in estimates])
         case _:
             raise ValueError(f"unknown request {request!r}")
-
-
-def _read_trials(data: Mapping[str, Any]) -> list[Trial]:
-    return [Trial.model_validate(trial) for trial in data["trials"]]
 
 
 def run_rank(
@@ -109,19 +104,17 @@ def run_rank(
 
 
 def find_mistakes(trials: Sequence[Trial]) -> list[str]:
-    """Return the mistakes in trials.
+    """Return contradicting options, and world sizes with which an implementation can't run at all.
 
-    A mistake is a set of contradicting options, or world sizes with which an implementation can run
-    none of its trials. Any other exception is a result of the trial.
+    Any other exception is a result of the trial.
     """
     found, by_options = [], defaultdict(list)
     for trial in trials:
         error = _find_exception(trial)
         if isinstance(error, WorldError):
             # too few tokens for the ranks is not a mistake: a search increases them
-            error = _find_exception(
-                trial.at(max(trial.workload.seq_len, TOKENS_PER_RANK * trial.world_size))
-            )
+            enough = TOKENS_PER_RANK * trial.world_size
+            error = _find_exception(trial.at(max(trial.workload.seq_len, enough)))
         if isinstance(error, UserError):
             found.append(f"{trial.implementation}: {error}")
         by_options[trial.implementation, str(trial.options)].append(error)
@@ -132,7 +125,6 @@ def find_mistakes(trials: Sequence[Trial]) -> list[str]:
 
 
 def _find_exception(trial: Trial) -> Exception | None:
-    """Return the exception that an implementation raises for a trial, or None."""
     try:
         make = find_implementation(trial.implementation, trial.source)
         make(trial.workload, Group(0, trial.world_size), **trial.options)
@@ -143,10 +135,7 @@ def _find_exception(trial: Trial) -> Exception | None:
 
 
 def build_catalogue(own: Sequence[str] = ()) -> Catalogue:
-    """Describe every implementation, with its options and unavailable devices, and every device.
-
-    own: names of functions of the user, which are described too.
-    """
+    """Describe every device and implementation, and functions of the user by their names."""
     cpu = DeviceInfo(name="CPU", dtypes=tuple(DTYPE_BYTES), count=1)
     devices = {"cpu": cpu, "cuda": _cuda()}
     entries = {name: _entry(name, devices) for name in IMPLEMENTATIONS.names()}
@@ -215,10 +204,7 @@ def _cuda() -> DeviceInfo:
 
 
 def open_gpu(number: int) -> None:
-    """Initialise CUDA and use this GPU of the visible ones, counted from 0.
-
-    Raises UnsupportedError if there are fewer, and torch's own error if it can't use any.
-    """
+    """Initialise CUDA and use this GPU of the visible ones, counted from 0."""
     torch.cuda.init()  # type: ignore[no-untyped-call]
     visible = torch.cuda.device_count()
     if number >= visible:
@@ -241,13 +227,13 @@ def join_process_group(place: RankInfo, device: Device, listener: socket | None 
         place.address, place.port, place.size, is_host, GROUP_TIMEOUT, wait_for_workers=False,
         master_listen_fd=listener.detach() if is_host and listener else None,
     )  # fmt: skip
-    device_id = None
-    if device == "cuda":
+    is_cuda = device == "cuda"
+    if is_cuda:
         flight_recorder.enable()
-        device_id = torch.device("cuda", place.local_rank)
     dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo", store=store, rank=place.rank,
-        world_size=place.size, timeout=GROUP_TIMEOUT, device_id=device_id,
+        "nccl" if is_cuda else "gloo", store=store, rank=place.rank, world_size=place.size,
+        timeout=GROUP_TIMEOUT,
+        device_id=torch.device("cuda", place.local_rank) if is_cuda else None,
     )  # fmt: skip
 
 

@@ -32,18 +32,15 @@ FAR_FROM_BUDGET_SHARE = 0.05
 
 @dataclass
 class FirstPass(TrialRun):
-    """The first pass of a trial.
-
-    outside_before: bytes outside CUDA's allocator when its limit was set.
-    """
+    """The first pass of a trial."""
 
     outside_before: int = 0
+    """Bytes outside CUDA's allocator when its limit was set."""
 
     def check_fit(self) -> Outcome:
-        """Check only that a pass fits in memory, in little time.
+        """Check only that a pass fits in memory: loops over equal blocks run the first ones only.
 
-        Loops over equal blocks run their first blocks only, so the output is not checked. The peak
-        is that of tensors, plus the tabulated workspace of fused kernels.
+        The peak is that of tensors, plus the tabulated workspace of fused kernels.
         """
         log = self.log
         meta_mode.limit_loops()
@@ -62,16 +59,15 @@ class FirstPass(TrialRun):
         trial = self.trial
         if trial.device != "cpu" or trial.repeats or trial.time_budget is None:
             return False
-        budget, ranks = trial.memory_budget, self.attention.group.size
-        return budget is None or floor_bytes(trial.workload) <= (
-            FAR_FROM_BUDGET_SHARE * budget * ranks
-        )
+        if trial.memory_budget is None:
+            return True
+        of_all = trial.memory_budget * self.attention.group.size
+        return floor_bytes(trial.workload) <= FAR_FROM_BUDGET_SHARE * of_all
 
     def run_quick(self) -> Pass:
         """Run a pass with the fast heap. It gives the time and an upper bound of the peak.
 
-        The bound includes freed blocks that glibc keeps. If it is above the budget on any rank, an
-        exact pass follows.
+        The bound includes freed blocks. If it is above the budget on a rank, an exact pass follows.
         """
         trial, group = self.trial, self.attention.group
         log, meter = MeasurementLog(self.log.rank), find_meter("memory", self._meter_context())
@@ -99,9 +95,9 @@ class FirstPass(TrialRun):
 
         mapped: bytes mapped before the trial allocated anything; None if it has not allocated yet.
         """
-        context = replace(self._meter_context(), data_limit=self.trial.memory_budget)
+        budget = self.trial.memory_budget
         # before the limit: this loads plug-ins, which are not the trial's memory
-        meter = find_meter("memory", context)
+        meter = find_meter("memory", replace(self._meter_context(), data_limit=budget))
         wait_for_all_ranks(self.attention.group, self.sender)
         with self._limit(mapped), meter:
             one = self._run(self.log, "exact")

@@ -46,7 +46,7 @@ class MessageSender:
         self._send({"outcome": outcome.model_dump(mode="json"), "at": time.time_ns()})
 
     def send_answer(self, value: Any) -> None:
-        """Answer a request that is not a trial. value: anything that JSON can express."""
+        """Answer a request that is not a trial, with anything that JSON can express."""
         self._send({"answer": value})
 
     def wait_until_closed(self) -> None:
@@ -66,9 +66,8 @@ class MeasurementLog:
     """Everything measured so far. It is kept even if the trial fails later.
 
     own_pass_s: seconds of the pass under the budget on this rank; pass_s: on the slowest rank.
+    exact, compiled: if that pass had exact heap accounting; if a rank compiled something in it.
     slowest: seconds of the slowest rank, one for each timed pass.
-    exact: if the pass under the budget ran with exact heap accounting, which slows it down.
-    compiled: if a rank compiled something in that pass.
     """
 
     rank: int = 0
@@ -106,5 +105,5 @@ class MeasurementLog:
 
 
 def samples_of(measurements: Sequence[Measurement], name: str) -> list[float]:
-    """Return all samples of the measurements with a name."""
+    """Return all samples of a name."""
     return [s for m in measurements if m.name == name for s in m.samples]

@@ -165,10 +165,7 @@ def warm_up(make: type[Attention], trial: Trial, group: Group) -> None:
 
 
 def _prepare_short(make: type[Attention], trial: Trial, group: Group) -> Attention:
-    """Return the trial's attention, prepared, at the shortest length that its options allow.
-
-    Raises UnsupportedError if they don't even fit the trial's own length.
-    """
+    """Return the trial's attention, prepared, at the shortest length that its options allow."""
     shape = trial.workload.model_dump() | {"batch": min(trial.workload.batch, group.size)}
     complete, short = trial.workload.seq_len, group.size * WARM_UP_TOKENS
     tokens = max(min(complete, short + complete % short), trial.workload.new_tokens)
@@ -192,10 +189,7 @@ def synchronize(device: str) -> None:
 
 
 def _allocate_library_buffers(w: Workload) -> None:
-    """Call the fused kernel with its largest tiles, and a product large enough for MKL's buffers.
-
-    The implementation may call neither in its short pass, and both in the long one.
-    """
+    """Call the fused kernel with its largest tiles, and a product that fills MKL's buffers."""
     rows = torch.zeros(torch.get_num_threads(), 2 * WARM_UP_TOKENS, w.head_dim)
     torch.bmm(rows, rows.transpose(1, 2))
     shape = (torch.get_num_threads(), 1, WARM_UP_TOKENS, w.head_dim)
@@ -206,19 +200,13 @@ def _allocate_library_buffers(w: Workload) -> None:
         kernel.backward((out, q, out, lse), (k, v))
 
 
-_INDUCTOR_GRAPHS = ("fxgraph_cache_miss", "fxgraph_cache_hit", "fxgraph_cache_bypass")
-"""Counters of inductor, which also count a backward that is compiled after its forward."""
-
-
 class CompileWatch:
     """A context manager. `compiled` is True at its end if anything was compiled inside.
 
     Triton compiles a kernel for each new combination of types and constants, torch.compile a graph
     for each new shape that its guards refuse. The short warm-up pass meets most of them, but not
-    all. A kernel from a cache on disk counts too: it is loaded, which takes tens of milliseconds.
-
-    It imports neither Triton nor torch's compiler: if they are not loaded, nothing was compiled.
-    If either is imported inside, that counts as compiling.
+    all. A kernel that is loaded from a cache on disk counts too, and so does the import of Triton
+    or of torch's compiler, which this class doesn't import.
     """
 
     def __init__(self) -> None:
@@ -245,11 +233,10 @@ class CompileWatch:
 
 
 def _graphs() -> int:
-    """Return the number of graphs that torch.compile has compiled in this process."""
+    """Return the number of graphs that torch.compile has compiled, later backwards included."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:
         return 0
-    inductor = dynamo.counters["inductor"]
-    return int(dynamo.counters["stats"]["unique_graphs"]) + sum(
-        int(inductor[name]) for name in _INDUCTOR_GRAPHS
-    )
+    names = (f"fxgraph_cache_{event}" for event in ("miss", "hit", "bypass"))
+    of_inductor = sum(int(dynamo.counters["inductor"][name]) for name in names)
+    return int(dynamo.counters["stats"]["unique_graphs"]) + of_inductor

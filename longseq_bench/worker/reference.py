@@ -90,10 +90,7 @@ class KeyChunk:
 
 
 class Reference:
-    """The reference for an attention's inputs at the query positions `rows`.
-
-    All ranks must create it, and call its methods together.
-    """
+    """The reference at the query positions `rows`. All ranks call its methods together."""
 
     def __init__(self, attention: Attention, inputs: Triple, rows: Tensor) -> None:
         self.attention, self.rows = attention, rows
@@ -218,21 +215,16 @@ class Reference:
         rows, positions = self.rows.numpy(), self.shard.keys[at]
         group = self.workload.heads // self.workload.kv_heads
         heads = range(kv_head * group, (kv_head + 1) * group)
-        may_see = [self.attention.may_see(rows, positions, head) for head in heads]
-        found = np.flatnonzero(np.any(may_see, 0))
-        counts = [
-            torch.from_numpy(self.attention.multiplicity(rows, positions[found], head))
-            for head in heads
-        ]
+        attention = self.attention
+        found = np.flatnonzero(np.any([attention.may_see(rows, positions, h) for h in heads], 0))
+        numbers = (attention.multiplicity(rows, positions[found], h) for h in heads)
+        counts = [torch.from_numpy(number) for number in numbers]
         if len(found) == len(positions):
             # a pattern without `may_see`
             found = np.flatnonzero(torch.stack([count.any(0) for count in counts]).any(0).numpy())
             counts = [count[:, torch.from_numpy(found)] for count in counts]
-        seen = {
-            head: _log_multiplicity(count.to(self.device))
-            for head, count in zip(heads, counts, strict=True)
-        }
-        return torch.from_numpy(found), seen
+        logs = (_log_multiplicity(count.to(self.device)) for count in counts)
+        return torch.from_numpy(found), dict(zip(heads, logs, strict=True))
 
     def heads_of(self, chunk: KeyChunk, batch: range) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the query heads that use a chunk, with their index into the rows' tensors."""
@@ -247,10 +239,7 @@ class Reference:
         return scores if seen is None else scores.add_(seen)
 
     def log_multiplicity(self, chunk: KeyChunk, head: int) -> Tensor | None:
-        """Return the logarithm of how often each row sees each key, (R, K); -inf if it doesn't.
-
-        None if every row sees every key once.
-        """
+        """Return the logarithm of how often each row sees each key, (R, K); None if always once."""
         if chunk.seen is not None:
             return chunk.seen[head]
         # exact attention has the same for all heads
@@ -258,10 +247,8 @@ class Reference:
             if len(self._seen) * len(self.rows) * len(chunk.keys) > MAX_KEPT_ELEMENTS:
                 self._seen.clear()
             count = self.attention.multiplicity(self.rows.numpy(), self.shard.keys[chunk.at], head)
-            is_one = bool((count == 1).all())
-            self._seen[chunk.at.start] = (
-                None if is_one else _log_multiplicity(torch.from_numpy(count).to(self.device))
-            )
+            own = None if (count == 1).all() else torch.from_numpy(count).to(self.device)
+            self._seen[chunk.at.start] = None if own is None else _log_multiplicity(own)
         return self._seen[chunk.at.start]
 
 

@@ -32,9 +32,7 @@ from longseq_bench.worker.shard_coverage import RankShard, find_rows, gather_sha
 SUM_TOLERANCE: dict[DType, float] = {"float32": 1e-5, "bfloat16": 6e-2, "float16": 8e-3}
 """Allowed difference of two sums over the root of the sum of squares of all terms."""
 
-MIN_TOKENS = 128
-_CHUNK = 4096
-_KEY_ROWS = 16
+MIN_TOKENS, _CHUNK, _KEY_ROWS = 128, 4096, 16
 _SIGNS_OF = {"out": "v", "dq": "vsg", "dk": "vsg", "dv": "g"}
 """What the sign of a result depends on. v: v; s: q and k; g: grad_out."""
 
@@ -45,8 +43,7 @@ class RepeatCheck:
     The output is compared with that of `one`, which the reference confirmed. Its gradients are zero
     in most rows, so those of the next pass are compared with later ones.
 
-    every_row: the check of the warm-up pass before them.
-    sums: errors of the sums over all rows of the first gradients.
+    every_row: the check of the warm-up pass.  sums: errors of the sums over all rows.
     passes: the number of passes of which every result was compared.
     """
 
@@ -171,8 +168,7 @@ def _sample(tensor: Tensor, rows: Tensor) -> Tensor:
 def _difference(got: Tensor, expected: Tensor, tokens: int) -> float:
     """Return the largest difference over the largest magnitude of a head's rows.
 
-    The rounding errors of N rows add up to about √N times that of one, so their sum is divided by
-    that. NaN or infinity is an infinite difference.
+    Rounding errors of N rows add up to about √N times that of one, so their sum is divided by that.
     """
     if not torch.isfinite(got).all():
         return math.inf

@@ -17,8 +17,8 @@ Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from itertools import product
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -53,7 +53,9 @@ MATCHING_GRADIENT_TOLERANCE: dict[DType, float] = {**GRADIENT_TOLERANCE, "float3
 MATCHING = "matching scores"
 _MAX_COPIED_BYTES = 2**30
 """Size of inputs up to which a warm-up pass may overwrite all of them."""
-_GRADIENTS = "dq", "dk", "dv"
+
+
+Inputs = TypeVar("Inputs", bound=SpecialInputs)
 
 
 class EveryRowCheck:
@@ -88,17 +90,14 @@ class EveryRowCheck:
     def can_have_equal_scores(self) -> bool:
         """True for exact attention, in float16 up to the length that its weights allow."""
         attention = self._attention
-        is_coarse = attention.coarsest_dtype == "float16"
         is_short = attention.workload.seq_len <= MAX_FLOAT16_TOKENS
-        return attention.is_exact and (is_short or not is_coarse)
+        return attention.is_exact and (is_short or attention.coarsest_dtype != "float16")
 
     def equal_scores(self, one: Pass) -> AbstractContextManager[None]:
         """Check the pass that is run in the block with equal scores. All inputs are lost."""
         attention = self._attention
         inputs = EqualScores(attention.workload, not attention.projections())
-        return self._special(
-            one, "equal scores", inputs, partial(find_unlike_equal, attention, inputs)
-        )
+        return self._special(one, "equal scores", inputs, find_unlike_equal)
 
     @property
     def can_have_matching_scores(self) -> bool:
@@ -125,20 +124,19 @@ class EveryRowCheck:
 
     def matching_scores(self, one: Pass) -> AbstractContextManager[None]:
         """Check the pass that is run in the block with matching scores. All inputs are lost."""
-        attention, inputs = self._attention, MatchingScores(self._attention.workload)
-        return self._special(
-            one, MATCHING, inputs, partial(find_unlike_matching, attention, inputs)
-        )
+        inputs = MatchingScores(self._attention.workload)
+        return self._special(one, MATCHING, inputs, find_unlike_matching)
 
     @contextmanager
     def _special(
-        self, one: Pass, name: str, inputs: SpecialInputs, find: Callable[[Pass], str | None]
-    ) -> Iterator[None]:
+        self, one: Pass, name: str, inputs: Inputs,
+        find: Callable[[Attention, Inputs, Pass], str | None],
+    ) -> Iterator[None]:  # fmt: skip
         inputs.fill(self._attention, one)
         kept, one.keep_output = one.keep_output, True
         yield
         one.keep_output = kept
-        self._add(name, find(one))
+        self._add(name, find(self._attention, inputs, one))
         one.out = one.grads = None
 
     def _add(self, inputs: str, reason: str | None) -> None:
@@ -210,7 +208,8 @@ def find_unlike_equal(attention: Attention, expected: EqualScores, one: Pass) ->
         group = attention.workload.heads // attention.workload.kv_heads
         of_keys = shard.keys, shard.kv_heads, group
         places = (shard.queries, shard.heads, 1), of_keys, of_keys
-        for name, gradient, (at, heads, count) in zip(_GRADIENTS, one.grads, places, strict=True):
+        names = "dq", "dk", "dv"
+        for name, gradient, (at, heads, count) in zip(names, one.grads, places, strict=True):
             wrong = _WrongRows(name, GRADIENT_TOLERANCE[dtype] * _growth(count))
             values, sizes = map(torch.from_numpy, expected.gradient(name, at, count))
             _compare(wrong, gradient, values, sizes, at, heads)
@@ -260,10 +259,7 @@ def _without_zeros(rows: Tensor, expected: Tensor) -> Tensor:
 
 
 def _growth(heads: int) -> float:
-    """Return how much larger the error of a sum over many query heads may be.
-
-    All heads have the same inputs, so they round alike and their errors add up.
-    """
+    # heads have the same inputs, so they round alike, and the errors of their sum add up
     return max(1.0, heads / 8)
 
 

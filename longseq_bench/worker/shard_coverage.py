@@ -21,8 +21,6 @@ from longseq_bench.distributed.shard import Positions, Shard
 
 Fingerprint = tuple[int, int, int]
 """Number, sum and sum of squares of some positions, modulo 2^64."""
-
-_MODULO = 2**64
 _CHUNK = 65_536
 
 
@@ -115,5 +113,5 @@ def all_reduce_max(group: Group, own: Tensor) -> Tensor:
 
 
 def _modulo(numbers: Sequence[int]) -> Fingerprint:
-    count, total, squares = (n % _MODULO for n in numbers)
+    count, total, squares = (n % 2**64 for n in numbers)
     return count, total, squares

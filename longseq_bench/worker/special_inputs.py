@@ -46,12 +46,10 @@ from longseq_bench.worker.inputs import Pass
 Array = NDArray[np.float64]
 
 CHUNK = 8192
-"""Rows that are written or compared together, so few that a device whose memory is full has room
-for them."""
+"""Rows written or compared together, so few that a device whose memory is full has room."""
 
 MAX_FLOAT16_TOKENS = 2**14
-"""Maximum length of equal scores in float16: weights of 1/n below 2^-14 are rounded to a few
-bits."""
+"""Of equal scores: weights of 1/n below 2^-14 are rounded to a few bits."""
 
 MAX_BITS = 16
 _LARGEST_SCORE = 200.0
@@ -136,22 +134,17 @@ class EqualScores(SpecialInputs):
         return (self._keys[1] - self._keys[0]).astype(np.float64)
 
     def out(self, positions: Positions) -> tuple[Array, Array]:
-        """Return rows (n, D) of the output, and their magnitudes (n,).
-
-        A mean of n signs is about 1/√n, but may be 0: a smaller magnitude would be no scale.
-        """
+        """Return rows (n, D) of the output, and their magnitudes (n,)."""
         if self._workload.decode:
             means, seen = self._means_of_few(positions)
         else:
-            means, seen = (self._over_keys(self._f) / self._seen[:, None])[positions], self._seen
-            seen = seen[positions]
+            means = (self._over_keys(self._f) / self._seen[:, None])[positions]
+            seen = self._seen[positions]
+        # a mean of n signs is about 1/√n, but may be 0: a smaller magnitude would be no scale
         return means, np.maximum(np.abs(means).max(1), seen**-0.5)
 
     def _means_of_few(self, positions: Positions) -> tuple[Array, Array]:
-        """Return the output of a few rows and the keys that they see, without prefix sums.
-
-        A cache is long, and prefix sums of all its values would take several times its memory.
-        """
+        """Return the output of a few rows and the keys that they see, without long prefix sums."""
         first, stop = self._visible.first(positions), self._visible.stop(positions)
         total = np.zeros((len(positions), self._workload.v_head_dim))
         for start in range(0, self._workload.seq_len, _KEYS_AT_ONCE):
@@ -208,8 +201,7 @@ class EqualScores(SpecialInputs):
 def _sums(values: Array, first: Ints, stop: Ints) -> Array:
     """Return the sums of values (n, ...) over first ... stop - 1.
 
-    Intervals from the start or to the end are summed from there: the difference of two long sums
-    loses digits, and may turn out below 0.
+    Intervals from the start or to the end are summed from there: differences of sums lose digits.
     """
     zero = np.zeros_like(values[:1])
     before = np.concatenate([zero, values.cumsum(0)])

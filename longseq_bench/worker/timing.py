@@ -61,9 +61,8 @@ def run_timed_passes(
 ) -> None:  # fmt: skip
     """Run passes until the slowest rank's median is known to 2 %, or the time cap is reached.
 
-    Every rank keeps all of its own samples. The results in `one` are dropped; `check` sees those of
-    every pass. Passes of the dense baseline don't count for the cap, so that a sparse attention is
-    timed as often as any other.
+    Every rank keeps all of its own samples. `check` sees the results of every pass. Passes of the
+    dense baseline don't count for the cap: a sparse attention is timed as often as any other.
     """
     group = attention.group
     one.out = one.grads = None
@@ -202,5 +201,5 @@ def _head_start(dispatch_s: float) -> float:
 
 
 def passes_of_a_sample(pass_s: float) -> int:
-    """Return the number of passes between two events, for passes of `pass_s` seconds."""
+    """Return the number of passes of `pass_s` seconds between two events."""
     return min(max(math.ceil(SAMPLE_S / max(pass_s, 1e-9)), 1), MAX_PASSES)

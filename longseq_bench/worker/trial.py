@@ -47,10 +47,7 @@ from longseq_bench.worker.verdicts import Verdicts
 def run_trial(trial: Trial, sender: MessageSender, group: Group | None = None) -> Outcome:
     """Run a trial on this rank and return its outcome. It never raises an Exception.
 
-    Args:
-        trial: what to run.
-        sender: reports each phase to the parent.
-        group: the ranks of the trial; this process alone if None.
+    group: the ranks of the trial; this process alone if None.
     """
     group = Group.alone() if group is None else group
     log = MeasurementLog(group.rank)
@@ -146,11 +143,7 @@ def _log_device_rates(run: TrialRun) -> None:
 
 
 def _log_wire_error(run: TrialRun, one: Pass) -> None:
-    """Log how much a compressed transfer changes the output.
-
-    It is the largest difference from a pass without compression, over the largest magnitude of its
-    row.
-    """
+    """Log how much a compressed transfer changes the output, over the magnitude of its row."""
     uncompressed = run.attention.uncompressed()
     if uncompressed is None:
         return

@@ -62,11 +62,8 @@ class Verdicts(TrialRun):
         self.log.add("zero_rows", "1", zeros / output_rows)
         uncovered = self.attention.measures().get("uncovered", 0.0)
         if zeros > round(uncovered * output_rows):
-            reason = (
-                f"{zeros:,} of {output_rows:,} output rows are zero; the pattern leaves "
-                f"{uncovered:.2%}"
-            )
-            return _wrong(reason)
+            found = f"{zeros:,} of {output_rows:,} output rows are zero"
+            return _wrong(f"{found}; the pattern leaves {uncovered:.2%}")
         own = check(
             self.attention, one.original_inputs, one.out, self.rows, one.grad_out, one.grads
         )
@@ -95,10 +92,9 @@ class Verdicts(TrialRun):
         return _wrong(agree(own, attention.group))
 
     def check_every_row(self, rows: EveryRowCheck, one: Pass) -> Outcome | None:
-        """Check every row with special inputs; return `wrong` on all ranks, or None.
+        """Check every row with special inputs, unless a search runs a length for the first time.
 
-        Not where a search runs a length for the first time. Passes of their own run only if they
-        are short. The inputs are lost.
+        Passes of their own run only if they are short. The inputs are lost.
         """
         attention, trial = self.attention, self.trial
         if not (trial.repeats or trial.round):
@@ -136,10 +132,7 @@ def agree(own: str | None, group: Group) -> str | None:
 
 
 def _find_invalid(one: Pass) -> str | None:
-    """Return what makes a pass wrong before its numbers are compared, or None.
-
-    Its inputs were changed, or a result has another shape or dtype.
-    """
+    """Return which input a pass changed, or which result has another shape or dtype, or None."""
     if changed := one.changed_inputs():
         return f"a pass changed its input {' and '.join(changed)}"
     (q, _, v), dtype = one.inputs, str(one.inputs[0].dtype)[6:]

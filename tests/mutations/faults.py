@@ -450,7 +450,7 @@ _WORKER = (
           ("tests/worker/test_row_check.py",)),
     Fault("matching-scores-left-out", "worker", "worker/row_check.py",
           "Exact attention is not checked with matching scores.",
-          "partial(find_unlike_matching, attention, inputs)", "lambda one: None",
+          "MATCHING, inputs, find_unlike_matching)", "MATCHING, inputs, lambda *_: None)",
           ("tests/worker/test_matching_scores.py",)),
     Fault("sparse-without-matching-scores", "worker", "attention/sparse/block_layout_attention.py",
           "Sparse attention is not checked with matching scores.",
