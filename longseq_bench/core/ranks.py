@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 
+import psutil
+
 LOOPBACK = "127.0.0.1"
 
 OPENING = "opening the device"
@@ -24,6 +26,10 @@ PART_BYTES = 480
 
 BEAT_S = 1.0
 """Seconds between the heartbeats of a distant rank."""
+
+
+AUTOGRAD = "pt_autograd"
+"""Begins the names of the threads in which torch runs a backward pass on CUDA."""
 
 
 @dataclass(frozen=True)
@@ -54,3 +60,19 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "not installed as a package"
     return found
+
+
+def issuing_threads_s(process: psutil.Process) -> float:
+    """Return the CPU seconds of the main thread and of autograd's, which run a pass on CUDA."""
+    return sum(
+        thread.user_time + thread.system_time
+        for thread in process.threads()
+        if thread.id == process.pid or _thread_name(process.pid, thread.id).startswith(AUTOGRAD)
+    )
+
+
+def _thread_name(pid: int, thread: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/task/{thread}/comm").read_text()
+    except OSError:
+        return ""

@@ -6,11 +6,11 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
 from longseq_bench.core.model import Outcome
+from longseq_bench.core.ranks import issuing_threads_s
 from longseq_bench.core.stack_markers import COLLECTIVE, COLLECTIVE_FOLLOWS
 from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.exit_status import stack_lines
@@ -24,9 +24,6 @@ CONTINUE_AFTER_S = 0.3
 """Time for ranks of all hosts to write their stacks before a stopped rank is continued."""
 STACKS_S, STACKS_STEP_S = 1.0, 0.05
 """Time limit for ranks to write their stacks, and the interval of checks."""
-
-AUTOGRAD = "pt_autograd"
-"""Begins the names of the threads in which torch runs a backward pass on CUDA."""
 
 STACK_BYTES = 2**16
 """Bytes at the end of a rank's output that are searched for its stack."""
@@ -63,28 +60,12 @@ def _read_processes(pids: Mapping[int, int], device: str) -> dict[int, tuple[str
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             if device == "cuda":
-                cpu_s = _issuing_threads_s(process)
+                cpu_s = issuing_threads_s(process)
             else:
                 times = process.cpu_times()
                 cpu_s = times.user + times.system
             readings[rank] = process.status(), cpu_s
     return readings
-
-
-def _issuing_threads_s(process: psutil.Process) -> float:
-    """Return the CPU seconds of the main thread and of autograd's, which run a pass on CUDA."""
-    return sum(
-        thread.user_time + thread.system_time
-        for thread in process.threads()
-        if thread.id == process.pid or _thread_name(process.pid, thread.id).startswith(AUTOGRAD)
-    )
-
-
-def _thread_name(pid: int, thread: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/task/{thread}/comm").read_text()
-    except OSError:
-        return ""
 
 
 def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> dict[int, list[str]]:

@@ -22,10 +22,20 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from longseq_bench.core.ranks import BEAT_S, HOSTS, PART_BYTES, PORT, TRIAL, RankInfo, versions
+import psutil
+
+from longseq_bench.core.ranks import (
+    BEAT_S,
+    HOSTS,
+    PART_BYTES,
+    PORT,
+    TRIAL,
+    RankInfo,
+    issuing_threads_s,
+    versions,
+)
 from longseq_bench.core.stack_markers import write_stacks
 
 ENGINES = {
@@ -111,21 +121,10 @@ def read_place(environ: Mapping[str, str], hosts: int) -> RankInfo:
 
 def _beat(output: LineOutput) -> None:
     """Send the CPU seconds of the threads that issue work, each second."""
+    process = psutil.Process()
     while True:
-        output.send(beat=_issuing_threads_s())
+        output.send(beat=issuing_threads_s(process))
         time.sleep(BEAT_S)
-
-
-def _issuing_threads_s() -> float:
-    """Return the CPU seconds of the main thread, and of autograd's for a backward pass on CUDA."""
-    ticks = 0
-    for task in Path("/proc/self/task").glob("*"):
-        with suppress(OSError):  # the thread has ended
-            name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
-            if task.name == str(os.getpid()) or name.startswith("pt_autograd"):
-                fields = rest.split()
-                ticks += int(fields[11]) + int(fields[12])  # user and system time
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _select_interface(peer: str) -> None:
@@ -133,8 +132,6 @@ def _select_interface(peer: str) -> None:
 
     By itself gloo takes the address of the host's name, which often is a loopback address.
     """
-    import psutil
-
     family, *_, address = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing

@@ -173,7 +173,8 @@ def test_another_version_on_a_host_is_named(
     by_srun: HostsLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "versions", lambda: versions() | {"torch": "1.0"})
-    with pytest.raises(UserError, match=rf"host {HOSTS[0]}|{HOSTS[1]} .* torch is .* and 1.0 here"):
+    named = rf"host ({HOSTS[0]}|{HOSTS[1]}) .*: torch is .* and 1\.0 here"
+    with pytest.raises(UserError, match=named):
         run(by_srun, "ring")
 
 
