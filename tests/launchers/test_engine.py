@@ -140,12 +140,12 @@ def test_what_is_stopped_or_killed_from_outside_is_no_failure_of_the_trial(
     outcome = by_srun.run(trial("rank-waits", 4096, **known), strike).outcome
     assert len(struck) >= 2
     assert is_environment_failure(outcome), outcome
-    named = (
-        f"no message from host {HOSTS[1]} for 6 s"
-        if who == "rank"
-        else "srun ended with exit code -9"
-    )
-    assert named in (outcome.reason or "")
+    # a loaded machine notices the silence a second later
+    named = {
+        "rank": rf"no message from host {re.escape(HOSTS[1])} for \d+ s",
+        "srun": "srun ended with exit code -9",
+    }
+    assert re.search(named[who], outcome.reason or ""), outcome.reason
 
 
 @pytest.mark.parametrize(
