@@ -21,7 +21,7 @@ from longseq_bench.core.cost import floor_bytes
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.core.units import format_bytes, format_rate, format_seconds, parse_tokens
 from longseq_bench.testing.definition import build_attention
-from longseq_bench.worker.device_rates import COPIED_BYTES
+from longseq_bench.worker.timing import COPIED_BYTES
 
 MIN_SHARE = 0.8
 COPY = "copy"

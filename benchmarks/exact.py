@@ -24,7 +24,7 @@ from longseq_bench.core.units import format_rate, format_seconds, parse_tokens
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.base import AttentionKernel, attend
 from longseq_bench.kernels.exact.base import KERNELS, OneCall, Use, select
-from longseq_bench.worker.device_rates import measure_matmul_rate
+from longseq_bench.worker.timing import measure_matmul_rate
 
 MAX_RATIO = 0.95
 

@@ -17,8 +17,7 @@ import torch
 
 from longseq_bench import meta_mode
 from longseq_bench.attention.exact.ring import Ring
-from longseq_bench.attention.sparse.dilated import Dilated
-from longseq_bench.attention.sparse.hilbert import Hilbert
+from longseq_bench.attention.sparse.dilated import Dilated, Hilbert
 from longseq_bench.attention.tiles import (
     Block,
     ExactTiles,

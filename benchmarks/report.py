@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from longseq_bench.core.model import Environment, Measurement, Outcome, Record, Trial
-from longseq_bench.core.record_line import write_line
+from longseq_bench.store import write_line
 
 MAX_S, MAX_BYTES, MAX_RSS = 12.0, 8 * 10**6, 800 * 2**20
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -24,10 +24,9 @@ from torch import Tensor
 from longseq_bench.core.errors import LongseqError
 from longseq_bench.kernels.exact.base import Use, select
 from longseq_bench.meters.base import MeterContext
-from longseq_bench.meters.heap_peak import HeapPeak
-from longseq_bench.meters.storage_peak import StoragePeak
-from longseq_bench.worker import limits
-from longseq_bench.worker.kernel_workspace import KernelWorkspace
+from longseq_bench.meters.memory import HeapPeak, StoragePeak
+from longseq_bench.worker import memory
+from longseq_bench.worker.memory import KernelWorkspace
 
 TOKENS = ((128, 2048), (512, 1024), (1024, 1024), (1024, 8192), (4096, 4096), (2048, 16384))
 HEADS = ((8, 8), (8, 2), (1, 1))
@@ -139,7 +138,7 @@ def main() -> None:
 
 
 def fit_on_cpu() -> None:
-    limits.use_exact_heap()
+    memory.use_exact_heap()
     # MKL keeps the buffers of its first large product; no call is charged for them
     warm_up = torch.zeros(torch.get_num_threads(), 2048, 64)
     torch.bmm(warm_up, warm_up.transpose(1, 2))

@@ -107,14 +107,14 @@ def _format_help(text: str | None) -> str:
 def generate_configuration() -> str:
     """Return tables of every key of a sweep file: values, unit, default, meaning."""
     from longseq_bench.config.schema import SweepFile
-    from longseq_bench.core import bounds
+    from longseq_bench.core import units
     from longseq_bench.core.settings import TOKENS, TRIAL, WORKLOAD
 
     own = {
         "implementations": "name or mapping, *list*",
         "workload": "mapping",
         "baseline": "text",
-        "rounds": f"whole number from 1 to {bounds.MAX_ROUNDS:,}",
+        "rounds": f"whole number from 1 to {units.MAX_ROUNDS:,}",
     }
     described = [(f"`{k}`", v, SweepFile.model_fields[k].description) for k, v in own.items()]
     head = ("Key", "Value", "Description")
@@ -174,7 +174,7 @@ def generate_fields() -> str:
     """Return tables of the fields of every kind of row, from their declarations."""
     from longseq_bench.analysis.fields import fields_of
     from longseq_bench.analysis.row import Row
-    from longseq_bench.analysis.search_row import DensityRow, SearchRow
+    from longseq_bench.analysis.searches import DensityRow, SearchRow
     from longseq_bench.analysis.sweep_row import SweepRow
 
     common = fields_of(Row)

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from longseq_bench.api.grid import sweep as sweep
     from longseq_bench.api.length_search import maxlen as maxlen
-    from longseq_bench.api.loading import load as load
     from longseq_bench.api.plan_document import Plan as Plan
     from longseq_bench.api.planning import plan as plan
     from longseq_bench.api.results import Results as Results
+    from longseq_bench.api.results import load as load
     from longseq_bench.core.errors import LongseqError as LongseqError
     from longseq_bench.core.errors import UserError as UserError
     from longseq_bench.modules.factory import (
@@ -23,7 +23,7 @@ _LAZY = {
     "LongseqError": "longseq_bench.core.errors",
     "UserError": "longseq_bench.core.errors",
     "create_block_sparse_attention": "longseq_bench.modules.factory",
-    "load": "longseq_bench.api.loading",
+    "load": "longseq_bench.api.results",
     "maxlen": "longseq_bench.api.length_search",
     "plan": "longseq_bench.api.planning",
     "sweep": "longseq_bench.api.grid",

@@ -18,8 +18,7 @@ from longseq_bench.core.gpus import (
 )
 from longseq_bench.core.model import Environment
 from longseq_bench.core.units import format_bytes
-from longseq_bench.environment import NOT_INSTALLED
-from longseq_bench.system_state import Finding, check, examine_system
+from longseq_bench.environment import NOT_INSTALLED, Finding, check, examine_system
 
 MIN_SHARED_MEMORY = 2**30
 """Bytes. Docker gives a container 64 MiB, which is too little for NCCL and data loaders."""

@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 from typing import Self
 
 from longseq_bench.core.model import Environment, Outcome, Record
-from longseq_bench.core.record_line import find_impossible_sample
 from longseq_bench.launchers.base import Launcher, OnPhase
 from longseq_bench.search.strategy import Schedule, Step
-from longseq_bench.store import Store
+from longseq_bench.store import Store, find_impossible_sample
 
 
 class Watcher:

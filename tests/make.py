@@ -22,8 +22,7 @@ from longseq_bench.core.model import (
     Trial,
     Workload,
 )
-from longseq_bench.core.record_line import write_line
-from longseq_bench.store import RECORDS
+from longseq_bench.store import RECORDS, write_line
 
 GIB = 2**30
 

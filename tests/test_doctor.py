@@ -15,7 +15,7 @@ from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.gpus import InstalledGpus
 from longseq_bench.core.model import Environment
 from longseq_bench.doctor import examine, torch_range
-from longseq_bench.system_state import Finding
+from longseq_bench.environment import Finding
 from tests.fake_nvml import FakeGpu, install
 
 CPU = DeviceInfo(name="a CPU", dtypes=("float32",))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.system_state import Finding, examine_system
+from longseq_bench.environment import Finding, examine_system
 
 CPU = "sys/devices/system/cpu"
 PAGES = "sys/kernel/mm/transparent_hugepage/enabled"

@@ -7,7 +7,7 @@ import pytest
 from longseq_bench.core.model import OptionValue, Outcome, Trial
 from longseq_bench.core.own_functions import is_own
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.meters.heap_peak import HeapPeak
+from longseq_bench.meters.memory import HeapPeak
 from tests.make import trial
 
 MIB = 2**20

@@ -22,7 +22,7 @@ from longseq_bench.core.model import DType, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.environment import installed_version
 from longseq_bench.meters.clock import clock_for
-from longseq_bench.worker.device_rates import measure_matmul_rate
+from longseq_bench.worker.timing import measure_matmul_rate
 
 REPEATS = 8
 COPY_BYTES = {False: 2**32, True: 2**24}

@@ -18,8 +18,7 @@ from typing_extensions import override
 from benchmarks.gpu.items import Figures
 from benchmarks.triton_static import Variant, compile_variant
 from longseq_bench.kernels.triton_blocks import TritonBlocks
-from longseq_bench.kernels.triton_launch import capability_of
-from longseq_bench.kernels.triton_tiles import Shape, select_shape
+from longseq_bench.kernels.triton_tiles import Shape, capability_of, select_shape
 from longseq_bench.patterns.blocks import make_layout
 
 TOKENS, HEADS, BLOCK, SPARSITY = 2**16, 8, 128, 0.95

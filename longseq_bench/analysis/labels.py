@@ -1,19 +1,18 @@
-"""Labels of rows for programs, and speed relative to a baseline that a label names.
-
-JSON documents and frames have these labels ("ring chunk=1024"); reports have those of
-short_labels.py ("ring chunk 1k").
-"""
+"""Labels of rows for programs and for people, and speed relative to a baseline."""
 
 import json
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 
-from longseq_bench.analysis.row import R, Row
+from longseq_bench.analysis.row import R, Row, ranks_mark
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.errors import UnknownNameError, UserError
-from longseq_bench.core.model import OptionValue, Trial, options_key
-from longseq_bench.core.own_functions import short_name
+from longseq_bench.core.model import DTYPE_ALIASES, OptionValue, Trial, options_key
+from longseq_bench.core.own_functions import short_name, short_names
+from longseq_bench.core.units import format_tokens
 
 FILE_HASH = "file_hash"
 """The hash of an own function's file among the options of a label."""
@@ -158,3 +157,198 @@ def option_text(value: OptionValue) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return value if isinstance(value, str) else json.dumps(value)
+
+
+# ---- labels for people: local-window 95 %, ring chunk 1k -----------------------------------------
+
+MAX_LABEL = 40
+"""Maximum number of characters of a label with its number of ranks: "ring chunk 1k ×4"."""
+MAX_FITTED = 200
+"""Maximum number of settings of which each is compared with all others, to shorten its label."""
+
+_TEMPLATES = {
+    **dict.fromkeys(("pattern", "order", "transport", "backend", "inner"), "{}"),
+    "wire_dtype": "{} wire",
+    FILE_HASH: "file {}",
+}
+"""Texts of options whose values are words; the others are "full queries"."""
+_ALIASES: dict[str, str] = {dtype: alias for alias, dtype in DTYPE_ALIASES.items()}
+_ALWAYS = "", "sparsity"
+"""Words that no label leaves out: the name, and the share that is skipped."""
+
+Words = dict[str, str]
+"""The words of a label by option; its name has the key ""."""
+
+
+def find_short_labels(settings: Sequence[Settings]) -> list[str]:
+    """Return a label per settings; labels of different settings differ.
+
+    A label is the implementation, its sparsity, and those options that differ among its settings.
+    The pattern stands for the only implementation that has several patterns. Options that are None
+    are left out, and so are further options where a label would be longer than MAX_LABEL. Where
+    labels would be equal or still too long, they are the name and a number: "block-sparse #3".
+    """
+    labels = index_short_labels(settings)
+    return [labels[settings_key(one)] for one in settings]
+
+
+def index_short_labels(settings: Sequence[Settings]) -> Labels:
+    """Return the labels of `find_short_labels` by key."""
+    distinct = {settings_key(one): one for one in settings}
+    most_ranks = max((one.world_size for one in settings), default=1)
+    room = MAX_LABEL - len(ranks_mark(most_ranks))
+    words = _find_words(distinct)
+    labels = {key: _fit(key, words, distinct, room) for key in distinct}
+    return _number(distinct, labels, room)
+
+
+def _fit(
+    key: Hashable, words: Mapping[Hashable, Words], distinct: Mapping[Hashable, Settings], room: int
+) -> str:
+    """Return a label that fits the room and that no other settings match; else the whole label."""
+    suffix = settings_suffix(distinct[key])
+    whole, optional = _join(words[key], distinct[key]), _find_optional(words[key])
+    if len(whole) <= room or len(distinct) > MAX_FITTED:
+        return whole
+    shortest = {name: text for name, text in words[key].items() if name not in optional}
+    if len(_join(shortest, distinct[key])) > room:
+        return whole
+    others = [w for k, w in words.items() if k != key and settings_suffix(distinct[k]) == suffix]
+    for some in _leave_out(words[key], optional):
+        text = _join(some, distinct[key])
+        if len(text) <= room and not any(some.items() <= other.items() for other in others):
+            return text
+    return whole
+
+
+def _join(words: Words, settings: Settings) -> str:
+    return " ".join(filter(None, words.values())) + settings_suffix(settings)
+
+
+def _find_optional(words: Words) -> list[str]:
+    """Return the names of the words that a label may leave out, the longest words first."""
+    return sorted(set(words) - {*_ALWAYS}, key=lambda name: (-len(words[name]), name))[:8]
+
+
+def _leave_out(words: Words, optional: Sequence[str]) -> Iterator[Words]:
+    """Yield the words without some options: first one, then two, the longest ones first."""
+    for count in range(1, len(optional) + 1):
+        for names in combinations(optional, count):
+            yield {name: text for name, text in words.items() if name not in names}
+
+
+def _find_words(distinct: Mapping[Hashable, Settings]) -> dict[Hashable, Words]:
+    """Return the words of each label, which are not always unique."""
+    by_name = group_by(distinct.values(), lambda one: one.implementation)
+    differing = {name: _find_differing(some) for name, some in by_name.items()}
+    patterns = {str(one.options.get("pattern")) for one in distinct.values()}
+    named = [name for name, options in differing.items() if "pattern" in options]
+    # of two implementations, or with the name of another, a pattern does not identify one
+    led = named[0] if len(named) == 1 and patterns.isdisjoint(by_name) else None
+    short = short_names(by_name)
+
+    def words_of(one: Settings, more: Iterable[str] = ()) -> Words:
+        shown = {*differing[one.implementation], *more}
+        return _words(one, short[one.implementation], shown, led)
+
+    words = {key: words_of(one) for key, one in distinct.items()}
+    for same in group_by(words, lambda key: _join(words[key], distinct[key])).values():
+        if len(same) > 1:
+            more = _find_differing((distinct[key] for key in same), is_missing_different=True)
+            for key in same:
+                words[key] = words_of(distinct[key], more)
+    return words
+
+
+def _find_differing(settings: Iterable[Settings], is_missing_different: bool = False) -> set[str]:
+    """Return the names of options that differ.
+
+    A missing option is not a difference: the version of longseq that ran did not have it.
+    """
+    settings = list(settings)
+    values: dict[str, set[str]] = defaultdict(set)
+    for one in settings:
+        for name, value in named_options(one).items():
+            values[name].add(repr(value))
+    counts = Counter(name for one in settings for name in named_options(one))
+    return {
+        name
+        for name, texts in values.items()
+        if len(texts) > 1 or (is_missing_different and counts[name] < len(settings))
+    }
+
+
+def _words(settings: Settings, name: str, differing: Iterable[str], led: str | None) -> Words:
+    """Return the words of a label.
+
+    name: of the implementation.  led: implementation for which its pattern stands.
+    """
+    options, shown = named_options(settings), {*differing, "sparsity"}
+    dilation, pattern = options.get("dilation"), options.get("pattern")
+    if "segments" in shown and isinstance(dilation, tuple) and _doubles(dilation):
+        shown.discard("dilation")  # the usual rates
+    if settings.implementation == led and isinstance(pattern, str):
+        name = pattern
+        shown.discard("pattern")
+    texts = {key: format_option(key, value) for key, value in options.items() if key in shown}
+    return {"": name} | texts
+
+
+def format_option(name: str, value: OptionValue) -> str:
+    """Return an option in words: "95 %", "chunk 1k", "4k,8k", "no overlap"; "" for None."""
+    words = name.replace("_", " ")
+    match value:
+        case None | "none":
+            return ""
+        case bool():
+            return words if value else f"no {words}"
+        case str():
+            return _TEMPLATES.get(name, f"{{}} {words}").format(_ALIASES.get(value, value))
+        case float() if name == "sparsity" and 0 <= value <= 1:
+            return f"{100 * value:.10g} %"
+        case tuple():
+            text = ",".join(map(_format_int, value))
+            return text if name == "segments" else f"{words} {text}"
+        case int():
+            return f"{words} {_format_int(value)}"
+        case _:
+            return f"{words} {value!r}"
+
+
+def _doubles(rates: tuple[int, ...]) -> bool:
+    return rates == tuple(2**i for i in range(len(rates)))
+
+
+def _format_int(value: int) -> str:
+    return format_tokens(value).replace(",", "")
+
+
+def _number(
+    distinct: Mapping[Hashable, Settings], labels: Mapping[Hashable, str], room: int
+) -> dict[Hashable, str]:
+    """Replace labels that are not unique, or longer than the room, by numbered names."""
+    counts = Counter(labels.values())
+    kept = {
+        key: label for key, label in labels.items() if counts[label] == 1 and len(label) <= room
+    }
+    used = set(kept.values())
+    for same in group_by(distinct, lambda key: distinct[key].implementation).values():
+        for number, key in enumerate(same, 1):
+            if key not in kept:
+                kept[key] = _numbered(distinct[key], number, room, used)
+                used.add(kept[key])
+    return kept
+
+
+def _numbered(settings: Settings, number: int, room: int, used: set[str]) -> str:
+    """Return the implementation with the first unused number, cut to the room."""
+    name, suffix = short_name(settings.implementation), settings_suffix(settings)
+    while True:
+        mark = f" #{number}"
+        if len(name + mark + suffix) > room:
+            suffix = " (fit only)" if settings.fit_only else ""
+        longest = room - len(mark + suffix)
+        label = (name if len(name) <= longest else f"{name[: longest - 1]}…") + mark + suffix
+        if label not in used:
+            return label
+        number += 1

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from longseq_bench.core.model import Measurement, Record, Status
 from longseq_bench.core.stats import median_interval
@@ -138,3 +139,15 @@ def are_finite(samples: Samples) -> bool:
 
 def _to_int(value: float | None) -> int | None:
     return None if value is None or not math.isfinite(value) else round(value)
+
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the items of each key, both in order of first appearance."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups

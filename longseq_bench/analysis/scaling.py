@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from longseq_bench.analysis.grouping import group_by
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.runs import group_by
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import STANDARD
 from longseq_bench.core.units import format_tokens

@@ -12,13 +12,13 @@ from statistics import median
 from typing import Any
 
 from longseq_bench.analysis.fields import fields_of
-from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.labels import Labels, find_labels, settings_key
 from longseq_bench.analysis.row import identity
 from longseq_bench.analysis.runs import (
     SEVERITY,
     ByRank,
     Runs,
+    group_by,
     imbalance,
     largest_over_mean,
     slowest,

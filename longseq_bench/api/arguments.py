@@ -3,8 +3,8 @@
 from functools import partial
 from pathlib import Path
 
-from longseq_bench.core.bounds import MAX_RANKS
 from longseq_bench.core.settings import Setting, Sharding
+from longseq_bench.core.units import MAX_RANKS
 
 _ranks = partial(Setting, int, low=1, high=MAX_RANKS)
 MAXLEN = {

@@ -110,8 +110,7 @@ def _open(
 
     Raises UserError for a baseline that matches no label or several.
     """
-    from longseq_bench.analysis.labels import find_baseline_label
-    from longseq_bench.analysis.short_labels import find_short_labels
+    from longseq_bench.analysis.labels import find_baseline_label, find_short_labels
     from longseq_bench.config.trials import make_sweep
 
     with machine.open_launcher(reporter, parsed.names) as (launcher, catalogue):

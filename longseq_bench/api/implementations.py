@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
-from longseq_bench.api.functions import name_function
 from longseq_bench.core.catalogue import Catalogue
-from longseq_bench.core.errors import UserError
+from longseq_bench.core.errors import StoreError, UserError
+from longseq_bench.core.files import scratch_folder
 from longseq_bench.core.model import OptionValue
 from longseq_bench.core.options import unknown_option
-from longseq_bench.core.own_functions import canonical_name
+from longseq_bench.core.own_functions import PICKLE, canonical_name
 
 Named = str | Callable[..., Any]
 """A name of `longseq list`, `path/to/file.py:function`, or the function itself."""
@@ -78,3 +81,68 @@ def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:
             yield given, {}
         case _:
             raise UserError(f"{given!r} is no implementation; {FORM}")
+
+
+# ---- function objects ----------------------------------------------------------------------------
+# A function of a module is named by that module's file, which a child imports. One of a notebook or
+# script, or inside another function, is pickled with all that it uses (cloudpickle). It is
+# identified by the hash of its source, or by that of the pickle if Python does not keep the source.
+
+FOLDER = "functions"
+"""Subfolder of a results folder for the functions that were sent."""
+
+
+def name_function(function: Callable[..., Any], folder: Path | None) -> str:
+    """Return the name of a function as an implementation, `file.py:function`.
+
+    folder: where a function without a usable file is written; None: a folder that is deleted when
+    this process ends. Raises UserError for a function that can't be sent.
+    """
+    plain = inspect.unwrap(function)
+    is_function = isinstance(plain, FunctionType) and not inspect.ismethod(function)
+    if not is_function or plain.__name__ == "<lambda>":
+        raise UserError(f"{function!r} is no function with a name; give one defined by def")
+    if "<locals>" in plain.__qualname__ or plain.__module__ in ("__main__", "__mp_main__"):
+        return _pickle(function, plain, folder)
+    file, name = inspect.getsourcefile(plain), plain.__qualname__
+    if file is None or "." in name:
+        raise UserError(f"{name} is not at the top level of a Python file; define it there by def")
+    place = plain.__module__ if "." in plain.__module__ else _short(Path(file))
+    return f"{place}:{name}"
+
+
+def _pickle(function: Callable[..., Any], plain: FunctionType, folder: Path | None) -> str:
+    """Write a function to a file; return its name."""
+    import cloudpickle
+
+    name = plain.__name__
+    try:
+        # cloudpickle leaves out the file, which messages name
+        content: bytes = cloudpickle.dumps((function, plain.__code__.co_filename))
+    except Exception as error:
+        raise UserError(
+            f"{name} can't be sent to another process ({error}); write it to a file and name it "
+            f"file.py:{name}"
+        ) from None
+    pattern = getattr(function, "pattern", None)
+    parts = [plain, inspect.unwrap(pattern)] if callable(pattern) else [plain]
+    try:
+        identity = "".join(inspect.getsource(part) for part in parts).encode()
+    except (OSError, TypeError):
+        identity = content
+    digest = hashlib.sha256(identity).hexdigest()[:16]
+    path = (folder or scratch_folder()) / FOLDER / f"{name}-{digest}{PICKLE}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise StoreError(f"the function can't be written to {path}: {error.strerror}") from None
+    return f"{_short(path)}:{name}"
+
+
+def _short(path: Path) -> str:
+    """Return a path relative to the current folder, if it is below it."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

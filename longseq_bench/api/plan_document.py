@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from longseq_bench.analysis.labels import settings_suffix
 from longseq_bench.api.results import Printed
-from longseq_bench.core.bounds import MAX_RANKS
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.masks import mask_words, mode_words
 from longseq_bench.core.model import Trial
 from longseq_bench.core.settings import Sharding
-from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
+from longseq_bench.core.units import MAX_RANKS, format_bytes, format_seconds, format_tokens
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import Cell, Document, Section
 from longseq_bench.search.model_memory import ModelPlan

@@ -10,9 +10,8 @@ from typing import Any
 
 from longseq_bench.api import machine
 from longseq_bench.api.implementations import Options, choose_options
-from longseq_bench.api.loading import CONFIG
 from longseq_bench.api.progress import Reporter, RunProgress
-from longseq_bench.api.results import Results
+from longseq_bench.api.results import CONFIG, Results
 from longseq_bench.api.workloads import build_workload, make_trial, model_of
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError

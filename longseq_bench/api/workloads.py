@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.errors import UnknownNameError, UserError, quote
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.models import ModelShape, load_model
-from longseq_bench.core.plain_text import quote
 from longseq_bench.core.settings import SHAPE, Setting
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -48,14 +48,13 @@ from longseq_bench.kernels.base import (
     Queries,
     Triple,
 )
-from longseq_bench.kernels.exact._spans import OverSpans
 from longseq_bench.kernels.exact.base import ExactKernel, OneCall
+from longseq_bench.kernels.exact.spans import OverSpans
 from longseq_bench.kernels.flex_blocks import interval_mask_mod
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanKernel, SpanTask, StepMap
 from longseq_bench.kernels.tiling import ALL, InPlaceTiledKernel, Piece, RowBlock
-from longseq_bench.patterns.mask_tiles import mask_tiles
-from longseq_bench.patterns.masked_spans import masked_spans
-from longseq_bench.patterns.visible_keys import VisibleKeys, visible_keys
+from longseq_bench.patterns.spans import masked_spans
+from longseq_bench.patterns.visible_keys import VisibleKeys, mask_tiles, visible_keys
 
 
 def exact_call(exact: ExactKernel, w: Workload) -> AttentionKernel:

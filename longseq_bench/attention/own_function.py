@@ -39,10 +39,15 @@ from longseq_bench.attention.own_source import (
 )
 from longseq_bench.core.catalogue import Entry
 from longseq_bench.core.cost import Cost, attention_flops, floor_bytes, mask_pairs
-from longseq_bench.core.errors import OwnFunctionError, UnsupportedError, UserError, WorldError
+from longseq_bench.core.errors import (
+    OwnFunctionError,
+    UnsupportedError,
+    UserError,
+    WorldError,
+    one_line,
+)
 from longseq_bench.core.model import Workload
 from longseq_bench.core.own_functions import is_own
-from longseq_bench.core.plain_text import one_line
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder

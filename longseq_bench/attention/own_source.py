@@ -1,9 +1,9 @@
 """Functions of the user, in a child: found, imported, and read by `inspect.signature`.
 
 `path/to/file.py:function` and `package.module:function` name one, and so does a pickle that
-api/functions.py wrote. The first three positional parameters take q, k and v. Later parameters are
-passed by keyword: NAMES by longseq, the others are options. The parent imports nothing of a user:
-it asks a child for this description (`catalogue` in worker/main.py).
+api/implementations.py wrote. The first three positional parameters take q, k and v. Later
+parameters are passed by keyword: NAMES by longseq, the others are options. The parent imports
+nothing of a user: it asks a child for this description (`catalogue` in worker/main.py).
 """
 
 import hashlib

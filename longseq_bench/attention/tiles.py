@@ -31,8 +31,7 @@ from longseq_bench.kernels.base import Queries
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, wide
 from longseq_bench.meta_mode import MAX_STEPS, limited
-from longseq_bench.patterns.mask_tiles import MaskTile, mask_tiles
-from longseq_bench.patterns.visible_keys import VisibleKeys, visible_keys
+from longseq_bench.patterns.visible_keys import MaskTile, VisibleKeys, mask_tiles, visible_keys
 
 TILE_ROWS = 1024
 """Rows of a kernel call. torch's CPU kernel works in tiles of 256 rows from 768 rows up."""

@@ -16,19 +16,17 @@ import typer
 
 from longseq_bench import __version__
 from longseq_bench.cli.compare import compare
-from longseq_bench.cli.gone import check_gone
 from longseq_bench.cli.launch import launch
 from longseq_bench.cli.listing import doctor, listing, models
 from longseq_bench.cli.maxlen import maxlen
-from longseq_bench.cli.options import describe
+from longseq_bench.cli.options import check_gone, describe
 from longseq_bench.cli.plan import plan
 from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
 from longseq_bench.cli.schema import schema
 from longseq_bench.cli.show import show
 from longseq_bench.cli.sweep import sweep
-from longseq_bench.core.errors import LauncherError, UserError
-from longseq_bench.core.plain_text import keep_lines, shorten_quotes
+from longseq_bench.core.errors import LauncherError, UserError, keep_lines, shorten_quotes
 from longseq_bench.launchers.interrupts import received_signals
 
 BAD_INPUT, FAILED_TRIALS, REGRESSED, TOO_NOISY, INTERRUPTED = 2, 3, 4, 5, 130

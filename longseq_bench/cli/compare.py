@@ -108,7 +108,7 @@ def _read(text: str) -> tuple[list[Record], list[str]]:
 
     Raises StoreError if there are none, UserError if the commit is unknown or ambiguous.
     """
-    from longseq_bench.api.loading import read_results
+    from longseq_bench.api.results import read_results
 
     path, at, commit = text.rpartition("@")
     if not at or Path(text).exists():

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from longseq_bench.core import bounds
+from longseq_bench.core import units
 from longseq_bench.core.errors import UnknownNameError
 
 COMMANDS = ("sweep", "maxlen", "scaling")
@@ -35,14 +35,14 @@ def launch(
     nnodes: Annotated[
         int | None,
         typer.Option(
-            min=1, max=bounds.MAX_RANKS, help="Number of hosts, from the first. Default: all."
+            min=1, max=units.MAX_RANKS, help="Number of hosts, from the first. Default: all."
         ),
     ] = None,
     nproc_per_node: Annotated[
         int | None,
         typer.Option(
             min=1,
-            max=bounds.MAX_RANKS,
+            max=units.MAX_RANKS,
             help="Ranks on each host. Default: as in --hosts, else one per visible GPU, else 1.",
         ),
     ] = None,

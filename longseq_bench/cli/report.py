@@ -30,7 +30,7 @@ def report(
         as_json: Print rows and maxima as one JSON document on stdout. Default: files only.
     """
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
-    from longseq_bench.api.loading import load
+    from longseq_bench.api.results import load
     from longseq_bench.cli.session import print_documents, print_json, print_lines
     from longseq_bench.reports import write_documents
     from longseq_bench.reports.base import FORMATS

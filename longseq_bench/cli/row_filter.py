@@ -15,9 +15,9 @@ from typing import Any
 
 from longseq_bench.analysis.fields import Field, fields_of
 from longseq_bench.analysis.row import R, Row
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.api.trial_text import format_option
+from longseq_bench.api.progress import format_option
 from longseq_bench.core.errors import UnitError, UnknownNameError, UserError
 from longseq_bench.core.model import canonical_dtype
 from longseq_bench.core.units import parse_bytes, parse_seconds, parse_tokens

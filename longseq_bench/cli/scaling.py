@@ -6,9 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from longseq_bench.cli import options
-from longseq_bench.core.bounds import MAX_RANKS
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.settings import SEARCH, SHAPE
+from longseq_bench.core.units import MAX_RANKS
 
 if TYPE_CHECKING:
     from longseq_bench.core.model import Record

@@ -20,9 +20,8 @@ from rich.console import Console
 from longseq_bench.api.progress import Reporter
 from longseq_bench.api.results import Results
 from longseq_bench.cli import FAILED_TRIALS
-from longseq_bench.core.errors import UserError
+from longseq_bench.core.errors import UserError, escape_surrogates
 from longseq_bench.core.model import Record
-from longseq_bench.core.plain_text import escape_surrogates
 from longseq_bench.reports.document import Document
 from longseq_bench.reports.render.terminal import print_document
 

@@ -28,7 +28,7 @@ def show(
         limit: Maximum number of rows. Default: all.
     """
     from longseq_bench.analysis.frames import rows_json
-    from longseq_bench.api.loading import load
+    from longseq_bench.api.results import load
     from longseq_bench.cli.row_filter import filter_rows
     from longseq_bench.cli.session import print_answer, print_lines
     from longseq_bench.cli.show_document import show_document

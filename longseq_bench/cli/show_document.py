@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from longseq_bench.analysis.fields import fields_of
 from longseq_bench.analysis.row import R, Row
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.api.progress import format_option
 from longseq_bench.api.results import Results
-from longseq_bench.api.trial_text import format_option
 from longseq_bench.cli.row_filter import FIELDS, OPTION, find_field, value_of
 from longseq_bench.reports import columns as tables
 from longseq_bench.reports import groups

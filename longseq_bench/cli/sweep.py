@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from longseq_bench.cli import options
-from longseq_bench.core import bounds
+from longseq_bench.core import units
 
 
 def sweep(
     config: Path,
     out: options.Out = None,
-    rounds: Annotated[int | None, typer.Option(min=1, max=bounds.MAX_ROUNDS)] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, max=units.MAX_ROUNDS)] = None,
     dry_run: bool = False,
     as_json: options.AsJson = False,
 ) -> int:

@@ -10,11 +10,9 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Literal
 
-from longseq_bench.analysis.labels import set_labels
+from longseq_bench.analysis.labels import index_short_labels, set_labels
 from longseq_bench.analysis.runs import per_iteration
-from longseq_bench.analysis.search_row import SearchRow
-from longseq_bench.analysis.searches import merge_search
-from longseq_bench.analysis.short_labels import index_short_labels
+from longseq_bench.analysis.searches import SearchRow, merge_search
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import merge_trial, sweep_rows
 from longseq_bench.comparison.caveats import find_caveats

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from longseq_bench.analysis.grouping import group_by
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.comparison.model import (
     Comparison,
     LengthComparison,

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.comparison.model import Comparison, TimeComparison
 from longseq_bench.comparison.summary import find_regressions, summarize
 from longseq_bench.comparison.verdict import decide

@@ -8,7 +8,7 @@ from typing import Literal
 
 from longseq_bench.analysis.labels import Labels, find_labels, settings_key
 from longseq_bench.analysis.runs import SEVERITY
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.comparison.significance import RatioEstimate
 from longseq_bench.comparison.wording import ComparedRow

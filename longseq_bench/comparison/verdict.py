@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import Literal
 
-from longseq_bench.analysis.grouping import group_by
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.comparison.model import Comparison, LengthComparison, TimeComparison
 from longseq_bench.comparison.significance import MAX_ROUNDS, find_rounds
 from longseq_bench.comparison.summary import could_show, find_regressions, undetectable

@@ -15,9 +15,16 @@ import yaml
 from pydantic import ValidationError
 
 from longseq_bench.config.schema import SweepFile, SweepKeys, WorkloadSection
-from longseq_bench.core.errors import ConfigError, UnitError, UnknownNameError, UserError, nearest
-from longseq_bench.core.plain_text import one_line, quote
-from longseq_bench.core.user_files import read_text_file
+from longseq_bench.core.errors import (
+    ConfigError,
+    UnitError,
+    UnknownNameError,
+    UserError,
+    nearest,
+    one_line,
+    quote,
+)
+from longseq_bench.core.files import read_text_file
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

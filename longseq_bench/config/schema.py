@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from longseq_bench.core import bounds
+from longseq_bench.core import units
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.model import DTYPE_ALIASES, canonical_dtype
 from longseq_bench.core.options import OptionSpec
@@ -75,9 +75,9 @@ _NONE = {"enum": ["none", None]}
 _NUMBER = r"^\s*[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?\s*"
 _parse_bytes = partial(parse_memory_budget, name="bytes")
 UNITS: dict[str, tuple[Callable[[Any], Any], str, str, float]] = {
-    "tokens": (parse_tokens, "4k", "[kKmMgG]?$", bounds.MAX_TOKENS),
-    "bytes": (_parse_bytes, "512MiB", "([kKMGT]i?)?B?$", bounds.MAX_BYTES),
-    "s": (parse_seconds, "500ms", "(s|ms|us|min|m|h)?$", bounds.MAX_SECONDS),
+    "tokens": (parse_tokens, "4k", "[kKmMgG]?$", units.MAX_TOKENS),
+    "bytes": (_parse_bytes, "512MiB", "([kKMGT]i?)?B?$", units.MAX_BYTES),
+    "s": (parse_seconds, "500ms", "(s|ms|us|min|m|h)?$", units.MAX_SECONDS),
 }
 """For each unit of a setting: parser, an example, the end of the pattern of a text, the maximum."""
 
@@ -169,7 +169,7 @@ class SweepKeys(_Section):
         description="Implementation (or label of a row) to which the others are compared. "
         "Default: none.",
     )
-    rounds: Annotated[int, Ge(1), Le(bounds.MAX_ROUNDS)] = Field(
+    rounds: Annotated[int, Ge(1), Le(units.MAX_ROUNDS)] = Field(
         default=DEFAULT_ROUNDS,
         description="Repetitions of the whole grid, interleaved so that slow drifts of the "
         f"machine meet every trial alike. Default: {DEFAULT_ROUNDS}.",

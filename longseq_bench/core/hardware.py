@@ -10,9 +10,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_
 
 from longseq_bench.core.cost import BACKWARD_MATMULS, FORWARD_MATMULS
 from longseq_bench.core.errors import ConfigError, UnknownNameError, UserError
+from longseq_bench.core.files import MAX_TABLE_BYTES, read_text_file
 from longseq_bench.core.model import Device, DType, Frozen, Mode
 from longseq_bench.core.units import parse_bytes
-from longseq_bench.core.user_files import MAX_TABLE_BYTES, read_text_file
 
 LOCAL_CPU = "cpu"
 """Name of the profile of this machine's processor."""

@@ -26,9 +26,8 @@ from functools import lru_cache
 from itertools import accumulate
 from random import Random
 
-from longseq_bench.core.bounds import MAX_DOCUMENTS, MAX_DRAWN_DOCUMENTS
 from longseq_bench.core.errors import UnknownNameError, UserError
-from longseq_bench.core.units import format_tokens, parse_tokens
+from longseq_bench.core.units import MAX_DOCUMENTS, MAX_DRAWN_DOCUMENTS, format_tokens, parse_tokens
 
 FULL, CAUSAL = "full", "causal"
 WINDOW, PREFIX, DOCUMENTS, FULL_DOCUMENTS = (

@@ -30,7 +30,6 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from longseq_bench.core.bounds import divisors
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.masks import CAUSAL, FORMS, FULL, Mask, parse_mask
 from longseq_bench.core.settings import SAME_KERNEL as SAME_KERNEL
@@ -41,6 +40,7 @@ from longseq_bench.core.settings import DeviceChoice as DeviceChoice
 from longseq_bench.core.settings import DType as DType
 from longseq_bench.core.settings import Keep as Keep
 from longseq_bench.core.settings import Mode as Mode
+from longseq_bench.core.units import divisors
 
 SCHEMA = 3
 

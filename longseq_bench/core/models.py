@@ -15,11 +15,10 @@ from typing import Any
 
 import yaml
 
-from longseq_bench.core.bounds import MAX_HEAD_DIM, MAX_HEADS, MAX_TOKENS
-from longseq_bench.core.errors import ConfigError, UnknownNameError
+from longseq_bench.core.errors import ConfigError, UnknownNameError, escape_surrogates, quote
+from longseq_bench.core.files import read_text_file
 from longseq_bench.core.model import DTYPE_BYTES, DType, Frozen, Workload, canonical_dtype
-from longseq_bench.core.plain_text import escape_surrogates, quote
-from longseq_bench.core.user_files import read_text_file
+from longseq_bench.core.units import MAX_HEAD_DIM, MAX_HEADS, MAX_TOKENS
 
 CONFIG_FILE = "config.json"
 OVERRIDABLE = ("heads", "kv_heads", "head_dim", "v_head_dim", "dtype")

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from pydantic import TypeAdapter
 
-from longseq_bench.core.bounds import MAX_TOKENS
 from longseq_bench.core.errors import (
     DENSITY,
     OldDensityError,
@@ -22,10 +21,10 @@ from longseq_bench.core.errors import (
     UnitError,
     UnknownNameError,
     UserError,
+    quote,
 )
 from longseq_bench.core.model import Frozen, OptionValue, canonical_dtype
-from longseq_bench.core.plain_text import quote
-from longseq_bench.core.units import parse_tokens
+from longseq_bench.core.units import MAX_TOKENS, parse_tokens
 
 _BOOLEAN = TypeAdapter(bool)
 

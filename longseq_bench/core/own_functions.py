@@ -2,7 +2,7 @@
 
 Only a child imports them (attention/own_source.py). The hash of the file's bytes is part of a
 trial, so an edited file is measured anew. Paths are relative to the current folder. A function of a
-notebook is a pickle, `functions/NAME-HASH.pkl:NAME` (api/functions.py).
+notebook is a pickle, `functions/NAME-HASH.pkl:NAME` (api/implementations.py).
 """
 
 import os

@@ -8,7 +8,7 @@ core/model.py take bounds and defaults from them. Nothing here imports pydantic:
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from longseq_bench.core import bounds
+from longseq_bench.core import units
 
 Device = Literal["cpu", "cuda"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -65,22 +65,22 @@ WORKLOAD = {
         "not given: a name of `longseq models`, or the path of a Hugging Face config.json (in a "
         "sweep file from the folder of the file).",
     ),
-    "batch": Setting(int, "Sequences per batch.", 1, 1, bounds.MAX_BATCH),
-    "heads": Setting(int, "Query heads.", 8, 1, bounds.MAX_HEADS),
+    "batch": Setting(int, "Sequences per batch.", 1, 1, units.MAX_BATCH),
+    "heads": Setting(int, "Query heads.", 8, 1, units.MAX_HEADS),
     "kv_heads": Setting(
         int,
         "Key and value heads, a divisor of heads; 0: as many as heads.",
         0,
         0,
-        bounds.MAX_HEADS,
+        units.MAX_HEADS,
     ),
-    "head_dim": Setting(int, "Elements per head.", 64, 1, bounds.MAX_HEAD_DIM),
+    "head_dim": Setting(int, "Elements per head.", 64, 1, units.MAX_HEAD_DIM),
     "v_head_dim": Setting(
         int,
         "Elements per head of v and the output; 0: as many as head_dim.",
         0,
         0,
-        bounds.MAX_HEAD_DIM,
+        units.MAX_HEAD_DIM,
     ),
     "dtype": Setting(
         DTypeName,
@@ -107,7 +107,7 @@ WORKLOAD = {
         "decoding. 0: 1 in decode, none in other modes.",
         0,
         0,
-        bounds.MAX_NEW_TOKENS,
+        units.MAX_NEW_TOKENS,
     ),
 }
 """Shape of q, k, v and the kind of pass."""
@@ -123,7 +123,7 @@ TRIAL = {
         "Ranks, one process each. `longseq launch` sets another default.",
         1,
         1,
-        bounds.MAX_RANKS,
+        units.MAX_RANKS,
     ),
     "memory_budget": Setting(
         int,
@@ -136,7 +136,7 @@ TRIAL = {
         float, "Time that one pass may take, in s, ms, us, min or h; none: no limit.", unit="s"
     ),
     "repeats": Setting(
-        int, "Timed passes at most; 0: only find out if one pass fits.", 30, 0, bounds.MAX_REPEATS
+        int, "Timed passes at most; 0: only find out if one pass fits.", 30, 0, units.MAX_REPEATS
     ),
     "time_cap": Setting(
         float,
@@ -149,9 +149,9 @@ TRIAL = {
         "CPU threads of each rank; none: the ranks share the cores.",
         None,
         1,
-        bounds.MAX_THREADS,
+        units.MAX_THREADS,
     ),
-    "seed": Setting(int, "Seed of the random inputs.", 0, 0, bounds.MAX_SEED),
+    "seed": Setting(int, "Seed of the random inputs.", 0, 0, units.MAX_SEED),
     "keep": Setting(
         Keep,
         "Tensors kept by a pass. all: what autograd keeps; inputs: only q, k, v, the rest is "

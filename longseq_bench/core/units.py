@@ -1,13 +1,37 @@
-"""Parsing and formatting of quantities: tokens, bytes, seconds, rates.
+"""Quantities: their upper bounds, and parsing and formatting of tokens, bytes, seconds and rates.
 
-k is 1024 and M is 1024² for tokens; bytes take KiB/MiB/GiB (1024) and kB/MB/GB (1000).
+A bound is far above what any machine runs, and low enough that arithmetic with it takes no time: a
+larger number is a slip, not a workload.
 """
 
 import re
+from math import isqrt
 
-from longseq_bench.core.bounds import MAX_BYTES, MAX_SECONDS, MAX_TOKENS
-from longseq_bench.core.errors import TooLargeError, UnitError
-from longseq_bench.core.plain_text import quote
+from longseq_bench.core.errors import TooLargeError, UnitError, quote
+
+MAX_TOKENS = 2**40
+MAX_NEW_TOKENS = 2**20
+MAX_BATCH = 2**20
+MAX_HEADS = 2**16
+MAX_HEAD_DIM = 2**16
+MAX_RANKS = 2**16
+MAX_THREADS = 2**12
+MAX_REPEATS = 10**6
+MAX_ROUNDS = 10**4
+MAX_SEED = 2**63 - 1
+MAX_BYTES = 2**60
+MAX_SECONDS = 365 * 86_400
+MAX_DOCUMENTS = 2**20
+"""Documents of one sequence: their lengths are listed."""
+MAX_DRAWN_DOCUMENTS = 2**16
+"""Documents of one sequence whose lengths are drawn: they are drawn again for each reader."""
+
+
+def divisors(n: int) -> list[int]:
+    """Return every whole number that divides n, ascending."""
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]
+
 
 _TOKENS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _BYTES = {"b": 1, "": 1} | {

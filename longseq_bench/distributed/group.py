@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longseq_bench.core.stack_markers import longseq_wait_for_peers
+from longseq_bench.core.ranks import longseq_wait_for_peers
 from longseq_bench.meta_mode import device_kind, is_meta
 
 GROUP_TIMEOUT = timedelta(days=7)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 
 Positions = NDArray[np.int64]
 
@@ -41,3 +48,105 @@ class Shard:
         """Return all heads of some queries and of some keys; keys default to the same tokens."""
         keys = positions if keys is None else keys
         return cls(range(w.batch), range(w.heads), range(w.kv_heads), positions, keys)
+
+
+# ---- the part on each rank, known to every rank --------------------------------------------------
+# A rank has some rows of the batch, some heads and some tokens. Ranks exchange a fingerprint of
+# three numbers for the tokens, never the positions.
+
+Fingerprint = tuple[int, int, int]
+"""Number, sum and sum of squares of some positions, modulo 2^64."""
+_CHUNK = 65_536
+
+
+@dataclass(frozen=True)
+class RankShard:
+    """The part of q, or of k and v, on one rank."""
+
+    batch: range
+    heads: range
+    tokens: Fingerprint
+
+    def has(self, b: int, head: int) -> bool:
+        """Return True if the rank has tokens of batch row `b` and a head."""
+        return b in self.batch and head in self.heads
+
+
+def gather_shards(group: Group, shard: Shard) -> tuple[list[RankShard], list[RankShard]]:
+    """Return the parts of q, and of k and v, on every rank. All ranks must call it."""
+    spans = [(s.start, s.stop, s.step) for s in (shard.batch, shard.heads, shard.kv_heads)]
+    queries, keys = [], []
+    own = spans, fingerprint(shard.queries), fingerprint(shard.keys)
+    for ranges, of_queries, of_keys in all_gather(group, own):
+        batch, heads, kv_heads = (range(*span) for span in ranges)
+        queries.append(RankShard(batch, heads, _modulo(of_queries)))
+        keys.append(RankShard(batch, kv_heads, _modulo(of_keys)))
+    return queries, keys
+
+
+def is_owner(shards: Sequence[RankShard], rank: int, b: int, head: int) -> bool:
+    """Return True if a rank is the lowest that has its tokens of a batch row and head."""
+    own = shards[rank]
+    lower = (other.tokens == own.tokens and other.has(b, head) for other in shards[:rank])
+    return own.has(b, head) and not any(lower)
+
+
+def find_gap(w: Workload, queries: Sequence[RankShard], keys: Sequence[RankShard]) -> str | None:
+    """Return a sentence about tokens that are on no rank, or in overlapping shards; else None."""
+    every = np.arange(w.seq_len)
+    of_queries = "q", queries, w.heads, fingerprint(every[w.queries.start :])
+    of_keys = "k and v", keys, w.kv_heads, fingerprint(every)
+    for name, shards, heads, complete in (of_queries, of_keys):
+        for b, head in product(range(w.batch), range(heads)):
+            token_sets = {shard.tokens for shard in shards if shard.has(b, head)}
+            if _modulo([sum(n) for n in zip(*token_sets, strict=True)] or [0, 0, 0]) != complete:
+                where = f"row {b} of the batch, head {head}"
+                return f"the shards of {name} do not cover every token once ({where})"
+    return None
+
+
+def fingerprint(positions: Positions) -> Fingerprint:
+    """Return three numbers that identify a set of positions."""
+    total, squares = int(positions.sum()), int(np.dot(positions, positions))
+    return _modulo([len(positions), total, squares])
+
+
+def find_rows(positions: Positions, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Find those of `rows` (ascending positions) that are in `positions`.
+
+    Returns their indices in `positions`, and their indices in `rows`. For example, of rows [2, 5]
+    positions [4, 5, 6] have the second one at index 1: ([1], [1]).
+    """
+    row_positions: NDArray[np.int64] = rows.numpy()
+    own_index, row_index = [np.arange(0)], [np.arange(0)]
+    for start in range(0, len(positions), _CHUNK):
+        chunk = positions[start : start + _CHUNK]
+        at = np.minimum(np.searchsorted(row_positions, chunk), len(row_positions) - 1)
+        hits = np.nonzero(row_positions[at] == chunk)[0]
+        own_index.append(hits + start)
+        row_index.append(at[hits])
+    return torch.from_numpy(np.concatenate(own_index)), torch.from_numpy(np.concatenate(row_index))
+
+
+def all_gather(group: Group, own: Any) -> list[Any]:
+    """Return every rank's `own`, something small that JSON can express."""
+    if group.size == 1:
+        return [own]
+    text = json.dumps(own).encode()
+    width = int(group.all_max(len(text))[0])
+    every = torch.zeros(group.size, width, dtype=torch.uint8)
+    every[group.rank] = torch.tensor(list(text.ljust(width)), dtype=torch.uint8)
+    return [json.loads(bytes(row)) for row in group.all_sum(every).tolist()]
+
+
+def all_reduce_max(group: Group, own: Tensor) -> Tensor:
+    """Return the elementwise maximum over ranks of a small float64 tensor on the CPU."""
+    if group.size == 1:
+        return own
+    agreed = group.all_max(*own.flatten().tolist())
+    return torch.tensor(agreed, dtype=own.dtype).view(own.shape)
+
+
+def _modulo(numbers: Sequence[int]) -> Fingerprint:
+    count, total, squares = (n % 2**64 for n in numbers)
+    return count, total, squares

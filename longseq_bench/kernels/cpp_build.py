@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.core.scratch import locked_folder, private_folder, user_folder
+from longseq_bench.core.files import locked_folder, private_folder, user_folder
 
 COMPILERS = ("g++", "clang++", "c++")
 ZIG = "ziglang"

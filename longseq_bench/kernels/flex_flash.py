@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from longseq_bench.kernels.exact._cuda import generation_reason, half_reason
 from longseq_bench.kernels.exact.base import Use
-from longseq_bench.kernels.exact.flash_attn_4 import PACKAGE, check_offsets
+from longseq_bench.kernels.exact.flash_attn import FLASH_ATTN_4, check_offsets
 from longseq_bench.kernels.flex_blocks import FlexBlocks
 from longseq_bench.meta_mode import is_meta
 
@@ -30,7 +30,7 @@ def unavailable_reason(use: Use, block: int) -> str | None:
         return reason
     if is_meta():
         return "code compiled by torch can't run on meta tensors"
-    if reason := PACKAGE.unavailable_reason() or generation_reason(tuple(_BLOCK)):
+    if reason := FLASH_ATTN_4.unavailable_reason() or generation_reason(tuple(_BLOCK)):
         return reason
     major = torch.cuda.get_device_capability()[0]
     needed = _BLOCK[major]

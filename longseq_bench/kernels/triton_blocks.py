@@ -20,20 +20,18 @@ import triton
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels import triton_kernels, triton_splits
+from longseq_bench.kernels import triton_kernels, triton_merge
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
-from longseq_bench.kernels.triton_launch import (
-    capability_of,
-    grid_of,
-    on_device,
-    with_dense_rows,
-)
 from longseq_bench.kernels.triton_tiles import (
     BLOCKS,
     Shape,
+    capability_of,
+    grid_of,
+    on_device,
     run_fitting,
     select_shape,
     unavailable_reason,
+    with_dense_rows,
 )
 from longseq_bench.kernels.work_items import WorkItems
 from longseq_bench.meta_mode import device_kind, is_meta
@@ -92,7 +90,7 @@ class TritonBlocks:
 
         tensors = (q, k, v, out, lse, parts, parts_lse)
         self._launch("forward", tensors, items, q, KEEP_LSE=keep_lse)
-        self._join(triton_splits.reduce_softmax, (out, lse, parts, parts_lse), items, keep_lse)
+        self._join(triton_merge.reduce_softmax, (out, lse, parts, parts_lse), items, keep_lse)
         return out, lse if keep_lse else None
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
@@ -114,13 +112,13 @@ class TritonBlocks:
         # dq writes the delta that dkv reads
         parts = self._slots(q, rows)
         self._launch("dq", (q, k, v, out, grad_out, lse, delta, dq, parts), rows, q)
-        self._join(triton_splits.reduce_sum, (dq, parts), rows)
+        self._join(triton_merge.reduce_sum, (dq, parts), rows)
         del parts
         dk_parts, dv_parts = self._slots(k, columns), self._slots(k, columns)
         tensors = (q, k, v, grad_out, lse, delta, dk, dv, dk_parts, dv_parts)
         self._launch("dkv", tensors, columns, k)
-        self._join(triton_splits.reduce_sum, (dk, dk_parts), columns)
-        self._join(triton_splits.reduce_sum, (dv, dv_parts), columns)
+        self._join(triton_merge.reduce_sum, (dk, dk_parts), columns)
+        self._join(triton_merge.reduce_sum, (dv, dv_parts), columns)
         return dq, dk, dv
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -23,8 +23,7 @@ from longseq_bench.kernels.decode import (
     cuda_limit_reason,
     merge_partials,
 )
-from longseq_bench.kernels.triton_launch import grid_of, on_device
-from longseq_bench.kernels.triton_tiles import Shape
+from longseq_bench.kernels.triton_tiles import Shape, grid_of, on_device
 from longseq_bench.meta_mode import are_loops_limited, is_meta
 
 PROGRAMS_PER_MULTIPROCESSOR = 4

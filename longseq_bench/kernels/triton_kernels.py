@@ -4,7 +4,7 @@ FlashAttention-2 (arXiv 2307.08691): online softmax forward; backward from the o
 log-sum-exp, one kernel for dQ over the rows of the layout, one for dK and dV over its columns.
 
 A work item is a part of the list of a row or column. Long lists are split into several items, which
-write partial results to slots; triton_splits.py joins them. The index of the next block is loaded
+write partial results to slots; triton_merge.py joins them. The index of the next block is loaded
 one turn ahead, so that its keys can be loaded while the current ones are multiplied.
 
 In kernels M and N are the queries and keys of one tile, WIDE is head_dim (DIM) rounded up to a

@@ -20,8 +20,16 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import triton_span_kernels
 from longseq_bench.kernels.base import Pair, Queries, check_strides
 from longseq_bench.kernels.spans import SPAN_ARRAYS, STEP_ARRAYS, HeadSpans, SpanTask
-from longseq_bench.kernels.triton_launch import capability_of, grid_of, on_device, with_dense_rows
-from longseq_bench.kernels.triton_tiles import Shape, run_fitting, select_shape, unavailable_reason
+from longseq_bench.kernels.triton_tiles import (
+    Shape,
+    capability_of,
+    grid_of,
+    on_device,
+    run_fitting,
+    select_shape,
+    unavailable_reason,
+    with_dense_rows,
+)
 from longseq_bench.meta_mode import are_loops_limited, device_kind
 
 LARGEST_TILE = 128

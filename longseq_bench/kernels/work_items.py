@@ -2,7 +2,7 @@
 
 A row of global tokens, or the column of a sink, is as long as the sequence. One program would still
 work on it when all others have finished. So a list longer than a multiple of the mean becomes
-several items; each writes its partial result to a slot, and triton_splits.py joins the slots.
+several items; each writes its partial result to a slot, and triton_merge.py joins the slots.
 """
 
 from collections.abc import Sequence

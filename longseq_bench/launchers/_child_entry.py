@@ -12,7 +12,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from socket import socket
 
-from longseq_bench.core.stack_markers import longseq_child_main, write_stacks
+from longseq_bench.core.ranks import longseq_child_main, write_stacks
 
 _PR_SET_PDEATHSIG = 1
 

@@ -35,7 +35,7 @@ from longseq_bench.launchers.exit_status import (
     remove_nccl_files,
     stack_lines,
 )
-from longseq_bench.launchers.helper_start import lacks_descriptors
+from longseq_bench.launchers.fork_server import lacks_descriptors
 from longseq_bench.launchers.hosts import Hosts
 from longseq_bench.launchers.interrupts import defer_interrupts
 from longseq_bench.launchers.local import WAIT_S, LocalLauncher

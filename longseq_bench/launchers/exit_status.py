@@ -1,6 +1,6 @@
 """Map the exit of a child to an outcome: a crash, out of memory, or a lost peer.
 
-A child that raised an exception reports its outcome itself (worker/exception_mapping.py decides
+A child that raised an exception reports its outcome itself (worker/verdicts.py decides
 whether that is out of memory). `outcome_of_exit` is for a child that died without a report; it is
 out of memory only if SIGKILL ended it and the kernel's out-of-memory killer was active. A signal
 that somebody sent, such as SIGTERM of a batch system, is no failure of the trial.
@@ -12,17 +12,24 @@ Where nothing enforces the budget, the worker compares the peak with it (worker/
 The module also parses stack dumps, and removes shared memory that killed ranks leave.
 """
 
+import fcntl
 import os
 import re
 import signal
+import tempfile
 from contextlib import suppress
 from itertools import takewhile
+from multiprocessing.reduction import DupFd
+from operator import methodcaller
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from longseq_bench.core.errors import LauncherError
+from longseq_bench.core.files import explain_full_disk
 from longseq_bench.core.model import Outcome, Phase, environment_failure
-from longseq_bench.core.stack_markers import CHILD_MAIN, COLLECTIVE
+from longseq_bench.core.ranks import CHILD_MAIN, COLLECTIVE
 
 NATIVE_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
 """Signals that may mean that native code used a failed allocation."""
@@ -176,3 +183,54 @@ def remove_nccl_files(before: set[Path]) -> None:
         for path in new:
             with suppress(OSError):
                 path.unlink()
+
+
+# ---- what a child prints -------------------------------------------------------------------------
+# The file has no name, so it can't be left behind.
+
+PRINTED_BYTES = 4000
+"""Bytes of the end of the output that are read by default."""
+
+
+class OutputFile:
+    """The output of a child, in the parent.
+
+    Pass it among the arguments of the child's process: in the child it is an open file descriptor
+    (int).
+
+    Raises LauncherError if it can't be created, for example because the disk is full.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        except OSError as error:
+            reason = f"{error.strerror or error}{explain_full_disk(error)}"
+            raise LauncherError(
+                f"the output of a child can't be kept in a file: {reason}"
+            ) from error
+        # append: a process that opens /dev/stdout again has its own offset
+        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+        fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
+
+    def fileno(self) -> int:
+        """Return the descriptor in this process."""
+        return self._file.fileno()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return methodcaller("detach"), (DupFd(self.fileno()),)
+
+    def size(self) -> int:
+        """Return the number of bytes written so far."""
+        return os.fstat(self.fileno()).st_size
+
+    def tail(self, start: int = 0, max_bytes: int = PRINTED_BYTES) -> str:
+        """Return the end of the output, at most `max_bytes`, from byte `start` on."""
+        size = self.size()
+        start = max(start, size - max_bytes)
+        # pread: the offset is shared with the process that prints
+        return os.pread(self.fileno(), size - start, start).decode(errors="replace")
+
+    def close(self) -> None:
+        """Close this end. The process that prints is not affected."""
+        self._file.close()

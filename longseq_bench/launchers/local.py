@@ -41,6 +41,7 @@ from longseq_bench.launchers.base import (
     OnPhase,
 )
 from longseq_bench.launchers.exit_status import (
+    OutputFile,
     find_nccl_files,
     is_device_error,
     kernel_kills,
@@ -49,9 +50,8 @@ from longseq_bench.launchers.exit_status import (
     signal_name,
     with_first_attempt,
 )
-from longseq_bench.launchers.helper_start import explain_limits, lacks_descriptors
+from longseq_bench.launchers.fork_server import explain_limits, lacks_descriptors
 from longseq_bench.launchers.interrupts import defer_interrupts
-from longseq_bench.launchers.output_file import OutputFile
 from longseq_bench.launchers.process_inspection import (
     kill_orphans,
     read_stacks,

@@ -10,11 +10,9 @@ from contextlib import suppress
 import psutil
 
 from longseq_bench.core.model import Outcome
-from longseq_bench.core.ranks import issuing_threads_s
-from longseq_bench.core.stack_markers import COLLECTIVE, COLLECTIVE_FOLLOWS
+from longseq_bench.core.ranks import COLLECTIVE, COLLECTIVE_FOLLOWS, issuing_threads_s
 from longseq_bench.launchers import fork_server
-from longseq_bench.launchers.exit_status import stack_lines
-from longseq_bench.launchers.output_file import OutputFile
+from longseq_bench.launchers.exit_status import OutputFile, stack_lines
 from longseq_bench.launchers.rank_supervisor import GRACE_S, ProcessSample
 
 SAMPLE_S, SAMPLES = 0.5, 10

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from longseq_bench.core.model import Outcome, Phase, Trial, environment_failure
-from longseq_bench.core.ranks import CONNECTING, OPENING
-from longseq_bench.core.stack_markers import (
+from longseq_bench.core.ranks import (
     COLLECTIVE,
     COLLECTIVE_WAITS,
+    CONNECTING,
+    OPENING,
     WAIT_FOR_DEVICE,
     WAIT_FOR_PEERS,
 )

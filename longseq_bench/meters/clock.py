@@ -7,9 +7,22 @@ import torch
 from typing_extensions import override
 
 from longseq_bench.core.model import Measurement
-from longseq_bench.core.stack_markers import longseq_wait_for_device
+from longseq_bench.core.ranks import longseq_wait_for_device
 from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext, find_meter
-from longseq_bench.meters.device_wait import wait_for_device
+
+
+def wait_for_device() -> None:
+    """Block until the current CUDA device is idle.
+
+    `torch.cuda.synchronize` alone spins on a core. Then a rank that waits for its peers looks busy,
+    and a hang looks like a slow pass. So the thread sleeps until the work of the current stream is
+    done; the work of other streams is seldom longer.
+    """
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record()
+    longseq_wait_for_device(event.synchronize)
+    longseq_wait_for_device(torch.cuda.synchronize)
+
 
 CYCLES_PER_S = 2e9
 """About the highest clock of a multiprocessor. At a lower clock the device sleeps longer."""

@@ -4,12 +4,17 @@ A step is a place in a list of tokens: the sequence, or an index that the kernel
 (such as a walk).
 """
 
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.patterns.block_layout import BlockLayout
+from longseq_bench.patterns.dilated import DilationRule, TokenSet
+from longseq_bench.patterns.visible_keys import Ints, VisibleKeys, count_before
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,3 +55,180 @@ def _counts(start: NDArray[np.int32], n: int, block: int) -> NDArray[np.int32]:
     # the last block may be short
     counts: NDArray[np.int32] = np.minimum(np.int32(n) - start, np.int32(block))
     return counts
+
+
+# ---- spans of exact attention under a mask -------------------------------------------------------
+
+TILE = 128
+"""Queries of a tile: a program of the compiled kernels takes as many."""
+
+
+def masked_spans(
+    visible: VisibleKeys, queries: Sequence[range], keys: Sequence[range], first_row: int = 0
+) -> Spans:
+    """Return tiles of queries and their runs of keys; tiles that see nothing are left out.
+
+    queries, keys: runs of positions; the step of a token is its index in them, for queries counted
+    from `first_row`. A tile lies in one run, and its runs of keys reach from the first key of its
+    first query to the last one of its last query, so that some pairs need the mask.
+    """
+    start, count, first, stop = _tiles(visible, queries, first_row)
+    tiles, run_start, run_count = [], [], []
+    offset = 0
+    for run in keys:
+        low = count_before(first, run)
+        high = count_before(stop, run)
+        seen = np.flatnonzero(high > low)
+        tiles.append(seen)
+        run_start.append(offset + low[seen])
+        run_count.append((high - low)[seen])
+        offset += len(run)
+    tile_of = np.concatenate([*tiles, np.empty(0, dtype=np.int64)])
+    order = np.argsort(tile_of, kind="stable")
+    per_tile = np.bincount(tile_of, minlength=len(start))
+    kept = np.flatnonzero(per_tile)
+    return Spans(
+        start[kept].astype(np.int32),
+        count[kept].astype(np.int32),
+        np.concatenate(([0], np.cumsum(per_tile[kept]))).astype(np.int64),
+        _joined(run_start)[order],
+        _joined(run_count)[order],
+    )
+
+
+def _tiles(
+    visible: VisibleKeys, queries: Sequence[range], offset: int
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return first index and length of each tile, its first key, and the one after its last."""
+    starts, counts, firsts, stops = [], [], [], []
+    for run in queries:
+        begin = np.arange(0, len(run), TILE)
+        count = np.minimum(TILE, len(run) - begin)
+        starts.append(offset + begin)
+        counts.append(count)
+        firsts.append(visible.first(run.start + begin * run.step))
+        stops.append(visible.stop(run.start + (begin + count - 1) * run.step))
+        offset += len(run)
+    start, count, first, stop = (np.concatenate(x) for x in (starts, counts, firsts, stops))
+    return start, count, first, stop
+
+
+def _joined(arrays: list[Ints]) -> NDArray[np.int32]:
+    return np.concatenate([*arrays, np.empty(0, dtype=np.int64)]).astype(np.int32)
+
+
+def heads_by_sets(rule: DilationRule) -> dict[tuple[TokenSet, ...], list[int]]:
+    """Return the heads that use the same sets, for each combination in use."""
+    found: dict[tuple[TokenSet, ...], list[int]] = {}
+    for head in range(rule.heads):
+        found.setdefault(rule.sets_of_head(head), []).append(head)
+    return found
+
+
+def segment_spans(
+    seq_len: int, sets: Sequence[TokenSet], causal: bool, sorted_by: DilationRule | None = None
+) -> Spans:
+    """Return the spans of heads that use these sets, in steps of the walk.
+
+    causal: keys after a tile's last query are left out.
+    sorted_by: the rule of a walk sorted by `sort_walk`; steps then refer to the sorted walk.
+    """
+    pairs = [(w, r) for w, r, _ in sets] if sorted_by is None else unique_pairs(sorted_by)
+    period = math.lcm(*(rate for _, rate in pairs))
+    tile_start, next_boundary, sorted_tile_start = _periodic_tiles(
+        _boundaries(seq_len, pairs), period
+    )
+    tile_count = np.minimum(-(-(next_boundary - tile_start) // period), TILE)
+    runs = []
+    for segment, rate, offset in sets:
+        tiles = np.flatnonzero((tile_start % segment) % rate == offset)
+        segment_start = tile_start[tiles] // segment * segment
+        segment_size = np.minimum(segment_start + segment, seq_len) - segment_start
+        set_size = -(-(segment_size - offset) // rate)
+        if sorted_by is None:
+            last_query = tile_start[tiles] + (tile_count[tiles] - 1) * period
+            key_count = (last_query - segment_start - offset) // rate + 1 if causal else set_size
+            first_key, key_step = segment_start + offset, rate
+        else:
+            index_start = pairs.index((segment, rate)) * seq_len
+            first_key = index_start + segment_start + _sorted_before(segment_size, rate, offset)
+            key_count, key_step = set_size, 1
+        runs.append((tiles, first_key, key_count, np.full(len(tiles), key_step)))
+    tiles, first_keys, key_counts, key_steps = (np.concatenate(x) for x in zip(*runs, strict=True))
+    order = np.argsort(tiles, kind="stable")
+    runs_per_tile = np.bincount(tiles, minlength=len(tile_start))
+    return Spans(
+        tile_start=(tile_start if sorted_by is None else sorted_tile_start).astype(np.int32),
+        tile_count=tile_count.astype(np.int32),
+        runs=np.concatenate(([0], np.cumsum(runs_per_tile))).astype(np.int64),
+        start=first_keys[order].astype(np.int32),
+        count=key_counts[order].astype(np.int32),
+        step=key_steps[order].astype(np.int32),
+        tile_step=period if sorted_by is None else 1,
+    )
+
+
+def sort_walk(
+    walk: NDArray[np.int32], rule: DilationRule
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Sort the tokens of a walk (N,) within every set; return the tokens of query and key steps.
+
+    queries (N,): the tokens of each stretch, grouped by offset modulo the period.
+    keys (pairs * N,): grouped by pair, then by segment, then by offset.
+    """
+    n, pairs = len(walk), unique_pairs(rule)
+    queries, keys = np.empty(n, dtype=np.int32), np.empty((len(pairs), n), dtype=np.int32)
+    _sort_sets(walk, _boundaries(n, pairs).tolist(), math.lcm(*rule.dilation), queries)
+    for (segment, rate), keys_of_pair in zip(pairs, keys, strict=True):
+        _sort_sets(walk, [*range(0, n, segment), n], rate, keys_of_pair)
+    return queries, keys.reshape(-1)
+
+
+def unique_pairs(rule: DilationRule) -> list[tuple[int, int]]:
+    """Return each (segment, rate) once, in order."""
+    return list(dict.fromkeys(zip(rule.segments, rule.dilation, strict=True)))
+
+
+def _sort_sets(
+    walk: NDArray[np.int32], boundaries: Sequence[int], rate: int, out: NDArray[np.int32]
+) -> None:
+    """Fill `out` with the tokens between boundaries, grouped by offset modulo `rate` and sorted."""
+    for start, stop in itertools.pairwise(boundaries):
+        position = start
+        for offset in range(min(rate, stop - start)):
+            members = np.sort(walk[start + offset : stop : rate])
+            out[position : position + len(members)] = members
+            position += len(members)
+
+
+def _boundaries(seq_len: int, pairs: Sequence[tuple[int, int]]) -> Ints:
+    """Return the starts of all segments and the end of the sequence, ascending."""
+    starts = [np.arange(0, seq_len, segment, dtype=np.int64) for segment in {w for w, _ in pairs}]
+    return np.unique(np.concatenate([*starts, [seq_len]]))
+
+
+def _periodic_tiles(boundaries: Ints, period: int) -> tuple[Ints, Ints, Ints]:
+    """Return for each tile its first query, the next boundary, and its start in a sorted walk.
+
+    A group is the steps of a stretch with the same offset modulo the period. It is cut into tiles.
+    """
+    stretch_sizes = np.diff(boundaries)
+    # stretch, offset, group_size: one entry for each group
+    stretch = np.repeat(np.arange(len(stretch_sizes)), np.minimum(stretch_sizes, period))
+    offset = np.arange(len(stretch)) - np.searchsorted(stretch, stretch)
+    group_size = -(-(stretch_sizes[stretch] - offset) // period)
+    # from here on: one entry for each tile of each group
+    group = np.repeat(np.arange(len(stretch)), -(-group_size // TILE))
+    index_in_group = np.arange(len(group)) - np.searchsorted(group, group)
+    stretch, offset = stretch[group], offset[group]
+    tile_start = boundaries[stretch] + offset + index_in_group * TILE * period
+    smaller_offsets = _sorted_before(stretch_sizes[stretch], period, offset)
+    sorted_start = boundaries[stretch] + smaller_offsets + index_in_group * TILE
+    return tile_start, boundaries[stretch + 1], sorted_start
+
+
+def _sorted_before(total: Ints, rate: int, offset: Ints | int) -> Ints:
+    """Count the steps among `total` with a smaller offset: the sum of ceil((total - o) / rate)."""
+    whole, rest = np.divmod(total, rate)
+    before: Ints = offset * whole + np.minimum(offset, rest)
+    return before

@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longseq_bench.core.errors import StoreError, UserError
+from longseq_bench.core.errors import StoreError, UserError, keep_lines
 from longseq_bench.core.model import Record
-from longseq_bench.core.plain_text import keep_lines
 
 if TYPE_CHECKING:
     from longseq_bench.reports.base import Files

@@ -17,14 +17,13 @@ from string import ascii_uppercase
 from longseq_bench.analysis.labels import (
     Labels,
     find_baseline_label,
+    index_short_labels,
     set_labels,
     settings_key,
     speeds,
 )
 from longseq_bench.analysis.row import Row
-from longseq_bench.analysis.search_row import DensityRow, SearchRow
-from longseq_bench.analysis.searches import density_rows, search_rows
-from longseq_bench.analysis.short_labels import index_short_labels
+from longseq_bench.analysis.searches import DensityRow, SearchRow, density_rows, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows_with_records
 from longseq_bench.core.model import Environment, Record, Trial

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import Source

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from math import ceil, isfinite
 
 from longseq_bench.analysis.row import require
-from longseq_bench.analysis.search_row import DensityRow, SearchRow
+from longseq_bench.analysis.searches import DensityRow, SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
 from longseq_bench.reports.base import Source

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import require
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.runs import group_by
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source

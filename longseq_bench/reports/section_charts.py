@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from longseq_bench.analysis.grouping import group_by
+from longseq_bench.analysis.labels import MAX_LABEL, format_option
 from longseq_bench.analysis.row import R, Row, require
-from longseq_bench.analysis.search_row import SearchRow
-from longseq_bench.analysis.short_labels import MAX_LABEL, format_option
+from longseq_bench.analysis.runs import group_by
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import floor_bytes_per_token
 from longseq_bench.core.masks import mask_words

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from longseq_bench.analysis.row import R
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.reports.document import MAX_FINDINGS
 
 MAX_NAMES = 2

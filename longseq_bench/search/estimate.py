@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from longseq_bench.analysis.grouping import group_by
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import DryRunEstimate, Trial
 from longseq_bench.core.units import format_bytes, format_seconds

@@ -16,7 +16,6 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from longseq_bench.analysis.runs import per_iteration
-from longseq_bench.core.bounds import MAX_RANKS
 from longseq_bench.core.cost import (
     BACKWARD_MATMULS,
     FORWARD_MATMULS,
@@ -25,6 +24,7 @@ from longseq_bench.core.cost import (
 )
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.model import DryRunEstimate, Record, Trial, TrialPrediction, Workload
+from longseq_bench.core.units import MAX_RANKS
 from longseq_bench.search.memory_curve import Curve, DryRun, add_outside, dry_run_curve, find_edge
 
 MOVES_PER_BYTE = 2.0  # minimum moves of each byte of the peak: it is written once and read once

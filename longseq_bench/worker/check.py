@@ -17,10 +17,10 @@ from torch import Tensor
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import all_reduce_max
 from longseq_bench.worker.errors import PARAMETERS, TINY, Errors, row_scale
 from longseq_bench.worker.inputs import Triple
 from longseq_bench.worker.reference import CheckedRows, Gradients, KeyChunk, Reference, Sum
-from longseq_bench.worker.shard_coverage import all_reduce_max
 
 
 def check(

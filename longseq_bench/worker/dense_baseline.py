@@ -33,10 +33,10 @@ from longseq_bench.kernels.base import attend
 from longseq_bench.kernels.exact.base import AUTO, KERNELS, ExactKernel, select
 from longseq_bench.meters.clock import clock_for
 from longseq_bench.patterns.visible_keys import visible_keys
-from longseq_bench.worker import limits
-from longseq_bench.worker.exception_mapping import is_device_error
+from longseq_bench.worker import memory
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.messages import MeasurementLog, MessageSender, samples_of
+from longseq_bench.worker.verdicts import is_device_error
 
 MAX_TIME_RATIO = 4.0
 """A complete dense pass runs if it should take at most this many times the sparse pass, or at most
@@ -115,7 +115,7 @@ class DenseBaseline:
                     for _ in range(self.warm_ups):
                         self._run(*self._shape)
                 if self.fresh:
-                    limits.release_free_memory()
+                    memory.release_free_memory()
                 with self._clock:
                     self._run(*self._shape)
                 break

@@ -2,7 +2,7 @@
 
 The layout is prepared for real, and the pass dispatches its real operators, so memory is that of
 the implementation: each storage counts while it is referenced (meta_mode.py,
-meters/storage_peak.py). The workspace of a fused kernel is not visible and comes from a table
+meters/memory.py). The workspace of a fused kernel is not visible and comes from a table
 (kernel_workspace.py).
 
 A block layout with a fixed sparsity grows with the square of the length: 16M tokens in blocks of
@@ -39,17 +39,15 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import host_memory
 from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.meters.base import MeterContext
-from longseq_bench.meters.heap_peak import HeapPeak
-from longseq_bench.meters.storage_peak import StoragePeak
-from longseq_bench.worker import limits
+from longseq_bench.meters.memory import HeapPeak, StoragePeak
+from longseq_bench.worker import memory
 from longseq_bench.worker.errors import Array
 from longseq_bench.worker.inputs import draw_inputs
-from longseq_bench.worker.kernel_workspace import KernelWorkspace
+from longseq_bench.worker.memory import KernelWorkspace, unsupported_setting
 from longseq_bench.worker.passes import (
     WARM_UP_TOKENS,
     bytes_sent_by_formula,
     run_pass,
-    unsupported_setting,
 )
 
 FREE_SHARE = 0.5
@@ -74,8 +72,8 @@ def dry_run(
     capability, multiprocessors: of the GPU; None: any capability, as many as usual.
     """
     _disable_compiler()
-    limits.use_exact_heap()
-    limits.limit_heap(int(psutil.virtual_memory().available * FREE_SHARE))
+    memory.use_exact_heap()
+    memory.limit_heap(int(psutil.virtual_memory().available * FREE_SHARE))
     threads = torch.get_num_threads()
     estimates = []
     for trial in trials:

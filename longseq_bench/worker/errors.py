@@ -27,8 +27,8 @@ from torch import Tensor
 
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import all_gather, all_reduce_max
 from longseq_bench.worker.reference import Sum
-from longseq_bench.worker.shard_coverage import all_gather, all_reduce_max
 
 Array = NDArray[np.float64]
 

@@ -35,8 +35,8 @@ from longseq_bench.core.ranks import (
     RankInfo,
     issuing_threads_s,
     versions,
+    write_stacks,
 )
-from longseq_bench.core.stack_markers import write_stacks
 
 ENGINES = {
     "SLURM_STEP_ID": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
@@ -94,7 +94,7 @@ def _run(output: LineOutput) -> None:
     import torch.fx.experimental.symbolic_shapes  # noqa: F401  (as in PRELOAD of launchers/local.py)
 
     from longseq_bench.core.model import Trial
-    from longseq_bench.core.stack_markers import longseq_child_main
+    from longseq_bench.core.ranks import longseq_child_main
     from longseq_bench.worker.main import run_rank
     from longseq_bench.worker.messages import MessageSender
 

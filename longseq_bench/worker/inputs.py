@@ -13,9 +13,8 @@ from torch import Tensor
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import Keep, OptionValue
-from longseq_bench.distributed.shard import Positions
+from longseq_bench.distributed.shard import Positions, all_gather, find_rows, fingerprint
 from longseq_bench.kernels import host_memory
-from longseq_bench.worker.shard_coverage import all_gather, find_rows, fingerprint
 
 FULL_CHECK_TOKENS, SAMPLED_ROWS = 512, 256
 """Longest sequence of which all rows are checked, and checked rows of a longer one."""

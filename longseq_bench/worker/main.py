@@ -25,12 +25,12 @@ from longseq_bench.core.ranks import CONNECTING, OPENING, WARMING_UP, RankInfo
 from longseq_bench.distributed.group import GROUP_TIMEOUT, Group
 from longseq_bench.kernels.exact.base import KERNELS, Use, check_name
 from longseq_bench.meters.base import METERS
-from longseq_bench.worker import flight_recorder
+from longseq_bench.worker import messages
 from longseq_bench.worker.dry_run import dry_run
-from longseq_bench.worker.exception_mapping import outcome_of_exception
+from longseq_bench.worker.memory import unsupported_setting
 from longseq_bench.worker.messages import MessageSender
-from longseq_bench.worker.passes import unsupported_setting
 from longseq_bench.worker.trial import run_trial
+from longseq_bench.worker.verdicts import outcome_of_exception
 
 TOKENS_PER_RANK = 4096
 """Enough tokens for every implementation that can run over many ranks at all."""
@@ -229,7 +229,7 @@ def join_process_group(place: RankInfo, device: Device, listener: socket | None 
     )  # fmt: skip
     is_cuda = device == "cuda"
     if is_cuda:
-        flight_recorder.enable()
+        messages.enable()
     dist.init_process_group(
         "nccl" if is_cuda else "gloo", store=store, rank=place.rank, world_size=place.size,
         timeout=GROUP_TIMEOUT,

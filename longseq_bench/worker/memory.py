@@ -1,27 +1,146 @@
-"""The pass under the memory budget: it is limited, and its peak is measured.
+"""A hard memory budget for this process, its peak under it, and memory that kernels hide.
 
-The limit is lifted before the harness computes anything of its own. Exact accounting of the heap
-slows down code that allocates often, so it is never used in timed passes.
+The budget is what a trial may allocate beyond the idle process with torch loaded.
+CPU: RLIMIT_DATA is set to the bytes mapped now plus the budget. glibc maps every block of 128 KiB
+or more on its own and returns it at once. A trial that needs 52 MiB then fails with a budget of
+52 MiB and passes with 53; without these settings it needs 130 MiB.
+CUDA: an idle process holds nothing on the device, so the budget counts all that the trial holds
+there. The caching allocator's fraction is the budget less what lies outside the allocator: the CUDA
+context, buffers of NCCL, workspaces of libraries, and what other processes hold.
 """
 
+import ctypes
+import resource
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from math import prod
+from typing import Any
 
 import torch
+import yaml
+from torch import Tensor
 
 from longseq_bench import meta_mode
 from longseq_bench.core.cost import floor_bytes
-from longseq_bench.core.model import Outcome
+from longseq_bench.core.model import Allocator, Outcome, Trial
 from longseq_bench.kernels import host_memory
 from longseq_bench.meters.base import MeterContext, find_meter
-from longseq_bench.meters.storage_peak import StoragePeak
-from longseq_bench.worker import limits
+from longseq_bench.meters.memory import StoragePeak, status_bytes
 from longseq_bench.worker.inputs import Pass, draw_inputs
-from longseq_bench.worker.kernel_workspace import KernelWorkspace
 from longseq_bench.worker.messages import MeasurementLog, samples_of
 from longseq_bench.worker.passes import TrialRun, synchronize, wait_for_all_ranks
+
+_FILL = 0x01
+"""New blocks are filled with its complement, 0xFE: -1.7e38 in float32 and bfloat16, which shows."""
+_MMAP_THRESHOLD_BYTES = 128 * 1024
+_DYNAMIC_MAX = 32 * 1024 * 1024
+"""The largest value of glibc's dynamic threshold (DEFAULT_MMAP_THRESHOLD_MAX on 64 bits)."""
+
+
+def use_exact_heap() -> str | None:
+    """Make the resident size follow the allocated size. Returns the reason if it can't.
+
+    New blocks are filled: a page that is never written counts against a budget, but would not be
+    in a peak. Call this before the warm-up, which then leaves no free blocks behind.
+    """
+    reason = _mallopt(_MMAP_THRESHOLD_BYTES, 0, _FILL)
+    if reason is None:
+        # blocks that imports have freed would be used first, outside the budget
+        release_free_memory()
+    return reason
+
+
+def use_fast_heap() -> str | None:
+    """Set the largest dynamic thresholds of glibc, for timing. Returns the reason if it can't."""
+    return _mallopt(_DYNAMIC_MAX, 2 * _DYNAMIC_MAX, 0)
+
+
+def release_free_memory() -> None:
+    """Return freed blocks to the system, so that the next pass writes to new pages."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def can_release() -> bool:
+    """Return whether this C library can return freed blocks."""
+    return hasattr(ctypes.CDLL(None), "malloc_trim")
+
+
+def unsupported_setting(trial: Trial) -> str | None:
+    """Return why a setting has no meaning for this trial, or None."""
+    if trial.keep == "inputs" and not trial.workload.train:
+        return "keep=inputs needs mode=train: a forward pass keeps nothing for a backward"
+    w = trial.workload
+    if trial.keep == "nothing" and w.decode:
+        return "keep=nothing has no meaning with mode=decode: the cache stays as it is"
+    if trial.keep == "nothing" and not w.train and w.v_head_dim != w.head_dim:
+        return (
+            f"keep=nothing: the output has v_head_dim {w.v_head_dim}, so it can't overwrite q with "
+            f"head_dim {w.head_dim}"
+        )
+    needed = {"expandable": "cuda", "fresh": "cpu"}.get(trial.allocator, trial.device)
+    if trial.device != needed:
+        return f"allocator={trial.allocator} needs device={needed}"
+    if trial.allocator == "fresh" and not can_release():
+        return "allocator=fresh needs the C library of GNU (malloc_trim)"
+    return None
+
+
+def mapped_bytes() -> int:
+    """Return the bytes that count for the data limit now; 0 on a system without such a limit."""
+    return status_bytes("VmData") if sys.platform.startswith("linux") else 0
+
+
+def limit_heap(budget: int, mapped: int | None = None) -> str | None:
+    """Let this process map `budget` more bytes than now, or than `mapped`; return why it can't."""
+    if not sys.platform.startswith("linux"):
+        return f"not enforced: {sys.platform} has no data limit that counts mapped memory"
+    before = mapped_bytes() if mapped is None else mapped
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (before + budget, hard))
+    return None
+
+
+def lift_heap_limit() -> None:
+    """Raise the limit to the hard limit, for the benchmark's own work (checks, messages)."""
+    if sys.platform.startswith("linux"):
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def limit_cuda(budget: int) -> int:
+    """Cap the caching allocator, and return the bytes outside it.
+
+    Raises torch.OutOfMemoryError if they already exceed the budget.
+    """
+    free, total = torch.cuda.mem_get_info()
+    outside = total - free - torch.cuda.memory_reserved()
+    allowed = min(budget, total) - outside
+    if allowed <= 0:
+        used = f"{outside} of {budget} bytes are in use outside the allocator"
+        raise torch.OutOfMemoryError(used)
+    torch.cuda.set_per_process_memory_fraction(allowed / total)
+    return outside
+
+
+def use_allocator(name: Allocator) -> None:
+    """Select CUDA's caching allocator. Call it before the first allocation."""
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{name == 'expandable'}")
+
+
+def _mallopt(mmap_threshold: int, trim_threshold: int, fill: int) -> str | None:
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return "this C library has no mallopt; small blocks may blur the budget and the peak"
+    settings = {-3: mmap_threshold, -1: trim_threshold, -6: fill}  # M_* of malloc.h
+    failed = [parameter for parameter, value in settings.items() if not mallopt(parameter, value)]
+    return f"mallopt refused parameters {failed}" if failed else None
+
 
 FAST_HEAP_FACTOR, FAST_HEAP_EXTRA_BYTES = 1.25, 256 * 2**20
 """A pass with the fast heap may map this much more than its budget: glibc keeps freed blocks."""
@@ -72,19 +191,19 @@ class FirstPass(TrialRun):
         trial, group = self.trial, self.attention.group
         log, meter = MeasurementLog(self.log.rank), find_meter("memory", self._meter_context())
         wait_for_all_ranks(group, self.sender)
-        mapped = limits.mapped_bytes()
-        limits.use_fast_heap()
+        mapped = mapped_bytes()
+        use_fast_heap()
         if trial.memory_budget:
-            limits.limit_heap(round(trial.memory_budget * FAST_HEAP_FACTOR) + FAST_HEAP_EXTRA_BYTES)
+            limit_heap(round(trial.memory_budget * FAST_HEAP_FACTOR) + FAST_HEAP_EXTRA_BYTES)
         try:
             with meter:
                 one = self._run(log)
         finally:
-            limits.lift_heap_limit()
+            lift_heap_limit()
         bound = max(samples_of(meter.measurements(), "peak"))
         if trial.memory_budget and group.all_max(bound)[0] > trial.memory_budget:
             del one
-            limits.use_exact_heap()
+            use_exact_heap()
             return self.run_exact(mapped)
         self.log.merge(log)
         self.log.add("peak_bound", "B", bound)
@@ -143,8 +262,8 @@ class FirstPass(TrialRun):
         try:
             if budget and is_cuda:
                 torch.cuda.empty_cache()
-                self.outside_before = limits.limit_cuda(budget)
-            elif budget and (reason := limits.limit_heap(budget, mapped)):
+                self.outside_before = limit_cuda(budget)
+            elif budget and (reason := limit_heap(budget, mapped)):
                 self.log.facts["budget"] = reason
             yield
         finally:
@@ -152,8 +271,8 @@ class FirstPass(TrialRun):
             if is_cuda:
                 torch.cuda.set_per_process_memory_fraction(1.0)
             else:
-                limits.lift_heap_limit()
-                limits.use_fast_heap()
+                lift_heap_limit()
+                use_fast_heap()
 
     def over_budget(self) -> Outcome | None:
         """Return out of memory if a rank held more than the budget, and no limit has prevented it.
@@ -182,3 +301,116 @@ class FirstPass(TrialRun):
             enforcement = self.log.facts.get("budget", "not enforced on another rank")
             reason = f"the peak was {held:.0f} bytes; the budget of {budget} is {enforcement}"
         return Outcome(status="oom", reason=reason, phase=self.sender.phase)
+
+
+# ---- what fused kernels allocate outside tensors (data/workspaces.yaml) --------------------------
+# Letters: B batch, Hq query heads, Hk KV heads, N query tokens, M key tokens, D head_dim, E bytes
+# per element, P multiprocessors.
+
+_FUSED = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")
+
+
+USUAL_MULTIPROCESSORS = 132
+"""Of an H100 or H200. FlashAttention splits the keys of a call with too few blocks of queries."""
+
+
+Row = Mapping[str, Any]
+
+
+class KernelWorkspace:
+    """Bytes of workspace that an operator of torch needs while it runs.
+
+    threads: of a CPU.  multiprocessors: of a GPU; None: as many as usual.
+    unknown: fused kernels that were called and are not in the table.
+    """
+
+    def __init__(
+        self, threads: int, table: dict[str, Any] | None = None, multiprocessors: int | None = None
+    ) -> None:
+        self._threads, self._table = threads, table
+        self._multiprocessors = multiprocessors or USUAL_MULTIPROCESSORS
+        self.unknown: set[str] = set()
+
+    def __call__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Return the workspace of an operator with these arguments, in bytes."""
+        schema = getattr(op, "_schema", None)  # higher-order operators have none
+        name = schema.name.removeprefix("aten::") if schema else ""
+        if not name.startswith(_FUSED):
+            return 0
+        table = _load_table() if self._table is None else self._table
+        arguments = dict(zip((a.name for a in op._schema.arguments), args, strict=False))
+        entry = table.get(name, {})
+        if "buffers" in entry:
+            return self._sum_buffers(entry["buffers"], arguments)
+        dtype = str(arguments["query"].dtype).removeprefix("torch.")
+        if dtype not in entry:
+            self.unknown.add(f"{name} {dtype}")
+            return 0
+        return self._fitted(entry[dtype], arguments)
+
+    def _fitted(self, row: Row, arguments: Mapping[str, Any]) -> int:
+        """Return the workspace of a CPU kernel by the fitted coefficients of its row."""
+        q, k, grad_out = arguments["query"], arguments["key"], arguments.get("grad_out")
+        # torch's CPU kernel copies a gradient (B, Hq, N, D) unless its layout is (B, N, Hq, D)
+        copied = 0 if grad_out is None else _copied_bytes(grad_out)
+        (b, h, n, d), m = q.shape, k.shape[2]
+        # torch's CPU kernel works on 256 rows at a time from 768 rows on, on fewer before
+        thread = row["thread"] if n >= 768 else row["thread_short"]
+        return int(
+            self._threads * (thread + row["thread_dim"] * d)
+            + b * h * d * (row["query"] * n + row["key"] * m)
+            + row["kv"] * k.numel()
+            + b * h * row["row"] * n
+            + copied
+        )
+
+    def _sum_buffers(self, buffers: Mapping[str, Row], arguments: Mapping[str, Any]) -> int:
+        """Return the bytes of a CUDA kernel's buffers; all of them exist at the same time."""
+        q, k = arguments["query"], arguments["key"]
+        b, h, n, d = q.shape
+        wider = max(d, arguments["value"].shape[3])
+        sizes: dict[str, int] = {
+            "B": b,
+            "Hq": h,
+            "Hk": k.shape[1],
+            "N": n,
+            "M": k.shape[2],
+            "D": wider,
+        }
+        sizes |= {"P": self._multiprocessors, "E": q.itemsize}
+        conditions = {
+            "grouped": h != k.shape[1],
+            "half": q.itemsize == 2,
+            "narrow": d <= 128,
+            "wide": d > 128,
+            "few_rows": b * h * -(-n // 64) < 0.8 * 2 * self._multiprocessors,
+        }
+
+        def size(factor: Any) -> int:
+            """Return a factor: a number, a letter, or {letter: multiple} rounded up."""
+            if isinstance(factor, dict):
+                ((letter, multiple),) = factor.items()
+                return -(-sizes[letter] // int(multiple)) * int(multiple)
+            return sizes[factor] if isinstance(factor, str) else int(factor)
+
+        total = 0
+        for buffer in buffers.values():
+            if not all(conditions[name] for name in buffer.get("when", ())):
+                continue
+            if "copy_of" in buffer:
+                total += _copied_bytes(arguments[buffer["copy_of"]])
+            else:
+                total += prod(map(size, buffer["bytes"]))
+        return total
+
+
+def _copied_bytes(tensor: Tensor) -> int:
+    """Return the bytes of the copy of a tensor (B, H, N, D) that is not laid out (B, N, H, D)."""
+    return 0 if tensor.transpose(1, 2).is_contiguous() else tensor.nbytes
+
+
+@cache
+def _load_table() -> dict[str, Any]:
+    text = files("longseq_bench").joinpath("data/workspaces.yaml").read_text(encoding="utf-8")
+    table: dict[str, Any] = yaml.safe_load(text) or {}
+    return table

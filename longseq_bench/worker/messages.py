@@ -11,15 +11,21 @@ The process that forks the children sends {"server": ...} first (launchers/_chil
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import os
 import select
+import signal
+import sys
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from longseq_bench.core.model import Measurement, Outcome, Phase
+from longseq_bench.core.ranks import COLLECTIVE, COLLECTIVE_FOLLOWS, COLLECTIVE_WAITS
 
 
 class Output(Protocol):
@@ -107,3 +113,111 @@ class MeasurementLog:
 def samples_of(measurements: Sequence[Measurement], name: str) -> list[float]:
     """Return all samples of a name."""
     return [s for m in measurements if m.name == name for s in m.samples]
+
+
+# ---- the oldest unfinished collective, for a hang ------------------------------------------------
+# SIGUSR1 makes every rank write its stack (core/ranks.py). In a hang on CUDA the stack only shows
+# that the rank waits for its device. So a thread also writes a line on the collective in which the
+# device waits, from NCCL's flight recorder in torch. It reads the recorder twice: a collective that
+# has started and is the same in both readings waits for other ranks.
+
+BETWEEN_READINGS_S = 0.3
+Entries = Sequence[dict[str, Any]]
+
+_COALESCED = "nccl:coalesced"
+
+
+def enable() -> None:
+    """Switch the recorder on, and write a line at SIGUSR1. Call this before NCCL is used."""
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # the default in torch 2.13
+    # else a collective is never known to have started
+    os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
+    answer_signal(read_entries)
+
+
+def read_entries() -> Entries:
+    """Return the recorded operations of NCCL, oldest first; none if torch has no recorder."""
+    from torch._C import _distributed_c10d
+
+    dump = getattr(_distributed_c10d, "_dump_nccl_trace_json", None)
+    found: Entries = json.loads(dump()).get("entries", []) if dump else []
+    return found
+
+
+def answer_signal(read: Callable[[], Entries]) -> None:
+    """Start a thread that writes the collective after each SIGUSR1. Call it in the main thread.
+
+    The main thread may wait in torch, where no Python handler runs. So faulthandler's handler, in
+    C, calls Python's, whose C part wakes the thread through a pipe.
+    """
+    wakes, woken = os.pipe()
+    os.set_blocking(woken, False)
+    faulthandler.unregister(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True, chain=True)
+    threading.Thread(target=_answer, args=(wakes, read), daemon=True).start()
+
+
+def _answer(wakes: int, read: Callable[[], Entries]) -> None:
+    while number := os.read(wakes, 1):
+        if number[0] != signal.SIGUSR1:
+            continue
+        try:
+            before = read()
+            _write(COLLECTIVE_FOLLOWS)
+            time.sleep(BETWEEN_READINGS_S)
+            _write(COLLECTIVE + describe(before, read()))
+        except Exception as error:
+            _write(f"{COLLECTIVE}unknown ({type(error).__name__}: {error})")
+
+
+def _write(line: str) -> None:
+    # in one call: faulthandler writes to the same file
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"\n{line}\n".encode())
+
+
+def describe(before: Entries, after: Entries) -> str:
+    """Return the oldest unfinished collective and its state, or the last one if all are done."""
+    launched = _launched(after)
+    if not launched:
+        return "none"
+    one, earlier = _oldest_unfinished(launched), _oldest_unfinished(_launched(before))
+    if one is None:
+        return f"{_name(launched[-1], after)} is done"
+    name = _name(one, after)
+    if earlier is None or earlier["record_id"] != one["record_id"]:
+        return f"{name} makes progress"
+    if earlier["state"] == one["state"] == "started":
+        return f"{name} {COLLECTIVE_WAITS}"
+    return f"{name} is queued"
+
+
+def _launched(entries: Entries) -> Entries:
+    """Return the entries that have a state of their own.
+
+    Sends and receives that start together are one launch: a later entry `coalesced` has its state,
+    and theirs is `scheduled` for ever.
+    """
+    groups = {_launch(entry) for entry in entries if entry["profiling_name"] == _COALESCED}
+    return [e for e in entries if e["profiling_name"] == _COALESCED or _launch(e) not in groups]
+
+
+def _launch(entry: dict[str, Any]) -> tuple[int, bool, int]:
+    """Return a key that is equal for operations that were launched together."""
+    number = entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]
+    return entry["pg_id"], entry["is_p2p"], number
+
+
+def _oldest_unfinished(entries: Entries) -> dict[str, Any] | None:
+    return next((entry for entry in entries if entry["state"] != "completed"), None)
+
+
+def _name(entry: dict[str, Any], entries: Entries) -> str:
+    """Return the names of the operations of a launch, and its number in the process group."""
+    names = dict.fromkeys(
+        other["profiling_name"].removeprefix("nccl:")
+        for other in entries
+        if _launch(other) == _launch(entry) and other["profiling_name"] != _COALESCED
+    )
+    return f"{' and '.join(names) or 'operations'} #{_launch(entry)[2]}"

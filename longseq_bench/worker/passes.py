@@ -15,8 +15,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import host_memory
 from longseq_bench.kernels.exact.base import Use
 from longseq_bench.kernels.sparse_selection import torch_kernel
-from longseq_bench.meters.device_wait import wait_for_device
-from longseq_bench.worker import limits
+from longseq_bench.meters.clock import wait_for_device
 from longseq_bench.worker.inputs import Pass, draw_inputs
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
 
@@ -105,26 +104,6 @@ def run_forward(attention: Attention, one: Pass) -> None:
     with torch.no_grad():
         inplace = one.keep == "nothing" and one.grad_out is None
         one.out = (attention.forward_inplace if inplace else attention)(*one.inputs)
-
-
-def unsupported_setting(trial: Trial) -> str | None:
-    """Return why a setting has no meaning for this trial, or None."""
-    if trial.keep == "inputs" and not trial.workload.train:
-        return "keep=inputs needs mode=train: a forward pass keeps nothing for a backward"
-    w = trial.workload
-    if trial.keep == "nothing" and w.decode:
-        return "keep=nothing has no meaning with mode=decode: the cache stays as it is"
-    if trial.keep == "nothing" and not w.train and w.v_head_dim != w.head_dim:
-        return (
-            f"keep=nothing: the output has v_head_dim {w.v_head_dim}, so it can't overwrite q with "
-            f"head_dim {w.head_dim}"
-        )
-    needed = {"expandable": "cuda", "fresh": "cpu"}.get(trial.allocator, trial.device)
-    if trial.device != needed:
-        return f"allocator={trial.allocator} needs device={needed}"
-    if trial.allocator == "fresh" and not limits.can_release():
-        return "allocator=fresh needs the C library of GNU (malloc_trim)"
-    return None
 
 
 def bytes_sent_by_formula(attention: Attention, trial: Trial) -> int:

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.worker.inputs import Triple
-from longseq_bench.worker.shard_coverage import (
+from longseq_bench.distributed.shard import (
     all_reduce_max,
     find_gap,
     find_rows,
     gather_shards,
     is_owner,
 )
+from longseq_bench.worker.inputs import Triple
 
 KEY_CHUNK = 65_536
 """Keys that are computed together, at most."""

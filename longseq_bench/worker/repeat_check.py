@@ -24,10 +24,10 @@ from torch import Tensor
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
+from longseq_bench.distributed.shard import RankShard, find_rows, gather_shards, is_owner
 from longseq_bench.worker.errors import GRADIENT_TOLERANCE, TINY, TOLERANCE
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.row_check import EveryRowCheck
-from longseq_bench.worker.shard_coverage import RankShard, find_rows, gather_shards, is_owner
 
 SUM_TOLERANCE: dict[DType, float] = {"float32": 1e-5, "bfloat16": 6e-2, "float16": 8e-3}
 """Allowed difference of two sums over the root of the sum of squares of all terms."""

@@ -1,13 +1,7 @@
-"""Timed passes, and over several ranks the split into computing and communication.
+"""Timed passes, over several ranks split into computing and communication; rates of the devices.
 
-All ranks start a pass together; that wait is in no sample. A pass takes as long as on its slowest
-rank. Over several ranks three kinds of pass alternate, so that drift affects them equally: complete
-passes, passes that only compute, and passes that only communicate. A sparse attention alternates
-with the dense baseline (dense_baseline.py). Meters of the role `extra` run around complete passes.
-
-An idle H200 runs at a sixth of its clock, so on CUDA the device is kept busy before the first timed
-pass until its clocks have risen. A pass of less than a millisecond is near the resolution of events
-and the time in which Python issues it, so several of them are one sample.
+A rate (matrix products, for the share of peak; copies, for decoding) is that of the fastest of some
+calls, the first of which only warms up, over all ranks at the same time.
 """
 
 import math
@@ -16,19 +10,90 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import torch
+
 from longseq_bench.attention.base import Attention
-from longseq_bench.core.model import Trial
+from longseq_bench.core.model import DType, Trial
 from longseq_bench.core.stats import settled
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
 from longseq_bench.meters.base import Meter, MeterContext, available_meters
 from longseq_bench.meters.clock import MIN_HEAD_START_S, Clock, CudaClock, clock_for
-from longseq_bench.worker import limits
+from longseq_bench.worker import memory
 from longseq_bench.worker.dense_baseline import dense_baseline_for
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
 from longseq_bench.worker.passes import run_forward, run_pass
 from longseq_bench.worker.repeat_check import RepeatCheck
+
+MIN_SIZE, MAX_SIZE, RATE_S = 128, 8192, 0.01
+"""Rows and columns of the square matrices: doubled until a product takes long enough."""
+CALLS, TURNS = 6, 5_000
+
+COPIED_BYTES, MIN_COPIED_BYTES = {"cpu": 128 * 2**20, "cuda": 512 * 2**20}, 32 * 2**20
+"""Bytes of the source, larger than the caches. Ranks share the cores of a CPU: each copies its
+part."""
+
+
+def measure_matmul_rate(group: Group, device: str, dtype: DType) -> float:
+    """Return the FLOP/s of matrix products.
+
+    On a CPU float32 products of the compiled kernel count too: the library that torch calls does
+    not use all vector units of every processor, and none for float16.
+    """
+    # float16 takes seconds on CPUs without units for it, so the size begins small
+    size, rate, slowest_s = MIN_SIZE // 2, 0.0, 0.0
+    while slowest_s < RATE_S and size < MAX_SIZE:
+        size *= 2
+        slowest_s = group.all_max(_product_s(group, device, dtype, size))[0]
+        rate = max(rate, 2 * size**3 / slowest_s)
+    if device == "cpu" and native.unavailable_reason() is None:
+        rate = max(rate, _native_rate(group))
+    return _sum_over_ranks(group, rate)
+
+
+def _product_s(group: Group, device: str, dtype: DType, size: int) -> float:
+    generator = torch.Generator(device).manual_seed(0)
+    # equal numbers need less power: a GPU multiplies ones a ninth faster
+    a, b = (
+        torch.empty(size, size, dtype=getattr(torch, dtype), device=device)
+        .normal_(generator=generator)
+        for _ in range(2)
+    )  # fmt: skip
+    out = torch.empty_like(a)
+    return _fastest_s(group, device, lambda: torch.mm(a, b, out=out))
+
+
+def _native_rate(group: Group) -> float:
+    flops: list[int] = []
+    seconds = _fastest_s(group, "cpu", lambda: flops.append(native.product_flops(TURNS)))
+    return flops[-1] / seconds
+
+
+def measure_copy_bandwidth(group: Group, device: str) -> float:
+    """Return the bytes/s of copies by torch; bytes read and bytes written count."""
+    size = COPIED_BYTES[device]
+    if device == "cpu":
+        size = max(MIN_COPIED_BYTES, size // group.size)
+    # pages that were never written are all one page, which stays in the cache
+    source = torch.ones(size // 4, dtype=torch.float32, device=device)
+    copy = torch.zeros_like(source)
+    seconds = _fastest_s(group, device, lambda: copy.copy_(source))
+    return _sum_over_ranks(group, 2 * source.nbytes / seconds)
+
+
+def _fastest_s(group: Group, device: str, call: Callable[[], object]) -> float:
+    clock = clock_for(device)
+    for _ in range(CALLS):
+        group.barrier()
+        with clock:
+            call()
+    return min(clock.wall[1:])
+
+
+def _sum_over_ranks(group: Group, rate: float) -> float:
+    return float(group.all_sum(torch.tensor([rate], dtype=torch.float64))[0])
+
 
 _HALVES = {
     "compute_time": ("computing", {"communicate": False}),
@@ -150,7 +215,7 @@ class _Passes:
         """Run a pass under the clock, which starts when all ranks are ready."""
         self.sender.start_phase("time", part)
         if self.fresh:
-            limits.release_free_memory()
+            memory.release_free_memory()
         if native.has_threads():
             time.sleep(REST_S)
         with ExitStack() as meters:

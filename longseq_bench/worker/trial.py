@@ -22,26 +22,27 @@ from longseq_bench.attention.own_function import find_implementation
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.distributed.group import Group
-from longseq_bench.worker import limits
+from longseq_bench.worker import memory
 from longseq_bench.worker.check import row_slices
 from longseq_bench.worker.dense_baseline import dense_flops
-from longseq_bench.worker.device_rates import measure_copy_bandwidth, measure_matmul_rate
 from longseq_bench.worker.errors import TINY
-from longseq_bench.worker.exception_mapping import outcome_of_exception
 from longseq_bench.worker.inputs import Pass, select_checked_rows
 from longseq_bench.worker.memory import FirstPass
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
 from longseq_bench.worker.passes import (
     TrialRun,
     bytes_sent_by_formula,
-    unsupported_setting,
     wait_for_all_ranks,
     warm_up,
 )
 from longseq_bench.worker.repeat_check import RepeatCheck
 from longseq_bench.worker.row_check import EveryRowCheck
-from longseq_bench.worker.timing import run_timed_passes
-from longseq_bench.worker.verdicts import Verdicts
+from longseq_bench.worker.timing import (
+    measure_copy_bandwidth,
+    measure_matmul_rate,
+    run_timed_passes,
+)
+from longseq_bench.worker.verdicts import Verdicts, outcome_of_exception
 
 
 def run_trial(trial: Trial, sender: MessageSender, group: Group | None = None) -> Outcome:
@@ -54,7 +55,7 @@ def run_trial(trial: Trial, sender: MessageSender, group: Group | None = None) -
     try:
         outcome = _run_steps(trial, sender, group, log)
     except Exception as error:
-        limits.lift_heap_limit()
+        memory.lift_heap_limit()
         outcome = outcome_of_exception(error, sender.phase)
     return log.attach_to(outcome)
 
@@ -106,11 +107,11 @@ def _build(trial: Trial, group: Group, log: MeasurementLog) -> Attention:
         torch.set_num_threads(trial.threads)
     make = find_implementation(trial.implementation, trial.source)
     attention = make(trial.workload, group, **trial.options)
-    if reason := unsupported_setting(trial):
+    if reason := memory.unsupported_setting(trial):
         raise UnsupportedError(reason)
     if trial.device == "cuda":
-        limits.use_allocator(trial.allocator)
-    elif reason := limits.use_exact_heap():
+        memory.use_allocator(trial.allocator)
+    elif reason := memory.use_exact_heap():
         log.facts["heap"] = reason
     return attention
 

@@ -1,17 +1,198 @@
-"""Verdicts on a trial, on which all ranks agree: too slow, or wrong results."""
+"""Verdicts on a trial, on which all ranks agree, and the outcome that an exception means.
 
+torch raises most errors of allocators, CUDA and NCCL as a RuntimeError, so only the text tells them
+apart. Errors of Triton are plain Exceptions. A process that dies without an exception is judged in
+launchers/exit_status.py. That module also selects the failures, some RuntimeErrors among them, that
+are run again with more memory: `oom` if that passes.
+
+Two facts of an error are for the launcher. `lost_peer`: the end of another rank caused it, so it is
+never reported as the cause if another cause is known. `device_error`: the GPU or NCCL failed, so
+the trial runs once more in a fresh process.
+"""
+
+import re
+import subprocess
+import traceback
 from statistics import median
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from longseq_bench.core.model import Outcome
+from longseq_bench.attention.own_function import find_place
+from longseq_bench.core.errors import KernelLimitError, OwnFunctionError, UnsupportedError
+from longseq_bench.core.gpus import python_header
+from longseq_bench.core.model import Outcome, Phase, Status
 from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import all_gather
 from longseq_bench.worker.check import all_finite, check, count_zero_rows
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.passes import TrialRun, run_forward, run_pass
 from longseq_bench.worker.repeat_check import RepeatCheck
 from longseq_bench.worker.row_check import MATCHING, EveryRowCheck
-from longseq_bench.worker.shard_coverage import all_gather
+
+_TRACE_LINES, _REASON_CHARACTERS, _LAST_CHARACTERS = 12, 300, 130
+"""Of a long text, the end is kept too: NCCL names the cause last."""
+
+OUT_OF_MEMORY = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory"
+    r"|std::bad_alloc"
+    r"|CUDA out of memory"
+    # the driver; the caching allocator raises OutOfMemoryError instead
+    r"|CUDA (driver )?error: out of memory"
+    r"|Triton Error \[CUDA\]: out of memory"
+    # NCCL, with and without the number of the error
+    r"|Cuda failure (\d+ )?'out of memory'"
+    # cuBLAS, cuSPARSE, cuSOLVER, cuDNN
+    r"|CU[A-Z]+_STATUS_(\w+_)?ALLOC(ATION)?_FAILED"
+)
+
+KERNEL_LIMIT = re.compile(
+    r"invalid configuration argument|too many resources requested"
+    # a grid that is too large; `CUDA error: invalid argument` has other causes too
+    r"|Triton Error \[CUDA\]: invalid argument"
+    r"|canUse32BitIndexMath|integer out of range|exceeds the maximum"
+    # Triton's OutOfResources: shared memory, tensor memory or threads, not the GPU's memory
+    r"|out of resource: "
+    # FlexAttention of an older torch
+    r"|64-bit indexing is not yet implemented"
+)
+
+LOST_PEER = re.compile(
+    # gloo, and the store through which ranks connect
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout"
+    r"|Timed out waiting|timed out after|Application timeout caused pair closure"
+    r"|Connection refused|failed to connect to"
+    # NCCL
+    r"|communicator was aborted|remote process exited|ncclRemoteError"
+    r"|Watchdog caught collective operation timeout"
+)
+
+
+def is_device_error(error: BaseException) -> bool:
+    """Return True for an error of a GPU or of NCCL, after which a process can't use the GPU.
+
+    Out of memory does not count: the process can go on.
+    """
+    if OUT_OF_MEMORY.search(str(error)):
+        return False
+    if isinstance(error, (torch.AcceleratorError, dist.DistBackendError)):
+        return True
+    return isinstance(error, RuntimeError) and "Triton Error [CUDA]" in str(error)
+
+
+def _explain_unusable(error: BaseException) -> str | None:
+    """Return what is missing and what to do if an error shows that this machine can't run it."""
+    # torch.compile wraps the errors of the compilers that it calls
+    error = getattr(error, "inner_exception", error)
+    if isinstance(error, subprocess.CalledProcessError):
+        return _explain_compiler(error)
+    if not isinstance(error, (RuntimeError, AssertionError)):
+        return None
+    found = (sentence for text, sentence in _UNUSABLE.items() if re.search(text, str(error)))
+    return next(found, None)
+
+
+def _explain_compiler(error: subprocess.CalledProcessError) -> str | None:
+    """Return why Triton could not compile its launcher; None for another command."""
+    command = [str(part) for part in ([error.cmd] if isinstance(error.cmd, str) else error.cmd)]
+    if "-shared" not in command:
+        return None
+    header = python_header()
+    if not header.is_file():
+        return f"Triton needs Python's headers, and there is no {header}; install python3-dev"
+    return f"Triton's C compiler failed: {command[0]}; its messages are in the trial's output"
+
+
+_UNUSABLE = {
+    "Torch not compiled with CUDA": (
+        "this torch is a CPU build; install a torch that is built for CUDA"
+    ),
+    "Found no NVIDIA driver": (
+        "there is no NVIDIA driver here; install one, or give the container access to the GPU"
+    ),
+    "NVIDIA driver on your system is too old|CUDA driver version is insufficient": (
+        f"the NVIDIA driver is too old for this torch (built for CUDA {torch.version.cuda}); "
+        "update the driver, or install a torch that is built for an older CUDA"
+    ),
+    "No CUDA GPUs are available|no CUDA-capable device": (
+        "torch finds no GPU; compare nvidia-smi with CUDA_VISIBLE_DEVICES"
+    ),
+    "no kernel image is available": (
+        "this GPU's architecture has no code in this torch, or in the package that has the kernel; "
+        "install a build for this GPU"
+    ),
+    "Duplicate GPU detected": (
+        "two ranks have the same GPU, and NCCL needs one for each; use fewer ranks, or make more "
+        "GPUs visible (CUDA_VISIBLE_DEVICES)"
+    ),
+    # an older NCCL does not say why; another cause is named there, and is left as it is
+    r"creating shared memory segment /dev/shm/\S+ \(size \d+\)(, error: No space left|\s*$)": (
+        "NCCL finds no room in /dev/shm, which the ranks of a host share; start the container with "
+        "more (docker run --shm-size=8g, or --ipc=host), or remove old files /dev/shm/nccl-*"
+    ),
+    # of torch's compiler, which looks at its own tiles only
+    "NoValidChoicesError|Q and KV block size must be divisible": (
+        "torch has no tile for FlexAttention in such blocks on this GPU; use a block that is a "
+        "multiple of 128"
+    ),
+    "Failed to find C compiler": (
+        "Triton needs a C compiler, and there is none; install gcc, or set CC"
+    ),
+}
+"""Texts of errors that show that this machine can't run something; what is missing, what to do."""
+
+
+def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
+    """Return the outcome of a trial that raised `error` in a phase."""
+    status = _status_of(error)
+    text = " ".join(str(error).split()) or type(error).__name__
+    if status in ("oom", "unsupported", "limit"):
+        return Outcome(status=status, reason=_shorten(text), phase=phase)
+    if sentence := _explain_unusable(error):
+        return Outcome(
+            status="unsupported", reason=sentence, phase=phase, facts={"exception": _shorten(text)}
+        )
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    facts: dict[str, Any] = {"traceback": list(map(_shorten, lines[-_TRACE_LINES:]))}
+    if _is_lost_peer(error):
+        facts["lost_peer"] = True
+    if is_device_error(error):
+        facts["device_error"] = True
+    if isinstance(error, OwnFunctionError):
+        return Outcome(status="error", reason=_shorten(text), phase=phase, facts=facts)
+    reason = _shorten(f"{type(error).__name__}: {text}")
+    if place := find_place(error):
+        reason += f" ({place})"
+    return Outcome(status="error", reason=reason, phase=phase, facts=facts)
+
+
+def _status_of(error: BaseException) -> Status:
+    if isinstance(error, UnsupportedError):
+        return "unsupported"
+    if isinstance(error, KernelLimitError):
+        return "limit"
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return "oom"
+    # by name, because triton is not installed everywhere
+    of_library = isinstance(error, RuntimeError) or type(error).__module__.startswith("triton.")
+    if of_library and not _is_lost_peer(error):
+        if OUT_OF_MEMORY.search(str(error)):
+            return "oom"
+        if KERNEL_LIMIT.search(str(error)):
+            return "limit"
+    return "error"
+
+
+def _is_lost_peer(error: BaseException) -> bool:
+    return isinstance(error, (RuntimeError, OSError)) and bool(LOST_PEER.search(str(error)))
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= _REASON_CHARACTERS:
+        return text
+    return f"{text[: _REASON_CHARACTERS - _LAST_CHARACTERS - 1]}…{text[-_LAST_CHARACTERS:]}"
+
 
 MAX_EXTRA_PASS_S = 1.0
 """Longest pass after which further passes check every row, so that they cost little."""

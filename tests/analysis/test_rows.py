@@ -20,8 +20,7 @@ from longseq_bench.analysis.frames import (
 )
 from longseq_bench.analysis.labels import speeds
 from longseq_bench.analysis.runs import SEVERITY
-from longseq_bench.analysis.search_row import SearchRow
-from longseq_bench.analysis.searches import density_rows, merge_search, search_rows
+from longseq_bench.analysis.searches import SearchRow, density_rows, merge_search, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.errors import UnknownNameError, UserError

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longseq_bench.analysis.labels import find_baseline_label
-from longseq_bench.analysis.short_labels import find_short_labels
+from longseq_bench.analysis.labels import find_baseline_label, find_short_labels
 from longseq_bench.core.model import Trial
 from tests import make
 

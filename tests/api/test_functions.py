@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longseq_bench.api.functions import name_function
+from longseq_bench.api.implementations import name_function
 from longseq_bench.attention.own_source import OwnFunction, find_file, import_function
 from longseq_bench.core.errors import UserError
 

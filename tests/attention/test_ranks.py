@@ -14,8 +14,8 @@ from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.attention.exact import fairscale_shards
-from longseq_bench.core.bounds import divisors
 from longseq_bench.core.model import Workload
+from longseq_bench.core.units import divisors
 from longseq_bench.distributed import deepspeed_transport
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing.definition import (

@@ -7,13 +7,11 @@ from time import process_time
 import numpy as np
 import pytest
 
-from longseq_bench.attention.sparse.segment_blocks import cut_keys, cut_queries
-from longseq_bench.attention.sparse.segments import SegmentTiles
+from longseq_bench.attention.sparse.segments import SegmentTiles, cut_keys, cut_queries
 from longseq_bench.distributed.token_order import TokenOrder
 from longseq_bench.kernels.spans_reference import tiles_of
 from longseq_bench.patterns.dilated import DilatedSegment
-from longseq_bench.patterns.segment_spans import segment_spans
-from longseq_bench.patterns.spans import Spans
+from longseq_bench.patterns.spans import Spans, segment_spans
 
 TOKENS = 100
 SETS = [((24, 1, 0), (60, 3, 1)), ((100, 7, 2),), ((8, 2, 1), (50, 5, 0))]

@@ -29,7 +29,7 @@ from typing_extensions import override
 from longseq_bench import cli
 from longseq_bench.api import machine
 from longseq_bench.config.trials import SweepConfig, make_sweep
-from longseq_bench.core import bounds
+from longseq_bench.core import units
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Trial
@@ -153,7 +153,7 @@ def judge_message(message: str) -> str | None:
 
 def judge_accepted(found: SweepConfig, text: str) -> str | None:
     """Return what should have been refused in an accepted config; None if all bounds hold."""
-    if not 1 <= found.rounds <= bounds.MAX_ROUNDS:
+    if not 1 <= found.rounds <= units.MAX_ROUNDS:
         return f"accepted rounds {found.rounds}"
     if broken := next((one for t in found.trials[:500] if (one := _broken_bound(t))), None):
         return f"accepted {broken}"
@@ -174,17 +174,17 @@ def judge_accepted(found: SweepConfig, text: str) -> str | None:
 def _broken_bound(trial: Trial) -> str | None:
     w = trial.workload
     limits = {
-        "tokens": (w.seq_len, 1, bounds.MAX_TOKENS), "batch": (w.batch, 1, bounds.MAX_BATCH),
-        "heads": (w.heads, 1, bounds.MAX_HEADS), "kv_heads": (w.kv_heads, 1, w.heads),
-        "head_dim": (w.head_dim, 1, bounds.MAX_HEAD_DIM), "seed": (trial.seed, 0, bounds.MAX_SEED),
-        "v_head_dim": (w.v_head_dim, 1, bounds.MAX_HEAD_DIM),
-        "new_tokens": (w.new_tokens, 0, min(w.seq_len, bounds.MAX_NEW_TOKENS)),
-        "world_size": (trial.world_size, 1, bounds.MAX_RANKS),
-        "threads": (trial.threads or 1, 1, bounds.MAX_THREADS),
-        "repeats": (trial.repeats, 0, bounds.MAX_REPEATS),
-        "memory_budget": (trial.memory_budget or 1, 1, bounds.MAX_BYTES),
-        "time_budget": (trial.time_budget or 1.0, 1e-323, bounds.MAX_SECONDS),
-        "time_cap": (trial.time_cap, 1e-323, bounds.MAX_SECONDS),
+        "tokens": (w.seq_len, 1, units.MAX_TOKENS), "batch": (w.batch, 1, units.MAX_BATCH),
+        "heads": (w.heads, 1, units.MAX_HEADS), "kv_heads": (w.kv_heads, 1, w.heads),
+        "head_dim": (w.head_dim, 1, units.MAX_HEAD_DIM), "seed": (trial.seed, 0, units.MAX_SEED),
+        "v_head_dim": (w.v_head_dim, 1, units.MAX_HEAD_DIM),
+        "new_tokens": (w.new_tokens, 0, min(w.seq_len, units.MAX_NEW_TOKENS)),
+        "world_size": (trial.world_size, 1, units.MAX_RANKS),
+        "threads": (trial.threads or 1, 1, units.MAX_THREADS),
+        "repeats": (trial.repeats, 0, units.MAX_REPEATS),
+        "memory_budget": (trial.memory_budget or 1, 1, units.MAX_BYTES),
+        "time_budget": (trial.time_budget or 1.0, 1e-323, units.MAX_SECONDS),
+        "time_cap": (trial.time_cap, 1e-323, units.MAX_SECONDS),
     }  # fmt: skip
     for name, (value, least, most) in limits.items():
         if not least <= value <= most:

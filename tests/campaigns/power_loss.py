@@ -27,8 +27,7 @@ from unittest.mock import patch
 
 from longseq_bench.core.errors import StoreError
 from longseq_bench.core.model import Record
-from longseq_bench.core.record_line import write_line
-from longseq_bench.store import RECORDS, Store, load
+from longseq_bench.store import RECORDS, Store, load, write_line
 from tests import make
 from tests.campaigns import print_failures
 

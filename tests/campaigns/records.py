@@ -28,8 +28,7 @@ from typing import Any
 
 from longseq_bench.cli import run
 from longseq_bench.core.model import SCHEMA, Record
-from longseq_bench.core.record_line import add_checksum, write_line
-from longseq_bench.store import RECORDS, load
+from longseq_bench.store import RECORDS, add_checksum, load, write_line
 from tests import make
 from tests.campaigns import print_failures
 

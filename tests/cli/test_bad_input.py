@@ -10,7 +10,7 @@ import pytest
 from longseq_bench import environment
 from longseq_bench import load as load_results
 from longseq_bench.cli import run
-from longseq_bench.cli.gone import GONE
+from longseq_bench.cli.options import GONE
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.gpus import read_installed_gpus
 from longseq_bench.launchers.simulated import SimulatedLauncher

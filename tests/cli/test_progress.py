@@ -8,8 +8,7 @@ from rich.console import Console
 
 from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.sweeps import sweep_rows
-from longseq_bench.api.progress import Reporter, RunProgress
-from longseq_bench.api.trial_text import Labels, describe_outcome
+from longseq_bench.api.progress import Labels, Reporter, RunProgress, describe_outcome
 from longseq_bench.core.model import Phase, Status
 from longseq_bench.search.strategy import Step
 from tests import make

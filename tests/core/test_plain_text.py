@@ -2,8 +2,15 @@
 
 import pytest
 
-from longseq_bench.core.errors import UnknownNameError, UserError
-from longseq_bench.core.plain_text import MAX_QUOTE, keep_lines, one_line, quote, shorten_quotes
+from longseq_bench.core.errors import (
+    MAX_QUOTE,
+    UnknownNameError,
+    UserError,
+    keep_lines,
+    one_line,
+    quote,
+    shorten_quotes,
+)
 
 
 def test_lines_and_tabs_stay_and_other_control_characters_go() -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.core import scratch
+from longseq_bench.core import files
 from longseq_bench.core.errors import LauncherError
-from longseq_bench.core.scratch import scratch_folder, user_folder
+from longseq_bench.core.files import scratch_folder, user_folder
 
 
 @pytest.fixture
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This user's folder below a TMPDIR of its own, as at the start of a process."""
-    monkeypatch.setattr(scratch, "_own", {})
+    monkeypatch.setattr(files, "_own", {})
     # the test's folder may be too deep for a socket
-    monkeypatch.setattr(scratch, "SOCKET_PATH_BYTES", 4096)
+    monkeypatch.setattr(files, "SOCKET_PATH_BYTES", 4096)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return user_folder(str(tmp_path))
 
@@ -37,37 +37,37 @@ def test_only_what_dead_processes_left_is_deleted(user: Path) -> None:
 
 def test_another_process_does_not_delete_ours(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = scratch_folder()
-    held = scratch._own
-    monkeypatch.setattr(scratch, "_own", {})
+    held = files._own
+    monkeypatch.setattr(files, "_own", {})
     theirs = scratch_folder()
     assert ours != theirs
     assert ours.is_dir()
-    scratch._delete(os.getpid())
+    files._delete(os.getpid())
     assert list(user.iterdir()) == [ours]
-    monkeypatch.setattr(scratch, "_own", held)
-    scratch._delete(os.getpid())
+    monkeypatch.setattr(files, "_own", held)
+    files._delete(os.getpid())
     assert not user.exists()
 
 
 def test_a_socket_fits_below_a_long_tmpdir(
     user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scratch, "SOCKET_PATH_BYTES", 103)
+    monkeypatch.setattr(files, "SOCKET_PATH_BYTES", 103)
     long = tmp_path / ("x" * 90)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     assert len(f"{scratch_folder()}/listener-12345678") <= 103
-    scratch._delete(os.getpid())
+    files._delete(os.getpid())
 
 
 def test_without_a_folder_the_remedy_is_named(
     user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    monkeypatch.setattr(scratch, "_SHORT_FOLDERS", ())
+    monkeypatch.setattr(files, "_SHORT_FOLDERS", ())
     with pytest.raises(LauncherError, match=r"No such file .*; set TMPDIR to a folder that can"):
         scratch_folder()
-    monkeypatch.setattr(scratch, "SOCKET_PATH_BYTES", 50)
+    monkeypatch.setattr(files, "SOCKET_PATH_BYTES", 50)
     with pytest.raises(LauncherError, match="is too long for a socket; set TMPDIR"):
         scratch_folder()
 
@@ -76,6 +76,6 @@ def test_a_folder_of_another_user_is_refused(user: Path, monkeypatch: pytest.Mon
     """Else that user could put files into it."""
     user.mkdir(mode=0o777)
     user.chmod(0o777)
-    monkeypatch.setattr(scratch, "_SHORT_FOLDERS", ())
+    monkeypatch.setattr(files, "_SHORT_FOLDERS", ())
     with pytest.raises(LauncherError, match="belongs to another user"):
         scratch_folder()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longseq_bench.meters.cuda_memory import CudaMemory
+from longseq_bench.meters.memory import CudaMemory
 
 pytestmark = pytest.mark.cuda
 

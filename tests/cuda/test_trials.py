@@ -67,7 +67,7 @@ def test_the_expandable_allocator_runs_and_has_the_same_peak(
 def test_the_expandable_allocator_is_the_one_that_is_used() -> None:
     """In a process of its own, because it has to be chosen before the first allocation."""
     code = (
-        "import torch; from longseq_bench.worker.limits import use_allocator\n"
+        "import torch; from longseq_bench.worker.memory import use_allocator\n"
         "use_allocator('expandable'); kept = torch.empty(2**24, device='cuda')\n"
         "print(all(s['is_expandable'] for s in torch.cuda.memory_snapshot()))"
     )

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import KernelLimitError, UnknownNameError, UnsupportedError
-from longseq_bench.kernels.exact import _flash_backward, efficient, flash_attn_2
+from longseq_bench.kernels.exact import _flash_backward, flash_attn, torch_fused
 from longseq_bench.kernels.exact._flash_backward import backward_elements
 from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use, select
-from longseq_bench.kernels.exact.flash import Flash
+from longseq_bench.kernels.exact.torch_fused import Flash
 from tests.kernels import plain_attention
 
 Shape = tuple[int, int, int, int, int]
@@ -230,10 +230,10 @@ def test_auto_takes_the_compiled_kernel_and_else_says_why_not(
 def test_auto_leaves_16_bits_to_torch_where_the_cpu_has_matrix_units(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, flag: str, chosen: str
 ) -> None:
-    from longseq_bench.kernels.exact import native
+    from longseq_bench.kernels.exact import spans
 
     make("native", dtype)
-    monkeypatch.setattr(native, "_cpu_flags", lambda: frozenset({flag}))
+    monkeypatch.setattr(spans, "_cpu_flags", lambda: frozenset({flag}))
     assert select("auto", Use("cpu", dtype, 64, False))[0].name == chosen
 
 
@@ -271,7 +271,7 @@ def test_flash_splits_a_backward_that_its_index_can_not_address(
         return whole.backward(queries, keys, causal)
 
     monkeypatch.setattr(Flash, "_backward_call", call)
-    monkeypatch.setattr(flash_attn_2.FlashAttn2, "_call_backward", call)
+    monkeypatch.setattr(flash_attn.FlashAttn2, "_call_backward", call)
     monkeypatch.setattr(Package, "load", lambda package: None)
     monkeypatch.setattr(_flash_backward, "MAX_INDEX", backward_elements(1, most, 90, 16))
     kernel = KERNELS.get(name)(Use("cuda", torch.bfloat16, 16, True))
@@ -293,8 +293,8 @@ def test_efficient_refuses_heads_that_its_index_can_not_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Tokens times head_dim of at least 2^31."""
-    monkeypatch.setattr(efficient, "MAX_INDEX", 100 * 16 - 1)
-    kernel = efficient.Efficient(Use("cuda", torch.float32, 16, True))
+    monkeypatch.setattr(torch_fused, "MAX_INDEX", 100 * 16 - 1)
+    kernel = torch_fused.Efficient(Use("cuda", torch.float32, 16, True))
     with pytest.raises(KernelLimitError, match=r"efficient: 1,600 elements of a head"):
         kernel.forward(*inputs((1, 1, 1, 100, 100)))
 

@@ -19,7 +19,7 @@ from longseq_bench.kernels.flex_blocks import (
     tile_options,
 )
 from longseq_bench.meters.base import MeterContext
-from longseq_bench.meters.storage_peak import StoragePeak
+from longseq_bench.meters.memory import StoragePeak
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 from tests.kernels import plain_attention

@@ -12,7 +12,7 @@ from torch import Tensor
 from longseq_bench.attention.sparse.block_layout_attention import build_layout_kernel
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.kernels import flex_blocks
-from longseq_bench.kernels.exact import _packages, flash_attn_4
+from longseq_bench.kernels.exact import _packages, flash_attn
 from longseq_bench.kernels.exact.base import Use
 from longseq_bench.kernels.flex_blocks import causal_mask_mod
 from longseq_bench.kernels.flex_flash import FlexFlashBlocks, always_true, unavailable_reason
@@ -94,7 +94,7 @@ def test_torch_is_asked_for_the_flash_backend(
 
 def test_a_length_beyond_its_index_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.zeros(1, 4, 512, 64, dtype=torch.bfloat16)
-    monkeypatch.setattr(flash_attn_4, "MAX_INDEX", q.numel() - 1)
+    monkeypatch.setattr(flash_attn, "MAX_INDEX", q.numel() - 1)
     kernel = FlexFlashBlocks([make_layout("random", 512, 128, 0.5, False)])
     with pytest.raises(KernelLimitError, match="flex-flash: a tensor spans 131,072 elements"):
         kernel.forward(q, q, q, False)

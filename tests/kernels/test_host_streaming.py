@@ -12,11 +12,11 @@ import torch
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import host_memory
 from longseq_bench.kernels.base import attend
-from longseq_bench.kernels.host_streaming import StreamedKernel
+from longseq_bench.kernels.host_memory import StreamedKernel
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, TiledKernel
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.meters.heap_peak import HeapPeak
-from longseq_bench.worker.exception_mapping import outcome_of_exception
+from longseq_bench.meters.memory import HeapPeak
+from longseq_bench.worker.verdicts import outcome_of_exception
 from tests.kernels.plain_attention import EXACT
 from tests.make import trial
 

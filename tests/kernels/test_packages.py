@@ -17,11 +17,11 @@ from torch import Tensor
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.kernels.exact import (
     _packages,
-    flash_attn_4,
+    flash_attn,
 )
 from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use
-from longseq_bench.kernels.exact.flash_attn_4 import MAX_INDEX
+from longseq_bench.kernels.exact.flash_attn import MAX_INDEX
 from tests.kernels import plain_attention
 from tests.kernels.plain_attention import EXACT
 
@@ -178,17 +178,17 @@ def test_a_length_that_its_index_can_not_address_is_a_limit(
     assert MAX_INDEX + 1 == 2**21 * 8 * 128
     grad_out, q, k, v = plain_attention.draw_grouped(40, 40)
     out, lse = kernel.forward(q, k, v)
-    monkeypatch.setattr(flash_attn_4, "MAX_INDEX", q.numel())
+    monkeypatch.setattr(flash_attn, "MAX_INDEX", q.numel())
     kernel.forward(q, k, v)
     wide = torch.zeros(2, 4, 40, 160)[..., :16].copy_(q)
     with pytest.raises(KernelLimitError, match="a tensor spans 51,056 elements"):
         kernel.forward(wide, k, v)
-    monkeypatch.setattr(flash_attn_4, "MAX_INDEX", q.numel() - 1)
+    monkeypatch.setattr(flash_attn, "MAX_INDEX", q.numel() - 1)
     message = "flash-attn-4: a tensor spans 5,120 elements; kernels .* index at most 5,119"
     with pytest.raises(KernelLimitError, match=message):
         kernel.forward(q, k, v)
     # the sums of a backward round 40 tokens up to 128, and a head_dim of 16 up to 32
-    monkeypatch.setattr(flash_attn_4, "MAX_INDEX", 2 * 4 * 128 * 32 - 1)
+    monkeypatch.setattr(flash_attn, "MAX_INDEX", 2 * 4 * 128 * 32 - 1)
     with pytest.raises(KernelLimitError, match="a tensor spans 32,768 elements"):
         kernel.backward((grad_out, q, out, lse), (k, v))
 

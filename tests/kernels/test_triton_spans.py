@@ -62,7 +62,7 @@ def test_equals_the_reference_kernel(
 def run_exact(tensors: tuple[Tensor, ...], causal: bool) -> tuple[list[Tensor], list[Tensor]]:
     """Run the exact kernel at once, and by merging halves of the keys; return both results."""
     from longseq_bench.kernels.exact.base import Use
-    from longseq_bench.kernels.exact.triton import Triton
+    from longseq_bench.kernels.exact.spans import Triton
 
     grad, q, k, v = tensors
     kernel = Triton(Use("cuda", q.dtype, q.shape[3], True))

@@ -13,8 +13,8 @@ import time
 from multiprocessing import forkserver
 
 from longseq_bench.launchers import fork_server
+from longseq_bench.launchers.exit_status import OutputFile
 from longseq_bench.launchers.local import LOADED, PRELOAD, _Child, _follow
-from longseq_bench.launchers.output_file import OutputFile
 from longseq_bench.launchers.rank_supervisor import RankSupervisor
 from tests.make import trial
 

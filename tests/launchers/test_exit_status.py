@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from longseq_bench.core.model import is_environment_failure
-from longseq_bench.core.stack_markers import CHILD_MAIN
+from longseq_bench.core.ranks import CHILD_MAIN
 from longseq_bench.launchers import exit_status
 from longseq_bench.launchers.exit_status import (
     STACK_LINES,
@@ -17,7 +17,7 @@ from longseq_bench.launchers.exit_status import (
     remove_nccl_files,
     stack_lines,
 )
-from longseq_bench.worker.exception_mapping import outcome_of_exception
+from longseq_bench.worker.verdicts import outcome_of_exception
 from tests.make import outcome
 
 GLOO = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] "
@@ -90,7 +90,7 @@ Thread 0x00007f1 (most recent call first):
 Current thread 0x00007f2 (most recent call first):
   File "{src}/longseq_bench/distributed/group.py", line 38 in wait
   File "{lib}/site-packages/torch/autograd/function.py", line 5 in apply
-  File "{src}/longseq_bench/core/stack_markers.py", line 28 in {main}
+  File "{src}/longseq_bench/core/ranks.py", line 28 in {main}
   File "{src}/longseq_bench/launchers/_child_entry.py", line 38 in enter
   File "{lib}/multiprocessing/process.py", line 108 in run
 """

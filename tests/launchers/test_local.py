@@ -13,7 +13,7 @@ import pytest
 
 from longseq_bench.core.errors import LauncherError, UnknownNameError
 from longseq_bench.core.model import Outcome, Trial, environment_failure, is_environment_failure
-from longseq_bench.launchers import fork_server, helper_start
+from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.process_inspection import kill_orphans
 from tests.make import outcome, trial
@@ -222,12 +222,12 @@ def test_too_many_ranks_for_the_open_files_end_the_trial_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is started, and the reason names the limit that is enough."""
-    monkeypatch.setattr(helper_start.resource, "getrlimit", lambda which: (256, 256))
+    monkeypatch.setattr(fork_server.resource, "getrlimit", lambda which: (256, 256))
     found = LocalLauncher().run(trial(world_size=64), print).outcome
     assert is_environment_failure(found)
     (needed,) = re.findall(r"the limit is 256: raise it by `ulimit -n (\d+)`", found.reason or "")
-    monkeypatch.setattr(helper_start.resource, "getrlimit", lambda which: (int(needed), 4096))
-    assert helper_start.lacks_descriptors(64) == ""
+    monkeypatch.setattr(fork_server.resource, "getrlimit", lambda which: (int(needed), 4096))
+    assert fork_server.lacks_descriptors(64) == ""
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_allowed(
@@ -235,11 +235,11 @@ def test_the_limit_of_open_files_is_raised_as_far_as_allowed(
 ) -> None:
     """Children inherit it."""
     limits = []
-    monkeypatch.setattr(helper_start.resource, "getrlimit", lambda which: (1024, 4096))
+    monkeypatch.setattr(fork_server.resource, "getrlimit", lambda which: (1024, 4096))
     monkeypatch.setattr(
-        helper_start.resource, "setrlimit", lambda which, limit: limits.append(limit)
+        fork_server.resource, "setrlimit", lambda which, limit: limits.append(limit)
     )
-    helper_start.raise_descriptor_limit()
+    fork_server.raise_descriptor_limit()
     assert limits == [(4096, 4096)]
 
 
@@ -281,7 +281,7 @@ def test_a_child_that_does_not_answer_is_named_as_such(monkeypatch: pytest.Monke
 def test_a_limit_of_the_address_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher, last = LocalLauncher(), "ImportError: libtorch_cpu.so: failed to map segment"
     monkeypatch.setattr(launcher, "_ask", lambda *request: (None, last, False))
-    monkeypatch.setattr(helper_start.resource, "getrlimit", lambda which: (2**31, 2**31))
+    monkeypatch.setattr(fork_server.resource, "getrlimit", lambda which: (2**31, 2**31))
     with pytest.raises(LauncherError, match=f"{last}; .* limited to 2 GiB: .*`ulimit -v`"):
         launcher.catalogue()
 

@@ -14,8 +14,8 @@ import pytest
 
 from longseq_bench.core.errors import LauncherError
 from longseq_bench.launchers import _child_entry, fork_server
+from longseq_bench.launchers.exit_status import OutputFile
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.launchers.output_file import OutputFile
 
 
 @pytest.fixture

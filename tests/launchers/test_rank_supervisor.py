@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from longseq_bench.core.model import Outcome, Phase, Status, is_environment_failure
-from longseq_bench.core.ranks import CONNECTING, OPENING
-from longseq_bench.core.stack_markers import (
+from longseq_bench.core.ranks import (
     COLLECTIVE,
     COLLECTIVE_WAITS,
+    CONNECTING,
+    OPENING,
     WAIT_FOR_DEVICE,
     WAIT_FOR_PEERS,
 )
@@ -29,7 +30,7 @@ from longseq_bench.launchers.rank_supervisor import (
 from tests.make import measurement, outcome, trial
 
 LOST = {"lost_peer": True}
-IN_A_TRANSFER = ["torch/_ops.py:5 wait", f"core/stack_markers.py:9 {WAIT_FOR_PEERS}", "a/b.py:1 f"]
+IN_A_TRANSFER = ["torch/_ops.py:5 wait", f"core/ranks.py:9 {WAIT_FOR_PEERS}", "a/b.py:1 f"]
 IDLE, BUSY, STOPPED = ProcessSample(False, 0.05), ProcessSample(False, 0.9), ProcessSample(True)
 
 
@@ -354,7 +355,7 @@ def test_ranks_that_all_wait_are_a_hang() -> None:
 @pytest.mark.parametrize(
     ("line", "phase"),
     [
-        (f"core/stack_markers.py:9 {WAIT_FOR_PEERS}", "communication"),
+        (f"core/ranks.py:9 {WAIT_FOR_PEERS}", "communication"),
         (f"anywhere/else.py:1 {WAIT_FOR_PEERS}", "communication"),
         ("torch/distributed/distributed_c10d.py:2799 recv", "communication"),
         ("deepspeed/comm/comm.py:50 all_to_all_single", "communication"),
@@ -376,7 +377,7 @@ def test_a_rank_waits_for_peers_only_inside_a_marked_function_or_a_library(
     assert (late.outcome().reason, late.outcome().phase) == (where, phase)
 
 
-ON_DEVICE = ["torch/cuda/streams.py:5 synchronize", f"core/stack_markers.py:9 {WAIT_FOR_DEVICE}"]
+ON_DEVICE = ["torch/cuda/streams.py:5 synchronize", f"core/ranks.py:9 {WAIT_FOR_DEVICE}"]
 
 
 def test_a_hang_on_cuda_names_the_collective_in_which_each_device_waits() -> None:

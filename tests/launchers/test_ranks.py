@@ -11,7 +11,7 @@ import pytest
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Outcome, Trial
-from longseq_bench.core.stack_markers import WAIT_FOR_PEERS
+from longseq_bench.core.ranks import WAIT_FOR_PEERS
 from longseq_bench.launchers import local, rank_supervisor
 from longseq_bench.launchers.base import LaunchResult
 from longseq_bench.launchers.exit_status import find_nccl_files

@@ -8,10 +8,10 @@ import torch
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Measurement
-from longseq_bench.meters import cuda_memory
+from longseq_bench.meters import memory
 from longseq_bench.meters.base import METERS, Meter, MeterContext, available_meters, find_meter
 from longseq_bench.meters.clock import Clock
-from longseq_bench.meters.cuda_memory import CudaMemory
+from longseq_bench.meters.memory import CudaMemory
 
 CONTEXTS = [MeterContext("cpu", maps_files=mapped) for mapped in (False, True)]
 CONTEXTS += [MeterContext("cuda"), MeterContext("meta")]
@@ -150,7 +150,7 @@ def test_memory_outside_the_allocator_is_what_the_device_uses_beyond_it(
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(cuda_memory, "wait_for_device", lambda: None)
+    monkeypatch.setattr(memory, "wait_for_device", lambda: None)
     meter = CudaMemory(MeterContext("cuda"))
     with meter:
         pass

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.patterns import hilbert
-from longseq_bench.patterns.hilbert import grid_side, hilbert_order
+from longseq_bench.patterns import dilated
+from longseq_bench.patterns.dilated import grid_side, hilbert_order
 
 
 @pytest.mark.parametrize("lengths", [range(1, 301), (1023, 1025, 4095, 65_537, 999_983)])
@@ -46,7 +46,7 @@ def test_the_walk_equals_one_built_step_by_step(n: int) -> None:
 
 
 def test_a_grid_too_large_for_int32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hilbert, "MAX_SIDE", 4)
+    monkeypatch.setattr(dilated, "MAX_SIDE", 4)
     assert len(hilbert_order(16)) == 16
     with pytest.raises(UnsupportedError, match="16 tokens at most, not 17"):
         hilbert_order(17)

@@ -5,8 +5,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from longseq_bench.patterns.block_layout import Placement, place_rows
 from longseq_bench.patterns.blocks import make_layout
-from longseq_bench.patterns.placement import Placement, place_rows
 
 PLACEMENTS = get_args(Placement)
 

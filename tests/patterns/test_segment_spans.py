@@ -6,16 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longseq_bench.kernels.spans_reference import tiles_of
-from longseq_bench.patterns.dilated import DilationRule
-from longseq_bench.patterns.hilbert import hilbert_order
-from longseq_bench.patterns.segment_spans import (
+from longseq_bench.patterns.dilated import DilationRule, hilbert_order
+from longseq_bench.patterns.spans import (
     TILE,
+    Spans,
     heads_by_sets,
     segment_spans,
     sort_walk,
     unique_pairs,
 )
-from longseq_bench.patterns.spans import Spans
 
 pairs = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 6)), min_size=1, max_size=3)
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from longseq_bench.analysis.short_labels import find_short_labels
+from longseq_bench.analysis.labels import find_short_labels
 from longseq_bench.core.model import Record, Workload
 
 WORST_FIRST = (

@@ -12,9 +12,9 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.clock import Clock
-from longseq_bench.worker import device_rates
-from longseq_bench.worker.device_rates import measure_copy_bandwidth, measure_matmul_rate
+from longseq_bench.worker import timing
 from longseq_bench.worker.special_inputs import EqualScores
+from longseq_bench.worker.timing import measure_copy_bandwidth, measure_matmul_rate
 from tests.make import record
 from tests.trials import complete, run_trial
 
@@ -104,9 +104,9 @@ def test_the_bandwidth_of_a_copy_counts_reads_and_writes(monkeypatch: pytest.Mon
         def stop(self) -> None:
             self.wall.append(0.5 if self.wall else 9.0)
 
-    monkeypatch.setattr(device_rates, "clock_for", lambda device: Stopped())
-    monkeypatch.setitem(device_rates.COPIED_BYTES, "cpu", 4096)
-    monkeypatch.setattr(device_rates, "MIN_COPIED_BYTES", 1024)
+    monkeypatch.setattr(timing, "clock_for", lambda device: Stopped())
+    monkeypatch.setitem(timing.COPIED_BYTES, "cpu", 4096)
+    monkeypatch.setattr(timing, "MIN_COPIED_BYTES", 1024)
     assert measure_copy_bandwidth(Group.alone(), "cpu") == 2 * 4096 / 0.5
 
 
@@ -126,7 +126,7 @@ def test_products_grow_until_one_takes_long_enough(monkeypatch: pytest.MonkeyPat
         assert not torch.equal(a, b)
         multiply(a, b, out=out)
 
-    monkeypatch.setattr(device_rates, "clock_for", lambda device: Stopped())
+    monkeypatch.setattr(timing, "clock_for", lambda device: Stopped())
     monkeypatch.setattr(torch, "mm", mm)
     monkeypatch.setattr(native, "unavailable_reason", lambda: "no compiler")
     assert measure_matmul_rate(Group.alone(), "cpu", "float32") == pytest.approx(1e9)
@@ -137,5 +137,5 @@ def test_the_compiled_kernel_counts_if_it_is_faster(monkeypatch: pytest.MonkeyPa
     if reason := native.unavailable_reason():
         pytest.skip(reason)
     assert native.product_flops(3) % 3 == 0
-    monkeypatch.setattr(device_rates, "_native_rate", lambda group: 1e30)
+    monkeypatch.setattr(timing, "_native_rate", lambda group: 1e30)
     assert measure_matmul_rate(Group.alone(), "cpu", "bfloat16") == 1e30

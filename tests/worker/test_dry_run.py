@@ -8,7 +8,7 @@ import torch
 from longseq_bench.core.model import DryRunEstimate, OptionValue, Trial
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.base import MeterContext
-from longseq_bench.meters.storage_peak import StoragePeak
+from longseq_bench.meters.memory import StoragePeak
 from longseq_bench.worker import dry_run
 from tests import make
 from tests.trials import MIB, complete, exact, run_trial

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.core.stack_markers import COLLECTIVE, COLLECTIVE_WAITS
-from longseq_bench.launchers.output_file import OutputFile
+from longseq_bench.core.ranks import COLLECTIVE, COLLECTIVE_WAITS
+from longseq_bench.launchers.exit_status import OutputFile
 from longseq_bench.launchers.process_inspection import read_stacks
-from longseq_bench.worker.flight_recorder import describe
+from longseq_bench.worker.messages import describe
 
 
 def entry(number: int, state: str, name: str = "all_reduce") -> Any:
@@ -60,13 +60,13 @@ def test_the_oldest_unfinished_collective_is_described(
 RANK = """
 import faulthandler, json, signal, sys, time
 faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-from longseq_bench.worker import flight_recorder
+from longseq_bench.worker import messages
 entries = json.loads(sys.argv[1])
 def read():
     if not entries:
         raise RuntimeError("no recorder")
     return entries
-flight_recorder.answer_signal(read)
+messages.answer_signal(read)
 import os, threading
 lock = threading.Lock()
 lock.acquire()

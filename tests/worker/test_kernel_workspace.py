@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.workspaces import measure_on_cuda
 from longseq_bench.core.hardware import profile
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.worker.kernel_workspace import KernelWorkspace
+from longseq_bench.worker.memory import KernelWorkspace
 from tests.trials import complete
 
 aten: Any = torch.ops.aten

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from longseq_bench.launchers.exit_status import is_device_error, may_be_out_of_memory
-from longseq_bench.worker.exception_mapping import outcome_of_exception
+from longseq_bench.worker.verdicts import outcome_of_exception
 
 NCCL = "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, "
 UNHANDLED = NCCL + "unhandled cuda error, NCCL version 2.27.5\nLast error:\n"

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.meters.heap_peak import HeapPeak
-from longseq_bench.worker import limits
+from longseq_bench.meters.memory import HeapPeak
+from longseq_bench.worker import memory
 
 MIB = 2**20
 pytestmark = pytest.mark.skipif(
@@ -37,7 +37,7 @@ def in_child(launcher: LocalLauncher, function: Callable[..., Any], *arguments: 
 
 def respond(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     torch.ones(2**20).add_(1)
-    assert limits.use_exact_heap() is None
+    assert memory.use_exact_heap() is None
     sender.send(function(*arguments))
 
 
@@ -47,7 +47,7 @@ def reuse_freed_memory() -> bool:
     del freed
     blocks = [torch.ones(2**18) for _ in range(40)]
     del blocks[:-1]
-    limits.limit_heap(8 * MIB)
+    memory.limit_heap(8 * MIB)
     return fits(30, MIB)
 
 
@@ -65,9 +65,9 @@ def fit_budgets(tensors: int, each: int, budgets: list[int]) -> list[bool]:
     """Return whether tensors of that size fit each of some budgets."""
     found = []
     for budget in budgets:
-        assert limits.limit_heap(budget) is None
+        assert memory.limit_heap(budget) is None
         found.append(fits(tensors, each))
-        limits.lift_heap_limit()
+        memory.lift_heap_limit()
     return found
 
 
@@ -112,6 +112,6 @@ def test_the_allocator_is_set(
 ) -> None:
     settings: list[str] = []
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
-    limits.use_allocator("expandable")
-    limits.use_allocator("default")
+    memory.use_allocator("expandable")
+    memory.use_allocator("default")
     assert settings == ["expandable_segments:True", "expandable_segments:False"]

@@ -17,7 +17,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
 from longseq_bench.meters.clock import Clock
-from longseq_bench.worker import device_rates, memory, reference, row_check, timing
+from longseq_bench.worker import memory, reference, row_check, timing
 from longseq_bench.worker.check import check
 from longseq_bench.worker.errors import Errors
 from longseq_bench.worker.inputs import FULL_CHECK_TOKENS, draw_inputs, select_checked_rows
@@ -205,7 +205,7 @@ def test_the_first_and_last_row_of_every_rank_is_checked(ranks: Ranks, order: st
 
 def run(group: Group, one: Trial) -> Outcome:
     """Run a trial, with small matrix products."""
-    with patch.multiple(device_rates, MAX_SIZE=device_rates.MIN_SIZE, TURNS=50):
+    with patch.multiple(timing, MAX_SIZE=timing.MIN_SIZE, TURNS=50):
         return run_trial(one, Silent(), group)
 
 

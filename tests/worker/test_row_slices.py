@@ -10,7 +10,7 @@ from torch import Tensor
 
 from longseq_bench.distributed.group import Group
 from longseq_bench.meters.base import MeterContext
-from longseq_bench.meters.storage_peak import StoragePeak
+from longseq_bench.meters.memory import StoragePeak
 from longseq_bench.worker import check
 from longseq_bench.worker.check import all_finite, count_zero_rows
 from longseq_bench.worker.memory import FirstPass

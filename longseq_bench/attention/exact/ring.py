@@ -58,7 +58,7 @@ from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import OrderName, Runs, order_for, positions_of
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO
-from longseq_bench.kernels.host_streaming import StreamedKernel
+from longseq_bench.kernels.host_memory import StreamedKernel
 from longseq_bench.kernels.tiling import InPlaceTiledKernel, RowBlock, wide
 from longseq_bench.patterns.visible_keys import visible_keys
 

@@ -1,5 +1,6 @@
-"""torch's fused attention: the fast exact baseline."""
+"""Exact attention on one rank in one call: dense, torch's sdpa, and any kernel by name (fused)."""
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -10,13 +11,58 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, implementation
-from longseq_bench.attention.masked import visible_pairs_of
+from longseq_bench.attention.base import Attention, KernelOption, implementation
+from longseq_bench.attention.masked import exact_call, visible_pairs_of
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels.exact.base import Use
+from longseq_bench.kernels.base import AttentionKernel
+from longseq_bench.kernels.exact.base import AUTO, Use
 from longseq_bench.meta_mode import is_meta, refuse_limited_loops
+
+
+@implementation("fused")
+class Fused(Attention):
+    """One call of a kernel of exact attention, on one rank."""
+
+    takes_masks = True
+    takes_v_head_dim = True
+    summary = "exact attention in one kernel call; sdpa calls torch's kernels only"
+
+    def __init__(self, workload: Workload, group: Group, *, kernel: KernelOption = AUTO) -> None:
+        self.exact_name = kernel
+        super().__init__(workload, group)
+
+    @override
+    def build_kernel(self) -> AttentionKernel:
+        return exact_call(self.exact, self.workload)
+
+
+@implementation("dense")
+class Dense(Attention):
+    """softmax(q kᵀ / √D) v with the scores (B, Hq, N, N) materialised."""
+
+    takes_masks = True
+    takes_v_head_dim = True
+    summary = "standard attention: all scores are in memory, O(n²)"
+
+    @override
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        refuse_limited_loops()
+        B, Hq, N, D = q.shape
+        Hk = k.shape[1]
+        # query heads that share a key head are adjacent, so k and v need no repeated copy
+        q_grouped = q.reshape(B, Hk, Hq // Hk * N, D)
+        scores = (q_grouped @ k.transpose(-1, -2)).reshape(B, Hk, Hq // Hk, N, N)
+        scores = scores.mul_(1 / math.sqrt(D)) if not scores.requires_grad else scores / D**0.5
+        if self.workload.causal and self.workload.mask is None:
+            later = torch.ones(N, N, dtype=torch.bool, device=q.device).triu_(1)
+            scores = scores.masked_fill(later, -math.inf)
+        if self.workload.mask is not None:
+            scores = scores.masked_fill(~visible_pairs_of(self.workload, q.device), -math.inf)
+        shares = torch.softmax(scores, -1)
+        return (shares.reshape(B, Hk, Hq // Hk * N, N) @ v).reshape(B, Hq, N, v.shape[3])
+
 
 _BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,

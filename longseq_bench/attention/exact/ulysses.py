@@ -17,9 +17,9 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, KernelOption, implementation
 from longseq_bench.attention.masked import exact_call
-from longseq_bench.core.bounds import divisors
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
+from longseq_bench.core.units import divisors
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import AllToAll, HeadExchange, HeadStage
 from longseq_bench.distributed.shard import Shard

@@ -18,9 +18,9 @@ from longseq_bench.attention.exact.ulysses import (
     exchange_bytes,
     head_stages,
 )
-from longseq_bench.core.bounds import divisors
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
+from longseq_bench.core.units import divisors
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import AllToAll
 from longseq_bench.distributed.shard import Shard

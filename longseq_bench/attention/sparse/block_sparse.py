@@ -15,6 +15,7 @@ from typing_extensions import override
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.cache import CacheAttention, choose_kernel
 from longseq_bench.attention.exact.ring import RingKernel
+from longseq_bench.attention.projections import Projected, ProjectedAttention
 from longseq_bench.attention.sparse.block_layout_attention import (
     LayoutAttention,
     build_layout_kernel,
@@ -34,7 +35,7 @@ from longseq_bench.distributed.shard import Shard
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.decode import SeenKeys
-from longseq_bench.patterns.block_layout import BlockLayout, Ints
+from longseq_bench.patterns.block_layout import BlockLayout, Ints, Placement, place_rows
 from longseq_bench.patterns.blocks import (
     WITH_SPECIAL,
     check_pattern,
@@ -45,7 +46,6 @@ from longseq_bench.patterns.blocks import (
 )
 from longseq_bench.patterns.cache_rows import PATTERN as CACHE_PATTERN
 from longseq_bench.patterns.cache_rows import CacheRows
-from longseq_bench.patterns.placement import Placement, place_rows
 from longseq_bench.patterns.visible_keys import visible_keys
 
 PatternName = Literal[
@@ -290,3 +290,57 @@ def special_tokens(pattern: str, seq_len: int, requested: int | None) -> int:
     if requested is None and pattern in WITH_SPECIAL:
         return min(DEFAULT_GLOBALS, seq_len)
     return requested or 0
+
+
+# ---- the variant multihead -----------------------------------------------------------------------
+# q, k, v and the output each pass through a weight matrix. This is the benchmark's implementation;
+# modules/multihead.py has the module for use in a model.
+
+
+@implementation("block-sparse-multihead")
+class BlockSparseMultihead(ProjectedAttention):
+    """`block-sparse` between projections.
+
+    The weights are (D, D): one for all heads of q, one for all heads of k, and so on, as the
+    contract of `Attention.projections` says. Those of MultiheadBlockSparse are (Hq D, Hq D), mix
+    heads, and take Hq times the FLOPs.
+    """
+
+    summary = "block-sparse with linear projections of q, k, v and the output"
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        pattern: PatternOption = "local-window",
+        sparsity: SparsityOption = 0.9,
+        block: BlockOption = 128,
+        globals: GlobalsOption = None,
+        window: WindowOption = None,
+        seed: SeedOption = 0,
+        kernel: KernelOption = "auto",
+    ) -> None:
+        if group.size > 1:
+            raise WorldError(
+                f"runs on one rank, not {group.size}; to split a batch over ranks use ddp with "
+                "inner=block-sparse, which has the same projections"
+            )
+        self.refuse_decode(workload)
+        inner = BlockSparse(
+            workload, group, pattern=pattern, sparsity=sparsity, block=block, globals=globals,
+            window=window, seed=seed, kernel=kernel,
+        )  # fmt: skip
+        super().__init__(workload, group, inner)
+
+    @classmethod
+    @override
+    def kept_blocks(cls, workload: Workload, **options: Any) -> int:
+        return BlockSparse.kept_blocks(workload, **options)
+
+    def prepare(self, device: str) -> None:
+        """Build the layout, the kernel and the weights."""
+        super().prepare(device)
+        self.inner.prepare(device)
+        self.module = Projected(self.inner, self.workload.head_dim, self.torch_dtype, device)
+        self.weights = self.module.weights

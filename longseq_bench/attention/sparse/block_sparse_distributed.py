@@ -22,8 +22,7 @@ from longseq_bench.distributed.kv_exchange import KVPair
 from longseq_bench.distributed.token_order import even_span
 from longseq_bench.kernels.base import OutputAndLse, Queries, Triple
 from longseq_bench.kernels.spans import HeadSpans, SpanKernel, SpanTask, StepMap
-from longseq_bench.patterns.block_layout import BlockLayout
-from longseq_bench.patterns.placement import Owners
+from longseq_bench.patterns.block_layout import BlockLayout, Owners
 from longseq_bench.patterns.spans import Spans
 
 Ints = NDArray[np.int64]

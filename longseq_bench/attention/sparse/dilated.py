@@ -5,6 +5,7 @@ multiset union of their keys. With `mix=groups` each head uses one pair only.
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -13,8 +14,7 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Counts, Mask, Positions, implementation
 from longseq_bench.attention.exact.ring import RingKernel
-from longseq_bench.attention.sparse.segment_blocks import SegmentBlocks
-from longseq_bench.attention.sparse.segments import SegmentTiles
+from longseq_bench.attention.sparse.segments import SegmentBlocks, SegmentTiles
 from longseq_bench.attention.tiles import Block, LocalShare, TiledBlocks, head_runs, tile_sizes
 from longseq_bench.core.cost import (
     Cost,
@@ -33,8 +33,8 @@ from longseq_bench.kernels.exact.base import AUTO, check_name
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
 from longseq_bench.kernels.sparse_selection import choose, span_kernel, torch_kernel
 from longseq_bench.kernels.tiling import RowBlock, TiledKernel
-from longseq_bench.patterns.dilated import DilationRule
-from longseq_bench.patterns.segment_spans import heads_by_sets, segment_spans, sort_walk
+from longseq_bench.patterns.dilated import DilationRule, hilbert_order
+from longseq_bench.patterns.spans import heads_by_sets, segment_spans, sort_walk
 
 Mix = Literal["softmax", "groups"]
 
@@ -218,3 +218,42 @@ class Dilated(Attention):
             lengths = ", ".join(longer)
             facts["segments"] = f"{lengths} exceed {w.seq_len:,} tokens: one segment holds all"
         return facts
+
+
+# ---- along the Hilbert curve ---------------------------------------------------------------------
+# The sequence fills a grid row by row. Segments and dilation follow the Hilbert curve through it,
+# so that a segment is a compact 2-D patch. q, k and v are never permuted as a whole: the tokens of
+# a segment are gathered when it is computed, and the output is written to its place. Causality is
+# that of the sequence.
+
+
+@implementation("hilbert")
+class Hilbert(Dilated):
+    """Segments and dilation along the Hilbert curve."""
+
+    summary = "segments and dilation along a Hilbert curve, so that a segment is a 2-D patch"
+    permuted = True
+
+    @override
+    def build_shard(self) -> Shard:
+        if self.group.size == 1:
+            # on one rank tokens keep the order of the sequence
+            return Shard.full(self.workload)
+        steps = self.order.positions(self.group.rank)
+        walk = hilbert_order(self.workload.seq_len)
+        return Shard.of_tokens(self.workload, walk[steps].astype(np.int64))
+
+    def prepare(self, device: str) -> None:
+        """Build the walk along the curve."""
+        # several ranks hold their tokens in the order of the walk; they need it for causality only
+        if self.group.size == 1 or self.workload.causal:
+            self.segments.walk = hilbert_order(self.workload.seq_len)
+        super().prepare(device)
+
+    @cached_property
+    @override
+    def step_of(self) -> NDArray[np.int32]:
+        order = hilbert_order(self.workload.seq_len)
+        steps = np.empty_like(order)
+        steps[order] = np.arange(len(order), dtype=np.int32)
+        return steps

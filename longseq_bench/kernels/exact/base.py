@@ -21,17 +21,11 @@ from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError
 from longseq_bench.core.registry import Registry
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
-from longseq_bench.kernels.exact._value_padding import (
-    cut,
-    cut_gradients,
-    is_narrow,
-    pad_backward,
-    pad_to,
-)
 from longseq_bench.kernels.merge import merge_part
 from longseq_bench.meta_mode import refuse_limited_loops
 
@@ -295,3 +289,36 @@ def _preferred(use: Use) -> list[type[ExactKernel]]:
             if rank is not None and kernel.device == use.device:
                 ranked.append((-rank, name, kernel))
     return [kernel for _, _, kernel in sorted(ranked, key=lambda one: one[:2])]
+
+
+# ---- values with another head_dim than keys, for kernels that know one only ----------------------
+# Zeros are added to v, and in a backward to the output and its gradient: they change no score and
+# no product. The columns of the output and of dv that belong to them are dropped. The padded copies
+# are part of the measured memory. Dv: head_dim of v and the output, at most D.
+
+
+def is_narrow(q: Tensor, v: Tensor) -> bool:
+    """Return True if v has fewer elements per head than q."""
+    return v.shape[3] < q.shape[3]
+
+
+def pad_to(t: Tensor, head_dim: int) -> Tensor:
+    """Return a tensor (B, H, N, Dv) with zeros up to head_dim: (B, H, N, D)."""
+    return pad(t, (0, head_dim - t.shape[3]))
+
+
+def pad_backward(queries: Queries, keys: Pair) -> tuple[Queries, Pair]:
+    """Return the inputs of a backward pass with v, the output and its gradient padded."""
+    (grad_out, q, out, lse), (k, v) = queries, keys
+    d = q.shape[3]
+    return (pad_to(grad_out, d), q, pad_to(out, d), lse), (k, pad_to(v, d))
+
+
+def cut(t: Tensor, v: Tensor) -> Tensor:
+    """Return a tensor (B, H, N, D) without the padding of v, (B, H, N, Dv)."""
+    return t[..., : v.shape[3]].contiguous()
+
+
+def cut_gradients(grads: Triple, v: Tensor) -> Triple:
+    """Return gradients of q, k and v, the last without its padding."""
+    return grads[0], grads[1], cut(grads[2], v)

@@ -14,8 +14,8 @@ from typing_extensions import override
 from longseq_bench.kernels import flex_blocks
 from longseq_bench.kernels.base import Pair, Queries, Triple
 from longseq_bench.kernels.exact._cuda import HALF, capability_reason
-from longseq_bench.kernels.exact._masks import hide_empty_rows
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
+from longseq_bench.kernels.exact.torch_fused import hide_empty_rows
 from longseq_bench.meta_mode import is_meta
 
 BLOCK = 128

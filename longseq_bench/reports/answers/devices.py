@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import require
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.scaling import HIGH_EFFICIENCY
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_share, format_tokens

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import Row, require
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.scaling import Complexity, RankScaling, complexities, maxima_on_ranks
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share

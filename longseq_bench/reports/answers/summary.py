@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from longseq_bench.analysis.search_row import SearchRow
-from longseq_bench.analysis.short_labels import MAX_LABEL
+from longseq_bench.analysis.labels import MAX_LABEL
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.reports import key_figures, section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Answer, Chart, KeyFigure

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from longseq_bench.core.plain_text import keep_lines
+from longseq_bench.core.errors import keep_lines
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import Cell, Document, Spread, Table
 

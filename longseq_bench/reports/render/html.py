@@ -17,9 +17,8 @@ from importlib.resources import files
 from subprocess import DEVNULL, PIPE, Popen
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from longseq_bench.core.errors import UserError
+from longseq_bench.core.errors import UserError, keep_lines
 from longseq_bench.core.model import Status
-from longseq_bench.core.plain_text import keep_lines
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import (
     MISSING,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from longseq_bench.core.plain_text import one_line, remove_control
+from longseq_bench.core.errors import one_line, remove_control
 from longseq_bench.reports import document as doc
 from longseq_bench.reports.document import Chart, Column, Document, Table, format_cell
 

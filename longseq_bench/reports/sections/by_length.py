@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import require
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports import section_charts

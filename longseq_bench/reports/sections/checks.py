@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from longseq_bench.analysis.grouping import group_by
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Table

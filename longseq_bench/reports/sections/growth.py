@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from longseq_bench.analysis.grouping import group_by
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.scaling import Exponent, complexities, maxima_on_ranks
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.core.cost import ratio
 from longseq_bench.reports import rank_charts
 from longseq_bench.reports.base import Source

@@ -3,7 +3,7 @@
 from functools import partial
 
 from longseq_bench.analysis.row import require
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.core.hardware import Hardware, profiles
 from longseq_bench.core.units import format_bytes
 from longseq_bench.reports.base import Source

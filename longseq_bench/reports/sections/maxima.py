@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.reports import section_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import MIN_PEAK, Columns, optional

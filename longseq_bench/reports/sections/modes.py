@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from longseq_bench.analysis.grouping import group_by
+from longseq_bench.analysis.labels import MAX_LABEL
 from longseq_bench.analysis.row import Row, require
-from longseq_bench.analysis.short_labels import MAX_LABEL
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.core.masks import CAUSAL, FULL
 from longseq_bench.core.own_functions import short_names
 from longseq_bench.reports.base import Source

@@ -5,7 +5,7 @@ from operator import attrgetter
 
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.scaling import explain_high_efficiency
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import rank_charts, section_charts
 from longseq_bench.reports.base import Source

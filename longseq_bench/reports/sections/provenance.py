@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.labels import option_text
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.core.model import Environment, OptionValue, Record
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import Row
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Record

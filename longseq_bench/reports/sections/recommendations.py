@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import Row, require
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.runs import group_by
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval

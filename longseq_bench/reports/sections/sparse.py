@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
-from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import require
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.scaling import HIGH_EFFICIENCY
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import ratio

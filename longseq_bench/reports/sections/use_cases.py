@@ -5,9 +5,9 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
-from longseq_bench.analysis.grouping import group_by
 from longseq_bench.analysis.row import require
-from longseq_bench.analysis.search_row import SearchRow
+from longseq_bench.analysis.runs import group_by
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_seconds, format_tokens
 from longseq_bench.reports.base import Source

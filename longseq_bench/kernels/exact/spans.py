@@ -1,15 +1,18 @@
 """Exact attention by a kernel of spans: every tile of queries sees one run of keys."""
 
 from abc import abstractmethod
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from longseq_bench.kernels import native, sparse_selection
 from longseq_bench.kernels.base import Pair, Queries, Triple
-from longseq_bench.kernels.exact.base import ExactKernel
+from longseq_bench.kernels.exact._cuda import capability_reason
+from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
 from longseq_bench.kernels.spans import HeadSpans, SpanKernel, SpanTask, span_gradients
 from longseq_bench.patterns.spans import Spans
 
@@ -97,3 +100,60 @@ def _part(queries: int, keys: int, heads: int, causal: bool) -> HeadSpans:
 def _task(q: Tensor, k: Tensor, causal: bool, merge: bool = False) -> SpanTask:
     part = _part(q.shape[2], k.shape[2], q.shape[1], causal)
     return SpanTask([part], causal, merge=merge)
+
+
+_MATRIX_UNITS = {torch.bfloat16: "amx_bf16", torch.float16: "amx_fp16"}
+"""CPU flags of units that torch's kernel uses for 16-bit tensors, and the compiled one does not."""
+
+
+@exact_kernel("native")
+class Native(OverSpans):
+    """The compiled CPU kernel of this package."""
+
+    device = "cpu"
+
+    @classmethod
+    @override
+    def unavailable_reason(cls, use: Use) -> str | None:
+        return super().unavailable_reason(use) or native.unavailable_reason(use.dtype)
+
+    @classmethod
+    @override
+    def priority(cls, use: Use) -> int | None:
+        return 0 if _MATRIX_UNITS.get(use.dtype) in _cpu_flags() else 10
+
+    @property
+    @override
+    def spans(self) -> SpanKernel:
+        return native
+
+
+@cache
+def _cpu_flags() -> frozenset[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return frozenset()
+    flags = (line.partition(":")[2] for line in text.splitlines() if line.startswith("flags"))
+    return frozenset(next(flags, "").split())
+
+
+@exact_kernel("triton")
+class Triton(OverSpans):
+    """The Triton kernel of this package."""
+
+    device = "cuda"
+
+    @classmethod
+    @override
+    def unavailable_reason(cls, use: Use) -> str | None:
+        reason = super().unavailable_reason(use) or sparse_selection.triton_reason(
+            use.device, use.dtype, use.head_dim
+        )
+        # as FlexAttention, which torch compiles with Triton
+        return reason or capability_reason((7, 0))
+
+    @property
+    @override
+    def spans(self) -> SpanKernel:
+        return sparse_selection.span_kernel("triton")

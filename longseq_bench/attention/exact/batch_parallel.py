@@ -1,12 +1,18 @@
-"""The batch split over ranks: torch's DistributedDataParallel (arXiv 2006.15704).
+"""The batch split over ranks (ddp), or over the CUDA devices of one process (data-parallel).
 
-Every rank computes its rows of the batch, full sequences, with the same parameters; their gradients
-are averaged over ranks. A batch smaller than the number of ranks is refused: there is no speed-up.
+ddp is torch's DistributedDataParallel (arXiv 2006.15704): every rank computes its rows of the
+batch, full sequences, with the same parameters; their gradients are averaged over ranks. A batch
+smaller than the number of ranks is refused: there is no speed-up.
+
+data-parallel is torch's DataParallel: each pass copies the parameters to every device, scatters the
+inputs, and gathers the output on the first device, whose memory limits the length. It is still in
+use; torch recommends ddp instead.
 """
 
 from dataclasses import replace
 from typing import Annotated, Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
@@ -133,3 +139,33 @@ def _average(group: Group, bucket: Any) -> Future[Tensor]:
 def _all_reduce_bytes(nbytes: int, size: int) -> int:
     """Return the bytes that a rank sends in a ring all-reduce: 2 · (size - 1) / size of them."""
     return 2 * nbytes * (size - 1) // size
+
+
+@implementation("data-parallel")
+class DataParallel(BatchSplit):
+    """torch.nn.DataParallel: one process, several devices."""
+
+    summary = "batch split over the CUDA devices of one process (nn.DataParallel)"
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        inner: Annotated[str, "implementation on each device, with its default options"] = "sdpa",
+        devices: Annotated[int | None, "number of CUDA devices; none: all"] = None,
+    ) -> None:
+        self.devices = devices or max(1, torch.cuda.device_count())
+        super().__init__(workload, group, inner, self.devices)
+
+    @classmethod
+    @override
+    def unavailable_reason(cls, device: str) -> str | None:
+        if device == "cuda":
+            return None
+        return "needs CUDA devices; on a CPU use ddp, which splits the batch over ranks"
+
+    def prepare(self, device: str) -> None:
+        """Build the module for the share of one device."""
+        module = self.build_module(device, -(-self.workload.batch // self.devices))
+        self.module = torch.nn.DataParallel(module, list(range(self.devices)))

@@ -1,1 +1,0 @@
-"""Implementations that split the batch over devices or ranks."""

@@ -1,0 +1,273 @@
+"""The FlashAttention packages: 2 (arXiv 2307.08691), 3 (2407.08608, Hopper), 4 (Hopper, Blackwell).
+
+Functions of 3 and 4 are called directly. torch can put 3 behind its own operators instead, but for
+the whole process: a dense baseline by `flash` would run it too, under another name. Those of 4,
+which are written in CuTe, are compiled at the first call with a new dtype, head_dim or mask.
+"""
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from longseq_bench.core.errors import KernelLimitError
+from longseq_bench.kernels.base import Pair, Queries, Triple
+from longseq_bench.kernels.exact._cuda import (
+    capability_reason,
+    find_capability,
+    generation_reason,
+    half_reason,
+)
+from longseq_bench.kernels.exact._flash_backward import (
+    allocate_flash_2,
+    allocate_flash_3_and_4,
+    backward_in_parts,
+    sum_elements,
+)
+from longseq_bench.kernels.exact._packages import Package
+from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
+from longseq_bench.meta_mode import is_meta
+
+
+class PackageKernel(ExactKernel):
+    """A kernel for CUDA and 16 bits of a package that users install.
+
+    A subclass names the package and calls its functions, which take tensors (B, N, H, D). A plan
+    calls none of them: it needs no package, and allocates tensors of the same sizes.
+    """
+
+    device = "cuda"
+    optional = True
+    package: ClassVar[Package]
+
+    def __init__(self, use: Use) -> None:
+        super().__init__(use)
+        self._module: Any = None if is_meta() else self.package.load()
+
+    @classmethod
+    @override
+    def unavailable_reason(cls, use: Use) -> str | None:
+        reason = super().unavailable_reason(use) or half_reason(use)
+        return reason or (None if is_meta() else cls.package.unavailable_reason())
+
+    @override
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        if is_meta():
+            return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+        out, lse, *_ = self._call_forward(
+            **transpose(q=q, k=k, v=v), softmax_scale=q.shape[3] ** -0.5, causal=causal
+        )
+        return out.transpose(1, 2), lse
+
+    @override
+    def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
+        (_, q, _, _), (k, v) = queries, keys
+        if is_meta():
+            gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+            self._allocate_buffers(q, k)  # in addition to the gradients
+            return gradients
+        return self._call_backward(queries, keys, q.shape[3] ** -0.5, causal)
+
+    @abstractmethod
+    def _call_forward(self, **given: Any) -> Any:
+        """Return the output, the log-sum-exp (B, H, N), and what else the package returns.
+
+        given: q, k, v, softmax_scale and causal.
+        """
+
+    @abstractmethod
+    def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
+        """Return the gradients; all tensors are (B, H, N, D) here."""
+
+    def _allocate_buffers(self, q: Tensor, k: Tensor) -> None:
+        allocate_flash_3_and_4(q, k)
+
+
+def transpose(**tensors: Tensor) -> dict[str, Tensor]:
+    """Return tensors (B, H, N, D) as a package takes them, (B, N, H, D)."""
+    return {name: t.transpose(1, 2) for name, t in tensors.items()}
+
+
+FLASH_ATTN_2 = Package(
+    distribution="flash-attn",
+    module="flash_attn.flash_attn_interface",
+    install="pip install flash-attn --no-build-isolation",
+    parameters={
+        "_flash_attn_forward": "q k v dropout_p softmax_scale causal window_size_left "
+        "window_size_right softcap alibi_slopes return_softmax",
+        "_flash_attn_backward": "dout q k v out softmax_lse dq dk dv dropout_p softmax_scale "
+        "causal window_size_left window_size_right softcap alibi_slopes deterministic",
+    },
+)
+
+
+@exact_kernel("flash-attn-2")
+class FlashAttn2(PackageKernel):
+    """The flash-attn package, version 2."""
+
+    package = FLASH_ATTN_2
+
+    @classmethod
+    @override
+    def unavailable_reason(cls, use: Use) -> str | None:
+        return super().unavailable_reason(use) or capability_reason((8, 0))
+
+    @override
+    def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
+        whole = super()._backward
+        return backward_in_parts(
+            self.name, queries, keys, lambda rows, seen: whole(rows, seen, causal, mask)
+        )
+
+    @override
+    def _call_forward(self, **given: Any) -> Any:
+        return self._module._flash_attn_forward(
+            **given, dropout_p=0.0, window_size_left=-1, window_size_right=-1, softcap=0.0,
+            alibi_slopes=None, return_softmax=False,
+        )  # fmt: skip
+
+    @override
+    def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
+        (grad_out, q, out, lse), (k, v) = queries, keys
+        dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+        self._module._flash_attn_backward(
+            **transpose(dout=grad_out, q=q, k=k, v=v, out=out, dq=dq, dk=dk, dv=dv),
+            softmax_lse=lse.contiguous(), dropout_p=0.0, softmax_scale=scale, causal=causal,
+            window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None,
+            deterministic=False,
+        )  # fmt: skip
+        return dq, dk, dv
+
+    @override
+    def _allocate_buffers(self, q: Tensor, k: Tensor) -> None:
+        allocate_flash_2(q, k)
+
+
+FLASH_ATTN_3 = Package(
+    distribution="flash_attn_3",
+    module="flash_attn_interface",
+    install="pip install --no-build-isolation "
+    '"git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper"',
+    parameters={
+        "_flash_attn_forward": "q k v softmax_scale causal",
+        "_flash_attn_backward": "dout q k v out softmax_lse dq dk dv softmax_scale is_causal",
+    },
+)
+
+
+@exact_kernel("flash-attn-3")
+class FlashAttn3(PackageKernel):
+    """FlashAttention-3, a package for Hopper GPUs."""
+
+    package = FLASH_ATTN_3
+
+    @classmethod
+    @override
+    def unavailable_reason(cls, use: Use) -> str | None:
+        return super().unavailable_reason(use) or generation_reason((9,))
+
+    @override
+    def _call_forward(self, **given: Any) -> Any:
+        return self._module._flash_attn_forward(**given)
+
+    @override
+    def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
+        (grad_out, q, out, lse), (k, v) = queries, keys
+        dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+        self._module._flash_attn_backward(
+            **transpose(dout=grad_out, q=q, k=k, v=v, out=out, dq=dq, dk=dk, dv=dv),
+            softmax_lse=lse.contiguous(), softmax_scale=scale, is_causal=causal,
+        )  # fmt: skip
+        return dq, dk, dv
+
+
+FLASH_ATTN_4 = Package(
+    distribution="flash-attn-4",
+    module="flash_attn.cute.interface",
+    install="pip install flash-attn-4",
+    parameters={
+        "_flash_attn_fwd": "q k v softmax_scale causal return_lse",
+        "_flash_attn_bwd": "q k v out dout lse softmax_scale causal",
+    },
+)
+
+MAX_INDEX = 2**31 - 1
+"""The largest offset that CuTe computes in 32 bits, in elements.
+
+Kernels in CuTe have read other memory beyond it, at 2M tokens of 8 heads of 128 (MSLK#303,
+flash-attention#2611).
+"""
+
+
+@exact_kernel("flash-attn-4")
+class FlashAttn4(PackageKernel):
+    """FlashAttention-4, a package for Hopper and Blackwell GPUs."""
+
+    package = FLASH_ATTN_4
+
+    @classmethod
+    @override
+    def unavailable_reason(cls, use: Use) -> str | None:
+        return (
+            super().unavailable_reason(use)
+            or generation_reason((9, 10))
+            or _head_dim_reason(use.head_dim)
+        )
+
+    @override
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        check_offsets(self.name, [q, k, v], q.numel())
+        return super()._forward(q, k, v, causal, mask, keep_lse)
+
+    @override
+    def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
+        (grad_out, q, out, _), (k, v) = queries, keys
+        largest = max(sum_elements(q), sum_elements(k))
+        check_offsets(self.name, [q, k, v, out, grad_out], largest)
+        return super()._backward(queries, keys, causal, mask)
+
+    @override
+    def _call_forward(self, **given: Any) -> Any:
+        return self._module._flash_attn_fwd(**given, return_lse=True)
+
+    @override
+    def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
+        (grad_out, q, out, lse), (k, v) = queries, keys
+        dq, dk, dv, *_ = self._module._flash_attn_bwd(
+            **transpose(q=q, k=k, v=v, out=out, dout=grad_out), lse=lse.contiguous(),
+            softmax_scale=scale, causal=causal,
+        )  # fmt: skip
+        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+def check_offsets(kernel: str, tensors: list[Tensor], elements: int) -> None:
+    """Raise KernelLimitError if a tensor has an element that 32 bits can't index.
+
+    elements: the size of the largest tensor that the package allocates. A view counts with the
+    memory between its elements.
+    """
+    reach = [
+        1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in tensors
+    ]
+    largest = max(*reach, elements)
+    if largest > MAX_INDEX:
+        raise KernelLimitError(
+            f"{kernel}: a tensor spans {largest:,} elements; kernels written in CuTe index at most "
+            f"{MAX_INDEX:,} reliably"
+        )
+
+
+def _head_dim_reason(head_dim: int) -> str | None:
+    """Return why a Blackwell GPU can't compute this head_dim; None if it can, or on Hopper."""
+    found, _ = find_capability()
+    if found is None or found[0] < 10 or head_dim <= 128 or head_dim == 256:
+        return None
+    return (
+        f"it needs a head_dim of at most 128, or 256, on compute capability {found[0]}.{found[1]}"
+    )

@@ -1,0 +1,249 @@
+"""torch's fused attention: for CPUs and for CUDA (cuDNN, FlashAttention-2, efficient).
+
+Masks are a term added to the scores. `efficient` knows float32, masks and older GPUs.
+FlashAttention-2: arXiv 2307.08691.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from typing_extensions import override
+
+from longseq_bench.core.errors import KernelLimitError
+from longseq_bench.kernels.base import Pair, Queries, Triple, check_strides
+from longseq_bench.kernels.exact._cuda import (
+    HALF,
+    capability_reason,
+    half_reason,
+    repeat_heads,
+    sum_groups,
+)
+from longseq_bench.kernels.exact._flash_backward import MAX_INDEX, backward_in_parts
+from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
+from longseq_bench.meta_mode import is_meta
+
+_ALIGNED_KEYS = 8
+"""Elements to which the memory-efficient kernel needs each row of the term aligned."""
+
+
+def bias_of(mask: Tensor, q: Tensor) -> Tensor:
+    """Return a mask (Nq, Nk) as a term that is added to the scores: 0 or -inf, like q."""
+    rows, keys = mask.shape
+    bias = q.new_zeros(rows, -(-keys // _ALIGNED_KEYS) * _ALIGNED_KEYS)[:, :keys]
+    return bias.masked_fill_(~mask.to(q.device), -torch.inf)
+
+
+def clear_empty_rows(out: Tensor, lse: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the results with 0 and -inf in rows that see nothing.
+
+    The kernels return another log-sum-exp there. One that is not kept may have no rows.
+    """
+    empty = ~mask.any(1).to(out.device)
+    kept = lse.masked_fill(empty, -torch.inf) if lse.numel() else lse
+    return out.masked_fill(empty[:, None], 0.0), kept
+
+
+def hide_empty_rows(lse: Tensor) -> Tensor:
+    """Return the log-sum-exp for a backward: rows that see nothing get weights of 0.
+
+    Otherwise they would be exp(-inf + inf).
+    """
+    return lse.masked_fill(lse == -torch.inf, torch.inf)
+
+
+_aten: Any = torch.ops.aten
+
+
+@exact_kernel("aten-flash-cpu")
+class AtenFlashCpu(ExactKernel):
+    """torch's fused kernel for CPUs, also for masks."""
+
+    device = "cpu"
+    takes_masks = True
+
+    @classmethod
+    @override
+    def priority(cls, use: Use) -> int | None:
+        return 1
+
+    @override
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        check_strides("torch's fused kernel", q, k, v)
+        bias = None if mask is None else bias_of(mask, q)
+        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, attn_mask=bias
+        )
+        return (out, lse) if mask is None else clear_empty_rows(out, lse, mask)
+
+    @override
+    def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
+        (grad_out, q, out, lse), (k, v) = queries, keys
+        bias = None
+        if mask is not None:
+            bias, lse = bias_of(mask, q), hide_empty_rows(lse)
+        grads = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad_out, q, k, v, out, lse, 0.0, causal, attn_mask=bias
+        )
+        return cast(Triple, grads)
+
+
+_LSE_ALIGN = 32
+
+
+@exact_kernel("efficient")
+class Efficient(ExactKernel):
+    """torch's memory-efficient kernel: float32, older GPUs, masks."""
+
+    device = "cuda"
+    takes_masks = True
+    takes_v_head_dim = True
+
+    @classmethod
+    @override
+    def unavailable_reason(cls, use: Use) -> str | None:
+        if use.dtype not in (*HALF, torch.float32):
+            return f"it supports bfloat16, float16 and float32, not {str(use.dtype)[6:]}"
+        align = 16 // use.dtype.itemsize
+        if use.head_dim % align or use.v_head_dim % align:
+            return f"it needs a head_dim that is a multiple of {align}"
+        return super().unavailable_reason(use) or capability_reason((5, 0))
+
+    @classmethod
+    @override
+    def priority(cls, use: Use) -> int | None:
+        return 1
+
+    @override
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        check_strides(self.name, q, k, v)
+        _check_size(q, k)
+        k, v = repeat_heads(q, k), repeat_heads(q, v)
+        bias = None if mask is None else _expand(bias_of(mask, q), q)
+        result = _aten._scaled_dot_product_efficient_attention(q, k, v, bias, keep_lse, 0.0, causal)
+        out, lse = result[0], result[1][..., : q.shape[2]]
+        return (out, lse) if mask is None else clear_empty_rows(out, lse, mask)
+
+    @override
+    def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
+        (grad_out, q, out, lse), (k, v) = queries, keys
+        _check_size(q, k)
+        bias = None
+        if mask is not None:
+            bias, lse = _expand(bias_of(mask, q), q), hide_empty_rows(lse)
+        # it needs the log-sum-exp padded to 32 rows, and an output whose heads are next to tokens
+        padded = pad(lse, (0, -q.shape[2] % _LSE_ALIGN), value=torch.inf)
+        out, grad_out = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (out, grad_out))
+        seed = torch.zeros((), dtype=torch.int64, device=q.device)
+        dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
+            grad_out, q, repeat_heads(q, k), repeat_heads(q, v), bias, out, padded, seed, seed,
+            0.0, [True, True, True, False], causal,
+        )  # fmt: skip
+        return dq, sum_groups(dk, k), sum_groups(dv, v)
+
+
+def _check_size(q: Tensor, k: Tensor) -> None:
+    """Raise KernelLimitError if tokens times head_dim exceed the kernel's 32-bit offsets."""
+    largest = max(q.shape[2], k.shape[2]) * q.shape[3]
+    if largest > MAX_INDEX:
+        raise KernelLimitError(
+            f"efficient: {largest:,} elements of a head; its kernel indexes at most {MAX_INDEX:,}"
+        )
+
+
+def _expand(bias: Tensor, q: Tensor) -> Tensor:
+    return bias.expand(q.shape[0], q.shape[1], *bias.shape)
+
+
+@exact_kernel("flash")
+class Flash(ExactKernel):
+    """FlashAttention-2 as torch has it built in."""
+
+    device = "cuda"
+
+    @classmethod
+    @override
+    def unavailable_reason(cls, use: Use) -> str | None:
+        return super().unavailable_reason(use) or half_reason(use) or capability_reason((8, 0))
+
+    @classmethod
+    @override
+    def priority(cls, use: Use) -> int | None:
+        return 10
+
+    @override
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        check_strides(self.name, q, k, v)
+        out, lse = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
+        return out, lse
+
+    @override
+    def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
+        return backward_in_parts(
+            self.name, queries, keys, lambda rows, seen: self._backward_call(rows, seen, causal)
+        )
+
+    def _backward_call(self, queries: Queries, keys: Pair, causal: bool) -> Triple:
+        (grad_out, q, out, lse), (k, v) = queries, keys
+        seed = torch.empty(0, dtype=torch.uint64, device=q.device)
+        grads = _aten._scaled_dot_product_flash_attention_backward(
+            grad_out, q, k, v, out, lse.contiguous(), None, None,
+            q.shape[2], k.shape[2], 0.0, causal, seed, seed,
+        )  # fmt: skip
+        return grads[0], grads[1], grads[2]
+
+
+@exact_kernel("cudnn")
+class Cudnn(ExactKernel):
+    """cuDNN's fused kernel as torch has it built in."""
+
+    device = "cuda"
+
+    @classmethod
+    @override
+    def unavailable_reason(cls, use: Use) -> str | None:
+        reason = super().unavailable_reason(use) or half_reason(use, largest=128)
+        if reason := reason or capability_reason((8, 0)):
+            return reason
+        has_cudnn = is_meta() or torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
+        return None if has_cudnn else "this torch has no cuDNN"
+
+    @classmethod
+    @override
+    def priority(cls, use: Use) -> int | None:
+        # faster than flash from Hopper on; before it, flash is
+        return 20 if capability_reason((9, 0)) is None else 5
+
+    @override
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
+    ) -> tuple[Tensor, Tensor]:
+        check_strides(self.name, q, k, v)
+        out, lse = _aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)[:2]
+        return out, lse.reshape(q.shape[:3])
+
+    @override
+    def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
+        if queries[1].shape[2] == keys[0].shape[2] == 1:
+            return self._backward_of_one_pair(queries, keys)
+        (grad_out, q, out, lse), (k, v) = queries, keys
+        seed = torch.zeros((), dtype=torch.int64, device=q.device)
+        grads = _aten._scaled_dot_product_cudnn_attention_backward(
+            grad_out, q, k, v, out, lse.contiguous().unsqueeze(-1), seed, seed, None, None, None,
+            q.shape[2], k.shape[2], 0.0, causal,
+        )  # fmt: skip
+        return grads[0], grads[1], grads[2]
+
+    def _backward_of_one_pair(self, queries: Queries, keys: Pair) -> Triple:
+        """Add a query whose gradient is zero: cuDNN refuses one query and one key in a backward."""
+        grad_out, q, out = (pad(t, (0, 0, 0, 1)) for t in queries[:3])
+        two = grad_out, q, out, pad(queries[3], (0, 1))
+        dq, dk, dv = self._backward(two, keys, causal=False, mask=None)
+        return dq[:, :, :1], dk, dv
