@@ -11,8 +11,7 @@ from typing import Literal
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo
 from longseq_bench.core.gpus import (
     VISIBLE,
-    c_compiler,
-    missing_for_triton,
+    python_header,
     read_installed_gpus,
     read_visible_gpus,
 )
@@ -210,3 +209,20 @@ def _numbers(version: str) -> tuple[int, ...]:
     """Return the release numbers: "2.13.0+cpu" -> (2, 13, 0)."""
     match = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def c_compiler() -> str | None:
+    """Return the command of the C compiler: CC, otherwise gcc or clang; None without any."""
+    return os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang")), None)
+
+
+def missing_for_triton() -> list[tuple[str, str]]:
+    """Return what Triton needs to compile the launcher of a kernel, with what to do about it."""
+    found, compiler, header = [], c_compiler(), python_header()
+    if compiler is None or not shutil.which(compiler.split()[0]):
+        what = f"CC={compiler} was not found" if compiler else "there is no gcc or clang"
+        found.append((what, "install gcc"))
+    if not header.is_file():
+        remedy = "install Python's headers (python3-dev or python3-devel)"
+        found.append((f"there is no {header}", remedy))
+    return found

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from longseq_bench.core.model import OptionValue, Outcome, Trial
-from longseq_bench.core.own_functions import is_own
+from longseq_bench.core.registry import is_own
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.memory import HeapPeak
 from tests.make import trial

@@ -7,7 +7,8 @@ from functools import partial
 from benchmarks.gpu.correct import test_files
 from benchmarks.gpu.items import Figures, Item, ItemFailed, Session, Step, plain_table
 from benchmarks.gpu.processes import longseq, measure, run_tests
-from longseq_bench.core.gpus import c_compiler, missing_for_triton, python_header
+from longseq_bench.core.gpus import python_header
+from longseq_bench.doctor import c_compiler, missing_for_triton
 
 
 def list_items(session: Session) -> Sequence[Item]:

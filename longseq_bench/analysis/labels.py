@@ -1,6 +1,7 @@
 """Labels of rows for programs and for people, and speed relative to a baseline."""
 
 import json
+import os
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +11,8 @@ from longseq_bench.analysis.row import R, Row, ranks_mark
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.masks import FULL, parse_mask
 from longseq_bench.core.model import DTYPE_ALIASES, OptionValue, Trial, options_key
-from longseq_bench.core.own_functions import short_name, short_names
 from longseq_bench.core.units import format_tokens
 
 FILE_HASH = "file_hash"
@@ -352,3 +353,38 @@ def _numbered(settings: Settings, number: int, room: int, used: set[str]) -> str
         if label not in used:
             return label
         number += 1
+
+
+def short_name(name: str) -> str:
+    """Return the function of an own function's name; any other name stays as it is."""
+    function = name.rpartition(":")[2]
+    return function if function.isidentifier() else name
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Return a short name for each name, all different.
+
+    It is the function; with its file if two have the same function; else the whole name.
+    """
+    distinct = list(dict.fromkeys(names))
+    short = {name: short_name(name) for name in distinct}
+    for longer in (_with_file, str):
+        counts = Counter(short.values())
+        short = {n: longer(n) if counts[text] > 1 else text for n, text in short.items()}
+    return short
+
+
+def _with_file(name: str) -> str:
+    place, _, function = name.rpartition(":")
+    return f"{os.path.basename(place)}:{function}" if place else name
+
+
+def mask_words(text: str) -> str:
+    """Return a mask in words for people: "not causal", "causal", "sliding window 4k"."""
+    mask = parse_mask(text)
+    return "not causal" if mask.kind == FULL else mask.label
+
+
+def mode_words(mode: str, new_tokens: int) -> str:
+    """Return a mode in words for people: "forward", "decode, 1 new token"."""
+    return f"{mode}, {new_tokens} new token{'s' * (new_tokens > 1)}" if new_tokens else mode

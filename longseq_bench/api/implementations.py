@@ -14,7 +14,7 @@ from longseq_bench.core.errors import StoreError, UserError
 from longseq_bench.core.files import scratch_folder
 from longseq_bench.core.model import OptionValue
 from longseq_bench.core.options import unknown_option
-from longseq_bench.core.own_functions import PICKLE, canonical_name
+from longseq_bench.core.registry import PICKLE, canonical_name
 
 Named = str | Callable[..., Any]
 """A name of `longseq list`, `path/to/file.py:function`, or the function itself."""

@@ -19,7 +19,7 @@ from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError
 from longseq_bench.core.hardware import Hardware, profiles, this_cpu
 from longseq_bench.core.model import Device, Record, Trial
-from longseq_bench.core.own_functions import canonical_name, is_own
+from longseq_bench.core.registry import canonical_name, is_own
 from longseq_bench.launchers.base import Launcher, create_launcher
 from longseq_bench.launchers.hosts import refuse_several_tasks
 from longseq_bench.search.prediction import Predictor, RateModel

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from longseq_bench.analysis.labels import settings_suffix
+from longseq_bench.analysis.labels import mask_words, mode_words, settings_suffix
 from longseq_bench.api.results import Printed
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import Hardware
-from longseq_bench.core.masks import mask_words, mode_words
 from longseq_bench.core.model import Trial
 from longseq_bench.core.settings import Sharding
 from longseq_bench.core.units import MAX_RANKS, format_bytes, format_seconds, format_tokens

@@ -18,10 +18,9 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from longseq_bench.analysis.labels import find_short_labels
+from longseq_bench.analysis.labels import find_short_labels, mask_words, mode_words
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.core.errors import one_line
-from longseq_bench.core.masks import mask_words, mode_words
 from longseq_bench.core.model import OptionValue, Record, Trial
 from longseq_bench.core.stats import median_interval
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens

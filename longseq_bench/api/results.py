@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from longseq_bench import store
+from longseq_bench.analysis.labels import short_name
 from longseq_bench.analysis.searches import DensityRow, SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.errors import ConfigError, StoreError, UnknownNameError, UserError
 from longseq_bench.core.files import read_text_file
 from longseq_bench.core.model import Record
-from longseq_bench.core.own_functions import short_name
 from longseq_bench.store import RECORDS
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ from longseq_bench.core.errors import (
     one_line,
 )
 from longseq_bench.core.model import Workload
-from longseq_bench.core.own_functions import is_own
+from longseq_bench.core.registry import is_own
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder

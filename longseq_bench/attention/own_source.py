@@ -22,7 +22,7 @@ from typing import Any, get_type_hints
 from longseq_bench.core.errors import UserError, nearest
 from longseq_bench.core.model import Workload
 from longseq_bench.core.options import OptionSpec, spec_of
-from longseq_bench.core.own_functions import FORM, PICKLE, is_path
+from longseq_bench.core.registry import FORM, PICKLE, is_path
 
 GROUP = "group"
 """The parameter for torch's process group of all ranks; None on one rank."""

@@ -15,7 +15,7 @@ def listing(impl: list[str] | None = None, as_json: options.AsJson = False) -> i
     """
     from longseq_bench.cli.documents import catalogue_document
     from longseq_bench.cli.session import print_answer
-    from longseq_bench.core.own_functions import canonical_name, is_own
+    from longseq_bench.core.registry import canonical_name, is_own
     from longseq_bench.launchers.local import LocalLauncher
 
     with LocalLauncher() as launcher:

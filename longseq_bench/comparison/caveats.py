@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from longseq_bench.analysis.labels import short_name
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.stability import REMEDY, busy_threads, find_instability
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -11,7 +12,6 @@ from longseq_bench.comparison.model import TimeComparison, is_valid_time, status
 from longseq_bench.comparison.trial_matching import MatchedPair
 from longseq_bench.comparison.wording import count, format_percent, join_words, name_row
 from longseq_bench.core.model import Record
-from longseq_bench.core.own_functions import short_name
 
 MAX_LOAD_DIFFERENCE = 0.5  # difference in load, as a share of the cores, that is reported
 MAX_CPU_TIME_DIFFERENCE = 0.05

@@ -10,7 +10,7 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Literal
 
-from longseq_bench.analysis.labels import index_short_labels, set_labels
+from longseq_bench.analysis.labels import index_short_labels, set_labels, short_names
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.searches import SearchRow, merge_search
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -46,7 +46,6 @@ from longseq_bench.comparison.wording import (
 )
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
-from longseq_bench.core.own_functions import short_names
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
 
 LEVEL, MIN_CHANGE = 0.05, 0.01

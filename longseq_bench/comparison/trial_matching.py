@@ -11,10 +11,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from longseq_bench.analysis.labels import short_name
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SEARCH_PURPOSES
 from longseq_bench.core.model import Record, Trial
-from longseq_bench.core.own_functions import short_name
 
 HARDWARE = ("host", "cpu", "cores", "memory_bytes", "gpus", "driver")
 SOFTWARE = (

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from longseq_bench.analysis.labels import mask_words, mode_words
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.masks import FULL, mask_words, mode_words
+from longseq_bench.core.masks import FULL
 from longseq_bench.core.units import format_bytes, format_tokens
 
 ComparedRow = SweepRow | SearchRow

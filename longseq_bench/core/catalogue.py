@@ -4,45 +4,16 @@ The parent never imports an implementation. It asks a child for this catalogue o
 functions of the user that a command names, and checks names, options and devices against it.
 """
 
+from importlib.resources import files
 from typing import Any
 
+import yaml
 from pydantic import Field
 
 from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.model import Device, DeviceChoice, DType, Frozen, OptionValue
 from longseq_bench.core.options import OptionSpec, fill
-from longseq_bench.core.own_functions import canonical_name
-
-_LIBRARIES = {
-    "sdpa": ("memory-efficient-attention cudnn sage-attention sageattention"),
-    "fused": (
-        "flash-attn flash-attention flash-attention-2 flash-attention-3 flash-attention-4 "
-        "flash-attn-2 flash-attn-3 flash-attn-4 flashattention"
-    ),
-    "ring": (
-        "ring-attention striped-attention zigzag-ring axolotl-ringmaster megatron megatron-lm "
-        "megatron-core"
-    ),
-    "collective": "llama3-flash-attn",
-    "ulysses": "deepspeed deepspeed-ulysses",
-    "usp": "unified-sequence-parallel",
-    "yunchang": "long-context-attention",
-    "transformer-engine": "transformerengine te",
-    "torch-context-parallel": "context-parallel",
-    "magi-attention": "magiattention",
-    "flex": "flex-attention",
-    "dilated": "longnet",
-    "block-sparse": "longformer bigbird",
-    "block-sparse-adaptive": "native-sparse-attention nsa fla-nsa moba minference",
-    "ring-flash-attention": "ring-flash-attn",
-    "flashinfer": "flashinfer-python",
-    "ring-attention-pytorch": "lucidrains-ring-attention",
-    "natten": "neighborhood-attention na1d",
-}
-NEAREST_INCLUDED = {
-    library: name for name, libraries in _LIBRARIES.items() for library in libraries.split()
-}
-"""Well-known attention libraries that are not included, and the closest implementation here."""
+from longseq_bench.core.registry import canonical_name
 
 
 class Entry(Frozen):
@@ -109,7 +80,7 @@ class Catalogue(Frozen):
             return self.implementations[own]
         if own in self.mistakes:
             raise UserError(self.mistakes[own])
-        close = NEAREST_INCLUDED.get(name.lower().replace("_", "-"))
+        close = _nearest_included(name.lower().replace("_", "-"))
         if close in self.implementations:
             where = f" in {place}" if place else ""
             raise UserError(
@@ -165,3 +136,9 @@ class Catalogue(Frozen):
                 f"{option} {ranks} is too large: this machine has {devices}, and two ranks can't "
                 "share one"
             )
+
+
+def _nearest_included(library: str) -> str:
+    """Return the closest implementation to a well-known library; an empty string if unknown."""
+    text = files("longseq_bench").joinpath("data/libraries.yaml").read_text(encoding="utf-8")
+    return next((k for k, names in yaml.safe_load(text).items() if library in names.split()), "")

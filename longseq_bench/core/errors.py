@@ -3,7 +3,6 @@
 LongseqError                what a caller may catch
 ├── UserError               the user's mistake: one sentence, exit code 2
 │   ├── UnknownNameError    an unknown name; carries the nearest known ones
-│   ├── OldDensityError     an option that meant density; names the sparsity to use
 │   ├── ConfigError         a config that can't be read; names file, line, key
 │   ├── UnitError           "12q" for tokens, "-3GiB" for bytes
 │   │   └── TooLargeError   above its upper bound
@@ -108,27 +107,6 @@ class UnknownNameError(UserError):
         where = f" in {place}" if place else ""
         hint = f"did you mean {self.nearest!r}?" if self.nearest else f"known: {', '.join(names)}"
         super().__init__(f"unknown {kind} {name!r}{where}; {hint}")
-
-
-DENSITY = "sparsity_ratio"
-"""Former options whose value meant density; offering the nearest name would be misleading."""
-
-
-class OldDensityError(UserError):
-    """A former option; names the sparsity to use instead, if the value is a density."""
-
-    def __init__(self, ratio: object, place: str) -> None:
-        replacement = "sparsity, the fraction that is skipped"
-        try:
-            density = float(ratio) if isinstance(ratio, int | float | str) else 0.0
-        except ValueError:
-            density = 0.0
-        if 0 < density <= 1 and not isinstance(ratio, bool):
-            replacement = f"sparsity={round(1 - density, 12):.12g}"
-        super().__init__(
-            f"there is no option {DENSITY!r} in {place}: it meant density, the fraction of the "
-            f"blocks that is kept; write {replacement}"
-        )
 
 
 class ConfigError(UserError):

@@ -6,8 +6,6 @@ Beside it is what Triton needs to compile kernels for them.
 """
 
 import os
-import re
-import shutil
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -127,73 +125,11 @@ def read_visible_gpus(environ: Mapping[str, str] = os.environ) -> GpuReport:
         return GpuReport(reason=str(error))
 
 
-def explain_no_cuda(torch_cuda: str, report: GpuReport) -> tuple[str, str]:
-    """Return why torch finds no CUDA device, and what to do.
-
-    torch_cuda: the CUDA version that torch was built for, 13.0.
-    """
-    if report.driver is None:
-        return f"there is no NVIDIA driver: {report.reason}", "install NVIDIA's driver"
-    if report.cuda and report.cuda[0] < int(torch_cuda.partition(".")[0]):
-        major, minor = report.cuda
-        return (
-            f"driver {report.driver} is too old for this torch: it supports CUDA {major}.{minor}, "
-            f"and torch was built for CUDA {torch_cuda}",
-            f"update the driver, or install a torch for CUDA {major}",
-        )
-    if not report.visible:
-        return report.reason or "no GPU is visible", f"set {VISIBLE} to a GPU of nvidia-smi -L"
-    return (
-        f"torch finds no CUDA device, but driver {report.driver} shows {report.visible[0]}",
-        "see what python -c 'import torch; torch.cuda.init()' says",
-    )
-
-
-def unsupported_architecture(
-    name: str, capability: tuple[int, int], built_for: Sequence[str]
-) -> str | None:
-    """Return why a build of torch has no kernels for a GPU; None if it has.
-
-    built_for: as torch.cuda.get_arch_list returns them. Code for sm_80 runs on 8.0 and later minor
-    versions, PTX of compute_80 on everything later.
-    """
-    own = 10 * capability[0] + capability[1]
-    for architecture in built_for:
-        match = re.fullmatch(r"(sm|compute)_(\d+)([a-z]?)", architecture)
-        if match is None:
-            continue
-        number, is_ptx = int(match[2]), match[1] == "compute"
-        is_later = number <= own and (is_ptx or number // 10 == capability[0])
-        if number == own or (is_later and not match[3]):
-            return None
-    return (
-        f"this torch has no kernels for {name} (compute capability {capability[0]}."
-        f"{capability[1]}); it was built for {', '.join(built_for)}"
-    )
-
-
-def c_compiler() -> str | None:
-    """Return the command of the C compiler: CC, otherwise gcc or clang; None without any."""
-    return os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang")), None)
-
-
 def python_header() -> Path:
     """Return the path that Python.h should have."""
     # Debian's default scheme names a folder without headers; Triton avoids it too
     scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
     return Path(sysconfig.get_path("include", scheme)) / "Python.h"
-
-
-def missing_for_triton() -> list[tuple[str, str]]:
-    """Return what Triton needs to compile the launcher of a kernel, with what to do about it."""
-    found, compiler, header = [], c_compiler(), python_header()
-    if compiler is None or not shutil.which(compiler.split()[0]):
-        what = f"CC={compiler} was not found" if compiler else "there is no gcc or clang"
-        found.append((what, "install gcc"))
-    if not header.is_file():
-        remedy = "install Python's headers (python3-dev or python3-devel)"
-        found.append((f"there is no {header}", remedy))
-    return found
 
 
 class _NvmlFailed(Exception):

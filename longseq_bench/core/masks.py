@@ -259,14 +259,3 @@ def _draw(name: str, seed: int, tokens: int) -> tuple[int, ...]:
         lengths.append(min(left, first + int(random.random() * (last - first))))
         left -= lengths[-1]
     return tuple(lengths)
-
-
-def mask_words(text: str) -> str:
-    """Return a mask in words for people: "not causal", "causal", "sliding window 4k"."""
-    mask = parse_mask(text)
-    return "not causal" if mask.kind == FULL else mask.label
-
-
-def mode_words(mode: str, new_tokens: int) -> str:
-    """Return a mode in words for people: "forward", "decode, 1 new token"."""
-    return f"{mode}, {new_tokens} new token{'s' * (new_tokens > 1)}" if new_tokens else mode

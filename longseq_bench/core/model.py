@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Mapping
-from functools import lru_cache
-from operator import attrgetter
+from collections.abc import Hashable, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -192,7 +191,7 @@ class Trial(Frozen):
     round: repetition index in an interleaved comparison, or of a length in a search, from 0.
     fit_only: loops are cut short; memory is that of a complete pass, time is not. Results are not
     checked, and such trials are never compared with complete passes.
-    source: hash of an own function (core/own_functions.py), else None.
+    source: hash of an own function (core/registry.py), else None.
     """
 
     implementation: str
@@ -418,25 +417,18 @@ class Environment(Frozen):
         return {name: version for name, version in known.items() if version}
 
     @computed_field  # type: ignore[prop-decorator]
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of the parts that make figures comparable."""
-        return _fingerprint_of(_stable_values(self), tuple(sorted(self.variables.items())))
+        data = {name: getattr(self, name) for name in STABLE_FIELDS}
+        known = {name: value for name, value in data.items() if value or name not in _ADDED}
+        return _digest({**known, "variables": self.variables})
 
 
 _VOLATILE = {"load", "clock_mhz", "sm_clocks_mhz", "commit"}
 _ADDED = {"cuda", "cudnn", "nccl", "triton", "power_limits_w"}
 """Fields that older records lack: a fingerprint covers them only if they have a value."""
 STABLE_FIELDS = [name for name in Environment.model_fields if name not in {"variables", *_VOLATILE}]
-_stable_values: Callable[[Environment], tuple[Any, ...]] = attrgetter(*STABLE_FIELDS)
-
-
-@lru_cache(maxsize=1024)
-def _fingerprint_of(values: tuple[Any, ...], variables: tuple[tuple[str, str], ...]) -> str:
-    # few environments differ in more than load and clock
-    stable = zip(STABLE_FIELDS, values, strict=True)
-    data = {name: value for name, value in stable if value or name not in _ADDED}
-    return _digest({**data, "variables": dict(variables)})
 
 
 class Record(Frozen):

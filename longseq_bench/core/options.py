@@ -10,13 +10,12 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
 
 from longseq_bench.core.errors import (
-    DENSITY,
-    OldDensityError,
     TooLargeError,
     UnitError,
     UnknownNameError,
@@ -134,8 +133,15 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
 
 def unknown_option(name: str, raw: Any, known: Iterable[str], place: str) -> UserError:
     """Return a hint for an unknown option: the nearest name, or the option that replaced it."""
-    if name == DENSITY and "sparsity" in known:
-        return OldDensityError(raw, place)
+    if name == "sparsity_ratio" and "sparsity" in known:
+        density = 0.0
+        with suppress(ValueError, TypeError):
+            density = _finite(raw)
+        use = f"={1 - density:.12g}" if 0 < density <= 1 else ", the fraction that is skipped"
+        return UserError(
+            f"there is no option {name!r} in {place}: it meant density, the fraction of the blocks "
+            f"that is kept; write sparsity{use}"
+        )
     return UnknownNameError("option", name, known, place)
 
 

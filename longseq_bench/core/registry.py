@@ -5,6 +5,7 @@ the reason, so that `longseq list` can explain why it is not available here.
 """
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
@@ -99,3 +100,29 @@ class Registry(Generic[T]):
             except Exception as error:  # a broken plug-in is a reason, not the end of the tool
                 self._reasons[point.name] = f"{type(error).__name__}: {error}"
         self._scanned = True
+
+
+# ---- functions of the user: `path/to/file.py:function`, `module:function`, a notebook's pickle ---
+# Only a child imports them. The hash of the file's bytes is part of a trial, so an edited file is
+# measured anew. Paths are relative to the current folder.
+
+FORM = "write path/to/file.py:function or module:function"
+PICKLE = ".pkl"
+
+
+def is_own(name: str) -> bool:
+    """Return True if the name of an implementation names a function of the user."""
+    return ":" in name or name.endswith(".py")
+
+
+def is_path(place: str) -> bool:
+    """Return True if what is before the colon is a path, not a module."""
+    return place.endswith((".py", PICKLE)) or "/" in place or os.sep in place
+
+
+def canonical_name(name: str) -> str:
+    """Return one spelling of a name: ./a.py:f -> a.py:f; any other name stays as it is."""
+    place, colon, function = name.rpartition(":")
+    if not colon or not is_path(place):
+        return name
+    return f"{os.path.normpath(os.path.expanduser(place))}:{function.strip()}"

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.errors import (
-    DENSITY,
-    OldDensityError,
     UnknownNameError,
     UnsupportedError,
     UserError,
 )
 from longseq_bench.core.model import Workload
+from longseq_bench.core.options import unknown_option
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.modules.multihead import MultiheadBlockSparse, RecentCache, dtype_name
@@ -232,8 +231,10 @@ def create_block_sparse_attention(
     """
     if variant not in VARIANTS:
         raise UnknownNameError("variant", variant, VARIANTS)
-    if DENSITY in options:
-        raise OldDensityError(options[DENSITY], f"variant={variant}")
+    if "sparsity_ratio" in options:
+        raise unknown_option(
+            "sparsity_ratio", options["sparsity_ratio"], ("sparsity",), f"variant={variant}"
+        )
     if isinstance(sparsity, bool) or not isinstance(sparsity, int | float):
         raise UserError(f"sparsity={sparsity!r} is not a number in [0, 1)")
     check_sparsity(sparsity)

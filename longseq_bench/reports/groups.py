@@ -3,10 +3,10 @@
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
+from longseq_bench.analysis.labels import mask_words, mode_words
 from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.masks import mask_words, mode_words
 from longseq_bench.core.units import format_bytes, format_seconds
 
 SAME_TABLE = (

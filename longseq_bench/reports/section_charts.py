@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from longseq_bench.analysis.labels import MAX_LABEL, format_option
+from longseq_bench.analysis.labels import MAX_LABEL, format_option, mask_words
 from longseq_bench.analysis.row import R, Row, require
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import floor_bytes_per_token
-from longseq_bench.core.masks import mask_words
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source

@@ -34,7 +34,7 @@ from longseq_bench.attention.own_function import find_implementation, find_place
 from longseq_bench.attention.sparse.block_layout_attention import LayoutAttention
 from longseq_bench.core.errors import KernelLimitError, LongseqError, UnsupportedError
 from longseq_bench.core.model import DryRunEstimate, Trial
-from longseq_bench.core.own_functions import is_own
+from longseq_bench.core.registry import is_own
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import host_memory
 from longseq_bench.kernels.exact.base import AUTO

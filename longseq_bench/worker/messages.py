@@ -127,7 +127,7 @@ Entries = Sequence[dict[str, Any]]
 _COALESCED = "nccl:coalesced"
 
 
-def enable() -> None:
+def enable_flight_recorder() -> None:
     """Switch the recorder on, and write a line at SIGUSR1. Call this before NCCL is used."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # the default in torch 2.13
     # else a collective is never known to have started

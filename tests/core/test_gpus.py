@@ -5,12 +5,8 @@ import os
 import pynvml
 import pytest
 
-from longseq_bench.core.gpus import (
-    GpuReport,
-    explain_no_cuda,
-    read_visible_gpus,
-    unsupported_architecture,
-)
+from longseq_bench.core.gpus import GpuReport, read_visible_gpus
+from longseq_bench.worker.main import explain_no_cuda, unsupported_architecture
 from tests.fake_nvml import FakeGpu, install, missing
 
 GIB = 2**30

@@ -4,8 +4,9 @@ from random import Random
 
 import pytest
 
+from longseq_bench.analysis.labels import mask_words
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.masks import DISTRIBUTIONS, mask_words, parse_mask
+from longseq_bench.core.masks import DISTRIBUTIONS, parse_mask
 from longseq_bench.core.model import Trial, Workload
 
 TEXTS = {

@@ -1,6 +1,7 @@
 """Names of own functions."""
 
-from longseq_bench.core.own_functions import canonical_name, is_own, short_names
+from longseq_bench.analysis.labels import short_names
+from longseq_bench.core.registry import canonical_name, is_own
 
 
 def test_a_name_with_a_colon_is_an_own_function() -> None:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from longseq_bench.analysis.labels import MAX_LABEL
+from longseq_bench.analysis.labels import MAX_LABEL, short_names
 from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.core.masks import CAUSAL, FULL
-from longseq_bench.core.own_functions import short_names
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Column, Section, Table
