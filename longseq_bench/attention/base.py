@@ -88,11 +88,14 @@ class Attention(ABC):
         if group.size > 1 and not self.many_ranks:
             raise WorldError(f"runs on one rank, not {group.size}; ddp splits a batch over ranks")
         if workload.mask is not None and not self.takes_masks:
-            raise UnsupportedError(f"mask {workload.mask}: {_NO_MASK}")
+            raise UnsupportedError(
+                f"mask {workload.mask}: this attention is defined for full and causal masks only; "
+                f"masks are supported by {names_that('takes_masks')}"
+            )
         if workload.v_head_dim != workload.head_dim and not self.takes_v_head_dim:
             raise UnsupportedError(
                 f"v_head_dim {workload.v_head_dim} is unlike head_dim {workload.head_dim}, which "
-                f"it does not support; {_TAKE_V_HEAD_DIM}"
+                f"it does not support; supported by {names_that('takes_v_head_dim')}"
             )
         self.refuse_decode(workload)
         if self.exact_name is not None:
@@ -104,7 +107,10 @@ class Attention(ABC):
     def refuse_decode(cls, workload: Workload) -> None:
         """Raise UnsupportedError for a step of decoding that it does not compute."""
         if workload.decode and not cls.takes_decode:
-            raise UnsupportedError(f"mode decode: {_NO_DECODE}")
+            raise UnsupportedError(
+                "mode decode: this attention computes no steps of decoding; supported by "
+                f"{names_that('takes_decode')}, and functions of your own"
+            )
 
     def build_shard(self) -> Shard:
         """Return the part of the tensors that this rank holds."""
@@ -307,17 +313,6 @@ class Attention(ABC):
         return {"kernel": ", ".join(self.exact.ran()) or self.exact.name, **self._exact_facts}
 
 
-_NO_MASK = (
-    "this attention is defined for full and causal masks only; masks are supported by dense, sdpa, "
-    "fused, flex, ring, collective, ulysses, usp, head-parallel and block-sparse"
-)
-_TAKE_V_HEAD_DIM = "dense, sdpa, fused, ring, collective, ulysses, usp and head-parallel do"
-
-_NO_DECODE = (
-    "this attention computes no steps of decoding; sdpa, flex, ring, block-sparse with "
-    "pattern=sink-window, and functions of your own do"
-)
-
 _NO_INPLACE = (
     "not supported here, the inputs are read until the end of the pass; on one rank it is "
     "supported by ring, by collective with chunk, and on a CPU by block-sparse, dilated and hilbert"
@@ -330,3 +325,13 @@ IMPLEMENTATIONS: Registry[type[Attention]] = Registry(
     "implementation", "longseq_bench.attention", "longseq_bench.implementations"
 )
 implementation = IMPLEMENTATIONS.register
+
+
+def names_that(flag: str) -> str:
+    """Return the implementations of this package that have a flag, such as takes_masks."""
+    own = f"{__package__}.exact", f"{__package__}.sparse"
+    usable = [n for n in IMPLEMENTATIONS.names() if not IMPLEMENTATIONS.unavailable_reason(n)]
+    kinds = {name: IMPLEMENTATIONS.get(name) for name in usable}
+    return ", ".join(
+        name for name, one in kinds.items() if getattr(one, flag) and one.__module__.startswith(own)
+    )
