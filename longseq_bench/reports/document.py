@@ -160,6 +160,11 @@ class Chart:
             dict.fromkeys([*(p.series for p in self.points), *(m.series for m in self.failures)])
         )
 
+    @property
+    def has_rows(self) -> bool:
+        """True for bars and heat maps, whose series are rows with names."""
+        return self.shape in ("bars", "heat")
+
     def find_best(self, names: Sequence[str]) -> list[str]:
         """Return at most `colours` series: those that reach farthest, and of these the best.
 

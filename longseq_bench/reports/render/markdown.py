@@ -37,9 +37,11 @@ def render(document: Document) -> Files:
     files = {f"{document.stem}.md": _text(document, names)}
     if charts:
         # a machine that only measures may lack what draws charts
-        from longseq_bench.reports.render._vega import svg
+        from longseq_bench.reports.render._draw import svg
+        from longseq_bench.reports.render._theme import colours
 
-        files |= {names[id(chart)]: svg(chart) for chart in charts}
+        known: dict[str, str] = {}
+        files |= {names[id(chart)]: svg(chart, colours(chart, known)) for chart in charts}
     return files
 
 
@@ -102,7 +104,7 @@ def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
     if section.points:
         yield ""
     for chart in section.charts:
-        from longseq_bench.reports.render._vega import notes
+        from longseq_bench.reports.render._draw import notes
 
         yield from (f"![{escape(alternative_text(chart))}]({names[id(chart)]})", "")
         if signs := " ".join(notes(chart)):
