@@ -81,6 +81,9 @@ class Table:
                 )
 
 
+Shape = Literal["lines", "dots", "bars", "heat"]
+
+
 @dataclass(frozen=True)
 class Axis:
     """An axis of a chart.
@@ -150,7 +153,7 @@ class Chart:
     points: tuple[Point, ...]
     failures: tuple[Mark, ...] = ()
     guides: tuple[Guide, ...] = ()
-    shape: Literal["lines", "dots", "bars", "heat"] = "lines"
+    shape: Shape = "lines"
     colours: int = 8
 
     @property

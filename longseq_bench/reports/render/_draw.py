@@ -7,7 +7,7 @@ registry from importing it.
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from textwrap import fill, wrap
@@ -36,7 +36,7 @@ from longseq_bench.reports.render._theme import (
     WIDTH,
     colours,
     label_expression,
-    ticks,
+    round_ticks,
 )
 
 MAX_POINTS = 2000
@@ -52,19 +52,22 @@ TIP = [alt.Tooltip("w:N", title=" ")]
 Row = dict[str, Any]
 
 
-@debug_mode(False)  # Altair checks each part when it is made; a test checks the whole
 def draw(chart: Chart, styles: dict[str, str] | None = None) -> alt.LayerChart:
     """Return a chart with its title, as wide as its container.
 
     styles: colours of its series, from `colours`; None: those of a chart alone.
     """
-    styles, chart = styles or colours(chart, {}), clean(chart)
-    drawn = {"bars": _bars, "heat": _cells}.get(chart.shape, _lines)(chart, styles)
+    styles = styles or colours(chart, {})
+    points = [p for p in chart.points if p.series in styles and math.isfinite(p.x + p.y)]
+    failures = dict.fromkeys(m for m in chart.failures if m.series in styles)
+    kept = tuple(points[:MAX_POINTS]), tuple(failures)[:MAX_POINTS]
+    build = {"bars": _bars, "heat": _cells}.get(chart.shape, _lines)
+    drawn = build(replace(chart, points=kept[0], failures=kept[1]), styles)
     title, text = wrap(chart.title, TITLE_LETTERS), chart.description
     return drawn.properties(width="container", title=title, description=text, config=CONFIG)
 
 
-@debug_mode(False)
+@debug_mode(False)  # else Altair checks each part when it is made; a test checks the whole
 def spec(chart: Chart, styles: dict[str, str] | None = None) -> dict[str, Any]:
     """Return `draw` as Vega-Lite with printable texts: vl-convert ends the process on others."""
     found: dict[str, Any] = printable(draw(chart, styles).to_dict(validate=False))
@@ -86,14 +89,6 @@ def printable(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: printable(one) for name, one in value.items()}
     return [printable(one) for one in value] if isinstance(value, list) else value
-
-
-def clean(chart: Chart) -> Chart:
-    """Return the part of a chart that is drawn."""
-    shown = set(chart.series[:MAX_SERIES])
-    points = [p for p in chart.points if p.series in shown and math.isfinite(p.x + p.y)]
-    failures = dict.fromkeys(m for m in chart.failures if m.series in shown)
-    return replace(chart, points=tuple(points[:MAX_POINTS]), failures=tuple(failures)[:MAX_POINTS])
 
 
 def notes(chart: Chart) -> Iterator[str]:
@@ -136,7 +131,7 @@ def _notes_on_lines(chart: Chart) -> Iterator[str]:
 # ---- rows of data --------------------------------------------------------------------------------
 
 
-def _of(rows: Sequence[Row]) -> alt.Chart:
+def _of(rows: Iterable[Row]) -> alt.Chart:
     return alt.Chart({"values": list(rows)})
 
 
@@ -176,20 +171,19 @@ def _lines(chart: Chart, styles: dict[str, str]) -> alt.LayerChart:
     scale = alt.Scale(domain=list(styles), range=list(styles.values()))
     colour = alt.Color("s:N", scale=scale, legend=None)
     shape = alt.Shape("s:N", scale=alt.Scale(domain=list(styles), range=shapes), legend=None)
-    base = _of([_row(chart, p) for p in points]).encode(color=colour)
+    base = _of(_row(chart, p) for p in points).encode(color=colour)
+    bounds = base.transform_filter("isValid(datum.lo)").encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi:Q"))
     layers = [
         base.mark_point(filled=True, size=46, opacity=1).encode(shape=shape, tooltip=TIP),
-        base.transform_filter("isValid(datum.lo)").mark_rule(strokeWidth=1.5, opacity=0.7)
-        .encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi:Q")),
-    ]  # fmt: skip
+        bounds.mark_rule(strokeWidth=1.5, opacity=0.7),
+    ]
     if chart.shape == "lines":
         layers.insert(0, base.mark_line(strokeWidth=1.8).encode(detail=alt.Detail("s:N")))
-    crosses = _cross_rows(chart)
-    top = max((row["row"] for row in crosses), default=0)
-    if crosses:
-        failed = _of(crosses).encode(
-            color=colour, tooltip=TIP, y=alt.Y("row:Q", scale=None, axis=None)
-        )
+    top = 0
+    if chart.failures:
+        crosses = _cross_rows(chart)
+        top = max(row["row"] for row in crosses)
+        failed = _of(crosses).encode(y=alt.Y("row:Q", scale=None), color=colour, tooltip=TIP)
         layers += [
             failed.mark_point(shape=CROSS, size=50, strokeWidth=2, opacity=1),
             failed.mark_text(align="left", dx=7, fontSize=9).encode(text="word:N"),
@@ -201,58 +195,55 @@ def _lines(chart: Chart, styles: dict[str, str]) -> alt.LayerChart:
             _of(line[-1:]).mark_text(align="right", dy=-7, color=GREY).encode(text="s:N"),
         ]
     ends = _name_ends(chart, styles, HEIGHT - top)
-    name: dict[str, Any] = {"dx": 8, "dy": alt.ExprRef("datum.move")}
-    limit = alt.ExprRef(f"{NAMES_SHARE} * width - 10")
-    layers.append(
-        _of(ends).mark_text(align="left", limit=limit, **name).encode(color=colour, text="s:N")
-    )
+    names = _of(ends).encode(color=colour, text="s:N")
+    limit, move = alt.ExprRef(f"{NAMES_SHARE} * width - 10"), alt.ExprRef("datum.move")
+    layers.append(names.mark_text(align="left", limit=limit, dx=8, dy=move))
     room = LETTER * max((len(row["s"]) for row in ends), default=0) + 16
-    place = f"width - min({room}, {NAMES_SHARE} * width)"
-    x = alt.X("x:Q", scale=_scale(chart, "x", [0, {"expr": place}]), axis=_axis(chart, "x"))
-    y = alt.Y("y:Q", scale=_scale(chart, "y", [HEIGHT, top]), axis=_axis(chart, "y"))
-    return alt.layer(*layers).encode(x=x, y=y).properties(height=HEIGHT)
+    right = {"expr": f"width - min({room}, {NAMES_SHARE} * width)"}
+    ticks = {name: found for name in ("x", "y") if (found := _ticks(chart, name))}
+    x, y = _channel(chart, "x", [0, right], ticks), _channel(chart, "y", [HEIGHT, top], ticks)
+    drawn = alt.layer(*layers).encode(x=x, y=y)
+    return drawn.properties(height=HEIGHT, usermeta={"ticks": ticks})
 
 
-def values(chart: Chart, name: str) -> list[float]:
+def _values(chart: Chart, name: str) -> list[float]:
     """Return the values of points and guides along "x" or "y"."""
     every = [*chart.points, *(p for guide in chart.guides for p in guide.points)]
     return [getattr(p, name) for p in every]
 
 
-def axis_ticks(chart: Chart, name: str, log: bool) -> list[float] | None:
-    """Return the ticks of "x" or "y"; of few lengths or ranks each has one, also if it failed."""
-    axis, found = getattr(chart, name), values(chart, name)
-    if name == "x" and axis.kind in ("tokens", "count"):
-        tried = {*found, *(m.x for m in chart.failures)}
-        exact = tried if len(tried) <= MAX_TICKS else set(found)
-        if len(exact) <= MAX_TICKS:
-            return sorted(exact)
-    return ticks(axis.kind, log, found) if found else None
+def _ticks(chart: Chart, name: str) -> dict[str, list[float] | None]:
+    """Return the ticks of "x" or "y" by type of scale; none if it can't be logarithmic.
+
+    Of few lengths or ranks each has a tick, also if it failed.
+    """
+    kind, values = getattr(chart, name).kind, _values(chart, name)
+    if min(values, default=0) <= 0:
+        return {}
+    tried = {*values, *(m.x for m in chart.failures)}
+    exact = sorted(tried if len(tried) <= MAX_TICKS else set(values))
+    if name == "x" and kind in ("tokens", "count") and len(exact) <= MAX_TICKS:
+        return {"linear": exact, "log": exact}
+    return {scale: round_ticks(kind, scale == "log", values) for scale in ("linear", "log")}
 
 
-def is_log(chart: Chart, name: str) -> bool:
-    """Return True for an axis that is logarithmic by default."""
-    return getattr(chart, name).log and min(values(chart, name), default=0) > 0
-
-
-def _scale(chart: Chart, name: str, ends: list[Any]) -> alt.Scale:
-    kind, log = getattr(chart, name).kind, is_log(chart, name)
-    more: Row = {"base": 2 if kind == "tokens" else 10} if log else {"zero": False}
-    return alt.Scale(
-        type="log" if log else "linear", nice=False, padding=PADDING, range=ends, **more
-    )
-
-
-def _axis(chart: Chart, name: str) -> alt.Axis:
+def _channel(chart: Chart, name: str, ends: list[Any], ticks: Row) -> Any:
+    """Return the channel of "x" or "y", with its scale and labels."""
     axis = getattr(chart, name)
-    return alt.Axis(
+    is_log = axis.log and name in ticks
+    more: Row = {"base": 2 if axis.kind == "tokens" else 10} if is_log else {"zero": False}
+    label = alt.Axis(
         title=axis.name,
         labelExpr=label_expression(axis.kind),
         labelOverlap=True,
-        values=axis_ticks(chart, name, is_log(chart, name)) or alt.Undefined,
+        values=ticks.get(name, {}).get("log" if is_log else "linear") or alt.Undefined,
         # lines of x are as long as the range of y, so below crosses they would miss the axis
         grid=name == "y" or not chart.failures,
     )
+    scale = alt.Scale(
+        type="log" if is_log else "linear", nice=False, padding=PADDING, range=ends, **more
+    )
+    return (alt.X if name == "x" else alt.Y)(f"{name}:Q", scale=scale, axis=label)
 
 
 def _cross_rows(chart: Chart) -> list[Row]:
@@ -276,8 +267,9 @@ def _name_ends(chart: Chart, styles: dict[str, str], height: int) -> list[Row]:
     for p in sorted(chart.points, key=lambda p: p.x):
         if styles[p.series] != PALE:
             ends[p.series] = p
-    scale = math.log if is_log(chart, "y") else float
-    low, high = (scale(end(values(chart, "y"), default=1)) for end in (min, max))
+    values = _values(chart, "y")
+    scale = math.log if chart.y.log and min(values, default=0) > 0 else float
+    low, high = (scale(end(values, default=1)) for end in (min, max))
     room = height - 2 * PADDING
     places = [(scale(p.y) - low) / ((high - low) or 1) * room for p in ends.values()]
     moved = zip(ends.values(), places, _separate(places), strict=True)
@@ -300,37 +292,27 @@ def _separate(places: Sequence[float]) -> list[float]:
 # ---- bars and heat maps, whose series are rows with names ----------------------------------------
 
 
-def height(chart: Chart) -> int:
-    """Return the height of a plot (px); in a row the longest name has room."""
-    rows, headings = _rows(chart)
-    lines = max((name.count("\n") for name in rows.values()), default=0) + 1
-    step = max(BAR, LINE * lines + 6)
-    return step * max(len(rows) + len(headings), 2) if chart.has_rows else HEIGHT
-
-
-def _wrap(name: str) -> str:
-    return fill(name, NAME_LETTERS, max_lines=NAME_LINES, placeholder=" …")
-
-
 def _in_rows(chart: Chart, layers: Sequence[alt.Chart], x: alt.X) -> alt.LayerChart:
     """Put layers into rows with names, below the headings of their facets."""
-    name = f"split(slice(datum.label, {DIGITS}), '\\n')"
     rows, headings = _rows(chart)
-    letters = [len(line) for row in rows.values() for line in row[DIGITS:].split("\n")]
+    above = _of(headings).mark_text(align="left", fontWeight="bold", limit=alt.ExprRef("width"))
+    layers = [*layers, *[above.encode(x=alt.value(0), text="text:N")] * bool(headings)]
+    names = [row[DIGITS:].split("\n") for row in rows.values()]
+    name = f"split(slice(datum.label, {DIGITS}), '\\n')"
     axis = alt.Axis(
         labelExpr=name,
         labelLimit=0,
         labelLineHeight=LINE,
         # centre the lines on the row; by default the first is at the row, the others below
         labelOffset=alt.ExprRef(f"{-LINE / 2} * (length({name}) - 1)"),
-        minExtent=LETTER * max(letters, default=0) + 8,
+        minExtent=LETTER * max(len(line) for lines in names for line in lines) + 8,
         ticks=False,
         domain=False,
     )
     y = alt.Y("row:N", sort="ascending", title=None, axis=axis)
-    above = _of(headings).mark_text(align="left", fontWeight="bold", limit=alt.ExprRef("width"))
-    layers = [*layers, *[above.encode(x=alt.value(0), text="text:N")] * bool(headings)]
-    return alt.layer(*layers).encode(x=x, y=y).properties(height=height(chart))
+    step = max(BAR, LINE * max(map(len, names)) + 6)
+    height = step * max(len(rows) + len(headings), 2)
+    return alt.layer(*layers).encode(x=x, y=y).properties(height=height)
 
 
 def _rows(chart: Chart) -> tuple[dict[tuple[str, str], str], list[Row]]:
@@ -344,7 +326,8 @@ def _rows(chart: Chart) -> tuple[dict[tuple[str, str], str], list[Row]]:
             row = f"{len(rows) + len(headings):0{DIGITS}}"
             headings.append({"s": "", "row": row, "text": facet})
         for name in names:
-            rows[facet, name] = f"{len(rows) + len(headings):0{DIGITS}}{_wrap(name)}"
+            lines = fill(name, NAME_LETTERS, max_lines=NAME_LINES, placeholder=" …")
+            rows[facet, name] = f"{len(rows) + len(headings):0{DIGITS}}{lines}"
     return rows, headings
 
 
@@ -370,20 +353,17 @@ def _bars(chart: Chart, _: dict[str, str]) -> alt.LayerChart:
         gap = max(ticks_at.get((p.facet, p.series), 0.0) - end, 0.0) / unit
         return _row(chart, p) | places | {"gap": gap, "row": rows[p.facet, p.series]}
 
-    bars = _of([place(p) for p in chart.points])
-    room = (LETTER + 1) * max(
-        (len(format_cell(p.y, chart.y.kind)) for p in chart.points), default=0
-    )
-    room += 12  # the text of the longest bar is in the plot
+    bars = _of(place(p) for p in chart.points)
+    longest = max((len(format_cell(p.y, chart.y.kind)) for p in chart.points), default=0)
+    room = (LETTER + 1) * longest + 12  # the text of the longest bar is in the plot
     gap = f"datum.gap * (width - {room})"
     # a value without room between its bar and its tick is behind the tick
     behind = alt.ExprRef(f"5 + ({gap} < {room} ? {gap} : 0)")
+    bounds = bars.transform_filter("isValid(datum.lo)").encode(x=alt.X("lo:Q"), x2=alt.X2("hi:Q"))
     layers = [
         bars.mark_bar(height=BAR * 0.55, color=PALETTE[0]).encode(tooltip=TIP),
         bars.mark_text(align="left", dx=behind).encode(x=alt.X("end:Q"), text="value:N"),
-        bars.transform_filter("isValid(datum.lo)")
-        .mark_rule(strokeWidth=1.5)
-        .encode(x=alt.X("lo:Q"), x2=alt.X2("hi:Q")),
+        bounds.mark_rule(strokeWidth=1.5),
     ]
     if chart.failures:
         failed = [_failure(m, m.words) | {"row": rows[m.facet, m.series]} for m in chart.failures]
@@ -393,9 +373,8 @@ def _bars(chart: Chart, _: dict[str, str]) -> alt.LayerChart:
             crosses.mark_text(align="left", dx=8).encode(text="word:N"),
         ]
     if guides:
-        marks = _of([place(p) for p in guides])
-        tick = marks.mark_tick(thickness=2.5, height=BAR * 0.9, color=GREY)
-        layers.append(tick.encode(tooltip=TIP))
+        marks = _of(place(p) for p in guides).encode(tooltip=TIP)
+        layers.append(marks.mark_tick(thickness=2.5, height=BAR * 0.9, color=GREY))
     names = ", ".join(guide.name for guide in chart.guides)
     axis = alt.Axis(
         title=f"{chart.y.name} (grey tick: {names})" if names else chart.y.name,
@@ -406,7 +385,7 @@ def _bars(chart: Chart, _: dict[str, str]) -> alt.LayerChart:
         labelExpr=label_expression(chart.y.kind),
         labelOverlap="greedy",
         labelSeparation=2 * LETTER,
-        values=ticks(chart.y.kind, False, [0, *largest.values()]) or alt.Undefined,
+        values=round_ticks(chart.y.kind, False, [0, *largest.values()]) or alt.Undefined,
     )
     scale = alt.Scale(zero=True, nice=has_axis, range=[0, {"expr": f"width - {room}"}])
     return _in_rows(chart, layers, alt.X("at:Q", axis=axis, scale=scale))
@@ -415,15 +394,15 @@ def _bars(chart: Chart, _: dict[str, str]) -> alt.LayerChart:
 def _cells(chart: Chart, _: dict[str, str]) -> alt.LayerChart:
     """Draw a cell per value with its text; a higher value is darker, also in a grey print."""
     rows, _headings = _rows(chart)
-    xs = sorted({*values(chart, "x"), *(m.x for m in chart.failures)})
+    xs = sorted({*_values(chart, "x"), *(m.x for m in chart.failures)})
     columns = {x: f"{i:0{DIGITS}}{_format_x(x, chart.x)}" for i, x in enumerate(xs)}
 
     def place(one: Point | Mark) -> Row:
         return {"row": rows[one.facet, one.series], "column": columns[one.x]}
 
-    cells = _of([_row(chart, p) | place(p) for p in chart.points]).encode(tooltip=TIP)
-    failed = _of([_failure(m, "×") | place(m) for m in chart.failures]).encode(tooltip=TIP)
-    is_ratio = min(values(chart, "y"), default=0) > 0
+    cells = _of(_row(chart, p) | place(p) for p in chart.points).encode(tooltip=TIP)
+    failed = _of(_failure(m, "×") | place(m) for m in chart.failures).encode(tooltip=TIP)
+    is_ratio = min(_values(chart, "y"), default=0) > 0
     shade = alt.Scale(type="log" if is_ratio else "linear", range=CELL_COLOURS, nice=False)
     edge: dict[str, Any] = {"stroke": GREY, "strokeWidth": 0.5}
     layers = [

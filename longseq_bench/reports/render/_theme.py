@@ -70,7 +70,7 @@ def label_expression(kind: Kind) -> str:
     return words.replace("v ", "datum.value ").replace("(v,", "(datum.value,")
 
 
-def ticks(kind: Kind, log: bool, values: Sequence[float]) -> list[float] | None:
+def round_ticks(kind: Kind, log: bool, values: Sequence[float]) -> list[float] | None:
     """Return the ticks of an axis; None for those that Vega chooses.
 
     They are round where Vega's are not: powers of two, 1-2-5 steps of a logarithmic axis, and

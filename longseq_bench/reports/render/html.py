@@ -268,32 +268,27 @@ def _figure(key: str, chart: Chart, known: dict[str, str]) -> Shown:
     from longseq_bench.reports.render import _draw
     from longseq_bench.reports.render._theme import colours
 
-    drawn, styles = _draw.clean(chart), colours(chart, known)
+    styles = colours(chart, known)
     vega_spec = _draw.spec(chart, styles)
     del vega_spec["title"]  # the page has it above the chart
-    logs = [
-        (name, getattr(drawn, name).name, _draw.is_log(drawn, name))
-        for name in ("x", "y")
-        if not chart.has_rows and min(_draw.values(drawn, name), default=0) > 0
-    ]
-    ticks = {
-        name: {scale: _draw.axis_ticks(drawn, name, scale == "log") for scale in ("log", "linear")}
-        for name, *_ in logs
+    axes = {
+        name: vega_spec["encoding"][name] for name in vega_spec.get("usermeta", {}).get("ticks", ())
     }
     columns = {p.x for p in chart.points} | {m.x for m in chart.failures}
     return {
         "key": key,
         "chart": chart,
         "alt": alternative_text(chart),
-        "height": _draw.height(drawn) + AXIS,
+        "height": vega_spec["height"] + AXIS,
         # the texts of a heat map's cells do not overlap
         "width": NAMES + CELL * len(columns) if chart.shape == "heat" else 0,
         "legend": [] if chart.has_rows else list(styles.items()),
-        "logs": logs,
+        "logs": [
+            (name, axis["axis"]["title"], axis["scale"]["type"] == "log")
+            for name, axis in axes.items()
+        ],
         "notes": list(_draw.notes(chart)),
-        "data": _data(
-            finite({"spec": vega_spec, "ticks": ticks, "series": _draw.printable(list(styles))})
-        ),
+        "data": _data(finite({"spec": vega_spec, "series": _draw.printable(list(styles))})),
     }
 
 

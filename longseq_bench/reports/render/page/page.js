@@ -102,7 +102,7 @@
       this.hidden = new Set();
       this.logs = all(node, ".settings input");
       this.keys = all(node, ".legend .pick");
-      ({ spec: this.plain, ticks: this.ticks, series: this.series } = data(node));
+      ({ spec: this.plain, series: this.series } = data(node));
       this.keys.forEach((key, i) => {
         key.addEventListener("click", () => this.toggle(this.series[i]));
       });
@@ -137,7 +137,7 @@
       for (const { name, checked } of this.logs) {
         const { scale, axis } = spec.encoding[name];
         scale.type = checked ? "log" : "linear";
-        axis.values = this.ticks[name][scale.type] ?? undefined;
+        axis.values = spec.usermeta.ticks[name][scale.type] ?? undefined;
       }
       spec.params = [{ name: "hidden", value: this.hiddenSeries() }];
       for (const layer of spec.layer) (layer.transform ??= []).push({ filter: "indexof(hidden, datum.s) < 0" });
