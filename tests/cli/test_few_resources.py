@@ -1,4 +1,4 @@
-"""Reports of a process with a small address space or few open files."""
+"""Reports of a process with a small address space."""
 
 import shlex
 import subprocess
@@ -25,21 +25,10 @@ def _records() -> None:
 
 
 @pytest.mark.parametrize("command", ["report kept", "compare kept kept"])
-@pytest.mark.parametrize(
-    ("limit", "reason"),
-    [
-        (
-            "ulimit -v 6000000;",
-            "they need 65 GiB of address space, and the limit (`ulimit -v`) is 5.72 GiB",
-        ),
-        ("ulimit -n 12;", "they need 24 more open files, and the limit (`ulimit -n`) is 12"),
-    ],
-)
-def test_a_report_is_written_without_charts_where_none_can_be_drawn(
-    command: str, limit: str, reason: str
-) -> None:
-    """The library that draws them would end the process (SIGTRAP), or panic."""
-    done = shell(limit, f"{command} --format md --out out")
+def test_a_report_is_written_without_charts_where_none_can_be_drawn(command: str) -> None:
+    """The library that draws them would end the process (SIGTRAP)."""
+    reason = "they need 65 GiB of address space, and the limit (`ulimit -v`) is 5.72 GiB"
+    done = shell("ulimit -v 6000000;", f"{command} --format md --out out")
     assert done.returncode == 0, done.stderr[-2000:]
     note = f"The charts are left out: {reason}."
     assert done.stderr.splitlines()[-1] == note

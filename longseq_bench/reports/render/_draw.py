@@ -39,8 +39,6 @@ from longseq_bench.reports.render._theme import (
     round_ticks,
 )
 
-MAX_POINTS = 2000
-"""Drawn points, and failures."""
 NAME_LETTERS, NAME_LINES, TITLE_LETTERS = 27, 3, 95
 """Letters of a line of a row's name, its lines, and letters of a line of a title."""
 NAMES_SHARE = 0.4
@@ -60,9 +58,8 @@ def draw(chart: Chart, styles: dict[str, str] | None = None) -> alt.LayerChart:
     styles = styles or colours(chart, {})
     points = [p for p in chart.points if p.series in styles and math.isfinite(p.x + p.y)]
     failures = dict.fromkeys(m for m in chart.failures if m.series in styles)
-    kept = tuple(points[:MAX_POINTS]), tuple(failures)[:MAX_POINTS]
     build = {"bars": _bars, "heat": _cells}.get(chart.shape, _lines)
-    drawn = build(replace(chart, points=kept[0], failures=kept[1]), styles)
+    drawn = build(replace(chart, points=tuple(points), failures=tuple(failures)), styles)
     title, text = wrap(chart.title, TITLE_LETTERS), chart.description
     return drawn.properties(width="container", title=title, description=text, config=CONFIG)
 
@@ -92,7 +89,7 @@ def printable(value: Any) -> Any:
 
 
 def notes(chart: Chart) -> Iterator[str]:
-    """Yield sentences on the marks of a chart, and on series and points that it leaves out."""
+    """Yield sentences on the marks of a chart, and on series that it leaves out."""
     if chart.shape == "heat":
         yield f"Darker: higher {chart.y.name.lower()}."
     elif chart.shape == "bars":
@@ -107,8 +104,6 @@ def notes(chart: Chart) -> Iterator[str]:
             yield words.format(found[1])
     if more := len(chart.series[MAX_SERIES:]):
         yield f"Not drawn, to keep the chart readable: {more} of {len(chart.series)} series."
-    if len(chart.points) > MAX_POINTS:
-        yield f"Only the first {MAX_POINTS:,} of {len(chart.points):,} points are drawn."
 
 
 _MARKS = (
