@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import altair
+import pytest
 
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
@@ -111,23 +112,25 @@ def test_a_series_has_one_colour_in_all_charts_of_a_report() -> None:
     assert len(set(third.values())) == len(third)
 
 
-def test_a_line_has_its_name_at_its_end() -> None:
-    """Names of lines that end at one height are one above the other."""
+def place_names(chart: Chart) -> dict[str, tuple[float, float]]:
+    """Place of each name in the plot (px from the left, px from the top)."""
+    found = re.findall(r'translate\(([\d.]+),([-\d.]+)\)"[^>]*>(\w+)<', svg(chart))
+    return {name: (float(x), float(y)) for x, y, name in found if name in chart.series}
+
+
+@pytest.mark.parametrize(("other", "end"), [(99.0, "lowest"), (0.01, "highest")])
+def test_a_line_has_its_name_at_its_end(other: float, end: str) -> None:
+    """Names of lines that end at one height are one above the other, and in the plot."""
     points = [Point(f"name{i}", x, 1.0 + i / 1000) for i in range(6) for x in (1024, 4096)]
-    chart = lines(*points, Point("alone", 1024, 9.0), Point("alone", 4096, 99.0))
-    text = svg(chart)
-    places = {
-        name: tuple(map(float, place))
-        for *place, name in re.findall(r'translate\(([\d.]+),([-\d.]+)\)"[^>]*>(\w+)<', text)
-        if name in chart.series
-    }
+    chart = lines(*points, Point("alone", 1024, 1.0), Point("alone", 4096, other))
+    places = place_names(chart)
     assert set(places) == set(chart.series)
     assert len({x for x, _ in places.values()}) == 1
     heights = sorted(y for _, y in places.values())
     assert min(b - a for a, b in pairwise(heights)) >= LINE - 0.01
-    assert heights[-1] < HEIGHT  # above the axis
-    assert min(places, key=lambda name: places[name][1]) == "alone"
-    assert "legend" not in text
+    assert 0 < heights[0] < heights[-1] < HEIGHT
+    alone = heights[0] if end == "lowest" else heights[-1]
+    assert places["alone"][1] == alone
 
 
 def test_a_failure_has_its_word() -> None:

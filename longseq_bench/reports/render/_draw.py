@@ -300,12 +300,12 @@ def _in_rows(chart: Chart, layers: Sequence[alt.Chart], x: alt.X) -> alt.LayerCh
         labelLineHeight=LINE,
         # centre the lines on the row; by default the first is at the row, the others below
         labelOffset=alt.ExprRef(f"{-LINE / 2} * (length({name}) - 1)"),
-        minExtent=LETTER * max(len(line) for lines in names for line in lines) + 8,
+        minExtent=LETTER * max((len(line) for lines in names for line in lines), default=0) + 8,
         ticks=False,
         domain=False,
     )
     y = alt.Y("row:N", sort="ascending", title=None, axis=axis)
-    step = max(BAR, LINE * max(map(len, names)) + 6)
+    step = max(BAR, LINE * max(map(len, names), default=1) + 6)
     height = step * max(len(rows) + len(headings), 2)
     return alt.layer(*layers).encode(x=x, y=y).properties(height=height)
 
