@@ -126,7 +126,6 @@ class Mark:
 class Guide:
     """Reference values for the measured ones: a dashed line; in a bar chart a tick per bar.
 
-    A point without a series is a line across all bars.
     description: what the values are; most guides are computed.
     """
 

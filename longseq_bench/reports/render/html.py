@@ -56,7 +56,7 @@ MAX_CSV_BYTES = 300_000
 MAX_ENTRIES = 8
 """Maximum number of entries of the navigation."""
 
-NAMES, CELL, AXIS = 160, 48, 48
+NAMES, CELL, AXIS = 170, 48, 48
 """Widths of the names of a heat map's rows and, at least, of a cell; height of an axis (px)."""
 
 LONG = 30
