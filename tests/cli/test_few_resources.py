@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.reports.render import _pictures
+from longseq_bench.reports.render import markdown
 from tests.make import record, trial, write_records
 
 
@@ -48,5 +48,5 @@ def test_a_library_that_panics_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         raise PanicException("can't spawn\na thread")
 
     monkeypatch.setattr(vl_convert, "vegalite_to_svg", panic)
-    reason = _pictures.unavailable_reason.__wrapped__()
+    reason = markdown._find_obstacle.__wrapped__()
     assert reason == "vl-convert-python does not work here (can't spawn a thread)"
