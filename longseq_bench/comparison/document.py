@@ -23,14 +23,13 @@ from longseq_bench.comparison.wording import (
     join_words,
     name_row,
 )
+from longseq_bench.reports.charts import ratios
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
 from longseq_bench.reports.document import (
-    Axis,
     Cell,
     Chart,
     Column,
     Document,
-    Guide,
     Point,
     Section,
     Table,
@@ -319,20 +318,8 @@ def _chart(times: Sequence[TimeComparison], number: int) -> Chart:
     for t in times:
         low, high = (t.estimate.low, t.estimate.high) if t.estimate else (None, None)
         points.append(Point(t.row.name, t.row.tokens, t.ratio, low, high, t.verdict))
-    lengths = [p.x for p in points]
-    same = tuple(Point("the same", x, 1.0) for x in (min(lengths), max(lengths)))
-    decided = sum(p.words in ("slower", "faster") for p in points)
-    return Chart(
-        f"ratios {number}",
-        f"B over A: {describe_workload(times[0].row, defaultdict(str))}",
-        f"Times of B divided by those of A, with intervals: {len(points)} trials, {decided} of "
-        "them slower or faster.",
-        Axis("tokens", "tokens", log=True),
-        Axis("time, B over A", "ratio"),
-        tuple(points),
-        guides=(Guide("the same", same, "no change"),),
-        shape="dots",
-    )
+    workload = describe_workload(times[0].row, defaultdict(str))
+    return ratios(f"ratios {number}", workload, points)
 
 
 def _name_with_kind(row: ComparedRow) -> str:

@@ -81,6 +81,9 @@ class Table:
                 )
 
 
+Shape = Literal["lines", "dots", "bars", "heat"]
+
+
 @dataclass(frozen=True)
 class Axis:
     """An axis of a chart.
@@ -123,7 +126,6 @@ class Mark:
 class Guide:
     """Reference values for the measured ones: a dashed line; in a bar chart a tick per bar.
 
-    A point without a series is a line across all bars.
     description: what the values are; most guides are computed.
     """
 
@@ -150,7 +152,7 @@ class Chart:
     points: tuple[Point, ...]
     failures: tuple[Mark, ...] = ()
     guides: tuple[Guide, ...] = ()
-    shape: Literal["lines", "dots", "bars", "heat"] = "lines"
+    shape: Shape = "lines"
     colours: int = 8
 
     @property
@@ -159,6 +161,11 @@ class Chart:
         return list(
             dict.fromkeys([*(p.series for p in self.points), *(m.series for m in self.failures)])
         )
+
+    @property
+    def has_rows(self) -> bool:
+        """True for bars and heat maps, whose series are rows with names."""
+        return self.shape in ("bars", "heat")
 
     def find_best(self, names: Sequence[str]) -> list[str]:
         """Return at most `colours` series: those that reach farthest, and of these the best.

@@ -323,7 +323,7 @@ _REPORTS = (
           "A failure on several ranks counts against every capability of the trial.",
           "if share[name] == lowest", "if True",
           ("tests/reports/test_sections.py",)),
-    Fault("limits-in-one-facet", "reports", "reports/section_charts.py",
+    Fault("limits-in-one-facet", "reports", "reports/maxima_charts.py",
           "Bars of searches under different time limits share a scale.",
           '"memory_budget", "time_budget", "fit_only")', '"memory_budget", "fit_only")',
           ("tests/reports/test_extreme.py",)),

@@ -5,7 +5,7 @@ from statistics import median
 import pytest
 
 from longseq_bench.reports.document import Spread
-from longseq_bench.reports.render._vega import PALE, colours
+from longseq_bench.reports.render._theme import PALE, colours
 from longseq_bench.reports.sections.at_a_glance import ALL
 from tests import make
 from tests.reports.examples import failed, rich, search, single
@@ -79,7 +79,7 @@ def test_a_ranking_has_the_fastest_rows_and_few_colours() -> None:
     assert [row["Implementation"] for row in cells(ranking)] == fastest
     assert [row["Longest"] for row in cells(ranking)] == ["9,000", *[None] * 11]
     assert ranking.title.startswith("12 of 15 rows: no memory budget, 2k tokens, relative to a0; ")
-    coloured = [name for name, colour in colours(chart).items() if colour != PALE]
+    coloured = [name for name, colour in colours(chart, {}).items() if colour != PALE]
     assert (sorted(coloured), len(chart.series)) == (sorted(fastest[:6]), 12)
     last = rows(document, "Time, memory, relative speed")[-1]
     assert (last["Implementation"], last["Time"]) == ("big", "out of memory")

@@ -7,14 +7,16 @@ from itertools import pairwise
 from typing import Any
 
 import altair
+import pytest
 
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
-from longseq_bench.reports.render._vega import HEIGHT, axes, count_left_out, notes, spec, svg
-from longseq_bench.reports.render._vega_parts import (
+from longseq_bench.reports.render._draw import draw, notes, spec, svg
+from longseq_bench.reports.render._theme import (
+    CELL_COLOURS,
+    HEIGHT,
     LINE,
-    MAX_POINTS,
     MAX_SERIES,
     PALE,
     PALETTE,
@@ -30,8 +32,12 @@ def lines(*points: Point, **fields: Any) -> Chart:
     return Chart("time", "Of a workload", "Said.", TOKENS, TIME, points, **fields)
 
 
-def rows(chart: Chart, i: int = 0) -> list[dict[str, Any]]:
-    return list(spec(chart)["datasets"].values())[i]
+def rows(chart: Chart, mark: str, i: int = 0) -> list[dict[str, Any]]:
+    """Data of the i-th layer with a mark."""
+    drawn = spec(chart)
+    layers = [layer for layer in drawn["layer"] if layer["mark"]["type"] == mark]
+    data: list[dict[str, Any]] = drawn["datasets"][layers[i]["data"]["name"]]
+    return data
 
 
 @cache
@@ -44,9 +50,7 @@ def test_every_chart_is_valid_vega_lite() -> None:
     charts = {(c.shape, bool(c.failures), bool(c.guides), c.x.log): c for c in all_charts()}
     assert {shape for shape, *_ in charts} == {"lines", "bars", "dots"}
     for chart in (*charts.values(), heat(), faceted()):
-        vega_lite = spec(chart)
-        altair.Chart.from_dict(vega_lite, validate=True)
-        assert vega_lite["datasets"]
+        altair.Chart.from_dict(draw(chart).to_dict(), validate=True)
 
 
 def test_values_intervals_and_failures_are_drawn() -> None:
@@ -55,24 +59,21 @@ def test_values_intervals_and_failures_are_drawn() -> None:
         failures=(Mark("a", 4096, "oom in forward"), Mark("b", 1024, "wrong")),
         guides=(Guide("floor", (Point("", 1, 2.0), Point("", 2, 4.0))),),
     )  # fmt: skip
-    one, two = rows(chart)
+    one, two = rows(chart, "line")
     assert (one["x"], one["y"], one["lo"], one["hi"]) == (1024, 0.5, 0.4, 0.6)
     assert one["w"] == "a: Tokens 1k, Time 500 ms"
     assert (two["lo"], two["hi"]) == (None, None)
-    failed = rows(chart, 1)
-    assert [(m["s"], m["x"], m["w"]) for m in failed] == [
+    assert [(m["s"], m["x"], m["w"]) for m in rows(chart, "point", 1)] == [
         ("a", 4096, "a: oom in forward"), ("b", 1024, "b: wrong"),
     ]  # fmt: skip
     assert chart.series == ["a", "b"]
-    assert [row["y"] for row in rows(chart, 2)] == [2.0, 4.0]
+    assert [row["y"] for row in rows(chart, "line", 1)] == [2.0, 4.0]
 
 
 def test_series_that_are_not_drawn_are_counted() -> None:
     many = lines(*(Point(f"s{i}", 1024, 1.0) for i in range(MAX_SERIES + 5)))
-    assert count_left_out(many) == 5
-    assert len({row["s"] for row in rows(many)}) == MAX_SERIES
-    long = lines(*(Point("s", i + 1, 1.0) for i in range(MAX_POINTS + 10)))
-    assert len(rows(long)) == MAX_POINTS
+    assert "Not drawn, to keep the chart readable: 5 of 37 series." in notes(many)
+    assert len({row["s"] for row in rows(many, "line")}) == MAX_SERIES
 
 
 # ---- what a reader sees --------------------------------------------------------------------------
@@ -87,33 +88,49 @@ def test_the_lines_that_reach_farthest_have_the_colours() -> None:
     points = [Point(f"far{i}", x, i + 1.0) for i in range(len(PALETTE) + 2) for x in (1024, 4096)]
     points += [Point(f"near{i}", x, 0.1) for i in range(3) for x in (1024, 2048)]
     chart = lines(*points)
-    coloured = [name for name, colour in colours(chart).items() if colour != PALE]
+    styles = colours(chart, {})
+    coloured = [name for name, colour in styles.items() if colour != PALE]
     assert coloured == [f"far{i}" for i in range(len(PALETTE))]
-    assert len({colours(chart)[name] for name in coloured}) == len(PALETTE)
-    order = [row["s"] in coloured for row in rows(chart)]
+    assert len({styles[name] for name in coloured}) == len(PALETTE)
+    order = [row["s"] in coloured for row in rows(chart, "line")]
     assert order == sorted(order)
     assert "Pale grey: 5 further series." in notes(chart)
     best = replace(chart, y=Axis("Tokens/s", "count", True))
-    assert "far0" not in [name for name, colour in colours(best).items() if colour != PALE]
+    assert colours(best, {})["far0"] == PALE
 
 
-def test_a_line_has_its_name_at_its_end() -> None:
-    """Names of lines that end at one height are one above the other."""
+def test_a_series_has_one_colour_in_all_charts_of_a_report() -> None:
+    def of(*names: str) -> Chart:
+        return lines(*(Point(name, x, 1.0) for name in names for x in (1024, 2048)))
+
+    known: dict[str, str] = {}
+    first, second, third = (
+        colours(of(*names), known) for names in ("ab", "cba", [*"hgfedc", "ring", "a"])
+    )
+    assert second == first | {"c": PALETTE[2]}
+    assert (third["a"], third["c"]) == (first["a"], second["c"])
+    assert len(set(third.values())) == len(third)
+
+
+def place_names(chart: Chart) -> dict[str, tuple[float, float]]:
+    """Place of each name in the plot (px from the left, px from the top)."""
+    found = re.findall(r'translate\(([\d.]+),([-\d.]+)\)"[^>]*>(\w+)<', svg(chart))
+    return {name: (float(x), float(y)) for x, y, name in found if name in chart.series}
+
+
+@pytest.mark.parametrize(("other", "end"), [(99.0, "lowest"), (0.01, "highest")])
+def test_a_line_has_its_name_at_its_end(other: float, end: str) -> None:
+    """Names of lines that end at one height are one above the other, and in the plot."""
     points = [Point(f"name{i}", x, 1.0 + i / 1000) for i in range(6) for x in (1024, 4096)]
-    chart = lines(*points, Point("alone", 1024, 9.0), Point("alone", 4096, 99.0))
-    text = svg(chart)
-    places = {
-        name: tuple(map(float, place))
-        for *place, name in re.findall(r'translate\(([\d.]+),([-\d.]+)\)"[^>]*>(\w+)<', text)
-        if name in chart.series
-    }
+    chart = lines(*points, Point("alone", 1024, 1.0), Point("alone", 4096, other))
+    places = place_names(chart)
     assert set(places) == set(chart.series)
     assert len({x for x, _ in places.values()}) == 1
     heights = sorted(y for _, y in places.values())
     assert min(b - a for a, b in pairwise(heights)) >= LINE - 0.01
-    assert heights[-1] < HEIGHT  # above the axis
-    assert min(places, key=lambda name: places[name][1]) == "alone"
-    assert "legend" not in text
+    assert 0 < heights[0] < heights[-1] < HEIGHT
+    alone = heights[0] if end == "lowest" else heights[-1]
+    assert places["alone"][1] == alone
 
 
 def test_a_failure_has_its_word() -> None:
@@ -158,10 +175,10 @@ def luminance(colour: str) -> float:
 
 
 def test_a_heat_map_has_a_cell_per_value_and_higher_ones_are_darker() -> None:
-    shades = {row["y"]: luminance(row["fill"]) for row in rows(heat())}
-    assert [shades[y] for y in sorted(shades)] == sorted(shades.values(), reverse=True)
-    assert len(set(shades.values())) == len(shades)
-    assert all((shade + 0.05) / 0.05 > 5 for shade in shades.values())  # contrast of black text
+    low, high = map(luminance, CELL_COLOURS)
+    assert low > high
+    assert (high + 0.05) / 0.05 > 5  # contrast of black text
+    assert len(set(re.findall(r'fill="(rgb[^"]+)"', svg(heat())))) == 6
     texts = written(heat())
     assert {"2×", "10×", "20×", "100×", "OOM", "50 %", "99 %"} <= set(texts)
     assert texts.index("4k tokens") < texts.index("32k tokens")
@@ -170,16 +187,19 @@ def test_a_heat_map_has_a_cell_per_value_and_higher_ones_are_darker() -> None:
 
 
 def test_bars_of_each_facet_have_their_own_scale_and_ticks() -> None:
-    bars_, failed, ticks, *_ = spec(faceted())["datasets"].values()
+    bars_, ticks = rows(faceted(), "bar"), rows(faceted(), "tick")
     assert [round(row["at"], 4) for row in bars_] == [0.9677, 0.0095, 0.0042]
     assert [round(row["at"], 4) for row in ticks] == [1, 1, 0.5263]
     # the value of a bar whose tick is too near for it is behind the tick
     assert [round(row["gap"], 4) for row in bars_] == [0.0323, 0.9905, 0.5221]
-    assert len({row["row"] for row in (*bars_, *failed)}) == 4
+    assert len({row["row"] for row in (*bars_, *rows(faceted(), "point"))}) == 4
     texts = written(faceted())
     order = ["10 min", "30 s"]
     assert [text for text in texts if text in order] == order
-    assert {"theoretical maximum", "no length passed, limited by time"} <= set(texts)
+    assert {
+        "Max tokens (grey tick: theoretical maximum)",
+        "no length passed, limited by time",
+    } <= set(texts)
     assert "Each group of bars has its own scale." in notes(faceted())
 
 
@@ -206,7 +226,7 @@ def test_failures_are_drawn_if_only_one_length_passed() -> None:
         }  # fmt: skip
         assert one.series == ["sdpa", "bad"]
     # both ends have their tick and the floor reaches from one to the other
-    assert axes(found["time"])["x"]["log"]["axis"]["values"] == [1024, 2048]
+    assert spec(found["time"])["encoding"]["x"]["axis"]["values"] == [1024, 2048]
     assert [p.x for p in found["memory"].guides[0].points] == [1024, 2048]
 
 
@@ -214,7 +234,7 @@ def test_at_one_length_failures_are_next_to_the_bars() -> None:
     found = swept_charts(examples.single("sdpa", 1024, 0.01), examples.failed("wrong", "bad", 1024))
     one = found["time"]
     assert one.shape == "bars"
-    (bar,), (cross,) = rows(one, 0), rows(one, 1)
+    (bar,), (cross,) = rows(one, "bar"), rows(one, "point")
     assert (bar["s"], cross["s"], cross["w"]) == ("sdpa", "bad", "bad: wrong at 1,024 tokens")
     assert svg(one).count("bad") > 1
 
@@ -245,7 +265,6 @@ def bars(*names: str) -> Chart:
 
 def test_names_are_never_part_of_an_expression() -> None:
     hostile = "'+alert(1)+' \\ " + "name " * 30
-    for layer in spec(bars(hostile))["layer"]:
-        axis = layer["encoding"]["y"]["axis"]
-        assert "datum.label" in axis["labelExpr"]
-        assert "alert" not in f"{axis} {layer['transform']}"
+    drawn = spec(bars(hostile))
+    assert "datum.label" in drawn["encoding"]["y"]["axis"]["labelExpr"]
+    assert "alert" not in str([drawn["encoding"], drawn["layer"]])

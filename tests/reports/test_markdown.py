@@ -37,7 +37,7 @@ def page(document: Document) -> str:
 
 def test_a_page_without_charts_needs_nothing_that_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that only measures has no altair; a sweep there still ends with its report."""
-    monkeypatch.setitem(sys.modules, "longseq_bench.reports.render._vega", None)
+    monkeypatch.setitem(sys.modules, "longseq_bench.reports.render._draw", None)
     assert "last" in page(one("text"))
 
 

@@ -169,7 +169,8 @@ def test_data_can_not_end_its_element() -> None:
     written = hostile_page()
     datas = re.findall(r'<script type="application/json">(.*?)</script>', written, re.DOTALL)
     assert not re.search("[<>&\u2028\u2029]", "".join(datas))
-    assert [json.loads(data)["series"] for data in datas[::3]] == [[t, "other"] for t in HOSTILE]
+    drawn = [text.replace("\u2028", " ") for text in HOSTILE]
+    assert [json.loads(data)["series"] for data in datas[::3]] == [[t, "other"] for t in drawn]
     assert len(re.findall(r"<script\b", written.split("<body>")[1])) == 4 * len(HOSTILE) + 1
     assert Parts(written).of("img") == []
 
@@ -362,6 +363,17 @@ def test_hiding_an_implementation_affects_every_chart_and_table(reader: Reader) 
     assert reader.column() == []
     reader.click(".chooser [name=all]")
     assert len(reader.column()) == 6
+
+
+def test_a_reader_chooses_whether_an_axis_is_logarithmic(reader: Reader) -> None:
+    labels = "[...document.querySelectorAll('.role-axis-label text')].map((t) => t.textContent)"
+    reader.open(small_page()).drawn()
+    assert {"1k", "2k", "4k", "2ms", "5ms", "10ms"} <= set(reader.js(labels))
+    reader.click(".settings [name=y]")
+    reader.until(lambda: {"0s", "10ms", "20ms"} <= set(reader.js(labels)), "equal steps")
+    reader.click(".settings [name=y]")
+    reader.until(lambda: "2ms" in reader.js(labels), "steps of ratios")
+    assert reader.marks() == 3
 
 
 def test_a_table_sorts_by_value_and_back(reader: Reader) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from longseq_bench.analysis.row import require
-from longseq_bench.reports import rank_charts
+from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import (
     MAX_ANSWER_ROWS,
@@ -69,7 +69,7 @@ def _error(source: Source) -> Iterator[KeyFigure]:
 def _chart(source: Source) -> Chart | None:
     """Return the chart of errors of the workload with the most implementations, or of speed-ups."""
     known = [row for row in source.rows if row.is_ok and row.max_error is not None]
-    builders = (known, rank_charts.errors), (compared(source), rank_charts.speedup_by_length)
+    builders = (known, charts.errors), (compared(source), charts.speedup_by_length)
     for rows, build in builders:
         groups = group_by_workload(rows)
         largest = max(groups, key=lambda group: len({row.name for row in group}), default=[])

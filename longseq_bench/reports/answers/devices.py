@@ -7,7 +7,7 @@ from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.scaling import HIGH_EFFICIENCY
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
-from longseq_bench.reports import rank_charts
+from longseq_bench.reports import charts, maxima_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import build_table
 from longseq_bench.reports.document import (
@@ -40,7 +40,7 @@ def answer(source: Source) -> Answer:
     if not rows:
         return _of_maxima(source) or _of_ranks(source)
     figures = [*_fastest(rows), *_memory(source, rows), *_exposed(rows)]
-    chart, table = rank_charts.speedups(rows, source.workload(rows[0])), table_of(source, rows)
+    chart, table = charts.speedups(rows, source.workload(rows[0])), table_of(source, rows)
     return Answer(figures, list(_lists(rows)), chart, table)
 
 
@@ -116,8 +116,8 @@ def _of_maxima(source: Source) -> Answer | None:
         label, words = "Longest on several ranks", f"{name_ties(ties)}; {words}"
     figure = KeyFigure(label, f"{best.max_tokens:,} tokens", words)
     table = growth.over_ranks_table(source, rows, MAX_ANSWER_ROWS)
-    charts = rank_charts.over_ranks(source, rows)
-    return Answer([figure], chart=next(iter(charts), None), table=table)
+    chart = next(iter(maxima_charts.over_ranks(source, rows)), None)
+    return Answer([figure], chart=chart, table=table)
 
 
 def _of_ranks(source: Source) -> Answer:
@@ -129,4 +129,4 @@ def _of_ranks(source: Source) -> Answer:
     rows.sort(key=lambda row: require(row.time_s))
     columns = "label", "tokens", "world_size", "time_s", "peak_bytes", "exposed_share", "bytes_sent"
     table = build_table(source.title(rows[0]), columns, rows[:MAX_ANSWER_ROWS])
-    return Answer(list(_exposed(rows)), chart=rank_charts.rank_peaks(rows, where), table=table)
+    return Answer(list(_exposed(rows)), chart=charts.rank_peaks(rows, where), table=table)

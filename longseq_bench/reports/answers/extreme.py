@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
-from longseq_bench.reports import section_charts
+from longseq_bench.reports import charts, maxima_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import format_time
 from longseq_bench.reports.document import (
@@ -52,9 +52,9 @@ def answer(source: Source) -> Answer:
 
 def _charts(source: Source) -> Iterator[Chart]:
     """Yield the longest lengths, else the speed over dense, else times."""
-    yield from section_charts.maxima(source)
-    for build in (section_charts.speed_over_dense, section_charts.time):
-        yield from section_charts.charts(source, source.rows, build)
+    yield from maxima_charts.by_limit(source)
+    for build in (charts.speed_over_dense, charts.time):
+        yield from charts.of_each_workload(source, source.rows, build)
 
 
 def _find_longest(source: Source) -> list[Sequence[Known]]:

@@ -2,7 +2,7 @@
 
 from operator import attrgetter
 
-from longseq_bench.reports import key_figures, section_charts
+from longseq_bench.reports import charts, key_figures
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import Answer, Cell
@@ -52,7 +52,7 @@ def answer(source: Source) -> Answer:
     return Answer(
         [figure for figure in figures if figure],
         [*problems(source)],
-        section_charts.time_of_best(group, [item.row for item in ranking.rows[:MAX_ROWS]]),
+        charts.time_of_best(group, [item.row for item in ranking.rows[:MAX_ROWS]]),
         build_table(title, columns, ranking.rows[:MAX_ROWS]),
         [f"Times, memory, errors: {workload}."] if workload else [],
     )

@@ -10,7 +10,7 @@ from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.scaling import Complexity, RankScaling, complexities, maxima_on_ranks
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share
-from longseq_bench.reports import rank_charts, section_charts
+from longseq_bench.reports import charts, maxima_charts
 from longseq_bench.reports.answers.devices import table_of
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, build_table
@@ -38,14 +38,14 @@ def answer(source: Source) -> Answer:
     group, fits = _find_fits(source)
     table: Table | None
     if maxima:
-        charts = rank_charts.over_ranks(source, maxima)
+        drawn = maxima_charts.over_ranks(source, maxima)
         table = growth.over_ranks_table(source, maxima, MAX_ANSWER_ROWS)
     else:
-        charts = list(_sweep_charts(source, group, fits))
+        drawn = list(_sweep_charts(source, group, fits))
         table = _table_of_sweeps(source, group, fits)
     where = _describe_difference(source, group[0], maxima[0]) if group and maxima else ""
     figures = [*_growth(scaled), *_exponent(fits, where), *_limit(source, scaled)]
-    return Answer(figures, list(_findings(scaled)), next(iter(charts), None), table)
+    return Answer(figures, list(_findings(scaled)), next(iter(drawn), None), table)
 
 
 def _describe_difference(source: Source, row: Row, shown: Row) -> str:
@@ -142,8 +142,8 @@ def _sweep_charts(
     """Yield the chart of time over length of the fits in the table, and that of speed-ups."""
     labels = {fit.label for fit in fits[:MAX_ANSWER_ROWS]}
     fitted, compared = [row for row in group if row.label in labels], find_compared(source)
-    charts = (
-        section_charts.time(fitted, source.workload(fitted[0])) if fitted else None,
-        rank_charts.speedups(compared, source.workload(compared[0])) if compared else None,
+    drawn = (
+        charts.time(fitted, source.workload(fitted[0])) if fitted else None,
+        charts.speedups(compared, source.workload(compared[0])) if compared else None,
     )
-    yield from filter(None, charts)
+    yield from filter(None, drawn)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from longseq_bench.analysis.labels import MAX_LABEL
 from longseq_bench.analysis.searches import SearchRow
-from longseq_bench.reports import key_figures, section_charts
+from longseq_bench.reports import charts, key_figures, maxima_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Answer, Chart, KeyFigure
 from longseq_bench.reports.groups import SHAPE, in_brackets, split_by_sparsity, table_key
@@ -77,9 +77,9 @@ def _chart(found: Overview) -> Chart | None:
     """Draw the times of the lines of the table; else their longest lengths; else the peaks."""
     lines = found.lines[:MAX_ANSWER_ROWS]
     timed = [line.timed for line in lines if line.timed]
-    if chart := section_charts.time_of_best(found.swept, timed):
+    if chart := charts.time_of_best(found.swept, timed):
         return chart
     longest = (line.longest for line in lines if line.longest)
     named = {f"{one.row.name}{in_brackets(one.where)}": one.row for one in longest}
     short = {name: row for name, row in named.items() if len(name) <= MAX_LABEL}
-    return section_charts.longest_bars(short) or section_charts.memory(found.at, "")
+    return maxima_charts.longest_bars(short) or charts.memory(found.at, "")

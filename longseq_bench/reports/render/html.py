@@ -56,8 +56,8 @@ MAX_CSV_BYTES = 300_000
 MAX_ENTRIES = 8
 """Maximum number of entries of the navigation."""
 
-CELL = 48
-"""Minimum width of a cell of a heat map (px)."""
+NAMES, CELL, AXIS = 170, 48, 48
+"""Widths of the names of a heat map's rows and, at least, of a cell; height of an axis (px)."""
 
 LONG = 30
 """Length of a text (letters) above which its column is wider, to avoid one word per line."""
@@ -223,10 +223,13 @@ def _sections(sections: Sequence[Section]) -> Iterator[Shown]:
     name: the anchor in the page.  more: number of tables that the page leaves out.
     """
     names: dict[str, int] = {}
+    colours: dict[str, str] = {}
     left, plain, raw = MAX_BYTES, MAX_PLAIN_ROWS, MAX_CSV_BYTES
     for section in sections:
         name = _unique(slug(section.title) or "section", names)
-        figures = [_figure(_unique(f"{name}/{slug(c.title)}", names), c) for c in section.charts]
+        figures = [
+            _figure(_unique(f"{name}/{slug(c.title)}", names), c, colours) for c in section.charts
+        ]
         grids = []
         for i, table in enumerate(section.tables[:MAX_TABLES]):
             if left <= 0 and i >= MIN_TABLES:
@@ -257,36 +260,36 @@ def _unique(name: str, names: dict[str, int]) -> str:
 # ---- charts ------------------------------------------------------------------------------------
 
 
-def _figure(key: str, chart: Chart) -> Shown:
-    """Return a chart for the template.  key: equal in later pages of a run, to keep settings."""
-    from longseq_bench.reports.render._vega import axes, notes, spec
-    from longseq_bench.reports.render._vega_parts import colours, has_rows
+def _figure(key: str, chart: Chart, known: dict[str, str]) -> Shown:
+    """Return a chart for the template.
 
-    vega_spec, styles, scales = spec(chart), colours(chart), axes(chart)
-    named, encoding = {"x": chart.x, "y": chart.y}, vega_spec["layer"][0]["encoding"]
+    key: equal in later pages of a run, to keep settings.  known: colours of earlier charts.
+    """
+    from longseq_bench.reports.render import _draw
+    from longseq_bench.reports.render._theme import colours
+
+    styles = colours(chart, known)
+    vega_spec = _draw.spec(chart, styles)
+    del vega_spec["title"]  # the page has it above the chart
+    axes = {
+        name: vega_spec["encoding"][name] for name in vega_spec.get("usermeta", {}).get("ticks", ())
+    }
+    columns = {p.x for p in chart.points} | {m.x for m in chart.failures}
     return {
         "key": key,
         "chart": chart,
         "alt": alternative_text(chart),
-        # the size that Vega adds for the axis and its title
-        "height": int(vega_spec["height"]) + 48,
-        "width": _min_width(chart, encoding),
-        "legend": [] if has_rows(chart) else list(styles.items()),
+        "height": vega_spec["height"] + AXIS,
+        # the texts of a heat map's cells do not overlap
+        "width": NAMES + CELL * len(columns) if chart.shape == "heat" else 0,
+        "legend": [] if chart.has_rows else list(styles.items()),
         "logs": [
-            (name, named[name].name, both["log"].items() <= encoding[name].items())
-            for name, both in scales.items()
+            (name, axis["axis"]["title"], axis["scale"]["type"] == "log")
+            for name, axis in axes.items()
         ],
-        "notes": list(notes(chart)),
-        "data": _data(finite({"spec": vega_spec, "axes": scales, "series": list(styles)})),
+        "notes": list(_draw.notes(chart)),
+        "data": _data(finite({"spec": vega_spec, "series": _draw.printable(list(styles))})),
     }
-
-
-def _min_width(chart: Chart, encoding: Shown) -> int:
-    """Return the width (px) in which the texts of a heat map's cells do not overlap; else 0."""
-    if chart.shape != "heat":
-        return 0
-    columns = {p.x for p in chart.points} | {m.x for m in chart.failures}
-    return int(encoding["y"]["axis"]["minExtent"]) + CELL * len(columns)
 
 
 # ---- tables ------------------------------------------------------------------------------------

@@ -1,9 +1,13 @@
 """A document as GitHub Markdown. Names and reasons are escaped and can't break a table."""
 
+import mmap
 import re
+import resource
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
+from longseq_bench.core.units import format_bytes
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import (
     Document,
@@ -15,6 +19,9 @@ from longseq_bench.reports.document import (
     format_cell,
 )
 from longseq_bench.reports.render.csv import slug
+
+ENGINE = 65 << 30
+"""Address space that the JavaScript engine of vl-convert reserves at its start (B)."""
 
 _SPECIAL = re.compile(r"([\\`*#|>\[\]~$])")
 _EDGE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -37,20 +44,44 @@ def render(document: Document) -> Files:
     files = {f"{document.stem}.md": _text(document, names)}
     if charts:
         # a machine that only measures may lack what draws charts
-        from longseq_bench.reports.render._vega import svg
+        from longseq_bench.reports.render._draw import svg
+        from longseq_bench.reports.render._theme import colours
 
-        files |= {names[id(chart)]: svg(chart) for chart in charts}
+        known: dict[str, str] = {}
+        files |= {names[id(chart)]: svg(chart, colours(chart, known)) for chart in charts}
     return files
 
 
 def missing_charts(document: Document) -> str:
     """Return a sentence on why the charts of a document can't be drawn; "" if they can."""
-    if not any(section.charts for section in document.sections):
-        return ""
-    from longseq_bench.reports.render._pictures import unavailable_reason
-
-    reason = unavailable_reason()
+    has_charts = any(section.charts for section in document.sections)
+    reason = _find_obstacle() if has_charts else ""
     return f"The charts are left out: {reason}." if reason else ""
+
+
+@cache
+def _find_obstacle() -> str:
+    """Return why vl-convert can't draw in this process; "" if it can.
+
+    With too little room for its JavaScript engine it would end the whole process.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        try:  # no memory is used
+            mmap.mmap(-1, ENGINE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0).close()
+        except (OSError, ValueError, OverflowError):
+            needed, found = format_bytes(ENGINE), format_bytes(limit)
+            return f"they need {needed} of address space, and the limit (`ulimit -v`) is {found}"
+    try:
+        import vl_convert
+
+        vl_convert.vegalite_to_svg({"mark": "point", "data": {"values": []}})
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of Rust is no Exception, for example without threads
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return f"vl-convert-python does not work here ({reason[:200]})"
+    return ""
 
 
 def _text(document: Document, names: Mapping[int, str]) -> str:
@@ -102,7 +133,7 @@ def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
     if section.points:
         yield ""
     for chart in section.charts:
-        from longseq_bench.reports.render._vega import notes
+        from longseq_bench.reports.render._draw import notes
 
         yield from (f"![{escape(alternative_text(chart))}]({names[id(chart)]})", "")
         if signs := " ".join(notes(chart)):

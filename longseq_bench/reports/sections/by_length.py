@@ -8,7 +8,7 @@ from longseq_bench.analysis.row import require
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_seconds
-from longseq_bench.reports import section_charts
+from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import (
     COMPUTED_MARK,
@@ -75,7 +75,7 @@ class ByLength(NamedTuple):
         """Return the times of the attention that is the fastest at some length."""
         best = [some[0] for n in self.lengths for kind in KINDS if (some := n.fastest(kind))]
         failed = [row for row in self.rows if not row.is_ok]
-        return section_charts.time_of_best([*keep_fastest(self.rows), *failed], best)
+        return charts.time_of_best([*keep_fastest(self.rows), *failed], best)
 
 
 def by_length(source: Source) -> ByLength:

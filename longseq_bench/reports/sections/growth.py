@@ -8,7 +8,7 @@ from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.scaling import Exponent, complexities, maxima_on_ranks
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.core.cost import ratio
-from longseq_bench.reports import rank_charts
+from longseq_bench.reports import maxima_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table
 from longseq_bench.reports.document import Section, Table
@@ -39,7 +39,7 @@ def over_ranks(source: Source) -> Section:
         OVER_RANKS_TITLE,
         explanation,
         tables=tables,
-        charts=rank_charts.over_ranks(source),
+        charts=maxima_charts.over_ranks(source),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.reports import section_charts
+from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import (
     MIN_PEAK,
@@ -16,7 +16,6 @@ from longseq_bench.reports.columns import (
 )
 from longseq_bench.reports.document import Section, Spread
 from longseq_bench.reports.groups import table_key
-from longseq_bench.reports.section_charts import limit_note
 from longseq_bench.reports.sections.ranks import explain_rank_columns
 
 
@@ -70,12 +69,16 @@ def lengths(source: Source) -> Section:
         "Time per doubling: time divided by that at half the tokens, with the bounds that both "
         "intervals allow; 2× is linear, 4× quadratic."
     )
-    builders = section_charts.time, section_charts.memory, section_charts.throughput
+    builders = charts.time, charts.memory, charts.throughput
     return Section(
         "Lengths swept",
-        [*explanation, *explain_rank_columns(source.rows), *limit_note(source.rows, len(builders))],
+        [
+            *explanation,
+            *explain_rank_columns(source.rows),
+            *charts.limit_note(source.rows, len(builders)),
+        ],
         tables=source.tables(source.rows, (*_LENGTHS, _per_doubling(source.rows))),
-        charts=section_charts.charts(source, source.rows, *builders),
+        charts=charts.of_each_workload(source, source.rows, *builders),
     )
 
 

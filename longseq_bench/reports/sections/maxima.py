@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from longseq_bench.analysis.searches import SearchRow
-from longseq_bench.reports import section_charts
+from longseq_bench.reports import maxima_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import MIN_PEAK, Columns, optional
 from longseq_bench.reports.document import Section
@@ -16,7 +16,7 @@ def maxima(source: Source) -> Section:
         "Longest lengths",
         list(_explain(source)),
         tables=source.tables(source.maxima, _MAXIMA),
-        charts=section_charts.maxima(source),
+        charts=maxima_charts.by_limit(source),
     )
 
 

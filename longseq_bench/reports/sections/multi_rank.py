@@ -7,7 +7,7 @@ from longseq_bench.analysis.row import require
 from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.reports import rank_charts, section_charts
+from longseq_bench.reports import charts, maxima_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, time_with_interval
 from longseq_bench.reports.document import Section
@@ -26,13 +26,13 @@ def against_one(source: Source) -> Section:
         "At least, at most: bounds that the intervals of both times allow. Efficiency: speed-up "
         "divided by ranks.",
         *explain_high_efficiency(known),
-        *section_charts.limit_note(known),
+        *charts.limit_note(known),
     ]
     return Section(
         TITLE,
         paragraphs,
         tables=source.tables(known, compared_columns(source)),
-        charts=section_charts.charts(source, known, rank_charts.speedup_by_length),
+        charts=charts.of_each_workload(source, known, charts.speedup_by_length),
     )
 
 
@@ -81,6 +81,6 @@ def compared_columns(source: Source, short: bool = False) -> Columns:
 def find_over_ranks(source: Source) -> list[SearchRow]:
     """Return the maxima of the workload that has most of implementations on several ranks."""
     groups = group_by_workload(row for row in source.maxima if row.is_full_pass)
-    several = [rank_charts.ran_on_several(group) for group in groups]
+    several = [maxima_charts.ran_on_several(group) for group in groups]
     known = (group for group in several if len({row.world_size for row in group}) > 1)
     return max(known, key=len, default=[])

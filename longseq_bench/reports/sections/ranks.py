@@ -10,7 +10,7 @@ from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
-from longseq_bench.reports import rank_charts, section_charts
+from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn
 from longseq_bench.reports.document import MISSING, Section
@@ -64,15 +64,15 @@ def each_rank(source: Source) -> Section:
     several = [row for row in source.rows if row.world_size > 1]
     swept = [row for row in several if any(getattr(row, name) is not None for name in known)]
     found = [r for r in source.maxima if r.world_size > 1 and r.rank_peaks is not None]
-    builders = rank_charts.rank_peaks, rank_charts.speedup_by_ranks
+    builders = charts.rank_peaks, charts.speedup_by_ranks
     return Section(
         "Ranks",
-        [_EXPLANATION, *section_charts.limit_note(source.rows, len(builders))],
+        [_EXPLANATION, *charts.limit_note(source.rows, len(builders))],
         tables=[
             *source.tables(swept, _SWEPT),
             *source.tables(found, _FOUND, "at the maximum"),
         ],
-        charts=section_charts.charts(source, source.rows, *builders),
+        charts=charts.of_each_workload(source, source.rows, *builders),
     )
 
 

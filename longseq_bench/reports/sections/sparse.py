@@ -9,7 +9,7 @@ from longseq_bench.analysis.scaling import HIGH_EFFICIENCY
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import ratio
 from longseq_bench.core.units import format_share, format_tokens
-from longseq_bench.reports import section_charts
+from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, optional
 from longseq_bench.reports.document import MAX_FINDINGS, Finding, Section, Spread, format_ratio
@@ -34,15 +34,15 @@ def sparse(source: Source) -> Section:
     rows = [row for row in source.rows if row.is_sparse]
     with_sparsity = [row for row in source.rows if "sparsity" in row.options]
     drawn = [
-        *section_charts.charts(source, with_sparsity, section_charts.speed_over_dense),
-        *section_charts.share_of_ideal(source, rows),
+        *charts.of_each_workload(source, with_sparsity, charts.speed_over_dense),
+        *charts.share_of_ideal(source, rows),
     ]
     return Section(
         TITLE,
         [*_EXPLANATION, *_explain_high_share(rows)],
         points=_findings(rows, segmented(source.rows)),
         tables=source.tables(rows, _COLUMNS),
-        charts=drawn[: section_charts.MAX_CHARTS],
+        charts=drawn[: charts.MAX_CHARTS],
     )
 
 

@@ -8,7 +8,7 @@ from longseq_bench.analysis.labels import speeds
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
-from longseq_bench.reports import section_charts
+from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table, time_or_status
 from longseq_bench.reports.document import Cell, Section, format_ratio
@@ -48,12 +48,12 @@ def relative(source: Source) -> Section:
         "Relative speed: time of the baseline (on the same number of ranks, else on the fewest) "
         "divided by the row's time.",
     )
-    builders = section_charts.time, section_charts.memory, section_charts.roofline
+    builders = charts.time, charts.memory, charts.roofline
     return Section(
         "Time, memory, relative speed",
-        [*explanation, *section_charts.limit_note(source.rows, 3)],
+        [*explanation, *charts.limit_note(source.rows, 3)],
         tables=tables,
-        charts=section_charts.charts(source, source.rows, *builders) if tables else (),
+        charts=charts.of_each_workload(source, source.rows, *builders) if tables else (),
     )
 
 

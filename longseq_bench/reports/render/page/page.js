@@ -80,42 +80,20 @@
 
   // ---- charts -----------------------------------------------------------------------------------
 
-  // The SVG takes the colour of the surrounding text, so a new theme or printing needs no redraw.
-  const VEGA_CONFIG = {
-    background: "transparent",
-    font: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
-    view: { stroke: "transparent" },
-    rule: { color: "currentColor" },
-    text: { color: "currentColor" },
-    axis: {
-      labelColor: "currentColor", labelOpacity: 0.75, labelFontSize: 12,
-      titleColor: "currentColor", titleFontSize: 12, titleFontWeight: 500, titlePadding: 8,
-      gridColor: "currentColor", gridOpacity: 0.1,
-      domainColor: "currentColor", domainOpacity: 0.35, tickColor: "currentColor", tickOpacity: 0.35,
-    },
-  };
   const EMBED_OPTIONS = {
     actions: false,
     ast: true, // interpret expressions: the page's policy forbids code made from text
-    config: VEGA_CONFIG,
     defaultStyle: false,
     logLevel: 1,
     renderer: "svg",
     tooltip: { disableDefaultStyle: true },
   };
+  const ZOOM = {
+    name: "zoom",
+    bind: "scales",
+    select: { type: "interval", zoom: "wheel![event.ctrlKey || event.metaKey]" },
+  };
   const coarse = matchMedia("(pointer: coarse)");
-
-  // Replace the scale of every encoding of x or y that has its own; the others share it.
-  function rescale(part, axis, channelScale) {
-    if (Array.isArray(part)) return part.map((one) => rescale(one, axis, channelScale));
-    if (part === null || typeof part !== "object") return part;
-    const copy = {};
-    for (const [name, value] of Object.entries(part)) {
-      const channel = name === "encoding" && value[axis]?.scale;
-      copy[name] = channel ? { ...value, [axis]: { ...value[axis], ...channelScale } } : name === "datasets" ? value : rescale(value, axis, channelScale);
-    }
-    return copy;
-  }
 
   class Figure {
     constructor(node) {
@@ -124,7 +102,7 @@
       this.hidden = new Set();
       this.logs = all(node, ".settings input");
       this.keys = all(node, ".legend .pick");
-      ({ spec: this.plain, axes: this.axes, series: this.series } = data(node));
+      ({ spec: this.plain, series: this.series } = data(node));
       this.keys.forEach((key, i) => {
         key.addEventListener("click", () => this.toggle(this.series[i]));
       });
@@ -153,15 +131,19 @@
       return this.series.filter((series) => this.hidden.has(series));
     }
 
+    // The chart with the reader's settings, without hidden series, and with zoom.
     spec() {
-      let spec = this.plain;
-      for (const box of this.logs) {
-        spec = rescale(spec, box.name, this.axes[box.name][box.checked ? "log" : "linear"]);
+      const spec = structuredClone(this.plain);
+      for (const { name, checked } of this.logs) {
+        const { scale, axis } = spec.encoding[name];
+        scale.type = checked ? "log" : "linear";
+        axis.values = spec.usermeta.ticks[name][scale.type] ?? undefined;
       }
-      const params = spec.params
-        .filter((param) => param.name !== "zoom" || !coarse.matches) // a finger scrolls the page
-        .map((param) => (param.name === "hidden" ? { ...param, value: this.hiddenSeries() } : param));
-      return { ...spec, params };
+      spec.params = [{ name: "hidden", value: this.hiddenSeries() }];
+      for (const layer of spec.layer) (layer.transform ??= []).push({ filter: "indexof(hidden, datum.s) < 0" });
+      const isPlot = spec.encoding.y.type === "quantitative";
+      if (isPlot && !coarse.matches) spec.layer[0].params = [ZOOM]; // a finger scrolls the page
+      return spec;
     }
 
     async draw() {

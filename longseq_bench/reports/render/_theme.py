@@ -1,0 +1,112 @@
+"""The look of all charts: colours, labels and ticks of axes, and Vega-Lite's configuration.
+
+Texts and axes have the colour of the text around them, so light, dark and paper need no second
+drawing; a picture in a file is black on white.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from longseq_bench.reports.document import Chart, Kind
+
+PALETTE = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c8d", "#4d4d4d",
+)  # fmt: skip
+"""Colours that colour-blind readers can distinguish (Okabe and Ito, 2008), on white and black."""
+SHAPES = ("circle", "square", "triangle-up", "diamond")
+"""Shapes of points, in turn, so that a grey print distinguishes the series as well."""
+CROSS = "M-1,-1L1,1M1,-1L-1,1"
+GREY, PALE = "#888888", "#bbbbbb"
+"""Colours of guides, and of series that are context."""
+CELL_COLOURS = ["#eef5fc", "#5096d2"]
+"""Of the lowest and the highest value of a heat map; black text is readable on both."""
+WIDTH, HEIGHT, PADDING = 620, 320, 12
+"""Size of a plot, and space between its edges and the values (px)."""
+LETTER, LINE, BAR = 6, 13, 26
+"""Width of a letter, height of a line and of a row of bars (px)."""
+MAX_SERIES = 32
+"""Drawn series, those without a colour in grey."""
+MAX_TICKS, MAX_LOG_TICKS, MAX_DECADES = 9, 16, 5
+"""Most lengths or ranks of which each has a tick, most ticks of a logarithmic axis, and most
+decades with three ticks each."""
+
+CONFIG: dict[str, Any] = {
+    "background": "transparent",
+    "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
+    "title": {"anchor": "start", "limit": 0, "color": "currentColor"},
+    "view": {"stroke": None},
+    "rule": {"color": "currentColor"},
+    "text": {"color": "currentColor"},
+    "axis": {
+        "labelColor": "currentColor", "labelOpacity": 0.75, "labelFontSize": 12,
+        "titleColor": "currentColor", "titleFontSize": 12, "titleFontWeight": 500,
+        "titlePadding": 8, "gridColor": "currentColor", "gridOpacity": 0.1,
+        "domainColor": "currentColor", "domainOpacity": 0.35,
+        "tickColor": "currentColor", "tickOpacity": 0.35,
+    },
+}  # fmt: skip
+
+_LABELS: dict[Kind, str] = {
+    # steps of a linear axis are no powers of two: 16,000,000
+    "tokens": "v === 0 || v % (v < 1048576 ? 1024 : 65536) ? format(v, ',') : "
+    "v < 1048576 ? format(v / 1024, ',') + 'k' : format(v / 1048576, '.4~r') + 'M'",
+    "bytes": "v >= 1073741824 ? format(v / 1073741824, '.3~r') + ' GiB' : "
+    "v >= 1048576 ? format(v / 1048576, '.3~r') + ' MiB' : "
+    "v >= 1024 ? format(v / 1024, '.3~r') + ' KiB' : format(v, '.3~r') + ' B'",
+    "seconds": "format(v, '.3~s') + 's'",
+    "flop_rate": "format(v, '.3~s') + 'FLOP/s'",
+    "byte_rate": "format(v, '.3~s') + 'B/s'",
+    "share": "format(v, '.3~%')",
+    "ratio": "format(v, '.3~r') + '×'",
+    "count": "format(v, '.3~s')",
+    "error": "format(v, '.2~e')",
+}
+
+
+def label_expression(kind: Kind) -> str:
+    """Return the expression of the labels of an axis."""
+    words = _LABELS.get(kind, "format(v, '.3~r')")
+    return words.replace("v ", "datum.value ").replace("(v,", "(datum.value,")
+
+
+def round_ticks(kind: Kind, log: bool, values: Sequence[float]) -> list[float] | None:
+    """Return the ticks of an axis; None for those that Vega chooses.
+
+    They are round where Vega's are not: powers of two, 1-2-5 steps of a logarithmic axis, and
+    multiples of a power of two for bytes.
+    """
+    low, high = min(values), max(values)
+    if not high > low:
+        return None
+    if not log:
+        step = 2.0 ** math.ceil(math.log2((high - low) / 8))
+        multiples = range(math.ceil(low / step), math.floor(high / step) + 1)
+        return [step * n for n in multiples] if kind == "bytes" else None
+    if kind in ("tokens", "bytes"):
+        powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
+        return [2.0**n for n in powers] if len(powers) > 1 else None
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    digits = (1, 2, 5) if last - first <= MAX_DECADES else (1,)
+    steps = [digit * 10.0**n for n in range(first, last + 1) for digit in digits]
+    kept = [step for step in steps if low <= step <= high]
+    return kept if 1 < len(kept) <= MAX_LOG_TICKS else None
+
+
+def colours(chart: Chart, known: dict[str, str]) -> dict[str, str]:
+    """Return the colour of each drawn series; only the best have one, the others are pale.
+
+    known: colours in earlier charts of the same report, which series keep; new ones are added.
+    Names label all bars and rows of cells, which have one colour and that of their value.
+    """
+    names = chart.series[:MAX_SERIES]
+    if chart.has_rows:
+        return dict.fromkeys(names, PALETTE[0])
+    styles = dict.fromkeys(names, PALE)
+    best = chart.find_best(names)
+    for name in sorted((n for n in names if n in best), key=lambda name: name not in known):
+        free = [colour for colour in PALETTE if colour not in styles.values()]
+        unused = [colour for colour in free if colour not in known.values()]
+        styles[name] = known[name] if known.get(name) in free else [*unused, *free][0]
+        known.setdefault(name, styles[name])
+    return styles
