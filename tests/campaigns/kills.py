@@ -183,10 +183,11 @@ def _was_interrupted_in_python_s_start(kills: Sequence[Kill], said: str) -> bool
 def _codes(kills: Sequence[Kill]) -> set[int]:
     """Return the exit codes that are right; 3 says that a trial failed, in this run or before."""
     own = [k.fatal for k in kills if k.target == "parent" and k.fatal is not None]
-    if own:  # by itself: before the command is loaded, or SIGKILL
-        return {128 + number for number in own} | {-n for n in own if n != signal.SIGINT}
     lost_servers = sum(kill.target == "server" and kill.fatal is not None for kill in kills)
-    codes = {0, 2} if lost_servers >= ATTEMPTS else {0}
+    gives_up = {2} if lost_servers >= ATTEMPTS else set()  # before a signal reaches it
+    if own:  # by itself: before the command is loaded, or SIGKILL
+        return gives_up | {128 + n for n in own} | {-n for n in own if n != signal.SIGINT}
+    codes = {0} | gives_up
     has_failed = bool(_lines()) and any(r.outcome.status != "ok" for r in load("out").records)
     return codes | ({3} if has_failed else set())
 
