@@ -10,13 +10,13 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any
 
-from longseq_bench.analysis.labels import index_short_labels, set_labels, short_names
+from longseq_bench.analysis.labels import index_short_labels, set_labels, short_name, short_names
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.searches import SearchRow, merge_search
+from longseq_bench.analysis.stability import REMEDY, busy_threads, find_instability
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import merge_trial
-from longseq_bench.comparison.caveats import find_caveats
-from longseq_bench.comparison.model import Change, Comparison, format_percent
+from longseq_bench.comparison.model import Change, Comparison, count, format_percent, name_row
 from longseq_bench.comparison.significance import estimate_ratios
 from longseq_bench.comparison.trial_matching import (
     HARDWARE,
@@ -38,9 +38,11 @@ MEMORY_TOLERANCE, MEMORY_TOLERANCE_BYTES = 0.01, 64 * 2**10
 """Both must be exceeded. A peak on a CPU is counted in pages, and varies by a few of them."""
 TIME_TOLERANCE = 0.1
 """Relative. The noise of single passes, which is unknown, moves a maximum limited by time."""
+MAX_LOAD_DIFFERENCE = 0.5  # difference in load, as a share of the cores, that is reported
+MAX_NAMES = 6  # in the list of an error
 MORE_ROUNDS = "sweep with rounds: 3 or more"
-MAX_NAMES = 6
-"""Names in a list of a sentence."""
+_Compared = Sequence[tuple[Pair, Any, Any]]
+"""Trials and searches: the runs of A and of B, and the merged rows of both."""
 
 
 def compare(
@@ -53,32 +55,31 @@ def compare(
     in time that is reported.  any_machine: compare trials of different machines too.
     Raises UserError if no trial is in both sets, or only on different machines.
     """
-    matched = match(a, b, any_machine)
+    pairs, elsewhere, *unmatched = match(a, b, any_machine)
     # pair by pair: as sets, two machines that swapped sides would be equal
     unlike = dict.fromkeys(
         f"{name} {value} and {other}"
-        for runs_a, runs_b in matched.different_machines
+        for runs_a, runs_b in elsewhere
         for name, value, other in find_differences(runs_a[:1], runs_b[:1], HARDWARE)
     )
-    machines = f" ({join_names(unlike, '; ', MAX_NAMES)})" if unlike else ""
-    if not matched.pairs and machines:
+    machines = f" ({'; '.join(unlike)})" if unlike else ""
+    if not pairs and machines:
         raise UserError(
             f"A and B were measured on different machines{machines}; --across-machines compares "
             "them anyway"
         )
-    if not matched.pairs:
+    if not pairs:
         in_common = f"A has {_contents(a)}; B has {_contents(b)}"
         raise UserError(f"A and B have no trial in common: {in_common}")
-    elsewhere = [runs for runs, _ in matched.different_machines]
-    groups = [runs for runs, _ in matched.pairs], matched.only_a, matched.only_b, elsewhere
+    groups = [runs for runs, _ in pairs], *unmatched, [runs for runs, _ in elsewhere]
     merged = [[*map(_merge, some)] for some in groups]
     labels = index_short_labels([*chain(*merged)])
     rows, only_a, only_b, other_machines = (set_labels(side, labels) for side in merged)
-    compared = [(pair, row, _merge(pair[1])) for pair, row in zip(matched.pairs, rows, strict=True)]
+    compared = [(pair, row, _merge(pair[1])) for pair, row in zip(pairs, rows, strict=True)]
     trials = [one for one in compared if isinstance(one[1], SweepRow)]
     searches = compared[len(trials) :]
     times = list(_compare_times(trials, level, min_change))
-    records_a, records_b = ([r for pair in matched.pairs for r in pair[i]] for i in (0, 1))
+    records_a, records_b = ([r for pair in pairs for r in pair[i]] for i in (0, 1))
     return Comparison(
         names,
         level,
@@ -93,7 +94,7 @@ def compare(
         other_machines=other_machines,
         machine_differences=machines,
         differences=find_differences(records_a, records_b, HARDWARE + SOFTWARE),
-        caveats=[*find_caveats(compared, [t.ratio for t in times], min_change)],
+        caveats=[*_find_caveats(compared, [t.ratio for t in times], min_change)],
         records=(records_a, records_b),
     )
 
@@ -102,9 +103,7 @@ def _merge(runs: Runs) -> Any:
     return merge_search(runs) if is_search(runs[0]) else merge_trial(runs)
 
 
-def _compare_times(
-    trials: Sequence[tuple[Pair, SweepRow, SweepRow]], level: float, min_change: float
-) -> Iterator[Change]:
+def _compare_times(trials: _Compared, level: float, min_change: float) -> Iterator[Change]:
     """Compare the trials timed on both sides; test those with several processes together."""
     timed = [
         (row_a, row_b, medians) for pair, row_a, row_b in trials
@@ -180,9 +179,72 @@ def _differing_budgets(a: SweepRow, b: SweepRow) -> str:
 
 
 def _contents(records: Sequence[Record]) -> str:
-    short = short_names(r.trial.implementation for r in records).values()
+    short = short_names(r.trial.implementation for r in records)
+    names = join_names(short.values(), max_names=MAX_NAMES)
     lengths = sorted({r.trial.workload.seq_len for r in records if r.purpose == "measure"})
-    names, texts = (
-        join_names(some, max_names=MAX_NAMES) for some in (short, map(format_tokens, lengths))
-    )
-    return f"{names} at {texts} tokens" if lengths else f"searches of {names}"
+    tokens = join_names(map(format_tokens, lengths), max_names=MAX_NAMES)
+    return f"{names} at {tokens} tokens" if lengths else f"searches of {names}"
+
+
+def _find_caveats(compared: _Compared, ratios: Sequence[float], min_change: float) -> Iterator[str]:
+    """Yield a sentence for each caveat.
+
+    ratios: of times, B over A.  min_change: the smallest relative difference that is reported.
+    """
+    records_a, records_b = ([r for pair, *_ in compared for r in pair[i]] for i in (0, 1))
+    if records_a == records_b:
+        yield "The compared records are the same on both sides: identical records can't differ."
+    logs = [math.log(ratio) for ratio in ratios]
+    middle = median(logs) if len(logs) > 2 else 0.0
+    if abs(middle) >= math.log1p(min_change) and all(0.5 <= x / middle <= 2 for x in logs):
+        shift = f"{format_percent(math.expm1(abs(middle)))} {'slower' if middle > 0 else 'faster'}"
+        yield (
+            f"All {len(logs)} trials changed by a similar ratio; by the median B is {shift}. "
+            "The cause may be the machine rather than the code."
+        )  # fmt: skip
+    yield from _order_and_load(records_a, records_b)
+    yield from _unstable(compared)
+    edited = {
+        short_name(row_a.implementation): f"{row_a.source} in A and {row_b.source} in B"
+        for _, row_a, row_b in compared
+        if row_a.source != row_b.source
+    }
+    for name, hashes in edited.items():
+        yield f"The file of {name} differs: its hash is {hashes}."
+    for name, records in (("A", records_a), ("B", records_b)):
+        commits = dict.fromkeys(c for r in records if (c := r.environment.commit))
+        if len(commits) > 1:
+            yield f"{name} has records of {len(commits)} commits, merged: {', '.join(commits)}."
+
+
+def _order_and_load(a: Sequence[Record], b: Sequence[Record]) -> Iterator[str]:
+    times_a, times_b = ([r.started_at for r in side] for side in (a, b))
+    is_apart = {"A": max(times_a) < min(times_b), "B": max(times_b) < min(times_a)}
+    for first, other in ("AB", "BA"):
+        if is_apart[first]:
+            yield (
+                f"All of {first} was measured before {other} (A from {min(times_a)}, B from "
+                f"{min(times_b)}): the ratios include any drift of the machine."
+            )
+    loads = [[r.environment.load[0] for r in side if r.environment.load] for side in (a, b)]
+    load_a, load_b = (median(side or [math.nan]) for side in loads)
+    if abs(load_a - load_b) > MAX_LOAD_DIFFERENCE * a[0].environment.cores:
+        yield (
+            f"The machine's load was {load_a:.1f} with A and {load_b:.1f} with B (1 minute, "
+            "median): other work may have slowed one of them."
+        )
+
+
+def _unstable(compared: _Compared) -> Iterator[str]:
+    """Report trials that were measured on a machine that was not steady."""
+    trials = [one for one in compared if isinstance(one[1], SweepRow) and not one[1].fit_only]
+    for i, side in enumerate("AB"):
+        busy = busy_threads(record for pair, *_ in trials for record in pair[i])
+        found = [
+            f"{name_row(rows[0])} ({reason})"
+            for pair, *rows in trials
+            if rows[i].is_ok and (reason := find_instability(pair[i], busy[rows[i].fingerprint]))
+        ]
+        if found:
+            others = f" and {count(len(found) - 1, 'more trial')}" if len(found) > 1 else ""
+            yield f"Unstable in {side}: {found[0]}{others}; {REMEDY}."

@@ -6,7 +6,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from longseq_bench.analysis.labels import Labels, find_labels, settings_key
+from longseq_bench.analysis.labels import find_labels, settings_key
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.comparison.model import Change, ComparedRow, Comparison, count, name_row
@@ -15,19 +15,16 @@ from longseq_bench.core.model import Record
 from longseq_bench.reports import document as doc
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
 from longseq_bench.reports.document import Column, Document, Point, Section, Table
-from longseq_bench.reports.groups import capitalize_first, describe_workload, table_key
+from longseq_bench.reports.groups import describe_workload, table_key
 from longseq_bench.reports.outcome_text import describe_outcome
 from longseq_bench.reports.render.json import finite
 from longseq_bench.reports.wording import limit_findings
 
 SCHEMA = 1
-_WORKLOAD = (
-    "tokens", "device", "world_size", "dtype", "mode", "new_tokens", "causal", "mask", "batch",
-    "heads", "kv_heads", "head_dim", "v_head_dim", "model",
-)  # fmt: skip
 _IDENTITY = (
-    "implementation", "options", *_WORKLOAD, "threads", "memory_budget", "time_budget", "fit_only",
-    "keep", "allocator", "requested_dense_kernel",
+    "implementation", "options", "tokens", "device", "world_size", "dtype", "mode", "new_tokens",
+    "causal", "mask", "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "model", "threads",
+    "memory_budget", "time_budget", "fit_only", "keep", "allocator", "requested_dense_kernel",
 )  # fmt: skip
 _ESTIMATE = {
     "low": "low", "high": "high", "p": "p_value", "adjusted": "adjusted_p",
@@ -35,16 +32,19 @@ _ESTIMATE = {
 }  # fmt: skip
 """Fields of an estimate by their names in the JSON document."""
 _METHOD = (
-    "A and B: median over all passes. Ratio: of the geometric means over processes of their median "
-    "passes, with its 95 % interval (low, high). p: corrected for all rows (Holm).",
-    "Detectable: the smallest difference that so many processes can distinguish from noise. Too "
-    "noisy: no change was found, but the noise could hide the one that was asked for.",
-    "Memory: more or less if all processes of one side need 1 % and 64 KiB more than all of the "
-    "other. Longest lengths: the same if the brackets overlap.",
+    "Ratios are B over A, of the geometric means over processes, with a 95 % interval (low, high). "
+    "p is corrected for all rows (Holm). Detectable is the smallest change that so many processes "
+    "can show."
 )
+
+
+def _interval(t: Change) -> tuple[float | None, float | None]:
+    return (t.estimate.low, t.estimate.high) if t.estimate else (None, None)
+
 
 _NAME = ValueColumn("Implementation", "text", attrgetter("a.name"), 10)
 _TOKENS = ValueColumn("Tokens", "tokens", attrgetter("a.tokens"), 9)
+_WORKLOAD = ValueColumn("Workload", "text", lambda one: _workload(one.a))
 _RATIO = ValueColumn("Ratio", "ratio", attrgetter("ratio"), 6)
 _VERDICT = ValueColumn("Verdict", "text", attrgetter("verdict"), 10)
 _NOTE = ValueColumn("Note", "text", lambda one: one.reason or one.note or None, 1)
@@ -54,8 +54,8 @@ _TIMES = (
     ValueColumn("A", "seconds", lambda t: time_with_interval(t.a), 8),
     ValueColumn("B", "seconds", lambda t: time_with_interval(t.b), 8),
     _RATIO,
-    ValueColumn("Low", "ratio", lambda t: t.estimate and t.estimate.low, 5),
-    ValueColumn("High", "ratio", lambda t: t.estimate and t.estimate.high, 5),
+    ValueColumn("Low", "ratio", lambda t: _interval(t)[0], 5),
+    ValueColumn("High", "ratio", lambda t: _interval(t)[1], 5),
     ValueColumn("p", "error", lambda t: t.estimate and t.estimate.adjusted_p, 2),
     ValueColumn("Detectable", "share", lambda t: t.estimate and min(t.estimate.detectable, 1), 3),
     ValueColumn("Processes", "text", lambda t: f"{len(t.a_rounds)} and {len(t.b_rounds)}", 1),
@@ -99,14 +99,13 @@ def comparison_document(
     Rows that changed, or were too noisy to tell, come first; the unchanged ones are folded.
     is_terminal: without charts, and with one line for the unchanged rows.
     """
-    changed, unchanged = _tables(result, fail_on or result.min_change)
+    tables, unchanged = _tables(result, fail_on or result.min_change)
+    if result.statuses:
+        tables.append(build_table("Different status", _STATUSES, result.statuses))
     title = f"{count(sum(len(t.rows) for t in unchanged), 'row')} unchanged"
     worse = find_regressions(result, fail_on) if fail_on else []
     points = [*limit_findings(f"{clause}." for clause in worse), *summarize(result)]
-    if is_terminal and unchanged:
-        points.append(f"{title}.")
-    if result.statuses:
-        changed.append(build_table("Different status", _STATUSES, result.statuses))
+    points += [f"{title}."] if is_terminal and unchanged else []
     apart = [
         f"{where}: {name_row(row)}{', a search' if isinstance(row, SearchRow) else ''}"
         for where, rows in (
@@ -119,19 +118,18 @@ def comparison_document(
     columns = Column(""), Column("A"), Column("B")
     differences = [Table("", columns, tuple(result.differences))] if result.differences else []
     sections = [
-        Section("Result", points=points, tables=changed, charts=_charts(result.times)),
+        Section("Result", points=points, tables=tables, charts=_charts(result.times)),
         Section("Cautions", points=result.caveats),
         Section("Not compared", points=apart),
         Section("Differences of machine and software", tables=differences),
         Section(title, tables=unchanged, folded=True),
-        Section("How to read the tables", points=_METHOD, folded=True),
     ]
     report = Document(
         "compare",
         decide(result, fail_on).line,
-        [*map(_describe_side, "AB", result.names, result.records), "Ratios are B over A."],
+        [*map(_describe_side, "AB", result.names, result.records), _METHOD],
         [one for one in sections if one.has_content and not (is_terminal and one.folded)],
-        lambda: _processes(result),
+        lambda: build_table("times", (_WORKLOAD, *_TIMES), result.times),
     )
     return report.without_charts() if is_terminal else report
 
@@ -155,8 +153,8 @@ def _tables(result: Comparison, share: float) -> tuple[list[Table], list[Table]]
         ordered = sorted(changes, key=lambda one: one.verdict in ("too noisy", "undecided"))
         groups = group_by(ordered, lambda one: (one.verdict == "same", table_key(one.a)))
         for (is_same, _), group in groups.items():
-            workload = capitalize_first(describe_workload(group[0].a, defaultdict(str)))
-            tables[is_same].append(build_table(f"{name}. {workload}", columns, group))
+            title = f"{name}, {_workload(group[0].a)}"
+            tables[is_same].append(build_table(title, columns, group))
     return tables
 
 
@@ -174,46 +172,25 @@ def _charts(times: Sequence[Change]) -> list[doc.Chart]:
     """Return a chart of ratios per workload with several trials."""
     charts: list[doc.Chart] = []
     for group in group_by(times, lambda t: table_key(t.a)).values():
-        if len(group) < 2:
-            continue
-        points = []
-        for t in group:
-            low, high = (t.estimate.low, t.estimate.high) if t.estimate else (None, None)
-            points.append(Point(t.a.name, t.a.tokens, t.ratio, low, high, t.verdict))
+        points = [Point(t.a.name, t.a.tokens, t.ratio, *_interval(t), t.verdict) for t in group]
         lengths = [p.x for p in points]
         same = tuple(Point("the same", x, 1.0) for x in (min(lengths), max(lengths)))
-        decided = sum(p.words in ("slower", "faster") for p in points)
-        charts.append(doc.Chart(
+        chart = doc.Chart(
             f"ratios {len(charts) + 1}",
-            f"B over A: {describe_workload(group[0].a, defaultdict(str))}",
-            f"Times of B divided by those of A, with intervals: {len(points)} trials, {decided} of "
-            "them slower or faster.",
+            f"B over A: {_workload(group[0].a)}",
+            f"Times of B divided by those of A, with intervals: {len(points)} trials.",
             doc.Axis("tokens", "tokens", log=True),
             doc.Axis("time, B over A", "ratio"),
             tuple(points),
             guides=(doc.Guide("the same", same, "no change"),),
             shape="dots",
-        ))  # fmt: skip
+        )
+        charts += [chart] if len(points) > 1 else []
     return charts
 
 
-def _program_labels(result: Comparison) -> Labels:
-    """Return the labels of rows for programs ("ring chunk=1024"); their own are for people."""
-    trials = [record.trial for side in result.records for record in side]
-    return find_labels([*trials, *result.only_a, *result.only_b, *result.other_machines])
-
-
-def _processes(result: Comparison) -> Table:
-    """Return the tidy data: one row per process of every trial with times on both sides."""
-    labels = _program_labels(result)
-    rows = tuple(
-        (side, t.a.implementation, labels[settings_key(t.a)], *attrgetter(*_WORKLOAD)(t.a), i, time)
-        for t in result.times
-        for side, times in (("A", t.a_rounds), ("B", t.b_rounds))
-        for i, time in enumerate(times)
-    )
-    names = ("side", "implementation", "label", *_WORKLOAD, "process", "median_s")
-    return Table("processes", tuple(map(Column, names)), rows)
+def _workload(row: ComparedRow) -> str:
+    return describe_workload(row, defaultdict(str))
 
 
 def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
@@ -221,7 +198,10 @@ def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
 
     fail_on: the smallest share listed in `worse`.
     """
-    verdict, labels = decide(result, fail_on), _program_labels(result)
+    verdict = decide(result, fail_on)
+    trials = [record.trial for side in result.records for record in side]
+    # for programs ("ring chunk=1024"); the labels of the rows are for people
+    labels = find_labels([*trials, *result.only_a, *result.only_b, *result.other_machines])
 
     def identify(row: ComparedRow) -> dict[str, Any]:
         values = {name: getattr(row, name) for name in _IDENTITY}

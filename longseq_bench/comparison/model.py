@@ -21,11 +21,9 @@ ComparedRow = SweepRow | SearchRow
 class Change:
     """The time, the peak memory, the longest length or the status of a trial on both sides.
 
-    a, b: a SweepRow each, of a length a SearchRow: the runs of each side merged as in the report
-    of the same records; a has the label.
-    verdict: of a time "slower", "faster", "same", "undecided", and for display "too noisy": the
-    same within noise, but a change could hide in it. Of a peak "more", "less", "same". Of a length
-    "longer", "shorter", "same", "undecided". Of a status "broken", "mended", "otherwise".
+    a, b: the merged runs of each side, SweepRow or SearchRow; a has the label.
+    verdict: of a time "slower", "faster", "same", "undecided"; of a peak "more", "less", "same"; of
+    a length "longer", "shorter", "same", "undecided"; of a status "broken", "mended", "otherwise".
     ratio: infinite if no length passed with A.  reason: why it is undecided.
     note: budgets of the two sides that differ and matter, as text.
     a_rounds, b_rounds: of a time, the median pass of each process on the slowest rank (s); ratio

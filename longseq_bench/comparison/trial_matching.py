@@ -8,7 +8,6 @@ of an own function: before and after an edit.
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -35,30 +34,21 @@ Runs = list[Record]
 Pair = tuple[Runs, Runs]
 
 
-@dataclass(frozen=True)
-class Matching:
-    """Runs of both sides, and those of one side only; trials first, then searches.
-
-    different_machines: pairs that match in all but their machine; they are in no other field.
-    """
-
-    pairs: list[Pair]
-    different_machines: list[Pair]
-    only_a: list[Runs]
-    only_b: list[Runs]
-
-
 def is_search(record: Record) -> bool:
     """Return True for a step of a search for the longest length."""
     return record.purpose in SEARCH_PURPOSES
 
 
-def match(a: Iterable[Record], b: Iterable[Record], any_machine: bool = False) -> Matching:
+def match(
+    a: Iterable[Record], b: Iterable[Record], any_machine: bool = False
+) -> tuple[list[Pair], list[Pair], list[Runs], list[Runs]]:
     """Match trials and searches with the same environment, else on the same machine.
 
     Budgets do not change a time: a trial matches one with other budgets if none has the same.
     Where a side has several candidates, the one measured last is used.
     any_machine: also match trials of different machines, if the same machine has none.
+    Returns pairs, pairs that match in all but their machine, and the runs of A only and of B only;
+    in each the trials come first.
     """
     sides = [
         sorted((r for r in side if r.purpose == "measure" or is_search(r)), key=is_search)
@@ -75,26 +65,26 @@ def match(a: Iterable[Record], b: Iterable[Record], any_machine: bool = False) -
         return places[place], _identity(record, any_file, any_budget)
 
     first = ("environment", False, False)
-    left = [list(group_by(side, lambda r: key(r, *first)).values()) for side in sides]
-    pairs: list[Pair] = []
-    different_machines: list[Pair] = []
-    for step in (first, *product(("machine", "any"), (False, True), (False, True))):
-        by_key_a, by_key_b = (
-            {
-                key(runs[0], *step): runs
-                for runs in sorted(side, key=lambda runs: max(r.started_at for r in runs))
-            }
-            for side in left
+    left = [
+        sorted(
+            group_by(side, lambda r: key(r, *first)).values(),
+            key=lambda runs: max(r.started_at for r in runs),
         )
+        for side in sides
+    ]
+    pairs, different_machines = list[Pair](), list[Pair]()
+    for step in (first, *product(("machine", "any"), (False, True), (False, True))):
+        by_key_a, by_key_b = ({key(runs[0], *step): runs for runs in side} for side in left)
         matched = [(runs, by_key_b[k]) for k, runs in by_key_a.items() if k in by_key_b]
         target = different_machines if step[0] == "any" and not any_machine else pairs
         target += matched
         taken = {id(runs) for pair in matched for runs in pair}
         left = [[runs for runs in side if id(runs) not in taken] for side in left]
-    order = {id(record): i for i, record in enumerate(sides[0])}
+    order = {id(record): i for side in sides for i, record in enumerate(side)}
     for found in (pairs, different_machines):
         found.sort(key=lambda pair: order[id(pair[0][0])])
-    return Matching(pairs, different_machines, *left)
+    only_a, only_b = (sorted(side, key=lambda runs: order[id(runs[0])]) for side in left)
+    return pairs, different_machines, only_a, only_b
 
 
 def _identity(record: Record, any_file: bool, any_budget: bool) -> Hashable:

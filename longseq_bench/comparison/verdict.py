@@ -1,15 +1,11 @@
 """The answer of a comparison: PASS, FAIL or TOO NOISY, the regressions, a sentence per question.
 
-The change asked for is the share of --fail-on; without it, the smallest difference that is
-reported (--min-difference).
-
-FAIL: a figure is worse by at least that change: a time by the test, a peak, a longest length; or a
-trial is no longer ok.
+The change asked for is the share of --fail-on, else that of --min-difference.
+FAIL: a figure is worse by it (a time by the test), or a trial is no longer ok.
 TOO NOISY: not FAIL, and a series of trials (one implementation at several lengths) has no length
 that could have shown the change in its time; or a search that time limits is shorter by the
 change, which may be noise; or there is no figure to compare.
-PASS: all else. Trials that could not have shown the change are counted, if their series has another
-length that could.
+PASS: all else.
 """
 
 from collections import Counter
@@ -73,21 +69,18 @@ def decide(result: Comparison, fail_on: float | None = None) -> Verdict:
     ).values()
     noisy = [some for some in series if not any(could_show(result, share, t) for t in some)]
     if noisy:
-        trials = f"{len(unseen)} of {count(len(result.times), 'trial')}"
-        reason = f"{trials} could not have shown a slow-down of {format_percent(share)}"
+        reason = (
+            f"{len(unseen)} of {count(len(result.times), 'trial')} could not have shown a "
+            f"slow-down of {format_percent(share)}"
+        )
         return _too_noisy(result, share, noisy, reason)
     for one in result.maxima:
         if one.verdict == "undecided" and 1 - one.ratio >= share:
             drop = f"reaches {format_percent(1 - one.ratio)} fewer tokens"
             return Verdict("TOO NOISY", f"{name_row(one.a)} {drop}; {one.reason}.")
-    figures = [
-        count(n, *words)
-        for n, words in (
-            (len(result.times or result.peaks), ("trial",)),
-            (len(result.maxima), ("search", "searches")),
-        )
-        if n
-    ]
+    trials, searches = len(result.times or result.peaks), len(result.maxima)
+    figures = [count(trials, "trial")] if trials else []
+    figures += [count(searches, "search", "searches")] if searches else []
     if not figures and not result.statuses:
         failed = count(result.failed_alike, "trial")
         return Verdict("TOO NOISY", f"there is no figure to compare; {failed} failed in both.")

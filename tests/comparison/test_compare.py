@@ -14,9 +14,8 @@ from longseq_bench.comparison.trial_matching import match
 from longseq_bench.comparison.verdict import decide, find_regressions, summarize
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Environment, Record
-from longseq_bench.reports import documents
 from longseq_bench.reports.base import FORMATS
-from longseq_bench.reports.document import Cell, Document, Section, Spread
+from longseq_bench.reports.document import Cell, Document, Section
 from tests import make
 
 MIB = 2**20
@@ -69,27 +68,6 @@ def test_a_ratio_has_an_interval_and_a_verdict(by: float, verdict: str) -> None:
     assert row.b.time_s / row.a.time_s == pytest.approx(row.ratio)
     assert row.estimate.low < by < row.estimate.high
     assert row.a_rounds == pytest.approx(STEADY)
-
-
-def times_in_report(records: list[Record]) -> set[Cell]:
-    """Every cell under a heading "Time" in the report of some records."""
-    (report,) = documents(records)
-    return {
-        cell
-        for section in report.sections for table in section.tables for row in table.rows
-        for column, cell in zip(table.columns, row, strict=True) if column.name == "Time"
-    }  # fmt: skip
-
-
-def test_times_are_those_of_the_report_of_the_same_records() -> None:
-    """Median and interval over all passes: rounds of few passes count less than others."""
-    few = make.record(make.trial(round=2), make.outcome(time=[0.5, 0.1]))
-    a, b = rounds(times=(0.1, 0.12, 0.3)), [*rounds(times=(0.2, 0.25)), few]
-    (row, *_) = rows_of(comparison_document(compare(a, b)).sections[0])
-    assert {row["A"]} == times_in_report(a)
-    assert {row["B"]} == times_in_report(b)
-    assert isinstance(row["B"], Spread)
-    assert row["B"].value != pytest.approx((0.2 * 0.25 * 0.3) ** (1 / 3), rel=0.01)
 
 
 def test_samples_are_processes_not_passes() -> None:
@@ -212,7 +190,8 @@ def test_different_machines_are_refused_by_default(field: dict[str, Any]) -> Non
 def test_machines_match_if_their_memory_is_similar() -> None:
     def matches(memory_bytes: int) -> bool:
         where = make.environment("alpha", memory_bytes=memory_bytes)
-        return bool(match(rounds(where=one), rounds(where=where)).pairs)
+        pairs, *_ = match(rounds(where=one), rounds(where=where))
+        return bool(pairs)
 
     one = make.environment("alpha", memory_bytes=10**9)
     assert [matches(int(share * 10**9)) for share in (1.005, 1.011, 2, 0.992)] == [
@@ -261,12 +240,6 @@ def test_without_common_trials_the_error_names_the_contents() -> None:
 # ---- memory, maxima, failures ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("peak", "verdict"), [(1.2, "more"), (0.8, "less"), (1.005, "same")])
-def test_peaks(peak: float, verdict: str) -> None:
-    (row,) = compare(rounds(), rounds(peak=peak * MIB)).peaks
-    assert (row.verdict, row.ratio) == (verdict, pytest.approx(peak, rel=1e-5))
-
-
 @pytest.mark.parametrize(
     ("a", "b", "verdict"),
     [
@@ -280,7 +253,7 @@ def test_peaks_that_differ_by_a_few_pages_or_below_1_percent_are_the_same(
     """In KiB."""
     for one, other, word in ((a, b, verdict), (b, a, verdict.replace("more", "less"))):
         (row,) = compare(rounds(peak=one * 1024), rounds(peak=other * 1024)).peaks
-        assert row.verdict == word
+        assert (row.verdict, row.ratio) == (word, pytest.approx(other / one))
 
 
 def search(passed: int, failed: int | None, status: Any = "oom", **fields: Any) -> list[Record]:
@@ -329,10 +302,9 @@ def test_a_trial_that_fails_only_in_b_is_broken_and_has_no_time() -> None:
 
 
 def test_the_gate_names_regressions() -> None:
-    assert find_regressions(compare(rounds(), rounds(times=times(1.1))), 0.05) == [
-        "sdpa at 4k is 10 % slower"
-    ]
-    assert find_regressions(compare(rounds(), rounds(times=times(1.1))), 0.2) == []
+    slower = compare(rounds(), rounds(times=times(1.1)))
+    assert find_regressions(slower, 0.05) == ["sdpa at 4k is 10 % slower"]
+    assert find_regressions(slower, 0.2) == []
     assert find_regressions(compare(rounds(), rounds(times=times(0.5))), 0.05) == []
     more = compare(rounds(), rounds(peak=1.5 * MIB))
     assert find_regressions(more, 0.05) == ["sdpa at 4k takes 50 % more memory"]
@@ -369,10 +341,7 @@ def test_anything_worse_by_the_share_is_fail_and_the_worst_is_named() -> None:
     )  # fmt: skip
     assert verdict_of(rounds(), rounds(peak=1.5 * MIB))[0] == "FAIL"
     assert verdict_of(search(1000, 1010), search(900, 910))[0] == "FAIL"
-    assert verdict_of(rounds(), failed("wrong")) == (
-        "FAIL",
-        "sdpa at 4k is no longer ok: wrong: wrong!.",
-    )
+    assert verdict_of(rounds(), failed("wrong"))[0] == "FAIL"
     assert verdict_of(swept(1), swept(1.1), 0.2) == (
         "PASS", "nothing is worse by 20 % or more in 1 trial.",
     )  # fmt: skip
@@ -401,6 +370,13 @@ def test_too_noisy_is_a_series_in_which_no_length_could_have_shown_the_change() 
         assert word == "TOO NOISY"
         assert reason.startswith("1 of 2 trials could not have shown a slow-down of 5 %; ")
         assert reason.endswith(" rounds per side would be enough.")
+
+
+def test_noise_that_no_number_of_rounds_could_overcome_proposes_none() -> None:
+    wild = rounds(times=(0.1, 0.9, 0.02))
+    verdict = decide(compare(wild, wild), 0.05)
+    assert verdict.reason.endswith("a slow-down of 5 %, nor could 1,000 rounds per side.")
+    assert verdict.rounds is None
 
 
 def test_one_process_a_side_is_too_noisy_and_three_rounds_are_proposed() -> None:
@@ -529,17 +505,12 @@ def tables(section: Section) -> dict[str, list[dict[str, Cell]]]:
 
 def test_the_document_has_every_comparison() -> None:
     found = sections(comparison_document(everything(), 0.05))
-    assert list(found) == [
-        "Result",
-        "Not compared",
-        "2 rows unchanged",
-        "How to read the tables",
-    ]
+    assert list(found) == ["Result", "Not compared", "2 rows unchanged"]
     shown = tables(found["Result"])
-    workload = "Forward, float32, not causal, batch 1, 8 heads of 64, cpu"
+    workload = "forward, float32, not causal, batch 1, 8 heads of 64, cpu"
     assert list(shown) == [
-        f"Times. {workload}", f"Peak memory. {workload}",
-        f"Longest lengths. {workload}, 64 MiB a rank", "Different status",
+        f"Times, {workload}", f"Peak memory, {workload}",
+        f"Longest lengths, {workload}, 64 MiB a rank", "Different status",
     ]  # fmt: skip
     times, peaks, (search,), (change,) = shown.values()
     slow, once = times
@@ -561,22 +532,9 @@ def test_unchanged_rows_are_folded_and_nothing_else_is() -> None:
     assert [(row["Tokens"], row["Verdict"]) for row in same] == [(128, "same"), (4096, "same")]
     shown = [row for s in document.sections if not s.folded for row in rows_of(s)]
     assert "same" not in {row.get("Verdict") for row in shown}
-
-
-def test_a_terminal_has_one_line_for_unchanged_rows() -> None:
-    document = comparison_document(everything(), 0.05, is_terminal=True)
-    answer = document.sections[0]
-    assert answer.points[-1] == "2 rows unchanged."
-    assert not any(section.charts or section.folded for section in document.sections)
-    changed = compare(rounds(peak=MIB), rounds(times=times(2), peak=2 * MIB))
-    assert "unchanged" not in comparison_document(changed, is_terminal=True).sections[0].points[-1]
-
-
-def test_the_tidy_data_are_the_processes() -> None:
-    data = comparison_document(everything()).data
-    found = [dict(zip([c.name for c in data.columns], row, strict=True)) for row in data.rows]
-    sdpa = [r["median_s"] for r in found if r["tokens"] == 64 and r["side"] == "B"]
-    assert sdpa == pytest.approx(times(1.2))
+    terminal = comparison_document(everything(), 0.05, is_terminal=True)
+    assert terminal.sections[0].points[-1] == "2 rows unchanged."
+    assert not any(section.charts or section.folded for section in terminal.sections)
 
 
 def test_nothing_to_compare_is_not_a_pass() -> None:
