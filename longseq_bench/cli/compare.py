@@ -83,7 +83,7 @@ def compare(
     elif verdict.word == "TOO NOISY":
         code = TOO_NOISY if (inconclusive or ("fail" if gate else "warn")) == "fail" else 0
         if inconclusive == "warn":
-            print_lines([f"warning: {verdict.line}"], "yellow")
+            print_lines([f"warning: {verdict}"], "yellow")
     if format_names:
         report = comparison_document(result, gate)
         report = report if charts else report.without_charts()

@@ -14,7 +14,7 @@ from longseq_bench.comparison.verdict import could_show, decide, find_regression
 from longseq_bench.core.model import Record
 from longseq_bench.reports import document as doc
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
-from longseq_bench.reports.document import Column, Document, Point, Section, Table
+from longseq_bench.reports.document import Cell, Column, Document, Point, Section, Table
 from longseq_bench.reports.groups import describe_workload, table_key
 from longseq_bench.reports.outcome_text import describe_outcome
 from longseq_bench.reports.render.json import finite
@@ -42,6 +42,12 @@ def _interval(t: Change) -> tuple[float | None, float | None]:
     return (t.estimate.low, t.estimate.high) if t.estimate else (None, None)
 
 
+def _detectable(t: Change) -> Cell:
+    """Return the smallest detectable change; above 100 % its size has no meaning."""
+    share = t.estimate.detectable if t.estimate else None
+    return ">100 %" if share and share > 1 else share
+
+
 _NAME = ValueColumn("Implementation", "text", attrgetter("a.name"), 10)
 _TOKENS = ValueColumn("Tokens", "tokens", attrgetter("a.tokens"), 9)
 _WORKLOAD = ValueColumn("Workload", "text", lambda one: _workload(one.a))
@@ -57,7 +63,7 @@ _TIMES = (
     ValueColumn("Low", "ratio", lambda t: _interval(t)[0], 5),
     ValueColumn("High", "ratio", lambda t: _interval(t)[1], 5),
     ValueColumn("p", "error", lambda t: t.estimate and t.estimate.adjusted_p, 2),
-    ValueColumn("Detectable", "share", lambda t: t.estimate and min(t.estimate.detectable, 1), 3),
+    ValueColumn("Detectable", "share", _detectable, 3),
     ValueColumn("Processes", "text", lambda t: f"{len(t.a_rounds)} and {len(t.b_rounds)}", 1),
     _VERDICT,
     _NOTE,
@@ -107,11 +113,11 @@ def comparison_document(
     points = [*limit_findings(f"{clause}." for clause in worse), *summarize(result)]
     points += [f"{title}."] if is_terminal and unchanged else []
     apart = [
-        f"{where}: {name_row(row)}{', a search' if isinstance(row, SearchRow) else ''}"
+        f"{where}: {name_row(row)}"
         for where, rows in (
             ("Only in A", result.only_a),
             ("Only in B", result.only_b),
-            (f"On different machines{result.machine_differences}", result.other_machines),
+            ("On different machines", result.other_machines),
         )
         for row in rows
     ]
@@ -126,7 +132,7 @@ def comparison_document(
     ]
     report = Document(
         "compare",
-        decide(result, fail_on).line,
+        str(decide(result, fail_on)),
         [*map(_describe_side, "AB", result.names, result.records), _METHOD],
         [one for one in sections if one.has_content and not (is_terminal and one.folded)],
         lambda: build_table("times", (_WORKLOAD, *_TIMES), result.times),
@@ -159,12 +165,12 @@ def _tables(result: Comparison, share: float) -> tuple[list[Table], list[Table]]
 
 
 def _describe_side(letter: str, name: str, records: Sequence[Record]) -> str:
-    first, last = min(r.started_at for r in records), max(r.started_at for r in records)
+    times = sorted(r.started_at for r in records)
     commits = dict.fromkeys(r.environment.commit or "unknown" for r in records)
     hosts = dict.fromkeys(r.environment.host for r in records)
     return (
         f"{letter}: {name}, {len(records)} records compared, commit {', '.join(commits)}, on "
-        f"{', '.join(hosts)}, measured {first}{f' to {last}' if last != first else ''}."
+        f"{', '.join(hosts)}, measured {times[0]} to {times[-1]}."
     )
 
 

@@ -34,7 +34,6 @@ _WORSE = {
 class Verdict:
     """The answer of a comparison.
 
-    reason: a short sentence without its first capital.
     rounds: if too noisy, the rounds per side that would be enough; None: unknown or too many.
     """
 
@@ -42,9 +41,7 @@ class Verdict:
     reason: str
     rounds: int | None = None
 
-    @property
-    def line(self) -> str:
-        """The first line of every rendering."""
+    def __str__(self) -> str:
         return f"{self.word}: {self.reason}"
 
 
