@@ -30,7 +30,6 @@ from longseq_bench.comparison.trial_matching import (
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
-from longseq_bench.reports.wording import join_names
 
 LEVEL, MIN_CHANGE = 0.05, 0.01
 """Defaults: the family-wise error rate, and the smallest relative difference that is reported."""
@@ -179,11 +178,15 @@ def _differing_budgets(a: SweepRow, b: SweepRow) -> str:
 
 
 def _contents(records: Sequence[Record]) -> str:
-    short = short_names(r.trial.implementation for r in records)
-    names = join_names(short.values(), max_names=MAX_NAMES)
+    names = _join(list(short_names(r.trial.implementation for r in records).values()))
     lengths = sorted({r.trial.workload.seq_len for r in records if r.purpose == "measure"})
-    tokens = join_names(map(format_tokens, lengths), max_names=MAX_NAMES)
+    tokens = _join([format_tokens(length) for length in lengths])
     return f"{names} at {tokens} tokens" if lengths else f"searches of {names}"
+
+
+def _join(words: Sequence[str]) -> str:
+    more = f" and {len(words) - MAX_NAMES} more" if len(words) > MAX_NAMES else ""
+    return ", ".join(words[:MAX_NAMES]) + more
 
 
 def _find_caveats(compared: _Compared, ratios: Sequence[float], min_change: float) -> Iterator[str]:
