@@ -125,7 +125,7 @@ def slowed_code(args: argparse.Namespace, out: Path) -> int:
     whole = some = rows = false = 0
     for i in range(args.pairs):
         found = pair(args, out / f"slowed-{i:02d}", share)
-        slowed = [t for t in found.times if t.row.implementation == SLOWER]
+        slowed = [t for t in found.times if t.a.implementation == SLOWER]
         hits = [t for t in slowed if t.verdict == "slower"]
         others = [t for t in found.times if t not in slowed and t.verdict != "same"]
         whole, some = whole + (len(hits) == len(slowed)), some + bool(hits)
@@ -172,7 +172,7 @@ def trials(launcher: Launcher) -> list[Trial]:
 def verdicts(found: Comparison) -> list[str]:
     """Return a line per trial that was called slower or faster."""
     return [
-        f"{t.row.implementation} {t.row.tokens}: {t.verdict} {t.ratio:.3f}"
+        f"{t.a.implementation} {t.a.tokens}: {t.verdict} {t.ratio:.3f}"
         for t in found.times
         if t.verdict != "same"
     ]

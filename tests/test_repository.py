@@ -20,7 +20,7 @@ LOADED = """
 import json, sys
 from longseq_bench.cli import run
 codes = [run(arguments) for arguments in json.loads(sys.argv[1])]
-heavy = [name for name in ("torch", "pandas", "yaml", "psutil") if name in sys.modules]
+heavy = [name for name in ("torch", "pandas", "yaml", "psutil", "scipy") if name in sys.modules]
 print(json.dumps([codes, heavy]), file=sys.stderr)
 """
 

@@ -57,9 +57,7 @@ def compare(
     from longseq_bench.cli import REGRESSED, TOO_NOISY
     from longseq_bench.cli.session import print_answer, print_lines
     from longseq_bench.comparison.compare import compare as compare_records
-    from longseq_bench.comparison.document import comparison_document, terminal_document
-    from longseq_bench.comparison.json_document import json_document
-    from longseq_bench.comparison.summary import check_gate
+    from longseq_bench.comparison.document import comparison_document, json_document
     from longseq_bench.comparison.verdict import decide
     from longseq_bench.reports import write_documents
     from longseq_bench.reports.render.markdown import missing_charts
@@ -77,16 +75,15 @@ def compare(
         )
     (records_a, notes_a), (records_b, notes_b) = _read(a), _read(b)
     result = compare_records(records_a, records_b, (a, b), max_error, min_change, across_machines)
-    if gate is not None:
-        check_gate(result)
-    verdict, code = decide(result, gate), 0
+    verdict = decide(result, gate)
     print_lines([*notes_a, *notes_b], "yellow")
+    code = 0
     if verdict.word == "FAIL" and gate:
         code = REGRESSED
     elif verdict.word == "TOO NOISY":
         code = TOO_NOISY if (inconclusive or ("fail" if gate else "warn")) == "fail" else 0
         if inconclusive == "warn":
-            print_lines([f"warning: {verdict.line}"], "yellow")
+            print_lines([f"warning: {verdict}"], "yellow")
     if format_names:
         report = comparison_document(result, gate)
         report = report if charts else report.without_charts()
@@ -97,7 +94,7 @@ def compare(
     return print_answer(
         as_json,
         lambda: json_document(result, gate),
-        lambda: terminal_document(result, gate),
+        lambda: comparison_document(result, gate, is_terminal=True),
         "a wider terminal, --json or --format md has them",
         code,
     )

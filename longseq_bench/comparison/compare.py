@@ -8,41 +8,24 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from statistics import fmean, median
-from typing import Literal
+from typing import Any
 
-from longseq_bench.analysis.labels import index_short_labels, set_labels, short_names
+from longseq_bench.analysis.labels import index_short_labels, set_labels, short_name, short_names
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.analysis.searches import SearchRow, merge_search
+from longseq_bench.analysis.stability import REMEDY, busy_threads, find_instability
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.analysis.sweeps import merge_trial, sweep_rows
-from longseq_bench.comparison.caveats import find_caveats
-from longseq_bench.comparison.model import (
-    Bracket,
-    Comparison,
-    Difference,
-    LengthComparison,
-    MemoryComparison,
-    StatusChange,
-    TimeComparison,
-    is_valid_time,
-    status_of,
-    worst_run,
-)
-from longseq_bench.comparison.significance import bounded_exp, estimate_ratios
+from longseq_bench.analysis.sweeps import merge_trial
+from longseq_bench.comparison.model import Change, Comparison, count, format_percent, name_row
+from longseq_bench.comparison.significance import estimate_ratios
 from longseq_bench.comparison.trial_matching import (
     HARDWARE,
     SOFTWARE,
-    MatchedPair,
+    Pair,
+    Runs,
     find_differences,
-    match_searches,
-    match_trials,
-)
-from longseq_bench.comparison.wording import (
-    ComparedRow,
-    format_percent,
-    format_value,
-    join_words,
-    name_field,
+    is_search,
+    match,
 )
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
@@ -54,7 +37,11 @@ MEMORY_TOLERANCE, MEMORY_TOLERANCE_BYTES = 0.01, 64 * 2**10
 """Both must be exceeded. A peak on a CPU is counted in pages, and varies by a few of them."""
 TIME_TOLERANCE = 0.1
 """Relative. The noise of single passes, which is unknown, moves a maximum limited by time."""
+MAX_LOAD_DIFFERENCE = 0.5  # difference in load, as a share of the cores, that is reported
+MAX_NAMES = 6  # in the list of an error
 MORE_ROUNDS = "sweep with rounds: 3 or more"
+_Compared = Sequence[tuple[Pair, Any, Any]]
+"""Trials and searches: the runs of A and of B, and the merged rows of both."""
 
 
 def compare(
@@ -67,9 +54,14 @@ def compare(
     in time that is reported.  any_machine: compare trials of different machines too.
     Raises UserError if no trial is in both sets, or only on different machines.
     """
-    trials, searches = match_trials(a, b, any_machine), match_searches(a, b, any_machine)
-    pairs = [*trials.pairs, *searches.pairs]
-    machines = _describe_machines([*trials.different_machines, *searches.different_machines])
+    pairs, elsewhere, *unmatched = match(a, b, any_machine)
+    # pair by pair: as sets, two machines that swapped sides would be equal
+    unlike = dict.fromkeys(
+        f"{name} {value} and {other}"
+        for runs_a, runs_b in elsewhere
+        for name, value, other in find_differences(runs_a[:1], runs_b[:1], HARDWARE)
+    )
+    machines = f" ({'; '.join(unlike)})" if unlike else ""
     if not pairs and machines:
         raise UserError(
             f"A and B were measured on different machines{machines}; --across-machines compares "
@@ -78,171 +70,184 @@ def compare(
     if not pairs:
         in_common = f"A has {_contents(a)}; B has {_contents(b)}"
         raise UserError(f"A and B have no trial in common: {in_common}")
-    trial_rows = [_trial_row(p.a) for p in trials.pairs]
-    search_rows = [merge_search(p.a) for p in searches.pairs]
-    unmatched: list[list[ComparedRow]] = [
-        [*map(_trial_row, of_trials), *map(merge_search, of_searches)]
-        for of_trials, of_searches in (
-            (trials.only_a, searches.only_a),
-            (trials.only_b, searches.only_b),
-            [[p.a for p in found.different_machines] for found in (trials, searches)],
-        )
-    ]
-    labels = index_short_labels([*trial_rows, *search_rows, *chain(*unmatched)])
-    trial_rows, search_rows = set_labels(trial_rows, labels), set_labels(search_rows, labels)
-    only_a, only_b, other_machines = (tuple(set_labels(rows, labels)) for rows in unmatched)
-    compared = list(zip(trials.pairs, trial_rows, strict=True))
-    times = tuple(_compare_times(compared, level, min_change))
-    sides = tuple(r for p in pairs for r in p.a), tuple(r for p in pairs for r in p.b)
+    groups = [runs for runs, _ in pairs], *unmatched, [runs for runs, _ in elsewhere]
+    merged = [[*map(_merge, some)] for some in groups]
+    labels = index_short_labels([*chain(*merged)])
+    rows, only_a, only_b, other_machines = (set_labels(side, labels) for side in merged)
+    compared = [(pair, row, _merge(pair[1])) for pair, row in zip(pairs, rows, strict=True)]
+    trials = [one for one in compared if isinstance(one[1], SweepRow)]
+    searches = compared[len(trials) :]
+    times = list(_compare_times(trials, level, min_change))
+    records_a, records_b = ([r for pair in pairs for r in pair[i]] for i in (0, 1))
     return Comparison(
-        *names,
+        names,
         level,
         min_change,
         times,
-        peaks=tuple(p for one in compared if (p := _compare_peaks(*one))),
-        maxima=tuple(map(_compare_maxima, searches.pairs, search_rows)),
-        status_changes=tuple(t for one in compared if (t := _status_change(*one))),
-        failed_alike=sum(status_of(p.a) == status_of(p.b) != "ok" for p in trials.pairs),
+        peaks=[peak for trial in trials for peak in _compare_peaks(*trial)],
+        maxima=[_compare_maxima(row_a, row_b) for _, row_a, row_b in searches],
+        statuses=[_status_change(x, y) for _, x, y in trials if x.status != y.status],
+        failed_alike=sum(x.status == y.status != "ok" for _, x, y in trials),
         only_a=only_a,
         only_b=only_b,
         other_machines=other_machines,
         machine_differences=machines,
-        differences=tuple(
-            Difference(name_field(name), *(format_value(name, side) for side in values))
-            for name, values in find_differences(*sides, (*HARDWARE, *SOFTWARE)).items()
-        ),
-        caveats=tuple(find_caveats(a, b, pairs, compared, times, min_change)),
-        records=sides,
+        differences=find_differences(records_a, records_b, HARDWARE + SOFTWARE),
+        caveats=[*_find_caveats(compared, [t.ratio for t in times], min_change)],
+        records=(records_a, records_b),
     )
 
 
-def _compare_times(
-    compared: Sequence[tuple[MatchedPair, SweepRow]], level: float, min_change: float
-) -> Iterator[TimeComparison]:
+def _merge(runs: Runs) -> Any:
+    return merge_search(runs) if is_search(runs[0]) else merge_trial(runs)
+
+
+def _compare_times(trials: _Compared, level: float, min_change: float) -> Iterator[Change]:
     """Compare the trials timed on both sides; test those with several processes together."""
-    sides = [(row, pair, _timed(pair.a), _timed(pair.b)) for pair, row in compared]
     timed = [
-        (row, pair, (runs_a, runs_b), (_medians(runs_a), _medians(runs_b)))
-        for row, pair, runs_a, runs_b in sides if runs_a and runs_b and not row.fit_only
+        (row_a, row_b, medians) for pair, row_a, row_b in trials
+        if not row_a.fit_only and all(medians := (_medians(pair[0]), _medians(pair[1])))
     ]  # fmt: skip
     tested = [medians for *_, medians in timed if min(map(len, medians)) > 1]
     estimates = iter(estimate_ratios(tested, level))
-    for row, pair, runs, (a, b) in timed:
-        ratio = bounded_exp(fmean(map(math.log, b)) - fmean(map(math.log, a)))
-        verdict: Literal["slower", "faster", "same", "undecided"] = "undecided"
-        estimate, reason = None, ""
+    for row_a, row_b, (a, b) in timed:
+        ratio = math.exp(fmean(map(math.log, b)) - fmean(map(math.log, a)))
+        verdict, estimate, reason = "undecided", None, ""
         if min(len(a), len(b)) > 1:
             estimate = next(estimates)
-            verdict = "slower" if estimate.ratio > 1 else "faster"
-            is_small = abs(math.log(estimate.ratio)) < math.log1p(min_change)
+            is_small = abs(math.log(ratio)) < math.log1p(min_change)
             if estimate.adjusted_p > level or is_small:
                 verdict = "same"
+            else:
+                verdict = "slower" if ratio > 1 else "faster"
         elif len(a) == len(b) == 1:
             reason = f"one process per side; {MORE_ROUNDS}"
         else:
             reason = f"{'A' if len(a) == 1 else 'B'} has only one process; {MORE_ROUNDS}"
-        note = _differing_budgets(pair)
-        row_a, row_b = map(merge_trial, runs)
-        yield TimeComparison(row, row_a, row_b, a, b, ratio, estimate, verdict, reason, note)
+        budgets = _differing_budgets(row_a, row_b)
+        yield Change(row_a, row_b, verdict, ratio, reason, budgets, a, b, estimate)
 
 
-def _timed(runs: Sequence[Record]) -> list[Record]:
-    """Return the runs with valid times; nothing if any run of the trial failed."""
-    if status_of(runs) != "ok":
-        return []
-    times = ((record, per_iteration(record, "time")) for record in runs)
-    return [record for record, found in times if found and all(map(is_valid_time, found))]
+def _medians(runs: Runs) -> tuple[float, ...]:
+    """Return the median pass of each process (s); none unless all ended ok with valid times."""
+    times = [per_iteration(r, "time") if r.outcome.status == "ok" else [] for r in runs]
+    is_valid = all(one and all(0 < s < math.inf for s in one) for one in times)
+    return tuple(map(median, times)) if is_valid else ()
 
 
-def _medians(runs: Sequence[Record]) -> tuple[float, ...]:
-    """Return the median pass of each process (s)."""
-    return tuple(median(per_iteration(record, "time")) for record in runs)
+def _compare_peaks(pair: Pair, row_a: SweepRow, row_b: SweepRow) -> Iterator[Change]:
+    """Compare the peaks of a trial that was ok on both sides; nothing if they are unknown."""
+    a, b = ([p for r in runs if (p := r.outcome.largest("peak"))] for runs in pair)
+    if row_a.is_ok and row_b.is_ok and a and b:
+        verdict = "same"
+        for word, peaks, others in (("more", b, a), ("less", a, b)):
+            margin = max(MEMORY_TOLERANCE * max(others), MEMORY_TOLERANCE_BYTES)
+            if min(peaks) >= max(others) + margin:
+                verdict = word
+        yield Change(row_a, row_b, verdict, max(b) / max(a))
 
 
-def _compare_peaks(pair: MatchedPair, row: SweepRow) -> MemoryComparison | None:
-    if not status_of(pair.a) == status_of(pair.b) == "ok":
-        return None
-    a, b = (
-        [p for r in side if (p := r.outcome.largest("peak")) and math.isfinite(p)]
-        for side in (pair.a, pair.b)
-    )
-    if not a or not b:
-        return None
-    verdict: Literal["more", "less", "same"] = "same"
-    if _takes_more(b, a):
-        verdict = "more"
-    elif _takes_more(a, b):
-        verdict = "less"
-    return MemoryComparison(row, round(max(a)), round(max(b)), max(b) / max(a), verdict)
-
-
-def _takes_more(peaks: Sequence[float], others: Sequence[float]) -> bool:
-    """Return True if all peaks (B) exceed all the others by both tolerances."""
-    margin = max(MEMORY_TOLERANCE * max(others), MEMORY_TOLERANCE_BYTES)
-    return min(peaks) >= max(others) + margin
-
-
-def _compare_maxima(pair: MatchedPair, row: SearchRow) -> LengthComparison:
-    found = [merge_search(side) for side in (pair.a, pair.b)]
-    a, b = (Bracket(r.max_tokens, r.first_failure, r.limited_by or "") for r in found)
-    ratio = b.max_tokens / a.max_tokens if a.max_tokens else None
-    if max(a.max_tokens, b.max_tokens) < min(a.end, b.end):
-        return LengthComparison(row, a, b, ratio, "same")
+def _compare_maxima(a: SearchRow, b: SearchRow) -> Change:
+    ratio = b.max_tokens / a.max_tokens if a.max_tokens else math.inf
     shorter, longer = sorted((a.max_tokens, b.max_tokens))
+    if longer < min(row.first_failure or math.inf for row in (a, b)):
+        return Change(a, b, "same", ratio)
     if "time" in (a.limited_by, b.limited_by) and longer < (1 + TIME_TOLERANCE) * shorter:
-        share = format_percent(TIME_TOLERANCE)
-        reason = f"limited by time: with one search per side, {share} may be noise"
-        return LengthComparison(row, a, b, ratio, "undecided", reason)
-    verdict: Literal["longer", "shorter"] = "longer" if b.max_tokens > a.max_tokens else "shorter"
-    return LengthComparison(row, a, b, ratio, verdict)
+        noise = f"with one search per side, {format_percent(TIME_TOLERANCE)} may be noise"
+        return Change(a, b, "undecided", ratio, f"limited by time: {noise}")
+    return Change(a, b, "longer" if ratio > 1 else "shorter", ratio)
 
 
-def _status_change(pair: MatchedPair, row: SweepRow) -> StatusChange | None:
-    a, b = (worst_run(side).outcome for side in (pair.a, pair.b))
-    if a.status == b.status:
-        return None
-    verdict: Literal["broken", "mended", "otherwise"] = "otherwise"
-    if "ok" in (a.status, b.status):
-        verdict = "broken" if a.status == "ok" else "mended"
-    failed = b.status if a.status == "ok" else a.status
-    budgets = failed in ("oom", "timeout") and bool(_differing_budgets(pair))
-    return StatusChange(row, a.status, b.status, a.reason, b.reason, verdict, budgets)
+def _status_change(a: SweepRow, b: SweepRow) -> Change:
+    """Return the change; with budgets only if the trial failed for lack of memory or time."""
+    verdict = "broken" if a.is_ok else "mended" if b.is_ok else "otherwise"
+    failed = b.status if a.is_ok else a.status
+    budgets = _differing_budgets(a, b) if failed in ("oom", "timeout") else ""
+    return Change(a, b, verdict, note=budgets)
 
 
-def _differing_budgets(pair: MatchedPair) -> str:
+def _differing_budgets(a: SweepRow, b: SweepRow) -> str:
     """Return the budgets that differ, as text; "" if none does."""
     words = []
     for name, write in (("memory", format_bytes), ("time", format_seconds)):
-        values = [getattr(side[0].trial, f"{name}_budget") for side in (pair.a, pair.b)]
+        values = [getattr(row, f"{name}_budget") for row in (a, b)]
         if values[0] != values[1]:
             one, other = ("none" if value is None else write(value) for value in values)
             words.append(f"{name} budgets {one} and {other}")
     return "; ".join(words)
 
 
-def _trial_row(runs: Sequence[Record]) -> SweepRow:
-    return sweep_rows(runs[:1])[0]
-
-
-def _describe_machines(pairs: Sequence[MatchedPair]) -> str:
-    """Return the differences between the machines of the pairs, in brackets; "" for no pairs.
-
-    Compared pair by pair: as sets, two machines that swapped sides would be equal.
-    """
-    machines = {
-        tuple(one.environment.fingerprint for one in (pair.a[0], pair.b[0])): pair for pair in pairs
-    }
-    words = dict.fromkeys(
-        f"{name_field(name)} {format_value(name, one)} and {format_value(name, other)}"
-        for pair in machines.values()
-        for name, (one, other) in find_differences(pair.a[:1], pair.b[:1], HARDWARE).items()
-    )
-    return f" ({join_words(list(words), separator='; ')})" if words else ""
-
-
 def _contents(records: Sequence[Record]) -> str:
-    names = join_words(list(short_names(r.trial.implementation for r in records).values()))
+    names = _join(list(short_names(r.trial.implementation for r in records).values()))
     lengths = sorted({r.trial.workload.seq_len for r in records if r.purpose == "measure"})
-    if not lengths:
-        return f"searches of {names}"
-    return f"{names} at {join_words([format_tokens(n) for n in lengths])} tokens"
+    tokens = _join([format_tokens(length) for length in lengths])
+    return f"{names} at {tokens} tokens" if lengths else f"searches of {names}"
+
+
+def _join(words: Sequence[str]) -> str:
+    more = f" and {len(words) - MAX_NAMES} more" if len(words) > MAX_NAMES else ""
+    return ", ".join(words[:MAX_NAMES]) + more
+
+
+def _find_caveats(compared: _Compared, ratios: Sequence[float], min_change: float) -> Iterator[str]:
+    """Yield a sentence for each caveat.
+
+    ratios: of times, B over A.  min_change: the smallest relative difference that is reported.
+    """
+    records_a, records_b = ([r for pair, *_ in compared for r in pair[i]] for i in (0, 1))
+    if records_a == records_b:
+        yield "The compared records are the same on both sides: identical records can't differ."
+    logs = [math.log(ratio) for ratio in ratios]
+    middle = median(logs) if len(logs) > 2 else 0.0
+    if abs(middle) >= math.log1p(min_change) and all(0.5 <= x / middle <= 2 for x in logs):
+        shift = f"{format_percent(math.expm1(abs(middle)))} {'slower' if middle > 0 else 'faster'}"
+        yield (
+            f"All {len(logs)} trials changed by a similar ratio; by the median B is {shift}. "
+            "The cause may be the machine rather than the code."
+        )  # fmt: skip
+    yield from _order_and_load(records_a, records_b)
+    yield from _unstable(compared)
+    edited = {
+        short_name(row_a.implementation): f"{row_a.source} in A and {row_b.source} in B"
+        for _, row_a, row_b in compared
+        if row_a.source != row_b.source
+    }
+    for name, hashes in edited.items():
+        yield f"The file of {name} differs: its hash is {hashes}."
+    for name, records in (("A", records_a), ("B", records_b)):
+        commits = dict.fromkeys(c for r in records if (c := r.environment.commit))
+        if len(commits) > 1:
+            yield f"{name} has records of {len(commits)} commits, merged: {', '.join(commits)}."
+
+
+def _order_and_load(a: Sequence[Record], b: Sequence[Record]) -> Iterator[str]:
+    times_a, times_b = ([r.started_at for r in side] for side in (a, b))
+    is_apart = {"A": max(times_a) < min(times_b), "B": max(times_b) < min(times_a)}
+    for first, other in ("AB", "BA"):
+        if is_apart[first]:
+            yield (
+                f"All of {first} was measured before {other} (A from {min(times_a)}, B from "
+                f"{min(times_b)}): the ratios include any drift of the machine."
+            )
+    loads = [[r.environment.load[0] for r in side if r.environment.load] for side in (a, b)]
+    load_a, load_b = (median(side or [math.nan]) for side in loads)
+    if abs(load_a - load_b) > MAX_LOAD_DIFFERENCE * a[0].environment.cores:
+        yield (
+            f"The machine's load was {load_a:.1f} with A and {load_b:.1f} with B (1 minute, "
+            "median): other work may have slowed one of them."
+        )
+
+
+def _unstable(compared: _Compared) -> Iterator[str]:
+    """Report trials that were measured on a machine that was not steady."""
+    trials = [one for one in compared if isinstance(one[1], SweepRow) and not one[1].fit_only]
+    for i, side in enumerate("AB"):
+        busy = busy_threads(record for pair, *_ in trials for record in pair[i])
+        found = [
+            f"{name_row(rows[0])} ({reason})"
+            for pair, *rows in trials
+            if rows[i].is_ok and (reason := find_instability(pair[i], busy[rows[i].fingerprint]))
+        ]
+        if found:
+            others = f" and {count(len(found) - 1, 'more trial')}" if len(found) > 1 else ""
+            yield f"Unstable in {side}: {found[0]}{others}; {REMEDY}."

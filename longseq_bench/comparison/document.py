@@ -1,326 +1,261 @@
-"""Build the report of a comparison: the answer first, then times, memory, lengths, the rest."""
+"""The report of a comparison, the answer first, and the document that `compare --json` prints."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any
 
+from longseq_bench.analysis.labels import find_labels, settings_key
 from longseq_bench.analysis.runs import group_by
-from longseq_bench.comparison.model import (
-    Comparison,
-    LengthComparison,
-    MemoryComparison,
-    TimeComparison,
-)
-from longseq_bench.comparison.summary import could_show, describe_gate, summarize
-from longseq_bench.comparison.verdict import decide
-from longseq_bench.comparison.wording import (
-    ComparedRow,
-    count,
-    format_detectable,
-    format_percent,
-    is_search,
-    join_words,
-    name_row,
-)
+from longseq_bench.analysis.searches import SearchRow
+from longseq_bench.comparison.model import Change, ComparedRow, Comparison, count, name_row
+from longseq_bench.comparison.verdict import could_show, decide, find_regressions, summarize
+from longseq_bench.core.model import Record
 from longseq_bench.reports.charts import ratios
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
-from longseq_bench.reports.document import (
-    Cell,
-    Chart,
-    Column,
-    Document,
-    Point,
-    Section,
-    Table,
-)
-from longseq_bench.reports.groups import (
-    capitalize_first,
-    describe_workload,
-    has_several_ranks,
-    table_key,
-)
+from longseq_bench.reports.document import Cell, Chart, Column, Document, Point, Section, Table
+from longseq_bench.reports.groups import describe_workload, table_key
 from longseq_bench.reports.outcome_text import describe_outcome
+from longseq_bench.reports.render.json import finite
+from longseq_bench.reports.wording import limit_findings
 
-UNCHANGED = "unchanged"
-"""End of the title of the section of unchanged rows."""
+SCHEMA = 1
+_IDENTITY = (
+    "implementation", "options", "tokens", "device", "world_size", "dtype", "mode", "new_tokens",
+    "causal", "mask", "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "model", "threads",
+    "memory_budget", "time_budget", "fit_only", "keep", "allocator", "requested_dense_kernel",
+)  # fmt: skip
+_ESTIMATE = {
+    "low": "low", "high": "high", "p": "p_value", "adjusted": "adjusted_p",
+    "seen_from": "detectable", "free": "degrees_of_freedom",
+}  # fmt: skip
+"""Fields of an estimate by their names in the JSON document."""
+_METHOD = (
+    "Ratios are B over A, of the geometric means over processes, with a 95 % interval (low, high). "
+    "p is corrected for all rows (Holm). Detectable is the smallest change that so many processes "
+    "can show."
+)
 
 
-def comparison_document(result: Comparison, fail_on: float | None = None) -> Document:
+def _interval(t: Change) -> tuple[float | None, float | None]:
+    return (t.estimate.low, t.estimate.high) if t.estimate else (None, None)
+
+
+def _detectable(t: Change) -> Cell:
+    """Return the smallest detectable change; above 100 % its size has no meaning."""
+    share = t.estimate.detectable if t.estimate else None
+    return ">100 %" if share and share > 1 else share
+
+
+_NAME = ValueColumn("Implementation", "text", attrgetter("a.name"), 10)
+_TOKENS = ValueColumn("Tokens", "tokens", attrgetter("a.tokens"), 9)
+_WORKLOAD = ValueColumn("Workload", "text", lambda one: _workload(one.a))
+_RATIO = ValueColumn("Ratio", "ratio", attrgetter("ratio"), 6)
+_VERDICT = ValueColumn("Verdict", "text", attrgetter("verdict"), 10)
+_NOTE = ValueColumn("Note", "text", lambda one: one.reason or one.note or None, 1)
+_TIMES = (
+    _NAME,
+    _TOKENS,
+    ValueColumn("A", "seconds", lambda t: time_with_interval(t.a), 8),
+    ValueColumn("B", "seconds", lambda t: time_with_interval(t.b), 8),
+    _RATIO,
+    ValueColumn("Low", "ratio", lambda t: _interval(t)[0], 5),
+    ValueColumn("High", "ratio", lambda t: _interval(t)[1], 5),
+    ValueColumn("p", "error", lambda t: t.estimate and t.estimate.adjusted_p, 2),
+    ValueColumn("Detectable", "share", _detectable, 3),
+    ValueColumn("Processes", "text", lambda t: f"{len(t.a_rounds)} and {len(t.b_rounds)}", 1),
+    _VERDICT,
+    _NOTE,
+)
+_PEAKS = (
+    _NAME,
+    _TOKENS,
+    ValueColumn("A", "bytes", attrgetter("a.peak_bytes"), 1),
+    ValueColumn("B", "bytes", attrgetter("b.peak_bytes"), 2),
+    _RATIO,
+    _VERDICT,
+)
+_MAXIMA = (
+    _NAME,
+    ValueColumn("A", "tokens", attrgetter("a.max_tokens"), 7),
+    ValueColumn("A fails at", "tokens", attrgetter("a.first_failure"), 5),
+    ValueColumn("A limited by", "text", attrgetter("a.limited_by"), 3),
+    ValueColumn("B", "tokens", attrgetter("b.max_tokens"), 8),
+    ValueColumn("B fails at", "tokens", attrgetter("b.first_failure"), 5),
+    ValueColumn("B limited by", "text", attrgetter("b.limited_by"), 3),
+    _RATIO,
+    _VERDICT,
+    _NOTE,
+)
+_STATUSES = (
+    ValueColumn("Trial", "text", lambda one: name_row(one.a)),
+    ValueColumn("A", "text", lambda one: describe_outcome(one.a.status, None, one.a.reason), 2),
+    ValueColumn("B", "text", lambda one: describe_outcome(one.b.status, None, one.b.reason), 3),
+    _VERDICT,
+    _NOTE,
+)
+
+
+def comparison_document(
+    result: Comparison, fail_on: float | None = None, is_terminal: bool = False
+) -> Document:
     """Return the report, the verdict first; fail_on: the share from which a change is a failure.
 
     Rows that changed, or were too noisy to tell, come first; the unchanged ones are folded.
+    is_terminal: without charts, and with one line for the unchanged rows.
     """
-    changed, unchanged = _split(result, fail_on or result.min_change)
-    sections = [
-        _answer(result, changed, fail_on),
-        *_details(result),
-        _unchanged(result, unchanged),
-        _method(result),
-        _commands(result),
+    tables, unchanged = _tables(result, fail_on or result.min_change)
+    if result.statuses:
+        tables.append(build_table("Different status", _STATUSES, result.statuses))
+    title = f"{count(sum(len(t.rows) for t in unchanged), 'row')} unchanged"
+    worse = find_regressions(result, fail_on) if fail_on else []
+    points = [*limit_findings(f"{clause}." for clause in worse), *summarize(result)]
+    points += [f"{title}."] if is_terminal and unchanged else []
+    apart = [
+        f"{where}: {name_row(row)}"
+        for where, rows in (
+            ("Only in A", result.only_a),
+            ("Only in B", result.only_b),
+            ("On different machines", result.other_machines),
+        )
+        for row in rows
     ]
-    sides = [_describe_side("A", result.a, 0, result), _describe_side("B", result.b, 1, result)]
-    shared = [f"{workload}." for workload in [_shared_workload(result)] if workload]
-    return Document(
+    columns = Column(""), Column("A"), Column("B")
+    differences = [Table("", columns, tuple(result.differences))] if result.differences else []
+    sections = [
+        Section("Result", points=points, tables=tables, charts=_charts(result.times)),
+        Section("Cautions", points=result.caveats),
+        Section("Not compared", points=apart),
+        Section("Differences of machine and software", tables=differences),
+        Section(title, tables=unchanged, folded=True),
+    ]
+    report = Document(
         "compare",
-        decide(result, fail_on).line,
-        [*sides, *shared, "Ratios are B over A."],
-        [section for section in sections if section.has_content],
-        lambda: processes_table(result),
+        str(decide(result, fail_on)),
+        [*map(_describe_side, "AB", result.names, result.records), _METHOD],
+        [one for one in sections if one.has_content and not (is_terminal and one.folded)],
+        lambda: build_table("times", (_WORKLOAD, *_TIMES), result.times),
     )
+    return report.without_charts() if is_terminal else report
 
 
-def terminal_document(result: Comparison, fail_on: float | None = None) -> Document:
-    """Return the report for a terminal: without charts, and one line for the unchanged rows."""
-    report = comparison_document(result, fail_on).without_charts()
-    answer, *others = [section for section in report.sections if not section.folded]
-    lines = [s.title for s in report.sections if s.folded and s.title.endswith(UNCHANGED)]
-    answer = replace(answer, points=[*answer.points, *(f"{line}." for line in lines)])
-    return replace(report, sections=[answer, *others])
-
-
-def processes_table(result: Comparison) -> Table:
-    """Return the tidy data: one row per process of every trial with times on both sides."""
-    fields = (
-        "tokens", "world_size", "device", "dtype", "mode", "new_tokens", "causal", "mask", "batch",
-        "heads", "kv_heads", "head_dim", "v_head_dim", "model",
-    )  # fmt: skip
-    rows = tuple(
-        (side, t.row.implementation, result.program_label(t.row), *values, i, seconds)
-        for t in result.times
-        for values in [[getattr(t.row, name) for name in fields]]
-        for side, times in (("A", t.a_rounds), ("B", t.b_rounds))
-        for i, seconds in enumerate(times)
-    )
-    names = ("side", "implementation", "label", *fields, "process", "median_s")
-    return Table("processes", tuple(Column(name) for name in names), rows)
-
-
-_Compared = TypeVar("_Compared", bound=TimeComparison | MemoryComparison | LengthComparison)
-
-_LABEL = ValueColumn("Implementation", "text", lambda one: one.row.label, 10)
-_TOKENS = ValueColumn("Tokens", "tokens", lambda one: one.row.tokens, 9)
-_RANKS = ValueColumn("Ranks", "count", lambda one: one.row.world_size, 9)
-_TIMES = (
-    ValueColumn("A", "seconds", lambda t: time_with_interval(t.a), 8),
-    ValueColumn("B", "seconds", lambda t: time_with_interval(t.b), 8),
-    ValueColumn("Ratio", "ratio", lambda t: t.ratio, 7),
-    ValueColumn("Change", "share", lambda t: t.ratio - 1, 4),
-    ValueColumn("Low", "ratio", lambda t: t.estimate and t.estimate.low, 5),
-    ValueColumn("High", "ratio", lambda t: t.estimate and t.estimate.high, 5),
-    ValueColumn("p", "error", lambda t: t.estimate and t.estimate.adjusted_p, 2),
-    ValueColumn("Detectable", "share", lambda t: _detectable(t), 3),
-    ValueColumn("Processes", "text", lambda t: f"{len(t.a_rounds)} and {len(t.b_rounds)}", 1),
-    ValueColumn("Verdict", "text", lambda t: t.verdict, 10),
-    ValueColumn("Note", "text", lambda t: "; ".join(filter(None, [t.reason, t.note])) or None, 1),
-)
-_PEAKS = (
-    ValueColumn("A", "bytes", lambda p: p.a_bytes, 1),
-    ValueColumn("B", "bytes", lambda p: p.b_bytes, 2),
-    ValueColumn("Ratio", "ratio", lambda p: p.ratio, 3),
-    ValueColumn("Verdict", "text", lambda p: p.verdict, 10),
-)
-_MAXIMA = (
-    ValueColumn("A", "tokens", lambda m: m.a.max_tokens, 7),
-    ValueColumn("A fails at", "tokens", lambda m: m.a.first_failure, 5),
-    ValueColumn("A limited by", "text", lambda m: m.a.limited_by, 3),
-    ValueColumn("B", "tokens", lambda m: m.b.max_tokens, 8),
-    ValueColumn("B fails at", "tokens", lambda m: m.b.first_failure, 5),
-    ValueColumn("B limited by", "text", lambda m: m.b.limited_by, 3),
-    ValueColumn("Ratio", "ratio", lambda m: m.ratio, 4),
-    ValueColumn("Verdict", "text", lambda m: m.verdict, 10),
-    ValueColumn("Note", "text", lambda m: m.reason or None, 1),
-)
-
-
-_STATUS_CHANGES = (
-    ValueColumn("Trial", "text", lambda one: name_row(one.row)),
-    ValueColumn("A", "text", lambda one: describe_outcome(one.a_status, None, one.a_reason), 2),
-    ValueColumn("B", "text", lambda one: describe_outcome(one.b_status, None, one.b_reason), 3),
-    ValueColumn("Verdict", "text", lambda one: one.verdict, 4),
-    ValueColumn("Note", "text", lambda one: "different budgets" if one.budgets else None, 1),
-)
-_DIFFERENCES = (
-    ValueColumn("", "text", lambda one: one.name),
-    ValueColumn("A", "text", lambda one: one.a),
-    ValueColumn("B", "text", lambda one: one.b),
-)
-
-
-def _detectable(t: TimeComparison) -> Cell:
-    if t.estimate is None:
-        return None
-    share = t.estimate.detectable
-    return format_detectable(share) if share > 1 else share
-
-
-def _split(result: Comparison, share: float) -> tuple[Comparison, Comparison]:
-    """Return the rows that changed or can't be judged, the latter last, and the unchanged rows.
+def _tables(result: Comparison, share: float) -> tuple[list[Table], list[Table]]:
+    """Return the tables of rows that changed or can't be judged, the latter last, and of the rest.
 
     share: the change that a time must have been able to show to count as unchanged.
     """
     times = [
-        t if t.verdict != "same" or could_show(t, share, result.min_change)
-        else replace(t, verdict="too noisy") for t in result.times
+        replace(t, verdict="too noisy")
+        if t.verdict == "same" and not could_show(result, share, t) else t
+        for t in result.times
     ]  # fmt: skip
-
-    def part(is_same: bool) -> Comparison:
-        def choose(items: Iterable[_Compared]) -> tuple[_Compared, ...]:
-            kept = [one for one in items if (one.verdict == "same") == is_same]
-            return tuple(sorted(kept, key=lambda one: one.verdict in ("too noisy", "undecided")))
-
-        return replace(
-            result, times=choose(times), peaks=choose(result.peaks), maxima=choose(result.maxima)
-        )
-
-    return part(False), part(True)
-
-
-def _answer(result: Comparison, changed: Comparison, fail_on: float | None) -> Section:
-    gate = [] if fail_on is None else describe_gate(result, fail_on)
-    charts = [
-        _chart(times, i) for i, times in enumerate(_by_workload(result.times), 1) if len(times) > 1
-    ]
-    return Section(
-        "Result",
-        points=[*gate, *summarize(result)],
-        tables=[
-            *_figure_tables(result, changed),
-            *_table("Different status", result.status_changes, _STATUS_CHANGES),
-        ],
-        charts=charts,
-    )
+    tables: tuple[list[Table], list[Table]] = [], []
+    for name, changes, columns in (
+        ("Times", times, _TIMES),
+        ("Peak memory", result.peaks, _PEAKS),
+        ("Longest lengths", result.maxima, _MAXIMA),
+    ):
+        ordered = sorted(changes, key=lambda one: one.verdict in ("too noisy", "undecided"))
+        groups = group_by(ordered, lambda one: (one.verdict == "same", table_key(one.a)))
+        for (is_same, _), group in groups.items():
+            title = f"{name}, {_workload(group[0].a)}"
+            tables[is_same].append(build_table(title, columns, group))
+    return tables
 
 
-def _figure_tables(result: Comparison, rows: Comparison) -> list[Table]:
-    """Return the tables of times, peaks and lengths of some rows of a comparison."""
-    shared = bool(_shared_workload(result))
-    return [
-        *_tables("Times", rows.times, _TIMES, shared),
-        *_tables("Peak memory", rows.peaks, _PEAKS, shared),
-        *_tables("Longest lengths", rows.maxima, _MAXIMA, shared),
-    ]
-
-
-def _details(result: Comparison) -> Iterator[Section]:
-    yield Section("Cautions", points=result.caveats)
-    unmatched = [
-        f"Only in {name}: {_name_with_kind(row)}"
-        for name, rows in (("A", result.only_a), ("B", result.only_b))
-        for row in rows
-    ]
-    yield Section("Only in A or only in B", points=unmatched)
-    yield Section(
-        "In both, on different machines",
-        [f"Not compared, because the machines differ{result.machine_differences}:"],
-        points=[_name_with_kind(row) for row in result.other_machines],
-    )
-    title = "Differences of machine and software"
-    yield Section(title, tables=_table("", result.differences, _DIFFERENCES))
-
-
-def _unchanged(result: Comparison, rows: Comparison) -> Section:
-    number = len(rows.times) + len(rows.peaks) + len(rows.maxima)
-    counts = [
-        count(len(found), *names)
-        for found, names in (
-            (rows.times, ("time", "times")),
-            (rows.peaks, ("peak", "peaks")),
-            (rows.maxima, ("longest length", "longest lengths")),
-        )
-        if found
-    ]
-    title = f"{count(number, 'row', 'rows')} ({join_words(counts)}) {UNCHANGED}"
-    return Section(title, tables=_figure_tables(result, rows), folded=True)
-
-
-def _method(result: Comparison) -> Section:
-    level, confidence = format_percent(result.level), format_percent(1 - result.level)
-    return Section(
-        "How to read the tables",
-        points=[
-            "Times, A and B: median over the passes of all processes, on the slowest rank, with "
-            "its interval, as in the report of the same records.",
-            "Ratio: of the geometric means over processes of the median pass, so it may differ "
-            f"from B divided by A. Low and high: its {confidence} interval (Student's t on "
-            "logarithms). p: corrected for all rows (Holm).",
-            f"Slower and faster: p is at most {level} and the change at least "
-            f"{format_percent(result.min_change)}. Same: within noise. Detectable: the smallest "
-            "difference that this number of processes can distinguish from noise. Too noisy: "
-            "the same within noise, but the noise hides the change that was asked for.",
-            "Peak memory: the largest over ranks and processes. More: every process of B needs at "
-            "least 1 % and 64 KiB more than every process of A; less: the reverse.",
-            "Longest lengths: the longest length that passed; fails at: the shortest failed "
-            "length above it. Same: the brackets overlap.",
-        ],
-        folded=True,
-    )
-
-
-def _commands(result: Comparison) -> Section:
-    lines = [
-        f"# {name}: {command}".replace("\n", " ")
-        for name, records in zip("AB", result.records, strict=True)
-        for command in dict.fromkeys(r.command for r in records if r.command)
-    ]
-    return Section("How they were measured", code=lines, folded=True)
-
-
-def _describe_side(letter: str, name: str, index: int, result: Comparison) -> str:
-    records = result.records[index]
-    first, last = min(r.started_at for r in records), max(r.started_at for r in records)
+def _describe_side(letter: str, name: str, records: Sequence[Record]) -> str:
+    times = sorted(r.started_at for r in records)
     commits = dict.fromkeys(r.environment.commit or "unknown" for r in records)
     hosts = dict.fromkeys(r.environment.host for r in records)
     return (
         f"{letter}: {name}, {len(records)} records compared, commit {', '.join(commits)}, on "
-        f"{', '.join(hosts)}, measured {first}" + (f" to {last}." if last != first else ".")
+        f"{', '.join(hosts)}, measured {times[0]} to {times[-1]}."
     )
 
 
-def _by_workload(items: Sequence[_Compared]) -> list[list[_Compared]]:
-    return list(group_by(items, lambda one: table_key(one.row)).values())
-
-
-def _shared_workload(result: Comparison) -> str:
-    """Return the workload in words if all rows have the same; else ""."""
-    figures = (result.times, result.peaks, result.maxima)
-    words = {_workload(one.row) for figure in figures for one in figure}
-    return words.pop() if len(words) == 1 else ""
+def _charts(times: Sequence[Change]) -> list[Chart]:
+    """Return a chart of the ratios for each workload with several trials."""
+    charts = []
+    groups = group_by(times, lambda one: table_key(one.a)).values()
+    for number, group in enumerate(groups, 1):
+        if len(group) > 1:
+            points = [Point(t.a.name, t.a.tokens, t.ratio, *_interval(t), t.verdict) for t in group]
+            charts.append(ratios(f"ratios {number}", _workload(group[0].a), points))
+    return charts
 
 
 def _workload(row: ComparedRow) -> str:
-    return capitalize_first(describe_workload(row, defaultdict(str)))
+    return describe_workload(row, defaultdict(str))
 
 
-def _table(title: str, items: Sequence[Any], columns: Sequence[ValueColumn]) -> list[Table]:
-    return [build_table(title, columns, items)] if items else []
+def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
+    """Return the comparison as data, in SI units; unknown and infinite values are null.
 
-
-def _tables(
-    name: str, items: Sequence[_Compared], fields: Sequence[ValueColumn], shared: bool
-) -> list[Table]:
-    """Return one table per workload; columns without any value are left out.
-
-    shared: all rows of the comparison have one workload, which is not repeated.
+    fail_on: the smallest share listed in `worse`.
     """
-    tables = []
-    for group in _by_workload(items):
-        rows = [one.row for one in group]
-        tokens = [] if is_search(rows[0]) else [_TOKENS]
-        ranks = [_RANKS] if has_several_ranks(rows) else []
-        title = name if shared else f"{name}. {_workload(rows[0])}"
-        tables.append(build_table(title, [_LABEL, *tokens, *ranks, *fields], group))
-    return tables
+    verdict = decide(result, fail_on)
+    trials = [record.trial for side in result.records for record in side]
+    # for programs ("ring chunk=1024"); the labels of the rows are for people
+    labels = find_labels([*trials, *result.only_a, *result.only_b, *result.other_machines])
 
+    def identify(row: ComparedRow) -> dict[str, Any]:
+        values = {name: getattr(row, name) for name in _IDENTITY}
+        tokens = None if isinstance(row, SearchRow) else row.tokens
+        return values | {"tokens": tokens, "label": labels[settings_key(row)]}
 
-def _chart(times: Sequence[TimeComparison], number: int) -> Chart:
-    points = []
-    for t in times:
-        low, high = (t.estimate.low, t.estimate.high) if t.estimate else (None, None)
-        points.append(Point(t.row.name, t.row.tokens, t.ratio, low, high, t.verdict))
-    workload = describe_workload(times[0].row, defaultdict(str))
-    return ratios(f"ratios {number}", workload, points)
+    def sides(one: Change, **fields: str) -> dict[str, Any]:
+        return {
+            f"{side}_{suffix}": getattr(getattr(one, side), field)
+            for side in "ab" for suffix, field in fields.items()
+        }  # fmt: skip
 
+    def own(one: Any, *names: str) -> dict[str, Any]:
+        return {name: getattr(one, name) for name in names}
 
-def _name_with_kind(row: ComparedRow) -> str:
-    return f"{name_row(row)}{', a search' if is_search(row) else ''}"
+    document: dict[str, Any] = finite({
+        "schema": SCHEMA,
+        "verdict": verdict.word,
+        "reason": verdict.reason,
+        "rounds_enough": verdict.rounds,
+        "a": result.names[0],
+        "b": result.names[1],
+        "level": result.level,
+        "least": result.min_change,
+        "fail_on": fail_on,
+        "worse": find_regressions(result, fail_on) if fail_on else None,
+        "summary": [*summarize(result)],
+        "notes": result.caveats,
+        "times": [
+            identify(t.a)
+            | sides(t, s="time_s", low_s="time_low_s", high_s="time_high_s")
+            | own(t, "a_rounds", "b_rounds", "ratio", "verdict", "reason", "note")
+            | {name: getattr(t.estimate, field, None) for name, field in _ESTIMATE.items()}
+            for t in result.times
+        ],
+        "peaks": [
+            identify(p.a) | sides(p, bytes="peak_bytes") | own(p, "ratio", "verdict")
+            for p in result.peaks
+        ],
+        "maxima": [
+            identify(m.a)
+            | {
+                side: own(row, "max_tokens", "first_failure")
+                | {"limited_by": row.limited_by or ""}
+                for side, row in (("a", m.a), ("b", m.b))
+            }
+            | own(m, "ratio", "verdict", "reason")
+            for m in result.maxima
+        ],
+        "turned": [
+            identify(s.a) | sides(s, status="status") | sides(s, reason="reason")
+            | {"verdict": s.verdict, "budgets": bool(s.note)}
+            for s in result.statuses
+        ],
+        "failed_alike": result.failed_alike,
+        "only_a": [*map(identify, result.only_a)],
+        "only_b": [*map(identify, result.only_b)],
+        "unlike_machines": [*map(identify, result.other_machines)],
+        "differences": [dict(zip(("name", "a", "b"), d, strict=True)) for d in result.differences],
+    })  # fmt: skip
+    return document

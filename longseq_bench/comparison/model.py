@@ -1,158 +1,94 @@
-"""The result of a comparison: one class per question, in SI units; a ratio is B over A."""
+"""The result of a comparison, in SI units, and words for its parts; a ratio is B over A."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from typing import Any
 
-from longseq_bench.analysis.labels import Labels, find_labels, settings_key
-from longseq_bench.analysis.runs import SEVERITY
+from longseq_bench.analysis.labels import mask_words, mode_words
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.comparison.significance import RatioEstimate
-from longseq_bench.comparison.wording import ComparedRow
-from longseq_bench.core.model import Record, Status
+from longseq_bench.core.masks import FULL
+from longseq_bench.core.model import Record
+from longseq_bench.core.units import format_tokens
+
+ComparedRow = SweepRow | SearchRow
+"""A trial or a search."""
 
 
 @dataclass(frozen=True)
-class TimeComparison:
-    """A trial with times on both sides.
+class Change:
+    """The time, the peak memory, the longest length or the status of a trial on both sides.
 
-    a, b: the processes of each side merged as in the report of the same records.
-    a_rounds, b_rounds: per process, its median pass on the slowest rank (s).
-    ratio: the geometric mean of b_rounds over that of a_rounds.
-    estimate: interval and test of the ratio; None where the verdict is "undecided", with a reason.
-    verdict: "too noisy" is for display: the same within noise, but a change could hide in it.
-    note: differing budgets of the two sides.
+    a, b: the merged runs of each side, SweepRow or SearchRow; a has the label.
+    verdict: of a time "slower", "faster", "same", "undecided"; of a peak "more", "less", "same"; of
+    a length "longer", "shorter", "same", "undecided"; of a status "broken", "mended", "otherwise".
+    ratio: infinite if no length passed with A.  reason: why it is undecided.
+    note: budgets of the two sides that differ and matter, as text.
+    a_rounds, b_rounds: of a time, the median pass of each process on the slowest rank (s); ratio
+    is that of their geometric means.  estimate: None if it is undecided.
     """
 
-    row: SweepRow
-    a: SweepRow
-    b: SweepRow
-    a_rounds: tuple[float, ...]
-    b_rounds: tuple[float, ...]
-    ratio: float
-    estimate: RatioEstimate | None
-    verdict: Literal["slower", "faster", "same", "undecided", "too noisy"]
+    a: Any
+    b: Any
+    verdict: str
+    ratio: float = math.nan
     reason: str = ""
     note: str = ""
-
-
-@dataclass(frozen=True)
-class MemoryComparison:
-    """The peak memory of a trial in bytes: the largest over ranks and rounds.
-
-    verdict: "more" or "less" only if all rounds of one side exceed all of the other, by 1 % and
-    by 64 KiB.
-    """
-
-    row: SweepRow
-    a_bytes: int
-    b_bytes: int
-    ratio: float
-    verdict: Literal["more", "less", "same"]
-
-
-@dataclass(frozen=True)
-class Bracket:
-    """The longest length that passed, the shortest failed length above it, and the limit."""
-
-    max_tokens: int
-    first_failure: int | None
-    limited_by: str
-
-    @property
-    def end(self) -> float:
-        """The shortest length that fails; infinite if none failed."""
-        return math.inf if self.first_failure is None else self.first_failure
-
-
-@dataclass(frozen=True)
-class LengthComparison:
-    """A search for the longest length on both sides; ratio: None if no length passed with A."""
-
-    row: SearchRow
-    a: Bracket
-    b: Bracket
-    ratio: float | None
-    verdict: Literal["longer", "shorter", "same", "undecided"]
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class StatusChange:
-    """A trial that ended with another status.
-
-    budgets: it failed for lack of memory or time, and the budgets of the two sides differ.
-    """
-
-    row: SweepRow
-    a_status: Status
-    b_status: Status
-    a_reason: str | None
-    b_reason: str | None
-    verdict: Literal["broken", "mended", "otherwise"]
-    budgets: bool = False
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A property of machine or software with different values, as text."""
-
-    name: str
-    a: str
-    b: str
+    a_rounds: tuple[float, ...] = ()
+    b_rounds: tuple[float, ...] = ()
+    estimate: RatioEstimate | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Two sets of results, compared.
 
-    a, b: the names of the sides.  level: family-wise error rate of all `slower` and `faster`.
+    names: of A and B.  level: family-wise error rate of all `slower` and `faster`.
     min_change: the smallest relative difference in time that is reported.
     failed_alike: trials that ended with the same status, not ok, on both sides.
     other_machines: trials of both sides that ran on different machines and are not compared.
+    machine_differences: those of the latter, in brackets.
+    differences: of machine and software: name, values of A, values of B.
     records: those compared, of A and of B.
     """
 
-    a: str
-    b: str
+    names: tuple[str, str]
     level: float
     min_change: float
-    times: tuple[TimeComparison, ...]
-    peaks: tuple[MemoryComparison, ...]
-    maxima: tuple[LengthComparison, ...]
-    status_changes: tuple[StatusChange, ...]
+    times: Sequence[Change]
+    peaks: Sequence[Change]
+    maxima: Sequence[Change]
+    statuses: Sequence[Change]
     failed_alike: int
-    only_a: tuple[ComparedRow, ...]
-    only_b: tuple[ComparedRow, ...]
-    other_machines: tuple[ComparedRow, ...]
+    only_a: Sequence[ComparedRow]
+    only_b: Sequence[ComparedRow]
+    other_machines: Sequence[ComparedRow]
     machine_differences: str
-    differences: tuple[Difference, ...]
-    caveats: tuple[str, ...]
-    records: tuple[tuple[Record, ...], tuple[Record, ...]]
-
-    def program_label(self, row: ComparedRow) -> str:
-        """Return the label of a row for programs ("ring chunk=1024"); its own is for people."""
-        return self._program_labels[settings_key(row)]
-
-    @cached_property
-    def _program_labels(self) -> Labels:
-        trials = [record.trial for side in self.records for record in side]
-        return find_labels([*trials, *self.only_a, *self.only_b, *self.other_machines])
+    differences: Sequence[tuple[str, str, str]]
+    caveats: Sequence[str]
+    records: tuple[Sequence[Record], Sequence[Record]]
 
 
-def status_of(runs: Iterable[Record]) -> Status:
-    """Return the worst status of the runs of one trial."""
-    return worst_run(runs).outcome.status
+def name_row(row: ComparedRow) -> str:
+    """Return the name of a trial or a search: "ring chunk 1k ×2 at 4k (train)"."""
+    tokens = f" at {format_tokens(row.tokens)}" if isinstance(row, SweepRow) else ""
+    workload = [
+        mode_words(row.mode, row.new_tokens) if row.mode != "forward" else "",
+        row.dtype if row.dtype != "float32" else "",
+        mask_words(row.mask) if row.mask != FULL else "",
+    ]
+    words = ", ".join(filter(None, workload))
+    return f"{row.name}{tokens}{f' ({words})' if words else ''}"
 
 
-def is_valid_time(seconds: float) -> bool:
-    """Return True for a finite time above zero."""
-    return 0 < seconds < math.inf
+def format_percent(share: float) -> str:
+    """Format a relative difference as a percentage with two digits."""
+    value = 100 * share
+    return f"{value:.0f} %" if value >= 9.95 else f"{value:.2g} %"
 
 
-def worst_run(runs: Iterable[Record]) -> Record:
-    """Return the run with the worst status."""
-    return min(runs, key=lambda record: SEVERITY.index(record.outcome.status))
+def count(n: int, one: str, several: str = "") -> str:
+    """Return a number with the singular or the plural, which has an s if it is not given."""
+    return f"{n} {one if n == 1 else several or f'{one}s'}"

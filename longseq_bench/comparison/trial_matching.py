@@ -6,15 +6,16 @@ hardware; their software may differ, because a comparison is often about softwar
 of an own function: before and after an edit.
 """
 
-import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import product
 from typing import Any
 
 from longseq_bench.analysis.labels import short_name
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SEARCH_PURPOSES
-from longseq_bench.core.model import Record, Trial
+from longseq_bench.core.model import Record
+from longseq_bench.core.units import format_bytes
 
 HARDWARE = ("host", "cpu", "cores", "memory_bytes", "gpus", "driver")
 SOFTWARE = (
@@ -22,139 +23,103 @@ SOFTWARE = (
     "power_limits_w",
 )  # fmt: skip
 """Software and settings. Differences are reported, and don't keep trials from matching."""
+_NAMES = {
+    "memory_bytes": "memory", "gpus": "GPUs", "cpu": "CPU", "cuda": "CUDA", "cudnn": "cuDNN",
+    "nccl": "NCCL", "triton": "Triton", "power_limits_w": "power limits in W",
+}  # fmt: skip
 MEMORY_TOLERANCE = 0.01
 """Relative: the memory that a kernel reserves for itself changes with its version."""
-
-_REPETITION = {"round": 0, "seed": 0, "repeats": 0, "time_cap": 1.0}
-_NO_BUDGETS = {"memory_budget": None, "time_budget": None}
-_Key = Callable[[Record], Hashable]
-
-
-@dataclass(frozen=True)
-class MatchedPair:
-    """The runs of one trial, or of one search, on both sides."""
-
-    a: Sequence[Record]
-    b: Sequence[Record]
+Runs = list[Record]
+"""The runs of one trial, or of one search."""
+Pair = tuple[Runs, Runs]
 
 
-@dataclass(frozen=True)
-class Matching:
-    """Matched pairs, and the groups of records without a partner.
-
-    different_machines: pairs that match in all but their machine; they are in no other field.
-    """
-
-    pairs: Sequence[MatchedPair]
-    different_machines: Sequence[MatchedPair]
-    only_a: Sequence[Sequence[Record]]
-    only_b: Sequence[Sequence[Record]]
+def is_search(record: Record) -> bool:
+    """Return True for a step of a search for the longest length."""
+    return record.purpose in SEARCH_PURPOSES
 
 
-def match_trials(a: Sequence[Record], b: Sequence[Record], any_machine: bool = False) -> Matching:
-    """Match the trials of sweeps.
+def match(
+    a: Iterable[Record], b: Iterable[Record], any_machine: bool = False
+) -> tuple[list[Pair], list[Pair], list[Runs], list[Runs]]:
+    """Match trials and searches with the same environment, else on the same machine.
 
     Budgets do not change a time: a trial matches one with other budgets if none has the same.
+    Where a side has several candidates, the one measured last is used.
     any_machine: also match trials of different machines, if the same machine has none.
+    Returns pairs, pairs that match in all but their machine, and the runs of A only and of B only;
+    in each the trials come first.
     """
-    side_a, side_b = ([r for r in side if r.purpose == "measure"] for side in (a, b))
-    keys: list[_Key] = [
-        lambda r: r.trial.model_copy(update=_REPETITION).key,
-        lambda r: r.trial.model_copy(update=_REPETITION | _NO_BUDGETS).key,
-        lambda r: _of_any_file(r.trial).model_copy(update=_REPETITION).key,
-        lambda r: _of_any_file(r.trial).model_copy(update=_REPETITION | _NO_BUDGETS).key,
+    sides = [
+        sorted((r for r in side if r.purpose == "measure" or is_search(r)), key=is_search)
+        for side in (a, b)
     ]
-    return _match(side_a, side_b, keys, any_machine)
+    machines: dict[str, Record] = {}
+    for fingerprint, one in {r.environment.fingerprint: r for r in (*sides[0], *sides[1])}.items():
+        alike = (r for r in machines.values() if not find_differences([r], [one], HARDWARE))
+        machines[fingerprint] = next(alike, one)
 
+    def key(record: Record, place: str, any_file: bool, any_budget: bool) -> Hashable:
+        fingerprint = record.environment.fingerprint
+        places = {"environment": fingerprint, "machine": id(machines[fingerprint]), "any": None}
+        return places[place], _identity(record, any_file, any_budget)
 
-def match_searches(a: Sequence[Record], b: Sequence[Record], any_machine: bool = False) -> Matching:
-    """Match the searches for the longest length, each with its budgets."""
-    side_a, side_b = ([r for r in side if r.purpose in SEARCH_PURPOSES] for side in (a, b))
-    keys: list[_Key] = [
-        lambda r: r.trial.at(1).model_copy(update=_REPETITION).key,
-        lambda r: _of_any_file(r.trial).at(1).model_copy(update=_REPETITION).key,
+    first = ("environment", False, False)
+    left = [
+        sorted(
+            group_by(side, lambda r: key(r, *first)).values(),
+            key=lambda runs: max(r.started_at for r in runs),
+        )
+        for side in sides
     ]
-    return _match(side_a, side_b, keys, any_machine)
+    pairs, different_machines = list[Pair](), list[Pair]()
+    for step in (first, *product(("machine", "any"), (False, True), (False, True))):
+        by_key_a, by_key_b = ({key(runs[0], *step): runs for runs in side} for side in left)
+        matched = [(runs, by_key_b[k]) for k, runs in by_key_a.items() if k in by_key_b]
+        target = different_machines if step[0] == "any" and not any_machine else pairs
+        target += matched
+        taken = {id(runs) for pair in matched for runs in pair}
+        left = [[runs for runs in side if id(runs) not in taken] for side in left]
+    order = {id(record): i for side in sides for i, record in enumerate(side)}
+    for found in (pairs, different_machines):
+        found.sort(key=lambda pair: order[id(pair[0][0])])
+    only_a, only_b = (sorted(side, key=lambda runs: order[id(runs[0])]) for side in left)
+    return pairs, different_machines, only_a, only_b
 
 
-def _of_any_file(trial: Trial) -> Trial:
-    """Return the trial with the name of an own function alone; any other trial as it is."""
-    if trial.source is None:
-        return trial
-    name = f"own:{short_name(trial.implementation)}"
-    return trial.model_copy(update={"implementation": name, "source": None})
+def _identity(record: Record, any_file: bool, any_budget: bool) -> Hashable:
+    """Return a key of the trial, or of the search, which has budgets but no length of its own."""
+    trial = record.trial.at(1) if is_search(record) else record.trial
+    same: dict[str, Any] = {"round": 0, "seed": 0, "repeats": 0, "time_cap": 1.0}
+    if any_budget and not is_search(record):
+        same |= {"memory_budget": None, "time_budget": None}
+    if any_file and trial.source is not None:
+        same |= {"implementation": f"own:{short_name(trial.implementation)}", "source": None}
+    return is_search(record), trial.model_copy(update=same).key
 
 
 def find_differences(
-    a: Iterable[Record], b: Iterable[Record], names: Sequence[str]
-) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Return the fields of the environments that differ, each with the values of both sides."""
-    sides = [[record.environment for record in side] for side in (a, b)]
-    found = {}
-    for name in names:
-        one, other = (
-            list({repr(v): v for v in (getattr(e, name) for e in side)}.values()) for side in sides
-        )
-        sizes = [*one, *other]
-        if name == "memory_bytes" and max(sizes) - min(sizes) <= MEMORY_TOLERANCE * max(sizes):
+    a: Sequence[Record], b: Sequence[Record], fields: Sequence[str]
+) -> list[tuple[str, str, str]]:
+    """Return name, values of A and values of B, as text, of each field of machines that differs."""
+    found = []
+    for field in fields:
+        values = [getattr(record.environment, field) for record in (*a, *b)]
+        if field == "memory_bytes" and min(values) >= (1 - MEMORY_TOLERANCE) * max(values):
             continue
-        if sorted(map(repr, one)) != sorted(map(repr, other)):
-            found[name] = (one, other)
+        texts = [_format_value(field, value) for value in values]
+        one, other = dict.fromkeys(texts[: len(a)]), dict.fromkeys(texts[len(a) :])
+        if one.keys() != other.keys():
+            found.append((_NAMES.get(field, field), "; ".join(one), "; ".join(other)))
     return found
 
 
-def _match(
-    a: Sequence[Record], b: Sequence[Record], keys: Sequence[_Key], any_machine: bool
-) -> Matching:
-    """Match groups by the first key that both sides share.
-
-    Each key is tried with the same environment, then with the same machine, then without either.
-    Where a side has several groups of a key, the one measured last is used.
-    """
-    machine = _machine_number([*a, *b])
-
-    def last(group: Sequence[Record]) -> str:
-        return max(record.started_at for record in group)
-
-    same: list[_Key] = [
-        lambda r: (keys[0](r), r.environment.fingerprint),
-        *(lambda r, key=key: (key(r), machine(r)) for key in keys),
-    ]
-    left = [list(group_by(side, same[0]).values()) for side in (a, b)]
-    pairs: list[MatchedPair] = []
-    different_machines: list[MatchedPair] = []
-    for key in (*same, *keys):
-        by_key_a, by_key_b = ({key(g[0]): g for g in sorted(side, key=last)} for side in left)
-        matched = [(group, by_key_b[k]) for k, group in by_key_a.items() if k in by_key_b]
-        target = different_machines if key in keys and not any_machine else pairs
-        target += [MatchedPair(*groups) for groups in matched]
-        matched_ids = {id(group) for pair in matched for group in pair}
-        left = [[g for g in side if id(g) not in matched_ids] for side in left]
-    order = {id(record): i for i, record in enumerate(a)}
-    for found in (pairs, different_machines):
-        found.sort(key=lambda pair: order[id(pair.a[0])])
-    return Matching(pairs, different_machines, *left)
-
-
-def _machine_number(records: Sequence[Record]) -> Callable[[Record], int]:
-    """Number the machines of the records; machines with the same hardware share a number."""
-    machines: dict[Hashable, list[tuple[int, Record]]] = {}
-    numbers: dict[str, int] = {}
-    count = 0
-    for fingerprint, one in {r.environment.fingerprint: r for r in records}.items():
-        hardware, step = _hardware(one)
-        # every pair would take minutes for a file of thousands of machines
-        near = (known for i in range(-2, 3) for known in machines.get((hardware, step + i), ()))
-        same = [i for i, m in near if not find_differences([m], [one], HARDWARE)]
-        numbers[fingerprint] = min(same, default=count)
-        if not same:
-            machines.setdefault((hardware, step), []).append((count, one))
-            count += 1
-    return lambda record: numbers[record.environment.fingerprint]
-
-
-def _hardware(record: Record) -> tuple[Hashable, int]:
-    """Return a key of the hardware, and its memory in steps of the tolerance."""
-    values = (getattr(record.environment, name) for name in HARDWARE if name != "memory_bytes")
-    memory = max(record.environment.memory_bytes, 1)
-    return tuple(map(repr, values)), int(math.log(memory) / math.log1p(MEMORY_TOLERANCE))
+def _format_value(field: str, value: Any) -> str:
+    if field == "memory_bytes":
+        return format_bytes(value)
+    texts = [] if value is None else [str(value)]
+    if isinstance(value, dict):
+        texts = [f"{name}={one}" for name, one in sorted(value.items())]
+    elif isinstance(value, tuple):
+        texts = [f"{n} × {one}" for one, n in Counter(value).items()]
+    return ", ".join(texts) or "none"

@@ -1,41 +1,39 @@
-"""The verdict of a comparison, PASS, FAIL or TOO NOISY: the one place that defines the words.
+"""The answer of a comparison: PASS, FAIL or TOO NOISY, the regressions, a sentence per question.
 
-The change asked for is the share of --fail-on; without it, the smallest difference that is
-reported (--min-difference).
-
-FAIL: a figure is worse by at least that change: a time by the test, a peak, a longest length; or a
-trial is no longer ok.
+The change asked for is the share of --fail-on, else that of --min-difference.
+FAIL: a figure is worse by it (a time by the test), or a trial is no longer ok.
 TOO NOISY: not FAIL, and a series of trials (one implementation at several lengths) has no length
 that could have shown the change in its time; or a search that time limits is shorter by the
 change, which may be noise; or there is no figure to compare.
-PASS: all else. Trials that could not have shown the change are counted, if their series has another
-length that could.
+PASS: all else.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Literal
 
 from longseq_bench.analysis.runs import group_by
-from longseq_bench.comparison.model import Comparison, LengthComparison, TimeComparison
+from longseq_bench.comparison.model import Change, Comparison, count, format_percent, name_row
 from longseq_bench.comparison.significance import MAX_ROUNDS, find_rounds
-from longseq_bench.comparison.summary import could_show, find_regressions, undetectable
-from longseq_bench.comparison.wording import count, count_trials, format_percent, name_row
+from longseq_bench.core.errors import UserError
 from longseq_bench.reports.groups import table_key
+from longseq_bench.reports.outcome_text import describe_outcome
 
 MIN_ROUNDS = 3
 """Rounds that are proposed where one process a side shows no noise at all."""
-
 MAX_CLAUSE = 90
 """Letters of the worst figure in the verdict; the reason of a failure may be long."""
+_WORSE = {
+    "slower": "is {} slower", "more": "takes {} more memory", "shorter": "reaches {} fewer tokens",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The answer of a comparison.
 
-    reason: a short sentence without its first capital.
     rounds: if too noisy, the rounds per side that would be enough; None: unknown or too many.
     """
 
@@ -43,93 +41,148 @@ class Verdict:
     reason: str
     rounds: int | None = None
 
-    @property
-    def line(self) -> str:
-        """The first line of every rendering."""
+    def __str__(self) -> str:
         return f"{self.word}: {self.reason}"
 
 
 def decide(result: Comparison, fail_on: float | None = None) -> Verdict:
-    """Return the verdict; fail_on: the share that fails, else any change that was detected."""
-    if worse := list(find_regressions(result, fail_on or 0.0)):
-        others = count(len(worse) - 1, "more figure is", "more figures are")
-        rest = f", and {others} worse" if len(worse) > 1 else ""
-        return Verdict("FAIL", f"{shorten(worse[0], MAX_CLAUSE, placeholder=' …')}{rest}.")
-    share = fail_on or result.min_change
-    series = _unseen_series(result, share)
-    if series:
-        return _too_noisy(result, share, series)
-    if shorter := _undecided_searches(result, share):
-        one = shorter[0]
-        drop = format_percent(1 - (one.ratio or 0))
-        return Verdict(
-            "TOO NOISY", f"{name_row(one.row)} reaches {drop} fewer tokens; {one.reason}."
-        )
-    if not (result.times or result.peaks or result.maxima or result.status_changes):
-        trials = count_trials(result.failed_alike)
-        return Verdict("TOO NOISY", f"there is no figure to compare; {trials} failed in both.")
-    return Verdict("PASS", _passed(result, fail_on))
+    """Return the verdict; fail_on: the share that fails, else any change that was detected.
 
-
-def _passed(result: Comparison, fail_on: float | None) -> str:
-    timed, searched = len(result.times), len(result.maxima)
-    parts = [count_trials(timed or len(result.peaks))] if timed or result.peaks else []
-    parts += [count(searched, "search", "searches")] if searched else []
-    limit = f" by {format_percent(fail_on)} or more" if fail_on else ""
-    where = f" in {' and '.join(parts)}" if parts else ""
-    reason = f"nothing is worse{limit}{where}"
-    unseen = len(undetectable(result, fail_on or result.min_change))
-    reason += f"; {unseen} of them could not have shown it" if unseen else ""
-    missing = f"; {len(result.only_a)} of A not in B" if result.only_a else ""
-    return f"{reason}{missing}."
-
-
-def _unseen_series(result: Comparison, share: float) -> list[list[TimeComparison]]:
-    """Return the series in which no length could have shown the change.
-
-    A series has the trials that differ in length only.
+    Raises UserError if fail_on would ignore trials because they ran on different machines.
     """
-
-    def key(t: TimeComparison) -> object:
-        return table_key(t.row), t.row.implementation, t.row.label, t.row.world_size
-
-    series = group_by(result.times, key).values()
-    return [one for one in series if not any(could_show(t, share, result.min_change) for t in one)]
-
-
-def _undecided_searches(result: Comparison, share: float) -> list[LengthComparison]:
-    return [
-        m for m in result.maxima
-        if m.verdict == "undecided" and m.ratio is not None and 1 - m.ratio >= share
-    ]  # fmt: skip
+    if fail_on and result.other_machines:
+        raise UserError(
+            f"{_on_other_machines(result)}; --fail-on would ignore them, --across-machines "
+            "compares them"
+        )
+    if worse := find_regressions(result, fail_on or 0.0):
+        rest = count(len(worse) - 1, "more figure is worse", "more figures are worse")
+        worst = shorten(worse[0], MAX_CLAUSE, placeholder=" …")
+        return Verdict("FAIL", f"{worst}{f', and {rest}' if len(worse) > 1 else ''}.")
+    share = fail_on or result.min_change
+    unseen = [t for t in result.times if not could_show(result, share, t)]
+    series = group_by(
+        result.times, lambda t: (table_key(t.a), t.a.implementation, t.a.label, t.a.world_size)
+    ).values()
+    noisy = [some for some in series if not any(could_show(result, share, t) for t in some)]
+    if noisy:
+        reason = (
+            f"{len(unseen)} of {count(len(result.times), 'trial')} could not have shown a "
+            f"slow-down of {format_percent(share)}"
+        )
+        return _too_noisy(result, share, noisy, reason)
+    for one in result.maxima:
+        if one.verdict == "undecided" and 1 - one.ratio >= share:
+            drop = f"reaches {format_percent(1 - one.ratio)} fewer tokens"
+            return Verdict("TOO NOISY", f"{name_row(one.a)} {drop}; {one.reason}.")
+    trials, searches = len(result.times or result.peaks), len(result.maxima)
+    figures = [count(trials, "trial")] if trials else []
+    figures += [count(searches, "search", "searches")] if searches else []
+    if not figures and not result.statuses:
+        failed = count(result.failed_alike, "trial")
+        return Verdict("TOO NOISY", f"there is no figure to compare; {failed} failed in both.")
+    reason = f"nothing is worse{f' by {format_percent(share)} or more' if fail_on else ''}"
+    reason += f" in {' and '.join(figures)}" if figures else ""
+    reason += f"; {len(unseen)} of them could not have shown it" if unseen else ""
+    reason += f"; {len(result.only_a)} of A not in B" if result.only_a else ""
+    return Verdict("PASS", f"{reason}.")
 
 
 def _too_noisy(
-    result: Comparison, share: float, series: Sequence[Sequence[TimeComparison]]
+    result: Comparison, share: float, series: Sequence[Sequence[Change]], reason: str
 ) -> Verdict:
-    change = f"a slow-down of {format_percent(share)}"
-    unseen = f"{len(undetectable(result, share))} of {count_trials(len(result.times))}"
-    reason = f"{unseen} could not have shown {change}"
-    known = [one for one in series if any(t.estimate for t in one)]
-    if not known:
+    """Return the verdict with the rounds with which each series shows the change at one length."""
+    if not any(t.estimate for some in series for t in some):
         advice = f"{MIN_ROUNDS} or more rounds per side show the noise"
         return Verdict("TOO NOISY", f"{reason}; {advice}.")
-    rounds = find_enough_rounds(result, share, known)
-    if rounds is None:
-        return Verdict("TOO NOISY", f"{reason}, nor could {MAX_ROUNDS:,} rounds per side.")
-    rounds = max(rounds, MIN_ROUNDS)
-    return Verdict("TOO NOISY", f"{reason}; {rounds} rounds per side would be enough.", rounds)
-
-
-def find_enough_rounds(
-    result: Comparison, share: float, series: Sequence[Sequence[TimeComparison]]
-) -> int | None:
-    """Return the rounds per side with which each series shows the change at one length.
-
-    None: more than MAX_ROUNDS, or the noise of a series is not known.
-    """
     tested = [t for t in result.times if t.estimate]
-    pairs = [(t.a_rounds, t.b_rounds) for t in tested]
-    rounds = dict(zip(map(id, tested), find_rounds(pairs, share, result.level), strict=True))
-    least = [min(filter(None, (rounds.get(id(t)) for t in one)), default=0) for one in series]
-    return max(least) if all(least) else None
+    found = find_rounds([(t.a_rounds, t.b_rounds) for t in tested], share, result.level)
+    rounds = {id(t): n for t, n in zip(tested, found, strict=True)}
+    known = [[rounds[id(t)] for t in some if t.estimate] for some in series]
+    least = [min(filter(None, some), default=0) for some in known if some]
+    if not all(least):
+        return Verdict("TOO NOISY", f"{reason}, nor could {MAX_ROUNDS:,} rounds per side.")
+    enough = max(MIN_ROUNDS, *least)
+    return Verdict("TOO NOISY", f"{reason}; {enough} rounds per side would be enough.", enough)
+
+
+def could_show(result: Comparison, share: float, t: Change) -> bool:
+    """Return True if a time could have shown a slow-down by this share, or has shown a change."""
+    if t.verdict in ("slower", "faster"):
+        return True
+    return t.estimate is not None and max(t.estimate.detectable, result.min_change) <= share
+
+
+def find_regressions(result: Comparison, share: float) -> list[str]:
+    """Return a clause per new failure, then per figure worse by this share, the worst first."""
+    broken = [
+        f"{name_row(one.a)} is no longer ok: {describe_outcome(one.b.status, None, one.b.reason)}"
+        for one in result.statuses
+        if one.verdict == "broken" and not one.note
+    ]
+    figures: list[Change] = [*result.times, *result.peaks, *result.maxima]
+    worse = [
+        (by, f"{name_row(one.a)} {_WORSE[one.verdict].format(format_percent(by))}")
+        for one in figures
+        if one.verdict in _WORSE and (by := abs(one.ratio - 1)) >= share
+    ]
+    return broken + [clause for _, clause in sorted(worse, key=lambda one: -one[0])]
+
+
+def summarize(result: Comparison) -> Iterator[str]:
+    """Yield a sentence per question: times, memory, lengths, statuses, unmatched trials."""
+    if result.times:
+        yield _summarize_times(result)
+    if peaks := Counter(one.verdict for one in result.peaks):
+        more, less = peaks["more"] or "none", peaks["less"] or "none"
+        yield f"Peak memory: more in {more} of {count(peaks.total(), 'trial')}, less in {less}."
+    if maxima := Counter(one.verdict for one in result.maxima):
+        shorter, longer = maxima["shorter"] or "none", maxima["longer"] or "none"
+        searches = count(maxima.total(), "search", "searches")
+        undecided = f", {maxima['undecided']} undecided" if maxima["undecided"] else ""
+        yield f"Longest lengths: shorter in {shorter} of {searches}, longer in {longer}{undecided}."
+    if statuses := Counter(one.verdict for one in result.statuses):
+        words = (
+            ("broken", "no longer ok"),
+            ("mended", "ok only in B"),
+            ("otherwise", "failed differently"),
+        )
+        parts = ", ".join(f"{statuses[key]} {text}" for key, text in words if statuses[key])
+        yield f"Trials with a different status: {parts}."
+    if result.failed_alike:
+        yield f"{count(result.failed_alike, 'trial')} failed in the same way in both."
+    for name, rows in (("A", result.only_a), ("B", result.only_b)):
+        if rows:
+            found = count(len(rows), "trial or search is", "trials or searches are")
+            yield f"{found} only in {name}."
+    if result.other_machines:
+        yield f"{_on_other_machines(result)}: not compared; --across-machines compares them."
+
+
+def _summarize_times(result: Comparison) -> str:
+    verdicts = Counter(t.verdict for t in result.times)
+    slower, faster, same = (verdicts[word] or "none" for word in ("slower", "faster", "same"))
+    parts = []
+    if decided := verdicts.total() - verdicts["undecided"]:
+        known = [
+            max(t.estimate.detectable, result.min_change)
+            for t in result.times if t.estimate and t.verdict == "same"
+        ]  # fmt: skip
+        smallest = ""
+        if known:
+            low, high = (">100 %" if x > 1 else format_percent(x) for x in (min(known), max(known)))
+            span = low if low == high else f"{low.removesuffix(' %')} to {high}"
+            smallest = f" (the smallest detectable difference is {span})"
+        parts.append(
+            f"B is slower in {slower} of {count(decided, 'trial')}, faster in {faster}; {same} the "
+            f"same within noise{smallest}"
+        )
+    if verdicts["undecided"]:
+        reasons = ", ".join(dict.fromkeys(t.reason for t in result.times if t.reason))
+        parts.append(f"{count(verdicts['undecided'], 'trial')} undecided: {reasons}")
+    return f"{'; '.join(parts)}."
+
+
+def _on_other_machines(result: Comparison) -> str:
+    rows = count(len(result.other_machines), "trial or search is", "trials or searches are")
+    return f"{rows} in both, but on different machines{result.machine_differences}"

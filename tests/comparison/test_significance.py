@@ -1,38 +1,19 @@
-"""The statistical test of a comparison, against printed tables, permutations and simulations."""
+"""The statistical test of a comparison, by hand and by simulations."""
 
 import math
 from collections.abc import Callable
-from itertools import combinations
 from random import Random
-from statistics import fmean
 
 import pytest
 
 from longseq_bench.comparison.significance import (
     Pair,
-    RatioEstimate,
     adjust_by_holm,
     estimate_ratios,
     find_rounds,
-    quantile,
-    two_sided,
 )
 
 Noise = Callable[[Random], float]
-
-
-@pytest.mark.parametrize(
-    ("share", "free", "printed"),
-    [
-        (0.05, 1, 12.706), (0.05, 2, 4.303), (0.05, 3, 3.182), (0.05, 4, 2.776), (0.05, 10, 2.228),
-        (0.05, 29, 2.045), (0.01, 1, 63.657), (0.01, 5, 4.032), (0.01, 12, 3.055),
-        (0.001, 2, 31.599), (0.001, 7, 5.408), (0.1, 6, 1.943), (0.2, 40, 1.303),
-    ],
-)  # fmt: skip
-def test_students_t_agrees_with_printed_tables(share: float, free: int, printed: float) -> None:
-    assert quantile(share, free) == pytest.approx(printed, abs=6e-4)
-    assert two_sided(printed, free) == pytest.approx(share, rel=1e-3)
-    assert two_sided(-printed, free) == two_sided(printed, free)
 
 
 def test_a_single_row_is_welchs_test() -> None:
@@ -51,49 +32,17 @@ def test_a_single_row_is_welchs_test() -> None:
     assert math.log1p(found.detectable) == pytest.approx(half, abs=1e-4)
 
 
-def test_p_is_near_that_of_all_permutations() -> None:
-    rng = Random(5)
-    for shift in (0.0, 0.02, 0.03):
-        ((a, b),) = noisy(rng, [0.02], 6, shift)
-        logs = [math.log(x) for x in (*a, *b)]
-        seen = abs(fmean(logs[6:]) - fmean(logs[:6]))
-        ways = list(combinations(range(12), 6))
-        farther = sum(
-            abs(2 * sum(logs[i] for i in way) - sum(logs)) / 6 >= seen - 1e-12 for way in ways
-        )
-        assert estimate_ratios([(a, b)])[0].p_value == pytest.approx(farther / len(ways), abs=0.03)
-
-
 def test_holm_by_hand() -> None:
     assert adjust_by_holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert adjust_by_holm([0.4, 0.9]) == pytest.approx([0.8, 0.9])
-    assert adjust_by_holm([]) == []
-
-
-def test_a_noisier_row_keeps_its_own_noise() -> None:
-    """Its error comes from its own values, although thirty rows have less noise."""
-    rows, loud = noisy(Random(2), [0.02] * 30, 3), noisy(Random(2), [0.1], 3)[0]
-
-    def error(found: RatioEstimate) -> float:
-        return math.log(found.high / found.ratio) / quantile(0.05, found.degrees_of_freedom)
-
-    shared, alone = estimate_ratios([*rows, loud])[-1], estimate_ratios([loud])[0]
-    assert shared.degrees_of_freedom > alone.degrees_of_freedom
-    assert error(shared) == pytest.approx(error(alone))
 
 
 def test_rows_without_noise_do_not_divide_by_zero() -> None:
     same, different = estimate_ratios([([1.0, 1.0], [1.0, 1.0]), ([1.0, 1.0], [2.0, 2.0])])
-    assert (same.ratio, same.p_value, different.ratio, different.p_value) == (
-        1.0,
-        1.0,
-        pytest.approx(2.0),
-        0.0,
-    )
+    assert (same.ratio, same.p_value) == (1.0, 1.0)
+    assert (different.ratio, different.p_value) == (pytest.approx(2.0), 0.0)
     wild = estimate_ratios([([1e-9, 1.0], [1.0, 1e9])] * 30)[0]
     assert math.isfinite(wild.high)
-    with pytest.raises(ValueError, match="fewer than two"):
-        estimate_ratios([([1.0], [1.0, 2.0])])
 
 
 # ---- simulated false alarms and detections ------------------------------------------------------
@@ -167,20 +116,3 @@ def test_the_proposed_rounds_find_the_change(scale: str, rounds: int, rows: int)
     assert proposed >= 50
     assert found[1] >= 0.9 * proposed
     assert found[3] < 0.8 * proposed
-
-
-def test_more_noise_needs_more_rounds_and_too_much_needs_too_many() -> None:
-    base = [([0.98, 1.0, 1.02], [0.98, 1.0, 1.02])] * 5
-    needed = [
-        find_rounds([*base, ([1 - by, 1.0, 1 + by], [1 - by, 1.0, 1 + by])], 0.05)[-1]
-        for by in (0.02, 0.05, 0.1, 0.6)
-    ]
-    assert needed[-1] is None
-    known = [n for n in needed if n is not None]
-    assert known == sorted(set(known))
-    assert len(known) == 3
-    smaller = find_rounds(base, 0.02)[0]
-    larger = find_rounds(base, 0.1)[0]
-    assert smaller is not None
-    assert larger is not None
-    assert smaller > larger >= 2
