@@ -16,6 +16,9 @@ def main() -> None:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
         code = 130
+    # an interrupt inside an exec, such as that of a dataclass, sets a flag of Python, by which
+    # `python -m` ends by SIGINT whatever the exit code; the next exec takes it back
+    exec("")
     sys.exit(code)
 
 

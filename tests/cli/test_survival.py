@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -223,3 +225,21 @@ def test_every_failure_is_named_and_the_sweep_continues(capfd: Capture) -> None:
     assert _mine() == before
     report = (Path("out") / "report.md").read_text()
     assert all(f"killed by {name}" in report for name in ("SIGKILL", "SIGSEGV"))
+
+
+def test_an_interrupt_inside_an_exec_ends_with_130(tmp_path: Path) -> None:
+    """A dataclass is made by exec. Python would end by the signal, whatever the exit code."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'longseq_bench.cli':\n"
+        "            exec('import signal; signal.raise_signal(signal.SIGINT)')\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "longseq_bench", "schema"]
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
+    )
+    assert ended.returncode == 130, ended.stderr
