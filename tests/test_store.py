@@ -282,7 +282,9 @@ for i in range(1, 100000):
     assert writer.stdout is not None
     printed = [int(writer.stdout.readline()) for _ in range(40)]
     writer.send_signal(signal.SIGKILL)
-    printed += [int(line) for line in writer.communicate()[0].split()]
+    # communicate would lose what readline has read ahead
+    printed += [int(line) for line in writer.stdout.read().split()]
+    writer.communicate()
     with Store(tmp_path) as store:
         lengths = [record.trial.workload.seq_len for record in store.records]
         assert lengths[: len(printed)] == printed
