@@ -7,8 +7,8 @@ Each round runs the same commands with both, the first one first in even rounds:
 3. The cost of a trial: the wall time of a sweep of short trials, one pass each, per trial.
 4. `longseq --help`: wall and CPU time.
 
-Printed: medians of both, their ratio, and the smallest and largest ratio of a round. Options:
---rounds 7.
+Printed: each figure as it comes, then medians of both, their ratio, and the smallest and largest
+ratio of a round. A round takes about two minutes. Options: --rounds 7.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def main() -> None:
         for side in sorted(trees, reverse=number % 2 == 0):
             for name, value in measure(trees[side], number == 0).items():
                 figures[name][side].append(value)
-        print(f"round {number + 1} of {asked.rounds}", file=sys.stderr, flush=True)
+                print(f"{number + 1} {side:6} {name:34} {value:10.4g}", file=sys.stderr, flush=True)
     print(f"{'':34} {'before':>10} {'after':>10} {'ratio':>7}  of one round")
     for name, sides in figures.items():
         before, after = (median(sides[side]) for side in ("before", "after"))
