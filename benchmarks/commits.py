@@ -2,9 +2,9 @@
 
 Each round runs the same commands with both, the first one first in even rounds:
 
-1. A search for the longest length: its share of the floor, and its runs.
+1. Searches for the longest length, in the first round only: share of the floor, and runs.
 2. Times of sdpa, ring over two ranks and block-sparse attention, and its share of ideal.
-3. The cost of a trial: the wall time of a sweep of short trials, one pass each, per trial.
+3. The wall time of a sweep of 20 short trials, one pass each, start and report included.
 4. `longseq --help`: wall and CPU time.
 
 Printed: each figure as it comes, then medians of both, their ratio, and the smallest and largest

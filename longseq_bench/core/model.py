@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Hashable, Mapping
-from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -417,7 +416,7 @@ class Environment(Frozen):
         return {name: version for name, version in known.items() if version}
 
     @computed_field  # type: ignore[prop-decorator]
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Hash of the parts that make figures comparable."""
         data = {name: getattr(self, name) for name in STABLE_FIELDS}
