@@ -243,3 +243,17 @@ def test_an_interrupt_inside_an_exec_ends_with_130(tmp_path: Path) -> None:
         command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
     )
     assert ended.returncode == 130, ended.stderr
+
+
+def test_an_interrupt_after_the_end_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, signal\n"
+        "for name in ('SIGTERM', 'SIGINT'):\n"
+        "    atexit.register(signal.raise_signal, getattr(signal, name))\n"
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "longseq_bench", "schema"]
+    ended = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
