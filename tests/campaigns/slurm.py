@@ -2,6 +2,7 @@
 
     python -m tests.campaigns.slurm
     python -m tests.campaigns.slurm --only scancel --only "n2 dies in a job"
+    python -m tests.campaigns.slurm --kills 200 --only kills
 
 It starts munged, slurmctld and two hosts with a slurmd each on this machine
 (tests/launchers/slurm_cluster.py), so it needs root and Debian's packages `slurm-wlm munge`, and
@@ -24,6 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 import psutil
 
@@ -55,7 +57,7 @@ END = "code=$?\n[ $code -ne 143 ] || sleep 600\nexit $code\n"
 JOB = f"#!/bin/sh\n{shlex.join(RUN)}\n{END}"
 BATCH = ("--nodes=2", "--exclusive", "--requeue", "--output=out-%j", "--open-mode=append", "job.sh")
 DEADLINE_S = 600.0
-TRIALS = 16
+TRIALS, STARTS = 16, 20
 STOPPED_S = 15.0
 """A host that is stopped is to be named within this time."""
 
@@ -67,6 +69,7 @@ class Scene:
     cluster: Cluster
     expected: Counter[str]
     chance: random.Random
+    kills: int = 10
     seen: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
 
@@ -121,9 +124,11 @@ class Scene:
     def run(self, *command: str, codes: Sequence[int] = (0,), **variables: str) -> str:
         """Run a command on n1 to its end, check its exit code, and return what it printed."""
         process = self.cluster.start(*command, **variables)
-        return self.end_of(process, codes)
+        return self.end_of(process, "out.txt", codes)
 
-    def end_of(self, process: subprocess.Popen[bytes], codes: Sequence[int] = (0,)) -> str:
+    def end_of(
+        self, process: subprocess.Popen[bytes], output: str, codes: Sequence[int] = (0,)
+    ) -> str:
         """Wait for a command, check its exit code, and return what it printed."""
         start_s = time.monotonic()
         try:
@@ -131,8 +136,8 @@ class Scene:
         except subprocess.TimeoutExpired:
             code = f"none after {DEADLINE_S:.0f} s"
             process.kill()
-        text = (self.cluster.work / "out.txt").read_text(errors="replace")
-        self.check(code in codes, f"exit code {code}: {text[-500:]}")
+        text = (self.cluster.work / output).read_text(errors="replace")
+        self.check(code in codes, f"exit code {code} of {output}: {text[-500:]}")
         self.seen.append(f"exit code {code} after {time.monotonic() - start_s:.0f} s")
         return text
 
@@ -163,6 +168,20 @@ def run_salloc(scene: Scene) -> None:
     scene.check(f"1 on each of {', '.join(NODES)} by srun" in text, f"no hosts: {text}")
 
 
+def run_again(scene: Scene) -> None:
+    """A second job finds all records and runs nothing."""
+    scene.run(*SALLOC, *RUN)
+    before = scene.lines()
+    scene.run(*SALLOC, *RUN)
+    scene.check(scene.lines() == before, "the second job ran something")
+
+
+def run_in_a_step(scene: Scene) -> None:
+    """The command runs in a step of one task, as in a shell that srun started."""
+    scene.run(*SALLOC, "srun", "--nodes=1", "--ntasks=1", "--nodelist=n1", *RUN)
+    scene.check_records()
+
+
 def run_searches(scene: Scene) -> None:
     """maxlen and scaling over both hosts end at their ceiling."""
     search = (
@@ -174,6 +193,18 @@ def run_searches(scene: Scene) -> None:
     scene.run(*SALLOC, *LAUNCH, "--", "scaling", "--world-sizes", "1,2", *search)
     scene.check({r.trial.world_size for r in scene.records()} == {1, 2}, "not over both")
     scene.check({r.outcome.status for r in scene.records()} <= {"ok", "oom"}, "a trial failed")
+
+
+def time_starts(scene: Scene) -> None:
+    """The time of a trial of one short pass, over two hosts and on one."""
+    text = SWEEP.replace("[64, 128, 256, 2048]", "64").replace("[ring, collective]", "ring")
+    text = text.replace("rounds: 1", f"rounds: {STARTS}").replace("repeats: 1", "repeats: 0")
+    (scene.cluster.work / "sweep.yaml").write_text(text)
+    scene.run(*SALLOC, *RUN)
+    for world in (1, 2):
+        times = [r.wall_s for r in scene.records() if r.trial.world_size == world]
+        where = "two hosts" if world == 2 else "one host"
+        scene.seen.append(f"{where}: median of {len(times)} {median(times):.2f} s")
 
 
 def cancel(scene: Scene) -> None:
@@ -237,7 +268,7 @@ def kill_other_host(scene: Scene) -> None:
     step = scene.cluster.start(*SALLOC, *RUN)
     scene.wait_for_lines(4)
     scene.cluster.kill_node(1)
-    scene.end_of(step, codes=range(256))
+    scene.end_of(step, "out.txt", codes=range(256))
     before = scene.lines()
     for record in scene.records():
         is_right = record.outcome.status == "ok" or is_environment_failure(record.outcome)
@@ -259,7 +290,7 @@ def stop_other_host(scene: Scene) -> None:
     took_s = time.monotonic() - stopped_s
     scene.seen.append(f"given up after {took_s:.1f} s")
     scene.check(took_s <= STOPPED_S, f"a stopped host is named after {took_s:.1f} s")
-    scene.end_of(step)
+    scene.end_of(step, "out.txt")
     scene.check_records()
     reasons = " ".join(r.outcome.reason or "" for r in scene.records())
     scene.check("no message from host n2 for 1" in reasons, f"not named: {reasons}")
@@ -268,7 +299,7 @@ def stop_other_host(scene: Scene) -> None:
 def find_ranks(scene: Scene, node: int) -> list[psutil.Process]:
     """Return the ranks on a node that srun or mpirun started."""
     found = []
-    for process in scene.cluster.hosts.processes(node):
+    for process in scene.cluster.on_node(node):
         with suppress(psutil.Error):
             command = process.cmdline()
             if command[-1:] == ["longseq_bench.worker.host_rank"] and "srun" not in command:
@@ -330,6 +361,23 @@ def lie_about_names(scene: Scene) -> None:
         hosts.write_text(text)
 
 
+def share_folder(scene: Scene) -> None:
+    """Two sweeps on two nodes write to one folder: the second is refused."""
+    alone = ("longseq", *RUN[5:])
+    first = scene.cluster.start(*alone, node=1, output="out1.txt")
+    scene.wait_for_lines(2)
+    text = scene.run(*alone, codes=(2,))
+    scene.check("in use by another process" in text, f"not refused: {text}")
+    scene.seen.append(text.strip().splitlines()[-1])
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    before = scene.lines()
+    scene.run(*alone)
+    scene.check(scene.lines()[: len(before)] == before, "a line that was written changed")
+    of_n1 = Counter(r.key for r in scene.records() if r.environment.host == "n1")
+    scene.check(of_n1 == scene.expected, "n1 did not run every trial once")
+
+
 # ---- mpirun --------------------------------------------------------------------------------------
 
 
@@ -376,9 +424,92 @@ def miss_a_host(scene: Scene) -> None:
     scene.check(reasons and all("mpirun ended with" in r for r in reasons), f"{reasons}")
 
 
+# ---- random kills --------------------------------------------------------------------------------
+
+
+def kill_at_random(scene: Scene) -> None:
+    """Kill and stop ranks, engines, slurmds and parents; resume until the sweep is complete."""
+    strikes = 0
+    while strikes < scene.kills:
+        shutil.rmtree(scene.cluster.work / "out", ignore_errors=True)
+        allowed: set[str] = set()
+        for _ in range(12):
+            before = scene.lines()
+            command = scene.cluster.start(*SALLOC, *RUN)
+            for _ in range(scene.chance.randint(1, 4)):
+                strikes += strike(scene, command, allowed)
+            with suppress(subprocess.TimeoutExpired):
+                command.wait(DEADLINE_S)
+            scene.check(command.poll() is not None, "the command does not end")
+            scene.cluster.run("scancel", "--user=root")
+            for node in range(2):
+                if not any(p.name() == "slurmd" for p in scene.cluster.on_node(node)):
+                    scene.cluster.start_slurmd(node)
+            scene.cluster.wait_until(lambda: scene.cluster.states() == ["idle", "idle"])
+            for name in scene.cluster.left():
+                # the next run deletes the folder of a parent that was killed
+                is_folder = Path(name).name.startswith("longseq-")
+                scene.check(is_folder, f"left: {name}")
+            scene.check(scene.lines()[: len(before)] == before, "a line that was written changed")
+            if len(scene.lines()) >= TRIALS:
+                break
+        scene.run(*SALLOC, *RUN, codes=(0, 3))
+        scene.findings += find_differences(scene.records(), scene.expected)
+        for record in scene.records():
+            reason = record.outcome.reason or ""
+            is_named = any(f"killed by {name}" in reason for name in allowed)
+            is_right = record.outcome.status == "ok" or is_named
+            scene.check(is_right, f"blamed: {record.outcome.status}: {reason}")
+        print(f"  {strikes} strikes, {len(scene.findings)} findings", flush=True)
+    scene.seen.append(f"{strikes} strikes")
+
+
+def strike(scene: Scene, command: subprocess.Popen[bytes], allowed: set[str]) -> int:
+    """Send one signal to one process of the sweep; return 1 if it hit."""
+    target = scene.chance.choice(("rank", "rank", "engine", "slurmd", "parent"))
+    number = scene.chance.choice((signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM))
+    if target == "slurmd":
+        number = signal.SIGKILL
+    time.sleep(scene.chance.uniform(0, 6))
+    end_s = time.monotonic() + 30
+    while command.poll() is None and time.monotonic() < end_s:
+        if found := find_target(scene, target):
+            chosen = scene.chance.choice(found)
+            with suppress(psutil.Error):
+                chosen.send_signal(number)
+                if target == "rank":
+                    allowed.add(number.name)
+                if number == signal.SIGSTOP:
+                    time.sleep(scene.chance.choice((1, 12)))
+                    chosen.send_signal(scene.chance.choice((signal.SIGCONT, signal.SIGKILL)))
+                    allowed |= {"SIGKILL"} if target == "rank" else set()
+                return 1
+        time.sleep(0.02)
+    return 0
+
+
+def find_target(scene: Scene, target: str) -> list[psutil.Process]:
+    """Return the processes of a kind on both nodes."""
+    if target == "rank":
+        return find_ranks(scene, 0) + find_ranks(scene, 1)
+    found = []
+    for process in (p for node in range(2) for p in scene.cluster.on_node(node)):
+        with suppress(psutil.Error):
+            if target == "parent":
+                is_right = {"launch", "sweep.yaml"} <= {*process.cmdline()[1:]}
+                is_right = is_right and process.name() != "salloc"
+            else:
+                is_right = process.name() == {"engine": "srun", "slurmd": "slurmd"}[target]
+            found += [process] if is_right else []
+    return found
+
+
 SCENARIOS: dict[str, Callable[[Scene], None]] = {
     "salloc": run_salloc,
+    "salloc again": run_again,
+    "in a step": run_in_a_step,
     "maxlen and scaling": run_searches,
+    "starts": time_starts,
     "scancel": cancel,
     "preemption": preempt,
     "requeue": requeue,
@@ -391,14 +522,18 @@ SCENARIOS: dict[str, Callable[[Scene], None]] = {
     "mpirun": run_mpirun,
     "mpirun in Slurm": run_mpirun_in_slurm,
     "mpirun without n2": miss_a_host,
+    "one folder, two nodes": share_folder,
+    "kills": kill_at_random,
 }
 
 
-def run_scenario(name: str, cluster: Cluster, expected: Counter[str], seed: int) -> Scene:
+def run_scenario(
+    name: str, cluster: Cluster, expected: Counter[str], seed: int, kills: int
+) -> Scene:
     """Run a scenario in a new folder, and end what it left."""
     cluster.new_work()
     (cluster.work / "sweep.yaml").write_text(SWEEP)
-    scene = Scene(cluster, expected, random.Random(f"{seed}/{name}"))
+    scene = Scene(cluster, expected, random.Random(f"{seed}/{name}"), kills)
     try:
         SCENARIOS[name](scene)
         scene.check_rest()
@@ -418,6 +553,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", action="append", choices=SCENARIOS, help="default: all")
     parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="default: random")
+    parser.add_argument("--kills", type=int, default=10, help="strikes of the last scenario")
     parser.add_argument("--tree", type=Path, default=slurm_cluster.ROOT, help="checkout to run")
     asked = parser.parse_args()
     if reason := slurm_cluster.unavailable_reason():
@@ -433,7 +569,7 @@ def main() -> int:
                 rows.append((name, "-", "-", f"skipped: no {missing} here"))
                 continue
             start_s = time.monotonic()
-            scene = run_scenario(name, cluster, expected, asked.seed)
+            scene = run_scenario(name, cluster, expected, asked.seed, asked.kills)
             if name == "salloc" and scene.lines():
                 expected = Counter(record.key for record in scene.records())
                 scene.check(len(expected) == TRIALS, f"{len(expected)} of {TRIALS} trials")

@@ -1,7 +1,7 @@
 """A real Slurm cluster on one machine: munged, slurmctld, and two hosts with a slurmd each.
 
-The hosts n1 and n2 are network namespaces with their own names; slurmctld runs on n1. Files are
-shared, as on a cluster with a shared home. Needs root and Debian's `slurm-wlm munge iproute2`.
+The hosts n1 and n2 are network namespaces (netns.py) with their own names; slurmctld runs on n1.
+Files are shared, as on a cluster with a shared home. Needs root and Debian's `slurm-wlm munge`.
 Everything is in a temporary folder. Nothing outside it changes, and `close` ends every process.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from tests.cli.sweep_process import MARK, processes_of
+from tests.launchers import netns
 
 NODES = ("n1", "n2")
 PATIENCE_S, SOON_S, START_S = 120.0, 10.0, 20.0
@@ -57,64 +58,16 @@ ENTER = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
 
 def unavailable_reason() -> str | None:
     """Return why no cluster can be started here, or None. It tries the namespaces."""
-    for program in ("slurmctld", "slurmd", "munged", "srun", "ip"):
+    for program in ("slurmctld", "slurmd", "munged", "srun"):
         if not shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin"):
-            return f"no {program} here (Debian: slurm-wlm munge iproute2)"
-    try:
-        Network().close()
-    except subprocess.CalledProcessError as error:
-        return f"no network namespaces here: {error.stderr.strip()}"
-    return None
-
-
-class Network:
-    """Two network namespaces, each with an interface `eth`, and a cable between them.
-
-    names: those of the namespaces.  addresses: those of their interfaces.
-    """
-
-    def __init__(self) -> None:
-        tag = uuid.uuid4().hex[:6]
-        self.names = [f"longseq-{tag}-{i}" for i in range(2)]
-        self.addresses = [f"10.77.{int(tag[:2], 16)}.{i}" for i in (1, 2)]
-        first, second = self.names
-        try:
-            for name in self.names:
-                _ip("netns", "add", name)
-            _ip(*f"link add eth netns {first} type veth peer name eth netns {second}".split())
-            for name, address in zip(self.names, self.addresses, strict=True):
-                _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth")
-                _ip("-n", name, "link", "set", "lo", "up")
-                _ip("-n", name, "link", "set", "eth", "up")
-        except BaseException:
-            self.close()
-            raise
-
-    def processes(self, node: int) -> list[psutil.Process]:
-        """Return what runs on a node."""
-        found, listed = [], ["ip", "netns", "pids", self.names[node]]
-        for pid in subprocess.run(listed, capture_output=True, text=True).stdout.split():
-            with suppress(psutil.Error):
-                found.append(psutil.Process(int(pid)))
-        return found
-
-    def close(self) -> None:
-        """Remove both, and what still runs on them."""
-        for node, name in enumerate(self.names):
-            for process in self.processes(node):
-                with suppress(psutil.Error):
-                    process.kill()
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+            return f"no {program} here (Debian: slurm-wlm munge)"
+    return netns.unavailable_reason()
 
 
 class Cluster:
     """A running cluster.
 
-    work: the jobs' working folder. Their home is `folder / "home"`.
+    work: the jobs' working folder. Their home is `folder / "home"`. ipv6: addresses of the nodes.
     tree: the checkout whose longseq runs.
     """
 
@@ -124,7 +77,7 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._mark = uuid.uuid4().hex
         self._daemons: list[subprocess.Popen[bytes]] = []
-        self.hosts = Network()
+        self.hosts = netns.Hosts()
         try:
             self._start()
         except BaseException:
@@ -140,8 +93,11 @@ class Cluster:
         self.new_work()
         names = zip(self.hosts.addresses, NODES, strict=True)
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address, name in names)]
-        for node in range(2):
+        self.ipv6 = ["fd77::1", "fd77::2"]
+        for node, name in enumerate(self.hosts.names):
             self.hosts_file(node).write_text("\n".join(lines) + "\n")
+            address = ["addr", "add", f"{self.ipv6[node]}/64", "dev", "eth", "nodad"]
+            subprocess.run(["ip", "-n", name, *address], check=True, capture_output=True)
         cores = len(os.sched_getaffinity(0))
         (folder / "slurm.conf").write_text(
             CONFIG.format(folder=folder, address=self.hosts.addresses, cores=cores)
@@ -204,12 +160,14 @@ class Cluster:
 
     # ---- what a user does ------------------------------------------------------------------------
 
-    def start(self, *command: str, **variables: str) -> subprocess.Popen[bytes]:
-        """Start a command of a user on n1, in `work`, with its output in out.txt there."""
+    def start(
+        self, *command: str, node: int = 0, output: str = "out.txt", **variables: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a command of a user on a node, in `work`, with its output in that file there."""
         environ = self.environ | {MARK: self._mark} | variables
-        with (self.work / "out.txt").open("wb") as out:
+        with (self.work / output).open("wb") as out:
             return subprocess.Popen(
-                self.on(0, command), cwd=self.work, env=environ, stdin=subprocess.DEVNULL,
+                self.on(node, command), cwd=self.work, env=environ, stdin=subprocess.DEVNULL,
                 stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
@@ -252,6 +210,17 @@ class Cluster:
 
     # ---- processes -------------------------------------------------------------------------------
 
+    def on_node(self, node: int) -> list[psutil.Process]:
+        """Return the processes of a node, its slurmd included."""
+        found = subprocess.run(
+            ["ip", "netns", "pids", self.hosts.names[node]], capture_output=True, text=True
+        )
+        processes = []
+        for pid in found.stdout.split():
+            with suppress(psutil.Error):
+                processes.append(psutil.Process(int(pid)))
+        return processes
+
     def left(self) -> list[str]:
         """Return the processes of jobs that still run some seconds later, and temporary files."""
         end = time.monotonic() + SOON_S
@@ -266,7 +235,7 @@ class Cluster:
         """Kill everything on a node: slurmd, slurmstepd and the tasks, as a power failure does."""
         # the daemons first: they would report the end of the tasks
         for is_daemon in (True, False):
-            for process in self.hosts.processes(node):
+            for process in self.on_node(node):
                 with suppress(psutil.Error):
                     name = process.name()
                     is_other = name in ("slurmctld", "srun", "sbatch", "salloc")
