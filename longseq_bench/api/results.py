@@ -153,7 +153,8 @@ class Results(Printed):
             return write_documents(built, path, formats or ("md", "csv"))
         if len(formats) > 1 or len(built) != 1:
             raise UserError("several reports or formats are files; give a path to write them to")
-        return next(iter(FORMATS.get((formats or ["md"])[0])(built[0]).values()))
+        text = FORMATS.get((formats or ["md"])[0])(built[0].in_one_file())
+        return next(iter(text.values()))
 
     @property
     def charts(self) -> list[str]:

@@ -45,7 +45,8 @@ def write_documents(
     for report in reports if attachments else [report.without_charts() for report in reports]:
         for name, render in renderers.items():
             files = _check_files(name, render(report))
-            rendered.append(files if attachments else dict(list(files.items())[:1]))
+            kept = {file: text for file, text in files.items() if attachments or "/" not in file}
+            rendered.append(kept)
     try:
         return [_write(Path(out_dir), files) for files in rendered]
     except OSError as error:

@@ -70,10 +70,8 @@ def build_document(
     if not any(one.has_content for one in (answer.section, *own)):
         own = [Section("No results", _NO_RESULTS, code=[command])]
     shown = [_limit_tables(one) for one in (*own, *shared) if one.has_content]
-    if answer.section.has_content:
-        shown.insert(0, answer.section)
-    else:
-        shown = [*_extract_answer(shown[0]), *shown]
+    first = [answer.section] if answer.section.has_content else [*_extract_answer(shown[0])]
+    shown = [*first, *(replace(one, is_detail=True) for one in shown)]
     records, unstable = source.records, source.unstable  # the data does not keep the tables
     return Document(
         kind,

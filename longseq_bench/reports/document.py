@@ -223,6 +223,8 @@ class Section:
     """True if only its title is visible until a reader opens it."""
     technical: bool = False
     """True for environment, configs and commands, which a page groups at its end."""
+    is_detail: bool = False
+    """True for what Markdown, whose first file is one page, puts into a second file."""
 
     @property
     def has_content(self) -> bool:
@@ -290,6 +292,10 @@ class Document:
     def stem(self) -> str:
         """Name of the report's files without a suffix."""
         return "report" if self.kind == "summary" else self.kind
+
+    def in_one_file(self) -> Document:
+        """The same document without details apart."""
+        return replace(self, sections=[replace(s, is_detail=False) for s in self.sections])
 
     def without_charts(self) -> Document:
         """The same document without charts."""

@@ -410,7 +410,7 @@ def test_a_sweep_over_ranks_has_speed_ups(tmp_path: Path, capfd: Capture) -> Non
     assert [row["efficiency"] for row in rows] == pytest.approx([1, 1, 1])
     ran = [(r.trial.round, r.trial.world_size) for r in load(tmp_path / "out").records]
     assert ran == [(turn, ranks) for turn in (0, 1) for ranks in (1, 2, 4)]
-    assert "## Ranks" in (tmp_path / "out" / "report.md").read_text()
+    assert "## Ranks" in (tmp_path / "out" / "report-details.md").read_text()
     answer = document(capfd, "sweep", "ranks.yaml", "--dry-run")
     assert [t["world_size"] for t in answer["trials"]] == [1, 2, 4]
 
@@ -494,9 +494,8 @@ def test_a_report_is_written_next_to_the_records(results: Path, capfd: Capture) 
     captured = capfd.readouterr()
     assert captured.out == ""
     assert f"wrote {results / 'report.md'}" in captured.err.replace("\n", "")
-    text = (results / "report.md").read_text()
-    assert "dense" in text
-    assert "1,064" in text
+    assert "dense" in (results / "report.md").read_text()
+    assert "1,064" in (results / "report-details.md").read_text()
 
 
 def test_a_report_as_json_has_rows_and_maxima(results: Path, capfd: Capture) -> None:
@@ -512,9 +511,9 @@ def test_a_report_as_json_has_rows_and_maxima(results: Path, capfd: Capture) -> 
 def test_speeds_are_relative_to_the_named_baseline(results: Path) -> None:
     (results / "config.yaml").write_text("baseline: dense\n")
     assert run(["report", str(results)]) == 0
-    own = (results / "report.md").read_text()
+    own = (results / "report-details.md").read_text()
     assert run(["report", str(results), "--baseline", "sdpa"]) == 0
-    named = (results / "report.md").read_text()
+    named = (results / "report-details.md").read_text()
     assert "Speed: time of dense (on the same" in own
     assert "Speed: time of sdpa (on the same" in named
 
@@ -525,7 +524,8 @@ def test_a_config_may_name_a_label_as_its_baseline(tmp_path: Path) -> None:
     folder = make.write_records(tmp_path, [record(one, make.measured(0.1)) for one in trials])
     (folder / "config.yaml").write_text("baseline: strided 90 %\n")
     assert run(["report", str(folder)]) == 0
-    assert "Speed: time of strided 90 % (on the same" in (folder / "report.md").read_text()
+    text = (folder / "report-details.md").read_text()
+    assert "Speed: time of strided 90 % (on the same" in text
 
 
 def test_a_report_shows_every_config_next_to_records(results: Path, tmp_path: Path) -> None:
@@ -536,7 +536,7 @@ def test_a_report_shows_every_config_next_to_records(results: Path, tmp_path: Pa
     for place in ("one", "a/b/two"):
         (tmp_path / "all" / place / RECORDS).write_bytes((results / RECORDS).read_bytes())
     assert run(["report", str(tmp_path / "all"), "--out", str(tmp_path)]) == 0
-    text = (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report-details.md").read_text()
     shown = [line for line in text.splitlines() if line.startswith("## Config: ")]
     folders = (tmp_path / "all" / "a/b/two", tmp_path / "all" / "one")
     assert shown == [f"## Config: {folder}/config.yaml" for folder in folders]

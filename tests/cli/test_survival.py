@@ -194,7 +194,7 @@ def test_every_failure_is_named_and_the_sweep_continues(capfd: Capture) -> None:
     assert "killed by SIGSEGV" in reasons["bad-segfault"]
     assert reasons["sdpa"] is None
     assert _mine() == before
-    report = (Path("out") / "report.md").read_text()
+    report = (Path("out") / "report-details.md").read_text()
     assert all(f"killed by {name}" in report for name in ("SIGKILL", "SIGSEGV"))
 
 

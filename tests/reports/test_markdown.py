@@ -2,15 +2,19 @@
 
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from longseq_bench.reports.document import Column, Document, Section, Table
+from longseq_bench import load
+from longseq_bench.reports import documents
+from longseq_bench.reports.document import Column, Document, Finding, Section, Table
 from longseq_bench.reports.render.markdown import render
 
+RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
 NASTY = [
     "a|b", "<b>bold</b>", "two\nlines\r\nand\ttabs", "`code`", "*star* _under_ __init__", "a_b_c",
     "[link](http://x)", "\\", "\\|", "back\\slash|", "&lt;", "&amp;", "# head", "- item", "1. one",
@@ -75,6 +79,33 @@ def test_the_whole_page() -> None:
         "| name | size |\n| --- | ---: |\n| a | 2 KiB |\n| b | — |\n\n"
         "```\nrun me\n```\n"
     )
+
+
+def test_details_are_a_second_file_with_links_from_the_page() -> None:
+    table = Table("", (Column("name"),), (("a",), ("b",)))
+    config = Section("Config: a/b_c.yaml", ["Long."], ["2 of 3.", "x"], [table], is_detail=True)
+    sections = [Section("Answer", points=[Finding("4 rows", config.title)]), config]
+    files = render(Document("summary", "Title", ["Said."], sections))
+    assert [*files] == ["report.md", "report-details.md"]
+    link = "report-details.md#config-ab_cyaml"
+    assert files["report.md"] == (
+        f"# Title\n\nSaid.\n\n## Answer\n\n- 4 rows ([rows]({link}))\n\n"
+        f"## Details\n\n- [Config: a/b_c.yaml]({link}): 2 rows: 2 of 3.\n"
+    )
+    assert files["report-details.md"].startswith(
+        "# Title: details\n\n[The answer](report.md)\n\n## Config: a/b_c.yaml\n\nLong.\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["hilbert", "ranks"])
+def test_the_first_file_of_every_kind_is_one_page(name: str) -> None:
+    known = load(RESULTS / name)
+    reports = documents(known.records, ["auto"], known.baseline, known.notes, known.configs)
+    assert len(reports) >= 5
+    for report in reports:
+        text, *more = render(report.without_charts()).values()
+        assert len(text.split()) <= 1200, report.kind
+        assert len(more) == 1
 
 
 def test_backticks_do_not_end_a_block_of_code() -> None:

@@ -31,9 +31,10 @@ _LINE_MARK = re.compile(r"^([+=-])")
 
 @FORMATS.register("md")
 def render(document: Document) -> Files:
-    """`<stem>.md`, and `<stem>-charts/NN-name.svg` for each chart.
+    """`<stem>.md`, `<stem>-details.md`, and `<stem>-charts/NN-name.svg` for each chart.
 
-    Where no chart can be drawn, the text says why.
+    The first is one page with the answer and links to the details; a document without details has
+    no second file. Where no chart can be drawn, the text says why.
     """
     if note := missing_charts(document):
         document = replace(document.without_charts(), paragraphs=[*document.paragraphs, note])
@@ -41,7 +42,11 @@ def render(document: Document) -> Files:
     names = {
         id(c): f"{document.stem}-charts/{i:02d}-{slug(c.name)}.svg" for i, c in enumerate(charts, 1)
     }
-    files = {f"{document.stem}.md": _text(document, names)}
+    files = {f"{document.stem}.md": _page(document, names)}
+    if details := [section for section in document.sections if section.is_detail]:
+        back = [f"# {escape(document.title)}: details", "", f"[The answer]({document.stem}.md)", ""]
+        lines = [*back, *(line for one in details for line in _section(one, names))]
+        files[f"{document.stem}-details.md"] = _join(lines)
     if charts:
         # a machine that only measures may lack what draws charts
         from longseq_bench.reports.render._draw import svg
@@ -84,8 +89,8 @@ def _find_obstacle() -> str:
     return ""
 
 
-def _text(document: Document, names: Mapping[int, str]) -> str:
-    """The whole document, ending in one line end."""
+def _page(document: Document, names: Mapping[int, str]) -> str:
+    """The first file: all that is no detail, and a link to each section of details."""
     lines = [f"# {escape(document.title)}", ""]
     for paragraph in document.paragraphs:
         lines += [_line(paragraph), ""]
@@ -94,8 +99,32 @@ def _text(document: Document, names: Mapping[int, str]) -> str:
         lines += [f"Reports of these records: {', '.join(links)}", ""]
     if document.figures:
         lines += [*map(_figure, document.figures), ""]
+    details, places = f"{document.stem}-details.md", dict[str, str]()
+    for one in document.sections:
+        places[one.title] = f"{details if one.is_detail else ''}#{_anchor(one.title)}"
     for section in document.sections:
-        lines += _section(section, names)
+        if not section.is_detail:
+            lines += _section(section, names, places)
+    if linked := [section for section in document.sections if section.is_detail]:
+        lines += ["## Details", ""]
+        lines += [f"- [{escape(s.title)}]({places[s.title]}){_content(s)}" for s in linked]
+    return _join(lines)
+
+
+def _anchor(title: str) -> str:
+    """Return the name that GitHub gives to a heading."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def _content(section: Section) -> str:
+    """Return what a section has: ": 12 rows, 2 charts", and its first point; "" if it has none."""
+    counts = {"row": sum(len(table.rows) for table in section.tables), "chart": len(section.charts)}
+    size = ", ".join(f"{n:,} {name}{'s' * (n > 1)}" for name, n in counts.items() if n)
+    return "".join(f": {escape(words)}" for words in (size, *section.points[:1]) if words)
+
+
+def _join(lines: Sequence[str]) -> str:
+    """Return a file of these lines, ending in one line end."""
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -104,9 +133,11 @@ def _figure(figure: KeyFigure) -> str:
     return f"- {escape(figure.label)}: **{escape(figure.value)}**{words}"
 
 
-def _finding(point: str) -> str:
+def _finding(point: str, places: Mapping[str, str]) -> str:
     """Return a list item; a finding has a link to the section with its rows."""
-    link = f" ([rows](#{slug(point.rows)}))" if isinstance(point, Finding) else ""
+    link = ""
+    if isinstance(point, Finding):
+        link = f" ([rows]({places.get(point.rows, f'#{_anchor(point.rows)}')}))"
     return f"- {_line(point)}{link}"
 
 
@@ -122,14 +153,20 @@ def _line(text: str) -> str:
     return _LIST_NUMBER.sub(r"\1\\\2", _LINE_MARK.sub(r"\\\1", escape(text)))
 
 
-def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
+def _section(
+    section: Section, names: Mapping[int, str], places: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Yield the lines of a section.
+
+    names: files of charts by id.  places: links by title of a section; None: in the same file.
+    """
     if section.folded:
         yield from ("<details>", f"<summary>{escape(section.title)}</summary>", "")
     else:
         yield from (f"## {escape(section.title)}", "")
     for paragraph in section.paragraphs:
         yield from (_line(paragraph), "")
-    yield from map(_finding, section.points)
+    yield from (_finding(point, places or {}) for point in section.points)
     if section.points:
         yield ""
     for chart in section.charts:
