@@ -191,21 +191,6 @@ class Chart:
         return {facet: list(series) for facet, series in found.items()}
 
 
-class Finding(str):
-    """A sentence computed from rows.  rows: title of the section of the same report that has them.
-
-    At most MAX_FINDING_WORDS words.
-    """
-
-    rows: str
-
-    def __new__(cls, text: str, rows: str) -> Finding:
-        """Return the sentence with the title of its section."""
-        finding = super().__new__(cls, text)
-        finding.rows = rows
-        return finding
-
-
 @dataclass(frozen=True)
 class Section:
     """A heading, then paragraphs, points, charts, tables and literal lines, in this order.
@@ -239,29 +224,6 @@ class KeyFigure:
     label: str
     value: str
     words: str = ""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The first screen of a report.
-
-    figures: at most MAX_FIGURES.  findings: at most MAX_FINDINGS.  table: at most MAX_ANSWER_ROWS
-    rows, unless the kind of the report is a ranked table.  context: sentences on the workloads of
-    these, which the first paragraph of the report does not state.
-    """
-
-    figures: Sequence[KeyFigure] = ()
-    findings: Sequence[str] = ()
-    chart: Chart | None = None
-    table: Table | None = None
-    context: Sequence[str] = ()
-
-    @property
-    def section(self) -> Section:
-        """The first section of the report; the figures are above it."""
-        tables = [self.table] if self.table else []
-        charts = [self.chart] if self.chart else []
-        return Section("Answer", points=self.findings, charts=charts, tables=tables)
 
 
 @dataclass(frozen=True)

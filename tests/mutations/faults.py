@@ -356,11 +356,10 @@ _REPORTS = (
           "A name with a bar breaks a Markdown table.",
           "[\\\\`*#|>\\[\\]~$]", "[\\\\`*#>\\[\\]~$]",
           ("tests/reports/test_markdown.py",)),
-    Fault("sorted-as-text", "reports", "reports/render/column_encoding.py",
+    Fault("sorted-as-text", "reports", "reports/render/page/page.js",
           "A column of the HTML page sorts its numbers as text.",
-          "return (0, value) if value == value else (2,)",
-          "return (0, str(value)) if value == value else (2,)",
-          ("tests/reports/test_page.py::test_values_sort_before_text_and_text_by_its_numbers",)),
+          "sign * (isText - isOtherText || x - y)", "sign * inOrder.compare(x, y)",
+          ("tests/reports/test_page.py",)),
 )
 
 _LAUNCHERS = (

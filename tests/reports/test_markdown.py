@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 
 from longseq_bench import load
 from longseq_bench.reports import documents
-from longseq_bench.reports.document import Column, Document, Finding, Section, Table
+from longseq_bench.reports.document import Column, Document, Section, Table
 from longseq_bench.reports.render.markdown import render
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
@@ -84,12 +84,12 @@ def test_the_whole_page() -> None:
 def test_details_are_a_second_file_with_links_from_the_page() -> None:
     table = Table("", (Column("name"),), (("a",), ("b",)))
     config = Section("Config: a/b_c.yaml", ["Long."], ["2 of 3.", "x"], [table], is_detail=True)
-    sections = [Section("Answer", points=[Finding("4 rows", config.title)]), config]
+    sections = [Section("Answer", points=["4 rows."]), config]
     files = render(Document("summary", "Title", ["Said."], sections))
     assert [*files] == ["report.md", "report-details.md"]
     link = "report-details.md#config-ab_cyaml"
     assert files["report.md"] == (
-        f"# Title\n\nSaid.\n\n## Answer\n\n- 4 rows ([rows]({link}))\n\n"
+        f"# Title\n\nSaid.\n\n## Answer\n\n- 4 rows.\n\n"
         f"## Details\n\n- [Config: a/b_c.yaml]({link}): 2 rows: 2 of 3.\n"
     )
     assert files["report-details.md"].startswith(

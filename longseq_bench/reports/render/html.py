@@ -21,37 +21,26 @@ from longseq_bench.core.errors import UserError, keep_lines
 from longseq_bench.core.model import Status
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import (
-    MISSING,
+    Cell,
     Chart,
     Column,
     Document,
     Section,
+    Spread,
     Table,
     alternative_text,
+    format_cell,
 )
-from longseq_bench.reports.render.column_encoding import Packed, pack
-from longseq_bench.reports.render.csv import format_lines, slug
+from longseq_bench.reports.render.csv import slug
 from longseq_bench.reports.render.json import finite
 
 if TYPE_CHECKING:
     from jinja2 import Template
     from markupsafe import Markup
 
-PLAIN_ROWS = 200
-"""Maximum rows of a table that are written as HTML; the others are data, shown on request."""
-
-MAX_PLAIN_ROWS, MIN_ROWS = 1_000, 10
-"""Rows that a page writes as HTML for all tables; rows of a table after that number, and of one
-beyond the maximum of data."""
-
-MAX_TABLES, MIN_TABLES = 200, 12
-"""Number of tables in a section: at most, and after the maximum of data."""
-
-MAX_ROWS, MAX_BYTES = 120_000, 2_400_000
-"""Maximum data of a page: rows of one table, and bytes of all tables."""
-
-MAX_CSV_BYTES = 300_000
-"""Maximum size of the CSV of all tables, which a reader can copy; other tables copy their text."""
+MAX_ROWS, MAX_ALL_ROWS, MIN_ROWS = 500, 5_000, 10
+"""Rows of a table on the page; of all tables together, after which each has the last number. The
+report in CSV has every row."""
 
 MAX_ENTRIES = 8
 """Maximum number of entries of the navigation."""
@@ -90,7 +79,6 @@ def page(document: Document) -> str:
         policy=_policy(scripts),
         style=Markup(_asset("page.css")),
         scripts=[Markup(script) for script in scripts],
-        missing=MISSING,
         slug=slug,
     )
     return text.rstrip() + "\n"
@@ -220,33 +208,26 @@ def _entry(section: Shown) -> Entry:
 def _sections(sections: Sequence[Section]) -> Iterator[Shown]:
     """Yield the sections for the template.
 
-    name: the anchor in the page.  more: number of tables that the page leaves out.
+    name: the anchor in the page.
     """
     names: dict[str, int] = {}
     colours: dict[str, str] = {}
-    left, plain, raw = MAX_BYTES, MAX_PLAIN_ROWS, MAX_CSV_BYTES
+    left = MAX_ALL_ROWS
     for section in sections:
         name = _unique(slug(section.title) or "section", names)
         figures = [
             _figure(_unique(f"{name}/{slug(c.title)}", names), c, colours) for c in section.charts
         ]
         grids = []
-        for i, table in enumerate(section.tables[:MAX_TABLES]):
-            if left <= 0 and i >= MIN_TABLES:
-                break
+        for table in section.tables:
             key = _unique(f"{name}/{slug(table.title)}", names)
-            grid = _grid(key, section, table, left, min(PLAIN_ROWS, max(plain, MIN_ROWS)))
-            left -= len(grid["data"])
-            plain -= len(grid["rows"])
-            grid["csv"] = _csv(table, raw)
-            raw -= len(grid["csv"] or "")
-            grids.append(grid)
+            grids.append(_grid(key, section, table, max(MIN_ROWS, min(MAX_ROWS, left))))
+            left -= len(grids[-1]["rows"])
         yield {
             "name": name,
             "section": section,
             "figures": figures,
             "grids": grids,
-            "more": len(section.tables) - len(grids),
             "code": "\n".join(section.code),
         }
 
@@ -295,58 +276,40 @@ def _figure(key: str, chart: Chart, known: dict[str, str]) -> Shown:
 # ---- tables ------------------------------------------------------------------------------------
 
 
-def _grid(key: str, section: Section, table: Table, left: int, plain: int) -> Shown:
-    """Return a table for the template.  left: maximum bytes of data.  plain: maximum HTML rows.
+def _grid(key: str, section: Section, table: Table, max_rows: int) -> Shown:
+    """Return a table for the template.
 
-    "rows": the first rows as HTML, of cells (text, class), for readers without scripts.  "data":
-    as many rows as fit, but at least these.
+    "rows": the first rows, of cells (text, class, number by which it sorts or "").
+    "label": index of the column with names of implementations; -1: none.
     """
-    kept = table.rows[:MAX_ROWS]
-    columns, data = _encode(table, kept)
-    while len(data) > left and len(kept) > plain:
-        kept = kept[: max(plain, int(len(kept) * 0.95 * left / len(data)))]
-        columns, data = _encode(table, kept)
-    classes = [_class(*both) for both in zip(table.columns, columns, strict=True)]
+    kept = table.rows[:max_rows]
+    classes = [_class(column, [row[i] for row in kept]) for i, column in enumerate(table.columns)]
     headings = [column.name for column in table.columns]
     first_text = 0 if table.columns and table.columns[0].kind == "text" else -1
+    pairs = list(zip(table.columns, classes, strict=True))
     return {
         "key": key,
         "title": table.title or section.title,
         "named": bool(table.title),
-        "columns": list(zip(table.columns, classes, strict=True)),
+        "columns": pairs,
         "label": headings.index(_LABEL) if _LABEL in headings else first_text,
-        "rows": [list(_cells(columns, classes, i)) for i in range(min(len(kept), plain))],
+        "rows": [[_cell(*both) for both in zip(row, pairs, strict=True)] for row in kept],
         "count": len(table.rows),
-        "kept": len(kept),
-        "data": data,
     }
 
 
-def _csv(table: Table, left: int) -> Markup | None:
-    """Return the lines of the table's CSV as data, or nothing above `left` bytes."""
-    if len(table.rows) * len(table.columns) > left:
-        return None
-    data = _data(format_lines(table))
-    return data if len(data) <= left else None
-
-
-def _encode(table: Table, rows: Sequence[tuple[Any, ...]]) -> tuple[list[Packed], Markup]:
-    """Return the columns of some rows of a table, and the same as data."""
-    by_column = zip(*rows, strict=True) if rows else [() for _ in table.columns]
-    columns = [pack(cells, c.kind) for cells, c in zip(by_column, table.columns, strict=True)]
-    return columns, _data([{"dict": c.texts, "codes": c.codes} for c in columns])
-
-
-def _class(column: Column, packed: Packed) -> str:
+def _class(column: Column, cells: Sequence[Cell]) -> str:
     if column.kind != "text":
         return "num"
     if column.name == "Status":
         return "status"
-    return "long" if any(len(text) > LONG for text in packed.texts) else ""
+    return "long" if any(len(str(cell)) > LONG for cell in cells) else ""
 
 
-def _cells(columns: Sequence[Packed], classes: Sequence[str], i: int) -> Iterator[tuple[str, str]]:
-    for column, css_class in zip(columns, classes, strict=True):
-        text = column.text(i)
-        word = text.partition(" ")[0]
-        yield text, f"status is-{word}" if css_class == "status" and word in STATUSES else css_class
+def _cell(cell: Cell, column: tuple[Column, str]) -> tuple[str, str, float | str]:
+    text, css_class = format_cell(cell, column[0].kind), column[1]
+    value = cell.value if isinstance(cell, Spread) else cell
+    number = value if isinstance(value, int | float) and value == value else ""
+    word = text.partition(" ")[0]
+    is_status = css_class == "status" and word in STATUSES
+    return text, f"status is-{word}" if is_status else css_class, number

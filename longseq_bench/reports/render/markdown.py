@@ -11,7 +11,6 @@ from longseq_bench.core.units import format_bytes
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import (
     Document,
-    Finding,
     KeyFigure,
     Section,
     Table,
@@ -99,15 +98,13 @@ def _page(document: Document, names: Mapping[int, str]) -> str:
         lines += [f"Reports of these records: {', '.join(links)}", ""]
     if document.figures:
         lines += [*map(_figure, document.figures), ""]
-    details, places = f"{document.stem}-details.md", dict[str, str]()
-    for one in document.sections:
-        places[one.title] = f"{details if one.is_detail else ''}#{_anchor(one.title)}"
     for section in document.sections:
         if not section.is_detail:
-            lines += _section(section, names, places)
+            lines += _section(section, names)
     if linked := [section for section in document.sections if section.is_detail]:
         lines += ["## Details", ""]
-        lines += [f"- [{escape(s.title)}]({places[s.title]}){_content(s)}" for s in linked]
+        place = f"{document.stem}-details.md#"
+        lines += [f"- [{escape(s.title)}]({place}{_anchor(s.title)}){_content(s)}" for s in linked]
     return _join(lines)
 
 
@@ -133,14 +130,6 @@ def _figure(figure: KeyFigure) -> str:
     return f"- {escape(figure.label)}: **{escape(figure.value)}**{words}"
 
 
-def _finding(point: str, places: Mapping[str, str]) -> str:
-    """Return a list item; a finding has a link to the section with its rows."""
-    link = ""
-    if isinstance(point, Finding):
-        link = f" ([rows]({places.get(point.rows, f'#{_anchor(point.rows)}')}))"
-    return f"- {_line(point)}{link}"
-
-
 def escape(text: str) -> str:
     """Return one line of Markdown that shows exactly this text, also in a table cell."""
     one_line = " ".join(text.split()).replace("&", "&amp;")
@@ -153,20 +142,14 @@ def _line(text: str) -> str:
     return _LIST_NUMBER.sub(r"\1\\\2", _LINE_MARK.sub(r"\\\1", escape(text)))
 
 
-def _section(
-    section: Section, names: Mapping[int, str], places: Mapping[str, str] | None = None
-) -> Iterator[str]:
-    """Yield the lines of a section.
-
-    names: files of charts by id.  places: links by title of a section; None: in the same file.
-    """
+def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
     if section.folded:
         yield from ("<details>", f"<summary>{escape(section.title)}</summary>", "")
     else:
         yield from (f"## {escape(section.title)}", "")
     for paragraph in section.paragraphs:
         yield from (_line(paragraph), "")
-    yield from (_finding(point, places or {}) for point in section.points)
+    yield from (f"- {_line(point)}" for point in section.points)
     if section.points:
         yield ""
     for chart in section.charts:

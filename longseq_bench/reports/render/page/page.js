@@ -6,7 +6,6 @@
   const MISSING = "—";
   const FEW = 10; // rows of a table at first
   const PRINTED = 200; // rows on paper, and for a search in the page
-  const MANY = 1000; // rows more at a time
 
   // ---- light and dark: the system's setting, until the reader chooses ---------------------------
 
@@ -36,10 +35,9 @@
   // ---- helpers ----------------------------------------------------------------------------------
 
   const all = (node, query) => [...node.querySelectorAll(query)];
-  const data = (node) => JSON.parse(node.querySelector("script:not(.csv)").textContent);
+  const data = (node) => JSON.parse(node.querySelector("script").textContent);
   const folds = () => all(document, ".fold");
   const press = (button, on) => button.setAttribute("aria-pressed", String(on));
-  const number = (n) => n.toLocaleString("en-US");
 
   function write(node, text) {
     if (node.textContent !== text) node.textContent = text; // an unchanged text must not be read out again
@@ -177,135 +175,83 @@
 
   // ---- tables -----------------------------------------------------------------------------------
 
-  // Each column is its distinct texts, smallest value first, and one code per row: -1 for no value.
+  const inOrder = new Intl.Collator("en", { numeric: true }); // "chunk 9" before "chunk 10"
+
   class Grid {
     constructor(node) {
       this.node = node;
       this.heads = all(node, "th");
       this.body = node.querySelector("tbody");
-      this.rows = [...this.body.rows]; // by index; further rows are created when they are shown
-      this.columns = data(node);
-      this.total = this.columns[0]?.codes.length ?? 0;
-      this.label = this.columns[Number(node.dataset.label)];
+      this.rows = [...this.body.rows];
       this.hidden = new Set();
       this.words = [];
       this.limit = FEW;
       this.field = node.querySelector("input");
-      this.field.hidden = this.total < 6;
-      this.field.addEventListener("input", () => this.filter(this.field.value));
-      this.heads.forEach((head, j) => {
-        head.firstElementChild.addEventListener("click", () => this.sort(j));
+      this.field.hidden = this.rows.length < 6;
+      this.field.addEventListener("input", () => {
+        this.words = this.field.value.toLowerCase().split(/\s+/).filter(Boolean);
+        this.show();
       });
+      this.heads.forEach((head, j) => head.firstElementChild.addEventListener("click", () => this.sort(j)));
       this.more = node.querySelector(".more");
-      this.more.firstElementChild.addEventListener("click", () => this.show(this.next));
-      this.show(FEW);
+      this.more.firstElementChild.addEventListener("click", () => this.show(this.limit === FEW ? Infinity : FEW));
+      this.show();
     }
 
     choose(labels, on) {
       for (const label of labels) on ? this.hidden.delete(label) : this.hidden.add(label);
-      if (this.label?.dict.some((text) => labels.some((label) => covers(label, text)))) this.show(this.limit);
-    }
-
-    filter(text) {
-      this.words = text.toLowerCase().split(/\s+/).filter(Boolean);
-      this.marked = undefined;
-      this.show(this.limit);
+      this.show();
     }
 
     sort(j) {
       const isSame = this.column === j;
-      if (isSame && this.direction === "descending") this.order(undefined, undefined);
-      else this.order(j, isSame ? "descending" : "ascending");
-    }
-
-    order(column, direction) {
+      const back = isSame && this.direction === "descending";
       this.heads[this.column]?.removeAttribute("aria-sort");
-      this.heads[column]?.setAttribute("aria-sort", direction);
-      [this.column, this.direction] = [column, direction];
-      this.show(this.limit);
+      [this.column, this.direction] = back ? [] : [j, isSame ? "descending" : "ascending"];
+      this.heads[this.column]?.setAttribute("aria-sort", this.direction);
+      this.show();
     }
 
-    // Indices of the rows to show, in their order; missing values are last in both directions.
+    // The rows that pass the filters, in their order: numbers before texts, missing values last.
     visibleRows() {
-      const tests = this.words.map((word) =>
-        this.columns.map((c) => c.dict.map((text) => text.toLowerCase().includes(word))),
-      );
-      const isHidden = this.label?.dict.map((text) => [...this.hidden].some((label) => covers(label, text))) ?? [];
-      const rows = [];
-      for (let i = 0; i < this.total; i++) {
-        if (isHidden[this.label?.codes[i]]) continue;
-        if (tests.every((test) => this.columns.some((c, j) => test[j][c.codes[i]]))) rows.push(i);
-      }
+      const label = Number(this.node.dataset.label);
+      const isHidden = (row) => [...this.hidden].some((one) => covers(one, row.cells[label]?.textContent ?? ""));
+      const has = (row) => this.words.every((word) => row.textContent.toLowerCase().includes(word));
+      const rows = this.rows.filter((row) => has(row) && !isHidden(row));
       if (this.column === undefined) return rows;
-      const { codes } = this.columns[this.column];
       const sign = this.direction === "ascending" ? 1 : -1;
       return rows.sort((a, b) => {
-        if (codes[a] < 0 || codes[b] < 0) return (codes[a] < 0) - (codes[b] < 0) || a - b;
-        return sign * (codes[a] - codes[b]) || a - b;
+        const [one, other] = [a, b].map((row) => row.cells[this.column]);
+        const [isMissing, isOther] = [one, other].map((cell) => cell.textContent === MISSING);
+        if (isMissing || isOther) return isMissing - isOther;
+        const [x, y] = [one, other].map((cell) => Number(cell.dataset.number ?? NaN));
+        const [isText, isOtherText] = [isNaN(x), isNaN(y)];
+        if (isText && isOtherText) return sign * inOrder.compare(one.textContent, other.textContent);
+        return sign * (isText - isOtherText || x - y);
       });
     }
 
-    row(i) {
-      const row = (this.rows[i] ??= this.createRow(i));
-      if (!row.querySelector(".anchor")) {
-        const link = document.createElement("a");
-        link.className = "anchor";
-        link.href = `#${this.node.dataset.key}/${i + 1}`;
-        link.setAttribute("aria-label", `Link to row ${i + 1}`);
-        row.cells[0]?.prepend(link);
-      }
-      row.classList.toggle("marked", i === this.marked);
-      return row;
-    }
-
-    createRow(i) {
-      const row = document.createElement("tr");
-      this.columns.forEach((column, j) => {
-        const cell = row.insertCell();
-        const cssClass = this.heads[j].className;
-        cell.textContent = column.dict[column.codes[i]] ?? MISSING;
-        cell.className = cssClass === "status" ? `status is-${cell.textContent.split(" ", 1)}` : cssClass;
-      });
-      return row;
-    }
-
-    // Show the row that a link points to: in its place, or first if that is beyond the shown rows.
-    mark(i) {
-      if (!(i >= 0 && i < this.total)) return undefined;
-      this.field.value = "";
-      this.filter("");
-      this.marked = i;
-      this.show(this.limit);
-      return this.rows[i];
-    }
-
-    show(limit) {
+    show(limit = this.limit) {
       this.limit = limit;
       const rows = this.visibleRows();
-      const n = rows.length;
-      const isWhole = n <= Math.max(limit, FEW + 2); // a button for one or two rows is not worth it
-      const shown = isWhole ? rows : rows.slice(0, limit);
-      if (this.marked !== undefined && !shown.includes(this.marked) && rows.includes(this.marked)) shown.unshift(this.marked);
-      this.body.replaceChildren(...shown.map((i) => this.row(i)));
+      const isShort = rows.length <= FEW + 2; // a button for one or two rows is not worth it
+      const shown = isShort ? rows : rows.slice(0, limit);
+      this.body.replaceChildren(...shown);
       this.node.querySelector(".scroll").classList.toggle("tall", shown.length > 30);
-      this.next = isWhole ? FEW : limit < MANY ? MANY : limit + MANY;
-      this.more.hidden = isWhole && (n <= FEW + 2 || limit === FEW);
-      const rest = this.next < n ? `${number(this.next)} of ${number(n)}` : `all ${number(n)}`;
-      write(this.more.firstElementChild, `Show ${isWhole ? `the first ${FEW}` : rest} rows`);
-      const words = [n === this.total ? "" : `${number(n)} of `, number(this.total), this.total === 1 ? " row" : " rows"];
-      if (!isWhole) words.push(`, the first ${number(limit)} here`);
-      write(this.node.querySelector(".count"), words.join(""));
+      this.more.hidden = isShort;
+      const n = this.rows.length;
+      write(this.more.firstElementChild, limit === FEW ? `Show all ${rows.length} rows` : `Show the first ${FEW} rows`);
+      const few = rows.length === n ? "" : `${rows.length} of `;
+      const cut = shown.length < rows.length ? `, the first ${limit} here` : "";
+      write(this.node.querySelector(".count"), `${few}${n} row${n === 1 ? "" : "s"}${cut}`);
     }
 
-    // The rows that pass the filters, in their order: raw figures if the page has them, else text.
+    // The rows that pass the filters, with numbers in SI units; a formula begins with an apostrophe.
     csv() {
-      const rows = this.visibleRows();
-      const raw = this.node.querySelector("script.csv");
-      const [head, ...lines] = raw ? JSON.parse(raw.textContent) : [];
-      if (raw) return [head, ...rows.map((i) => lines[i])].join("");
       const quote = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-      const cells = rows.map((i) => this.columns.map((c) => c.dict[c.codes[i]] ?? ""));
-      const names = this.heads.map((head) => head.textContent);
+      const plain = (text) => (text === MISSING ? "" : /^[=+@\t\r-]/.test(text) ? `'${text}` : text);
+      const cells = this.visibleRows().map((row) => [...row.cells].map((c) => c.dataset.number ?? plain(c.textContent)));
+      const names = this.heads.map((head) => plain(head.textContent));
       return [names, ...cells].map((line) => `${line.map(quote).join(",")}\n`).join("");
     }
   }
@@ -338,15 +284,13 @@
     setTimeout(() => (button.textContent = label), 1500);
   }
 
-  // Open and show what a link points to: "#section", "#section/table" or "#section/table/row".
+  // Open and show what a link points to: "#section" or "#section/table".
   function reveal(hash) {
     const name = hash.slice(1);
-    const [, key, row] = name.match(/^(.+)\/(\d+)$/) ?? [];
-    const marked = widgets.get(key)?.mark?.(row - 1);
-    const node = marked ?? document.getElementById(name) ?? widgets.get(name)?.node;
+    const node = document.getElementById(name) ?? widgets.get(name)?.node;
     const fold = node?.closest("section")?.querySelector(".fold");
     if (fold) fold.open = true;
-    node?.scrollIntoView({ block: marked ? "center" : "start" });
+    node?.scrollIntoView();
   }
 
   function foldAll(button) {
