@@ -24,7 +24,7 @@ from longseq_bench.core.errors import one_line
 from longseq_bench.core.model import OptionValue, Record, Trial
 from longseq_bench.core.stats import median_interval
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
-from longseq_bench.reports import outcome_text
+from longseq_bench.reports import wording
 from longseq_bench.reports.document import Spread, format_cell
 from longseq_bench.reports.render.terminal import plain
 from longseq_bench.runner import Watcher
@@ -84,7 +84,7 @@ def describe_outcome(record: Record) -> str:
     if outcome.status != "ok":  # without the allocator's text
         reason = " ".join((outcome.reason or "").split())
         reason = reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 1] + "…"
-        return outcome_text.describe_outcome(outcome.status, outcome.phase, reason)
+        return wording.describe_outcome(outcome.status, outcome.phase, reason)
     words = []
     if times := per_iteration(record, "time"):
         low, middle, high = median_interval(times)

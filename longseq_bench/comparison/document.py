@@ -16,9 +16,8 @@ from longseq_bench.reports.charts import ratios
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
 from longseq_bench.reports.document import Cell, Chart, Column, Document, Point, Section, Table
 from longseq_bench.reports.groups import describe_workload, table_key
-from longseq_bench.reports.outcome_text import describe_outcome
 from longseq_bench.reports.render.json import finite
-from longseq_bench.reports.wording import limit_findings
+from longseq_bench.reports.wording import describe_outcome, limit_findings
 
 SCHEMA = 1
 _IDENTITY = (

@@ -19,7 +19,7 @@ from longseq_bench.comparison.model import Change, Comparison, count, format_per
 from longseq_bench.comparison.significance import MAX_ROUNDS, find_rounds
 from longseq_bench.core.errors import UserError
 from longseq_bench.reports.groups import table_key
-from longseq_bench.reports.outcome_text import describe_outcome
+from longseq_bench.reports.wording import describe_outcome
 
 MIN_ROUNDS = 3
 """Rounds that are proposed where one process a side shows no noise at all."""

@@ -12,7 +12,7 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share
 from longseq_bench.reports.document import Cell, Column, Kind, Spread, Table, format_cell
 from longseq_bench.reports.groups import has_several_ranks
-from longseq_bench.reports.outcome_text import name_status
+from longseq_bench.reports.wording import name_status
 
 SWEEP_FIELDS = (
     "tokens", "world_size", "time_s", "unstable", "tokens_per_s", "share_of_bandwidth",

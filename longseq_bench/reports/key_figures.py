@@ -28,9 +28,16 @@ from longseq_bench.reports.groups import (
     split_by_sparsity,
     table_key,
 )
-from longseq_bench.reports.sections import bottleneck, growth, modes, multi_rank
-from longseq_bench.reports.sections.findings import index_one_rank
+from longseq_bench.reports.sections import growth, modes
+from longseq_bench.reports.sections.failures import index_one_rank
 from longseq_bench.reports.sections.gains import speedup
+from longseq_bench.reports.sections.ranks import (
+    find_bottleneck,
+    find_compared,
+    find_over_ranks,
+    find_timed,
+    most_timed,
+)
 from longseq_bench.reports.sections.recommendations import TIE, find_longest_ties
 from longseq_bench.reports.wording import find_ties, format_range, join_names, name_unconfirmed
 
@@ -164,7 +171,7 @@ def most_exact(source: Source) -> Figures:
 
 def best_speedup(source: Source) -> Figures:
     """Yield the highest speed-up over one rank, at the longest length that most share."""
-    rows = multi_rank.find_compared(source)
+    rows = find_compared(source)
     if not rows:
         return
     ties, best = find_ties(rows, "speedup_low", "speedup_high", largest=True), rows[0]
@@ -186,7 +193,7 @@ def rank_memory(source: Source) -> Figures:
     one_rank = index_one_rank(row for row in source.rows if row.time_s)
     known = [
         (row.peak_bytes / peak, row)
-        for row in multi_rank.find_compared(source)
+        for row in find_compared(source)
         if row.peak_bytes and (peak := one_rank[row.ranks_key].peak_bytes)
     ]
     if known:
@@ -199,8 +206,8 @@ def rank_memory(source: Source) -> Figures:
 
 def exposed(source: Source) -> Figures:
     """Yield the share of the time that communication adds."""
-    rows: Sequence[SweepRow] = multi_rank.find_compared(source)
-    rows = rows or multi_rank.most_timed(r for r in source.rows if r.world_size > 1 and r.time_s)
+    rows: Sequence[SweepRow] = find_compared(source)
+    rows = rows or most_timed(r for r in source.rows if r.world_size > 1 and r.time_s)
     if known := [row for row in rows if row.exposed_share is not None]:
         most = max(known, key=lambda row: require(row.exposed_share))
         value = format_range([require(row.exposed_share) for row in known], format_share)
@@ -210,7 +217,7 @@ def exposed(source: Source) -> Figures:
 
 def longest_on_ranks(source: Source) -> Figures:
     """Yield the longest length on several ranks, next to that on one."""
-    rows = multi_rank.find_over_ranks(source)
+    rows = find_over_ranks(source)
     one_rank = {row.label: row.max_tokens for row in rows if row.world_size == 1 and row.max_tokens}
     several = [row for row in rows if row.world_size > 1 and row.label in one_rank]
     if several:
@@ -225,7 +232,7 @@ def longest_on_ranks(source: Source) -> Figures:
 
 def growth_with_ranks(source: Source) -> Figures:
     """Yield the growth of the longest length with ranks, of the series that reaches farthest."""
-    scaled = maxima_on_ranks(multi_rank.find_over_ranks(source))
+    scaled = maxima_on_ranks(find_over_ranks(source))
     passed = group_by((one for one in scaled if one.actual), attrgetter("label")).values()
     if series := [some for some in passed if len(some) > 1]:
         first, *_, last = max(series, key=lambda some: some[-1].actual)
@@ -249,11 +256,11 @@ def exponent_of_time(source: Source) -> Figures:
 
 def most_frequent_limit(source: Source) -> Figures:
     """Yield the most frequent limit of searches over ranks, else bottleneck of trials, or limit."""
-    scaled = maxima_on_ranks(multi_rank.find_over_ranks(source))
-    timed = bottleneck.find_timed(source)
+    scaled = maxima_on_ranks(find_over_ranks(source))
+    timed = find_timed(source)
     kind = "searches shown" if scaled else "trials on several ranks" if timed else "searches"
     causes = Counter(str(one.limited_by) for one in scaled or ([] if timed else source.maxima))
-    causes.update(() if scaled else map(bottleneck.find_bottleneck, timed))
+    causes.update(() if scaled else map(find_bottleneck, timed))
     for cause, count in causes.most_common(1):
         yield KeyFigure("Limit", cause, f"in {count:,} of {causes.total():,} {kind}")
 

@@ -331,7 +331,7 @@ _REPORTS = (
           "farther = max(self.high - self.value, self.value - self.low)",
           "farther = min(self.high - self.value, self.value - self.low)",
           ("tests/reports/test_document.py",)),
-    Fault("times-exchanged", "reports", "reports/sections/multi_rank.py",
+    Fault("times-exchanged", "reports", "reports/sections/ranks.py",
           "The time on several ranks stands under the heading of that on one rank.",
           "lambda r: time_with_interval(one_rank[r.ranks_key])", "time_with_interval",
           ("tests/reports/test_figures.py",)),

@@ -51,7 +51,7 @@ def test_a_registered_section_is_at_the_end_of_its_kind(monkeypatch: pytest.Monk
     sections: Registry[Any] = Registry("report section", "longseq_bench.reports.sections")
     sections.register("devices.count")(lambda source: Section("Count", points=[f"{source.maxima}"]))
     sections._reasons["devices.broken"] = "ImportError: no module"
-    monkeypatch.setattr("longseq_bench.reports.assemble.SECTIONS", sections)
+    monkeypatch.setattr("longseq_bench.reports.kinds.SECTIONS", sections)
     devices, extreme = documents(SETS["one failure"], ["devices", "extreme"])
     titles = [section.title for section in devices.sections]
     assert titles.index("Count") == titles.index("Failures") - 1

@@ -15,7 +15,7 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_or_status
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Chart, Section, Table
 from longseq_bench.reports.groups import common_length, in_brackets, most_shared
-from longseq_bench.reports.outcome_text import name_status
+from longseq_bench.reports.wording import name_status
 
 K = TypeVar("K", bound=Hashable)
 ALL = "All implementations"

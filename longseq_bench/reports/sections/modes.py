@@ -13,7 +13,7 @@ from longseq_bench.core.masks import CAUSAL, FULL
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import Column, Section, Table
-from longseq_bench.reports.outcome_text import describe_outcome
+from longseq_bench.reports.wording import describe_outcome
 
 CAPABILITIES: dict[str, Callable[[Row], bool]] = {
     "Forward": lambda row: row.mode == "forward",
