@@ -40,6 +40,7 @@ class Runs:
             for one in record.outcome.measurements:
                 self.measured[one.name].append((i, one))
         self._world_size = records[0].trial.world_size if records else 1
+        self._intervals: dict[str, Interval] = {}
 
     def by_run(self, name: str) -> list[ByRank]:
         """Return the samples of each run."""
@@ -57,8 +58,10 @@ class Runs:
 
     def interval(self, name: str) -> Interval:
         """Return the 95 % interval of the median over iterations."""
-        samples = self.iterations(name)
-        return median_interval(samples) if samples else (None, None, None)
+        if name not in self._intervals:
+            samples = self.iterations(name)
+            self._intervals[name] = median_interval(samples) if samples else (None, None, None)
+        return self._intervals[name]
 
     def median(self, name: str) -> float | None:
         """Return the median over iterations."""
@@ -116,7 +119,8 @@ def slowest(ranks: ByRank, world_size: int) -> Samples:
 
 
 def _add(ranks: dict[int, Samples], one: Measurement) -> None:
-    ranks[one.rank] = [*ranks.get(one.rank, ()), *one.samples]
+    known = ranks.get(one.rank)
+    ranks[one.rank] = [*known, *one.samples] if known else one.samples
 
 
 def imbalance(peaks: Sequence[float | None]) -> float | None:
