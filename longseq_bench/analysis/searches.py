@@ -4,9 +4,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from longseq_bench.analysis.fields import NO_JSON, declare
 from longseq_bench.analysis.labels import Labels, find_labels, set_labels, settings_key
-from longseq_bench.analysis.row import Row, identity
+from longseq_bench.analysis.row import NO_JSON, Row, declare, identity
 from longseq_bench.analysis.runs import SEVERITY, Runs, group_by, imbalance
 from longseq_bench.core.cost import floor_bytes, floor_tokens
 from longseq_bench.core.model import OptionValue, Phase, Record, Status, Trial

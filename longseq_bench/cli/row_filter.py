@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from longseq_bench.analysis.fields import Field, fields_of
-from longseq_bench.analysis.row import R, Row
+from longseq_bench.analysis.row import Field, R, Row, fields_of
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.api.progress import format_option

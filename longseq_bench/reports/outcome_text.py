@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from longseq_bench.analysis.runs import group_by
-from longseq_bench.analysis.stability import REMEDY
+from longseq_bench.analysis.runs import REMEDY, group_by
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Outcome, Status
 from longseq_bench.core.units import format_bytes, format_tokens

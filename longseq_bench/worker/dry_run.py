@@ -41,7 +41,7 @@ from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.memory import HeapPeak, StoragePeak
 from longseq_bench.worker import memory
-from longseq_bench.worker.errors import Array
+from longseq_bench.worker.check import Array
 from longseq_bench.worker.inputs import draw_inputs
 from longseq_bench.worker.memory import KernelWorkspace, unsupported_setting
 from longseq_bench.worker.passes import (

@@ -25,7 +25,7 @@ from torch import Tensor
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.shard import RankShard, find_rows, gather_shards, is_owner
-from longseq_bench.worker.errors import GRADIENT_TOLERANCE, TINY, TOLERANCE
+from longseq_bench.worker.check import GRADIENT_TOLERANCE, TINY, TOLERANCE
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.row_check import EveryRowCheck
 

@@ -27,8 +27,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.shard import Positions
 from longseq_bench.kernels import host_memory
-from longseq_bench.worker.check import is_finite
-from longseq_bench.worker.errors import GRADIENT_TOLERANCE, TOLERANCE
+from longseq_bench.worker.check import GRADIENT_TOLERANCE, TOLERANCE, is_finite
 from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.special_inputs import (
     CHUNK,

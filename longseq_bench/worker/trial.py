@@ -23,9 +23,8 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker import memory
-from longseq_bench.worker.check import row_slices
+from longseq_bench.worker.check import TINY, row_slices
 from longseq_bench.worker.dense_baseline import dense_flops
-from longseq_bench.worker.errors import TINY
 from longseq_bench.worker.inputs import Pass, select_checked_rows
 from longseq_bench.worker.memory import FirstPass
 from longseq_bench.worker.messages import MeasurementLog, MessageSender

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.analysis.fields import fields_of
 from longseq_bench.analysis.frames import (
     maxima,
     maxlen_json,
@@ -19,6 +18,7 @@ from longseq_bench.analysis.frames import (
     sweep_json,
 )
 from longseq_bench.analysis.labels import speeds
+from longseq_bench.analysis.row import fields_of
 from longseq_bench.analysis.runs import SEVERITY
 from longseq_bench.analysis.searches import SearchRow, density_rows, merge_search, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow

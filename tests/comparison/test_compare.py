@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.analysis.stability import REMEDY
-from longseq_bench.comparison.compare import compare
+from longseq_bench.analysis.runs import REMEDY
+from longseq_bench.comparison.compare import compare, match
 from longseq_bench.comparison.document import comparison_document
-from longseq_bench.comparison.model import Change, Comparison, name_row
-from longseq_bench.comparison.trial_matching import match
-from longseq_bench.comparison.verdict import decide, find_regressions, summarize
+from longseq_bench.comparison.verdict import (
+    Change,
+    Comparison,
+    decide,
+    find_regressions,
+    name_row,
+    summarize,
+)
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Environment, Record
 from longseq_bench.reports.base import FORMATS

@@ -18,8 +18,7 @@ from longseq_bench.distributed.shard import Shard
 from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
 from longseq_bench.meters.clock import Clock
 from longseq_bench.worker import memory, reference, row_check, timing
-from longseq_bench.worker.check import check
-from longseq_bench.worker.errors import Errors
+from longseq_bench.worker.check import Errors, check
 from longseq_bench.worker.inputs import FULL_CHECK_TOKENS, draw_inputs, select_checked_rows
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
 from longseq_bench.worker.passes import run_pass

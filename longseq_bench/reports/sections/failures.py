@@ -5,8 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from longseq_bench.analysis.runs import are_finite
-from longseq_bench.analysis.stability import REMEDY
+from longseq_bench.analysis.runs import REMEDY, are_finite
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table
