@@ -221,21 +221,13 @@ class Trial(Frozen):
     @property
     def key(self) -> str:
         """16 hex digits that identify this trial: equal trials have equal keys on any machine."""
-        data = self.model_dump(mode="json")
-        if self.requested_dense_kernel is None:
-            # records from before a field keep their keys
-            del data["dense_kernel"]
-        shape = data["workload"]
-        if self.workload.mask is None:
-            del shape["mask"]
-        if self.workload.v_head_dim == self.workload.head_dim:
-            del shape["v_head_dim"]
-        del shape["model"]  # a label
-        if not self.workload.new_tokens:
-            del shape["new_tokens"]
-        if self.source is None:
-            del data["source"]
-        else:
+        w = self.workload
+        # records from before a field keep their keys; a model is a label
+        later = {"mask": w.mask is None, "v_head_dim": w.v_head_dim == w.head_dim, "model": True}
+        later["new_tokens"] = not w.new_tokens
+        own = {"dense_kernel": self.requested_dense_kernel is None, "source": self.source is None}
+        data = self.model_dump(mode="json", exclude={"workload": later, **own})
+        if self.source is not None:
             # the file's bytes and the function identify it, wherever the file lies
             data["implementation"] = data["implementation"].rpartition(":")[2]
         return _digest(data)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.attention.own_function import describe_own_function, find_implementation
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInfo
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
-from longseq_bench.core.gpus import VISIBLE, GpuReport, read_visible_gpus
+from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, SDPA, Device, Outcome, Trial
 from longseq_bench.core.options import specs_of
 from longseq_bench.core.ranks import CONNECTING, OPENING, WARMING_UP, RankInfo
@@ -185,14 +184,12 @@ def _cuda() -> DeviceInfo:
         remedy = "for cuda, install a CUDA build of torch"
         return DeviceInfo(unavailable="this torch is a CPU build", remedy=remedy)
     if not torch.cuda.is_available():
-        reason, remedy = explain_no_cuda(torch.version.cuda, read_visible_gpus())
+        report = read_visible_gpus()
+        reason = report.reason or f"torch finds no CUDA device, but driver {report.driver} is there"
+        if report.cuda and report.cuda[0] < int(torch.version.cuda.partition(".")[0]):
+            reason = f"driver {report.driver} is too old for this torch (CUDA {torch.version.cuda})"
+        remedy = "see what nvidia-smi -L and python -c 'import torch; torch.cuda.init()' say"
         return DeviceInfo(unavailable=reason, remedy=remedy)
-    count, built_for = torch.cuda.device_count(), torch.cuda.get_arch_list()
-    for i in range(count):
-        name, capability = torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)
-        if mismatch := unsupported_architecture(name, capability, built_for):
-            remedy = "install a torch that was built for it, or hide it with CUDA_VISIBLE_DEVICES"
-            return DeviceInfo(unavailable=mismatch, remedy=remedy)
     free, total = torch.cuda.mem_get_info()
     half = ("bfloat16",) if torch.cuda.is_bf16_supported(including_emulation=False) else ()
     return DeviceInfo(
@@ -200,52 +197,7 @@ def _cuda() -> DeviceInfo:
         dtypes=("float32", *half, "float16"),
         free_bytes=free,
         total_bytes=total,
-        count=count,
-    )
-
-
-def explain_no_cuda(torch_cuda: str, report: GpuReport) -> tuple[str, str]:
-    """Return why torch finds no CUDA device, and what to do.
-
-    torch_cuda: the CUDA version that torch was built for, 13.0.
-    """
-    if report.driver is None:
-        return f"there is no NVIDIA driver: {report.reason}", "install NVIDIA's driver"
-    if report.cuda and report.cuda[0] < int(torch_cuda.partition(".")[0]):
-        major, minor = report.cuda
-        return (
-            f"driver {report.driver} is too old for this torch: it supports CUDA {major}.{minor}, "
-            f"and torch was built for CUDA {torch_cuda}",
-            f"update the driver, or install a torch for CUDA {major}",
-        )
-    if not report.visible:
-        return report.reason or "no GPU is visible", f"set {VISIBLE} to a GPU of nvidia-smi -L"
-    return (
-        f"torch finds no CUDA device, but driver {report.driver} shows {report.visible[0]}",
-        "see what python -c 'import torch; torch.cuda.init()' says",
-    )
-
-
-def unsupported_architecture(
-    name: str, capability: tuple[int, int], built_for: Sequence[str]
-) -> str | None:
-    """Return why a build of torch has no kernels for a GPU; None if it has.
-
-    built_for: as torch.cuda.get_arch_list returns them. Code for sm_80 runs on 8.0 and later minor
-    versions, PTX of compute_80 on everything later.
-    """
-    own = 10 * capability[0] + capability[1]
-    for architecture in built_for:
-        match = re.fullmatch(r"(sm|compute)_(\d+)([a-z]?)", architecture)
-        if match is None:
-            continue
-        number, is_ptx = int(match[2]), match[1] == "compute"
-        is_later = number <= own and (is_ptx or number // 10 == capability[0])
-        if number == own or (is_later and not match[3]):
-            return None
-    return (
-        f"this torch has no kernels for {name} (compute capability {capability[0]}."
-        f"{capability[1]}); it was built for {', '.join(built_for)}"
+        count=torch.cuda.device_count(),
     )
 
 
