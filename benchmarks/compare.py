@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from longseq_bench.comparison.compare import compare
-from longseq_bench.comparison.model import Comparison
+from longseq_bench.comparison.verdict import Comparison
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.units import parse_share
 from longseq_bench.environment import collect

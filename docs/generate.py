@@ -172,8 +172,7 @@ UNITS = {
 
 def generate_fields() -> str:
     """Return tables of the fields of every kind of row, from their declarations."""
-    from longseq_bench.analysis.fields import fields_of
-    from longseq_bench.analysis.row import Row
+    from longseq_bench.analysis.row import Row, fields_of
     from longseq_bench.analysis.searches import DensityRow, SearchRow
     from longseq_bench.analysis.sweep_row import SweepRow
 

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from longseq_bench.analysis.fields import Document, fields_of
 from longseq_bench.analysis.labels import speeds
-from longseq_bench.analysis.row import Row
+from longseq_bench.analysis.row import Document, Row, fields_of
 from longseq_bench.analysis.searches import DensityRow, SearchRow, density_rows, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows

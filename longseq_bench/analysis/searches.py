@@ -4,11 +4,11 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from longseq_bench.analysis.fields import NO_JSON, declare
 from longseq_bench.analysis.labels import Labels, find_labels, set_labels, settings_key
-from longseq_bench.analysis.row import Row, identity
+from longseq_bench.analysis.row import NO_JSON, Row, declare, identity
 from longseq_bench.analysis.runs import SEVERITY, Runs, group_by, imbalance
 from longseq_bench.core.cost import floor_bytes, floor_tokens
+from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import OptionValue, Phase, Record, Status, Trial
 
 
@@ -195,8 +195,19 @@ def density_key(trial: Trial) -> Hashable:
     return options, trial.key_without("repeats", "round", "options")
 
 
+def _sparsity(step: Record) -> float:
+    value = step.trial.options.get("sparsity")
+    try:
+        return float(str(value))
+    except ValueError:
+        raise UserError(
+            f"a record of a search for the minimum sparsity, of {step.started_at}, has "
+            f"sparsity {value!r}, which is not a number; remove its line"
+        ) from None
+
+
 def _merge_density(steps: Sequence[Record]) -> DensityRow:
-    by_sparsity = group_by(steps, lambda step: float(str(step.trial.options["sparsity"])))
+    by_sparsity = group_by(steps, _sparsity)
     passed = {s: runs for s, runs in by_sparsity.items() if has_passed(runs)}
     minimum = min(passed, default=None)
     denser = [s for s in by_sparsity if s not in passed and (minimum is None or s < minimum)]

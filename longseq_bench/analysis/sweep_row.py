@@ -4,8 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from longseq_bench.analysis.fields import NO_JSON, declare
-from longseq_bench.analysis.row import SAME_WORKLOAD, Row
+from longseq_bench.analysis.row import NO_JSON, SAME_WORKLOAD, Row, declare
 from longseq_bench.core.model import Phase, Status
 
 

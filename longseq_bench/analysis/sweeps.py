@@ -11,19 +11,19 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
-from longseq_bench.analysis.fields import fields_of
 from longseq_bench.analysis.labels import Labels, find_labels, settings_key
-from longseq_bench.analysis.row import identity
+from longseq_bench.analysis.row import fields_of, identity
 from longseq_bench.analysis.runs import (
     SEVERITY,
     ByRank,
     Runs,
+    busy_threads,
+    find_instability,
     group_by,
     imbalance,
     largest_over_mean,
     slowest,
 )
-from longseq_bench.analysis.stability import busy_threads, find_instability
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import (
     attention_flops,

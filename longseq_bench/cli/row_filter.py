@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from longseq_bench.analysis.fields import Field, fields_of
-from longseq_bench.analysis.row import R, Row
+from longseq_bench.analysis.row import Field, R, Row, fields_of
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.api.progress import format_option
@@ -54,6 +53,8 @@ _NUMBER = re.compile(r"([+-]?\d*\.?\d+(?:e[+-]?\d+)?)\s*([kmgtp%]?)(?:flop/s|b/s
 _SCALES = {"": 1.0, "%": 0.01, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _PARSERS = {"tokens": parse_tokens, "bytes": parse_bytes, "seconds": parse_seconds}
 _FLAGS = {"true": True, "yes": True, "false": False, "no": False}
+_DECIMALS = 12
+"""Numbers are compared without the error of their last digits: 10 % is 0.1 or 1 - 0.9."""
 
 
 def find_field(name: str, place: str, rows: Sequence[Row]) -> str:
@@ -78,8 +79,7 @@ def value_of(row: Row, field: str) -> Any:
     if not field.startswith(OPTION):
         return getattr(row, field, None)
     value = row.options.get(field.removeprefix(OPTION))
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if value is None or is_number else format_option(value)
+    return value if value is None or type(value) in (int, float) else format_option(value)
 
 
 def filter_rows(
@@ -91,19 +91,18 @@ def filter_rows(
     options may be named.  Raises UserError for a condition that can't be read, UnknownNameError for
     an unknown name.
     """
-    if not where and not sort:
+    fields: list[str] = []
+    queries = [_translate(text, every, fields) for text in where]
+    keys = [find_field(text.removeprefix("-"), "--sort", every) for text in sort]
+    if not rows or any(name in FIELDS and not hasattr(rows[0], name) for name in fields):
+        return []
+    if not fields and not keys:
         return list(rows)
     import pandas
 
-    queries = [_translate(text, every) for text in where]
-    keys = [find_field(text.removeprefix("-"), "--sort", every) for text in sort]
-    if not rows or any(
-        name in FIELDS and not hasattr(rows[0], name) for _, names in queries for name in names
-    ):
-        return []
-    names = [*FIELDS, *dict.fromkeys(OPTION + option for row in every for option in row.options)]
-    frame = pandas.DataFrame({name: [_rounded(value_of(r, name)) for r in rows] for name in names})
-    for text, (query, _) in zip(where, queries, strict=True):
+    columns = {name: [value_of(row, name) for row in rows] for name in (*fields, *keys)}
+    frame = pandas.DataFrame(columns).round(_DECIMALS)
+    for text, query in zip(where, queries, strict=True):
         try:
             frame = frame.query(query, engine="python")
         except (SyntaxError, NameError, TypeError, ValueError, KeyError, AttributeError) as error:
@@ -111,7 +110,7 @@ def filter_rows(
             raise UserError(f"--where {text!r} can't be read: {reason}") from None
     if keys:
         rising = [not text.startswith("-") for text in sort]
-        # several types in an option are sorted as text
+        # an option may have numbers and words
         frame = frame.sort_values(
             keys,
             ascending=rising,
@@ -121,26 +120,25 @@ def filter_rows(
     return [rows[i] for i in frame.index]
 
 
-def _translate(text: str, rows: Sequence[Row]) -> tuple[str, list[str]]:
-    """Return a condition as a query of pandas, and the fields that it compares."""
-    fields: list[str] = []
-    where = f"--where {text!r}"
+def _translate(text: str, rows: Sequence[Row], fields: list[str]) -> str:
+    """Return a condition as a query of pandas; add the fields that it compares to `fields`."""
+    where, known = f"--where {text!r}", len(fields)
 
     def replace(found: re.Match[str]) -> str:
         field, sign, raw = find_field(found[1], "--where", rows), found[2], found[3].strip("\"'")
         fields.append(field)
         if sign == "~":
             return f"`{field}`.astype('str').str.contains({raw!r}, case=False, regex=False)"
-        sign = "==" if sign == "=" else sign
-        if raw.lower() == "none" and sign in ("==", "!="):
-            return f"`{field}`.{'isna' if sign == '==' else 'notna'}()"
-        return f"(`{field}` {sign} {_parse(FIELDS.get(field), raw, where)!r})"
+        if raw.lower() == "none" and sign in ("=", "==", "!="):
+            return f"`{field}`.{'notna' if sign == '!=' else 'isna'}()"
+        value = _parse(FIELDS.get(field), raw, where)
+        return f"(`{field}` {'==' if sign == '=' else sign} {value!r})"
 
     single = _SINGLE.fullmatch(text)
     query = replace(single) if single else _COMPARISON.sub(replace, text)
-    if not fields:
+    if len(fields) == known:
         raise UserError(f"{where} can't be read; write FIELD=VALUE, tokens>=4k, label~ring")
-    return query, fields
+    return query
 
 
 def _parse(field: Field | None, raw: str, where: str) -> Any:
@@ -159,16 +157,11 @@ def _parse(field: Field | None, raw: str, where: str) -> Any:
         return _FLAGS[raw.lower()]
     if field.kind in _PARSERS:
         try:
-            return _rounded(_PARSERS[field.kind](raw))
+            return round(_PARSERS[field.kind](raw), _DECIMALS)
         except UnitError as error:
             raise UserError(f"{where}: {error}") from None
     match = _NUMBER.fullmatch(raw)
     if match is None:
         forms = "yes or no" if field.kind == "flag" else "0.5, 50%, 20G or 1e-6"
         raise UserError(f"{where}: {raw!r} can't be compared with {field.name}; write {forms}")
-    return _rounded(float(match[1]) * _SCALES[match[2].lower()])
-
-
-def _rounded(value: Any) -> Any:
-    """Return a number without the error of its last digits: 10 % is 0.1 or 1 - 0.9."""
-    return float(f"{value:.12g}") if isinstance(value, float) else value
+    return round(float(match[1]) * _SCALES[match[2].lower()], _DECIMALS)

@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from longseq_bench.analysis.fields import fields_of
-from longseq_bench.analysis.row import R, Row
+from longseq_bench.analysis.row import R, Row, fields_of
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.api.progress import format_option

@@ -9,8 +9,17 @@ from typing import Any
 from longseq_bench.analysis.labels import find_labels, settings_key
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
-from longseq_bench.comparison.model import Change, ComparedRow, Comparison, count, name_row
-from longseq_bench.comparison.verdict import could_show, decide, find_regressions, summarize
+from longseq_bench.comparison.verdict import (
+    Change,
+    ComparedRow,
+    Comparison,
+    could_show,
+    count,
+    decide,
+    find_regressions,
+    name_row,
+    summarize,
+)
 from longseq_bench.core.model import Record
 from longseq_bench.reports.charts import ratios
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval

@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Hashable, Mapping
-from typing import Annotated, Any, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -27,6 +28,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.dataclasses import dataclass
+from typing_extensions import override
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.masks import CAUSAL, FORMS, FULL, Mask, parse_mask
@@ -219,21 +221,13 @@ class Trial(Frozen):
     @property
     def key(self) -> str:
         """16 hex digits that identify this trial: equal trials have equal keys on any machine."""
-        data = self.model_dump(mode="json")
-        if self.requested_dense_kernel is None:
-            # records from before a field keep their keys
-            del data["dense_kernel"]
-        shape = data["workload"]
-        if self.workload.mask is None:
-            del shape["mask"]
-        if self.workload.v_head_dim == self.workload.head_dim:
-            del shape["v_head_dim"]
-        del shape["model"]  # a label
-        if not self.workload.new_tokens:
-            del shape["new_tokens"]
-        if self.source is None:
-            del data["source"]
-        else:
+        w = self.workload
+        # records from before a field keep their keys; a model is a label
+        later = {"mask": w.mask is None, "v_head_dim": w.v_head_dim == w.head_dim, "model": True}
+        later["new_tokens"] = not w.new_tokens
+        own = {"dense_kernel": self.requested_dense_kernel is None, "source": self.source is None}
+        data = self.model_dump(mode="json", exclude={"workload": later, **own})
+        if self.source is not None:
             # the file's bytes and the function identify it, wherever the file lies
             data["implementation"] = data["implementation"].rpartition(":")[2]
         return _digest(data)
@@ -243,8 +237,9 @@ class Trial(Frozen):
 
         The fields are those of the trial or of its workload. Valid in this process only.
         """
-        exclude: dict[str, Any] = {**dict.fromkeys(names, True), "workload": set(names)}
-        return json.dumps(self.model_dump(exclude=exclude), sort_keys=True)
+        shape = {name: value for name, value in self.workload if name not in names}
+        own = {name: value for name, value in self if name not in (*names, "workload", "options")}
+        return options_key({} if "options" in names else self.options), repr((own, shape))
 
     def at(self, seq_len: int) -> Trial:
         """Return the same trial at another length, which is at least that of the new tokens."""
@@ -415,8 +410,14 @@ class Environment(Frozen):
         known = {"CUDA": self.cuda, "cuDNN": self.cudnn, "NCCL": self.nccl, "Triton": self.triton}
         return {name: version for name, version in known.items() if version}
 
+    @override
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        copy = super().model_copy(update=update, deep=deep)
+        copy.__dict__.pop("fingerprint", None)
+        return copy
+
     @computed_field  # type: ignore[prop-decorator]
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of the parts that make figures comparable."""
         data = {name: getattr(self, name) for name in STABLE_FIELDS}

@@ -8,26 +8,20 @@ call, and the last few are kept.
 """
 
 import inspect
-import types
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints, overload
+from typing import Any, Literal, cast, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
-from longseq_bench.core.errors import (
-    UnknownNameError,
-    UnsupportedError,
-    UserError,
-)
+from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
 from longseq_bench.core.model import Workload
-from longseq_bench.core.options import unknown_option
+from longseq_bench.core.options import OptionSpec, fill, specs_of, unknown_option
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.modules.multihead import MultiheadBlockSparse, RecentCache, dtype_name
-from longseq_bench.patterns.blocks import check_sparsity
 
 VARIANTS = {
     "base": "block-sparse",
@@ -192,10 +186,11 @@ class DistributedAttention(SparseAttention):
 
 @overload
 def create_block_sparse_attention(
-    variant: Literal["base", "adaptive", "distributed"] = "base", *, sparsity: float = 0.9,
+    variant: Literal["base", "adaptive", "distributed"] = "base",
+    *,
+    sparsity: float = 0.9,
     **options: Any,
-) -> SparseAttention:  # fmt: skip
-    ...
+) -> SparseAttention: ...
 
 
 @overload
@@ -231,24 +226,23 @@ def create_block_sparse_attention(
     """
     if variant not in VARIANTS:
         raise UnknownNameError("variant", variant, VARIANTS)
-    if "sparsity_ratio" in options:
-        raise unknown_option(
-            "sparsity_ratio", options["sparsity_ratio"], ("sparsity",), f"variant={variant}"
-        )
-    if isinstance(sparsity, bool) or not isinstance(sparsity, int | float):
-        raise UserError(f"sparsity={sparsity!r} is not a number in [0, 1)")
-    check_sparsity(sparsity)
-    if variant == "multihead":
-        return _multihead(options | {"sparsity": sparsity})
-    causal = options.pop("causal", False)
     owner, distributed = f"variant={variant}", variant == "distributed"
-    _check_value(bool, "causal", causal, owner)
+    options["sparsity"] = sparsity
+    if variant == "multihead":
+        known = inspect.signature(MultiheadBlockSparse).parameters
+        for name in options:
+            if name not in known:
+                raise unknown_option(name, options[name], known, owner)
+        if missing := [name for name in ("embed_dim", "num_heads") if name not in options]:
+            raise UserError(f"{owner} needs {' and '.join(missing)}")
+        return MultiheadBlockSparse(**options)
     for name in RANK_OPTIONS:
         if name in options and not distributed:
             raise UserError(f"{name} is an option of variant=distributed; {owner} runs on one rank")
-    options["sparsity"] = sparsity
     kind = IMPLEMENTATIONS.get(VARIANTS[variant])
-    _check(kind, options, owner, ("causal",))
+    specs = OptionSpec(name="causal", kind="bool", default=False), *specs_of(kind)
+    options = fill(specs, options, owner)
+    causal = bool(options.pop("causal"))
     # refuse impossible options here, not in the first call; no whole number exceeds this length
     seq_len = max([1, *(value for value in options.values() if isinstance(value, int))])
     kind(Workload(seq_len=seq_len, causal=causal), Group.alone(), **options)
@@ -260,14 +254,6 @@ def create_block_sparse_attention(
             "torch.distributed.init_process_group on every rank first"
         )
     return DistributedAttention(VARIANTS[variant], options, causal)
-
-
-def _multihead(options: dict[str, Any]) -> MultiheadBlockSparse:
-    needed = ("embed_dim", "num_heads")
-    if missing := [name for name in needed if name not in options]:
-        raise UserError(f"variant=multihead needs {' and '.join(missing)}")
-    _check(MultiheadBlockSparse, options, "variant=multihead")
-    return MultiheadBlockSparse(**options)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -283,37 +269,3 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     if len(kinds) > 1:
         found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
         raise UserError(f"q, k and v need the same dtype and device; got {found}")
-
-
-def _check(
-    target: type[Any], options: dict[str, Any], owner: str, also: tuple[str, ...] = ()
-) -> None:
-    """Check options against the signature of a class: their names, words and whole numbers.
-
-    Other values are checked by the implementation.
-    """
-    hints = get_type_hints(target.__init__, include_extras=True)
-    parameters = inspect.signature(target.__init__).parameters
-    known = {name: hints[name] for name in parameters if name in hints}
-    for name in ("workload", "group"):
-        known.pop(name, None)
-    for name, value in options.items():
-        if name not in known:
-            raise UnknownNameError("option", name, {*known, *also}, place=owner)
-        _check_value(known[name], name, value, owner)
-
-
-def _check_value(hint: Any, name: str, value: Any, owner: str) -> None:
-    minimum = 1
-    if get_origin(hint) is Annotated:
-        hint, *extras = get_args(hint)
-        minimum = next((e for e in extras if isinstance(e, int)), 1)
-    kinds = get_args(hint) if get_origin(hint) is types.UnionType else (hint,)
-    if value is None and type(None) in kinds:
-        return
-    if get_origin(hint) is Literal and value not in get_args(hint):
-        raise UnknownNameError(name, str(value), get_args(hint), place=owner)
-    if bool in kinds and not isinstance(value, bool):
-        raise UserError(f"{name}={value!r} in {owner} is neither True nor False")
-    if int in kinds and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
-        raise UserError(f"{name}={value!r} in {owner} is not a whole number from {minimum} up")

@@ -6,8 +6,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any
 
-from longseq_bench.analysis.fields import fields_of
-from longseq_bench.analysis.row import require
+from longseq_bench.analysis.row import fields_of, require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share
 from longseq_bench.reports.document import Cell, Column, Kind, Spread, Table, format_cell

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from longseq_bench.analysis.fields import Kind as Kind
+from longseq_bench.analysis.row import Kind as Kind
 from longseq_bench.core.units import (
     format_bytes,
     format_rate,

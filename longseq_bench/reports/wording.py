@@ -4,9 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from longseq_bench.analysis.row import R
-from longseq_bench.analysis.runs import group_by
+from longseq_bench.analysis.runs import REMEDY, group_by
 from longseq_bench.analysis.searches import SearchRow
-from longseq_bench.analysis.stability import REMEDY
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Outcome, Status
 from longseq_bench.core.units import format_bytes, format_tokens

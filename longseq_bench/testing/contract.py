@@ -24,9 +24,8 @@ from longseq_bench.testing.definition import (
     make_output_gradient,
     relative_error,
 )
-from longseq_bench.worker.check import check
-from longseq_bench.worker.errors import PARAMETERS, TOLERANCE
-from longseq_bench.worker.inputs import FULL_CHECK_TOKENS
+from longseq_bench.worker.check import PARAMETERS, TOLERANCE, check
+from longseq_bench.worker.passes import FULL_CHECK_TOKENS
 
 HEADS, HEAD_DIM, BATCH = 4, 16, 2
 

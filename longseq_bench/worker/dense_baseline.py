@@ -34,8 +34,8 @@ from longseq_bench.kernels.exact.base import AUTO, KERNELS, ExactKernel, select
 from longseq_bench.meters.clock import clock_for
 from longseq_bench.patterns.visible_keys import visible_keys
 from longseq_bench.worker import memory
-from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.messages import MeasurementLog, MessageSender, samples_of
+from longseq_bench.worker.passes import Pass
 from longseq_bench.worker.verdicts import is_device_error
 
 MAX_TIME_RATIO = 4.0

@@ -3,7 +3,7 @@
 The layout is prepared for real, and the pass dispatches its real operators, so memory is that of
 the implementation: each storage counts while it is referenced (meta_mode.py,
 meters/memory.py). The workspace of a fused kernel is not visible and comes from a table
-(kernel_workspace.py).
+(memory.py).
 
 A block layout with a fixed sparsity grows with the square of the length: 16M tokens in blocks of
 128 with a tenth of the blocks are 800 million blocks. To build it takes minutes and many GB, so it
@@ -41,12 +41,12 @@ from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.memory import HeapPeak, StoragePeak
 from longseq_bench.worker import memory
-from longseq_bench.worker.errors import Array
-from longseq_bench.worker.inputs import draw_inputs
+from longseq_bench.worker.check import Array
 from longseq_bench.worker.memory import KernelWorkspace, unsupported_setting
 from longseq_bench.worker.passes import (
     WARM_UP_TOKENS,
     bytes_sent_by_formula,
+    draw_inputs,
     run_pass,
 )
 

@@ -31,9 +31,8 @@ from longseq_bench.core.model import Allocator, Outcome, Trial
 from longseq_bench.kernels import host_memory
 from longseq_bench.meters.base import MeterContext, find_meter
 from longseq_bench.meters.memory import StoragePeak, status_bytes
-from longseq_bench.worker.inputs import Pass, draw_inputs
 from longseq_bench.worker.messages import MeasurementLog, samples_of
-from longseq_bench.worker.passes import TrialRun, synchronize, wait_for_all_ranks
+from longseq_bench.worker.passes import Pass, TrialRun, draw_inputs, synchronize, wait_for_all_ranks
 
 _FILL = 0x01
 """New blocks are filled with its complement, 0xFE: -1.7e38 in float32 and bfloat16, which shows."""

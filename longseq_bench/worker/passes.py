@@ -1,8 +1,14 @@
-"""One pass of an attention, and the short warm-up pass before it, which no budget covers."""
+"""One pass of an attention, its random inputs, and the short warm-up pass before it.
 
+Ranks that hold the same part of a tensor draw the same numbers, without communication: the random
+generator is seeded by the trial's seed and by the part itself. No budget covers the warm-up.
+"""
+
+import hashlib
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -10,14 +16,264 @@ from torch import Tensor
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.core.model import Trial, Workload
+from longseq_bench.core.model import Keep, OptionValue, Trial, Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import Positions, all_gather, find_rows, fingerprint
 from longseq_bench.kernels import host_memory
 from longseq_bench.kernels.exact.base import Use
 from longseq_bench.kernels.sparse_selection import torch_kernel
 from longseq_bench.meters.clock import wait_for_device
-from longseq_bench.worker.inputs import Pass, draw_inputs
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
+
+FULL_CHECK_TOKENS, SAMPLED_ROWS = 512, 256
+"""Longest sequence of which all rows are checked, and checked rows of a longer one."""
+
+RESIDUES = 128
+"""A row of every remainder modulo this number is checked: blocks and tiles are powers of two."""
+
+MAX_PAIRS = 2**24
+"""Maximum number of keys times stretches of 128 tokens that have checked rows, of sparse attention.
+Beyond 65,536 tokens rows share stretches: those of one stretch see mostly the same keys."""
+
+MIN_STRETCHES = 32
+"""Stretches with checked rows at any length."""
+
+BLOCKS = 64, 128
+"""Sizes of blocks at whose borders rows are checked, besides those that the options name."""
+
+EDGE_ROWS = 64
+"""First and last rows of ranks' shards that are checked; both of each rank up to 32 ranks."""
+
+_SEED_STEP = 1_000_003  # between the seeds of two rounds
+_DIGEST_TOKENS = 4096
+_INTEGERS = (torch.int64, torch.int32, torch.int16)
+
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass
+class Pass:
+    """Inputs and results of a pass: q (B, Hq, N, D), k (B, Hk, M, D), v (B, Hk, M, Dv).
+
+    The output is (B, Hq, N, Dv).
+
+    original_q: a copy of q on the host, for a pass that overwrites q.
+    redraw: draws such inputs again, in place.
+    signs: factors of inputs since they were drawn: v; s: q and k; g: grad_out.
+    digests: of the inputs as they were drawn (`digest`), for those that no pass may change.
+    keep_output: copy an output that the pass itself drops to the host, so that it can be checked.
+    """
+
+    inputs: Triple
+    grad_out: Tensor | None
+    out: Tensor | None = None
+    grads: Triple | None = None
+    keep: Keep = "all"
+    original_q: Tensor | None = None
+    keep_output: bool = True
+    redraw: Callable[[Triple], object] | None = None
+    digests: dict[str, Tensor] = field(default_factory=dict)
+    signs: dict[str, int] = field(default_factory=lambda: {"v": 1, "s": 1, "g": 1})
+
+    def draw_again(self) -> None:
+        """Draw q, k and v again, in place, and give them the signs that they had."""
+        assert self.redraw
+        self.redraw(self.inputs)
+        for tensor, name in zip(self.inputs, "ssv", strict=True):
+            if self.signs[name] < 0:
+                tensor.neg_()
+
+    def protect_inputs(self) -> None:
+        """Remember the inputs as they are."""
+        self.digests = {name: digest(tensor) for name, tensor in self._protected().items()}
+
+    def changed_inputs(self) -> list[str]:
+        """Return the names of the inputs that differ from what `protect_inputs` saw."""
+        now = self._protected()
+        return [n for n, seen in self.digests.items() if not torch.equal(digest(now[n]), seen)]
+
+    def _protected(self) -> dict[str, Tensor]:
+        """Return the inputs that no pass may change: with keep=nothing it overwrites q."""
+        tensors = dict(zip("qkv", self.inputs, strict=True))
+        if self.keep == "nothing":
+            del tensors["q"]
+        return tensors if self.grad_out is None else tensors | {"grad_out": self.grad_out}
+
+    @property
+    def original_inputs(self) -> Triple:
+        """The inputs as they were before the first pass."""
+        q, k, v = self.inputs
+        return (q if self.original_q is None else self.original_q), k, v
+
+
+def checked_rows(
+    seq_len: int, seed: int, ends: Tensor | None = None, blocks: Iterable[int] = (),
+    share_stretches: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return the query positions to check, ascending; others for another seed.
+
+    All of a short sequence. Else half of them have every remainder modulo 128 once, a quarter are
+    both sides of borders of blocks, and the rest are random; the first and the last are added.
+
+    ends: the first and last position of each rank's queries, (ranks, 2); some are added.
+    blocks: sizes of the implementation's blocks, tiles or segments.
+    share_stretches: of a long sequence, choose rows from few stretches of 128 tokens.
+    """
+    if seq_len <= FULL_CHECK_TOKENS:
+        return torch.arange(seq_len)
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(high: int, count: int) -> Tensor:
+        return torch.randint(high, (count,), generator=generator)
+
+    stretches = max(MIN_STRETCHES, MAX_PAIRS // seq_len) if share_stretches else SAMPLED_ROWS
+    is_shared = stretches < SAMPLED_ROWS
+    # a quarter of the stretches have borders; a border may touch two
+    starts = draw(seq_len // RESIDUES, stretches // 2 if is_shared else RESIDUES) * RESIDUES
+    borders = min(stretches, SAMPLED_ROWS) // 8
+
+    def draw_starts(count: int) -> Tensor:
+        return starts[torch.arange(count) % len(starts)]
+
+    residues = torch.randperm(RESIDUES, generator=generator)
+    rows = [torch.tensor([0, seq_len - 1]), draw_starts(RESIDUES) + residues]
+    sizes = sorted({size for size in (*BLOCKS, *blocks) if 1 < size < seq_len})
+    for size in sizes:
+        at = (1 + draw((seq_len - 1) // size, max(1, borders // len(sizes)))) * size
+        rows += [at - 1, at.clamp(max=seq_len - 1)]
+    known = torch.unique(torch.cat(rows))
+    # more than are missing, since some are known already
+    others = draw(seq_len, 4 * SAMPLED_ROWS)
+    if is_shared:
+        others = draw_starts(len(others)) + others % RESIDUES
+    others = torch.unique(others)
+    others = others[~torch.isin(others, known)]
+    missing = max(0, SAMPLED_ROWS - len(known))
+    others = others[torch.randperm(len(others), generator=generator)[:missing]]
+    more = [] if ends is None else [_edges(ends)]
+    return torch.unique(torch.cat([known, others, *more]))  # type: ignore[no-any-return]
+
+
+def select_checked_rows(
+    attention: Attention,
+    seed: int,
+    round_: int = 0,
+    options: Mapping[str, OptionValue] | None = None,
+) -> Tensor:
+    """Return the query positions to check, the same on all ranks. All ranks must call it.
+
+    Each round has others. Numbers among the options count as sizes of blocks.
+    """
+    queries = attention.shard.queries
+    blocks = []
+    for value in (options or {}).values():
+        blocks += [n for n in (value if isinstance(value, tuple) else (value,)) if type(n) is int]
+    first, count = attention.workload.queries.start, len(attention.workload.queries)
+    ends = torch.tensor(all_gather(attention.group, [int(queries[0]), int(queries[-1])])) - first
+    return first + checked_rows(
+        count, seed + _SEED_STEP * round_, ends, blocks, share_stretches=not attention.is_exact
+    )
+
+
+def _edges(ends: Tensor) -> Tensor:
+    """Return both ends of each rank. Of more than 32 ranks: one end of each, at most 256 in all.
+
+    The ends alternate: the first position of rank 0, the last of rank 1, the first of rank 2.
+    """
+    if ends.numel() <= EDGE_ROWS:
+        return ends.flatten()
+    ranks = torch.arange(len(ends))
+    return ends[ranks, ranks % 2][:: -(-len(ends) // (4 * EDGE_ROWS))]
+
+
+def digest(tensor: Tensor) -> Tensor:
+    """Return numbers (2, B, H) that change if a row of a tensor (B, H, N, D) changes or moves.
+
+    They are sums of the rows' bits, and the same weighted by position, modulo 2^64.
+    """
+    # a sum of int64 makes no copy
+    row_bytes = tensor.shape[3] * tensor.element_size()
+    bits = tensor.detach().view(next(t for t in _INTEGERS if row_bytes % t.itemsize == 0))
+    found = torch.zeros(2, *tensor.shape[:2], dtype=torch.int64, device=tensor.device)
+    for start in range(0, tensor.shape[2], _DIGEST_TOKENS):
+        rows = bits[:, :, start : start + _DIGEST_TOKENS].sum(-1, dtype=torch.int64)
+        positions = torch.arange(start + 1, start + 1 + rows.shape[2], device=tensor.device)
+        found += torch.stack([rows.sum(-1), (rows * positions).sum(-1)])
+    return found
+
+
+def draw_inputs(
+    attention: Attention, device: str, seed: int, rows: Tensor, keep: Keep = "all"
+) -> Pass:
+    """Draw this rank's q, k, v from a seeded normal distribution.
+
+    In train mode the output gradient is zero outside `rows`, so that few rows determine dk and dv.
+    """
+    w, shard = attention.workload, attention.shard
+    dtype = getattr(torch, w.dtype)
+    # tensors in mapped files are filled on the host
+    place = "cpu" if attention.on_host and device != "meta" else device
+
+    def empty(shape: tuple[int, ...]) -> Tensor:
+        if attention.on_host:
+            return host_memory.zeros(shape, dtype, device)
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    parts = ("q", shard.heads, shard.queries), *((n, shard.kv_heads, shard.keys) for n in "kv")
+    shapes = [
+        (len(shard.batch), len(heads), len(tokens), w.v_head_dim if name == "v" else w.head_dim)
+        for name, heads, tokens in parts
+    ]
+
+    def draw(inputs: Triple) -> Fill:
+        fill = _make_filler(attention, place, seed)
+        with torch.no_grad():
+            for tensor, part in zip(inputs, parts, strict=True):
+                fill(tensor, *part)
+        return fill
+
+    q, k, v = (empty(shape).requires_grad_(w.train) for shape in shapes)
+    fill = draw((q, k, v))
+    original_q = host_memory.copy(q, device) if keep == "nothing" else None
+    one = Pass((q, k, v), None, keep=keep, original_q=original_q, redraw=draw)
+    if not w.train:
+        return one
+    # memory layout (B, N, Hq, D), as the next layer of a model returns it: fused kernels then
+    # make no copy
+    (b, h, n, _), d = q.shape, w.v_head_dim
+    one.grad_out = empty((b, n, h, d)).zero_().transpose(1, 2)
+    local, _ = find_rows(shard.queries, rows)
+    own = torch.empty((b, h, len(local), d), dtype=dtype, device=place)
+    fill(own, "grad_out", shard.heads, shard.queries)
+    one.grad_out[:, :, local.to(place)] = own
+    return one
+
+
+Fill = Callable[[Tensor, str, range, Positions], object]
+
+
+def _make_filler(attention: Attention, device: str, seed: int) -> Fill:
+    """Return a function that fills a tensor (B, H, tokens, D), given its name and part.
+
+    On several ranks every (batch row, head) has a generator of its own, seeded by its part.
+    """
+    if device == "meta":
+        return lambda *_: None
+    if attention.group.size == 1:
+        generator = torch.Generator(device).manual_seed(seed)
+        return lambda tensor, *_: tensor.normal_(generator=generator)
+
+    def fill(tensor: Tensor, name: str, heads: range, tokens: Positions) -> None:
+        token_set = fingerprint(tokens)
+        for i, b in enumerate(attention.shard.batch):
+            for j, head in enumerate(heads):
+                part = (seed, name, b, head, token_set)
+                digest = hashlib.blake2b(repr(part).encode(), digest_size=7).digest()
+                generator = torch.Generator(device).manual_seed(int.from_bytes(digest))
+                tensor[i, j].normal_(generator=generator)
+
+    return fill
+
 
 WARM_UP_TOKENS = 1024
 """Tokens of each rank in a warm-up pass.

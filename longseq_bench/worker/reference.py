@@ -27,7 +27,7 @@ from longseq_bench.distributed.shard import (
     gather_shards,
     is_owner,
 )
-from longseq_bench.worker.inputs import Triple
+from longseq_bench.worker.passes import Triple
 
 KEY_CHUNK = 65_536
 """Keys that are computed together, at most."""

@@ -41,7 +41,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.shard import Positions
 from longseq_bench.patterns.visible_keys import Ints, visible_keys
-from longseq_bench.worker.inputs import Pass
+from longseq_bench.worker.passes import Pass
 
 Array = NDArray[np.float64]
 

@@ -21,10 +21,9 @@ from longseq_bench.meters.base import Meter, MeterContext, available_meters
 from longseq_bench.meters.clock import MIN_HEAD_START_S, Clock, CudaClock, clock_for
 from longseq_bench.worker import memory
 from longseq_bench.worker.dense_baseline import dense_baseline_for
-from longseq_bench.worker.inputs import Pass
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
-from longseq_bench.worker.passes import run_forward, run_pass
-from longseq_bench.worker.repeat_check import RepeatCheck
+from longseq_bench.worker.passes import Pass, run_forward, run_pass
+from longseq_bench.worker.row_check import RepeatCheck
 
 MIN_SIZE, MAX_SIZE, RATE_S = 128, 8192, 0.01
 """Rows and columns of the square matrices: doubled until a product takes long enough."""

@@ -1,6 +1,6 @@
 """One trial in its own process: build, warm up, one pass under the budget, check, time.
 
-`_run_steps` is the life of a trial; read it first. `exception_mapping.py` turns an exception into
+`_run_steps` is the life of a trial; read it first. `verdicts.py` turns an exception into
 an outcome, and distinguishes out of memory from an error. A native crash reports nothing here; the
 parent reads it from the exit status (launchers/exit_status.py).
 
@@ -23,20 +23,19 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker import memory
-from longseq_bench.worker.check import row_slices
+from longseq_bench.worker.check import TINY, row_slices
 from longseq_bench.worker.dense_baseline import dense_flops
-from longseq_bench.worker.errors import TINY
-from longseq_bench.worker.inputs import Pass, select_checked_rows
 from longseq_bench.worker.memory import FirstPass
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
 from longseq_bench.worker.passes import (
+    Pass,
     TrialRun,
     bytes_sent_by_formula,
+    select_checked_rows,
     wait_for_all_ranks,
     warm_up,
 )
-from longseq_bench.worker.repeat_check import RepeatCheck
-from longseq_bench.worker.row_check import EveryRowCheck
+from longseq_bench.worker.row_check import EveryRowCheck, RepeatCheck
 from longseq_bench.worker.timing import (
     measure_copy_bandwidth,
     measure_matmul_rate,

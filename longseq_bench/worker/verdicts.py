@@ -26,10 +26,8 @@ from longseq_bench.core.model import Outcome, Phase, Status
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import all_gather
 from longseq_bench.worker.check import all_finite, check, count_zero_rows
-from longseq_bench.worker.inputs import Pass
-from longseq_bench.worker.passes import TrialRun, run_forward, run_pass
-from longseq_bench.worker.repeat_check import RepeatCheck
-from longseq_bench.worker.row_check import MATCHING, EveryRowCheck
+from longseq_bench.worker.passes import Pass, TrialRun, run_forward, run_pass
+from longseq_bench.worker.row_check import MATCHING, EveryRowCheck, RepeatCheck
 
 _TRACE_LINES, _REASON_CHARACTERS, _LAST_CHARACTERS = 12, 300, 130
 """Of a long text, the end is kept too: NCCL names the cause last."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from longseq_bench.analysis.stability import REMEDY
+from longseq_bench.analysis.runs import REMEDY
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents

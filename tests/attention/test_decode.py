@@ -30,8 +30,7 @@ from longseq_bench.testing.definition import (
     make_inputs,
     relative_error,
 )
-from longseq_bench.worker.check import check
-from longseq_bench.worker.errors import TOLERANCE
+from longseq_bench.worker.check import TOLERANCE, check
 from tests.attention.definition import REGISTERED
 from tests.attention.jobs import Case, PassResult, compare_flex, passes
 from tests.ranks import Ranks

@@ -25,7 +25,7 @@ from longseq_bench.testing.definition import (
     make_inputs,
     relative_error,
 )
-from longseq_bench.worker.errors import TOLERANCE
+from longseq_bench.worker.check import TOLERANCE
 from tests.attention.definition import MANY, SEGMENTS
 from tests.attention.jobs import Case, PassResult, delayed, halves, passes, take
 from tests.ranks import Ranks

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from longseq_bench.analysis.fields import fields_of
 from longseq_bench.analysis.frames import sweep_json
+from longseq_bench.analysis.row import fields_of
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows

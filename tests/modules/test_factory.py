@@ -167,7 +167,7 @@ def test_the_old_sparsity_ratio_is_refused(variant: str, ratio: Any, message: st
         ("base", {"pattern": "stride"}, "unknown pattern 'stride' in variant=base; did you mean"),
         ("base", {"block": 0}, "block=0 in variant=base is not a whole number from 1 up"),
         ("base", {"seed": -1}, "seed=-1 in variant=base is not a whole number from 0 up"),
-        ("base", {"causal": 1}, "causal=1 in variant=base is neither True nor False"),
+        ("base", {"causal": "x"}, "causal='x' in variant=base is neither true nor false"),
         ("base", {"sparsity": 99}, "sparsity 99 is outside"),
         ("base", {"placement": "node-local"}, "placement is an option of variant=distributed"),
         ("base", {"globals": 16}, "globals=16 is not supported by pattern=local-window"),

@@ -20,7 +20,7 @@ from typing import Any
 
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.worker.repeat_check import SUM_TOLERANCE
+from longseq_bench.worker.row_check import SUM_TOLERANCE
 from tests.attention.test_contract import COMPILED, NAMES, OPTIONS
 from tests.attention.test_ranks import MANY, options_at
 from tests.trials import complete, run_trial

@@ -13,9 +13,8 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing.definition import Tensors, make_inputs, make_output_gradient
-from longseq_bench.worker.check import check, count_zero_rows
-from longseq_bench.worker.errors import Errors
-from longseq_bench.worker.inputs import (
+from longseq_bench.worker.check import Errors, check, count_zero_rows
+from longseq_bench.worker.passes import (
     FULL_CHECK_TOKENS,
     MAX_PAIRS,
     MIN_STRETCHES,

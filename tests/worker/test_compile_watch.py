@@ -1,7 +1,7 @@
 """Compilations inside a pass are noticed, and such a pass is timed again."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 
 from longseq_bench.core.model import Outcome
 from longseq_bench.distributed.group import Group
-from longseq_bench.worker import memory
 from longseq_bench.worker import passes as passes_module
 from longseq_bench.worker.passes import CompileWatch
 from tests.ranks import Ranks
@@ -51,14 +50,6 @@ def test_the_first_import_of_triton_counts(monkeypatch: pytest.MonkeyPatch) -> N
     with CompileWatch() as watch:
         monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
     assert watch.compiled
-
-
-def test_triton_has_the_hook() -> None:
-    """The fakes above have the names of the real settings."""
-    knobs = pytest.importorskip("triton.knobs")
-    jit = pytest.importorskip("triton.runtime.jit")
-    assert "jit_post_compile_hook" in type(knobs.runtime).__dict__
-    assert "jit_post_compile_hook" in jit.JITFunction._do_compile.__code__.co_names
 
 
 def test_a_graph_of_torch_compile_is_noticed() -> None:
@@ -103,23 +94,6 @@ def test_a_first_pass_that_compiled_is_timed_again(
     assert FirstPassCompiles.passes == passes
     assert len(outcome.samples("pass_time")) == 1
     assert ("timed_again" in outcome.facts) == (passes == 2)
-
-
-def slow_first_pass(seconds: float) -> Callable[[], float]:
-    """Return a clock on which the first pass takes some seconds, and any later one none."""
-    readings = iter([0.0, 0.0, 0.0, seconds])
-    return lambda: next(readings, seconds)
-
-
-@pytest.mark.parametrize(("compiles", "status"), [(True, "ok"), (False, "timeout")])
-def test_the_compile_time_is_no_timeout(
-    first_compiles: None, monkeypatch: pytest.MonkeyPatch, compiles: bool, status: str
-) -> None:
-    monkeypatch.setattr(FirstPassCompiles, "compiles", compiles)
-    clock = SimpleNamespace(perf_counter=slow_first_pass(10.0))
-    for module in (memory, passes_module):
-        monkeypatch.setattr(module, "time", clock)
-    assert run(Group.alone(), trial_for("sdpa", 64, time_budget=5.0)).status == status
 
 
 def run_compiling_rank(group: Group) -> tuple[Outcome, int]:

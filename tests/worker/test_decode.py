@@ -8,13 +8,8 @@ import torch
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.attention.own_source import find_file
 from longseq_bench.core.model import Workload
-from longseq_bench.distributed.group import Group
-from longseq_bench.kernels import native
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.meters.clock import Clock
-from longseq_bench.worker import timing
 from longseq_bench.worker.special_inputs import EqualScores
-from longseq_bench.worker.timing import measure_copy_bandwidth, measure_matmul_rate
 from tests.make import record
 from tests.trials import complete, run_trial
 
@@ -95,47 +90,3 @@ def test_equal_scores_of_few_rows_are_those_of_all(mask: str | None) -> None:
     rows = torch.arange(positions.start, 300).numpy()
     for expected, got in zip(whole.out(rows), step.out(rows), strict=True):
         torch.testing.assert_close(torch.from_numpy(got), torch.from_numpy(expected))
-
-
-def test_the_bandwidth_of_a_copy_counts_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first copy is slower and not counted."""
-
-    class Stopped(Clock):
-        def stop(self) -> None:
-            self.wall.append(0.5 if self.wall else 9.0)
-
-    monkeypatch.setattr(timing, "clock_for", lambda device: Stopped())
-    monkeypatch.setitem(timing.COPIED_BYTES, "cpu", 4096)
-    monkeypatch.setattr(timing, "MIN_COPIED_BYTES", 1024)
-    assert measure_copy_bandwidth(Group.alone(), "cpu") == 2 * 4096 / 0.5
-
-
-def test_products_grow_until_one_takes_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One FLOP takes a nanosecond; the first product of a size is slower and not counted."""
-    sizes: list[int] = []
-    multiply = torch.mm
-
-    class Stopped(Clock):
-        def stop(self) -> None:
-            self.wall.append(2e-9 * sizes[-1] ** 3 * (9 if not self.wall else 1))
-
-    def mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        sizes.append(len(a))
-        # equal numbers need less power, and a GPU multiplies them faster
-        assert a.std() > 0.9
-        assert not torch.equal(a, b)
-        multiply(a, b, out=out)
-
-    monkeypatch.setattr(timing, "clock_for", lambda device: Stopped())
-    monkeypatch.setattr(torch, "mm", mm)
-    monkeypatch.setattr(native, "unavailable_reason", lambda: "no compiler")
-    assert measure_matmul_rate(Group.alone(), "cpu", "float32") == pytest.approx(1e9)
-    assert sorted(set(sizes)) == [128, 256]
-
-
-def test_the_compiled_kernel_counts_if_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    if reason := native.unavailable_reason():
-        pytest.skip(reason)
-    assert native.product_flops(3) % 3 == 0
-    monkeypatch.setattr(timing, "_native_rate", lambda group: 1e30)
-    assert measure_matmul_rate(Group.alone(), "cpu", "bfloat16") == 1e30

@@ -3,7 +3,6 @@
 Clocks are replaced: each returns the seconds of the test, and logs when it starts and stops.
 """
 
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -29,8 +28,8 @@ from longseq_bench.worker.dense_baseline import (
     choose_dense_kernel,
     dense_flops,
 )
-from longseq_bench.worker.inputs import Pass, draw_inputs
 from longseq_bench.worker.messages import MeasurementLog, samples_of
+from longseq_bench.worker.passes import Pass, draw_inputs
 from longseq_bench.worker.timing import run_timed_passes
 from tests.make import trial
 from tests.trials import complete, exact, run, run_trial
@@ -172,18 +171,6 @@ def test_the_dense_pass_of_a_mask_has_the_mask(kernel: str | None) -> None:
         assert dense_flops(attention, rows, rows) == 4 * pairs * 16 * 2
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_complete_pass_runs_on_the_inputs_of_the_trial(bench: Bench, causal: bool) -> None:
-    attention, one = prepare(n=2048, causal=causal, heads=4, kv_heads=2)
-    log = run_baseline(DenseBaseline(attention, one, "cpu", 1, 0.0), sparse_s=100)
-    assert samples_of(log.measurements, "dense_time") == [0.5] * 3
-    assert log.facts["dense"] == "measured"
-    for call in bench.calls[2:]:
-        assert [call[n].shape for n in "qkv"] == [t.shape for t in one.inputs]
-        assert [call[n].data_ptr() for n in "qkv"] == [t.data_ptr() for t in one.inputs]
-        assert (call["is_causal"], call["enable_gqa"]) == (causal, True)
-
-
 @pytest.mark.parametrize(
     ("causal", "sparse_s", "cap", "source"),
     [
@@ -245,47 +232,6 @@ def run_timed(
         log.add(name, "1", share)
     run_timed_passes(attention, one, MagicMock(), trial("dilated", **fields), sender, log)  # type: ignore[arg-type]
     return log, sender
-
-
-def test_sparse_and_dense_passes_alternate_with_their_own_clocks(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log, sender = run_timed(bench, monkeypatch, SPARSE, repeats=3, dense_kernel="sdpa")
-    sparse, dense = "clock 0 starts|sparse|clock 0 stops", "clock 1 starts|dense|clock 1 stops"
-    calibrated = "|".join(["clock 2 starts|dense|clock 2 stops"] * 2)
-    order = "|".join(bench.log)
-    assert order == "|".join(
-        ["sparse", sparse, calibrated, "dense", dense, sparse, dense, sparse, dense]
-    )
-    assert samples_of(log.measurements, "time") == [0.5] * 3
-    assert len(samples_of(log.measurements, "dense_time")) == 3
-    # dense passes are in a phase without a time limit; the phase after them has one again
-    assert [phase for phase, part in sender.sent if "dense" in part] == ["check"] * 3
-    assert sender.sent[-1] == ("time", "")
-
-
-def test_dense_passes_do_not_count_for_the_cap(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sparse pass takes 1 s, a dense one 10 s, and the cap is 5 s."""
-    now = SimpleNamespace(s=0.0)
-
-    class Ticking(list[str]):
-        def append(self, word: str) -> None:
-            now.s += {"sparse": 1.0, "dense": 10.0}.get(word, 0.0)
-            super().append(word)
-
-    bench.log = Ticking()
-    for module in (timing, dense_baseline):
-        monkeypatch.setattr(
-            module, "time", SimpleNamespace(perf_counter=lambda: now.s, sleep=lambda seconds: None)
-        )
-    bench.seconds = 0.5
-    monkeypatch.setattr(timing, "settled", lambda samples, within: False)
-    log, _ = run_timed(bench, monkeypatch, SPARSE, repeats=30, time_cap=5.0)
-    # the sixth pass is the first that ends after the cap
-    assert len(samples_of(log.measurements, "time")) == 6
-    assert len(samples_of(log.measurements, "dense_time")) == 6
 
 
 # whole trials

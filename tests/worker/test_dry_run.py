@@ -3,12 +3,9 @@
 from typing import Any
 
 import pytest
-import torch
 
 from longseq_bench.core.model import DryRunEstimate, OptionValue, Trial
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.meters.base import MeterContext
-from longseq_bench.meters.memory import StoragePeak
 from longseq_bench.worker import dry_run
 from tests import make
 from tests.trials import MIB, complete, exact, run_trial
@@ -132,34 +129,6 @@ def test_a_large_layout_is_extrapolated_from_two_smaller_ones(launcher: LocalLau
     for field in ("peak_bytes", "peak_at_most_index", "flops", "bytes_sent", "transfers"):
         assert getattr(found, field) == pytest.approx(getattr(real, field), rel=0.01), field
     assert found.most_index_bytes == pytest.approx(real.most_index_bytes, rel=0.03)
-
-
-def test_freed_storages_do_not_count() -> None:
-    meter = StoragePeak()
-    with meter:
-        a = torch.zeros(1000)
-        b = a.view(10, 100) + 1
-        del a
-        c = b * 2
-        del b, c
-        d = torch.zeros(500)
-    assert (meter.peak, meter.current) == (8000, 2000)
-    del d
-    assert meter.current == 0
-
-
-def test_the_workspace_of_a_kernel_counts_while_it_runs() -> None:
-    meter = StoragePeak(
-        MeterContext(workspace=lambda op, args, kwargs: 5000 if "mul" in str(op) else 0)
-    )
-    with meter:
-        a = torch.zeros(1000)
-        b = a * 2
-        del b
-        c = torch.zeros(1500)
-    assert (meter.peak, meter.peak_workspace) == (13000, 5000)
-    assert meter.current == 10000
-    del a, c
 
 
 # ---- memory alone ------------------------------------------------------------------------------

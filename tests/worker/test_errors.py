@@ -11,10 +11,10 @@ from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.worker.errors import UNIT, Errors
-from longseq_bench.worker.inputs import Pass, checked_rows
+from longseq_bench.worker.check import UNIT, Errors
+from longseq_bench.worker.passes import Pass, checked_rows
 from longseq_bench.worker.reference import Sum
-from longseq_bench.worker.repeat_check import SUM_TOLERANCE, sum_errors
+from longseq_bench.worker.row_check import SUM_TOLERANCE, sum_errors
 from tests.trials import run
 from tests.worker.test_row_check import drawn
 

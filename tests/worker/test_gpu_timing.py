@@ -188,24 +188,3 @@ def run_timed(
     of = trial("sdpa", repeats=3, device="cuda", **fields)
     timing.run_timed_passes(attention, one, MagicMock(), of, MagicMock(), log)  # type: ignore[arg-type]
     return log
-
-
-def test_short_passes_are_timed_together(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = run_timed(device, monkeypatch, 1e-4)
-    (time,) = [m for m in log.measurements if m.name == "time"]
-    assert time.samples == pytest.approx([1.05e-4] * len(time.samples))
-    sample = ["waits", "sleep", "event", *["pass"] * 10, "event"]
-    assert device.log[-len(sample) * len(time.samples) :] == sample * len(time.samples)
-    assert device.log.count("pass") > 100
-    assert log.facts["timer"] == "CUDA events, mean of 10 passes a sample"
-
-
-@pytest.mark.parametrize(
-    ("first_pass_s", "keep"), [(1e-4, "nothing"), (5.0, "all")], ids=["in place", "long"]
-)
-def test_passes_that_spend_their_inputs_or_are_long_are_timed_alone(
-    device: Device, monkeypatch: pytest.MonkeyPatch, first_pass_s: float, keep: str
-) -> None:
-    log = run_timed(device, monkeypatch, first_pass_s, keep=keep)
-    assert log.facts["timer"] == "CUDA events"
-    assert device.log.count("pass") == device.log.count("event") // 2

@@ -12,8 +12,7 @@ from longseq_bench.core.model import Keep, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.worker.inputs import draw_inputs
-from longseq_bench.worker.passes import run_pass
+from longseq_bench.worker.passes import draw_inputs, run_pass
 from tests.trials import MIB, complete, exact, run, run_trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -148,12 +147,3 @@ def test_a_single_kernel_call_does_not_support_fit_only(launcher: LocalLauncher)
     outcome = run(launcher, "collective", 512, fit_only=True)
     assert outcome.status == "unsupported"
     assert "without loops to shorten" in (outcome.reason or "")
-
-
-@pytest.mark.parametrize(("name", "mode"), [("ring", "train"), ("hilbert", "forward")])
-def test_threads_do_not_conflict_when_inputs_are_overwritten(
-    launcher: LocalLauncher, name: str, mode: str
-) -> None:
-    shape = {"mode": mode, "threads": 2, "causal": True, "kv_heads": 1}
-    outcome = run(launcher, name, 1100, keep="nothing", **shape)
-    assert (outcome.status, outcome.reason) == ("ok", None)

@@ -105,13 +105,3 @@ def test_the_peak_is_the_largest_need(launcher: LocalLauncher, tensors: int, eac
     peak, after = in_child(launcher, measure_peaks, tensors, each)
     assert peak == pytest.approx(tensors * each, rel=0.02)
     assert after < MIB / 4
-
-
-def test_the_allocator_is_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    settings: list[str] = []
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
-    memory.use_allocator("expandable")
-    memory.use_allocator("default")
-    assert settings == ["expandable_segments:True", "expandable_segments:False"]

@@ -11,7 +11,7 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts, Pos
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker import row_check
-from longseq_bench.worker.inputs import Pass
+from longseq_bench.worker.passes import Pass
 from longseq_bench.worker.special_inputs import MatchingScores
 from tests.plugins import faulty
 from tests.plugins.faulty import Faulty

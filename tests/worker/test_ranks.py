@@ -15,14 +15,17 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.model import Measurement, Outcome, Trial, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
+from longseq_bench.meters.base import ON_CPU, Meter, MeterContext
 from longseq_bench.meters.clock import Clock
 from longseq_bench.worker import memory, reference, row_check, timing
-from longseq_bench.worker.check import check
-from longseq_bench.worker.errors import Errors
-from longseq_bench.worker.inputs import FULL_CHECK_TOKENS, draw_inputs, select_checked_rows
+from longseq_bench.worker.check import Errors, check
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
-from longseq_bench.worker.passes import run_pass
+from longseq_bench.worker.passes import (
+    FULL_CHECK_TOKENS,
+    draw_inputs,
+    run_pass,
+    select_checked_rows,
+)
 from longseq_bench.worker.trial import run_trial
 from tests.make import trial
 from tests.ranks import Ranks
@@ -284,27 +287,6 @@ def test_the_slowest_rank_is_late_for_all(ranks: Ranks, repeats: int) -> None:
 # ---- memory ------------------------------------------------------------------------------------
 
 
-def test_memory_outside_the_allocator_counts_for_the_budget_of_a_gpu() -> None:
-    """It may grow after the limit was set, which caps torch's tensors only."""
-    one = trial_for("sdpa", 64, device="cuda", memory_budget=1000)
-    log, rows = MeasurementLog(0), torch.arange(1)
-    attention = IMPLEMENTATIONS.get("sdpa")(one.workload, Group.alone())
-    first = memory.FirstPass(one, attention, rows, Silent(), log, outside_before=200)
-    log.add("peak", "B", 2000.0)
-    assert first.over_budget() is None  # a formula's peak: the limit itself judges
-    log.add("reserved", "B", 700.0)
-    log.add("outside_allocator", "B", 300.0)
-    assert first.over_budget() is None
-    log.add("outside_allocator", "B", 301.0)
-    outcome = first.over_budget()
-    assert outcome is not None
-    assert (outcome.status, outcome.reason) == (
-        "oom",
-        "a rank held 1001 bytes, and the budget is 1000; outside the allocator there were 301 "
-        "here, 200 before the pass",
-    )
-
-
 @pytest.mark.parametrize("over", [None, 1])
 def test_all_ranks_run_the_exact_pass_if_one_needs_it(ranks: Ranks, over: int | None) -> None:
     for outcome in ranks(2, run_with_peak, over):
@@ -415,22 +397,6 @@ def time_passes(group: Group, script: list[list[float]]) -> tuple[list[Any], Mea
     return events, log, one.out is None and one.grads is None
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_three_kinds_of_pass_alternate_and_barriers_are_not_timed(ranks: Ranks, world: int) -> None:
-    """Fault 15: a timed barrier would count as communication."""
-    whole, compute, transfers = (True, True), (True, False), (False, True)
-    cycle = [e for kind in (whole, compute, transfers) for e in ("barrier", "start", kind, "stop")]
-    for rank, (events, log, dropped) in enumerate(ranks(world, time_passes, [[1.0, 2.0]] * world)):
-        assert events == [whole, whole, *cycle, *cycle]  # the check of every row, the warm-up
-        assert dropped
-        assert {m.name: (m.samples, m.rank) for m in log.measurements} == {
-            "time": ((1.0, 2.0), rank),
-            "cpu_time": ((0.0, 0.0), rank),
-            "compute_time": ((1.0, 2.0), rank),
-            "communication_time": ((1.0, 2.0), rank),
-        }
-
-
 def test_timing_ends_when_the_slowest_rank_is_steady(ranks: Ranks) -> None:
     """If two ranks alternate in being slow, the slowest of each pass is steady."""
     alternating = [[1.0, 2.0] * 10, [2.0, 1.0] * 10]
@@ -474,20 +440,3 @@ class Counter(Meter):
 
     def measurements(self) -> list[Measurement]:
         return [Measurement(name="passes", unit="1", samples=tuple(self.passes))]
-
-
-def run_with_counter(group: Group, one: Trial) -> Outcome:
-    METERS.names()
-    METERS.register("counter")(Counter)
-    try:
-        return run(group, one)
-    finally:
-        del METERS._objects["counter"]
-
-
-def test_an_extra_meter_runs_around_every_timed_pass_and_is_in_the_record(ranks: Ranks) -> None:
-    for rank, outcome in enumerate(ranks(2, run_with_counter, trial_for(repeats=3))):
-        (found,) = [m for m in outcome.measurements if m.name == "passes"]
-        assert (found.samples, found.rank) == ((1.0, 2.0, 3.0), rank)
-        assert outcome.facts["extra_meters"].count("counter") == 1
-    assert run_with_counter(Group.alone(), trial_for("sdpa", 64)).samples("passes") == ()

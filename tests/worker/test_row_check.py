@@ -12,8 +12,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.worker import row_check
-from longseq_bench.worker.inputs import Pass, checked_rows
-from longseq_bench.worker.passes import run_forward, run_pass
+from longseq_bench.worker.passes import Pass, checked_rows, run_forward, run_pass
 from longseq_bench.worker.row_check import EveryRowCheck
 from longseq_bench.worker.special_inputs import EqualScores
 from tests.attention.test_contract import CASES

@@ -1,8 +1,6 @@
 """Checks of whole tensors: what they find, and how little memory they take."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -13,8 +11,6 @@ from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.memory import StoragePeak
 from longseq_bench.worker import check
 from longseq_bench.worker.check import all_finite, count_zero_rows
-from longseq_bench.worker.memory import FirstPass
-from tests.make import trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = 2**14
@@ -59,32 +55,3 @@ def test_one_bad_number_is_found(value: float, at: tuple[int, ...]) -> None:
     out[at] = value
     assert not check.is_finite(out)
     assert not all_finite([torch.ones(1, 1, 1, 1), out], Group.alone())
-
-
-def run_on(device: str, budget: int) -> Any:
-    steps = SimpleNamespace(facts={})
-    parts = trial(device=device, memory_budget=budget), None, None, None, steps
-    return FirstPass(*parts)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_cap_on_a_gpu_ends_with_the_pass(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the check would run out of memory at lengths that fit."""
-    fractions: list[float] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (75 * 2**30, 80 * 2**30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**30)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
-
-    def run_pass() -> None:
-        with run_on("cuda", 44 * 2**30)._limit():
-            assert fractions == [0.5]
-            if fails:
-                raise torch.OutOfMemoryError
-
-    if fails:
-        with pytest.raises(torch.OutOfMemoryError):
-            run_pass()
-    else:
-        run_pass()
-    assert fractions == [0.5, 1.0]

@@ -6,9 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 from longseq_bench.analysis.row import R
-from longseq_bench.analysis.runs import are_finite, group_by
+from longseq_bench.analysis.runs import REMEDY, are_finite, group_by
 from longseq_bench.analysis.searches import SearchRow
-from longseq_bench.analysis.stability import REMEDY
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_share, format_tokens

@@ -23,7 +23,7 @@ from longseq_bench.testing.definition import (
     make_inputs,
     relative_error,
 )
-from longseq_bench.worker.errors import TOLERANCE
+from longseq_bench.worker.check import TOLERANCE
 from tests.attention.jobs import take
 from tests.ranks import Ranks
 
