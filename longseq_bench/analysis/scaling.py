@@ -138,9 +138,7 @@ def _fit(
         # a whole score matrix is quadratic; the floor is linear
         formula = 2.0 if known[0].implementation == STANDARD else 1.0
     shared = -1.0 if several else None
-    return Complexity(
-        known[0].label, quantity, len(known), of_tokens, of_ranks, formula, shared
-    )  # fmt: skip
+    return Complexity(known[0].label, quantity, len(known), of_tokens, of_ranks, formula, shared)
 
 
 def _flops_exponent(rows: Sequence[SweepRow]) -> float | None:

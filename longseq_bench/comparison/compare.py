@@ -209,7 +209,7 @@ def _find_caveats(compared: _Compared, ratios: Sequence[float], min_change: floa
         yield (
             f"All {len(logs)} trials changed by a similar ratio; by the median B is {shift}. "
             "The cause may be the machine rather than the code."
-        )  # fmt: skip
+        )
     yield from _order_and_load(records_a, records_b)
     yield from _unstable(compared)
     edited = {
