@@ -133,14 +133,13 @@ def _fit(
     columns = [[math.log(getattr(row, x)) for row in known] for x in quantities]
     fitted = power_law(columns, [math.log(getattr(row, name)) for row in known])
     of_tokens, of_ranks = [*fitted, None, None][:2]
-    formula = _flops_exponent(known)
-    if quantity == "memory":
+    if quantity == "time":
+        formula = _flops_exponent(known)
+    else:
         # a whole score matrix is quadratic; the floor is linear
         formula = 2.0 if known[0].implementation == STANDARD else 1.0
     shared = -1.0 if several else None
-    return Complexity(
-        known[0].label, quantity, len(known), of_tokens, of_ranks, formula, shared
-    )  # fmt: skip
+    return Complexity(known[0].label, quantity, len(known), of_tokens, of_ranks, formula, shared)
 
 
 def _flops_exponent(rows: Sequence[SweepRow]) -> float | None:

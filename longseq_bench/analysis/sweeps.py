@@ -6,13 +6,13 @@ used, and a trial that is not ok in every round has no time.
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import isfinite
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
 from longseq_bench.analysis.labels import Labels, find_labels, settings_key
-from longseq_bench.analysis.row import fields_of, identity
+from longseq_bench.analysis.row import SAME_TRIAL, SAME_WORKLOAD, fields_of, identity
 from longseq_bench.analysis.runs import (
     SEVERITY,
     ByRank,
@@ -33,7 +33,7 @@ from longseq_bench.core.cost import (
     share_of_ideal,
     standard_bytes,
 )
-from longseq_bench.core.model import SDPA, Record, Workload
+from longseq_bench.core.model import SDPA, Record, Workload, options_key
 from longseq_bench.core.stats import median_interval
 
 STANDARD = "dense"
@@ -76,25 +76,28 @@ def sweep_rows_with_records(
     """Return the rows of `sweep_rows`, each with the records that it merges."""
     measured = (record for record in records if record.purpose == "measure")
     groups = list(group_by(measured, _row_key).values())
-    rows = [merge_trial(group) for group in groups]
+    merged = [_merge(group) for group in groups]
     busy = busy_threads(record for group in groups for record in group)
-    labels = find_labels(rows) if labels is None else labels
-    on_one_rank: dict[Hashable, SweepRow] = {}
-    for row in rows:
-        if row.world_size == 1 and row.time_s is not None:
-            on_one_rank.setdefault(row.ranks_key, row)
-    standard = _standard_peaks(rows)
-    found = []
-    for row, group in zip(rows, groups, strict=True):
-        among_rows: Values = {
-            "label": labels[settings_key(row)],
-            **_scaling(row, on_one_rank.get(row.ranks_key)),
-            **_against_standard(row, standard.get(row.workload_key)),
-        }
-        if row.is_ok:
-            among_rows["unstable"] = find_instability(group, busy[row.fingerprint])
-        found.append((replace(row, **among_rows), group))
-    return found
+    labels = find_labels(group[0].trial for group in groups) if labels is None else labels
+    on_one_rank: dict[Hashable, Values] = {}
+    for values in merged:
+        if values["world_size"] == 1 and values["time_s"] is not None:
+            on_one_rank.setdefault(_ranks_key(values), values)
+    standard = _standard_peaks(merged)
+    for values, group in zip(merged, groups, strict=True):
+        values["label"] = labels[settings_key(group[0].trial)]
+        values |= _scaling(values, on_one_rank.get(_ranks_key(values)))
+        values |= _against_standard(values, standard.get(_workload_key(values)))
+        if values["status"] == "ok":
+            values["unstable"] = find_instability(group, busy[values["fingerprint"]])
+    return [(SweepRow(**values), group) for values, group in zip(merged, groups, strict=True)]
+
+
+_workload_key, _trial_key = itemgetter("tokens", *SAME_WORKLOAD), itemgetter(*SAME_TRIAL)
+
+
+def _ranks_key(values: Values) -> Hashable:
+    return _workload_key(values), _trial_key(values), options_key(values["options"])
 
 
 def _row_key(record: Record) -> Hashable:
@@ -103,6 +106,10 @@ def _row_key(record: Record) -> Hashable:
 
 def merge_trial(records: Sequence[Record]) -> SweepRow:
     """Merge all rounds of a trial, without the fields that depend on other rows."""
+    return SweepRow(**_merge(records))
+
+
+def _merge(records: Sequence[Record]) -> Values:
     worst = min(records, key=lambda record: SEVERITY.index(record.outcome.status))
     workload, status = worst.trial.workload, worst.outcome.status
     runs = Runs(records)
@@ -125,8 +132,7 @@ def merge_trial(records: Sequence[Record]) -> SweepRow:
         "dense_peak_bytes": standard_bytes(workload),
     }
     values |= _rates(values, workload)
-    values |= _against_dense(values, timed)
-    return SweepRow(**values)
+    return values | _against_dense(values, timed)
 
 
 def _measured(runs: Runs, timed: Runs) -> Values:
@@ -260,36 +266,36 @@ def _dense_kernel(runs: Runs, source: str | None) -> str:
     return str(next(facts, {}).get("dense_kernel", SDPA))
 
 
-def _scaling(row: SweepRow, one_rank: SweepRow | None) -> Values:
+def _scaling(row: Values, one_rank: Values | None) -> Values:
     """Return speed-up and efficiency against the same trial on one rank, where it was timed."""
-    if one_rank is None or one_rank.time_s is None or not row.time_s:
+    if one_rank is None or not row["time_s"]:
         return {}
-    speedup = one_rank.time_s / row.time_s
-    values: Values = {"speedup": speedup, "efficiency": speedup / row.world_size}
-    if row.samples > 1 and one_rank.samples > 1 and row.time_low_s:
-        values["speedup_low"] = ratio(one_rank.time_low_s, row.time_high_s)
-        values["speedup_high"] = ratio(one_rank.time_high_s, row.time_low_s)
+    speedup = one_rank["time_s"] / row["time_s"]
+    values: Values = {"speedup": speedup, "efficiency": speedup / row["world_size"]}
+    if row["samples"] > 1 and one_rank["samples"] > 1 and row["time_low_s"]:
+        values["speedup_low"] = ratio(one_rank["time_low_s"], row["time_high_s"])
+        values["speedup_high"] = ratio(one_rank["time_high_s"], row["time_low_s"])
     return values
 
 
-def _standard_peaks(rows: Sequence[SweepRow]) -> Mapping[Hashable, int]:
+def _standard_peaks(rows: Sequence[Values]) -> Mapping[Hashable, int]:
     """Return the measured peak of standard attention by workload."""
     measured: dict[Hashable, int] = {}
     for row in rows:
-        is_standard = row.implementation == STANDARD and row.world_size == 1
-        is_standard = is_standard and row.keep == "all" and not row.fit_only
+        is_standard = row["implementation"] == STANDARD and row["world_size"] == 1
+        is_standard = is_standard and row["keep"] == "all" and not row["fit_only"]
         # a timeout has the peak of a full pass; only its time was too long
-        if is_standard and row.status in ("ok", "timeout") and row.peak_bytes is not None:
-            measured.setdefault(row.workload_key, row.peak_bytes)
+        if is_standard and row["status"] in ("ok", "timeout") and row["peak_bytes"] is not None:
+            measured.setdefault(_workload_key(row), row["peak_bytes"])
     return measured
 
 
-def _against_standard(row: SweepRow, measured: int | None) -> Values:
+def _against_standard(row: Values, measured: int | None) -> Values:
     """Return the memory of standard attention, and its ratio to the row's peak."""
-    peak = row.dense_peak_bytes if measured is None else measured
-    is_known = row.is_ok and row.world_size == 1
+    peak = row["dense_peak_bytes"] if measured is None else measured
+    is_known = row["status"] == "ok" and row["world_size"] == 1
     return {
         "dense_peak_bytes": peak,
         "dense_memory_source": "computed" if measured is None else "measured",
-        "memory_reduction": ratio(peak, row.peak_bytes) if is_known else None,
+        "memory_reduction": ratio(peak, row["peak_bytes"]) if is_known else None,
     }

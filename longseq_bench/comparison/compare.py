@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain, product
 from statistics import fmean, median
+from textwrap import shorten
 from typing import Any
 
 from longseq_bench.analysis.labels import index_short_labels, set_labels, short_name, short_names
@@ -40,7 +41,7 @@ MEMORY_TOLERANCE, MEMORY_TOLERANCE_BYTES = 0.01, 64 * 2**10
 TIME_TOLERANCE = 0.1
 """Relative. The noise of single passes, which is unknown, moves a maximum limited by time."""
 MAX_LOAD_DIFFERENCE = 0.5  # difference in load, as a share of the cores, that is reported
-MAX_NAMES = 6  # in the list of an error
+MAX_CONTENTS = 90  # letters of a side in an error
 MORE_ROUNDS = "sweep with rounds: 3 or more"
 Runs = list[Record]
 """The runs of one trial, or of one search."""
@@ -183,15 +184,10 @@ def _differing_budgets(a: SweepRow, b: SweepRow) -> str:
 
 
 def _contents(records: Sequence[Record]) -> str:
-    names = _join(list(short_names(r.trial.implementation for r in records).values()))
+    names = ", ".join(short_names(r.trial.implementation for r in records).values())
     lengths = sorted({r.trial.workload.seq_len for r in records if r.purpose == "measure"})
-    tokens = _join([format_tokens(length) for length in lengths])
-    return f"{names} at {tokens} tokens" if lengths else f"searches of {names}"
-
-
-def _join(words: Sequence[str]) -> str:
-    more = f" and {len(words) - MAX_NAMES} more" if len(words) > MAX_NAMES else ""
-    return ", ".join(words[:MAX_NAMES]) + more
+    tokens = f"{names} at {', '.join(map(format_tokens, lengths))} tokens"
+    return shorten(tokens if lengths else f"searches of {names}", MAX_CONTENTS, placeholder=" …")
 
 
 def _find_caveats(compared: _Compared, ratios: Sequence[float], min_change: float) -> Iterator[str]:
@@ -209,7 +205,7 @@ def _find_caveats(compared: _Compared, ratios: Sequence[float], min_change: floa
         yield (
             f"All {len(logs)} trials changed by a similar ratio; by the median B is {shift}. "
             "The cause may be the machine rather than the code."
-        )  # fmt: skip
+        )
     yield from _order_and_load(records_a, records_b)
     yield from _unstable(compared)
     edited = {

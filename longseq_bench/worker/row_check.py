@@ -1,7 +1,7 @@
 """Check every output row with inputs whose result is known in closed form, and timed passes.
 
     constant values: all values of a head are one vector x. Weights of a softmax add up to 1, so
-                     every output row that sees a key is x, whatever the scores and the pattern.
+                     every output row that sees a key is x, for any scores and any pattern.
                      Queries are 64 times as large, so scores reach ±200.
     equal scores:    for exact attention, gradients included. In float32 it shows a single key too
                      many or too few in any output row (special_inputs.py).
@@ -415,8 +415,9 @@ class RepeatCheck:
 def sum_errors(attention: Attention, one: Pass) -> dict[str, float]:
     """Return the largest difference of the two sums of each equation. All ranks must call it.
 
-    Equations whose tensors a pass has overwritten or dropped are left out. Short sequences have
-    none: every row of theirs is compared, and where a row sees one key q·dq is a rounding error.
+    An equation is left out if a pass has overwritten or dropped one of its tensors. Sequences below
+    MIN_TOKENS have no sums: each of their rows is compared, and q·dq of a row that sees one key is
+    only a rounding error.
     """
     if one.grads is None or one.keep == "nothing" or attention.workload.seq_len < MIN_TOKENS:
         return {}

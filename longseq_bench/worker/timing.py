@@ -55,10 +55,11 @@ def _product_s(group: Group, device: str, dtype: DType, size: int) -> float:
     generator = torch.Generator(device).manual_seed(0)
     # equal numbers need less power: a GPU multiplies ones a ninth faster
     a, b = (
-        torch.empty(size, size, dtype=getattr(torch, dtype), device=device)
-        .normal_(generator=generator)
+        torch.empty(size, size, dtype=getattr(torch, dtype), device=device).normal_(
+            generator=generator
+        )
         for _ in range(2)
-    )  # fmt: skip
+    )
     out = torch.empty_like(a)
     return _fastest_s(group, device, lambda: torch.mm(a, b, out=out))
 

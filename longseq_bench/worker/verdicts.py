@@ -1,4 +1,4 @@
-"""Verdicts on a trial, on which all ranks agree, and the outcome that an exception means.
+"""Judge the passes of a trial, the same on all ranks, and turn an exception into an outcome.
 
 torch raises most errors of allocators, CUDA and NCCL as a RuntimeError, so only the text tells them
 apart. Errors of Triton are plain Exceptions. A process that dies without an exception is judged in

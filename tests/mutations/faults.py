@@ -281,7 +281,7 @@ _ANALYSIS = (
           ("tests/analysis/test_rows.py",)),
     Fault("standard-memory-of-a-failure", "analysis", "analysis/sweeps.py",
           "The peak of a standard attention that ran out of memory counts as measured.",
-          'row.status in ("ok", "timeout")', 'row.status in ("ok", "timeout", "oom")',
+          'row["status"] in ("ok", "timeout")', 'row["status"] in ("ok", "timeout", "oom")',
           ("tests/analysis/test_rows.py",)),
     Fault("narrow-interval", "analysis", "core/stats.py",
           "The 95 % interval of a median leaves out one sample too many at each end.",
