@@ -356,11 +356,10 @@ _REPORTS = (
           "A name with a bar breaks a Markdown table.",
           "[\\\\`*#|>\\[\\]~$]", "[\\\\`*#>\\[\\]~$]",
           ("tests/reports/test_markdown.py",)),
-    Fault("sorted-as-text", "reports", "reports/render/column_encoding.py",
+    Fault("sorted-as-text", "reports", "reports/render/html.py",
           "A column of the HTML page sorts its numbers as text.",
-          "return (0, value) if value == value else (2,)",
-          "return (0, str(value)) if value == value else (2,)",
-          ("tests/reports/test_page.py::test_values_sort_before_text_and_text_by_its_numbers",)),
+          "return cell if isinstance(cell, int | float) and cell == cell else None", "return None",
+          ("tests/reports/test_page.py::test_a_cell_has_the_number_by_which_it_sorts",)),
 )
 
 _LAUNCHERS = (

@@ -15,54 +15,35 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from subprocess import DEVNULL, PIPE, Popen
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from longseq_bench.core.errors import UserError, keep_lines
 from longseq_bench.core.model import Status
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import (
-    MISSING,
+    Cell,
     Chart,
-    Column,
     Document,
     Section,
+    Spread,
     Table,
     alternative_text,
+    format_cell,
 )
-from longseq_bench.reports.render.column_encoding import Packed, pack
-from longseq_bench.reports.render.csv import format_lines, slug
+from longseq_bench.reports.render.csv import slug
 from longseq_bench.reports.render.json import finite
 
 if TYPE_CHECKING:
     from jinja2 import Template
-    from markupsafe import Markup
 
-PLAIN_ROWS = 200
-"""Maximum rows of a table that are written as HTML; the others are data, shown on request."""
-
-MAX_PLAIN_ROWS, MIN_ROWS = 1_000, 10
-"""Rows that a page writes as HTML for all tables; rows of a table after that number, and of one
-beyond the maximum of data."""
-
-MAX_TABLES, MIN_TABLES = 200, 12
-"""Number of tables in a section: at most, and after the maximum of data."""
-
-MAX_ROWS, MAX_BYTES = 120_000, 2_400_000
-"""Maximum data of a page: rows of one table, and bytes of all tables."""
-
-MAX_CSV_BYTES = 300_000
-"""Maximum size of the CSV of all tables, which a reader can copy; other tables copy their text."""
-
-MAX_ENTRIES = 8
-"""Maximum number of entries of the navigation."""
+MAX_ROWS, MAX_PAGE_ROWS, MIN_ROWS = 1_000, 5_000, 10
+"""Rows of a table and of a page at most; rows of each table that comes after those of a page."""
 
 NAMES, CELL, AXIS = 170, 48, 48
 """Widths of the names of a heat map's rows and, at least, of a cell; height of an axis (px)."""
 
 LONG = 30
 """Length of a text (letters) above which its column is wider, to avoid one word per line."""
-
-STATUSES = frozenset(get_args(Status))
 
 Shown = dict[str, Any]
 """Values for the template by name."""
@@ -85,12 +66,10 @@ def page(document: Document) -> str:
     scripts = [_asset("page.js"), *([vega_script()] if has_charts else [])]
     text = _template().render(
         document=document,
-        entries=_navigation(list(_sections(in_order))),
-        labels=_labels(document),
+        sections=list(_sections(in_order)),
         policy=_policy(scripts),
         style=Markup(_asset("page.css")),
         scripts=[Markup(script) for script in scripts],
-        missing=MISSING,
         slug=slug,
     )
     return text.rstrip() + "\n"
@@ -100,9 +79,12 @@ def page(document: Document) -> str:
 def prepare() -> Popen[str]:
     """Start to build the script of all charts, in a process of its own: it takes 100 MB."""
     return Popen(
-        [sys.executable, "-P", "-c", _BUILD], stdout=PIPE, stderr=DEVNULL, encoding="utf-8",
+        [sys.executable, "-P", "-c", _BUILD],
+        stdout=PIPE,
+        stderr=DEVNULL,
+        encoding="utf-8",
         start_new_session=True,  # Ctrl-C ends a run, which then writes its page
-    )  # fmt: skip
+    )
 
 
 _BUILD = """
@@ -124,9 +106,8 @@ def vega_script() -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return (
-        files("longseq_bench").joinpath(f"reports/render/page/{name}").read_text(encoding="utf-8")
-    )
+    path = files("longseq_bench").joinpath(f"reports/render/page/{name}")
+    return path.read_text(encoding="utf-8")
 
 
 @cache
@@ -134,9 +115,12 @@ def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
         finalize=_without_control,
-    )  # fmt: skip
+    )
     return environment.from_string(_asset("page.html.j2"))
 
 
@@ -155,198 +139,80 @@ def _policy(scripts: Sequence[str]) -> str:
     )
 
 
-def _data(value: Any) -> Markup:
-    """Return JSON that is safe in an element of a page."""
-    from markupsafe import Markup
-
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    text = keep_lines(text)  # JSON escapes control characters, not the marks of direction
-    return Markup(_ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
-
-
-def _labels(document: Document) -> list[str]:
-    """Return the implementations of all tables, then the chart series that they do not cover."""
-    found: dict[str, None] = {}
-    for section in document.sections:
-        for table in section.tables:
-            where = [i for i, column in enumerate(table.columns) if column.name == _LABEL]
-            found |= dict.fromkeys(str(row[i]) for i in where[:1] for row in table.rows)
-    labels: dict[str, None] = {}
-    series = [s for section in document.sections for c in section.charts for s in c.series]
-    for name in sorted([*found, *dict.fromkeys(series)], key=len):
-        # "ring" covers "ring ×2" and "ring, 2k tokens", as in page.js
-        starts = (re.split(r" ×\d|, ", name, maxsplit=1)[0], name.rpartition(" ×")[0])
-        if not any(start in labels for start in starts):
-            labels[name] = None
-    order = [*found, *series]
-    return sorted(labels, key=order.index)
-
-
-_LABEL = "Implementation"
-
-
-class Entry(NamedTuple):
-    """An entry of the navigation, the anchor to which it leads, and the sections of the entry."""
-
-    title: str
-    anchor: str
-    sections: Sequence[Shown]
-
-
-def _navigation(sections: Sequence[Shown]) -> list[Entry]:
-    """Return the entries of the navigation.
-
-    The last result, which is the failures if there are any, and the first technical section, the
-    commands, have entries of their own.
-    """
-    results = [one for one in sections if not one["section"].technical]
-    again, measured = sections[len(results) :][:1], sections[len(results) :][1:]
-    room = MAX_ENTRIES - bool(again) - bool(measured)
-    own = len(results) if len(results) <= room else room - 2
-    more, last = results[own:-1], results[own:][-1:]
-    entries = [_entry(one) for one in results[:own]]
-    # the anchor of the heading above its sections, so that a reader sees all of their titles
-    entries += [Entry("More", f"more-{more[0]['name']}", more)] if more else []
-    entries += [_entry(one) for one in (*last, *again)]
-    if measured:
-        entries.append(Entry("How it was measured", measured[0]["name"], measured))
-    return entries
-
-
-def _entry(section: Shown) -> Entry:
-    return Entry(section["section"].title, section["name"], [section])
-
-
 def _sections(sections: Sequence[Section]) -> Iterator[Shown]:
-    """Yield the sections for the template.
-
-    name: the anchor in the page.  more: number of tables that the page leaves out.
-    """
+    """Yield the sections for the template; `name` is the anchor in the page."""
     names: dict[str, int] = {}
     colours: dict[str, str] = {}
-    left, plain, raw = MAX_BYTES, MAX_PLAIN_ROWS, MAX_CSV_BYTES
+    left = MAX_PAGE_ROWS
     for section in sections:
-        name = _unique(slug(section.title) or "section", names)
-        figures = [
-            _figure(_unique(f"{name}/{slug(c.title)}", names), c, colours) for c in section.charts
-        ]
+        name = slug(section.title) or "section"
+        names[name] = names.get(name, 0) + 1
         grids = []
-        for i, table in enumerate(section.tables[:MAX_TABLES]):
-            if left <= 0 and i >= MIN_TABLES:
-                break
-            key = _unique(f"{name}/{slug(table.title)}", names)
-            grid = _grid(key, section, table, left, min(PLAIN_ROWS, max(plain, MIN_ROWS)))
-            left -= len(grid["data"])
-            plain -= len(grid["rows"])
-            grid["csv"] = _csv(table, raw)
-            raw -= len(grid["csv"] or "")
-            grids.append(grid)
+        for table in section.tables:
+            grids.append(_grid(section, table, min(MAX_ROWS, max(left, MIN_ROWS))))
+            left -= len(grids[-1]["rows"])
         yield {
-            "name": name,
+            "name": name if names[name] == 1 else f"{name}-{names[name]}",
             "section": section,
-            "figures": figures,
+            "figures": [_figure(chart, colours) for chart in section.charts],
             "grids": grids,
-            "more": len(section.tables) - len(grids),
             "code": "\n".join(section.code),
         }
 
 
-def _unique(name: str, names: dict[str, int]) -> str:
-    """Return the name, with a number if it is already used."""
-    names[name] = names.get(name, 0) + 1
-    return name if names[name] == 1 else f"{name}-{names[name]}"
+def _figure(chart: Chart, known: dict[str, str]) -> Shown:
+    """Return a chart for the template.  known: colours of earlier charts."""
+    from markupsafe import Markup
 
-
-# ---- charts ------------------------------------------------------------------------------------
-
-
-def _figure(key: str, chart: Chart, known: dict[str, str]) -> Shown:
-    """Return a chart for the template.
-
-    key: equal in later pages of a run, to keep settings.  known: colours of earlier charts.
-    """
     from longseq_bench.reports.render import _draw
     from longseq_bench.reports.render._theme import colours
 
     styles = colours(chart, known)
-    vega_spec = _draw.spec(chart, styles)
-    del vega_spec["title"]  # the page has it above the chart
-    axes = {
-        name: vega_spec["encoding"][name] for name in vega_spec.get("usermeta", {}).get("ticks", ())
-    }
+    spec = _draw.spec(chart, styles)
+    del spec["title"]  # the page has it above the chart
+    data = finite({"spec": spec, "series": _draw.printable(list(styles))})
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = keep_lines(text)  # JSON escapes control characters, not the marks of direction
     columns = {p.x for p in chart.points} | {m.x for m in chart.failures}
     return {
-        "key": key,
         "chart": chart,
         "alt": alternative_text(chart),
-        "height": vega_spec["height"] + AXIS,
+        "height": spec["height"] + AXIS,
         # the texts of a heat map's cells do not overlap
         "width": NAMES + CELL * len(columns) if chart.shape == "heat" else 0,
         "legend": [] if chart.has_rows else list(styles.items()),
-        "logs": [
-            (name, axis["axis"]["title"], axis["scale"]["type"] == "log")
-            for name, axis in axes.items()
-        ],
         "notes": list(_draw.notes(chart)),
-        "data": _data(finite({"spec": vega_spec, "series": _draw.printable(list(styles))})),
+        "data": Markup(_ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)),
     }
 
 
-# ---- tables ------------------------------------------------------------------------------------
-
-
-def _grid(key: str, section: Section, table: Table, left: int, plain: int) -> Shown:
-    """Return a table for the template.  left: maximum bytes of data.  plain: maximum HTML rows.
-
-    "rows": the first rows as HTML, of cells (text, class), for readers without scripts.  "data":
-    as many rows as fit, but at least these.
-    """
-    kept = table.rows[:MAX_ROWS]
-    columns, data = _encode(table, kept)
-    while len(data) > left and len(kept) > plain:
-        kept = kept[: max(plain, int(len(kept) * 0.95 * left / len(data)))]
-        columns, data = _encode(table, kept)
-    classes = [_class(*both) for both in zip(table.columns, columns, strict=True)]
-    headings = [column.name for column in table.columns]
-    first_text = 0 if table.columns and table.columns[0].kind == "text" else -1
+def _grid(section: Section, table: Table, rows: int) -> Shown:
+    """Return a table for the template, with its first rows; cells are (text, class, value)."""
+    columns = list(zip(*table.rows[:rows], strict=True)) or [()] * len(table.columns)
+    classes, shown = [], []
+    for column, cells in zip(table.columns, columns, strict=True):
+        texts = [format_cell(cell, column.kind) for cell in cells]
+        css_class = "long" if any(len(text) > LONG for text in texts) else ""
+        css_class = "status" if column.name == "Status" else css_class
+        classes.append(css_class if column.kind == "text" else "num")
+        words = [_status(text) if classes[-1] == "status" else classes[-1] for text in texts]
+        shown.append(list(zip(texts, words, map(_value, cells), strict=True)))
     return {
-        "key": key,
         "title": table.title or section.title,
         "named": bool(table.title),
         "columns": list(zip(table.columns, classes, strict=True)),
-        "label": headings.index(_LABEL) if _LABEL in headings else first_text,
-        "rows": [list(_cells(columns, classes, i)) for i in range(min(len(kept), plain))],
+        "rows": list(zip(*shown, strict=True)),
         "count": len(table.rows),
-        "kept": len(kept),
-        "data": data,
     }
 
 
-def _csv(table: Table, left: int) -> Markup | None:
-    """Return the lines of the table's CSV as data, or nothing above `left` bytes."""
-    if len(table.rows) * len(table.columns) > left:
-        return None
-    data = _data(format_lines(table))
-    return data if len(data) <= left else None
+def _status(text: str) -> str:
+    word = text.partition(" ")[0]
+    return f"status is-{word}" if word in get_args(Status) else "status"
 
 
-def _encode(table: Table, rows: Sequence[tuple[Any, ...]]) -> tuple[list[Packed], Markup]:
-    """Return the columns of some rows of a table, and the same as data."""
-    by_column = zip(*rows, strict=True) if rows else [() for _ in table.columns]
-    columns = [pack(cells, c.kind) for cells, c in zip(by_column, table.columns, strict=True)]
-    return columns, _data([{"dict": c.texts, "codes": c.codes} for c in columns])
-
-
-def _class(column: Column, packed: Packed) -> str:
-    if column.kind != "text":
-        return "num"
-    if column.name == "Status":
-        return "status"
-    return "long" if any(len(text) > LONG for text in packed.texts) else ""
-
-
-def _cells(columns: Sequence[Packed], classes: Sequence[str], i: int) -> Iterator[tuple[str, str]]:
-    for column, css_class in zip(columns, classes, strict=True):
-        text = column.text(i)
-        word = text.partition(" ")[0]
-        yield text, f"status is-{word}" if css_class == "status" and word in STATUSES else css_class
+def _value(cell: Cell) -> float | None:
+    """Return the number by which the page sorts a cell; None for those sorted by their text."""
+    if isinstance(cell, Spread):
+        return cell.value
+    return cell if isinstance(cell, int | float) and cell == cell else None

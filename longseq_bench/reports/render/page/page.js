@@ -1,82 +1,14 @@
-// Interaction with a report: open sections, sort, filter and copy tables, hide series, change axes.
+// Interaction with a report: draw charts, hide series, sort, filter and copy tables, open sections.
 // It fetches nothing.
 "use strict";
 (() => {
-  const root = document.documentElement;
   const MISSING = "—";
   const FEW = 10; // rows of a table at first
-  const PRINTED = 200; // rows on paper, and for a search in the page
-  const MANY = 1000; // rows more at a time
-
-  // ---- light and dark: the system's setting, until the reader chooses ---------------------------
-
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const remembered = (value) => {
-    try {
-      if (value !== undefined) localStorage.setItem("longseq-theme", value);
-      return localStorage.getItem("longseq-theme");
-    } catch {
-      return value; // no storage is available: the choice lasts as long as the page
-    }
-  };
-
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
-
-  function applyTheme(theme) {
-    if (theme === "light" || theme === "dark") root.dataset.theme = theme;
-    const button = document.getElementById("theme");
-    if (button) button.textContent = isDark() ? "Use light colours" : "Use dark colours";
-  }
-
-  function switchTheme() {
-    applyTheme(isDark() ? "light" : "dark");
-    remembered(root.dataset.theme);
-  }
-
-  // ---- helpers ----------------------------------------------------------------------------------
+  const PRINTED = 200; // rows on paper
 
   const all = (node, query) => [...node.querySelectorAll(query)];
-  const data = (node) => JSON.parse(node.querySelector("script:not(.csv)").textContent);
   const folds = () => all(document, ".fold");
-  const press = (button, on) => button.setAttribute("aria-pressed", String(on));
-  const number = (n) => n.toLocaleString("en-US");
-
-  function write(node, text) {
-    if (node.textContent !== text) node.textContent = text; // an unchanged text must not be read out again
-  }
-
-  const covers = (label, text) =>
-    text === label || text.startsWith(`${label} ×`) || text.startsWith(`${label}, `);
-
-  // ---- which implementations are shown, in all charts and tables --------------------------------
-
-  class Chooser {
-    constructor(node) {
-      this.node = node;
-      this.picks = all(node, ".pick");
-      for (const pick of this.picks) {
-        pick.addEventListener("click", () => this.set([pick], this.hidden.has(pick.value)));
-      }
-      node.querySelector("[name=all]").addEventListener("click", () => this.set(this.picks, true));
-      node.querySelector("[name=none]").addEventListener("click", () => this.set(this.picks, false));
-      this.hidden = new Set();
-      this.updateCount();
-    }
-
-    set(picks, on) {
-      const labels = picks.map((pick) => pick.value);
-      for (const label of labels) on ? this.hidden.delete(label) : this.hidden.add(label);
-      this.updateCount();
-      for (const widget of widgets.values()) widget.choose?.(labels, on);
-    }
-
-    updateCount() {
-      for (const pick of this.picks) press(pick, !this.hidden.has(pick.value));
-      const n = this.picks.length;
-      const shown = this.picks.filter((pick) => !this.hidden.has(pick.value)).length;
-      write(this.node.querySelector(".count"), shown === n ? `all ${n} shown` : `${shown} of ${n} shown`);
-    }
-  }
+  const inOrder = new Intl.Collator("en", { numeric: true }).compare;
 
   // ---- charts -----------------------------------------------------------------------------------
 
@@ -88,246 +20,116 @@
     renderer: "svg",
     tooltip: { disableDefaultStyle: true },
   };
-  const ZOOM = {
-    name: "zoom",
-    bind: "scales",
-    select: { type: "interval", zoom: "wheel![event.ctrlKey || event.metaKey]" },
-  };
-  const coarse = matchMedia("(pointer: coarse)");
 
-  class Figure {
-    constructor(node) {
-      this.node = node;
-      this.place = node.querySelector(".chart");
-      this.hidden = new Set();
-      this.logs = all(node, ".settings input");
-      this.keys = all(node, ".legend .pick");
-      ({ spec: this.plain, series: this.series } = data(node));
-      this.keys.forEach((key, i) => {
-        key.addEventListener("click", () => this.toggle(this.series[i]));
-      });
-      for (const box of this.logs) box.addEventListener("change", () => this.draw());
-    }
-
-    choose(labels, on) {
-      // the series of a label too: "ring ×2", "ring, 2k tokens"
-      for (const series of this.series) {
-        if (labels.some((label) => covers(label, series))) on ? this.hidden.delete(series) : this.hidden.add(series);
+  // Draw a chart at its first call, with buttons that hide its series.
+  async function draw(figure) {
+    if (figure.dataset.drawn) return;
+    figure.dataset.drawn = "yes";
+    const { spec, series } = JSON.parse(figure.querySelector("script").textContent);
+    const keys = all(figure, ".pick");
+    spec.params = [{ name: "hidden", value: [] }];
+    for (const layer of spec.layer) (layer.transform ??= []).push({ filter: "indexof(hidden, datum.s) < 0" });
+    const place = figure.querySelector(".chart");
+    try {
+      const { view } = await window.vegaEmbed(place, spec, EMBED_OPTIONS);
+      for (const key of keys) {
+        key.addEventListener("click", () => {
+          key.setAttribute("aria-pressed", key.getAttribute("aria-pressed") === "false");
+          const hidden = series.filter((_, i) => keys[i].getAttribute("aria-pressed") === "false");
+          view.signal("hidden", hidden).runAsync();
+        });
       }
-      this.press();
+    } catch (error) {
+      place.textContent = `This chart can't be drawn here: ${error.message}`;
     }
-
-    toggle(series) {
-      this.hidden.has(series) ? this.hidden.delete(series) : this.hidden.add(series);
-      this.press();
-    }
-
-    press() {
-      this.keys.forEach((key, i) => press(key, !this.hidden.has(this.series[i])));
-      this.view?.signal("hidden", this.hiddenSeries()).runAsync();
-    }
-
-    hiddenSeries() {
-      return this.series.filter((series) => this.hidden.has(series));
-    }
-
-    // The chart with the reader's settings, without hidden series, and with zoom.
-    spec() {
-      const spec = structuredClone(this.plain);
-      for (const { name, checked } of this.logs) {
-        const { scale, axis } = spec.encoding[name];
-        scale.type = checked ? "log" : "linear";
-        axis.values = spec.usermeta.ticks[name][scale.type] ?? undefined;
-      }
-      spec.params = [{ name: "hidden", value: this.hiddenSeries() }];
-      for (const layer of spec.layer) (layer.transform ??= []).push({ filter: "indexof(hidden, datum.s) < 0" });
-      const isPlot = spec.encoding.y.type === "quantitative";
-      if (isPlot && !coarse.matches) spec.layer[0].params = [ZOOM]; // a finger scrolls the page
-      return spec;
-    }
-
-    async draw() {
-      const turn = (this.turn = (this.turn ?? 0) + 1);
-      try {
-        const embedded = await window.vegaEmbed(this.place, this.spec(), EMBED_OPTIONS);
-        if (turn !== this.turn) return embedded.finalize();
-        this.embedded?.finalize();
-        this.embedded = embedded;
-        this.view = embedded.view;
-      } catch (error) {
-        this.place.textContent = `This chart can't be drawn here: ${error.message}`;
-      }
-    }
-  }
-
-  const near = new IntersectionObserver(
-    (entries) => {
-      for (const { target, isIntersecting } of entries) {
-        if (isIntersecting) drawOnce(widgets.get(target.dataset.key));
-      }
-    },
-    { rootMargin: "400px" },
-  );
-
-  function drawOnce(widget) {
-    if (!(widget instanceof Figure) || widget.turn || !window.vegaEmbed) return;
-    near.unobserve(widget.node);
-    widget.draw();
   }
 
   // ---- tables -----------------------------------------------------------------------------------
 
-  // Each column is its distinct texts, smallest value first, and one code per row: -1 for no value.
+  const grids = new Map(); // by node
+
   class Grid {
     constructor(node) {
       this.node = node;
       this.heads = all(node, "th");
       this.body = node.querySelector("tbody");
-      this.rows = [...this.body.rows]; // by index; further rows are created when they are shown
-      this.columns = data(node);
-      this.total = this.columns[0]?.codes.length ?? 0;
-      this.label = this.columns[Number(node.dataset.label)];
-      this.hidden = new Set();
+      this.rows = [...this.body.rows];
       this.words = [];
       this.limit = FEW;
-      this.field = node.querySelector("input");
-      this.field.hidden = this.total < 6;
-      this.field.addEventListener("input", () => this.filter(this.field.value));
+      const field = node.querySelector("input");
+      field.hidden = this.rows.length < 6;
+      field.addEventListener("input", () => {
+        this.words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+        this.show();
+      });
       this.heads.forEach((head, j) => {
         head.firstElementChild.addEventListener("click", () => this.sort(j));
       });
       this.more = node.querySelector(".more");
-      this.more.firstElementChild.addEventListener("click", () => this.show(this.next));
-      this.show(FEW);
+      this.more.firstElementChild.addEventListener("click", () => this.show(this.limit === FEW ? Infinity : FEW));
+      this.show();
     }
 
-    choose(labels, on) {
-      for (const label of labels) on ? this.hidden.delete(label) : this.hidden.add(label);
-      if (this.label?.dict.some((text) => labels.some((label) => covers(label, text)))) this.show(this.limit);
-    }
-
-    filter(text) {
-      this.words = text.toLowerCase().split(/\s+/).filter(Boolean);
-      this.marked = undefined;
-      this.show(this.limit);
-    }
-
+    // Ascending, then descending, then in the order of the report.
     sort(j) {
       const isSame = this.column === j;
-      if (isSame && this.direction === "descending") this.order(undefined, undefined);
-      else this.order(j, isSame ? "descending" : "ascending");
-    }
-
-    order(column, direction) {
       this.heads[this.column]?.removeAttribute("aria-sort");
-      this.heads[column]?.setAttribute("aria-sort", direction);
-      [this.column, this.direction] = [column, direction];
-      this.show(this.limit);
+      this.column = isSame && this.direction === "descending" ? undefined : j;
+      this.direction = isSame ? "descending" : "ascending";
+      this.heads[this.column]?.setAttribute("aria-sort", this.direction);
+      this.show();
     }
 
-    // Indices of the rows to show, in their order; missing values are last in both directions.
+    // The rows that pass the filter, in their order; numbers before text, missing values last.
     visibleRows() {
-      const tests = this.words.map((word) =>
-        this.columns.map((c) => c.dict.map((text) => text.toLowerCase().includes(word))),
-      );
-      const isHidden = this.label?.dict.map((text) => [...this.hidden].some((label) => covers(label, text))) ?? [];
-      const rows = [];
-      for (let i = 0; i < this.total; i++) {
-        if (isHidden[this.label?.codes[i]]) continue;
-        if (tests.every((test) => this.columns.some((c, j) => test[j][c.codes[i]]))) rows.push(i);
-      }
+      const rows = this.rows.filter((row) => {
+        const text = [...row.cells].map((cell) => cell.textContent.toLowerCase()).join("\n");
+        return this.words.every((word) => text.includes(word));
+      });
       if (this.column === undefined) return rows;
-      const { codes } = this.columns[this.column];
       const sign = this.direction === "ascending" ? 1 : -1;
+      const keys = new Map(rows.map((row) => [row, this.key(row.cells[this.column])]));
       return rows.sort((a, b) => {
-        if (codes[a] < 0 || codes[b] < 0) return (codes[a] < 0) - (codes[b] < 0) || a - b;
-        return sign * (codes[a] - codes[b]) || a - b;
+        const [[group, value], [otherGroup, other]] = [keys.get(a), keys.get(b)];
+        return group - otherGroup || sign * (group === 0 ? value - other : inOrder(value, other));
       });
     }
 
-    row(i) {
-      const row = (this.rows[i] ??= this.createRow(i));
-      if (!row.querySelector(".anchor")) {
-        const link = document.createElement("a");
-        link.className = "anchor";
-        link.href = `#${this.node.dataset.key}/${i + 1}`;
-        link.setAttribute("aria-label", `Link to row ${i + 1}`);
-        row.cells[0]?.prepend(link);
-      }
-      row.classList.toggle("marked", i === this.marked);
-      return row;
+    key(cell) {
+      if (cell.dataset.v !== undefined) return [0, Number(cell.dataset.v)];
+      return [cell.textContent === MISSING ? 2 : 1, cell.textContent];
     }
 
-    createRow(i) {
-      const row = document.createElement("tr");
-      this.columns.forEach((column, j) => {
-        const cell = row.insertCell();
-        const cssClass = this.heads[j].className;
-        cell.textContent = column.dict[column.codes[i]] ?? MISSING;
-        cell.className = cssClass === "status" ? `status is-${cell.textContent.split(" ", 1)}` : cssClass;
-      });
-      return row;
-    }
-
-    // Show the row that a link points to: in its place, or first if that is beyond the shown rows.
-    mark(i) {
-      if (!(i >= 0 && i < this.total)) return undefined;
-      this.field.value = "";
-      this.filter("");
-      this.marked = i;
-      this.show(this.limit);
-      return this.rows[i];
-    }
-
-    show(limit) {
+    show(limit = this.limit) {
       this.limit = limit;
       const rows = this.visibleRows();
-      const n = rows.length;
-      const isWhole = n <= Math.max(limit, FEW + 2); // a button for one or two rows is not worth it
-      const shown = isWhole ? rows : rows.slice(0, limit);
-      if (this.marked !== undefined && !shown.includes(this.marked) && rows.includes(this.marked)) shown.unshift(this.marked);
-      this.body.replaceChildren(...shown.map((i) => this.row(i)));
+      const isLong = rows.length > FEW + 2; // a button for one or two rows is not worth it
+      const shown = isLong ? rows.slice(0, limit) : rows;
+      this.body.replaceChildren(...shown);
       this.node.querySelector(".scroll").classList.toggle("tall", shown.length > 30);
-      this.next = isWhole ? FEW : limit < MANY ? MANY : limit + MANY;
-      this.more.hidden = isWhole && (n <= FEW + 2 || limit === FEW);
-      const rest = this.next < n ? `${number(this.next)} of ${number(n)}` : `all ${number(n)}`;
-      write(this.more.firstElementChild, `Show ${isWhole ? `the first ${FEW}` : rest} rows`);
-      const words = [n === this.total ? "" : `${number(n)} of `, number(this.total), this.total === 1 ? " row" : " rows"];
-      if (!isWhole) words.push(`, the first ${number(limit)} here`);
-      write(this.node.querySelector(".count"), words.join(""));
+      this.more.hidden = !isLong;
+      this.more.firstElementChild.textContent = limit === FEW ? `Show all ${rows.length} rows` : `Show the first ${FEW} rows`;
+      const of = rows.length === this.rows.length ? "" : ` of ${this.rows.length}`;
+      this.node.querySelector(".count").textContent = `${rows.length}${of} ${this.rows.length === 1 ? "row" : "rows"}`;
     }
 
-    // The rows that pass the filters, in their order: raw figures if the page has them, else text.
+    // The rows that pass the filter, in their order, as raw figures in SI units.
     csv() {
-      const rows = this.visibleRows();
-      const raw = this.node.querySelector("script.csv");
-      const [head, ...lines] = raw ? JSON.parse(raw.textContent) : [];
-      if (raw) return [head, ...rows.map((i) => lines[i])].join("");
-      const quote = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-      const cells = rows.map((i) => this.columns.map((c) => c.dict[c.codes[i]] ?? ""));
+      const quote = (text) => {
+        const safe = /^[=+\-@]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text;
+        return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+      };
+      const text = (cell) => cell.dataset.v ?? (cell.textContent === MISSING ? "" : cell.textContent);
+      const rows = this.visibleRows().map((row) => [...row.cells].map(text));
       const names = this.heads.map((head) => head.textContent);
-      return [names, ...cells].map((line) => `${line.map(quote).join(",")}\n`).join("");
+      return [names, ...rows].map((row) => `${row.map(quote).join(",")}\n`).join("");
     }
   }
 
   // ---- the page ---------------------------------------------------------------------------------
 
-  const widgets = new Map(); // by data-key
-
-  const kindOf = (node) => (node.matches("figure") ? Figure : node.matches("details") ? Chooser : Grid);
-
-  // Attach the behaviour to the page.
-  function start() {
-    for (const node of all(document, "[data-key]")) {
-      const widget = new (kindOf(node))(node);
-      widgets.set(node.dataset.key, widget);
-      if (widget instanceof Figure) near.observe(node);
-    }
-    follow();
-  }
-
   async function copy(button) {
-    const grid = widgets.get(button.closest(".grid")?.dataset.key);
+    const grid = grids.get(button.closest(".grid"));
     const label = (button.dataset.label ??= button.textContent);
     try {
       await navigator.clipboard.writeText(grid ? grid.csv() : button.previousElementSibling.textContent);
@@ -338,15 +140,12 @@
     setTimeout(() => (button.textContent = label), 1500);
   }
 
-  // Open and show what a link points to: "#section", "#section/table" or "#section/table/row".
+  // Open the section that a link points to.
   function reveal(hash) {
-    const name = hash.slice(1);
-    const [, key, row] = name.match(/^(.+)\/(\d+)$/) ?? [];
-    const marked = widgets.get(key)?.mark?.(row - 1);
-    const node = marked ?? document.getElementById(name) ?? widgets.get(name)?.node;
+    const node = document.getElementById(hash.slice(1));
     const fold = node?.closest("section")?.querySelector(".fold");
     if (fold) fold.open = true;
-    node?.scrollIntoView({ block: marked ? "center" : "start" });
+    node?.scrollIntoView();
   }
 
   function foldAll(button) {
@@ -355,66 +154,24 @@
     button.textContent = on ? "Fold all" : "Open all";
   }
 
-  // A search by the browser finds text in folded sections, but not in rows that are not shown.
-  function showRows() {
-    const short = [...widgets.values()].filter((widget) => widget instanceof Grid && widget.limit < PRINTED);
-    for (const grid of short) grid.show(PRINTED);
-    if (!("onbeforematch" in window)) for (const fold of folds()) fold.open = true;
-    return short;
-  }
-
-  // On paper everything is open; afterwards the page is as before.
-  let undoPrint = () => {};
-  function unfold() {
-    const closed = folds().filter((fold) => !fold.open);
-    for (const fold of closed) fold.open = true;
-    const short = showRows();
-    for (const widget of widgets.values()) drawOnce(widget);
-    undoPrint = () => {
-      for (const fold of closed) fold.open = false;
-      for (const grid of short) grid.show(FEW);
-    };
-  }
-
-  // Mark the current section in the table of contents.
-  function follow() {
-    const reading = new IntersectionObserver(
-      (entries) => {
-        for (const { target, isIntersecting } of entries) {
-          if (!isIntersecting) continue;
-          for (const link of all(document, "nav a")) {
-            const isCurrent = link.hash === `#${target.dataset.entry}`;
-            isCurrent ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
-            if (isCurrent) link.closest("nav").scrollLeft = link.offsetLeft - 60;
-          }
-        }
-      },
-      { rootMargin: "-15% 0px -80% 0px" },
-    );
-    for (const section of all(document, "section")) reading.observe(section);
-  }
-
-  // ---- start ------------------------------------------------------------------------------------
-
-  root.classList.add("js");
-  applyTheme(remembered());
-  addEventListener("beforeprint", unfold);
-  addEventListener("afterprint", () => undoPrint());
-  addEventListener("hashchange", () => reveal(location.hash));
-  addEventListener("keydown", ({ key, ctrlKey, metaKey }) => {
-    if (key === "F3" || (key === "f" && (ctrlKey || metaKey))) showRows();
+  document.documentElement.classList.add("js");
+  addEventListener("beforeprint", () => {
+    for (const fold of folds()) fold.open = true;
+    for (const grid of grids.values()) grid.show(Math.max(grid.limit, PRINTED));
+    all(document, "figure").forEach(draw);
   });
   addEventListener("click", ({ target }) => {
-    if (target.matches("#theme")) switchTheme();
     if (target.matches("#folds")) foldAll(target);
     if (target.matches(".copy")) copy(target);
-    const link = target.closest("main a, nav a");
-    if (link && link.hash === location.hash) reveal(link.hash); // no change, so no hashchange
+    if (target.matches("main a, nav a")) reveal(target.hash);
   });
-  dark.addEventListener("change", () => applyTheme());
+  addEventListener("hashchange", () => reveal(location.hash));
   addEventListener("DOMContentLoaded", () => {
-    applyTheme();
-    start();
+    for (const node of all(document, ".grid")) grids.set(node, new Grid(node));
+    for (const fold of folds()) {
+      fold.addEventListener("toggle", () => fold.open && all(fold, "figure").forEach(draw));
+      if (fold.open) all(fold, "figure").forEach(draw);
+    }
     reveal(location.hash);
   });
 })();
