@@ -219,8 +219,8 @@ class Section:
     tables: Sequence[Table] = ()
     code: Sequence[str] = ()
     charts: Sequence[Chart] = ()
-    folded: bool = False
-    """True if only its title is visible until a reader opens it."""
+    is_detail: bool = False
+    """True if a page of few words leaves it to the file with the details."""
     technical: bool = False
     """True for environment, configs and commands, which a page groups at its end."""
 

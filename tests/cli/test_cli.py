@@ -550,7 +550,7 @@ def test_a_report_shows_every_config_next_to_records(results: Path, tmp_path: Pa
     for place in ("one", "a/b/two"):
         (tmp_path / "all" / place / RECORDS).write_bytes((results / RECORDS).read_bytes())
     assert run(["report", str(tmp_path / "all"), "--out", str(tmp_path)]) == 0
-    text = (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report-details.md").read_text()
     shown = [line for line in text.splitlines() if line.startswith("## Config: ")]
     folders = (tmp_path / "all" / "a/b/two", tmp_path / "all" / "one")
     assert shown == [f"## Config: {folder}/config.yaml" for folder in folders]

@@ -194,7 +194,7 @@ def test_files_are_written_to_the_requested_folder(capfd: Capture) -> None:
     command = ("--format", "md,json,csv", "--out", "made", "--fail-on", "5%")
     compare(capfd, "old", "slow", *command, code=4)
     assert {p.name for p in Path("made").iterdir() if p.is_file()} == {
-        "compare.md", "compare.json", "compare.csv",
+        "compare.md", "compare-details.md", "compare.json", "compare.csv",
     }  # fmt: skip
     assert "sdpa at 64 is 10 % slower" in Path("made/compare.md").read_text()
     assert json.loads(Path("made/compare.json").read_text())["kind"] == "compare"

@@ -1,15 +1,20 @@
 """Markdown: an independent parser reads back the rendered text."""
 
+import re
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from longseq_bench.reports.document import Column, Document, Section, Table
-from longseq_bench.reports.render.markdown import render
+from longseq_bench.reports import documents
+from longseq_bench.reports.base import KINDS
+from longseq_bench.reports.document import Column, Document, Finding, Section, Table
+from longseq_bench.reports.render.markdown import MAX_WORDS, escape, render
+from longseq_bench.store import RECORDS, load
 
 NASTY = [
     "a|b", "<b>bold</b>", "two\nlines\r\nand\ttabs", "`code`", "*star* _under_ __init__", "a_b_c",
@@ -83,3 +88,33 @@ def test_backticks_do_not_end_a_block_of_code() -> None:
         page(Document("summary", "T", [], [Section("S", code=lines)]))
     )
     assert [t.content for t in tokens if t.type == "fence"] == ["\n".join(lines) + "\n"]
+
+
+REAL = sorted((Path(__file__).parents[2] / "results").rglob(RECORDS))
+
+
+@pytest.mark.parametrize("kind", KINDS.names())
+def test_the_page_of_any_committed_records_has_at_most_1200_words(kind: str) -> None:
+    assert MAX_WORDS == 1200
+    every = [record for file in REAL for record in load(file).records]
+    for records in (*(load(file).records for file in REAL), every):
+        (document,) = documents(records, [kind])
+        files = render(document.without_charts())
+        assert list(files) == [f"{document.stem}.md", f"{document.stem}-details.md"]
+        text, details = files.values()
+        assert len(text.split()) <= MAX_WORDS
+        assert f"]({document.stem}-details.md)" in text
+        headings = re.findall(r"(?m)^## (.*)", text + details)
+        titles = (escape(s.title) for s in document.sections)
+        assert sorted(headings) == sorted(["Details", *titles])
+
+
+def test_a_finding_on_the_page_has_a_link_to_its_rows_in_the_details() -> None:
+    rows = tuple((f"row {i}",) for i in range(2000))
+    sections = [
+        Section("Answer", points=[Finding("Far.", "All rows")]),
+        Section("All rows", tables=[Table("", (Column("a"),), rows)]),
+    ]
+    files = render(Document("summary", "T", [], sections))
+    assert "- Far. ([rows](report-details.md#all-rows))" in files["report.md"]
+    assert "row 1999" in files["report-details.md"]

@@ -1,9 +1,12 @@
-"""A document as GitHub Markdown. Names and reasons are escaped and can't break a table."""
+"""A document as GitHub Markdown: one page, and a second file with the details.
+
+Names and reasons are escaped and can't break a table.
+"""
 
 import mmap
 import re
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -20,6 +23,9 @@ from longseq_bench.reports.document import (
 )
 from longseq_bench.reports.render.csv import slug
 
+MAX_WORDS, REST = 1_200, 60
+"""Words of the page, as `wc -w` counts them, and those of its list of the details."""
+
 ENGINE = 65 << 30
 """Address space that the JavaScript engine of vl-convert reserves at its start (B)."""
 
@@ -31,25 +37,36 @@ _LINE_MARK = re.compile(r"^([+=-])")
 
 @FORMATS.register("md")
 def render(document: Document) -> Files:
-    """`<stem>.md`, and `<stem>-charts/NN-name.svg` for each chart.
+    """`<stem>.md`, `<stem>-details.md`, and `<stem>-charts/NN-name.svg` for each chart.
 
-    Where no chart can be drawn, the text says why.
+    The page has the first screen and the sections that fit into MAX_WORDS words, whole and in their
+    order. Without a section for the details there is no second file. Where no chart can be drawn,
+    the text says why.
     """
     if note := missing_charts(document):
         document = replace(document.without_charts(), paragraphs=[*document.paragraphs, note])
     charts = [chart for section in document.sections for chart in section.charts]
-    names = {
-        id(c): f"{document.stem}-charts/{i:02d}-{slug(c.name)}.svg" for i, c in enumerate(charts, 1)
-    }
-    files = {f"{document.stem}.md": _text(document, names)}
+    stem = document.stem
+    names = {id(c): f"{stem}-charts/{i:02d}-{slug(c.name)}.svg" for i, c in enumerate(charts, 1)}
+    page, details = _split(document, names)
+    main, other = f"{stem}.md", f"{stem}-details.md"
+    lines = [*_head(document), *_body(page, names, [s.title for s in details], other)]
+    files = {main: lines}
+    if details:
+        titles = [escape(s.title) for s in details if not s.technical]
+        titles += ["how it was measured"] * any(s.technical for s in details)
+        lines += ["## Details", "", f"[{other}]({other}): {', '.join(titles)}."]
+        start = f"# {escape(document.title)}: details", "", f"The answer: [{main}]({main})", ""
+        files[other] = [*start, *_body(details, names, [s.title for s in page], main)]
+    texts = {name: "\n".join(lines).rstrip() + "\n" for name, lines in files.items()}
     if charts:
         # a machine that only measures may lack what draws charts
         from longseq_bench.reports.render._draw import svg
         from longseq_bench.reports.render._theme import colours
 
         known: dict[str, str] = {}
-        files |= {names[id(chart)]: svg(chart, colours(chart, known)) for chart in charts}
-    return files
+        texts |= {names[id(chart)]: svg(chart, colours(chart, known)) for chart in charts}
+    return texts
 
 
 def missing_charts(document: Document) -> str:
@@ -84,30 +101,43 @@ def _find_obstacle() -> str:
     return ""
 
 
-def _text(document: Document, names: Mapping[int, str]) -> str:
-    """The whole document, ending in one line end."""
-    lines = [f"# {escape(document.title)}", ""]
+def text(document: Document) -> str:
+    """Return a document without charts as one text."""
+    return "\n".join([*_head(document), *_body(document.sections, {})]).rstrip() + "\n"
+
+
+def _split(document: Document, names: Mapping[int, str]) -> tuple[list[Section], list[Section]]:
+    """Return the sections of the page and those of the details."""
+    page: list[Section] = []
+    details: list[Section] = []
+    left = MAX_WORDS - REST - _count(_head(document))
+    for section in document.sections:
+        words = _count(_body([section], names))
+        is_kept = words <= left and not section.technical and not section.is_detail
+        (page if is_kept else details).append(section)
+        left -= words * is_kept
+    return page, details
+
+
+def _count(lines: Iterable[str]) -> int:
+    return sum(len(line.split()) for line in lines)
+
+
+def _head(document: Document) -> Iterator[str]:
+    """Yield the title, the paragraphs, links to other reports, and the key figures."""
+    yield from (f"# {escape(document.title)}", "")
     for paragraph in document.paragraphs:
-        lines += [_line(paragraph), ""]
+        yield from (_line(paragraph), "")
     if document.related:
         links = (f"[{escape(kind)}]({stem}.md)" for kind, stem in document.related)
-        lines += [f"Reports of these records: {', '.join(links)}", ""]
+        yield from (f"Reports of these records: {', '.join(links)}", "")
     if document.figures:
-        lines += [*map(_figure, document.figures), ""]
-    for section in document.sections:
-        lines += _section(section, names)
-    return "\n".join(lines).rstrip() + "\n"
+        yield from (*map(_figure, document.figures), "")
 
 
 def _figure(figure: KeyFigure) -> str:
     words = f", {escape(figure.words)}" if figure.words else ""
     return f"- {escape(figure.label)}: **{escape(figure.value)}**{words}"
-
-
-def _finding(point: str) -> str:
-    """Return a list item; a finding has a link to the section with its rows."""
-    link = f" ([rows](#{slug(point.rows)}))" if isinstance(point, Finding) else ""
-    return f"- {_line(point)}{link}"
 
 
 def escape(text: str) -> str:
@@ -122,28 +152,36 @@ def _line(text: str) -> str:
     return _LIST_NUMBER.sub(r"\1\\\2", _LINE_MARK.sub(r"\\\1", escape(text)))
 
 
-def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
-    if section.folded:
-        yield from ("<details>", f"<summary>{escape(section.title)}</summary>", "")
-    else:
-        yield from (f"## {escape(section.title)}", "")
-    for paragraph in section.paragraphs:
-        yield from (_line(paragraph), "")
-    yield from map(_finding, section.points)
-    if section.points:
-        yield ""
-    for chart in section.charts:
-        from longseq_bench.reports.render._draw import notes
+def _body(
+    sections: Sequence[Section],
+    names: Mapping[int, str],
+    others: Collection[str] = (),
+    file: str = "",
+) -> Iterator[str]:
+    """Yield the lines of sections.
 
-        yield from (f"![{escape(alternative_text(chart))}]({names[id(chart)]})", "")
-        if signs := " ".join(notes(chart)):
-            yield from (_line(signs), "")
-    for table in section.tables:
-        yield from _table(table)
-    if section.code:
-        yield from _code(section.code)
-    if section.folded:
-        yield from ("</details>", "")
+    names: files of charts by id.  others: titles of sections that are in another file.
+    """
+    for section in sections:
+        yield from (f"## {escape(section.title)}", "")
+        for paragraph in section.paragraphs:
+            yield from (_line(paragraph), "")
+        for point in section.points:
+            rows = point.rows if isinstance(point, Finding) else ""
+            place = f"{file if rows in others else ''}#{slug(rows)}"
+            yield f"- {_line(point)}" + (f" ([rows]({place}))" if rows else "")
+        if section.points:
+            yield ""
+        for chart in section.charts:
+            from longseq_bench.reports.render._draw import notes
+
+            yield from (f"![{escape(alternative_text(chart))}]({names[id(chart)]})", "")
+            if signs := " ".join(notes(chart)):
+                yield from (_line(signs), "")
+        for table in section.tables:
+            yield from _table(table)
+        if section.code:
+            yield from _code(section.code)
 
 
 def _table(table: Table) -> Iterator[str]:
