@@ -54,8 +54,8 @@ Cell = str | int | float | Spread | None
 class Column:
     """A heading, and the kind of quantity under it.
 
-    priority: a narrow terminal leaves out the lowest priority first, equal ones together;
-    None: ranked by the values of the column, below 1.
+    priority: a narrow terminal leaves out the lowest priority first, equal ones together; None:
+    before those with one, from the right.
     help: what the values are, if the heading does not say it.
     """
 
