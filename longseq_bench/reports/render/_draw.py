@@ -90,12 +90,12 @@ def printable(value: Any) -> Any:
 
 def notes(chart: Chart) -> Iterator[str]:
     """Yield sentences on the marks of a chart, and on series that it leaves out."""
-    if chart.shape == "heat":
-        yield f"Darker: higher {chart.y.name.lower()}."
-    elif chart.shape == "bars":
+    if chart.has_rows:
+        if chart.shape == "heat":
+            yield f"Darker: higher {chart.y.name.lower()}."
         for guide in chart.guides:
             yield f"Grey tick: {', '.join(dict.fromkeys((guide.name, guide.description)))}."
-        if len(chart.facets) > 1:
+        if chart.shape == "bars" and len(chart.facets) > 1:
             yield "Each group of bars has its own scale."
     else:
         yield from _notes_on_lines(chart)
@@ -106,13 +106,6 @@ def notes(chart: Chart) -> Iterator[str]:
         yield f"Not drawn, to keep the chart readable: {more} of {len(chart.series)} series."
 
 
-_MARKS = (
-    (re.compile(r" ×(\d+)$"), "×{0}: on {0} ranks."),
-    (re.compile(r" #(\d+)( ×\d+)?$"), "#{}: options in How each ran."),
-)
-"""Ends of names, and what they mean."""
-
-
 def _notes_on_lines(chart: Chart) -> Iterator[str]:
     if chart.failures:
         meaning = "a length that failed" if chart.x.kind == "tokens" else "no length passed"
@@ -121,6 +114,13 @@ def _notes_on_lines(chart: Chart) -> Iterator[str]:
         yield f"Dashed grey: {'; '.join(dict.fromkeys(g.description for g in chart.guides))}."
     if more := len(chart.series[chart.colours : MAX_SERIES]):
         yield f"Pale grey: {more} further series."
+
+
+_MARKS = (
+    (re.compile(r" ×(\d+)$"), "×{0}: on {0} ranks."),
+    (re.compile(r" #(\d+)( ×\d+)?$"), "#{}: options in How each ran."),
+)
+"""Ends of names, and what they mean."""
 
 
 # ---- rows of data --------------------------------------------------------------------------------
@@ -135,10 +135,8 @@ def _row(chart: Chart, p: Point) -> Row:
     at = "" if chart.shape == "bars" else f"{chart.x.name} {_format_x(p.x, chart.x)}"
     value = format_cell(p.y, chart.y.kind)
     words = ", ".join(filter(None, (at, f"{chart.y.name} {value}", p.words)))
-    return {
-        "s": p.series, "x": p.x, "y": p.y, "lo": p.low, "hi": p.high,
-        "value": value, "w": f"{p.series}: {words}" if p.series else words,
-    }  # fmt: skip
+    text = {"value": value, "w": f"{p.series}: {words}" if p.series else words}
+    return {"s": p.series, "x": p.x, "y": p.y, "lo": p.low, "hi": p.high} | text
 
 
 def _failure(m: Mark, other: str = "") -> Row:
@@ -195,10 +193,8 @@ def _lines(chart: Chart, styles: dict[str, str]) -> alt.LayerChart:
     layers.append(names.mark_text(align="left", limit=limit, dx=8, dy=move))
     room = LETTER * max((len(row["s"]) for row in ends), default=0) + 16
     right = {"expr": f"width - min({room}, {NAMES_SHARE} * width)"}
-    ticks = {name: found for name in ("x", "y") if (found := _ticks(chart, name))}
-    x, y = _channel(chart, "x", [0, right], ticks), _channel(chart, "y", [HEIGHT, top], ticks)
-    drawn = alt.layer(*layers).encode(x=x, y=y)
-    return drawn.properties(height=HEIGHT, usermeta={"ticks": ticks})
+    x, y = _channel(chart, "x", [0, right]), _channel(chart, "y", [HEIGHT, top])
+    return alt.layer(*layers).encode(x=x, y=y).properties(height=HEIGHT)
 
 
 def _values(chart: Chart, name: str) -> list[float]:
@@ -207,31 +203,23 @@ def _values(chart: Chart, name: str) -> list[float]:
     return [getattr(p, name) for p in every]
 
 
-def _ticks(chart: Chart, name: str) -> dict[str, list[float] | None]:
-    """Return the ticks of "x" or "y" by type of scale; none if it can't be logarithmic.
+def _channel(chart: Chart, name: str, ends: list[Any]) -> Any:
+    """Return the channel of "x" or "y", with its scale, ticks and labels.
 
     Of few lengths or ranks each has a tick, also if it failed.
     """
-    kind, values = getattr(chart, name).kind, _values(chart, name)
-    if min(values, default=0) <= 0:
-        return {}
+    axis, values = getattr(chart, name), _values(chart, name)
+    is_log = axis.log and min(values, default=0) > 0
+    more: Row = {"base": 2 if axis.kind == "tokens" else 10} if is_log else {"zero": False}
     tried = {*values, *(m.x for m in chart.failures)}
     exact = sorted(tried if len(tried) <= MAX_TICKS else set(values))
-    if name == "x" and kind in ("tokens", "count") and len(exact) <= MAX_TICKS:
-        return {"linear": exact, "log": exact}
-    return {scale: round_ticks(kind, scale == "log", values) for scale in ("linear", "log")}
-
-
-def _channel(chart: Chart, name: str, ends: list[Any], ticks: Row) -> Any:
-    """Return the channel of "x" or "y", with its scale and labels."""
-    axis = getattr(chart, name)
-    is_log = axis.log and name in ticks
-    more: Row = {"base": 2 if axis.kind == "tokens" else 10} if is_log else {"zero": False}
+    is_exact = name == "x" and axis.kind in ("tokens", "count") and len(exact) <= MAX_TICKS
+    ticks = exact if is_exact else round_ticks(axis.kind, is_log, values)
     label = alt.Axis(
         title=axis.name,
         labelExpr=label_expression(axis.kind),
         labelOverlap=True,
-        values=ticks.get(name, {}).get("log" if is_log else "linear") or alt.Undefined,
+        values=ticks or alt.Undefined,
         # lines of x are as long as the range of y, so below crosses they would miss the axis
         grid=name == "y" or not chart.failures,
     )
@@ -244,16 +232,12 @@ def _channel(chart: Chart, name: str, ends: list[Any], ticks: Row) -> Any:
 def _cross_rows(chart: Chart) -> list[Row]:
     """Return a row per failure; those at one length are one below the other, `row` px from the top.
 
-    With more series than rows several crosses are at one place; the last one has all words.
+    With more series than rows several crosses are at one place; the last one has the word.
     """
     failed = list(dict.fromkeys(m.series for m in chart.failures))
     rows = [_failure(m) | {"row": 6 + 8 * (failed.index(m.series) % 8)} for m in chart.failures]
-    words: dict[tuple[float, int], dict[str, None]] = {}
-    for row in rows:
-        words.setdefault((row["x"], row["row"]), {})[row["word"]] = None
-    for row in reversed(rows):
-        row["word"] = "/".join(filter(None, words.pop((row["x"], row["row"]), ())))
-    return rows
+    last = {(row["x"], row["row"]): row for row in rows}
+    return [row if row is last[row["x"], row["row"]] else row | {"word": ""} for row in rows]
 
 
 def _name_ends(chart: Chart, styles: dict[str, str], height: int) -> list[Row]:
@@ -333,31 +317,26 @@ def _bars(chart: Chart, _: dict[str, str]) -> alt.LayerChart:
     """
     rows, _headings = _rows(chart)
     guides = [p for guide in chart.guides for p in guide.points if (p.facet, p.series) in rows]
-    ends: dict[str, list[float]] = {facet: [0.0] for facet in chart.facets}
+    largest = dict.fromkeys(chart.facets, 0.0)
     for p in (*chart.points, *guides):
-        ends[p.facet].append(p.high or p.y)
-    largest = {facet: max(found) or 1.0 for facet, found in ends.items()}
+        largest[p.facet] = max(largest[p.facet], p.high or p.y)
     has_axis = len(largest) == 1
-    ticks_at = {(p.facet, p.series): p.y for p in guides}
 
     def place(p: Point) -> Row:
-        end, unit = max(p.y, p.high or p.y), largest[p.facet]
-        places = {"at": p.y, "lo": p.low, "hi": p.high, "end": end}
-        if not has_axis:
-            places = {name: None if y is None else y / unit for name, y in places.items()}
-        gap = max(ticks_at.get((p.facet, p.series), 0.0) - end, 0.0) / unit
-        return _row(chart, p) | places | {"gap": gap, "row": rows[p.facet, p.series]}
+        unit = 1 if has_axis else largest[p.facet] or 1
+        ends = {name: y and y / unit for name, y in (("at", p.y), ("lo", p.low), ("hi", p.high))}
+        return _row(chart, p) | ends | {"row": rows[p.facet, p.series]}
 
-    bars = _of(place(p) for p in chart.points)
-    longest = max((len(format_cell(p.y, chart.y.kind)) for p in chart.points), default=0)
-    room = (LETTER + 1) * longest + 12  # the text of the longest bar is in the plot
-    gap = f"datum.gap * (width - {room})"
-    # a value without room between its bar and its tick is behind the tick
-    behind = alt.ExprRef(f"5 + ({gap} < {room} ? {gap} : 0)")
+    bars = _of(map(place, chart.points))
+    # values are a column on the right, where neither bars nor ticks are
+    room = (LETTER + 1) * max(
+        (len(format_cell(p.y, chart.y.kind)) for p in chart.points), default=0
+    )
     bounds = bars.transform_filter("isValid(datum.lo)").encode(x=alt.X("lo:Q"), x2=alt.X2("hi:Q"))
+    values = bars.mark_text(align="right").encode(x=alt.value("width"), text="value:N")
     layers = [
         bars.mark_bar(height=BAR * 0.55, color=PALETTE[0]).encode(tooltip=TIP),
-        bars.mark_text(align="left", dx=behind).encode(x=alt.X("end:Q"), text="value:N"),
+        values,
         bounds.mark_rule(strokeWidth=1.5),
     ]
     if chart.failures:
@@ -382,7 +361,7 @@ def _bars(chart: Chart, _: dict[str, str]) -> alt.LayerChart:
         labelSeparation=2 * LETTER,
         values=round_ticks(chart.y.kind, False, [0, *largest.values()]) or alt.Undefined,
     )
-    scale = alt.Scale(zero=True, nice=has_axis, range=[0, {"expr": f"width - {room}"}])
+    scale = alt.Scale(zero=True, nice=has_axis, range=[0, {"expr": f"width - {room + 12}"}])
     return _in_rows(chart, layers, alt.X("at:Q", axis=axis, scale=scale))
 
 

@@ -10,9 +10,7 @@ from typing import Any
 
 from longseq_bench.reports.document import Chart, Kind
 
-PALETTE = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c8d", "#4d4d4d",
-)  # fmt: skip
+PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c8d", "#4d4d4d"]
 """Colours that colour-blind readers can distinguish (Okabe and Ito, 2008), on white and black."""
 SHAPES = ("circle", "square", "triangle-up", "diamond")
 """Shapes of points, in turn, so that a grey print distinguishes the series as well."""
@@ -38,14 +36,10 @@ CONFIG: dict[str, Any] = {
     "view": {"stroke": None},
     "rule": {"color": "currentColor"},
     "text": {"color": "currentColor"},
-    "axis": {
-        "labelColor": "currentColor", "labelOpacity": 0.75, "labelFontSize": 12,
-        "titleColor": "currentColor", "titleFontSize": 12, "titleFontWeight": 500,
-        "titlePadding": 8, "gridColor": "currentColor", "gridOpacity": 0.1,
-        "domainColor": "currentColor", "domainOpacity": 0.35,
-        "tickColor": "currentColor", "tickOpacity": 0.35,
-    },
-}  # fmt: skip
+    "axis": {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500, "titlePadding": 8}
+    | {f"{part}Color": "currentColor" for part in ("label", "title", "grid", "domain", "tick")}
+    | {"labelOpacity": 0.75, "gridOpacity": 0.1, "domainOpacity": 0.35, "tickOpacity": 0.35},
+}
 
 _LABELS: dict[Kind, str] = {
     # steps of a linear axis are no powers of two: 16,000,000
