@@ -35,7 +35,7 @@ def report(
     from longseq_bench.cli.session import print_documents, print_json, print_lines
     from longseq_bench.reports import write_documents
     from longseq_bench.reports.base import FORMATS
-    from longseq_bench.reports.render import html, markdown
+    from longseq_bench.reports.render import markdown
 
     known = [*FORMATS.names(), TERMINAL]
     format_names, kinds = options.split_names(formats), options.split_names(kind)
@@ -48,8 +48,6 @@ def report(
         raise UserError("--format terminal and --json both print on stdout; leave one out")
     found = load(*results)
     print_lines(found.notes, "yellow")
-    if "html" in format_names:
-        html.prepare()
     built = found.documents(kinds, baseline)
     file_formats = [name for name in format_names if name != TERMINAL]
     paths = write_documents(built, out or found.folder or Path(), file_formats)

@@ -9,7 +9,7 @@ import pytest
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import FORMATS, KINDS, Source
 from longseq_bench.reports.document import Cell, Column, Table
-from longseq_bench.reports.render.csv import format_lines
+from longseq_bench.reports.render.csv import format_table
 from tests import make
 
 RECORDS = [
@@ -37,7 +37,7 @@ def rendered(records: list[Record]) -> str:
 )  # fmt: skip
 def test_free_text_is_no_formula_and_numbers_stay(text: Cell, cell: str) -> None:
     table = Table("", (Column("=x()"), Column("y")), ((text, 1),))
-    heading, row = csv.reader(io.StringIO("".join(format_lines(table)), newline=""))
+    heading, row = csv.reader(io.StringIO(format_table(table), newline=""))
     assert heading == ["'=x()", "y"]
     assert row == [cell, "1"]
 

@@ -5,9 +5,10 @@ a spreadsheet would run as a formula begins with an apostrophe; numbers stay as 
 """
 
 import csv
+import io
 import math
 import re
-from collections.abc import Sequence
+from functools import lru_cache
 
 from longseq_bench.core.errors import keep_lines
 from longseq_bench.reports.base import FORMATS, Files
@@ -20,11 +21,11 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 @FORMATS.register("csv")
 def render(document: Document) -> Files:
     """`<stem>.csv`, and `<stem>-tables/NN-title.csv` for each table."""
-    files = {f"{document.stem}.csv": _format_table(document.data)}
+    files = {f"{document.stem}.csv": format_table(document.data)}
     tables = [(section.title, t) for section in document.sections for t in section.tables]
     for i, (title, table) in enumerate(tables, 1):
         name = slug(f"{title} {table.title}")
-        files[f"{document.stem}-tables/{i:02d}-{name}.csv"] = _format_table(table)
+        files[f"{document.stem}-tables/{i:02d}-{name}.csv"] = format_table(table)
     return files
 
 
@@ -33,40 +34,21 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[:MAX_NAME].strip("-")
 
 
-def _format_table(table: Table) -> str:
-    return "".join(format_lines(table))
-
-
-def format_lines(table: Table) -> list[str]:
+def format_table(table: Table) -> str:
     """Return one line of headings, then one line per row; an interval takes two more columns."""
-    lines = _Lines()
-    writer = csv.writer(lines, lineterminator="\n")
     columns = list(zip(*table.rows, strict=True)) or [()] * len(table.columns)
-    names: list[str] = []
-    values: list[Sequence[Cell]] = []
+    written: list[list[str | float | None]] = []
     for column, cells in zip(table.columns, columns, strict=True):
-        names.append(_text(column.name))
-        kinds = set(map(type, cells))
-        values.append(_plain_column(cells, kinds))
-        if Spread in kinds:
-            names += [f"{column.name} low", f"{column.name} high"]
-            values += [
-                [getattr(cell, end) if isinstance(cell, Spread) else None for cell in cells]
-                for end in ("low", "high")
-            ]
-    writer.writerow(names)
-    writer.writerows(zip(*values, strict=True))
-    return lines
-
-
-def _plain_column(cells: Sequence[Cell], kinds: set[type]) -> Sequence[Cell]:
-    """Return the cells as they are written; each text is checked once, for rows are many."""
-    if Spread in kinds:
-        return [_plain(cell) for cell in cells]
-    if str not in kinds:
-        return cells
-    texts = {cell: _text(cell) for cell in set(cells) if isinstance(cell, str)}
-    return [texts.get(cell, cell) if isinstance(cell, str) else cell for cell in cells]
+        written.append([_text(column.name), *map(_plain, cells)])
+        if any(isinstance(cell, Spread) for cell in cells):
+            for end in ("low", "high"):
+                bounds = (
+                    getattr(cell, end) if isinstance(cell, Spread) else None for cell in cells
+                )
+                written.append([_text(f"{column.name} {end}"), *bounds])
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(zip(*written, strict=True))
+    return file.getvalue()
 
 
 def _plain(cell: Cell) -> str | int | float | None:
@@ -75,6 +57,7 @@ def _plain(cell: Cell) -> str | int | float | None:
     return cell.value if isinstance(cell, Spread) else cell
 
 
+@lru_cache(1_000)  # rows are many, and most of their texts are equal
 def _text(text: str) -> str:
     """Return a text that is data in a spreadsheet: no formula, no control characters."""
     kept = keep_lines(text)
@@ -88,9 +71,3 @@ def _is_numbers(text: str) -> bool:
         return all(map(math.isfinite, map(float, text.removesuffix("%").split())))
     except ValueError:
         return False
-
-
-class _Lines(list[str]):
-    """A list that the CSV writer fills, one call per line."""
-
-    write = list.append
