@@ -41,7 +41,7 @@ SHOWN_BY = {
     "OverHeads": "test_a_token_moves_the_rows_that_see_it_and_no_others[WithGroups-full]",
     "BlockSoftmax": "test_constant_values_come_back[WithGroups-full]",
     "Leak": "test_the_future_never_reaches_the_past[WithGroups]",
-    "Nan": "test_longer_than_a_tile[WithGroups-full]",
+    "Nan": "test_longer_than_a_tile[WithGroups]",
     "BlockDiagonal": "test_a_token_moves_the_rows_that_see_it_and_no_others[WithGroups-full]",
     "Gradient": "test_output_and_gradients_equal_the_reference[WithGroups-127-mha-full]",
     "FarKey": "test_a_token_moves_the_rows_that_see_it_and_no_others[WithGroups-full]",

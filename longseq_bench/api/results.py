@@ -135,7 +135,7 @@ class Results(Printed):
         kind: Names = "summary",
         baseline: str | None = None,
     ) -> str | list[Path]:
-        """Return a report with its details as text, or write files and return their paths.
+        """Return a report as text, or write reports into a folder and return their paths.
 
         path: the folder; None: return the text.  format: md (default), html, csv, json; several for
         files.  kind: summary, extreme, devices, scaling, capabilities, implementations; for files
@@ -153,8 +153,8 @@ class Results(Printed):
             return write_documents(built, path, formats or ("md", "csv"))
         if len(formats) > 1 or len(built) != 1:
             raise UserError("several reports or formats are files; give a path to write them to")
-        files = FORMATS.get((formats or ["md"])[0])(built[0])
-        return "\n".join(text for name, text in files.items() if "/" not in name)
+        text = FORMATS.get((formats or ["md"])[0])(built[0].in_one_file())
+        return next(iter(text.values()))
 
     @property
     def charts(self) -> list[str]:

@@ -37,7 +37,7 @@ def plan(
     assignments, reporter = parse_assignments(option or []), session.make_reporter()
     found = planning.plan(impl, options=assignments, progress=reporter, **given)
     if output == "md" and not as_json:
-        print(markdown.text(replace(found.table(), title="Plan")), end="")
+        print(markdown.render(replace(found.table(), title="Plan"))["plan.md"], end="")
     else:
         session.print_answer(as_json, found.as_json, found.table, "--json has it")
     found.check_target(may_grow="gpus_per_node" in given and "world_size" not in given)

@@ -23,7 +23,7 @@ def report(
     Options:
         results: Results folders, folders of them, or records.jsonl files.
         formats: Formats, separated by commas: html,md,csv,json; terminal: print, write no file.
-            md is one page of at most 1,200 words, and a second file with the details.
+            md is one page, and a second file with the details.
         out: Folder to write to. Default: the folder of the first results.
         kind: Kinds of report, separated by commas: summary, extreme, devices, scaling,
             capabilities, implementations; all: every kind; auto: kinds for which there are records.

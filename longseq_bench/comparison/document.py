@@ -102,7 +102,7 @@ def comparison_document(
 ) -> Document:
     """Return the report, the verdict first; fail_on: the share from which a change is a failure.
 
-    Rows that changed, or were too noisy to tell, come first; the unchanged ones are details.
+    Rows that changed, or were too noisy to tell, come first; the unchanged ones are folded.
     is_terminal: without charts, and with one line for the unchanged rows.
     """
     tables, unchanged = _tables(result, fail_on or result.min_change)
@@ -128,13 +128,13 @@ def comparison_document(
         Section("Cautions", points=result.caveats),
         Section("Not compared", points=apart),
         Section("Differences of machine and software", tables=differences),
-        Section(title, tables=unchanged, is_detail=True),
+        Section(title, tables=unchanged, folded=True),
     ]
     report = Document(
         "compare",
         str(decide(result, fail_on)),
         [*map(_describe_side, "AB", result.names, result.records), _METHOD],
-        [one for one in sections if one.has_content and not (is_terminal and one.is_detail)],
+        [one for one in sections if one.has_content and not (is_terminal and one.folded)],
         lambda: build_table("times", (_WORKLOAD, *_TIMES), result.times),
     )
     return report.without_charts() if is_terminal else report

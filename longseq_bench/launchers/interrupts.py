@@ -30,6 +30,16 @@ def interrupt_on_termination() -> None:
                 signal.signal(number, interrupt)
 
 
+def ignore_interrupts() -> None:
+    """Ignore from now on what acts as Ctrl-C: a command has ended, and only its exit is left.
+
+    Python itself sets these signals back before it ends, and one that comes then would be the
+    command's exit code.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
     """Delay Ctrl-C until the block ends; then raise the signal again.

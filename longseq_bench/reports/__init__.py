@@ -30,8 +30,7 @@ def write_documents(
     """Write reports in each format into `out_dir`; return the paths of the main files.
 
     The folder is created if it is missing. A summary is `report.<format>`, another kind is
-    `<kind>.<format>`. Beside `report.md` is `report-details.md`. Some formats put charts and tables
-    into a folder next to the main file.
+    `<kind>.<format>`. Some formats put charts and tables into a folder next to the main file.
     attachments: write these folders too.  Several reports have links to each other.
     Raises UnknownNameError for an unknown format, and StoreError if `out_dir` can't be written.
     All reports are rendered before the first is written.
@@ -44,10 +43,10 @@ def write_documents(
     renderers = {name: FORMATS.get(name) for name in formats}
     rendered = []
     for report in reports if attachments else [report.without_charts() for report in reports]:
-        for format_name, render in renderers.items():
-            files = _check_files(format_name, render(report))
-            kept = [name for name in files if attachments or "/" not in name]
-            rendered.append({name: files[name] for name in kept})
+        for name, render in renderers.items():
+            files = _check_files(name, render(report))
+            kept = {file: text for file, text in files.items() if attachments or "/" not in file}
+            rendered.append(kept)
     try:
         return [_write(Path(out_dir), files) for files in rendered]
     except OSError as error:

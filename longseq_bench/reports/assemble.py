@@ -1,18 +1,19 @@
 """Build a complete report from the sections of a kind and the sections that all kinds share."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from longseq_bench.reports.base import SECTIONS, Source
 from longseq_bench.reports.document import (
     MAX_ANSWER_ROWS,
     MAX_FIGURES,
-    Answer,
     Document,
+    KeyFigure,
     Section,
 )
 from longseq_bench.reports.samples_table import samples_table
 from longseq_bench.reports.sections.failures import failures
+from longseq_bench.reports.sections.findings import problems
 from longseq_bench.reports.sections.provenance import (
     configs,
     context,
@@ -35,13 +36,12 @@ _NO_RESULTS = (
 
 
 def build_document(
-    kind: str, title: str, source: Source, answer: Answer, sections: Sequence[Section],
-    has_rows: bool, command: str,
+    kind: str, title: str, source: Source, figures: Sequence[KeyFigure],
+    sections: Sequence[Section], has_rows: bool, command: str,
 ) -> Document:  # fmt: skip
-    """Build a report: answer, sections of the kind, registered sections, failures, provenance.
+    """Build a report: first screen, sections of the kind, registered ones, failures, provenance.
 
     has_rows: the records have rows for this kind.  command: shown where no section has content.
-    A chart of the first screen is drawn once.
     """
     measured = settings(source), hardware(source), how_it_ran(source), *configs(source)
     shared = [
@@ -54,36 +54,41 @@ def build_document(
     registered = [SECTIONS.get(name)(source) for name in added if name not in broken]
     notes = [f"Note: {note}" for note in source.notes]
     notes += [f"Note: section {name} is missing: {reason}" for name, reason in broken.items()]
-    stated = context(source)
-    answer = replace(
-        answer, figures=answer.figures[:MAX_FIGURES], findings=limit_findings(answer.findings)
-    )
-    paragraphs = [stated, *filter(None, [" ".join(answer.context)]), *notes]
-    own = [
-        replace(
-            one,
-            points=limit_findings(one.points),
-            charts=[chart for chart in one.charts if chart != answer.chart],
-        )
-        for one in (*sections, *registered)
-    ]
-    if not any(one.has_content for one in (answer.section, *own)):
+    own = [replace(s, points=limit_findings(s.points)) for s in (*sections, *registered)]
+    if not any(one.has_content for one in own):
         own = [Section("No results", _NO_RESULTS, code=[command])]
-    shown = [_limit_tables(one) for one in (*own, *shared) if one.has_content]
-    if answer.section.has_content:
-        shown.insert(0, answer.section)
-    else:
-        shown = [*_extract_answer(shown[0]), *shown]
+    first = _first_screen(own, limit_findings(problems(source)))
+    shown = [_limit_tables(_without(one, first)) for one in (*own, *shared)]
+    details = [replace(one, is_detail=True) for one in shown if one.has_content]
     records, unstable = source.records, source.unstable  # the data does not keep the tables
     return Document(
         kind,
         title,
-        paragraphs,
-        shown,
+        [context(source), *notes],
+        [*([first] if first.has_content else []), *details],
         lambda: samples_table(records, unstable),
         has_rows=has_rows,
-        figures=answer.figures,
+        figures=figures[:MAX_FIGURES],
     )
+
+
+def _first_screen(sections: Sequence[Section], findings: Sequence[str]) -> Section:
+    """Return the section below the key figures: what to distrust, the first chart, first rows."""
+    table = next((table for section in sections for table in section.tables), None)
+    if table and len(table.rows) > MAX_ANSWER_ROWS:
+        cut = f"{MAX_ANSWER_ROWS} of {len(table.rows):,} rows"
+        title = f"{cut}: {table.title}" if table.title else cut
+        table = replace(table, title=title, rows=table.rows[:MAX_ANSWER_ROWS])
+    chart = next((chart for section in sections for chart in section.charts), None)
+    tables, charts = [table] if table else [], [chart] if chart else []
+    return Section("Answer", points=findings, tables=tables, charts=charts)
+
+
+def _without(section: Section, first: Section) -> Section:
+    """Return a section without the chart of the first screen, and without all that it shows."""
+    charts = [chart for chart in section.charts if chart not in first.charts]
+    is_shown = not section.paragraphs and list(section.tables) == list(first.tables)
+    return replace(section, charts=charts, tables=[] if is_shown else section.tables)
 
 
 def _limit_tables(section: Section) -> Section:
@@ -95,11 +100,3 @@ def _limit_tables(section: Section) -> Section:
     return replace(
         section, paragraphs=[*section.paragraphs, note], tables=section.tables[:MAX_TABLES]
     )
-
-
-def _extract_answer(section: Section) -> Iterator[Section]:
-    """Yield the first chart and the first rows of a section that has more than a first screen."""
-    tables = [replace(table, rows=table.rows[:MAX_ANSWER_ROWS]) for table in section.tables[:1]]
-    charts = list(section.charts[:1])
-    if (charts, tables) != (list(section.charts), list(section.tables)):
-        yield Section(Answer().section.title, tables=tables, charts=charts)

@@ -191,21 +191,6 @@ class Chart:
         return {facet: list(series) for facet, series in found.items()}
 
 
-class Finding(str):
-    """A sentence computed from rows.  rows: title of the section of the same report that has them.
-
-    At most MAX_FINDING_WORDS words.
-    """
-
-    rows: str
-
-    def __new__(cls, text: str, rows: str) -> Finding:
-        """Return the sentence with the title of its section."""
-        finding = super().__new__(cls, text)
-        finding.rows = rows
-        return finding
-
-
 @dataclass(frozen=True)
 class Section:
     """A heading, then paragraphs, points, charts, tables and literal lines, in this order.
@@ -219,10 +204,12 @@ class Section:
     tables: Sequence[Table] = ()
     code: Sequence[str] = ()
     charts: Sequence[Chart] = ()
-    is_detail: bool = False
-    """True if a page of few words leaves it to the file with the details."""
+    folded: bool = False
+    """True if only its title is visible until a reader opens it."""
     technical: bool = False
     """True for environment, configs and commands, which a page groups at its end."""
+    is_detail: bool = False
+    """True for what Markdown, whose first file is one page, puts into a second file."""
 
     @property
     def has_content(self) -> bool:
@@ -237,29 +224,6 @@ class KeyFigure:
     label: str
     value: str
     words: str = ""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The first screen of a report.
-
-    figures: at most MAX_FIGURES.  findings: at most MAX_FINDINGS.  table: at most MAX_ANSWER_ROWS
-    rows, unless the kind of the report is a ranked table.  context: sentences on the workloads of
-    these, which the first paragraph of the report does not state.
-    """
-
-    figures: Sequence[KeyFigure] = ()
-    findings: Sequence[str] = ()
-    chart: Chart | None = None
-    table: Table | None = None
-    context: Sequence[str] = ()
-
-    @property
-    def section(self) -> Section:
-        """The first section of the report; the figures are above it."""
-        tables = [self.table] if self.table else []
-        charts = [self.chart] if self.chart else []
-        return Section("Answer", points=self.findings, charts=charts, tables=tables)
 
 
 @dataclass(frozen=True)
@@ -290,6 +254,10 @@ class Document:
     def stem(self) -> str:
         """Name of the report's files without a suffix."""
         return "report" if self.kind == "summary" else self.kind
+
+    def in_one_file(self) -> Document:
+        """The same document without details apart."""
+        return replace(self, sections=[replace(s, is_detail=False) for s in self.sections])
 
     def without_charts(self) -> Document:
         """The same document without charts."""

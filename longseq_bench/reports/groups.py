@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
+from typing import TypeVar
 
 from longseq_bench.analysis.labels import mask_words, mode_words
 from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.runs import group_by
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_seconds
+
+T = TypeVar("T", SweepRow, SearchRow)
 
 SAME_TABLE = (
     "fingerprint", "device", "mode", "new_tokens", "dtype", "mask", "batch", "heads", "kv_heads",
@@ -120,6 +124,19 @@ def group_by_ranks(rows: Iterable[R]) -> dict[int, list[R]]:
 def has_several_ranks(rows: Iterable[Row]) -> bool:
     """Return True if any row ran on several ranks."""
     return any(row.world_size > 1 for row in rows)
+
+
+def most_shared(rows: Iterable[T]) -> list[T]:
+    """Return the rows of the workload that most implementations have.
+
+    Of equal ones that with the most labels, then the first.
+    """
+
+    def count(group: list[T]) -> tuple[int, int]:
+        found = [row for row in group if row.tokens]
+        return len({row.implementation for row in found}), len({row.label for row in found})
+
+    return max(group_by_workload(rows), key=count, default=[])
 
 
 def longest_shared(rows: Iterable[R]) -> list[R]:

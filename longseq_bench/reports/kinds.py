@@ -1,20 +1,15 @@
-"""The kinds of reports: each has a title, a first screen, and a list of sections."""
+"""The kinds of reports: each has a title, key figures for its first screen, and sections.
+
+The first chart and the first table of the sections are on the first screen too.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from longseq_bench.reports.answers import (
-    capabilities,
-    devices,
-    extreme,
-    implementations,
-    scaling,
-    summary,
-)
+from longseq_bench.reports import key_figures as key
 from longseq_bench.reports.assemble import build_document
 from longseq_bench.reports.base import KINDS, Source
-from longseq_bench.reports.document import Answer, Document, Section
-from longseq_bench.reports.sections import modes
+from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.sections.at_a_glance import all_implementations
 from longseq_bench.reports.sections.bottleneck import bottleneck
 from longseq_bench.reports.sections.gains import DENSE, ONE_RANK, where_it_pays
@@ -22,6 +17,7 @@ from longseq_bench.reports.sections.growth import exponents, minimum_sparsity, o
 from longseq_bench.reports.sections.hardware_projection import projected
 from longseq_bench.reports.sections.lengths import lengths
 from longseq_bench.reports.sections.maxima import maxima
+from longseq_bench.reports.sections.modes import capabilities, errors
 from longseq_bench.reports.sections.multi_rank import against_one
 from longseq_bench.reports.sections.ranks import each_rank
 from longseq_bench.reports.sections.recommendations import fastest
@@ -37,13 +33,14 @@ _ranks_pay = partial(where_it_pays, references=[ONE_RANK])
 def _register(
     kind: str,
     title: str,
-    answer: Callable[[Source], Answer],
+    figures: Iterable[Callable[[Source], key.Figures]],
     sections: Iterable[Callable[[Source], Section]],
     command: str,
     has_rows: Callable[[Source], bool] | None = None,
 ) -> None:
     """Register a kind.
 
+    figures: the first MAX_FIGURES that they yield are shown.
     command: produces rows for it, with files of the checkout only.
     has_rows: the records have rows for it; if None, where a section has.
     """
@@ -51,47 +48,73 @@ def _register(
     def build(source: Source) -> Document:
         built = [section(source) for section in sections]
         known = has_rows(source) if has_rows else any(section.has_content for section in built)
-        return build_document(kind, title, source, answer(source), built, known, command)
+        found = [figure for yield_figures in figures for figure in yield_figures(source)]
+        return build_document(kind, title, source, found, built, known, command)
 
     KINDS.register(kind)(build)
 
 
 _register(
-    "summary", "How many tokens attention takes here", summary.answer,
-    [all_implementations, fastest, sparse, maxima, lengths, minimum_sparsity, over_ranks,
-     exponents, each_rank],
+    "summary",
+    "How many tokens attention takes here",
+    [key.longest, key.fastest, key.least_memory, key.minimum_sparsity],
+    [
+        all_implementations,
+        fastest,
+        sparse,
+        maxima,
+        lengths,
+        minimum_sparsity,
+        over_ranks,
+        exponents,
+        each_rank,
+    ],
     _SWEEP,
-)  # fmt: skip
+)
 _register(
-    "devices", devices.TITLE, devices.answer, [each_rank, against_one, over_ranks, _ranks_pay],
+    "devices",
+    "Many devices",
+    [key.best_speedup, key.rank_memory, key.exposed, key.longest_on_ranks],
+    [against_one, over_ranks, each_rank, _ranks_pay],
     "longseq sweep configs/parallel.yaml",
-)  # fmt: skip
+)
 _register(
-    "extreme", extreme.TITLE, extreme.answer,
-    [uses, sparse, maxima, fastest, partial(where_it_pays, references=[DENSE]), lengths,
-     minimum_sparsity, exponents, projected],
+    "extreme",
+    "Extreme lengths",
+    [key.longest, key.memory_alone, key.fastest],
+    [
+        uses,
+        maxima,
+        sparse,
+        fastest,
+        partial(where_it_pays, references=[DENSE]),
+        lengths,
+        minimum_sparsity,
+        exponents,
+        projected,
+    ],
     "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99",
     lambda source: bool(source.maxima),
-)  # fmt: skip
+)
 _register(
-    "implementations", "Implementations side by side", implementations.answer,
-    [relative, exponents, _ranks_pay], _SWEEP,
+    "implementations",
+    "Implementations side by side",
+    [key.fastest, key.least_memory, key.longest, key.most_exact],
+    [relative, exponents, _ranks_pay],
+    _SWEEP,
     lambda source: len({row.label for row in source.rows if row.time_s}) > 1,
-)  # fmt: skip
+)
 _register(
-    "scaling", scaling.TITLE, scaling.answer,
-    [over_ranks, segments, exponents, bottleneck, _ranks_pay],
+    "scaling",
+    "Scaling",
+    [key.growth_with_ranks, key.exponent_of_time, key.most_frequent_limit],
+    [over_ranks, exponents, segments, bottleneck, _ranks_pay],
     "longseq scaling --impl ring --impl ulysses --world-sizes 1,2",
-)  # fmt: skip
-
-
-@KINDS.register("capabilities")
-def _build_capabilities(source: Source) -> Document:
-    matrix = modes.build_matrix(source)
-    sections = [
-        modes.capabilities(matrix), modes.errors(source),
-        where_it_pays(source, [ONE_RANK, DENSE]), against_one(source),
-    ]  # fmt: skip
-    answer = capabilities.answer(source, matrix)
-    title, known = capabilities.TITLE, bool(matrix.rows)
-    return build_document("capabilities", title, source, answer, sections, known, _SWEEP)
+)
+_register(
+    "capabilities",
+    "What works here",
+    [key.working, key.largest_error],
+    [capabilities, errors, partial(where_it_pays, references=[ONE_RANK, DENSE]), against_one],
+    _SWEEP,
+)

@@ -120,7 +120,7 @@ class ImplementationContract:
 
     @both_masks
     @both_groupings
-    @pytest.mark.parametrize("tokens", [1, 2, 127])
+    @pytest.mark.parametrize("tokens", [1, 127])
     def test_output_and_gradients_equal_the_reference(
         self, implementation: Any, options: Options, causal: bool, kv_heads: int, tokens: int
     ) -> None:
@@ -195,11 +195,10 @@ class ImplementationContract:
         tensors, log_sum_exp = BATCH * 64 * (HEADS + 2) * (HEAD_DIM + 8), 4 * BATCH * HEADS * 64
         assert cost.floor_bytes == (8 * tensors + log_sum_exp if w.train else 4 * tensors)
 
-    @both_masks
-    def test_longer_than_a_tile(self, implementation: Any, options: Options, causal: bool) -> None:
+    def test_longer_than_a_tile(self, implementation: Any, options: Options) -> None:
         """Several tiles, the last one short, with three heads on one KV head."""
         sizes = {"heads": 3, "kv_heads": 1, "head_dim": 8, "batch": 1}
-        w = make_workload(1025, causal=causal, mode="train", **sizes)
+        w = make_workload(1025, causal=True, mode="train", **sizes)
         assert_equals_reference(implementation, options, w)
 
     @both_masks

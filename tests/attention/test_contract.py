@@ -201,8 +201,6 @@ def test_compiled_equals_the_reference(name: str) -> None:
     with torch.compiler.set_stance("fail_on_recompile"):
         before = attention(*make_inputs(w))
     assert_equals_reference(name, {}, w)
-    # another mask is compiled again
-    assert_equals_reference(name, {}, make_workload(300, kv_heads=2))
     q, k, v = make_inputs(w)
     v[:, :, 200] += 100
     moved = (attention(q, k, v) != before).any(-1)

@@ -185,7 +185,7 @@ OVER_RANKS = [
     pytest.param(name, world, mask, id=f"{name}-{world}-{mask}")
     for name in MANY
     if name in TAKING
-    for world, some in ((2, ON_TWO), (3, ON_THREE))
+    for world, some in ((2, ON_TWO[:1]), (3, ON_THREE))
     for mask in some
 ]
 

@@ -6,7 +6,7 @@ A sweep is struck up to five times while it runs, resumed and struck again until
 has been struck twenty times; then nothing disturbs it. A finding is a record that is lost, doubled
 or blamed on the wrong one, a traceback, or a file or process that is left after the last run. The
 exit code is 1 if there is one. A finding names the number of its sweep; `--only NUMBER` with the
-same seed repeats that sweep alone. A kill takes about 3 s. `slurm --kills` strikes several hosts.
+same seed repeats that sweep alone. A kill takes about 3 s.
 """
 
 import argparse

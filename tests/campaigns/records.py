@@ -16,12 +16,11 @@ import json
 import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,7 @@ from longseq_bench.cli import run
 from longseq_bench.core.model import SCHEMA, Record
 from longseq_bench.store import RECORDS, add_checksum, load, write_line
 from tests import make
-from tests.campaigns import print_failures
-
-LIMIT_S = 10
+from tests.campaigns import Hang, limited, print_failures
 
 NONSENSE = (float("inf"), float("-inf"), float("nan"), -1, -0.25, "many", [], [1], {}, {"a": 1})
 """Values that no sample may have."""
@@ -142,22 +139,6 @@ def _damage_bytes(line: bytes, how: str, rng: random.Random) -> tuple[bytes, str
     return line[:at] + bad + line[at:], f"{bad[:8]!r} at {at}", True
 
 
-@contextmanager
-def time_limit(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError in the block after some seconds."""
-
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"took more than {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def draw_commands(rng: random.Random, folder: Path, out: Path, formats: str) -> list[list[str]]:
     """Return two command lines that read a folder of records."""
     name, written = str(folder), rng.choice(formats.split(","))
@@ -183,9 +164,9 @@ def try_file(rng: random.Random, folder: Path, formats: str) -> Iterator[str]:
     (folder / RECORDS).write_bytes(b"".join(written))
     done = "; ".join(f"line {at}: {what}" for at, (what, _) in sorted(mutated.items()))
     try:
-        with time_limit(LIMIT_S):
+        with limited():
             found = load(folder)
-    except Exception as error:
+    except (Exception, Hang) as error:
         yield f"{done}: {type(error).__name__}: {error}"
         return
     for at, (what, is_wrong) in mutated.items():
@@ -194,9 +175,9 @@ def try_file(rng: random.Random, folder: Path, formats: str) -> Iterator[str]:
     for command in draw_commands(rng, folder, folder / "out", formats):
         text = StringIO()
         try:
-            with time_limit(LIMIT_S), redirect_stdout(text), redirect_stderr(text):
+            with limited(), redirect_stdout(text), redirect_stderr(text):
                 code = run(command)
-        except Exception as error:
+        except (Exception, Hang) as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{os.path.basename(last.filename)}:{last.lineno}"
             yield f"{command[0]}: {type(error).__name__}: {error} ({place}); {done}"

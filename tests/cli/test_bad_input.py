@@ -1,13 +1,11 @@
 """Bad input: exit code 2, one clear sentence, nothing written, nothing lost."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from longseq_bench import environment
 from longseq_bench import load as load_results
 from longseq_bench.cli import run
 from longseq_bench.cli.options import GONE
@@ -20,7 +18,6 @@ from tests.make import record, trial, write_records
 
 TAIL = "memory_budget: 64MiB\nworkload: {heads: 1, head_dim: 16}\nrounds: 1\nrepeats: 1\n"
 SOUND = TAIL + "tokens: [32, 64]\nimplementations: [sdpa]\n"
-AT_2K = TAIL + "tokens: 2k\nimplementations: [%s, sdpa]\n"
 
 
 @pytest.fixture(autouse=True)
@@ -55,23 +52,11 @@ def test_what_is_gone_is_answered_in_one_sentence(gone: str, capfd: Capture) -> 
         (["--impl", "flash_attn"],
          "implementation 'flash_attn' in --impl is not included; the nearest one is 'fused', and "
          "a plug-in can add it (docs/extending.md)"),
-        (["--impl", "ring", "--new-tokens", "2"],
-         "new_tokens 2 needs mode decode, and the mode is forward"),
-        (["--impl", "ring", "--mode", "decode", "--keep", "inputs"],
-         "--keep inputs needs --mode train: only a backward pass recomputes"),
         (["--impl", "ring", "--mode", "decode", "--keep", "nothing"],
          "--keep nothing can't be used with --mode decode: the cache stays"),
-        (["--impl", "ring", "-o", "chnk=64"],
-         "unknown option 'chnk' in ring; did you mean 'chunk'?"),
         (["--impl", "ring", "-o", "chunk"], "option 'chunk' can't be read; write chunk=VALUE"),
-        (["--impl", "block-sparse", "-o", "sparsity=1.2"],
-         "block-sparse: sparsity 1.2 is outside [0, 1); 1.2 % would be 0.012"),
         (["--impl", "sdpa", "--ceiling", "12q"],
          "--ceiling '12q' can't be read; write 4096, 4k or 1M"),
-        (["--impl", "sdpa", "--memory-budget", "-3GiB"],
-         "memory budget '-3GiB' can't be read; write 512MiB or 7.9GiB"),
-        (["--impl", "sdpa", "--heads", "8", "--kv-heads", "3"],
-         "heads 8 is not divisible by kv_heads 3; kv_heads may be 1, 2, 4, 8"),
         (["--impl", "ring", "--world-size", "4", "--ceiling", "3"],
          "--ceiling 3 is smaller than --world-size 4; use at least 4"),
     ],
@@ -97,15 +82,9 @@ def test_more_ranks_than_cuda_devices_are_refused(
 
     monkeypatch.setattr("longseq_bench.api.machine.make_launcher", Machine)
     command = ["maxlen", "--impl", "ring", "--device", "cuda", "--memory-budget", "1MiB"]
-    devices += ", and two ranks can't share one"
     message = refusal(capfd, *command, "--world-size", "4", "--out", "out")
+    devices += ", and two ranks can't share one"
     assert message == f"--world-size 4 is too large: this machine has {devices}"
-    Path("four.yaml").write_text(
-        "memory_budget: 1MiB\ntokens: 64\nimplementations: ring\ndevice: cuda\n"
-        "world_size: [1,\n  4]\n"
-    )
-    message = refusal(capfd, "sweep", "four.yaml", "--out", "out")
-    assert message == f"four.yaml:6: world_size 4 is too large: this machine has {devices}"
     assert not Path("out").exists()
     assert run([*command, "--world-size", str(count), "--ceiling", "16"]) == 0
     assert run(["maxlen", "--impl", "ring", "--memory-budget", "1MiB", "--world-size", "9",
@@ -121,9 +100,6 @@ def test_an_unavailable_device_is_refused(capfd: Capture) -> None:
     message = refusal(capfd, "maxlen", "--impl", "sdpa", "--device", "cuda", "--out", "out")
     assert message.startswith("device cuda is not available: ")
     assert message.endswith("; available: cpu")
-    Path("gpu.yaml").write_text(SOUND + "device: cuda\n")
-    message = refusal(capfd, "sweep", "gpu.yaml", "--out", "out")
-    assert message.startswith("gpu.yaml:7: device cuda is not available: ")
     assert not Path("out").exists()
 
 
@@ -132,15 +108,12 @@ def test_an_unavailable_device_is_refused(capfd: Capture) -> None:
     [
         (["swep", "sound.yaml"], "Did you mean 'sweep'?"),
         (["maxlen"], "Missing option '--impl'"),
-        (["sweep"], "Missing argument"),
         (["sweep", "sound.yaml", "--drty-run"], "--dry-run"),
         (
             ["maxlen", "--impl", "sdpa", "--dtype", "float64"],
             "'--dtype': 'float64' is not one of 'float32', 'bfloat16', 'float16'",
         ),
-        (["maxlen", "--impl", "sdpa", "--heads", "x"], "'--heads'"),
         (["maxlen", "--impl", "sdpa", "--threads", "4097"], "4096"),
-        (["maxlen", "--impl", "sdpa", "--world-size", "1,2"], "'--world-size'"),
     ],
 )
 def test_usage_errors_name_the_possible_values(
@@ -173,25 +146,10 @@ def test_a_time_budget_shorter_than_one_run_is_named(capfd: Capture) -> None:
 # ---- the config --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        (
-            SOUND + "memory_budjet: 1GiB\n",
-            "bad.yaml:7: unknown key 'memory_budjet'; did you mean 'memory_budget'?",
-        ),
-        (
-            "tokens: 1k\nimplementations:\n  - ring:\n      chunks: 1k\n",
-            "bad.yaml:4: unknown option 'chunks' in ring; did you mean 'chunk'?",
-        ),
-        ("", "bad.yaml is empty; start from configs/quickstart.yaml of the repository"),
-    ],
-)
-def test_a_bad_config_is_refused_with_its_line(
-    text: str, sentence: str, tmp_path: Path, capfd: Capture
-) -> None:
-    Path("bad.yaml").write_text(text)
+def test_a_bad_config_is_refused_with_its_line(tmp_path: Path, capfd: Capture) -> None:
+    Path("bad.yaml").write_text(SOUND + "memory_budjet: 1GiB\n")
     before = state(tmp_path)
+    sentence = "bad.yaml:7: unknown key 'memory_budjet'; did you mean 'memory_budget'?"
     assert refusal(capfd, "sweep", "bad.yaml", "--out", "out") == sentence
     assert refusal(capfd, "sweep", "bad.yaml", "--dry-run") == sentence
     assert state(tmp_path) == before
@@ -211,13 +169,12 @@ def test_an_ambiguous_baseline_is_refused_before_anything_runs(capfd: Capture) -
 
 
 @pytest.mark.parametrize("command", ["sweep sound.yaml", "maxlen --impl sdpa"])
-@pytest.mark.parametrize("out", ["sound.yaml", "sound.yaml/below"])
 def test_a_folder_that_cannot_be_created_is_refused(
-    command: str, out: str, tmp_path: Path, capfd: Capture
+    command: str, tmp_path: Path, capfd: Capture
 ) -> None:
     before = state(tmp_path)
-    message = refusal(capfd, *command.split(), "--out", out)
-    assert message.startswith(f"results folder {out} can't be written: ")
+    message = refusal(capfd, *command.split(), "--out", "sound.yaml")
+    assert message.startswith("results folder sound.yaml can't be written: ")
     assert state(tmp_path) == before
 
 
@@ -255,7 +212,6 @@ def test_a_broken_line_in_the_middle_is_skipped_counted_and_kept(capfd: Capture)
     ("text", "why"),
     [
         (b"", "it is empty"),
-        (b"\n\n", "it is empty"),
         (
             b"{}\nno\n",
             "2 lines (1, 2) are not a record and skipped (unchanged on disk); line 1: trial: Field "
@@ -280,11 +236,9 @@ def test_results_without_a_record_are_refused_by_report_and_filled_by_sweep(
     ("arguments", "sentence"),
     [
         (["kepd"], "results kepd do not exist; did you mean kept?"),
-        ([f"kept/{RECORDS}x"], f"results kept/{RECORDS}x do not exist; did you mean kept/"),
         (["bare"], f"results folder bare holds no {RECORDS}"),
         (["kept", "--format", "md,cvs"], "unknown report format 'cvs'; did you mean 'csv'?"),
         (["kept", "--format", ""], "--format is empty; give it a value, or leave it out"),
-        (["kept", "--kind", ","], "--format or --kind is empty; write --format md,csv"),
         (
             ["kept", "--format", "terminal", "--json"],
             "--format terminal and --json both print on stdout; leave one out",
@@ -311,10 +265,8 @@ def test_an_impossible_report_is_refused(
     ("config", "baseline"),
     [
         ("baseline: dense", "dense"),
-        ("baseline: [dense]", None),
         ("baseline:", None),
         ("baseline: ring", None),
-        ("[dense]", None),
         ("baseline: dense\ntokens: [", None),
         (f"tokens: {[1] * 800_001}\nbaseline: dense", None),
     ],
@@ -331,28 +283,30 @@ def test_the_baseline_of_a_config_is_one_that_has_records(
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "phase", "message", "code"),
+    ("failures", "code"),
     [
-        ("bad-nan", "wrong", "check", "not finite", 3),
-        ("bad-far-key", "wrong", "check", "off the float64 reference", 3),
-        ("bad-shape", "error", "forward", "shapes cannot be multiplied", 3),
-        ("bad-limit", "limit", "forward", "grid of 70000 blocks exceeds 65535", 0),
-        ("bad-import", "unsupported", "start", "no_such_name", 0),
+        ({"bad-nan": ("wrong", "check", "not finite"),
+          "bad-far-key": ("wrong", "check", "off the float64 reference"),
+          "bad-shape": ("error", "forward", "shapes cannot be multiplied")}, 3),
+        ({"bad-limit": ("limit", "forward", "grid of 70000 blocks exceeds 65535"),
+          "bad-import": ("unsupported", "start", "no_such_name")}, 0),
     ],
-)
-def test_a_failed_trial_has_its_reason_and_exit_code(
-    name: str, status: str, phase: str, message: str, code: int, capfd: Capture
+)  # fmt: skip
+def test_failed_trials_have_their_reason_and_exit_code(
+    failures: dict[str, tuple[str, str, str]], code: int, capfd: Capture
 ) -> None:
-    Path("bad.yaml").write_text(AT_2K % name)
+    Path("bad.yaml").write_text(TAIL + f"tokens: 2k\nimplementations: {[*failures, 'sdpa']}\n")
     assert run(["sweep", "bad.yaml", "--out", "out", "--json"]) == code
-    row, sound = json.loads(capfd.readouterr().out)["rows"]
-    assert (row["implementation"], row["status"], row["phase"]) == (name, status, phase)
-    assert message in row["reason"]
-    assert (row["time_s"], row["tokens_per_s"]) == (None, None)
-    assert sound["status"] == "ok"
+    *failed, sound = json.loads(capfd.readouterr().out)["rows"]
     report = (Path("out") / "report.md").read_text()
-    assert name in report
-    assert status in report
+    assert [row["implementation"] for row in failed] == [*failures]
+    for row, (status, phase, message) in zip(failed, failures.values(), strict=True):
+        assert (row["status"], row["phase"]) == (status, phase)
+        assert message in row["reason"]
+        assert (row["time_s"], row["tokens_per_s"]) == (None, None)
+        assert row["implementation"] in report
+        assert status in report
+    assert sound["status"] == "ok"
 
 
 def test_a_search_with_a_wrong_output_ends_with_3(capfd: Capture) -> None:
@@ -363,25 +317,16 @@ def test_a_search_with_a_wrong_output_ends_with_3(capfd: Capture) -> None:
     assert found["failure_phase"] == "check"
 
 
-# ---- a resumed command asks for the same -------------------------------------------------------
-
-
-def test_small_changes_of_free_memory_repeat_no_trial(
-    monkeypatch: pytest.MonkeyPatch, capfd: Capture
-) -> None:
-    """Without a budget in the config, the one of the records in the folder goes on."""
-    Path("free.yaml").write_text(SOUND.replace("memory_budget: 64MiB\n", ""))
-    free: list[Callable[..., int]] = [lambda *_: 10 * 2**30, lambda *_: 10 * 2**30 - 2**28]
-    for read in free:
-        monkeypatch.setattr(environment, "free_memory", read)
-        assert run(["sweep", "free.yaml", "--out", "out"]) == 0
-    assert len(load("out").records) == 2
-
-
-@pytest.mark.parametrize("command", [["maxlen"], ["plan"], ["launch", "--", "maxlen"], ["sweep"]])
-@pytest.mark.parametrize("empty", [["--ceiling", ""], ["--memory-budget="], ["--model", ""]])
-def test_an_empty_value_is_refused(command: list[str], empty: list[str], capfd: Capture) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["maxlen", "--impl", "ring", "--ceiling", ""], ["plan", "--impl", "ring", "--model", ""],
+        ["launch", "--", "maxlen", "--impl", "ring", "--ceiling", ""],
+        ["sweep", "--memory-budget="],
+    ],
+)  # fmt: skip
+def test_an_empty_value_is_refused(command: list[str], capfd: Capture) -> None:
     """As by a shell variable that is not set; a search without its ceiling would take long."""
-    assert run([*command, "--impl", "ring", *empty]) == 2
-    name = empty[0].rstrip("=")
+    assert run(command) == 2
+    name = next(word for word in reversed(command) if word).rstrip("=")
     assert f"longseq: {name} is empty; give it a value, or leave it out" in capfd.readouterr().err

@@ -160,8 +160,6 @@ def test_a_function_that_is_not_there_ends_every_command(capfd: Capture, command
     [
         ("mine.py:mine", "mine.py:mines",
          "sweep.yaml:2: mine.py has no function 'mines'; did you mean 'mine'?"),
-        ('"mine.py:mine"', '{"mine.py:mine": {chunks: 1}}',
-         "sweep.yaml:2: unknown option 'chunks' in mine.py:mine; did you mean 'chunk'?"),
         ('"mine.py:mine"', '{"mine.py:mine": {chunk: many}}',
          "sweep.yaml:2: option chunk='many' in mine.py:mine is not a whole number from 1 up "
          "(write 1024 or 1k)"),

@@ -525,16 +525,16 @@ def test_the_document_has_every_comparison() -> None:
     assert any("no longer ok: wrong" in point for point in found["Result"].points)
 
 
-def test_unchanged_rows_are_details_and_nothing_else_is() -> None:
+def test_unchanged_rows_are_folded_and_nothing_else_is() -> None:
     document = comparison_document(everything(), 0.05)
-    folded = {s.title: rows_of(s) for s in document.sections if s.is_detail}
+    folded = {s.title: rows_of(s) for s in document.sections if s.folded}
     same = folded["2 rows unchanged"]
     assert [(row["Tokens"], row["Verdict"]) for row in same] == [(128, "same"), (4096, "same")]
-    shown = [row for s in document.sections if not s.is_detail for row in rows_of(s)]
+    shown = [row for s in document.sections if not s.folded for row in rows_of(s)]
     assert "same" not in {row.get("Verdict") for row in shown}
     terminal = comparison_document(everything(), 0.05, is_terminal=True)
     assert terminal.sections[0].points[-1] == "2 rows unchanged."
-    assert not any(section.charts or section.is_detail for section in terminal.sections)
+    assert not any(section.charts or section.folded for section in terminal.sections)
 
 
 def test_nothing_to_compare_is_not_a_pass() -> None:

@@ -400,8 +400,6 @@ def compile_quietly(cache: str) -> None:
 def test_the_kernels_compile_for_other_devices(tmp_path: Path) -> None:
     """They use tensor cores and asynchronous loads, and nothing spills."""
     variants = [
-        (Variant("forward", 64, causal=False), 90),
-        (Variant("dq", 128, causal=True), 90),
         (Variant("dkv", 128, causal=True, **HARDEST), 90),
         (Variant("dkv", 64, causal=True, shared=False, group=4), 80),
     ]

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Outcome, is_environment_failure
 from longseq_bench.core.ranks import versions
 from longseq_bench.launchers import engine
+from longseq_bench.launchers.base import OnPhase
 from longseq_bench.launchers.engine import EXITS, HostsLauncher, LabelledOutput
 from longseq_bench.launchers.hosts import COUNTS, Hosts, find_hosts, refuse_several_tasks
 from tests.launchers import fake_engine
@@ -58,16 +60,22 @@ def find_ranks() -> list[psutil.Process]:
     return [p for p in descendants if p.status() != "zombie" and names & {*p.cmdline()[-8:]}]
 
 
-def run(launcher: HostsLauncher, name: str, **fields: object) -> Outcome:
+def attempt(
+    launcher: HostsLauncher, name: str, on_phase: OnPhase = lambda phase, part: None, **fields: Any
+) -> Outcome:
+    """Return the outcome of one attempt; test_local.py has what makes it try once more."""
     known = {"heads": 1, "head_dim": 16, "repeats": 0, "threads": 1, "world_size": 2, **fields}
-    return launcher.run(trial(name, 4096, **known), lambda phase, part: None).outcome
+    return launcher._attempt(trial(name, 4096, **known), on_phase)[0]
 
 
-def test_all_ranks_are_measured(by_mpirun: HostsLauncher) -> None:
-    """By srun: tests/cli/test_launch.py. So many samples that mpirun cuts the lines."""
+def test_all_ranks_are_measured_whatever_is_printed_before_and_between(
+    by_mpirun: HostsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many samples that mpirun cuts the lines. By srun: tests/cli/test_launch.py."""
+    (tmp_path / "sitecustomize.py").write_text("print('a module of the site', flush=True)")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
     phases: list[str] = []
-    of = trial("ring", 4096, heads=1, head_dim=16, repeats=300, threads=1, world_size=2)
-    outcome = by_mpirun.run(of, lambda phase, part: phases.append(phase)).outcome
+    outcome = attempt(by_mpirun, "ring", lambda phase, part: phases.append(phase), repeats=300)
     assert (outcome.status, outcome.reason) == ("ok", None)
     assert sorted(m.rank for m in outcome.measurements if m.name == "peak") == [0, 1]
     assert outcome.facts["hosts"] == [*HOSTS]
@@ -75,77 +83,44 @@ def test_all_ranks_are_measured(by_mpirun: HostsLauncher) -> None:
     assert "forward" in phases
 
 
-def test_one_rank_runs_here(by_srun: HostsLauncher) -> None:
-    outcome = run(by_srun, "ring", world_size=1)
-    assert outcome.status == "ok"
-    assert "hosts" not in outcome.facts
-
-
-@pytest.mark.parametrize(
-    ("name", "status", "reason"),
-    [
-        ("rank-raises", "error", "ValueError: rank one says no"),
-        ("rank-segfaults", "crashed", "killed by SIGSEGV"),
-    ],
-)
-def test_a_rank_that_dies_is_named(
-    by_srun: HostsLauncher, name: str, status: str, reason: str
-) -> None:
-    outcome = run(by_srun, name)
-    expected = (status, "forward", f"rank 1 (host {HOSTS[1]}): {reason}")
+@pytest.mark.parametrize("engine_name", ["srun", "mpirun"])
+def test_a_rank_that_dies_is_named(engine_name: str, request: pytest.FixtureRequest) -> None:
+    """mpirun says so after it has ended the others."""
+    outcome = attempt(request.getfixturevalue(f"by_{engine_name}"), "rank-segfaults")
+    expected = ("crashed", "forward", f"rank 1 (host {HOSTS[1]}): killed by SIGSEGV")
     assert (outcome.status, outcome.phase, outcome.reason) == expected
-
-
-def test_mpirun_names_a_rank_that_it_lost(by_mpirun: HostsLauncher) -> None:
-    outcome = run(by_mpirun, "rank-segfaults")
-    assert outcome.reason == f"rank 1 (host {HOSTS[1]}): killed by SIGSEGV"
 
 
 def test_a_rank_that_is_killed_is_no_failure_of_the_trial(by_srun: HostsLauncher) -> None:
     """Slurm kills the ranks of a job that ends, and says so later or never."""
-    outcome = run(by_srun, "rank-kills-itself")
+    outcome = attempt(by_srun, "rank-kills-itself")
     assert is_environment_failure(outcome)
     assert f"rank 1 (host {HOSTS[1]}): {engine.OUTSIDE}" in (outcome.reason or "")
 
 
 def test_a_hang_shows_where_each_rank_waits(by_srun: HostsLauncher) -> None:
-    outcome = run(by_srun, "rank-waits", time_budget=1.0)
+    outcome = attempt(by_srun, "rank-waits", time_budget=1.0)
     assert outcome.status == "hang", outcome.reason
     assert outcome.facts["stacks"].keys() == {"0", "1"}
     assert "communication" in (outcome.reason or "")
 
 
-@pytest.mark.parametrize("who", ["rank", "srun"])
-def test_what_is_stopped_or_killed_from_outside_is_no_failure_of_the_trial(
-    by_srun: HostsLauncher, monkeypatch: pytest.MonkeyPatch, who: str
+def test_a_host_that_is_stopped_is_no_failure_of_the_trial(
+    by_srun: HostsLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trial runs once more, and the second attempt is stopped too."""
     monkeypatch.setattr(engine, "SILENT_S", 6.0)
-    struck: list[int] = []
 
-    def strike(phase: str, part: str) -> None:
-        if phase == "forward":
-            for process in find_ranks():
-                is_rank = (
-                    "worker.host_rank" in process.cmdline()[-1] and "srun" not in process.cmdline()
-                )
-                if who == "rank" and is_rank and process.environ().get("SLURM_PROCID") == "1":
-                    process.send_signal(signal.SIGSTOP)
-                    struck.append(process.pid)
-                elif who == "srun" and not is_rank:
-                    process.kill()
-                    struck.append(process.pid)
+    def stop(phase: str, part: str) -> None:
+        for process in find_ranks() if phase == "forward" else ():
+            is_rank = "srun" not in process.cmdline()
+            if is_rank and process.environ().get("SLURM_PROCID") == "1":
+                process.send_signal(signal.SIGSTOP)
 
-    known = {"heads": 1, "head_dim": 16, "repeats": 0, "threads": 1, "world_size": 2}
-    outcome = by_srun.run(trial("rank-waits", 4096, **known), strike).outcome
-    assert len(struck) >= 2
+    outcome = attempt(by_srun, "rank-waits", stop)
     assert is_environment_failure(outcome), outcome
     # a loaded machine notices the silence a second later
-    named = {
-        "rank": rf"no message from host {re.escape(HOSTS[1])} for \d+ s",
-        "srun": "srun ended with exit code -9",
-    }
-    assert re.search(named[who], outcome.reason or ""), outcome.reason
+    silence = rf"no message from host {re.escape(HOSTS[1])} for \d+ s"
+    assert re.search(silence, outcome.reason or ""), outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -166,7 +141,16 @@ def test_a_job_that_ends_ends_the_command(
 
     monkeypatch.setattr(engine.signal, "raise_signal", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run(by_srun, "ring")
+        attempt(by_srun, "ring")
+
+
+def test_an_engine_that_ends_is_no_failure_of_the_trial(
+    by_srun: HostsLauncher, tmp_path: Path
+) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\necho 'srun: no such node' >&2\nexit 9\n")
+    outcome = attempt(by_srun, "ring")
+    assert is_environment_failure(outcome)
+    assert "srun ended with exit code 9: srun: no such node" in (outcome.reason or "")
 
 
 def test_another_version_on_a_host_is_named(
@@ -175,23 +159,13 @@ def test_another_version_on_a_host_is_named(
     monkeypatch.setattr(engine, "versions", lambda: versions() | {"torch": "1.0"})
     named = rf"host ({HOSTS[0]}|{HOSTS[1]}) .*: torch is .* and 1\.0 here"
     with pytest.raises(UserError, match=named):
-        run(by_srun, "ring")
+        attempt(by_srun, "ring")
 
 
 def test_ranks_that_fill_no_hosts_are_unsupported(by_srun: HostsLauncher) -> None:
-    outcome = run(by_srun, "ring", world_size=3)
+    outcome = attempt(by_srun, "ring", world_size=3)
     assert (outcome.status, outcome.phase) == ("unsupported", "start")
     assert "3 ranks are more than the 2 of this launch" in (outcome.reason or "")
-
-
-def test_what_another_program_prints_first_is_no_message(
-    by_srun: HostsLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "print('a module of the site is loaded', flush=True)"
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
-    assert run(by_srun, "ring").status == "ok"
 
 
 # ---- what an engine prints -----------------------------------------------------------------------

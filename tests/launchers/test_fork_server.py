@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 
-from longseq_bench.core.errors import LauncherError
 from longseq_bench.core.model import ENVIRONMENT_FAILURE
 from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.local import SERVER_ENDED
@@ -133,24 +132,3 @@ def test_a_zombie_with_a_running_thread_has_not_ended(monkeypatch: pytest.Monkey
     server.kill()
     assert fork_server.has_ended(server.pid, PATIENCE_S)
     assert server.wait() == -9
-
-
-@pytest.mark.parametrize(("deaths", "starts"), [(0, 1), (2, 3), (3, 3)])
-def test_two_servers_may_be_killed_in_a_row(
-    monkeypatch: pytest.MonkeyPatch, deaths: int, starts: int
-) -> None:
-    """The running one, and its successor during its imports."""
-    started = []
-
-    def start(before: int) -> None:
-        started.append(before)
-        if len(started) <= deaths:
-            raise EOFError("unexpected EOF")
-
-    monkeypatch.setattr(fork_server, "_ready", start)
-    if deaths == starts:
-        with pytest.raises(LauncherError, match=r"can't be started: unexpected EOF"):
-            fork_server.ready()
-    else:
-        fork_server.ready()
-    assert len(started) == starts

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -57,19 +56,6 @@ def test_what_fails_for_its_sake_is_not_told() -> None:
 
 def _fail() -> None:
     raise EOFError
-
-
-def test_in_other_threads_it_changes_nothing() -> None:
-    handlers = []
-
-    def inside() -> None:
-        with defer_interrupts():
-            handlers.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=inside)
-    thread.start()
-    thread.join()
-    assert handlers == [signal.getsignal(signal.SIGINT)]
 
 
 TERMINATION = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -46,7 +46,6 @@ def pid_of(request: pytest.FixtureRequest) -> Iterator[int]:
         ("main", "cuda", True),
         ("pt_autograd_0", "cuda", True),
         ("NCCL Progress", "cuda", False),
-        ("", "cuda", False),
         ("NCCL Progress", "cpu", True),
     ],
     indirect=["pid_of"],

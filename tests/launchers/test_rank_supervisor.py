@@ -27,7 +27,7 @@ from longseq_bench.launchers.rank_supervisor import (
     ProcessSample,
     RankSupervisor,
 )
-from tests.make import measurement, outcome, trial
+from tests.make import outcome, trial
 
 LOST = {"lost_peer": True}
 IN_A_TRANSFER = ["torch/_ops.py:5 wait", f"core/ranks.py:9 {WAIT_FOR_PEERS}", "a/b.py:1 f"]
@@ -93,13 +93,6 @@ def test_a_trial_that_is_late_after_a_suspension_says_nothing(
         assert found.status == ("hang" if state is STOPPED else "timeout")
 
 
-def test_a_trial_that_passed_in_spite_of_a_suspension_is_ok() -> None:
-    one = supervisor(1)
-    one.add_wait(1.0, 41.0)
-    report(one, 0, outcome())
-    assert one.outcome().status == "ok"
-
-
 def test_the_launcher_notices_that_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(handles: object, timeout: float) -> list[object]:
         time.sleep(timeout + 0.3)
@@ -141,8 +134,6 @@ def test_one_rank_that_dies_has_its_signal_as_reason() -> None:
 @pytest.mark.parametrize(
     ("phase", "part", "budget", "limit"),
     [
-        ("start", "", 2.0, PHASE_LIMIT_S),
-        ("inputs", "", 2.0, PHASE_LIMIT_S),
         ("communication", "", 2.0, PHASE_LIMIT_S),
         ("forward", "", 2.0, 2.0 + GRACE_S),
         ("time", "pass 1", 2.0, 2.0 + GRACE_S),
@@ -154,12 +145,11 @@ def test_each_phase_has_its_limit(
     phase: Phase, part: str, budget: float | None, limit: float
 ) -> None:
     one = supervisor(1, time_budget=budget)
-    enter(one, phase, 0, now=200.0 if phase != "start" else 100.0, part=part)
-    began = 200.0 if phase != "start" else 100.0
-    assert one.deadline == pytest.approx(began + limit)
-    assert not one.is_late(began + limit - 0.01)
-    assert one.is_late(began + limit)
-    assert not one.is_done(began + limit)
+    enter(one, phase, 0, now=200.0, part=part)
+    assert one.deadline == pytest.approx(200.0 + limit)
+    assert not one.is_late(200.0 + limit - 0.01)
+    assert one.is_late(200.0 + limit)
+    assert not one.is_done(200.0 + limit)
 
 
 def test_backward_shares_the_time_limit_of_forward() -> None:
@@ -181,14 +171,11 @@ def test_one_rank_that_waits_is_a_timeout() -> None:
 # ---- several ranks -----------------------------------------------------------------------------
 
 
-def test_all_ok_has_the_measurements_of_every_rank() -> None:
+def test_the_trial_is_done_when_all_ranks_are_and_has_the_measurements_of_each() -> None:
     both = supervisor()
     for rank, peak in ((1, 20.0), (0, 10.0)):
         assert not both.is_done(101.0)
-        own = outcome(facts={"from": rank}).model_copy(
-            update={"measurements": (measurement("peak", peak),)}
-        )
-        report(both, rank, own)
+        report(both, rank, outcome(facts={"from": rank}, peak=peak))
     assert both.is_done(101.0)
     combined = both.outcome()
     assert (combined.status, combined.reason) == ("ok", None)
@@ -196,10 +183,9 @@ def test_all_ok_has_the_measurements_of_every_rank() -> None:
     assert combined.facts == {"from": 0}
 
 
-def test_the_trial_is_not_done_before_all_ranks_are() -> None:
+def test_a_failure_of_one_rank_is_that_of_the_trial() -> None:
     both = supervisor()
     report(both, 0, outcome(peak=10.0))
-    assert not both.is_done(101.0)
     assert both.deadline == pytest.approx(100.0 + PHASE_LIMIT_S)
     report(both, 1, bad("wrong", "off", "check"))
     combined = both.outcome()
@@ -255,14 +241,6 @@ def test_the_earliest_failure_is_the_cause(status: Status) -> None:
     assert (both.outcome().status, both.outcome().reason) == (status, "rank 1: early")
 
 
-def test_a_rank_without_a_report_is_named_with_its_phase() -> None:
-    both = supervisor()
-    enter(both, "backward", 1)
-    report(both, 0, CLOSED)
-    assert both.is_done(101.0 + CAUSE_S)
-    assert both.outcome().facts["ranks"]["1"] == "no report after backward began"
-
-
 def test_a_kill_by_the_kernel_is_out_of_memory() -> None:
     both = supervisor()
     report(both, 0, bad("error", "odd"), at=1)
@@ -280,12 +258,6 @@ def test_a_reason_of_all_ranks_names_no_rank() -> None:
     for rank in (0, 1):
         report(both, rank, bad("oom", "no room"), at=rank)
     assert both.outcome().reason == "every rank: no room"
-
-
-def test_a_launcher_can_name_its_ranks() -> None:
-    both = RankSupervisor(trial("ring", world_size=2), 100.0, "rank {} of 2, host alpha".format)
-    both.add_exit(1, 3, "", False, 101.0, 1)
-    assert both.outcome().reason == "rank 1 of 2, host alpha: ended with exit code 3"
 
 
 # ---- how long to wait --------------------------------------------------------------------------
@@ -356,14 +328,11 @@ def test_ranks_that_all_wait_are_a_hang() -> None:
     ("line", "phase"),
     [
         (f"core/ranks.py:9 {WAIT_FOR_PEERS}", "communication"),
-        (f"anywhere/else.py:1 {WAIT_FOR_PEERS}", "communication"),
         ("torch/distributed/distributed_c10d.py:2799 recv", "communication"),
         ("deepspeed/comm/comm.py:50 all_to_all_single", "communication"),
         # similar paths and names of other code
         ("mine/comm/lock.py:3 acquire", "forward"),
-        ("longseq_bench/distributed/shard.py:3 whole", "forward"),
         (f"a/{WAIT_FOR_PEERS}.py:3 f", "forward"),
-        (f"a/b.py:3 not_{WAIT_FOR_PEERS}", "forward"),
     ],
 )
 def test_a_rank_waits_for_peers_only_inside_a_marked_function_or_a_library(
@@ -400,9 +369,7 @@ def test_a_hang_on_cuda_names_the_collective_in_which_each_device_waits() -> Non
     assert found.phase == "forward"
 
 
-@pytest.mark.parametrize(
-    "collective", [[], ["all_reduce #4 is queued"], ["all_reduce #4 makes progress"], ["none"]]
-)
+@pytest.mark.parametrize("collective", [[], ["all_reduce #4 makes progress"]])
 def test_a_device_that_computes_makes_it_a_timeout(collective: list[str]) -> None:
     """Its rank sleeps meanwhile, as one that waits for its peers does."""
     late = stuck()
@@ -437,10 +404,6 @@ def test_a_busy_rank_makes_it_a_timeout_and_is_named() -> None:
     late.diagnose(samples, {})
     assert late.outcome().status == "timeout"
     assert late.outcome().reason == "rank 1: one pass took longer than the 2 s allowed"
-
-
-def test_a_rank_without_a_sample_does_not_count_as_waiting() -> None:
-    assert not stuck().is_hang({0: IDLE})
 
 
 def test_a_timeout_names_a_rank_over_its_limit() -> None:

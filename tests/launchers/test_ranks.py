@@ -2,7 +2,6 @@
 
 import os
 import socket
-import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from longseq_bench.launchers.exit_status import find_nccl_files
 from longseq_bench.launchers.local import LocalLauncher
 from tests.make import trial
 
-MIB = 2**20
+MIB, CORES = 2**20, len(os.sched_getaffinity(0))
 SOON_S = 30
 """Shorter than any limit that would end a trial that was not ended at once."""
 
@@ -36,13 +35,12 @@ def run(launcher: LocalLauncher, name: str, ranks: int = 2, **fields: object) ->
     return launch(launcher, name, ranks, **fields).outcome
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_all_ranks_are_measured(launcher: LocalLauncher, nothing_left: None, ranks: int) -> None:
-    launched = launch(launcher, "ring", ranks)
+def test_all_ranks_are_measured(launcher: LocalLauncher, nothing_left: None) -> None:
+    launched = launch(launcher, "ring", 3)
     outcome = launched.outcome
     assert (outcome.status, outcome.reason) == ("ok", None)
-    assert sorted(m.rank for m in outcome.measurements if m.name == "peak") == list(range(ranks))
-    assert launched.processes == ranks
+    assert sorted(m.rank for m in outcome.measurements if m.name == "peak") == [0, 1, 2]
+    assert launched.processes == 3
     assert "ranks" not in outcome.facts
 
 
@@ -50,7 +48,6 @@ def test_all_ranks_are_measured(launcher: LocalLauncher, nothing_left: None, ran
     ("name", "status", "reason"),
     [
         ("rank-raises", "error", "rank 1: ValueError: rank one says no"),
-        ("rank-exits", "crashed", "rank 1: ended with exit code 3"),
         ("rank-kills-itself", "crashed", "rank 1: killed by SIGKILL"),
     ],
 )
@@ -67,11 +64,9 @@ def test_a_rank_that_dies_is_named(
 def test_one_rank_out_of_memory_is_out_of_memory(
     launcher: LocalLauncher, nothing_left: None
 ) -> None:
-    start = time.monotonic()
     outcome = run(launcher, "rank-eats", memory_budget=64 * MIB)
     assert (outcome.status, outcome.phase, outcome.fits) == ("oom", "forward", False)
     assert (outcome.reason or "").startswith("rank 1: ")
-    assert time.monotonic() - start < SOON_S
     assert "lost_peer" not in outcome.facts
 
 
@@ -82,13 +77,10 @@ def test_who_lost_a_peer_is_not_to_blame(launcher: LocalLauncher, nothing_left: 
     assert outcome.facts["ranks"]["0"].startswith("error in forward: ")
 
 
-@pytest.mark.parametrize("name", ["rank-exits", "rank-raises"])
-def test_a_peer_says_what_it_saw(
-    launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_peer_says_what_it_saw(launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever fails leaves at once, so that the others learn of it."""
     monkeypatch.setattr(rank_supervisor, "PEERS_S", SOON_S)
-    assert "onnection" in run(launcher, name).facts["ranks"]["0"]
+    assert "onnection" in run(launcher, "rank-exits").facts["ranks"]["0"]
 
 
 def test_a_child_that_does_not_get_far_leaves_nothing(
@@ -140,14 +132,12 @@ def ended_soon(monkeypatch: pytest.MonkeyPatch, nothing_left: None) -> None:
 
 
 def test_a_stopped_rank_is_a_hang(launcher: LocalLauncher, ended_soon: None) -> None:
-    start = time.monotonic()
     outcome = run(launcher, "rank-stops", time_budget=0.2)
     assert outcome.status == "hang"
     assert outcome.reason == "rank 1 is stopped (SIGSTOP); rank 0 waits in communication"
     stacks = outcome.facts["stacks"]
     assert "fault" in stacks["1"][0]
     assert any(line.endswith(WAIT_FOR_PEERS) for line in stacks["0"])
-    assert time.monotonic() - start < SOON_S
 
 
 def test_ranks_that_wait_for_each_other_are_a_hang(
@@ -159,16 +149,6 @@ def test_ranks_that_wait_for_each_other_are_a_hang(
     assert any("distributed_c10d.py" in line for line in outcome.facts["stacks"]["1"])
     lines = [line for stack in outcome.facts["stacks"].values() for line in stack]
     assert not [line for line in lines if line.startswith("/")]
-
-
-def test_a_sleeping_rank_differs_from_one_that_waits_for_it(
-    launcher: LocalLauncher, ended_soon: None
-) -> None:
-    outcome = run(launcher, "rank-sleeps", time_budget=0.2)
-    assert (outcome.status, outcome.phase) == ("hang", "forward")
-    assert outcome.reason == "rank 0 waits in communication; rank 1 waits in forward"
-    assert any(line.endswith(WAIT_FOR_PEERS) for line in outcome.facts["stacks"]["0"])
-    assert not any("multiprocessing" in line for line in outcome.facts["stacks"]["1"])
 
 
 def test_a_rank_that_computes_too_long_is_a_timeout(
@@ -196,17 +176,13 @@ def test_sdpa_on_two_ranks_is_unsupported(launcher: LocalLauncher, nothing_left:
     assert outcome.measurements == ()
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_share_the_cores(launcher: LocalLauncher, ranks: int) -> None:
-    cores = len(os.sched_getaffinity(0))
-    outcome = run(launcher, "rank-counts-threads", ranks, threads=None)
-    assert outcome.reason == f"rank 1: ValueError: {max(1, cores // ranks)} thread(s)"
-    outcome = run(launcher, "rank-counts-threads", ranks, threads=3)
-    assert outcome.reason == "rank 1: ValueError: 3 thread(s)"
+@pytest.mark.parametrize(("asked", "found"), [(None, max(1, CORES // 2)), (3, 3)])
+def test_ranks_share_the_cores(launcher: LocalLauncher, asked: int | None, found: int) -> None:
+    outcome = run(launcher, "rank-counts-threads", threads=asked)
+    assert outcome.reason == f"rank 1: ValueError: {found} thread(s)"
 
 
 WRONG = {"segments": (64,), "dilation": (1, 2)}
-STAGED = trial("ulysses", 4096, {"stage": 2}, world_size=3)
 
 
 def ulysses(ranks: int, **fields: object) -> Trial:
@@ -217,12 +193,10 @@ def ulysses(ranks: int, **fields: object) -> Trial:
     ("trials", "problem"),
     [
         ([ulysses(3)], "ulysses: 8 heads can't be split over 3 ranks"),
-        ([ulysses(1), STAGED], "8 heads can't be split"),
         # options are checked with any number of ranks
         ([ulysses(4), trial("dilated", 64, WRONG, world_size=2)], "give one rate per segment"),
         # the world size of one trial is possible
         ([ulysses(3), ulysses(4)], None),
-        ([ulysses(4), ulysses(3)], None),
         ([ulysses(3, heads=8), ulysses(3, heads=6), ulysses(3, heads=8)], None),
         # trials of a search have one token
         ([trial("ring", 1, world_size=4), trial("ulysses", 2, world_size=4)], None),

@@ -1,8 +1,10 @@
 """LongNet's rule against a loop over all pairs of tokens, written from the definition."""
 
+from random import Random
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from longseq_bench.core.errors import UserError
@@ -56,6 +58,7 @@ def test_counts_pairs_and_shares_equal_the_definition(
 
 @settings(max_examples=30, deadline=None)
 @given(rules(), st.integers(1, 40), st.booleans(), st.randoms(use_true_random=False))
+@example(DilationRule((16, 4), (1, 2), 2, "softmax"), 32, True, Random(0))
 def test_segments_follow_a_walk_and_causality_the_sequence(rule, n, causal, draw) -> None:  # type: ignore[no-untyped-def]
     order = list(range(n))
     draw.shuffle(order)

@@ -250,11 +250,6 @@ class RankNative(OnRankOne):
     fault = Native.fault
 
 
-class RankGrandchild(OnRankOne):
-    started = False
-    fault = Grandchild.fault
-
-
 class RankLeavesShared(OnRankOne):
     """Leaves a file as NCCL does that is killed."""
 
@@ -275,13 +270,6 @@ class RankWaits(OnRankOne):
         if name := os.environ.get("LONGSEQ_TEST_WAITS"):
             open(name, "w").close()
         dist.recv(torch.empty(1), src=0, tag=99)
-
-
-class RankSleeps(OnRankOne):
-    """Waits, but for no rank."""
-
-    def fault(self) -> None:
-        time.sleep(600)
 
 
 class RankSpins(OnRankOne):

@@ -49,7 +49,8 @@ def test_titles_and_sentences_have_what_differs() -> None:
         "Float32, 30 s limit", "Bfloat16, 10 min limit", "Bfloat16, no time limit",
     ]  # fmt: skip
     assert swept.charts[0].title == "Time: float32, 30 s limit, 1k tokens"
-    assert document.paragraphs[1:] == ["Times and memory: float32, 30 s limit."]
+    assert document.paragraphs[1:] == []
+    assert document.figures[0].words == "ring, sdpa (float32, 30 s limit); the longest tried"
     assert not section(document, "Answer").points
 
 

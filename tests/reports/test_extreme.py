@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -175,19 +175,23 @@ def wrong_ranges(table: Table, rows: Sequence[Any]) -> list[str]:
     return list(filter(None, found))
 
 
+def count(rows: Iterable[Any]) -> int:
+    return len({one.implementation for one in rows})
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_which_attention_for_which_length(name: str) -> None:
     """A table per workload; the first screen has one of them, with at most eight rows."""
     book, document = report(name)
     known = workloads(book)
     (found,) = [s.tables for s in document.sections if s.title == TITLE]
+    known.sort(key=lambda rows: (-count(r for r in rows if isinstance(r, Search)), -count(rows)))
     assert [wrong_ranges(one, rows) for one, rows in zip(found, known, strict=True)] == [
         [] for _ in known
     ]
     (first,) = document.sections[0].tables
-    assert first.title.startswith(TITLE)
+    assert first == found[0]
     assert len(first.rows) <= 8
-    assert any(not wrong_ranges(first, rows) for rows in known)
 
 
 def test_searches_under_other_budgets_are_no_ties() -> None:
@@ -227,6 +231,3 @@ def test_bars_are_the_longest_of_each_limit(name: str) -> None:
         own = {(p.series, p.facet): p.y for p in chart.points}
         for guide in chart.guides:
             assert {(own[p.series, p.facet], p.y) for p in guide.points} <= floors
-
-
-# ---- first screen --------------------------------------------------------------------------------

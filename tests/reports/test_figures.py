@@ -268,7 +268,7 @@ OF_PAIRS = {
 }  # fmt: skip
 """Headings of values of two rows, which are tested below, and of options."""
 
-ONE_LINE_EACH = re.compile(r"One line per |\d+ of [\d,]+ (implementation|variant)s")
+ONE_LINE_EACH = re.compile(r"(\d+ of [\d,]+ rows: )?One line per ")
 """Titles of the first table of a summary, which has a test of its own."""
 NOTHING = {"Uncovered", "Zero rows"}
 """Headings of shares that may be left out where they are 0."""

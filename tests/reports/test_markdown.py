@@ -1,6 +1,5 @@
 """Markdown: an independent parser reads back the rendered text."""
 
-import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -10,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from longseq_bench import load
 from longseq_bench.reports import documents
-from longseq_bench.reports.base import KINDS
-from longseq_bench.reports.document import Column, Document, Finding, Section, Table
-from longseq_bench.reports.render.markdown import MAX_WORDS, escape, render
-from longseq_bench.store import RECORDS, load
+from longseq_bench.reports.document import Column, Document, Section, Table
+from longseq_bench.reports.render.markdown import render
 
+RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
 NASTY = [
     "a|b", "<b>bold</b>", "two\nlines\r\nand\ttabs", "`code`", "*star* _under_ __init__", "a_b_c",
     "[link](http://x)", "\\", "\\|", "back\\slash|", "&lt;", "&amp;", "# head", "- item", "1. one",
@@ -82,39 +81,36 @@ def test_the_whole_page() -> None:
     )
 
 
+def test_details_are_a_second_file_with_links_from_the_page() -> None:
+    table = Table("", (Column("name"),), (("a",), ("b",)))
+    config = Section("Config: a/b_c.yaml", ["Long."], ["2 of 3.", "x"], [table], is_detail=True)
+    sections = [Section("Answer", points=["4 rows."]), config]
+    files = render(Document("summary", "Title", ["Said."], sections))
+    assert [*files] == ["report.md", "report-details.md"]
+    link = "report-details.md#config-ab_cyaml"
+    assert files["report.md"] == (
+        f"# Title\n\nSaid.\n\n## Answer\n\n- 4 rows.\n\n"
+        f"## Details\n\n- [Config: a/b_c.yaml]({link}): 2 rows: 2 of 3.\n"
+    )
+    assert files["report-details.md"].startswith(
+        "# Title: details\n\n[The answer](report.md)\n\n## Config: a/b_c.yaml\n\nLong.\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["hilbert", "ranks"])
+def test_the_first_file_of_every_kind_is_one_page(name: str) -> None:
+    known = load(RESULTS / name)
+    reports = documents(known.records, ["auto"], known.baseline, known.notes, known.configs)
+    assert len(reports) >= 5
+    for report in reports:
+        text, *more = render(report.without_charts()).values()
+        assert len(text.split()) <= 1200, report.kind
+        assert len(more) == 1
+
+
 def test_backticks_do_not_end_a_block_of_code() -> None:
     lines = ["echo ```", "````", "end"]
     tokens = MarkdownIt("commonmark").parse(
         page(Document("summary", "T", [], [Section("S", code=lines)]))
     )
     assert [t.content for t in tokens if t.type == "fence"] == ["\n".join(lines) + "\n"]
-
-
-REAL = sorted((Path(__file__).parents[2] / "results").rglob(RECORDS))
-
-
-@pytest.mark.parametrize("kind", KINDS.names())
-def test_the_page_of_any_committed_records_has_at_most_1200_words(kind: str) -> None:
-    assert MAX_WORDS == 1200
-    every = [record for file in REAL for record in load(file).records]
-    for records in (*(load(file).records for file in REAL), every):
-        (document,) = documents(records, [kind])
-        files = render(document.without_charts())
-        assert list(files) == [f"{document.stem}.md", f"{document.stem}-details.md"]
-        text, details = files.values()
-        assert len(text.split()) <= MAX_WORDS
-        assert f"]({document.stem}-details.md)" in text
-        headings = re.findall(r"(?m)^## (.*)", text + details)
-        titles = (escape(s.title) for s in document.sections)
-        assert sorted(headings) == sorted(["Details", *titles])
-
-
-def test_a_finding_on_the_page_has_a_link_to_its_rows_in_the_details() -> None:
-    rows = tuple((f"row {i}",) for i in range(2000))
-    sections = [
-        Section("Answer", points=[Finding("Far.", "All rows")]),
-        Section("All rows", tables=[Table("", (Column("a"),), rows)]),
-    ]
-    files = render(Document("summary", "T", [], sections))
-    assert "- Far. ([rows](report-details.md#all-rows))" in files["report.md"]
-    assert "row 1999" in files["report-details.md"]

@@ -415,7 +415,7 @@ def test_sections_are_folded_except_the_first_and_links_open_them(reader: Reader
 def test_a_link_opens_its_section(reader: Reader) -> None:
     first = Section("First", ["Words."])
     document = replace(long(20), sections=[first, *long(20).sections])
-    reader.open(page(document), "#all-rows", unfold=False)
+    reader.open(page(document), "#all", unfold=False)
     assert reader.opened() == ["first", "all"]
     assert reader.errors() == []
 

@@ -33,8 +33,7 @@ def test_only_rows_of_similar_density_are_compared() -> None:
 
 
 def describe_fastest(*records: Record) -> str:
-    figure = key_figures.fastest("Fastest", Source(list(records)).rows)
-    return figure.words if figure else ""
+    return key_figures.describe_fastest(Source(list(records)).rows)
 
 
 def test_the_fastest_of_several_densities_is_compared_with_those_of_its_own() -> None:

@@ -225,9 +225,6 @@ def test_a_claim_follows_its_rows(kind: str, family: str) -> None:
         assert not claims(build(kind, make_records(SCORES, WIDE))), "wide"
 
 
-# ---- lists of faster and slower ------------------------------------------------------------------
-
-
 # ---- published records ---------------------------------------------------------------------------
 
 

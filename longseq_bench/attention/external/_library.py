@@ -18,10 +18,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.masks import FULL, parse_mask
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import OrderName, TokenOrder
 from longseq_bench.kernels.exact._packages import import_installed
 from longseq_bench.meta_mode import is_meta
 
@@ -91,9 +93,20 @@ class External(Attention):
     dtypes: ClassVar[tuple[str, ...]] = ()
     """The dtypes that it computes; empty for all."""
 
+    copies_heads: ClassVar[bool] = False
+    """True if q, k and v are copied to (B, N, H, D), as part of a pass."""
+
+    on_one_rank: ClassVar[str] = ""
+    """What to use on one rank instead; empty if it runs on one."""
+
+    order: TokenOrder | None = None
+    """The tokens of each rank, set before this constructor; None: all."""
+
     takes_masks = True  # those of `mask_kinds`; the constructor refuses the others
 
     def __init__(self, workload: Workload, group: Group) -> None:
+        if self.on_one_rank and group.size == 1:
+            raise UnsupportedError(f"it runs on 2 or more ranks; use {self.on_one_rank}")
         super().__init__(workload, group)
         name = self.library.distribution
         kind = parse_mask(workload.mask).kind if workload.mask is not None else FULL
@@ -121,6 +134,12 @@ class External(Attention):
         # libraries send by themselves, past our group
         return self.group.size == 1
 
+    @override
+    def build_shard(self) -> Shard:
+        if self.order is None:
+            return super().build_shard()
+        return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
+
     def prepare(self, device: str) -> None:
         """Import the library. Raises UnsupportedError if that fails, and in a prediction."""
         super().prepare(device)
@@ -133,15 +152,23 @@ class External(Attention):
     @override
     def facts(self) -> dict[str, Any]:
         name = self.library.distribution
-        return {"library": f"{name} {version(name)}"}
+        facts = {"library": f"{name} {version(name)}"}
+        if self.copies_heads:
+            facts["layout"] = "q, k and v are copied to (B, N, H, D); the copies are part of a pass"
+        return facts
+
+
+def split(name: OrderName, tokens: int, group: Group) -> TokenOrder:
+    """Return the order of tokens; raises WorldError if ranks would hold unequal parts."""
+    parts = group.size * (2 if name == "zigzag" else 1)
+    if group.size > 1 and tokens % parts:
+        raise WorldError(f"{tokens} tokens can't be split evenly into {parts} parts")
+    return TokenOrder(name, tokens, group.size)
 
 
 def heads_last(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return (B, H, N, D) tensors as (B, N, H, D), contiguous: a copy, part of the call."""
     return tuple(t.transpose(1, 2).contiguous() for t in tensors)
-
-
-HEADS_LAST_FACT = {"layout": "q, k and v are copied to (B, N, H, D); the copies are part of a pass"}
 
 
 def cumulative(lengths: tuple[int, ...], batch: int, device: str) -> Tensor:

@@ -11,13 +11,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.external._library import External, Library
+from longseq_bench.attention.external._library import External, Library, split
 from longseq_bench.attention.external.transformers import ModelLayer
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import TokenOrder
 
 _BALANCE = {"contiguous": "none", "zigzag": "head_tail"}
 
@@ -28,6 +26,7 @@ class AxolotlRingmaster(External):
 
     summary = "axolotl's ringmaster: Ulysses and a ring around an attention of transformers"
     many_ranks = True
+    on_one_rank = "transformers"
     library = Library(
         "axolotl-ringmaster",
         "ringmaster",
@@ -56,8 +55,6 @@ class AxolotlRingmaster(External):
             "attention of transformers; a ring needs the first",
         ] = "flash_attention_2",
     ) -> None:
-        if group.size == 1:
-            raise UnsupportedError("axolotl-ringmaster runs on 2 or more ranks; use transformers")
         if ulysses < 1 or group.size % ulysses or workload.kv_heads % ulysses:
             raise WorldError(
                 f"ulysses={ulysses} must divide {group.size} ranks and {workload.kv_heads} KV heads"
@@ -70,16 +67,9 @@ class AxolotlRingmaster(External):
             )
         if attention != "sdpa" and workload.dtype == "float32":
             raise UnsupportedError("flash_attention_2 computes bfloat16 and float16 only")
-        parts = group.size * (2 if order == "zigzag" else 1)
-        if workload.seq_len % parts:
-            raise WorldError(f"{workload.seq_len} tokens can't be split evenly into {parts} parts")
-        self.order = TokenOrder(order, workload.seq_len, group.size)
+        self.order = split(order, workload.seq_len, group)
         super().__init__(workload, group)
-        self.ulysses, self.attention = ulysses, attention
-
-    @override
-    def build_shard(self) -> Shard:
-        return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
+        self.ulysses, self.tokens, self.attention = ulysses, order, attention
 
     def prepare(self, device: str) -> None:
         """Let the library make its groups of ranks, and register its attention."""
@@ -91,7 +81,7 @@ class AxolotlRingmaster(External):
         w, size, rm = self.workload, self.group.size, self.module
         config = rm.RingmasterConfig(
             size=size, ulysses_size=self.ulysses, ring_size=size // self.ulysses,
-            load_balance=rm.LoadBalance(_BALANCE[self.order.name]),
+            load_balance=rm.LoadBalance(_BALANCE[self.tokens]),
         )  # fmt: skip
         runtime = rm.setup(
             config, num_kv_heads=w.kv_heads, device_type=device, inner_attn=self.attention

@@ -27,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from typing_extensions import override
 
 from longseq_bench.attention.base import Counts, Mask, Positions, implementation
-from longseq_bench.attention.external._library import HEADS_LAST_FACT, External, Library, heads_last
+from longseq_bench.attention.external._library import External, Library, heads_last
 from longseq_bench.core.cost import Cost, attention_flops, floor_bytes, visible_pairs
 from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import Workload
@@ -41,6 +41,7 @@ class DilatedAttentionPytorch(External):
     summary = "fkodom's LongNet: each group of heads has one pair (segment, rate)"
     equal_heads = True
     train_reason = "its division by a sum over the sequence would be part of the gradients"
+    copies_heads = True
     library = Library(
         "dilated-attention-pytorch",
         "dilated_attention_pytorch.dilated_attention",
@@ -174,7 +175,7 @@ class DilatedAttentionPytorch(External):
     def facts(self) -> dict[str, Any]:
         ran = "xformers" if self._calls_xformers else "torch's scaled_dot_product_attention"
         scaling = "the library's division by sums over the sequence is undone after its call"
-        return super().facts() | HEADS_LAST_FACT | {"kernel": ran, "scaling": scaling}
+        return super().facts() | {"kernel": ran, "scaling": scaling}
 
 
 class _LowerTriangularMask:

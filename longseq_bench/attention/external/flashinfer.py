@@ -3,15 +3,12 @@
 Not run on a GPU by this project yet. Letters: B batch, H heads, N tokens, D head_dim.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.external._library import (
-    HEADS_LAST_FACT,
     External,
     Library,
     cumulative,
@@ -30,6 +27,7 @@ class FlashInfer(External):
     mask_kinds = frozenset({WINDOW, DOCUMENTS, FULL_DOCUMENTS})
     dtypes = ("bfloat16", "float16")
     train_reason = "it has no backward"
+    copies_heads = True
     library = Library(
         "flashinfer-python",
         "flashinfer",
@@ -61,7 +59,3 @@ class FlashInfer(External):
         B, H, N, D = q.shape
         ragged = (t.flatten(0, 1) for t in heads_last(q, k, v))
         return self._wrapper.run(*ragged).reshape(B, N, H, D).transpose(1, 2)  # type: ignore[no-any-return]
-
-    @override
-    def facts(self) -> dict[str, Any]:
-        return super().facts() | HEADS_LAST_FACT

@@ -5,14 +5,13 @@ Not run on a GPU by this project yet. Letters: B batch, H heads, N tokens, D hea
 """
 
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.external._library import HEADS_LAST_FACT, External, Library, heads_last
+from longseq_bench.attention.external._library import External, Library, heads_last
 from longseq_bench.core.masks import DOCUMENTS, FULL_DOCUMENTS, parse_mask
 
 _FULL, _CAUSAL = 0, 1  # its types of a range
@@ -25,6 +24,7 @@ class MagiAttention(External):
     summary = "MagiAttention's kernel, with documents; on one rank"
     mask_kinds = frozenset({DOCUMENTS, FULL_DOCUMENTS})
     dtypes = ("bfloat16", "float16")
+    copies_heads = True
     library = Library(
         "magi-attention",
         "magi_attention.api",
@@ -54,7 +54,3 @@ class MagiAttention(External):
             *flat, q_ranges=self._ranges, k_ranges=self._ranges, attn_type_map=self._kinds
         )[0]
         return out.reshape(B, N, H, D).transpose(1, 2)
-
-    @override
-    def facts(self) -> dict[str, Any]:
-        return super().facts() | HEADS_LAST_FACT

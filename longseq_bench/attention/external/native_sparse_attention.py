@@ -20,7 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Counts, Mask, Positions, implementation
-from longseq_bench.attention.external._library import HEADS_LAST_FACT, External, Library, heads_last
+from longseq_bench.attention.external._library import External, Library, heads_last
 from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
@@ -37,6 +37,7 @@ class NativeSparseAttention(External):
 
     summary = "native sparse attention of flash-linear-attention: fixed selected blocks"
     dtypes = ("bfloat16", "float16")
+    copies_heads = True
     library = Library(
         "fla-core",
         "fla.ops.nsa",
@@ -122,7 +123,7 @@ class NativeSparseAttention(External):
     @override
     def facts(self) -> dict[str, Any]:
         pattern = "selected blocks are given: the first, and the nearest up to the query's own"
-        return super().facts() | HEADS_LAST_FACT | {"pattern": pattern}
+        return super().facts() | {"pattern": pattern}
 
 
 def _is_power_of_2(number: int) -> bool:

@@ -3,13 +3,11 @@
 Not run on a GPU by this project yet. Letters: B batch, H heads, N tokens, D head_dim.
 """
 
-from typing import Any
-
 from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.external._library import HEADS_LAST_FACT, External, Library, heads_last
+from longseq_bench.attention.external._library import External, Library, heads_last
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.masks import WINDOW, parse_mask
 from longseq_bench.core.model import Workload
@@ -23,6 +21,7 @@ class Natten(External):
     summary = "NATTEN's na1d: a causal sliding window"
     mask_kinds = frozenset({WINDOW})
     equal_heads = True
+    copies_heads = True
     library = Library(
         "natten",
         "natten.functional",
@@ -46,7 +45,3 @@ class Natten(External):
         query, key, value = heads_last(q, k, v)
         out_BNHD = self.module.na1d(query, key, value, kernel_size=self._window, is_causal=True)
         return out_BNHD.transpose(1, 2)  # type: ignore[no-any-return]
-
-    @override
-    def facts(self) -> dict[str, Any]:
-        return super().facts() | HEADS_LAST_FACT

@@ -3,18 +3,16 @@
 Letters: B batch, Hq heads, Hk kv_heads, G query heads per KV head, N tokens, D head_dim.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.external._library import HEADS_LAST_FACT, External, Library, heads_last
-from longseq_bench.core.errors import UnsupportedError, WorldError
+from longseq_bench.attention.external._library import External, Library, heads_last, split
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import TokenOrder
 
 
 @implementation("ring-attention-pytorch")
@@ -24,6 +22,7 @@ class RingAttentionPytorch(External):
     summary = "lucidrains' ring attention in torch operations (ring_flash_attn)"
     many_ranks = True
     dtypes = ("float32",)  # its sums are float32, and it multiplies them by v without a cast
+    copies_heads = True
     library = Library(
         "ring-attention-pytorch",
         "ring_attention_pytorch",
@@ -42,9 +41,7 @@ class RingAttentionPytorch(External):
         bucket: Annotated[int, "tokens of a block (its bucket_size)"] = 1024,
     ) -> None:
         tokens, ranks = workload.seq_len, group.size
-        if tokens % ranks:
-            raise WorldError(f"{tokens} tokens can't be split evenly over {ranks} ranks")
-        self.order = TokenOrder("contiguous", tokens, ranks)
+        self.order = split("contiguous", tokens, group)
         own = tokens // ranks
         if ranks > 1 and own % min(bucket, own):
             # it numbers blocks by whole ones per rank, so causal blocks would be mixed up
@@ -60,10 +57,6 @@ class RingAttentionPytorch(External):
         self.bucket = bucket
 
     @override
-    def build_shard(self) -> Shard:
-        return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
-
-    @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         groups = q.shape[1] // k.shape[1]
         out = self.module.ring_flash_attn(
@@ -71,10 +64,6 @@ class RingAttentionPytorch(External):
             bucket_size=self.bucket, ring_reduce_col=self.group.size > 1,
         )  # fmt: skip
         return _alternate(out.transpose(1, 2), q.shape[1] // groups)
-
-    @override
-    def facts(self) -> dict[str, Any]:
-        return super().facts() | HEADS_LAST_FACT
 
 
 def _alternate(x_BHND: Tensor, groups: int) -> Tensor:

@@ -12,12 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.external._library import External, Library
-from longseq_bench.core.errors import UnsupportedError, WorldError
+from longseq_bench.attention.external._library import External, Library, split
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import TokenOrder
 
 
 @implementation("torch-context-parallel")
@@ -26,6 +23,7 @@ class TorchContextParallel(External):
 
     summary = "torch's context_parallel: a ring of scaled_dot_product_attention; forward only"
     many_ranks = True
+    on_one_rank = "sdpa"
     equal_heads = True
     dtypes = ("bfloat16", "float16")
     train_reason = "a backward has to run inside the context, which ends with the call"
@@ -50,14 +48,8 @@ class TorchContextParallel(External):
             Literal["allgather", "alltoall"], "keys gathered at once, or passed on in a ring"
         ] = "alltoall",
     ) -> None:
-        if group.size == 1:
-            raise UnsupportedError("torch-context-parallel runs on 2 or more ranks; use sdpa")
-        if workload.seq_len % (2 * group.size):
-            # torch then drops its balanced order
-            raise WorldError(
-                f"{workload.seq_len} tokens can't be split evenly into {2 * group.size} parts"
-            )
-        self.order = TokenOrder("zigzag", workload.seq_len, group.size)
+        # with unequal parts torch would drop its balanced order
+        self.order = split("zigzag", workload.seq_len, group)
         super().__init__(workload, group)
         self.rotate = rotate
 
@@ -67,10 +59,6 @@ class TorchContextParallel(External):
         if device == "cpu":
             return "torch's context_parallel has kernels for cuda only"
         return super().unavailable_reason(device)
-
-    @override
-    def build_shard(self) -> Shard:
-        return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
     def prepare(self, device: str) -> None:
         """Make a mesh of the ranks."""

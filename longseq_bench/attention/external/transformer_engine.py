@@ -10,12 +10,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.external._library import HEADS_LAST_FACT, External, Library, heads_last
-from longseq_bench.core.errors import WorldError
+from longseq_bench.attention.external._library import External, Library, heads_last, split
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import TokenOrder
 
 
 @implementation("transformer-engine")
@@ -25,6 +22,7 @@ class TransformerEngine(External):
     summary = "TransformerEngine's DotProductAttention; over ranks its context parallelism"
     many_ranks = True
     dtypes = ("bfloat16", "float16")
+    copies_heads = True
     library = Library(
         "transformer-engine",
         "transformer_engine.pytorch",
@@ -46,18 +44,10 @@ class TransformerEngine(External):
             Literal["p2p", "all_gather", "a2a"], "how ranks exchange (its cp_comm_type)"
         ] = "p2p",
     ) -> None:
-        if group.size > 1 and workload.seq_len % (2 * group.size):
-            raise WorldError(
-                f"{workload.seq_len} tokens can't be split evenly into {2 * group.size} parts"
-            )
         # each rank holds a part from the front and the matching one from the back
-        self.order = TokenOrder("zigzag", workload.seq_len, group.size)
+        self.order = split("zigzag", workload.seq_len, group)
         super().__init__(workload, group)
         self.communication = communication
-
-    @override
-    def build_shard(self) -> Shard:
-        return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
     def prepare(self, device: str) -> None:
         """Build the module; over ranks with a stream for its transfers."""
@@ -80,7 +70,3 @@ class TransformerEngine(External):
         B, H, N, D = q.shape
         out: Tensor = self._attention(*heads_last(q, k, v))
         return out.reshape(B, N, H, D).transpose(1, 2)
-
-    @override
-    def facts(self) -> dict[str, Any]:
-        return super().facts() | HEADS_LAST_FACT

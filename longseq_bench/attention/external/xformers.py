@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.external._library import HEADS_LAST_FACT, External, Library
+from longseq_bench.attention.external._library import External, Library
 from longseq_bench.core.masks import CAUSAL, DOCUMENTS, FULL, FULL_DOCUMENTS, WINDOW, parse_mask
 
 
@@ -20,6 +20,7 @@ class XFormers(External):
 
     summary = "xformers' memory_efficient_attention, with documents and windows"
     mask_kinds = frozenset({WINDOW, DOCUMENTS, FULL_DOCUMENTS})
+    copies_heads = True
     library = Library(
         "xformers",
         "xformers.ops",
@@ -70,7 +71,3 @@ class XFormers(External):
     def _has_documents(self) -> bool:
         mask = self.workload.mask
         return mask is not None and parse_mask(mask).has_documents
-
-    @override
-    def facts(self) -> dict[str, Any]:
-        return super().facts() | HEADS_LAST_FACT

@@ -3,14 +3,14 @@
 Not run on a GPU by this project yet. Letters: B batch, H heads, N tokens, D head_dim.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Positions, implementation
-from longseq_bench.attention.external._library import HEADS_LAST_FACT, External, Library, heads_last
+from longseq_bench.attention.external._library import External, Library, heads_last, split
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -23,7 +23,9 @@ class Yunchang(External):
 
     summary = "yunchang: Ulysses and a ring of flash-attn calls (USP)"
     many_ranks = True
+    on_one_rank = "fused"
     dtypes = ("bfloat16", "float16")
+    copies_heads = True
     library = Library(
         "yunchang",
         "yunchang",
@@ -46,18 +48,14 @@ class Yunchang(External):
             Literal["basic", "zigzag"], "tokens of a rank; zigzag balances the causal mask"
         ] = "basic",
     ) -> None:
-        if group.size == 1:
-            raise UnsupportedError("yunchang runs on 2 or more ranks; use fused")
         if ulysses < 1 or group.size % ulysses or workload.kv_heads % ulysses:
             raise WorldError(
                 f"ulysses={ulysses} must divide {group.size} ranks and {workload.kv_heads} KV heads"
             )
         if order == "zigzag" and not workload.causal:
             raise UnsupportedError("order=zigzag of yunchang computes causal masks only")
-        parts = group.size * (2 if order == "zigzag" else 1)
-        if workload.seq_len % parts:
-            raise WorldError(f"{workload.seq_len} tokens can't be split evenly into {parts} parts")
-        self.ulysses, self.order = ulysses, order
+        split("zigzag" if order == "zigzag" else "contiguous", workload.seq_len, group)
+        self.ulysses, self.tokens = ulysses, order
         super().__init__(workload, group)
 
     @override
@@ -67,7 +65,7 @@ class Yunchang(External):
     def _positions(self) -> Positions:
         """Return the tokens of this rank; neighbouring ranks are a Ulysses group."""
         rank, size, tokens = self.group.rank, self.group.size, np.arange(self.workload.seq_len)
-        if self.order == "basic":
+        if self.tokens == "basic":
             return np.split(tokens, size)[rank]
         rings = size // self.ulysses
         ring, part = divmod(rank, self.ulysses)
@@ -80,13 +78,9 @@ class Yunchang(External):
         super().prepare(device)
         rings = self.group.size // self.ulysses
         self.module.set_seq_parallel_pg(self.ulysses, rings, self.group.rank, self.group.size)
-        self._attention = self.module.LongContextAttention(ring_impl_type=self.order)
+        self._attention = self.module.LongContextAttention(ring_impl_type=self.tokens)
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out_BNHD: Tensor = self._attention(*heads_last(q, k, v), causal=self.workload.causal)
         return out_BNHD.transpose(1, 2)
-
-    @override
-    def facts(self) -> dict[str, Any]:
-        return super().facts() | HEADS_LAST_FACT

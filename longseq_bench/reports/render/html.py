@@ -70,7 +70,6 @@ def page(document: Document) -> str:
         policy=_policy(scripts),
         style=Markup(_asset("page.css")),
         scripts=[Markup(script) for script in scripts],
-        slug=slug,
     )
     return text.rstrip() + "\n"
 

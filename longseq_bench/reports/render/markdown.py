@@ -1,12 +1,9 @@
-"""A document as GitHub Markdown: one page, and a second file with the details.
-
-Names and reasons are escaped and can't break a table.
-"""
+"""A document as GitHub Markdown. Names and reasons are escaped and can't break a table."""
 
 import mmap
 import re
 import resource
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -14,7 +11,6 @@ from longseq_bench.core.units import format_bytes
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import (
     Document,
-    Finding,
     KeyFigure,
     Section,
     Table,
@@ -22,9 +18,6 @@ from longseq_bench.reports.document import (
     format_cell,
 )
 from longseq_bench.reports.render.csv import slug
-
-MAX_WORDS, REST = 1_200, 60
-"""Words of the page, as `wc -w` counts them, and those of its list of the details."""
 
 ENGINE = 65 << 30
 """Address space that the JavaScript engine of vl-convert reserves at its start (B)."""
@@ -39,34 +32,28 @@ _LINE_MARK = re.compile(r"^([+=-])")
 def render(document: Document) -> Files:
     """`<stem>.md`, `<stem>-details.md`, and `<stem>-charts/NN-name.svg` for each chart.
 
-    The page has the first screen and the sections that fit into MAX_WORDS words, whole and in their
-    order. Without a section for the details there is no second file. Where no chart can be drawn,
-    the text says why.
+    The first is one page with the answer and links to the details; a document without details has
+    no second file. Where no chart can be drawn, the text says why.
     """
     if note := missing_charts(document):
         document = replace(document.without_charts(), paragraphs=[*document.paragraphs, note])
     charts = [chart for section in document.sections for chart in section.charts]
-    stem = document.stem
-    names = {id(c): f"{stem}-charts/{i:02d}-{slug(c.name)}.svg" for i, c in enumerate(charts, 1)}
-    page, details = _split(document, names)
-    main, other = f"{stem}.md", f"{stem}-details.md"
-    lines = [*_head(document), *_body(page, names, [s.title for s in details], other)]
-    files = {main: lines}
-    if details:
-        titles = [escape(s.title) for s in details if not s.technical]
-        titles += ["how it was measured"] * any(s.technical for s in details)
-        lines += ["## Details", "", f"[{other}]({other}): {', '.join(titles)}."]
-        start = f"# {escape(document.title)}: details", "", f"The answer: [{main}]({main})", ""
-        files[other] = [*start, *_body(details, names, [s.title for s in page], main)]
-    texts = {name: "\n".join(lines).rstrip() + "\n" for name, lines in files.items()}
+    names = {
+        id(c): f"{document.stem}-charts/{i:02d}-{slug(c.name)}.svg" for i, c in enumerate(charts, 1)
+    }
+    files = {f"{document.stem}.md": _page(document, names)}
+    if details := [section for section in document.sections if section.is_detail]:
+        back = [f"# {escape(document.title)}: details", "", f"[The answer]({document.stem}.md)", ""]
+        lines = [*back, *(line for one in details for line in _section(one, names))]
+        files[f"{document.stem}-details.md"] = _join(lines)
     if charts:
         # a machine that only measures may lack what draws charts
         from longseq_bench.reports.render._draw import svg
         from longseq_bench.reports.render._theme import colours
 
         known: dict[str, str] = {}
-        texts |= {names[id(chart)]: svg(chart, colours(chart, known)) for chart in charts}
-    return texts
+        files |= {names[id(chart)]: svg(chart, colours(chart, known)) for chart in charts}
+    return files
 
 
 def missing_charts(document: Document) -> str:
@@ -101,38 +88,41 @@ def _find_obstacle() -> str:
     return ""
 
 
-def text(document: Document) -> str:
-    """Return a document without charts as one text."""
-    return "\n".join([*_head(document), *_body(document.sections, {})]).rstrip() + "\n"
-
-
-def _split(document: Document, names: Mapping[int, str]) -> tuple[list[Section], list[Section]]:
-    """Return the sections of the page and those of the details."""
-    page: list[Section] = []
-    details: list[Section] = []
-    left = MAX_WORDS - REST - _count(_head(document))
-    for section in document.sections:
-        words = _count(_body([section], names))
-        is_kept = words <= left and not section.technical and not section.is_detail
-        (page if is_kept else details).append(section)
-        left -= words * is_kept
-    return page, details
-
-
-def _count(lines: Iterable[str]) -> int:
-    return sum(len(line.split()) for line in lines)
-
-
-def _head(document: Document) -> Iterator[str]:
-    """Yield the title, the paragraphs, links to other reports, and the key figures."""
-    yield from (f"# {escape(document.title)}", "")
+def _page(document: Document, names: Mapping[int, str]) -> str:
+    """The first file: all that is no detail, and a link to each section of details."""
+    lines = [f"# {escape(document.title)}", ""]
     for paragraph in document.paragraphs:
-        yield from (_line(paragraph), "")
+        lines += [_line(paragraph), ""]
     if document.related:
         links = (f"[{escape(kind)}]({stem}.md)" for kind, stem in document.related)
-        yield from (f"Reports of these records: {', '.join(links)}", "")
+        lines += [f"Reports of these records: {', '.join(links)}", ""]
     if document.figures:
-        yield from (*map(_figure, document.figures), "")
+        lines += [*map(_figure, document.figures), ""]
+    for section in document.sections:
+        if not section.is_detail:
+            lines += _section(section, names)
+    if linked := [section for section in document.sections if section.is_detail]:
+        lines += ["## Details", ""]
+        place = f"{document.stem}-details.md#"
+        lines += [f"- [{escape(s.title)}]({place}{_anchor(s.title)}){_content(s)}" for s in linked]
+    return _join(lines)
+
+
+def _anchor(title: str) -> str:
+    """Return the name that GitHub gives to a heading."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def _content(section: Section) -> str:
+    """Return what a section has: ": 12 rows, 2 charts", and its first point; "" if it has none."""
+    counts = {"row": sum(len(table.rows) for table in section.tables), "chart": len(section.charts)}
+    size = ", ".join(f"{n:,} {name}{'s' * (n > 1)}" for name, n in counts.items() if n)
+    return "".join(f": {escape(words)}" for words in (size, *section.points[:1]) if words)
+
+
+def _join(lines: Sequence[str]) -> str:
+    """Return a file of these lines, ending in one line end."""
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _figure(figure: KeyFigure) -> str:
@@ -152,36 +142,28 @@ def _line(text: str) -> str:
     return _LIST_NUMBER.sub(r"\1\\\2", _LINE_MARK.sub(r"\\\1", escape(text)))
 
 
-def _body(
-    sections: Sequence[Section],
-    names: Mapping[int, str],
-    others: Collection[str] = (),
-    file: str = "",
-) -> Iterator[str]:
-    """Yield the lines of sections.
-
-    names: files of charts by id.  others: titles of sections that are in another file.
-    """
-    for section in sections:
+def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
+    if section.folded:
+        yield from ("<details>", f"<summary>{escape(section.title)}</summary>", "")
+    else:
         yield from (f"## {escape(section.title)}", "")
-        for paragraph in section.paragraphs:
-            yield from (_line(paragraph), "")
-        for point in section.points:
-            rows = point.rows if isinstance(point, Finding) else ""
-            place = f"{file if rows in others else ''}#{slug(rows)}"
-            yield f"- {_line(point)}" + (f" ([rows]({place}))" if rows else "")
-        if section.points:
-            yield ""
-        for chart in section.charts:
-            from longseq_bench.reports.render._draw import notes
+    for paragraph in section.paragraphs:
+        yield from (_line(paragraph), "")
+    yield from (f"- {_line(point)}" for point in section.points)
+    if section.points:
+        yield ""
+    for chart in section.charts:
+        from longseq_bench.reports.render._draw import notes
 
-            yield from (f"![{escape(alternative_text(chart))}]({names[id(chart)]})", "")
-            if signs := " ".join(notes(chart)):
-                yield from (_line(signs), "")
-        for table in section.tables:
-            yield from _table(table)
-        if section.code:
-            yield from _code(section.code)
+        yield from (f"![{escape(alternative_text(chart))}]({names[id(chart)]})", "")
+        if signs := " ".join(notes(chart)):
+            yield from (_line(signs), "")
+    for table in section.tables:
+        yield from _table(table)
+    if section.code:
+        yield from _code(section.code)
+    if section.folded:
+        yield from ("</details>", "")
 
 
 def _table(table: Table) -> Iterator[str]:

@@ -1,25 +1,24 @@
 """One line per implementation: its time at one length, and the longest length that it reached."""
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
+from longseq_bench.analysis.labels import MAX_LABEL
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
+from longseq_bench.reports import charts, maxima_charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_or_status
-from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Section, Table
-from longseq_bench.reports.groups import common_length, group_by_workload, in_brackets, table_key
+from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Chart, Section, Table
+from longseq_bench.reports.groups import common_length, in_brackets, most_shared
 from longseq_bench.reports.outcome_text import name_status
-from longseq_bench.reports.sections.by_length import ByLength, by_length
 
 K = TypeVar("K", bound=Hashable)
-T = TypeVar("T", SweepRow, SearchRow)
 ALL = "All implementations"
-"""Title of the section with the lines that the first screen leaves out."""
 
 
 class Longest(NamedTuple):
@@ -51,44 +50,32 @@ class Glance(NamedTuple):
 class Overview(NamedTuple):
     """Every implementation of the records, the fastest first; every label if there is only one.
 
-    swept: rows of the workload that most implementations share.  at: those of the common length.
+    at: rows of the workload that most implementations share, at the length that most share.
     searched: searches of the workload that most implementations share.
     noun: what a line is of.
-    best: the best of each length, if `swept` has not all lengths of its shape; else None.
     """
 
     noun: str
-    swept: list[SweepRow]
     at: list[SweepRow]
     searched: list[SearchRow]
     lines: list[Glance]
-    best: ByLength | None
+    chart: Chart | None
 
-    def table(self, source: Source, max_rows: int | None = None) -> Table | None:
-        """Return the first lines as a table; None if no line has more than a name.
+    def table(self, source: Source) -> Table | None:
+        """Return a table of the lines; None if no line has more than a name.
 
         Exact and sparse attention are in one table, so the share of the pairs has a column.
         """
         is_swept = any(line.passed and not line.longest for line in self.lines)
         columns = [one for one in _COLUMNS if one.heading != "Longest swept" or is_swept]
-        count = len(self.lines)
-        cut = max_rows is not None and count > max_rows
-        title = f"{max_rows} of {count:,} {self.noun}s" if cut else f"One line per {self.noun}"
+        title = f"One line per {self.noun}"
         if self.at:
-            title += f"; time and peak memory at {format_tokens(self.at[0].tokens)} tokens"
-        if self.at and self.searched and table_key(self.at[0]) != table_key(self.searched[0]):
-            title += f"; longest: {source.workload(self.searched[0])}"
-        table = build_table(title, columns, self.lines[:max_rows])
+            tokens = format_tokens(self.at[0].tokens)
+            title += f"; time and peak memory at {tokens} tokens{source.where(self.at[0])}"
+        if self.searched and (where := source.workload(self.searched[0])):
+            title += f"; longest: {where}"
+        table = build_table(title, columns, self.lines)
         return table if len(table.columns) > 1 else None
-
-    def context(self, source: Source) -> list[str]:
-        """Name the workloads of the times and of the longest lengths, where there are several."""
-        of_times = source.workload(self.at[0]) if self.at else ""
-        of_lengths = source.workload(self.searched[0]) if self.searched else ""
-        if of_times == of_lengths:
-            return [f"All figures: {of_times}."] if of_times else []
-        named = {"Times and memory": of_times, "Longest lengths": of_lengths}
-        return [f"{name}: {words}." for name, words in named.items() if words]
 
 
 def overview(source: Source) -> Overview:
@@ -108,34 +95,29 @@ def overview(source: Source) -> Overview:
         Glance(name, timed.get(name), *find_end(by_name.get(name, ())), longest.get(name))
         for name in names
     ]
-    best = by_length(source)
-    has_more = len(best.lengths) > len({row.tokens for row in swept if row.is_ok})
-    return Overview(
-        noun, swept, at, searched, sorted(lines, key=_order), best if has_more else None
-    )
+    lines.sort(key=_order)
+    return Overview(noun, at, searched, lines, _chart(swept, at, lines))
+
+
+def _chart(
+    swept: Sequence[SweepRow], at: Sequence[SweepRow], lines: Sequence[Glance]
+) -> Chart | None:
+    """Draw the times of the first lines; else their longest lengths; else the peaks."""
+    first = lines[:MAX_ANSWER_ROWS]
+    if chart := charts.time_of_best(swept, [line.timed for line in first if line.timed]):
+        return chart
+    longest = (line.longest for line in first if line.longest)
+    named = {f"{one.row.name}{in_brackets(one.where)}": one.row for one in longest}
+    short = {name: row for name, row in named.items() if len(name) <= MAX_LABEL}
+    return maxima_charts.longest_bars(short) or charts.memory(at, "")
 
 
 def all_implementations(source: Source) -> Section:
-    """Build the table of all lines, if the first screen has not all of them."""
+    """Build the table of all lines: the fastest and the longest variant of each implementation."""
     found = overview(source)
-    is_cut = len(found.lines) > MAX_ANSWER_ROWS or found.best
-    table = found.table(source) if is_cut else None
-    note = "A line has the fastest and the longest variant of an implementation."
-    return Section(ALL, [*found.context(source), note], tables=[table]) if table else Section(ALL)
-
-
-def most_shared(rows: Iterable[T]) -> list[T]:
-    """Return the rows of the workload that most implementations have.
-
-    Of equal ones that with the most labels, then the first.
-    """
-    groups = group_by_workload(rows)
-
-    def count(group: list[T]) -> tuple[int, int]:
-        found = [row for row in group if row.tokens]
-        return len({row.implementation for row in found}), len({row.label for row in found})
-
-    return max(groups, key=count, default=[])
+    table, chart = found.table(source), found.chart
+    drawn = [chart] if table and chart else []
+    return Section(ALL, tables=[table] if table else [], charts=drawn)
 
 
 def find_longest(

@@ -8,15 +8,12 @@ from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Finding, format_ratio
+from longseq_bench.reports.document import format_ratio
 from longseq_bench.reports.wording import UNCONFIRMED
 
-FAILURES = "Failures"
-"""Title of the section with the rows of `problems`."""
 
-
-def problems(source: Source) -> Iterator[Finding]:
-    """Yield findings on wrong outputs, thrashing, miscounted bytes and unstable times."""
+def problems(source: Source) -> Iterator[str]:
+    """Yield sentences on wrong outputs, thrashing, miscounted bytes and unstable times."""
     wrong = [
         f"{source.label(r.trial)} at {format_tokens(r.trial.workload.seq_len)} tokens"
         for r in source.records
@@ -38,7 +35,7 @@ def problems(source: Source) -> Iterator[Finding]:
     )
     for words, names in found:
         if names:
-            yield Finding(f"{words}: {_first(dict.fromkeys(names))}.", FAILURES)
+            yield f"{words}: {_first(dict.fromkeys(names))}; see Failures."
 
 
 def thrashes(source: Source) -> list[SweepRow | SearchRow]:

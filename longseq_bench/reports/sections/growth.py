@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from longseq_bench.analysis.runs import group_by
-from longseq_bench.analysis.scaling import Exponent, complexities, maxima_on_ranks
+from longseq_bench.analysis.scaling import Complexity, Exponent, complexities, maxima_on_ranks
 from longseq_bench.analysis.searches import SearchRow
+from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.cost import ratio
 from longseq_bench.reports import maxima_charts
 from longseq_bench.reports.base import Source
@@ -14,7 +15,6 @@ from longseq_bench.reports.columns import Columns, ValueColumn, build_table
 from longseq_bench.reports.document import Section, Table
 from longseq_bench.reports.groups import group_by_workload
 
-OVER_RANKS_TITLE = "Longest lengths over ranks"
 _EXPLANATION = (
     "Exponents of a power law in tokens and ranks, fitted to the logarithms of median times and of "
     "peaks of a rank, with 95 % intervals. A dash: ranks did not vary, or varied with tokens.",
@@ -25,45 +25,63 @@ _EXPLANATION = (
 
 def over_ranks(source: Source) -> Section:
     """Build a table per workload of longest lengths over ranks, with theory."""
-    tables = [
-        over_ranks_table(source, group)
+    groups = [
+        group
         for group in group_by_workload(source.maxima)
         if len({row.world_size for row in group}) > 1
     ]
+    groups.sort(key=len, reverse=True)
     explanation = [
         "Theory: the tokens whose floor fits in the budgets of all ranks together. Expected: the "
         "maximum on one rank times the number of ranks, if memory limited both searches.",
         "Times as long: the maximum divided by that on one rank.",
     ]
     return Section(
-        OVER_RANKS_TITLE,
+        "Longest lengths over ranks",
         explanation,
-        tables=tables,
+        tables=[_over_ranks_table(source, group) for group in groups],
         charts=maxima_charts.over_ranks(source),
     )
 
 
-def over_ranks_table(
-    source: Source, maxima: Sequence[SearchRow], max_rows: int | None = None
-) -> Table:
+def _over_ranks_table(source: Source, maxima: Sequence[SearchRow]) -> Table:
     """Return the table of longest lengths of one workload over ranks, the farthest series first."""
     series = group_by(maxima_on_ranks(maxima), attrgetter("label")).values()
     ordered = sorted(series, key=lambda some: -max(one.actual for one in some))
-    scaled = [one for some in ordered for one in some][:max_rows]
     one_rank = {row.label: row.max_tokens for row in maxima if row.world_size == 1}
     times = ValueColumn(
         "Times as long", "ratio", lambda one: ratio(one.actual, one_rank.get(one.label))
     )
     columns = (*_OVER_RANKS, times, ValueColumn("Limited by", "text", attrgetter("limited_by")))
+    scaled = [one for some in ordered for one in some]
     return build_table(source.title(maxima[0]), columns, scaled, keep_empty=True)
+
+
+def find_fits(source: Source) -> list[tuple[list[SweepRow], list[Complexity]]]:
+    """Return the rows and fits of each workload, those of most points first.
+
+    Of equal ones exact attention is first, then the narrowest interval.
+    """
+    found = []
+    for group in group_by_workload(source.rows):
+        sparse = {row.label for row in group if row.is_sparse}
+        if fits := complexities(group):
+            fits.sort(key=lambda fit: (-fit.points, fit.label in sparse, _width(fit)))
+            found.append((group, fits))
+    return sorted(found, key=lambda one: (-one[1][0].points, -len(one[1])))
+
+
+def _width(fit: Complexity) -> float:
+    """Return the width of the interval of the exponent of tokens."""
+    one = fit.tokens
+    return math.inf if one is None or one.low is None or one.high is None else one.high - one.low
 
 
 def exponents(source: Source) -> Section:
     """Build a table of fitted exponents per workload."""
     tables = [
-        build_table(source.title(group[0]), EXPONENTS, fits, keep_empty=True)
-        for group in group_by_workload(source.rows)
-        if (fits := complexities(group))
+        build_table(source.title(group[0]), _EXPONENTS, fits, keep_empty=True)
+        for group, fits in find_fits(source)
     ]
     return Section("How time and memory grow", _EXPLANATION, tables=tables)
 
@@ -105,7 +123,7 @@ _OVER_RANKS = (
     ValueColumn("Found", "tokens", attrgetter("actual")),
     ValueColumn("Of expected", "share", lambda one: one.expected and one.actual / one.expected),
 )
-EXPONENTS = (
+_EXPONENTS = (
     ValueColumn("Implementation", "text", attrgetter("label")),
     ValueColumn("Of", "text", attrgetter("quantity")),
     ValueColumn("Tokens ^", "text", lambda one: format_exponent(one.tokens)),

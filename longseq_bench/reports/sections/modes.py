@@ -12,7 +12,7 @@ from longseq_bench.analysis.runs import group_by
 from longseq_bench.core.masks import CAUSAL, FULL
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table
-from longseq_bench.reports.document import MAX_ANSWER_ROWS, Column, Section, Table
+from longseq_bench.reports.document import Column, Section, Table
 from longseq_bench.reports.outcome_text import describe_outcome
 
 CAPABILITIES: dict[str, Callable[[Row], bool]] = {
@@ -38,7 +38,7 @@ WORKS, PARTIAL, FAILS = "✓", "partial", "✗"
 BY_LENGTH = ("oom", "timeout", "limit")
 """Statuses of a trial that is too long; they don't mean that its results are wrong."""
 TITLE, ERRORS = "Capabilities", "Numeric error"
-LEGEND = (
+_LEGEND = (
     f"{WORKS} works, {PARTIAL}: some trials failed, {FAILS} none passed, empty: not run. A length "
     "that is too long for memory or time is no failure."
 )
@@ -63,11 +63,6 @@ class Matrix:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     reasons: dict[str, str]
-
-    def table(self, title: str = "", max_rows: int | None = None) -> Table:
-        """Return the table of the first rows."""
-        columns = tuple(map(Column, ("Implementation", *self.columns)))
-        return Table(title, columns, self.rows[:max_rows])
 
 
 def build_matrix(source: Source) -> Matrix:
@@ -157,14 +152,18 @@ def _letter(i: int) -> str:
     return (_letter(high - 1) if high else "") + chr(ord("a") + low)
 
 
-def capabilities(matrix: Matrix) -> Section:
-    """Build the complete matrix, if the first screen shows less of it, and the reasons."""
-    tables = [matrix.table()] if len(matrix.rows) > MAX_ANSWER_ROWS else []
+def capabilities(source: Source) -> Section:
+    """Build the matrix and the reasons of its failures."""
+    matrix = build_matrix(source)
+    if not matrix.rows:
+        return Section(TITLE)
+    columns = tuple(map(Column, ("Implementation", *matrix.columns)))
+    tables = [Table("Capabilities that were run", columns, matrix.rows)]
     if matrix.reasons:
-        columns = Column("Letter"), Column("Reason")
-        tables.append(Table("Reasons", columns, tuple(matrix.reasons.items())))
+        reasons = tuple(matrix.reasons.items())
+        tables.append(Table("Reasons", (Column("Letter"), Column("Reason")), reasons))
     blame = "A failure counts against the capability with the lowest share of passed trials."
-    return Section(TITLE, [LEGEND, blame], tables=tables)
+    return Section(TITLE, [_LEGEND, blame], tables=tables)
 
 
 # ---- errors ------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ TITLE = "One rank against several"
 
 
 def against_one(source: Source) -> Section:
-    """Compare one rank with several: times and peaks of sweeps."""
-    known = compared(source)
+    """Compare one rank with several: times and peaks of sweeps; the longest lengths first."""
+    known = sorted(compared(source), key=lambda row: (-row.tokens, -require(row.speedup)))
     paragraphs = [
         "The same total work on one rank and on several. Ranks of a CPU share its cores.",
         "At least, at most: bounds that the intervals of both times allow. Efficiency: speed-up "
@@ -28,12 +28,11 @@ def against_one(source: Source) -> Section:
         *explain_high_efficiency(known),
         *charts.limit_note(known),
     ]
-    return Section(
-        TITLE,
-        paragraphs,
-        tables=source.tables(known, compared_columns(source)),
-        charts=charts.of_each_workload(source, known, charts.speedup_by_length),
-    )
+    first = find_compared(source)
+    drawn = [charts.speedups(first, source.workload(first[0]))] if first else []
+    drawn += charts.of_each_workload(source, known, charts.speedup_by_length)
+    tables = source.tables(known, _columns(source))
+    return Section(TITLE, paragraphs, tables=tables, charts=[*filter(None, drawn)])
 
 
 def compared(source: Source) -> list[SweepRow]:
@@ -46,35 +45,28 @@ def find_compared(source: Source) -> list[SweepRow]:
 
     The workload with the most rows at its longest shared length; the first of equal ones.
     """
-    rows = most_shared(compared(source))
+    rows = most_timed(compared(source))
     return sorted(rows, key=lambda row: -require(row.speedup))
 
 
-def most_shared(rows: Iterable[SweepRow]) -> list[SweepRow]:
+def most_timed(rows: Iterable[SweepRow]) -> list[SweepRow]:
     """Choose a workload by its rows at the longest length that several have; return these rows."""
     groups = [longest_shared(group) for group in group_by_workload(rows)]
-    return max(groups, key=lambda group: len(group), default=[])
+    return max(groups, key=len, default=[])
 
 
-def compared_columns(source: Source, short: bool = False) -> Columns:
-    """Return the columns of rows on several ranks next to the same trial on one rank.
-
-    short: without lengths, times and bytes.
-    """
+def _columns(source: Source) -> Columns:
+    """Return the columns of rows on several ranks next to the same trial on one rank."""
     one_rank = index_one_rank(row for row in source.rows if row.time_s)
-    lengths: Columns = () if short else ("tokens",)
-    times: Columns = (
-        ValueColumn("Time on one", "seconds", lambda r: time_with_interval(one_rank[r.ranks_key])),
-        "time_s", "bytes_sent",
-    )  # fmt: skip
     return (
-        "label", *lengths, "world_size", "speedup",
+        "label", "tokens", "world_size", "speedup",
         ValueColumn("At least", "ratio", attrgetter("speedup_low")),
         ValueColumn("At most", "ratio", attrgetter("speedup_high")),
         ValueColumn("Verdict", "text", lambda row: judge(speedup(row) or 0.0)), "efficiency",
         ValueColumn("Peak on one", "bytes", lambda row: one_rank[row.ranks_key].peak_bytes),
         ValueColumn("Peak of a rank", "bytes", attrgetter("peak_bytes")), "exposed_share",
-        *(() if short else times),
+        ValueColumn("Time on one", "seconds", lambda r: time_with_interval(one_rank[r.ranks_key])),
+        "time_s", "bytes_sent",
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, optional
-from longseq_bench.reports.document import MAX_FINDINGS, Finding, Section, Spread, format_ratio
+from longseq_bench.reports.document import MAX_FINDINGS, Section, Spread, format_ratio
 from longseq_bench.reports.sections.segments import Partners, segmented
 from longseq_bench.reports.wording import format_range
 
@@ -46,7 +46,7 @@ def sparse(source: Source) -> Section:
     )
 
 
-def _findings(sparse_rows: Sequence[SweepRow], dilated: Sequence[SweepRow]) -> list[Finding]:
+def _findings(sparse_rows: Sequence[SweepRow], dilated: Sequence[SweepRow]) -> list[str]:
     """Return what sparsity and dilation bring; of many findings the shortest and longest length."""
     lengths, others = list(_over_dense(sparse_rows)), list(_of_dilation(dilated))
     if len(lengths) + len(others) > MAX_FINDINGS:
@@ -54,7 +54,7 @@ def _findings(sparse_rows: Sequence[SweepRow], dilated: Sequence[SweepRow]) -> l
     return lengths + others
 
 
-def _over_dense(rows: Sequence[SweepRow]) -> Iterator[Finding]:
+def _over_dense(rows: Sequence[SweepRow]) -> Iterator[str]:
     """Yield a finding per length on the speeds over dense attention."""
     by_length = group_by((r for r in rows if r.speed_over_dense), attrgetter("tokens"))
     most = sorted(by_length, key=lambda tokens: (-len(by_length[tokens]), tokens))
@@ -63,10 +63,10 @@ def _over_dense(rows: Sequence[SweepRow]) -> Iterator[Finding]:
         at, dense = f"At {format_tokens(tokens)} tokens", "dense attention"
         if any(row.dense_source != "measured" for row in by_length[tokens]):
             dense += ", whose time is partly computed"
-        yield Finding(_describe(at, "sparse", speeds, dense), TITLE)
+        yield _describe(at, "sparse", speeds, dense)
 
 
-def _of_dilation(rows: Sequence[SweepRow]) -> Iterator[Finding]:
+def _of_dilation(rows: Sequence[SweepRow]) -> Iterator[str]:
     """Yield a finding on the speed of dilation, and one on that of the Hilbert curve."""
     partners = Partners(rows)
     speedups: tuple[tuple[str, str, Callable[[SweepRow], Spread | float | None], str], ...] = (
@@ -79,20 +79,20 @@ def _of_dilation(rows: Sequence[SweepRow]) -> Iterator[Finding]:
             speeds = [one.value if isinstance(one, Spread) else one for _, one in known]
             shares = [_pairs_kept(partners, row) for row, _ in known] if kind == "dilated" else []
             pairs = [share for share in shares if share is not None]
-            yield Finding(_describe(start, kind, speeds, reference, pairs), TITLE)
+            yield _describe(start, kind, speeds, reference, pairs)
         if kind == "dilated":
             yield from _without_keys([row for row, _ in known])
 
 
-def _without_keys(rows: Sequence[SweepRow]) -> Iterator[Finding]:
+def _without_keys(rows: Sequence[SweepRow]) -> Iterator[str]:
     """Yield a finding on the tokens to which dilated rows give no output, if there are any."""
     shares = [row.uncovered for row in rows if row.uncovered]
     if shares:
-        text = (
-            f"Dilation: {format_range(shares, format_share)} of (token, head) pairs see no key in "
+        share = format_range(shares, format_share)
+        yield (
+            f"Dilation: {share} of (token, head) pairs see no key in {len(shares):,} of these "
+            f"{len(rows):,} rows; their output is zero."
         )
-        text += f"{len(shares):,} of these {len(rows):,} rows; their output is zero."
-        yield Finding(text, TITLE)
 
 
 def _pairs_kept(partners: Partners, row: SweepRow) -> float | None:

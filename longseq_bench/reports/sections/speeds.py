@@ -11,7 +11,7 @@ from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table, time_or_status
-from longseq_bench.reports.document import Cell, Section, format_ratio
+from longseq_bench.reports.document import Cell, Section, Table, format_ratio
 from longseq_bench.reports.groups import capitalize_first, common_length, group_by_workload
 from longseq_bench.reports.wording import find_ties
 
@@ -24,24 +24,14 @@ class Ranked(NamedTuple):
     speed: float | None
 
 
-class Ranking(NamedTuple):
-    """Rows of one workload and length, the fastest first and failed ones last.
-
-    title: what is compared.
-    """
-
-    title: str
-    rows: list[Ranked]
-
-
 def relative(source: Source) -> Section:
-    """Build a table per workload at the longest length that most rows ran, fastest first."""
+    """Build a table per workload at the longest length that most rows ran, fastest first.
+
+    The workload with most implementations is the first.
+    """
     has_times = any(row.time_s for row in source.rows)
     groups = group_by_workload(source.rows) if has_times else []
-    tables = [
-        build_table(capitalize_first(found.title), COLUMNS, found.rows, keep_empty=True)
-        for found in (rank_group(source, group) for group in groups)
-    ]
+    groups.sort(key=lambda rows: len({row.name for row in rows}), reverse=True)
     explanation = (
         "At the longest length at which most rows were ok. Slower: the row's time divided by "
         "that of the next faster row; ≈: no significant difference.",
@@ -52,13 +42,13 @@ def relative(source: Source) -> Section:
     return Section(
         "Time, memory, relative speed",
         [*explanation, *charts.limit_note(source.rows, 3)],
-        tables=tables,
-        charts=charts.of_each_workload(source, source.rows, *builders) if tables else (),
+        tables=[_rank(source, group) for group in groups],
+        charts=charts.of_each_workload(source, source.rows, *builders) if groups else (),
     )
 
 
-def rank_group(source: Source, group: Sequence[SweepRow]) -> Ranking:
-    """Rank the rows of a workload by time, at the longest length at which most were ok."""
+def _rank(source: Source, group: Sequence[SweepRow]) -> Table:
+    """Rank the rows of a workload by time, failed ones last."""
     at = common_length(group)
     at.sort(key=lambda row: (not (row.is_ok and row.time_s), row.time_s or 0.0))
     timed = [row for row in at if row.is_ok and row.time_s]
@@ -66,8 +56,9 @@ def rank_group(source: Source, group: Sequence[SweepRow]) -> Ranking:
     speed = speeds(at, base) if base else [None] * len(at)
     above = [None, *timed, *[None] * len(at)]
     words = [source.workload(at[0]), f"{format_tokens(at[0].tokens)} tokens"]
-    words += [f"relative to {base}"] if base else []
-    return Ranking(", ".join(filter(None, words)), [*map(Ranked, at, above, speed)])
+    title = ", ".join(filter(None, [*words, f"relative to {base}" if base else ""]))
+    rows = [*map(Ranked, at, above, speed)]
+    return build_table(capitalize_first(title), _COLUMNS, rows, keep_empty=True)
 
 
 def _find_base(source: Source, at: Sequence[SweepRow], timed: Sequence[SweepRow]) -> str | None:
@@ -83,7 +74,7 @@ def _find_base(source: Source, at: Sequence[SweepRow], timed: Sequence[SweepRow]
     return next(iter([*preferred, *(row.label for row in reversed(timed))]), None)
 
 
-def over_above(item: Ranked) -> Cell:
+def _over_above(item: Ranked) -> Cell:
     """Return the time divided by that of the row above: "1.32×", "≈" where intervals overlap."""
     if item.above is None or not item.row.time_s:
         return None
@@ -94,19 +85,18 @@ def over_above(item: Ranked) -> Cell:
     return "≈" if len(ties) > 1 else ratio
 
 
-NAME = ValueColumn("Implementation", "text", attrgetter("row.name"))
-TIME = ValueColumn("Time", "seconds", lambda item: time_or_status(item.row))
-PAIRS = ValueColumn(
-    "Pairs seen", "share", lambda item: item.row.token_density if item.row.is_sparse else None
+_COLUMNS: Columns = (
+    ValueColumn("Implementation", "text", attrgetter("row.name")),
+    ValueColumn(
+        "Pairs seen", "share", lambda item: item.row.token_density if item.row.is_sparse else None
+    ),
+    ValueColumn("Time", "seconds", lambda item: time_or_status(item.row)),
+    ValueColumn("Unstable", "text", attrgetter("row.unstable"), optional=True),
+    ValueColumn("Share of bandwidth", "share", attrgetter("row.share_of_bandwidth"), optional=True),
+    ValueColumn("Slower than the row above", "text", _over_above),
+    ValueColumn("Relative speed", "ratio", attrgetter("speed")),
+    ValueColumn(
+        "Peak memory", "bytes", lambda item: item.row.peak_bytes if item.row.is_ok else None
+    ),
+    ValueColumn("Max error", "error", attrgetter("row.max_error")),
 )
-ABOVE = ValueColumn("Slower than the row above", "text", over_above)
-SPEED = ValueColumn("Relative speed", "ratio", attrgetter("speed"))
-PEAK = ValueColumn(
-    "Peak memory", "bytes", lambda item: item.row.peak_bytes if item.row.is_ok else None
-)
-ERROR = ValueColumn("Max error", "error", attrgetter("row.max_error"))
-BANDWIDTH = ValueColumn(
-    "Share of bandwidth", "share", attrgetter("row.share_of_bandwidth"), optional=True
-)
-UNSTABLE = ValueColumn("Unstable", "text", attrgetter("row.unstable"), optional=True)
-COLUMNS: Columns = (NAME, PAIRS, TIME, UNSTABLE, BANDWIDTH, ABOVE, SPEED, PEAK, ERROR)

@@ -98,41 +98,28 @@ class _Kind:
 
 
 def uses(source: Source) -> Section:
-    """Build a table per workload: the attention by range of lengths."""
-    tables = [_table(source, group, 2 * MAX_LENGTHS) for group in _groups(source)]
-    return Section(TITLE, _EXPLANATION, tables=tables)
+    """Build a table per workload: the attention by range of lengths, over all budgets.
 
-
-def ranges(source: Source) -> Table | None:
-    """Build the table of the rows of `most_searched`, of at most MAX_ANSWER_ROWS rows."""
-    group = most_searched(source)
-    return _table(source, group, MAX_ANSWER_ROWS, TITLE) if group else None
-
-
-def _table(source: Source, group: Sequence[Known], max_rows: int, start: str = "") -> Table:
-    """Return the table of a workload, over all budgets.  start: of its title."""
-    kinds = [_Kind(*pair) for pair in split_by_sparsity(group).items()]
-    own = max_rows // len(kinds) - 1
-    choices = [choice for kind in kinds for choice in kind.ranges(own)]
-    limit = ValueColumn("Limit", "text", lambda choice: _limit(source, choice), 5)
-    return build_table(source.title(group[0], SHAPE, start), (*_COLUMNS, limit), choices)
-
-
-def most_searched(source: Source) -> list[Known]:
-    """Return the rows of the workload in which most implementations were searched, then timed."""
+    The workload in which most implementations were searched, then timed, comes first.
+    """
+    known: list[Known] = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
+    known += [row for row in source.rows if row.is_ok and row.is_full_pass]
 
     def rank(rows: list[Known]) -> tuple[int, int]:
         searched = {row.implementation for row in rows if isinstance(row, SearchRow)}
-        return len(searched), len({row.implementation for row in rows})
+        return -len(searched), -len({row.implementation for row in rows})
 
-    return max(_groups(source), key=rank, default=[])
+    groups = sorted(group_by(known, shape_key).values(), key=rank)
+    return Section(TITLE, _EXPLANATION, tables=[_table(source, group) for group in groups])
 
 
-def _groups(source: Source) -> list[list[Known]]:
-    """Return the ok rows of full passes of each workload, under all budgets."""
-    known: list[Known] = [row for row in source.maxima if row.max_tokens and row.is_full_pass]
-    known += [row for row in source.rows if row.is_ok and row.is_full_pass]
-    return list(group_by(known, shape_key).values())
+def _table(source: Source, group: Sequence[Known]) -> Table:
+    """Return the table of a workload, of at most MAX_ANSWER_ROWS rows."""
+    kinds = [_Kind(*pair) for pair in split_by_sparsity(group).items()]
+    own = MAX_ANSWER_ROWS // len(kinds) - 1
+    choices = [choice for kind in kinds for choice in kind.ranges(own)]
+    limit = ValueColumn("Limit", "text", lambda choice: _limit(source, choice), 5)
+    return build_table(source.title(group[0], SHAPE, TITLE), (*_COLUMNS, limit), choices)
 
 
 def _approach(rows: Sequence[Known], tokens: int) -> Sequence[Known]:

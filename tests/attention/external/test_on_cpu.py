@@ -88,7 +88,7 @@ def test_ring_attention_pytorch_over_ranks_equals_the_reference(ranks: Ranks, ca
 @needs(RING)
 def test_ring_attention_pytorch_refuses_what_it_computes_wrong() -> None:
     make = IMPLEMENTATIONS.get(RING)
-    with pytest.raises(WorldError, match="190 tokens can't be split evenly over 3 ranks"):
+    with pytest.raises(WorldError, match="190 tokens can't be split evenly into 3 parts"):
         make(make_workload(190), Group(0, 3))
     with pytest.raises(UnsupportedError, match="bucket=10 does not divide the 64 tokens of a rank"):
         make(make_workload(192), Group(0, 3), bucket=10)

@@ -1,1 +1,0 @@
-"""The first screen of each kind of report: key figures, findings, one chart, one table."""
