@@ -168,7 +168,7 @@ def _figure(chart: Chart, known: dict[str, str]) -> Shown:
     return {
         "chart": chart,
         "alt": alternative_text(chart),
-        "height": spec["height"] + AXIS,
+        "height": spec["height"] + AXIS * (chart.shape != "bars"),
         # the texts of a heat map's cells do not overlap
         "width": NAMES + CELL * len(columns) if chart.shape == "heat" else 0,
         "legend": [] if chart.has_rows else list(styles.items()),
