@@ -74,9 +74,8 @@ def group_of(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Half as many again as cores: while a test waits for a process, another one runs."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
-    return cores + cores // 2
+    """Half of the tests wait for processes: ranks that connect, interpreters that import torch."""
+    return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -69,8 +69,9 @@ def of(*tables: Table, charts: tuple[Chart, ...] = ()) -> Document:
 # ---- everything is there -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kind", KINDS.names())
-@pytest.mark.parametrize(("name", "width"), [("quickstart", 60), ("parallel", 80)])
+@pytest.mark.parametrize("name", REAL)
 def test_every_section_of_every_kind_is_printed(name: str, kind: str, width: int) -> None:
     document = real(name, kind)
     told = printed(document, width)

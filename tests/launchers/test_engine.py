@@ -87,8 +87,9 @@ def test_all_ranks_are_measured_whatever_is_printed_before_and_between(
 def test_a_rank_that_dies_is_named(engine_name: str, request: pytest.FixtureRequest) -> None:
     """mpirun says so after it has ended the others."""
     outcome = attempt(request.getfixturevalue(f"by_{engine_name}"), "rank-segfaults")
-    expected = ("crashed", "forward", f"rank 1 (host {HOSTS[1]}): killed by SIGSEGV")
-    assert (outcome.status, outcome.phase, outcome.reason) == expected
+    expected = ("crashed", f"rank 1 (host {HOSTS[1]}): killed by SIGSEGV")
+    assert (outcome.status, outcome.reason) == expected
+    assert outcome.phase in ("forward", "communication")
 
 
 def test_a_rank_that_is_killed_is_no_failure_of_the_trial(by_srun: HostsLauncher) -> None:
