@@ -23,6 +23,7 @@ def report(
     Options:
         results: Results folders, folders of them, or records.jsonl files.
         formats: Formats, separated by commas: html,md,csv,json; terminal: print, write no file.
+            md is one page, and a second file with the details.
         out: Folder to write to. Default: the folder of the first results.
         kind: Kinds of report, separated by commas: summary, extreme, devices, scaling,
             capabilities, implementations; all: every kind; auto: kinds for which there are records.
@@ -34,7 +35,7 @@ def report(
     from longseq_bench.cli.session import print_documents, print_json, print_lines
     from longseq_bench.reports import write_documents
     from longseq_bench.reports.base import FORMATS
-    from longseq_bench.reports.render import html, markdown
+    from longseq_bench.reports.render import markdown
 
     known = [*FORMATS.names(), TERMINAL]
     format_names, kinds = options.split_names(formats), options.split_names(kind)
@@ -47,8 +48,6 @@ def report(
         raise UserError("--format terminal and --json both print on stdout; leave one out")
     found = load(*results)
     print_lines(found.notes, "yellow")
-    if "html" in format_names:
-        html.prepare()
     built = found.documents(kinds, baseline)
     file_formats = [name for name in format_names if name != TERMINAL]
     paths = write_documents(built, out or found.folder or Path(), file_formats)

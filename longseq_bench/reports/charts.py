@@ -27,10 +27,7 @@ from longseq_bench.reports.document import (
     Shape,
     format_cell,
 )
-from longseq_bench.reports.groups import (
-    common_length,
-    group_by_workload,
-)
+from longseq_bench.reports.groups import common_length, group_by_workload
 
 MAX_CHARTS = 12
 """Maximum number of charts in one section; the tables have all rows."""
@@ -54,10 +51,9 @@ def of_each_workload(source: Source, rows: Iterable[R], *builders: Builder[R]) -
 
 def limit_note(rows: Iterable[Row], builders: int = 1) -> list[str]:
     """Return a sentence if there are more workloads than `of_each_workload` draws."""
-    groups, max_groups = len(group_by_workload(rows)), MAX_CHARTS // builders
-    if groups <= max_groups:
-        return []
-    return [f"Charts are of the first {max_groups} of {groups} workloads; the tables have all."]
+    groups, drawn = len(group_by_workload(rows)), MAX_CHARTS // builders
+    note = f"Charts are of the first {drawn} of {groups} workloads; the tables have all."
+    return [note] if groups > drawn else []
 
 
 # ---- figures against tokens --------------------------------------------------------------------
@@ -112,24 +108,6 @@ def speedup_by_length(rows: Sequence[SweepRow], where: str) -> Chart | None:
     return _against_tokens("speed-up", where, SPEEDUP, points, rows, level)
 
 
-def errors(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """Chart the error of the worst variant of each implementation; None for a single value.
-
-    A variant that sends bfloat16 has a larger error than others, so a line has its label.
-    """
-    known = [r for r in rows if r.is_ok and r.max_error is not None]
-    points = []
-    for some in group_by(known, lambda r: r.implementation).values():
-        label = max(some, key=lambda r: require(r.max_error)).label
-        by_length = group_by((r for r in some if r.label == label), lambda r: r.tokens)
-        points += [
-            Point(label, tokens, max(require(r.max_error) for r in same))
-            for tokens, same in by_length.items()
-        ]
-    axis = Axis("Largest error", "error", True)
-    return _against_tokens("error", where, axis, points, known) if len(points) > 1 else None
-
-
 def ratios(name: str, where: str, points: Sequence[Point]) -> Chart:
     """Chart times of a comparison, B over A; `words` of a point are its verdict."""
     decided = sum(p.words in ("slower", "faster") for p in points)
@@ -159,15 +137,12 @@ def share_of_ideal(source: Source, rows: Iterable[SweepRow]) -> list[Chart]:
 
 
 def _share(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    points = [
-        Point(
-            _without_sparsity(r),
-            1 - require(r.token_density), r.share_of_ideal, r.share_low, r.share_high,
-            "" if r.dense_source == "measured" else f"dense time {r.dense_source}",
-        )
-        for r in sorted(rows, key=lambda r: -float(r.token_density or 0))
-        if r.share_of_ideal and r.token_density is not None and r.token_density < 1
-    ]  # fmt: skip
+    points = []
+    for r in sorted(rows, key=lambda r: -float(r.token_density or 0)):
+        if r.share_of_ideal and r.token_density is not None and r.token_density < 1:
+            words = "" if r.dense_source == "measured" else f"dense time {r.dense_source}"
+            share = r.share_of_ideal, r.share_low, r.share_high
+            points.append(Point(_without_sparsity(r), 1 - r.token_density, *share, words))
     ideal = guide_line("skipped work costs nothing", (p.x for p in points), lambda _: 1.0)
     x, y = Axis("Sparsity (of pairs)", "share"), Axis("Share of ideal", "share")
     return build_chart("share-of-ideal", _at(where, rows[0].tokens), x, y, points, guide=ideal)
@@ -175,14 +150,11 @@ def _share(rows: Sequence[SweepRow], where: str) -> Chart | None:
 
 def roofline(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Chart FLOP/s against FLOPs per floor byte; the highest measured rate is the roof."""
-    points = [
-        Point(
-            r.label, r.flops / (_floor_bytes(r) * r.tokens), r.effective_flops,
-            words=f"{format_tokens(r.tokens)} tokens",
-        )
-        for r in rows
-        if r.effective_flops and r.flops and r.world_size == 1
-    ]  # fmt: skip
+    points = []
+    for r in rows:
+        if r.effective_flops and r.flops and r.world_size == 1:
+            place = r.flops / (_floor_bytes(r) * r.tokens), r.effective_flops
+            points.append(Point(r.label, *place, words=f"{format_tokens(r.tokens)} tokens"))
     if len({p.x for p in points}) < 2:
         return None
     best = max(points, key=lambda p: p.y)
@@ -275,9 +247,13 @@ def rank_peaks(rows: Sequence[SweepRow], where: str) -> Chart | None:
 
 
 def _against_tokens(
-    name: str, where: str, y: Axis, points: Sequence[Point], rows: Sequence[SweepRow],
+    name: str,
+    where: str,
+    y: Axis,
+    points: Sequence[Point],
+    rows: Sequence[SweepRow],
     guide: Guide | None = None,
-) -> Chart | None:  # fmt: skip
+) -> Chart | None:
     """Chart a quantity against tokens, with a cross per failed trial; bars for a single length."""
     failures = tuple(_failed(rows))
     lengths = {int(p.x) for p in points} | {int(m.x) for m in failures}
@@ -288,10 +264,16 @@ def _against_tokens(
 
 
 def build_chart(
-    name: str, where: str, x: Axis, y: Axis, points: Sequence[Point],
-    failures: Sequence[Mark] = (), guide: Guide | None = None, shape: Shape = "lines",
+    name: str,
+    where: str,
+    x: Axis,
+    y: Axis,
+    points: Sequence[Point],
+    failures: Sequence[Mark] = (),
+    guide: Guide | None = None,
+    shape: Shape = "lines",
     title: str = "",
-) -> Chart | None:  # fmt: skip
+) -> Chart | None:
     """Build a chart; None without points.  title: its start, if not the names of the axes."""
     if not points:
         return None

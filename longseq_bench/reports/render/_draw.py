@@ -313,30 +313,24 @@ def _rows(chart: Chart) -> tuple[dict[tuple[str, str], str], list[Row]]:
 def _bars(chart: Chart, _: dict[str, str]) -> alt.LayerChart:
     """Draw a bar per row with its value and interval, ticks of guides, and crosses of failures.
 
-    Bars of several facets are as long as their share of the largest value of the facet.
+    The longest bar or tick of a facet is as long as the plot; values are a column at its right.
     """
     rows, _headings = _rows(chart)
     guides = [p for guide in chart.guides for p in guide.points if (p.facet, p.series) in rows]
     largest = dict.fromkeys(chart.facets, 0.0)
     for p in (*chart.points, *guides):
         largest[p.facet] = max(largest[p.facet], p.high or p.y)
-    has_axis = len(largest) == 1
 
     def place(p: Point) -> Row:
-        unit = 1 if has_axis else largest[p.facet] or 1
+        unit = largest[p.facet] or 1.0
         ends = {name: y and y / unit for name, y in (("at", p.y), ("lo", p.low), ("hi", p.high))}
         return _row(chart, p) | ends | {"row": rows[p.facet, p.series]}
 
     bars = _of(map(place, chart.points))
-    # values are a column on the right, where neither bars nor ticks are
-    room = (LETTER + 1) * max(
-        (len(format_cell(p.y, chart.y.kind)) for p in chart.points), default=0
-    )
     bounds = bars.transform_filter("isValid(datum.lo)").encode(x=alt.X("lo:Q"), x2=alt.X2("hi:Q"))
-    values = bars.mark_text(align="right").encode(x=alt.value("width"), text="value:N")
     layers = [
         bars.mark_bar(height=BAR * 0.55, color=PALETTE[0]).encode(tooltip=TIP),
-        values,
+        bars.mark_text(align="right").encode(x=alt.value("width"), text="value:N"),
         bounds.mark_rule(strokeWidth=1.5),
     ]
     if chart.failures:
@@ -349,20 +343,10 @@ def _bars(chart: Chart, _: dict[str, str]) -> alt.LayerChart:
     if guides:
         marks = _of(place(p) for p in guides).encode(tooltip=TIP)
         layers.append(marks.mark_tick(thickness=2.5, height=BAR * 0.9, color=GREY))
-    names = ", ".join(guide.name for guide in chart.guides)
-    axis = alt.Axis(
-        title=f"{chart.y.name} (grey tick: {names})" if names else chart.y.name,
-        labels=has_axis,
-        ticks=has_axis,
-        grid=has_axis,
-        domain=has_axis,
-        labelExpr=label_expression(chart.y.kind),
-        labelOverlap="greedy",
-        labelSeparation=2 * LETTER,
-        values=round_ticks(chart.y.kind, False, [0, *largest.values()]) or alt.Undefined,
-    )
-    scale = alt.Scale(zero=True, nice=has_axis, range=[0, {"expr": f"width - {room + 12}"}])
-    return _in_rows(chart, layers, alt.X("at:Q", axis=axis, scale=scale))
+    longest = max((len(format_cell(p.y, chart.y.kind)) for p in chart.points), default=0)
+    room = {"expr": f"width - {LETTER * longest + 18}"}
+    scale = alt.Scale(domain=[0, 1], range=[0, room])
+    return _in_rows(chart, layers, alt.X("at:Q", axis=None, scale=scale))
 
 
 def _cells(chart: Chart, _: dict[str, str]) -> alt.LayerChart:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from subprocess import DEVNULL, PIPE, Popen
+from subprocess import DEVNULL, PIPE, run
 from typing import TYPE_CHECKING, Any, get_args
 
 from longseq_bench.core.errors import UserError, keep_lines
@@ -70,21 +70,22 @@ def page(document: Document) -> str:
         policy=_policy(scripts),
         style=Markup(_asset("page.css")),
         scripts=[Markup(script) for script in scripts],
-        slug=slug,
     )
     return text.rstrip() + "\n"
 
 
 @cache
-def prepare() -> Popen[str]:
-    """Start to build the script of all charts, in a process of its own: it takes 100 MB."""
-    return Popen(
-        [sys.executable, "-P", "-c", _BUILD],
-        stdout=PIPE,
-        stderr=DEVNULL,
-        encoding="utf-8",
-        start_new_session=True,  # Ctrl-C ends a run, which then writes its page
-    )
+def vega_script() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script (900 kB, built in about a second).
+
+    A process of its own builds it: it takes 100 MB, and may end.
+    """
+    command = [sys.executable, "-P", "-c", _BUILD]
+    script = run(command, stdout=PIPE, stderr=DEVNULL, encoding="utf-8", check=False).stdout
+    if not script:
+        raise UserError("the script of charts can't be built: vl-convert-python does not work here")
+    # the text must not end its element early, and must be parsed exactly as it was hashed
+    return script.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 
 _BUILD = """
@@ -92,16 +93,6 @@ import sys, vl_convert
 sys.stdout.reconfigure(encoding="utf-8")
 sys.stdout.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 """
-
-
-@cache
-def vega_script() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script (900 kB, built in about a second)."""
-    script, _ = prepare().communicate()
-    if not script:
-        raise UserError("the script of charts can't be built: vl-convert-python does not work here")
-    # the text must not end its element early, and must be parsed exactly as it was hashed
-    return script.replace("</script", r"<\/script").replace("<!--", r"<\!--")
 
 
 @cache
@@ -177,7 +168,7 @@ def _figure(chart: Chart, known: dict[str, str]) -> Shown:
     return {
         "chart": chart,
         "alt": alternative_text(chart),
-        "height": spec["height"] + AXIS,
+        "height": spec["height"] + AXIS * (chart.shape != "bars"),
         # the texts of a heat map's cells do not overlap
         "width": NAMES + CELL * len(columns) if chart.shape == "heat" else 0,
         "legend": [] if chart.has_rows else list(styles.items()),
