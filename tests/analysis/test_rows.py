@@ -12,6 +12,7 @@ import pytest
 from longseq_bench.analysis.frames import (
     maxima,
     maxlen_json,
+    relative,
     rows,
     sweep_json,
 )
@@ -336,6 +337,9 @@ def test_speed_is_the_baselines_time_over_the_rows() -> None:
         for name, n, time in [("dense", 1024, 0.4), ("sdpa", 1024, 0.1), ("sdpa", 2048, 0.2)]
     ]
     assert speeds(sweep_rows(records), "dense") == [1.0, pytest.approx(4.0), None]
+    frame = relative(rows(records), "dense")
+    assert frame["speed"].isna().tolist() == [False, False, True]
+    assert frame["speed"].tolist()[:2] == [1.0, pytest.approx(4.0)]
 
 
 @pytest.mark.parametrize("bad", ["dense", "sdpa"])
