@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from longseq_bench.analysis.labels import speeds
 from longseq_bench.analysis.row import Document, Row, fields_of
 from longseq_bench.analysis.searches import DensityRow, SearchRow, density_rows, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -31,6 +32,26 @@ def rows(records: Iterable[Record]) -> pandas.DataFrame:
 def maxima(records: Iterable[Record]) -> pandas.DataFrame:
     """Return `search_rows` as a DataFrame; unknown values are NaN."""
     return _frame(search_rows(records), SearchRow)
+
+
+def relative(frame: pandas.DataFrame, baseline: str) -> pandas.DataFrame:
+    """Return the frame of `rows` with a column `speed`, as `speeds` computes it."""
+    import pandas
+
+    speed = pandas.Series(speeds(rows_of_frame(frame), baseline), index=frame.index, dtype=float)
+    return frame.assign(speed=speed)
+
+
+def rows_of_frame(frame: pandas.DataFrame) -> list[SweepRow]:
+    """Return the rows of a DataFrame made by `rows`, with None for missing values.
+
+    A column that was dropped is None in every row.
+    """
+    names = fields_of(SweepRow)
+    return [
+        SweepRow(**{name: _none_if_nan(values.get(name)) for name in names})
+        for values in frame.to_dict("records")
+    ]
 
 
 def sweep_json(records: Iterable[Record]) -> dict[str, Any]:
@@ -73,3 +94,7 @@ def _frame(table: Sequence[Row], row_type: type) -> pandas.DataFrame:
 
     names = [field.name for field in fields_of(row_type).values() if field.in_frame]
     return pandas.DataFrame(map(attrgetter(*names), table), columns=names)
+
+
+def _none_if_nan(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -12,6 +12,7 @@ import pytest
 from longseq_bench.analysis.frames import (
     maxima,
     maxlen_json,
+    relative,
     rows,
     sweep_json,
 )
@@ -335,7 +336,9 @@ def test_speed_is_the_baselines_time_over_the_rows() -> None:
         make.record(make.trial(name, n), make.measured(time))
         for name, n, time in [("dense", 1024, 0.4), ("sdpa", 1024, 0.1), ("sdpa", 2048, 0.2)]
     ]
-    assert speeds(sweep_rows(records), "dense") == [1.0, pytest.approx(4.0), None]
+    frame = relative(rows(records), "dense")
+    assert list(frame["speed"][:2]) == [1.0, pytest.approx(4.0)]
+    assert frame["speed"].isna()[2]
 
 
 @pytest.mark.parametrize("bad", ["dense", "sdpa"])

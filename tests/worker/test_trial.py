@@ -171,3 +171,22 @@ def test_samples_of_both_clocks_are_kept(launcher: LocalLauncher) -> None:
     assert 2 <= len(outcome.samples("time")) <= 8
     assert len(outcome.samples("cpu_time")) == len(outcome.samples("time"))
     assert min(outcome.samples("time")) > 0
+
+
+@exact
+def test_a_repeated_trial_has_the_same_peak(launcher: LocalLauncher) -> None:
+    """Fault 10: a larger trial before it has no effect."""
+    first = run(launcher, "sdpa", 4096).largest("peak") or 0
+    run(launcher, "sdpa", 12_000)
+    assert run(launcher, "sdpa", 4096).largest("peak") == pytest.approx(
+        first, rel=0.02, abs=MIB / 4
+    )
+
+
+def test_facts_name_the_backend(launcher: LocalLauncher) -> None:
+    """Fault 16: the facts name the backend or kernel, so a fall-back is visible."""
+    assert run(launcher, "sdpa", 512).facts["backend"] == "flash"
+    kernels = {"auto": "native", "aten-flash-cpu": "aten-flash-cpu"}
+    for kernel, ran in kernels.items():
+        assert run(launcher, "ring", 512, {"kernel": kernel}).facts["kernel"] == ran
+    assert run(launcher, "sdpa", 512, {"backend": "math"}).facts["backend"] == "math"
