@@ -440,3 +440,19 @@ class Counter(Meter):
 
     def measurements(self) -> list[Measurement]:
         return [Measurement(name="passes", unit="1", samples=tuple(self.passes))]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_three_kinds_of_pass_alternate_and_barriers_are_not_timed(ranks: Ranks, world: int) -> None:
+    """Fault 15: a timed barrier would count as communication."""
+    whole, compute, transfers = (True, True), (True, False), (False, True)
+    cycle = [e for kind in (whole, compute, transfers) for e in ("barrier", "start", kind, "stop")]
+    for rank, (events, log, dropped) in enumerate(ranks(world, time_passes, [[1.0, 2.0]] * world)):
+        assert events == [whole, whole, *cycle, *cycle]  # the check of every row, the warm-up
+        assert dropped
+        assert {m.name: (m.samples, m.rank) for m in log.measurements} == {
+            "time": ((1.0, 2.0), rank),
+            "cpu_time": ((0.0, 0.0), rank),
+            "compute_time": ((1.0, 2.0), rank),
+            "communication_time": ((1.0, 2.0), rank),
+        }

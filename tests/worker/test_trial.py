@@ -181,3 +181,12 @@ def test_samples_of_both_clocks_are_kept(launcher: LocalLauncher) -> None:
     assert 2 <= len(outcome.samples("time")) <= 8
     assert len(outcome.samples("cpu_time")) == len(outcome.samples("time"))
     assert min(outcome.samples("time")) > 0
+
+
+def test_facts_name_the_backend(launcher: LocalLauncher) -> None:
+    """Fault 16: the facts name the backend or kernel, so a fall-back is visible."""
+    assert run(launcher, "sdpa", 512).facts["backend"] == "flash"
+    kernels = {"auto": "native", "aten-flash-cpu": "aten-flash-cpu"}
+    for kernel, ran in kernels.items():
+        assert run(launcher, "ring", 512, {"kernel": kernel}).facts["kernel"] == ran
+    assert run(launcher, "sdpa", 512, {"backend": "math"}).facts["backend"] == "math"
