@@ -15,6 +15,7 @@ from torch import Tensor
 
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.patterns.visible_keys import every_position
 
 Positions = NDArray[np.int64]
 
@@ -40,7 +41,7 @@ class Shard:
     @classmethod
     def full(cls, w: Workload) -> Shard:
         """Return a shard that holds everything."""
-        every = np.arange(w.seq_len)
+        every = every_position(w.seq_len)
         return cls.of_tokens(w, every[w.queries.start :], every)
 
     @classmethod
@@ -93,7 +94,7 @@ def is_owner(shards: Sequence[RankShard], rank: int, b: int, head: int) -> bool:
 
 def find_gap(w: Workload, queries: Sequence[RankShard], keys: Sequence[RankShard]) -> str | None:
     """Return a sentence about tokens that are on no rank, or in overlapping shards; else None."""
-    every = np.arange(w.seq_len)
+    every = every_position(w.seq_len)
     of_queries = "q", queries, w.heads, fingerprint(every[w.queries.start :])
     of_keys = "k and v", keys, w.kv_heads, fingerprint(every)
     for name, shards, heads, complete in (of_queries, of_keys):

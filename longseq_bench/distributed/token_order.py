@@ -21,7 +21,12 @@ from numpy.typing import NDArray
 
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
-from longseq_bench.patterns.visible_keys import MaskTile, VisibleKeys, visible_keys
+from longseq_bench.patterns.visible_keys import (
+    MaskTile,
+    VisibleKeys,
+    every_position,
+    visible_keys,
+)
 
 OrderName = Literal["contiguous", "zigzag", "striped"]
 Runs = tuple[range, ...]
@@ -110,6 +115,8 @@ def order_for(name: OrderName, w: Workload, ranks: int) -> TokenOrder:
 
 def positions_of(runs: Runs) -> NDArray[np.int64]:
     """Return all positions of some runs, in their order."""
+    if len(runs) == 1 and runs[0].step == 1:
+        return every_position(runs[0].stop)[runs[0].start :]
     return np.concatenate([np.arange(0), *(np.arange(r.start, r.stop, r.step) for r in runs)])
 
 
