@@ -244,14 +244,13 @@ def growth_with_ranks(source: Source) -> Figures:
 
 
 def exponent_of_time(source: Source) -> Figures:
-    """Yield the fit of time over length of most points; the first, exact one, of equal ones."""
+    """Yield the fit of time over length of most points."""
     for group, fits in growth.find_fits(source):
-        for best in fits:
-            if best.quantity == "time" and best.tokens:
-                words = f"{best.label}, {best.points} points{source.where(group[0])}"
-                value = str(growth.format_exponent(best.tokens))
-                yield KeyFigure("Exponent of time over length", value, words)
-                return
+        if best := growth.find_best_fit(group, fits):
+            words = f"{best.label}, {best.points} points{source.where(group[0])}"
+            value = str(growth.format_exponent(best.tokens))
+            yield KeyFigure("Exponent of time over length", value, words)
+            return
 
 
 def most_frequent_limit(source: Source) -> Figures:

@@ -58,23 +58,24 @@ def _over_ranks_table(source: Source, maxima: Sequence[SearchRow]) -> Table:
 
 
 def find_fits(source: Source) -> list[tuple[list[SweepRow], list[Complexity]]]:
-    """Return the rows and fits of each workload, those of most points first.
-
-    Of equal ones exact attention is first, then the narrowest interval.
-    """
-    found = []
-    for group in group_by_workload(source.rows):
-        sparse = {row.label for row in group if row.is_sparse}
-        if fits := complexities(group):
-            fits.sort(key=lambda fit: (-fit.points, fit.label in sparse, _width(fit)))
-            found.append((group, fits))
-    return sorted(found, key=lambda one: (-one[1][0].points, -len(one[1])))
+    """Return the rows and fits of each workload, that with the fit of most points first."""
+    groups = group_by_workload(source.rows)
+    found = [(group, fits) for group in groups if (fits := complexities(group))]
+    return sorted(found, key=lambda one: (-max(fit.points for fit in one[1]), -len(one[1])))
 
 
-def _width(fit: Complexity) -> float:
-    """Return the width of the interval of the exponent of tokens."""
-    one = fit.tokens
-    return math.inf if one is None or one.low is None or one.high is None else one.high - one.low
+def find_best_fit(rows: Sequence[SweepRow], fits: Sequence[Complexity]) -> Complexity | None:
+    """Return the fit of time of most points: of exact attention, with the narrowest interval."""
+    sparse = {row.label for row in rows if row.is_sparse}
+
+    def rank(fit: Complexity) -> tuple[int, bool, float]:
+        one, width = fit.tokens, math.inf
+        if one and one.low is not None and one.high is not None:
+            width = one.high - one.low
+        return -fit.points, fit.label in sparse, width
+
+    known = (fit for fit in fits if fit.quantity == "time" and fit.tokens)
+    return min(known, key=rank, default=None)
 
 
 def exponents(source: Source) -> Section:
