@@ -34,7 +34,7 @@ def run_triton(*args: Any) -> dict[str, Tensor]:
     return run(triton_spans, *args)
 
 
-@pytest.mark.parametrize("seed", [0, 2, 4])
+@pytest.mark.parametrize("seed", [0, 1, 4])
 def test_equals_the_definition(interpreted: Interpreted, seed: int) -> None:
     """Strided tiles and runs, permuted rows, positions unlike rows, tiles without keys."""
     d = random_case(seed, dims=DIMS, most=MOST)
