@@ -53,8 +53,6 @@ _NUMBER = re.compile(r"([+-]?\d*\.?\d+(?:e[+-]?\d+)?)\s*([kmgtp%]?)(?:flop/s|b/s
 _SCALES = {"": 1.0, "%": 0.01, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _PARSERS = {"tokens": parse_tokens, "bytes": parse_bytes, "seconds": parse_seconds}
 _FLAGS = {"true": True, "yes": True, "false": False, "no": False}
-_DECIMALS = 12
-"""Numbers are compared without the error of their last digits: 10 % is 0.1 or 1 - 0.9."""
 
 
 def find_field(name: str, place: str, rows: Sequence[Row]) -> str:
@@ -100,8 +98,8 @@ def filter_rows(
         return list(rows)
     import pandas
 
-    columns = {name: [value_of(row, name) for row in rows] for name in (*fields, *keys)}
-    frame = pandas.DataFrame(columns).round(_DECIMALS)
+    columns = {name: [_rounded(value_of(row, name)) for row in rows] for name in (*fields, *keys)}
+    frame = pandas.DataFrame(columns)
     for text, query in zip(where, queries, strict=True):
         try:
             frame = frame.query(query, engine="python")
@@ -157,11 +155,16 @@ def _parse(field: Field | None, raw: str, where: str) -> Any:
         return _FLAGS[raw.lower()]
     if field.kind in _PARSERS:
         try:
-            return round(_PARSERS[field.kind](raw), _DECIMALS)
+            return _rounded(_PARSERS[field.kind](raw))
         except UnitError as error:
             raise UserError(f"{where}: {error}") from None
     match = _NUMBER.fullmatch(raw)
     if match is None:
         forms = "yes or no" if field.kind == "flag" else "0.5, 50%, 20G or 1e-6"
         raise UserError(f"{where}: {raw!r} can't be compared with {field.name}; write {forms}")
-    return round(float(match[1]) * _SCALES[match[2].lower()], _DECIMALS)
+    return _rounded(float(match[1]) * _SCALES[match[2].lower()])
+
+
+def _rounded(value: Any) -> Any:
+    """Return a number without the error of its last digits: 10 % is 0.1 or 1 - 0.9."""
+    return float(f"{value:.12g}") if isinstance(value, float) else value

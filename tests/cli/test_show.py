@@ -1,6 +1,7 @@
 """`longseq show`: which rows are chosen, in which order, what they look like, and that it fits."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,14 @@ def test_a_condition_on_a_label_takes_the_one_that_is_shown(capfd: Capture) -> N
     folder = write_records(Path(), mixed())
     (row,) = document(capfd, "show", folder, "--where", "label=ring chunk 128")["rows"]
     assert row["options"]["chunk"] == 128
+
+
+def test_small_numbers_are_compared_to_their_own_digits() -> None:
+    """Errors in float64 are of 1e-16; rounding to decimals would make them 0."""
+    rows = [replace(row, max_error=3e-15) for row in sweep_rows(mixed())[:1]]
+    assert filter_rows(rows, rows, ["error<1e-13"], []) == rows
+    assert filter_rows(rows, rows, ["error<1e-15"], []) == []
+    assert filter_rows(rows, rows, ["error=3e-15"], []) == rows
 
 
 def test_every_field_of_rows_and_maxima_can_be_shown() -> None:

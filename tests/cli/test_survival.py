@@ -198,33 +198,35 @@ def test_every_failure_is_named_and_the_sweep_continues(capfd: Capture) -> None:
     assert all(f"killed by {name}" in report for name in ("SIGKILL", "SIGSEGV"))
 
 
+def schema_after(folder: Path, code: str) -> subprocess.CompletedProcess[bytes]:
+    """Run `longseq schema` in a Python that first runs `code`."""
+    (folder / "sitecustomize.py").write_text(code)
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "longseq_bench", "schema"]
+    return subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
+    )
+
+
 def test_an_interrupt_inside_an_exec_ends_with_130(tmp_path: Path) -> None:
     """A dataclass is made by exec. Python would end by the signal, whatever the exit code."""
-    (tmp_path / "sitecustomize.py").write_text(
+    ended = schema_after(
+        tmp_path,
         "import sys\n"
         "class Interrupts:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'longseq_bench.cli':\n"
         "            exec('import signal; signal.raise_signal(signal.SIGINT)')\n"
-        "sys.meta_path.insert(0, Interrupts())\n"
-    )
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "longseq_bench", "schema"]
-    ended = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
+        "sys.meta_path.insert(0, Interrupts())\n",
     )
     assert ended.returncode == 130, ended.stderr
 
 
 def test_an_interrupt_after_the_end_changes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
+    ended = schema_after(
+        tmp_path,
         "import atexit, signal\n"
         "for name in ('SIGTERM', 'SIGINT'):\n"
-        "    atexit.register(signal.raise_signal, getattr(signal, name))\n"
-    )
-    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "longseq_bench", "schema"]
-    ended = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
+        "    atexit.register(signal.raise_signal, getattr(signal, name))\n",
     )
     assert (ended.returncode, ended.stderr) == (0, b"")
