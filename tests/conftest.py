@@ -41,28 +41,28 @@ with suppress(ImportError):
 # FlexAttention: torch would compile and load a test library first, for 7 s
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
-# else each of some hundred processes of the tests would compile the package again
+# else each worker and each of some hundred processes would compile the package and tests again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 PLUGINS = str(Path(__file__).parent / "plugins")
 sys.path.insert(0, PLUGINS)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PLUGINS, os.environ.get("PYTHONPATH")]))
 
 
-SHARED = {
-    "reports": "html", "comparison": "html",
-    "kernels/test_flex_blocks": "compiled", "attention/test_contract": "compiled",
-    "kernels/test_exact_flex": "compiled",
-}  # fmt: skip
+SHARED = {"reports": "html", "comparison": "html"} | dict.fromkeys(
+    ["kernels/test_flex_blocks", "attention/test_contract", "kernels/test_exact_flex"], "compiled"
+)
 """Folders and files whose tests share a worker: they share scripts of a page, or compiled code."""
 LONG = (
-    "launchers/test_engine", "attention/test_ranks", "html", "compiled", "cli/test_launch",
-    "kernels/test_triton_blocks", "cli/test_plan", "cli/test_cli", "worker/test_ranks",
-    "worker/test_dry_run", "attention/test_masks", "api/test_places", "cli/test_survival",
-    "kernels/test_triton_spans", "worker/test_trial", "worker/test_keep", "tests/test_testing",
-    "worker/test_faults_short", "cli/test_python_path", "launchers/test_slurm",
-)  # fmt: skip
-"""Groups that start first, so that the workers end together."""
+    "compiled html launchers/test_engine attention/test_masks cli/test_terminal_report "
+    "kernels/test_triton_blocks api/test_places attention/test_ranks cli/test_plan cli/test_launch "
+    "cli/test_cli worker/test_dry_run tests/test_docs kernels/test_triton_spans "
+    "external/test_on_cpu worker/test_ranks cli/test_survival launchers/test_slurm "
+    "launchers/test_ranks worker/test_trial worker/test_faults_short worker/test_check "
+    "cli/test_action worker/test_keep tests/test_testing api/test_api"
+)
+"""Groups of 18 s and more. They start first, so that the workers end together."""
 
 
 def group_of(nodeid: str) -> str:
@@ -91,7 +91,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {group: i for i, group in enumerate(LONG)}
+    order = {group: i for i, group in enumerate(LONG.split())}
     items.sort(key=lambda item: order.get(group_of(item.nodeid), len(LONG)))
     need_gpu = [item for item in items if item.get_closest_marker("cuda")]
     if need_gpu:
