@@ -9,8 +9,9 @@ Schema history, by the `schema` field of each line:
 The checksum is the first 16 hex digits of the SHA-256 hash of all bytes of the line before
 `,"checksum"`. Lines of schema 1 and 2 have none; they are read without this check.
 
-A line is written with one write and an fsync, so it is complete on disk when `append` returns. An
-unfinished line of a killed writer is moved to `records.jsonl.torn`; no other byte is rewritten.
+A line is written with one write and an fsync, so it is complete on disk when `append` returns. What
+is on disk is never rewritten: the next writer ends an unfinished line of a killed one, and whoever
+reads counts and names the lines that are not records.
 """
 
 import errno
@@ -47,11 +48,7 @@ _FIRST_WITH_CHECKSUM = 3
 
 
 class BrokenLineError(ValueError):
-    """A line that is not a record; the text is the reason."""
-
-
-class NewerSchemaError(BrokenLineError):
-    """A line has a schema that this version does not know; the text says which one reads it."""
+    """A line that can't be read as a record; the text is the reason."""
 
 
 def write_line(record: Record) -> bytes:
@@ -68,10 +65,9 @@ def add_checksum(document: bytes) -> bytes:
 def read_line(line: bytes) -> Record:
     """Return the record of a line.
 
-    Raises BrokenLineError if it is not a record or was altered, NewerSchemaError for a line of a
-    newer longseq.
+    Raises BrokenLineError if it is not a record, was altered, or is of a newer longseq.
     """
-    line = line.rstrip()
+    line = line.rstrip(b"\0\r\n\t ")  # a power loss may leave a zero in place of a line end
     ending = _ENDING.search(line)
     if ending and ending[1] != _hash(line[: ending.start()]):
         raise BrokenLineError("its checksum does not match: it was altered after it was written")
@@ -79,10 +75,12 @@ def read_line(line: bytes) -> Record:
     try:
         record = Record.model_validate_json(document)
     except ValidationError as error:
-        _check_schema(document)
+        if reason := _newer_schema(document):
+            raise BrokenLineError(reason) from None
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise BrokenLineError(f"{place[:100]}: {first['msg'][:100]}".removeprefix(": ")) from None
+        reason = f"{place[:100]}: {first['msg'][:100]}".removeprefix(": ")
+        raise BrokenLineError(f"not a record: {reason}") from None
     if record.schema_ >= _FIRST_WITH_CHECKSUM and not ending:
         raise BrokenLineError(f"it has no checksum, as lines of schema {record.schema_} have")
     if reason := find_impossible_sample(record.outcome):
@@ -107,52 +105,43 @@ def _hash(body: bytes) -> bytes:
     return sha256(body).hexdigest()[:16].encode()
 
 
-def _check_schema(document: bytes) -> None:
-    """Raise NewerSchemaError if the schema of a JSON object is a newer one."""
+def _newer_schema(document: bytes) -> str | None:
+    """Return the reason why a JSON object is not read if its schema is a newer one."""
     try:
         data = from_json(document)
     except ValueError:
-        return
+        return None
     schema = data.get("schema") if isinstance(data, dict) else None
-    if isinstance(schema, int) and schema > SCHEMA:
-        environment = data.get("environment")
-        writer = environment.get("longseq") if isinstance(environment, dict) else None
-        reader = f", which longseq {writer} reads" if writer else ""
-        raise NewerSchemaError(
-            f"written by a newer longseq (schema {schema}{reader}); this one reads {SCHEMA}"
-        )
+    if not isinstance(schema, int) or schema <= SCHEMA:
+        return None
+    environment = data.get("environment")
+    writer = environment.get("longseq") if isinstance(environment, dict) else None
+    reader = f", which longseq {writer} reads" if writer else ""
+    return f"written by a newer longseq (schema {schema}{reader}); this one reads {SCHEMA}"
 
 
 RECORDS = "records.jsonl"
-TORN = "records.jsonl.torn"
+MAX_REASONS = 5
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Records in file order, and the lines that could not be read.
+    """Records in file order.
 
-    reasons: of each line that is not a record, by its number from 1.
-    newer: line numbers of lines that a newer longseq wrote, by what to do about it.
-    notes: one sentence for the user on each kind of skipped line.
+    reasons: why a line could not be read, by its number from 1.  notes: the same as sentences.
     """
 
     records: list[Record]
     reasons: dict[int, str] = field(default_factory=dict)
-    newer: dict[str, list[int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def broken(self) -> list[int]:
-        """Numbers of the lines that are not a record."""
-        return list(self.reasons)
 
 
 class Store:
     """A results folder open for writing, by one process at a time.
 
     Raises StoreError if the folder can't be written or another process uses it. The lock ends with
-    the process, also if it is killed. `notes` lists repaired and skipped lines.
+    the process, also if it is killed. `notes` lists skipped lines.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -164,8 +153,9 @@ class Store:
             self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             _lock(self._fd, self.folder)
             _sync_folder(self.folder)
-            repairs = _repair_tail(self._fd, self.path)
             self._size = os.fstat(self._fd).st_size
+            if self._size and os.pread(self._fd, 1, self._size - 1) != b"\n":
+                self._size += _append(self._fd, b"\n")  # a killed writer left a line unfinished
             loaded = _read(self.path)
         except BaseException as error:
             self.close()
@@ -173,10 +163,8 @@ class Store:
                 raise _unwritable(self.folder, error) from None
             raise
         self.records: list[Record] = loaded.records
-        self.notes: list[str] = [*repairs, *loaded.notes]
+        self.notes: list[str] = loaded.notes
         self._index = {_index_key(record): record for record in self.records}
-        # of each trial, by its key: where it was measured last, before this run
-        self._measured_in = {key: one.environment for (key, _), one in self._index.items()}
 
     def append(self, record: Record) -> Record:
         """Write a record to disk, completely or not at all, and return it.
@@ -186,15 +174,13 @@ class Store:
         """
         if self._fd is None:
             raise StoreError(f"results folder {self.folder} is closed; nothing was written")
-        line = write_line(record)
         try:
-            _append(self._fd, line)
+            self._size += _append(self._fd, write_line(record))
         except OSError as error:
             raise StoreError(
                 f"{_unwritable(self.folder, error)}. The {len(self.records):,} records before are "
                 f"in {self.path}; free space and run again: only the last trial repeats"
             ) from None
-        self._size += len(line)
         self.records.append(record)
         self._index[_index_key(record)] = record
         self.check_in_place()
@@ -203,27 +189,21 @@ class Store:
     def check_in_place(self) -> None:
         """Raise StoreError if the folder or the file of records was moved, deleted or replaced.
 
-        The error names the file that has all records: where it is now, or a copy of it.
+        The error names a copy that has all records.
         """
         if self._fd is None:
             return
-        is_whole = os.fstat(self._fd).st_size >= self._size
-        if is_whole and _is_file_of(self._fd, self.path):
-            return
-        place = None
-        with suppress(OSError):  # only Linux has /proc
-            place = Path(os.readlink(f"/proc/self/fd/{self._fd}"))
-        if is_whole and place and _is_file_of(self._fd, place):
-            where = f"are in {place}"
-        else:
-            copy_fd, copy = tempfile.mkstemp(".jsonl", "records-")
-            with open(copy_fd, "wb") as stream:
-                stream.writelines(map(write_line, self.records))
-            where = f"were copied to {copy}"
+        with suppress(OSError):  # nothing has the path any more
+            now, own = os.stat(self.path), os.fstat(self._fd)
+            if os.path.samestat(own, now) and own.st_size >= self._size:
+                return
+        copy_fd, copy = tempfile.mkstemp(".jsonl", "records-")
+        with open(copy_fd, "wb") as stream:
+            stream.writelines(map(write_line, self.records))
         raise StoreError(
             f"{self.path} was moved, deleted, replaced or cut while this run wrote to it; its "
-            f"{len(self.records):,} records {where}. Put that file back as {RECORDS} in a results "
-            "folder and name the folder with --out to go on"
+            f"{len(self.records):,} records were copied to {copy}. Put that file back as {RECORDS} "
+            "in a results folder and name the folder with --out to go on"
         )
 
     def find(self, trial: Trial, fingerprint: str) -> Record | None:
@@ -240,7 +220,8 @@ class Store:
 
     def describe_skipped_records(self, trial: Trial, here: Environment) -> str:
         """Return a sentence if the trial was measured, but only elsewhere; else an empty string."""
-        other = self._measured_in.get(trial.key)
+        known, key = reversed(self._index.items()), trial.key
+        other = next((one.environment for (of, _), one in known if of == key), None)
         if other is None or other.fingerprint == here.fingerprint:
             return ""
         count = sum(record.environment.fingerprint == other.fingerprint for record in self.records)
@@ -284,30 +265,23 @@ def load(path: str | Path) -> Loaded:
 
 
 def _read(file: Path) -> Loaded:
-    records = list[Record]()
-    reasons: dict[int, str] = {}
-    newer: dict[str, list[int]] = {}
-    notes = list[str]()
+    records, reasons, lines = list[Record](), dict[int, str](), dict[str, list[int]]()
     with open(file, "rb") as stream:
         for number, line in enumerate(stream, 1):
             if line.isspace():
                 continue
             try:
                 records.append(read_line(line))
-            except NewerSchemaError as error:
-                newer.setdefault(str(error), []).append(number)
             except BrokenLineError as error:
-                reasons[number] = str(error)
-                if not line.endswith(b"\n"):
-                    reasons[number] = "it is not finished: it has no line end"
-                    notes.append(
-                        f"line {number} is not finished: its writer is still running or was killed"
-                    )
-    if broken := list(reasons)[: len(reasons) - len(notes)]:
-        lines, why = _format_lines(broken), f"line {broken[0]}: {reasons[broken[0]]}"
-        notes.insert(0, f"{lines} not a record and skipped (unchanged on disk); {why}")
-    notes += [f"{_format_lines(numbers)} {reason}" for reason, numbers in newer.items()]
-    return Loaded(_without_superseded(records), reasons, newer, notes)
+                is_unfinished = not line.endswith(b"\n")
+                why = "its writer is still running or was killed" if is_unfinished else str(error)
+                reasons[number] = why
+                lines.setdefault(why, []).append(number)
+    notes = [f"{_format_lines(n)} skipped (unchanged on disk): {why}" for why, n in lines.items()]
+    if len(notes) > MAX_REASONS:
+        left = len(notes) - MAX_REASONS
+        notes[MAX_REASONS:] = [f"lines are skipped for {left} other reasons"]
+    return Loaded(_without_superseded(records), reasons, notes)
 
 
 def _format_lines(numbers: list[int]) -> str:
@@ -379,9 +353,9 @@ def _lock(fd: int, folder: Path) -> None:
         raise StoreError(f"results folder {folder} is {reason}") from None
 
 
-def _append(fd: int, data: bytes) -> None:
-    """Append bytes and sync them. If that fails, take them back and raise OSError."""
-    end = os.fstat(fd).st_size
+def _append(fd: int, data: bytes) -> int:
+    """Append bytes, sync them and return their number. If that fails, take them back and raise."""
+    end, count = os.fstat(fd).st_size, len(data)
     try:
         while data:  # a disk that fills up takes a part first
             data = data[os.write(fd, data) :]
@@ -389,40 +363,7 @@ def _append(fd: int, data: bytes) -> None:
     except OSError:
         os.ftruncate(fd, end)
         raise
-
-
-def _repair_tail(fd: int, path: Path) -> list[str]:
-    """Repair an incomplete last line; return a note if there was one."""
-    tail = path.read_bytes().rpartition(b"\n")[2]
-    if not tail:
-        return []
-    start = os.fstat(fd).st_size - len(tail)
-    # a power loss may leave zeros in place of a line end that was not synced
-    whole = tail.rstrip(b"\0")
-    with suppress(BrokenLineError):
-        read_line(whole)
-        os.ftruncate(fd, start + len(whole))
-        _append(fd, b"\n")
-        return [f"the last line of {path} lacked only its line end, which was added"]
-    torn_fd = os.open(path.with_name(TORN), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        _append(torn_fd, tail + b"\n")
-    finally:
-        os.close(torn_fd)
-    _sync_folder(path.parent)
-    os.ftruncate(fd, start)
-    os.fsync(fd)
-    return [
-        f"the last line of {path} was torn by a writer that was killed; "
-        f"its {len(tail)} bytes were moved to {TORN} and that trial will be run again"
-    ]
-
-
-def _is_file_of(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except OSError:
-        return False
+    return count
 
 
 def _records_file(path: Path) -> Path:

@@ -92,7 +92,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {group: i for i, group in enumerate(LONG.split())}
-    items.sort(key=lambda item: order.get(group_of(item.nodeid), len(LONG)))
+    items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
     need_gpu = [item for item in items if item.get_closest_marker("cuda")]
     if need_gpu:
         import torch
