@@ -88,17 +88,12 @@ class SourceFile:
 def load_config(config: str | Path) -> SourceFile:
     """Read a sweep file. Raises ConfigError: one sentence with file and line."""
     path = Path(config)
-    try:
-        text = read_text_file(path, encoding="utf-8-sig", max_bytes=MAX_BYTES)
-    except FileNotFoundError:
+    if not path.exists():
         names = os.listdir(path.parent) if path.parent.is_dir() else []
         close = nearest(path.name, names)
         hint = f"did you mean {path.parent / close}?" if close else EXAMPLE
-        raise ConfigError(f"there is no config {path}; {hint}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror or error}") from None
+        raise ConfigError(f"there is no config {path}; {hint}")
+    text = read_text_file(path, encoding="utf-8-sig", max_bytes=MAX_BYTES)
     return parse_config(text, str(config))
 
 

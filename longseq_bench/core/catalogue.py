@@ -4,13 +4,12 @@ The parent never imports an implementation. It asks a child for this catalogue o
 functions of the user that a command names, and checks names, options and devices against it.
 """
 
-from importlib.resources import files
 from typing import Any
 
-import yaml
 from pydantic import Field
 
 from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.files import load_table
 from longseq_bench.core.model import Device, DeviceChoice, DType, Frozen, OptionValue
 from longseq_bench.core.options import OptionSpec, fill
 from longseq_bench.core.registry import canonical_name
@@ -140,5 +139,6 @@ class Catalogue(Frozen):
 
 def _nearest_included(library: str) -> str:
     """Return the closest implementation to a well-known library; an empty string if unknown."""
-    text = files("longseq_bench").joinpath("data/libraries.yaml").read_text(encoding="utf-8")
-    return next((k for k, names in yaml.safe_load(text).items() if library in names.split()), "")
+    return next(
+        (k for k, names in load_table("libraries.yaml").items() if library in names.split()), ""
+    )

@@ -15,7 +15,12 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from longseq_bench.core.errors import ConfigError, LauncherError
 from longseq_bench.core.units import format_bytes
@@ -155,31 +160,33 @@ def _delete(pid: int) -> None:
             own[0].parent.rmdir()
 
 
-# ---- files that a user names: a regular file, or a pipe such as /dev/stdin -----------------------
+# ---- files that are read whole: those of a user, and tables of the package -----------------------
 
 MAX_FILE_BYTES = 16 << 20
 """Largest file that is read whole. Records are not: they are read line by line."""
 MAX_TABLE_BYTES = 2 << 20
 """The same for YAML that Python's own parser reads, in about 9 s per MiB."""
 
-_contents: dict[tuple[int, int], bytes] = {}
-"""What pipes delivered, by device and inode: a command reads its config more than once."""
-
 
 def read_text_file(path: Path, encoding: str = "utf-8", max_bytes: int = MAX_FILE_BYTES) -> str:
-    """Return the text of a file or of a pipe, in which each line ends as Python writes it.
+    """Return the text of a file, in which each line ends as Python writes it.
 
-    Raises ConfigError for a file that is larger, OSError and UnicodeDecodeError.
+    Raises ConfigError for a file that is larger, can't be read or is not UTF-8.
     """
-    found = os.stat(path)
-    place = found.st_dev, found.st_ino
-    content = _contents.get(place)
-    if content is None:
+    try:
         with open(path, "rb") as stream:
             content = stream.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        most = format_bytes(max_bytes)
-        raise ConfigError(f"{path} has more than {most}, the most that is read; name another file")
-    if stat.S_ISFIFO(found.st_mode):
-        _contents[place] = content
-    return content.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+        if len(content) > max_bytes:
+            reason = f"has more than {format_bytes(max_bytes)}, the most that is read"
+            raise ConfigError(f"{path} {reason}; name another file")
+        return content.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror or error}") from None
+
+
+@cache
+def load_table(name: str) -> Any:
+    """Return the content of a YAML file of the package's folder data."""
+    return yaml.safe_load(files("longseq_bench").joinpath(f"data/{name}").read_text("utf-8"))

@@ -1,16 +1,16 @@
 """Profiles of hardware, also of other machines: data/hardware.yaml, and users' own files."""
 
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from typing_extensions import TypedDict
 
 from longseq_bench.core.cost import BACKWARD_MATMULS, FORWARD_MATMULS
 from longseq_bench.core.errors import ConfigError, UnknownNameError, UserError
-from longseq_bench.core.files import MAX_TABLE_BYTES, read_text_file
+from longseq_bench.core.files import MAX_TABLE_BYTES, load_table, read_text_file
 from longseq_bench.core.model import Device, DType, Frozen, Mode
 from longseq_bench.core.units import parse_bytes
 
@@ -71,6 +71,13 @@ class OutsideMemory(Frozen):
     network: Bytes
 
 
+class Efficiency(TypedDict):
+    """Shares of the peak FLOP/s that fused attention reaches."""
+
+    forward: Share
+    train: Share
+
+
 class Hardware(Frozen):
     """One device and its networks; data/hardware.yaml explains the keys (fields or aliases)."""
 
@@ -83,7 +90,7 @@ class Hardware(Frozen):
     memory: Bytes = Field(gt=0)
     flops: dict[DType, Positive] = Field(min_length=1)
     bandwidth: Positive
-    efficiency: dict[Mode, Share] = Field(alias="reaches")
+    efficiency: Efficiency = Field(alias="reaches")
     per_node: int = Field(ge=1)
     shared: bool = False
     """True: all ranks run on one device. They share its cores, which also copy what is sent."""
@@ -92,13 +99,6 @@ class Hardware(Frozen):
     outside: OutsideMemory | None = None
     kernels: dict[str, KernelRates] = Field(default_factory=dict)
     source: str
-
-    @field_validator("efficiency")
-    @classmethod
-    def _has_both(cls, value: dict[Mode, float]) -> dict[Mode, float]:
-        if missing := [mode for mode in ("forward", "train") if mode not in value]:
-            raise ValueError(f"has no {' and no '.join(missing)}")
-        return value
 
     @property
     def dry_run_options(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Hardware(Frozen):
     ) -> tuple[float, str] | None:
         """Return the published FLOP/s of a kernel and their source; None without a figure."""
         rates = self.kernels.get(kernel)
-        if rates is None or dtype not in ("float16", "bfloat16") or mode == "decode":
+        if rates is None or dtype == "float32" or mode == "decode":
             return None
         rate = rates.rate(mode, head_dim)
         return None if rate is None else (rate, rates.source)
@@ -150,25 +150,25 @@ class Hardware(Frozen):
 def this_cpu(name: str, cores: int, memory: int) -> Hardware:
     """Return a profile of a CPU from its cores alone; records of the machine are more exact."""
     flops = CPU_FLOPS_PER_CORE * cores
-    return Hardware(
-        name=name, device="cpu", memory=memory,
-        flops={"float32": flops, "bfloat16": flops / 2, "float16": flops / 2},
-        bandwidth=1e10, efficiency={"forward": 1.0, "train": 1.0}, per_node=cores,
-        shared=True, intra_node=CPU_LINK, inter_node=CPU_LINK,
-        source="estimated from its number of cores",
-    )  # fmt: skip
+    peaks: dict[DType, float] = {"float32": flops, "bfloat16": flops / 2, "float16": flops / 2}
+    whole: Efficiency = {"forward": 1.0, "train": 1.0}
+    own = {"name": name, "device": "cpu", "memory": memory, "flops": peaks, "bandwidth": 1e10}
+    ranks = {"per_node": cores, "shared": True, "intra_node": CPU_LINK, "inter_node": CPU_LINK}
+    source = "estimated from its number of cores"
+    return Hardware.model_validate({**own, **ranks, "efficiency": whole, "source": source})
 
 
 def profiles(own: Path | None = None) -> dict[str, Hardware]:
     """Return all profiles by name. Raises ConfigError, with the key, for an invalid file."""
-    text = files("longseq_bench").joinpath("data/hardware.yaml").read_text(encoding="utf-8")
-    found = _read(text, "data/hardware.yaml")
+    found = _check(load_table("hardware.yaml"), "data/hardware.yaml")
     if own is not None:
         try:
-            found |= _read(read_text_file(own, max_bytes=MAX_TABLE_BYTES), str(own))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise ConfigError(f"{own} can't be read: {reason}") from None
+            data = yaml.safe_load(read_text_file(own, max_bytes=MAX_TABLE_BYTES)) or {}
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{own}: {' '.join(str(error).split())}") from None
+        if not isinstance(data, dict):
+            raise ConfigError(f"{own}: expected names with profiles, not {type(data).__name__}")
+        found |= _check(data, str(own))
         if LOCAL_CPU in found:
             raise ConfigError(f"{own}: {LOCAL_CPU} is this machine's processor; use another name")
     return found
@@ -182,13 +182,7 @@ def profile(name: str, own: Path | None = None) -> Hardware:
     return known[name.lower()]
 
 
-def _read(text: str, place: str) -> dict[str, Hardware]:
-    try:
-        data = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{place}: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{place}: expected names with profiles, not {type(data).__name__}")
+def _check(data: dict[str, Any], place: str) -> dict[str, Hardware]:
     return {str(name).lower(): _profile(str(name), entry, place) for name, entry in data.items()}
 
 

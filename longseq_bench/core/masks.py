@@ -30,28 +30,13 @@ from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.units import MAX_DOCUMENTS, MAX_DRAWN_DOCUMENTS, format_tokens, parse_tokens
 
 FULL, CAUSAL = "full", "causal"
-WINDOW, PREFIX, DOCUMENTS, FULL_DOCUMENTS = (
-    "sliding-window", "prefix", "documents", "full-documents",
-)  # fmt: skip
+WINDOW, PREFIX = "sliding-window", "prefix"
+DOCUMENTS, FULL_DOCUMENTS = "documents", "full-documents"
 KINDS = (FULL, CAUSAL, WINDOW, PREFIX, DOCUMENTS, FULL_DOCUMENTS)
 FORMS = "full, causal, sliding-window:4k, prefix:8k, documents:4k or full-documents:4k"
-
-
+_CHATQA2 = (0.16, 0.05, 0.04, 0.06, 0.08, 0.21, 0.4, 0.2, 0.05, 0.04, 0.01, 0.01)
 DISTRIBUTIONS = {
-    "chatqa2": (
-        (1, 2**11, 0.16),
-        (2**11, 2**12, 0.05),
-        (2**12, 2**13, 0.04),
-        (2**13, 2**14, 0.06),
-        (2**14, 2**15, 0.08),
-        (2**15, 2**16, 0.21),
-        (2**16, 2**17, 0.4),
-        (2**17, 2**18, 0.2),
-        (2**18, 2**19, 0.05),
-        (2**19, 2**20, 0.04),
-        (2**20, 2**21, 0.01),
-        (2**21, 2**22, 0.01),
-    ),
+    "chatqa2": tuple((2**n if n > 10 else 1, 2 ** (n + 1), w) for n, w in enumerate(_CHATQA2, 10))
 }
 """Lengths of documents in bins: the first and last length of each, and its weight; within a bin all
 are equally frequent. chatqa2: long training data of ChatQA 2 (arXiv 2407.14482), in the bins and

@@ -9,49 +9,20 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from longseq_bench.core.errors import ConfigError, UnknownNameError, escape_surrogates, quote
-from longseq_bench.core.files import read_text_file
+from longseq_bench.core.errors import ConfigError, UnknownNameError, UnsupportedError, quote
+from longseq_bench.core.files import load_table, read_text_file
 from longseq_bench.core.model import DTYPE_BYTES, DType, Frozen, Workload, canonical_dtype
-from longseq_bench.core.units import MAX_HEAD_DIM, MAX_HEADS, MAX_TOKENS
+from longseq_bench.core.units import MAX_TOKENS
 
 CONFIG_FILE = "config.json"
 OVERRIDABLE = ("heads", "kv_heads", "head_dim", "v_head_dim", "dtype")
 """Fields of a workload that a model sets unless they are given."""
 
-_MAXIMA = {
-    "num_attention_heads": MAX_HEADS, "num_key_value_heads": MAX_HEADS, "head_dim": MAX_HEAD_DIM,
-    "v_head_dim": MAX_HEAD_DIM, "qk_nope_head_dim": MAX_HEAD_DIM // 2,
-    "qk_rope_head_dim": MAX_HEAD_DIM // 2,
-}  # fmt: skip
 _NESTED = ("text_config", "llm_config", "language_config")
 """Keys below which multimodal models keep the language model."""
-
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma": {"head_dim": 256, "tie_word_embeddings": True},
-    "gemma2": {"head_dim": 256, "tie_word_embeddings": True, "sliding_window_pattern": 2},
-    "gemma3_text": {
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208,
-        "tie_word_embeddings": True, "sliding_window_pattern": 6,
-    },
-    "gpt_oss": {"sliding_window_pattern": 2},
-    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
-    "qwen3": {"head_dim": 128},
-}  # fmt: skip
-"""Values of keys that a file of this model_type may leave out (classes of transformers)."""
-
-_UNMODELLED = {
-    "gpt_oss": "its attention sinks are not part of the workload",
-    "gemma2": "its soft cap of the scores is not part of the workload",
-    "deepseek_v2": "keys and values are those after the projection from the latent",
-    "deepseek_v3": "keys and values are those after the projection from the latent",
-}
-"""Parts of the attention of a model_type that a workload leaves out."""
 
 
 class ModelShape(Frozen):
@@ -106,11 +77,11 @@ class ModelShape(Frozen):
         workload: one of this model; the line says which of its fields were set otherwise.
         """
         value = f" (of v {self.v_head_dim})" if self.v_head_dim != self.head_dim else ""
-        parts = (
-            f"{self.heads} heads", f"{self.kv_heads} KV heads", f"head_dim {self.head_dim}{value}",
-            f"{self.layers} layers", self.dtype or "no dtype",
-        )  # fmt: skip
-        own = f"model {self.name}: {', '.join(parts)} ({self.page or self.source})"
+        own = (
+            f"model {self.name}: {self.heads} heads, {self.kv_heads} KV heads, head_dim "
+            f"{self.head_dim}{value}, {self.layers} layers, {self.dtype or 'no dtype'} "
+            f"({self.page or self.source})"
+        )
         fields = OVERRIDABLE if workload else ()
         set_here = [
             f"{name} {value}"
@@ -148,16 +119,14 @@ def read_config(path: Path) -> ModelShape:
     """Read a config.json. Raises ConfigError, with the file and the key, if it can't be used."""
     try:
         data = json.loads(read_text_file(path))
-    except OSError as error:
-        raise ConfigError(f"model {path} can't be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError):  # UnicodeDecodeError is one, too
+    except (ValueError, RecursionError):
         raise ConfigError(f"model {path} is not a JSON file; give a {CONFIG_FILE}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"model {path} has no keys; give the {CONFIG_FILE} of a model")
     published = str(data.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
     own = path.resolve().parent.name if path.name == CONFIG_FILE else path.stem
     try:
-        return parse_config(data, escape_surrogates(published or own), str(path))
+        return parse_config(data, published or own, str(path))
     except ConfigError as error:
         raise ConfigError(f"model {path}: {error}") from None
 
@@ -190,30 +159,42 @@ def parse_config(data: Mapping[str, Any], name: str, source: str) -> ModelShape:
             f"{window_layers} of {layers} layers see only the last {window:,} tokens; the workload "
             f"is a layer that sees all"
         )
-    kind = str(config.get("model_type"))
-    notes += [_UNMODELLED[kind]] if kind in _UNMODELLED else []
+    notes += filter(None, [_type_of(config).get("note")])
+    parameters, reason = None, None
     try:
-        counted = count_parameters(config, heads, kv_heads, head_dim)
+        parameters = count_parameters(config, heads, kv_heads, head_dim)
+    except KeyError as error:
+        reason = f"weights are not counted: the file has no {error.args[0]}"
     except TypeError:
-        counted = "weights are not counted: a value of the file is not a whole number"
-    is_counted = isinstance(counted, int)
+        reason = "weights are not counted: a value of the file is not a whole number"
+    except UnsupportedError as error:
+        reason = str(error)
+    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "dtype": dtype}
+    shape |= {"v_head_dim": _count(config, "v_head_dim", head_dim), "hidden_size": hidden}
     return ModelShape(
-        name=name, source=source, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-        v_head_dim=_count(config, "v_head_dim", head_dim), layers=layers, hidden_size=hidden,
-        dtype=dtype, sliding_window=window, window_layers=window_layers,
-        parameters=counted if is_counted else None,
-        parameters_reason=None if is_counted else str(counted), notes=tuple(notes),
-    )  # fmt: skip
+        name=name,
+        source=source,
+        layers=layers,
+        sliding_window=window,
+        window_layers=window_layers,
+        parameters=parameters,
+        parameters_reason=reason,
+        notes=tuple(notes),
+        **shape,
+    )
 
 
 @cache
 def _built_in() -> dict[str, ModelShape]:
-    text = files("longseq_bench").joinpath("data/models.yaml").read_text(encoding="utf-8")
-    entries = yaml.safe_load(text).items()
     return {
         name: parse_config(e["config"], name, e["source"]).model_copy(update={"page": e["page"]})
-        for name, e in entries
+        for name, e in load_table("models.yaml").items()
     }
+
+
+def _type_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = load_table("model_types.yaml").get(str(config.get("model_type")), {})
+    return found
 
 
 def _language_model(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,7 +202,7 @@ def _language_model(data: Mapping[str, Any]) -> dict[str, Any]:
     nested = next((data[key] for key in _NESTED if isinstance(data.get(key), dict)), None)
     if nested is not None and "num_hidden_layers" not in data:
         data = {**data, **nested}
-    return {**_DEFAULTS.get(str(data.get("model_type")), {}), **data}
+    return {**_type_of(data).get("defaults", {}), **data}
 
 
 def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
@@ -232,9 +213,8 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"its {key} {quote(value)} is not a whole number from 1 up")
-    maximum = _MAXIMA.get(key, MAX_TOKENS)
-    if value > maximum:
-        raise ConfigError(f"its {key} {quote(value)} is too large; the maximum is {maximum:,}")
+    if value > MAX_TOKENS:
+        raise ConfigError(f"its {key} {quote(value)} is too large; the maximum is {MAX_TOKENS:,}")
     return value
 
 
@@ -268,42 +248,26 @@ def _dtype(config: Mapping[str, Any]) -> tuple[DType | None, list[str]]:
 
 # ---- the number of parameters ------------------------------------------------------------------
 
-_GATED = (
-    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text",
-    "deepseek_v2", "deepseek_v3", "gpt_oss",
-)  # fmt: skip
-"""Types whose MLP has three matrices (gate, up, down), so that the formula for weights holds."""
-
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
-def count_parameters(
-    config: Mapping[str, Any], heads: int, kv_heads: int, head_dim: int
-) -> int | str:
-    """Return the number of parameters, or the reason why it is not known.
+def count_parameters(config: Mapping[str, Any], heads: int, kv_heads: int, head_dim: int) -> int:
+    """Return the number of parameters. Raises UnsupportedError, or KeyError for a missing key.
 
     Counted: matrices of attention and MLP, and embeddings. Not counted: norms and biases (below
     0.1 %), vision towers, and layers for the prediction of several tokens.
     """
-    kind = str(config.get("model_type"))
-    if kind not in _GATED:
-        return f"the formula for weights is not known for model_type {kind}"
-    needed = ["hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size"]
-    experts_key = next((key for key in _EXPERTS if config.get(key)), None)
-    if experts_key and kind not in ("mixtral", "gpt_oss"):
-        needed.append("moe_intermediate_size")
-    if has_latent(config):
-        needed += ["kv_lora_rank", "v_head_dim"]
-    for key in needed:
-        if not isinstance(config.get(key), int):
-            return f"weights are not counted: the file has no {key}"
+    if not _type_of(config).get("gated"):
+        kind = config.get("model_type")
+        raise UnsupportedError(f"the formula for weights is not known for model_type {kind}")
     if config.get("decoder_sparse_step", 1) != 1 or config.get("moe_layer_freq", 1) != 1:
-        return "weights are not counted: only some of the layers have experts"
+        raise UnsupportedError("weights are not counted: only some of the layers have experts")
     layers, hidden = config["num_hidden_layers"], config["hidden_size"]
     embeddings = config["vocab_size"] * hidden
     total = embeddings if config.get("tie_word_embeddings", False) else 2 * embeddings
     total += layers * _attention(config, heads, kv_heads, head_dim)
     dense = 3 * hidden * config["intermediate_size"]
+    experts_key = next((key for key in _EXPERTS if config.get(key)), None)
     if not experts_key:
         return int(total + layers * dense)
     dense_layers = config.get("first_k_dense_replace") or len(config.get("mlp_only_layers") or ())

@@ -77,7 +77,7 @@ def test_a_sweep_takes_several_models(capfd: Capture) -> None:
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [("llama-3.1-80b", "unknown model 'llama-3.1-80b'; did you mean 'llama-3.1-8b'?"),
-     ("no/config.json", "model no/config.json can't be read: No such file or directory"),
+     ("no/config.json", "no/config.json can't be read: No such file or directory"),
      ("broken.json", "model broken.json is not a JSON file; give a config.json"),
      ("empty.json", "model empty.json: it has no num_attention_heads; give the config.json of a "
       "transformer")],
