@@ -116,7 +116,7 @@ def test_visible_gpus_and_slices_have_their_memory(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,MIG-a")
     found = found_by_name(gpus=("H100", "H100"), driver="580.1")
     assert found["visible gpus"] == Finding(
-        "visible gpus", "ok", "GPU 0: H100, 79 GiB; MIG slice of GPU 1: H100 MIG 1g.10gb, 10 GiB"
+        "visible gpus", "ok", "GPU 0: H100, 79 GiB; GPU 1: H100 MIG 1g.10gb, 10 GiB"
     )
     assert "gpus in use" not in found
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-x")

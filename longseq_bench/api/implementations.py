@@ -56,7 +56,7 @@ def choose_options(
     for name in shared:
         if not any(name in options for options in known.values()):
             every = {o for options in known.values() for o in options}
-            raise unknown_option(name, shared[name], every, ", ".join(known))
+            raise unknown_option(name, every, ", ".join(known))
     filled: list[tuple[str, dict[str, OptionValue]]] = []
     for name, own in chosen:
         usable = {k: v for k, v in shared.items() if k in known[name]}

@@ -104,7 +104,7 @@ def _option_axes(source: SourceFile, catalogue: Catalogue, index: int, name: str
     for option, raw in source.keys.implementations[index][name].items():
         with source.located(*path, option):
             if option not in specs:
-                raise unknown_option(option, raw[0] if len(raw) == 1 else raw, specs, name)
+                raise unknown_option(option, specs, name)
         values = []
         for i, value in enumerate(raw):
             with source.located(*path, option, i):

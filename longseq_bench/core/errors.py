@@ -18,7 +18,6 @@ And text from outside, made safe to print and to quote: no control characters, n
 
 import difflib
 import re
-import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,7 +25,6 @@ MAX_QUOTE = 200
 """Characters of input that a message quotes."""
 
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-_CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Cs"})
 _LINE_END = re.compile(r"\r\n?")
 # direction marks show text in another order than it has
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -36,17 +34,9 @@ _LONG = re.compile(
 )
 
 
-def remove_control(text: str) -> str:
-    """Remove escape sequences, control characters, line ends and direction marks."""
-    kept = _ESCAPE_SEQUENCE.sub("", text)
-    if kept.isascii() and kept.isprintable():
-        return kept
-    return "".join(c for c in kept if unicodedata.category(c) not in _CONTROL_CATEGORIES)
-
-
 def one_line(text: str) -> str:
     """Return the text on one line, without control characters."""
-    return remove_control(" ".join(text.split()))
+    return " ".join(keep_lines(text).split())
 
 
 def escape_surrogates(text: str) -> str:

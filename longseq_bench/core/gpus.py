@@ -1,7 +1,7 @@
 """The GPUs of this machine, and those that this process may use, by NVML: CUDA is not started.
 
-NVML lists all GPUs of a machine. CUDA shows only those in CUDA_VISIBLE_DEVICES: by index, by UUID
-or its beginning, also of a MIG slice (CUDA C++ Programming Guide, "CUDA Environment Variables").
+NVML lists all GPUs of a machine. CUDA shows only those in CUDA_VISIBLE_DEVICES: by index or UUID,
+also of a MIG slice (CUDA C++ Programming Guide, "CUDA Environment Variables").
 Beside it is what Triton needs to compile kernels for them.
 """
 
@@ -17,7 +17,6 @@ from longseq_bench.core.units import format_bytes
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NO_GPU = "NVML finds no GPU"
-_SLICE = "MIG-"
 UNSEEN_BYTES = 2**30
 """More than the driver itself uses. If more memory is in use, and NVML lists no process that holds
 it, another process does."""
@@ -54,14 +53,9 @@ class Gpu:
     holders: Mapping[int, int | None] = field(default_factory=dict)
     unlisted: int = 0
 
-    @property
-    def _kind(self) -> str:
-        return f"{'MIG slice of GPU' if self.uuid.startswith(_SLICE) else 'GPU'} {self.index}"
-
     def __str__(self) -> str:
-        return f"{self._kind}: {self.name}" + (
-            f", {format_bytes(self.total)}" if self.total else ""
-        )
+        memory = f", {format_bytes(self.total)}" if self.total else ""
+        return f"GPU {self.index}: {self.name}{memory}"
 
     def in_use_reason(self) -> str | None:
         """Return a sentence on the memory that other processes hold; None if they hold none."""
@@ -70,11 +64,11 @@ class Gpu:
                 f"process {pid} holds {'an unknown part' if held is None else format_bytes(held)}"
                 for pid, held in self.holders.items()
             )
-            return f"{self._kind} is in use: {held}"
+            return f"GPU {self.index} is in use: {held}"
         if self.unlisted < UNSEEN_BYTES:
             return None
         held = format_bytes(self.unlisted)
-        return f"{self._kind} is in use: processes that can't be seen from here hold {held}"
+        return f"GPU {self.index} is in use: processes that can't be seen from here hold {held}"
 
 
 @dataclass(frozen=True)
@@ -168,40 +162,35 @@ def _optional(call: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def _list_devices(nvml: Any) -> dict[int, list[_Device]]:
+def _list_devices(nvml: Any) -> list[list[_Device]]:
     """Return by index each GPU, or its slices if it is in MIG mode."""
-    devices: dict[int, list[_Device]] = {}
+    devices = []
     for index in range(nvml.nvmlDeviceGetCount()):
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
         count = _optional(nvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0
         slices = [_optional(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, i) for i in range(count)]
-        handles = [one for one in slices if one is not None] or [gpu]
-        devices[index] = [(index, one, _text(nvml.nvmlDeviceGetUUID(one))) for one in handles]
+        handles = list(filter(None, slices)) or [gpu]
+        devices.append([(index, one, _text(nvml.nvmlDeviceGetUUID(one))) for one in handles])
     return devices
 
 
 def _select(
-    devices: Mapping[int, Sequence[_Device]], text: str | None
+    devices: Sequence[Sequence[_Device]], text: str | None
 ) -> tuple[list[_Device], str | None]:
     """Return the devices that CUDA_VISIBLE_DEVICES names, and why there are none.
 
     CUDA ignores everything from the first invalid name on, and shows the first slice of a GPU.
     """
-    every = [device for some in devices.values() for device in some]
-    chosen: list[_Device] = []
-    for name in map(str, devices) if text is None else map(str.strip, text.split(",")):
-        if name.isdigit():
-            found = devices.get(int(name), ())
-        else:
-            found = [one for one in every if name and one[2].startswith(name)]
-        if not found or found[0] in chosen:
+    every = {uuid: [(index, one, uuid)] for some in devices for index, one, uuid in some}
+    by_name = {str(index): some for index, some in enumerate(devices)} | every
+    chosen = []
+    for name in range(len(devices)) if text is None else text.split(","):
+        found = by_name.get(str(name).strip())
+        if not found:
             break
         chosen.append(found[0])
-        if found[0][2].startswith(_SLICE):
-            break  # one at most
-    if chosen:
-        return chosen, None
-    return [], f"{VISIBLE}={text} shows no GPU of {len(devices)}" if devices else NO_GPU
+    reason = f"{VISIBLE}={text} shows no GPU of {len(devices)}" if devices else NO_GPU
+    return chosen, None if chosen else reason
 
 
 def _describe(nvml: Any, index: int, handle: Any, uuid: str) -> Gpu:

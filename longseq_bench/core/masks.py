@@ -27,7 +27,7 @@ from itertools import accumulate
 from random import Random
 
 from longseq_bench.core.errors import UnknownNameError, UserError
-from longseq_bench.core.units import MAX_DOCUMENTS, MAX_DRAWN_DOCUMENTS, format_tokens, parse_tokens
+from longseq_bench.core.units import MAX_DOCUMENTS, format_tokens, parse_tokens
 
 FULL, CAUSAL = "full", "causal"
 WINDOW, PREFIX = "sliding-window", "prefix"
@@ -105,31 +105,17 @@ class Mask:
 
     def check_tokens(self, tokens: int) -> None:
         """Raise UserError if the lengths of a list do not add up, or there are too many."""
-        if self.has_documents and tokens > self.most_tokens:
+        mean = self.size or sum(self.lengths) / max(1, len(self.lengths))
+        if self.has_documents and mean and tokens > MAX_DOCUMENTS * mean:
             raise UserError(
-                f"mask {self.text} has more than {self._most_documents:,} documents in "
-                f"{tokens:,} tokens; use longer documents"
+                f"mask {self.text} has more than {MAX_DOCUMENTS:,} documents in {tokens:,} tokens; "
+                "use longer documents"
             )
         if self.lengths and (total := sum(self.lengths)) != tokens:
             raise UserError(
                 f"the {len(self.lengths)} documents of the mask add up to {total:,} tokens, but "
                 f"the sequence has {tokens:,}; one number or a distribution fits every length"
             )
-
-    @property
-    def _most_documents(self) -> int:
-        return MAX_DRAWN_DOCUMENTS if self.distribution else MAX_DOCUMENTS
-
-    @property
-    def most_tokens(self) -> float:
-        """The most tokens of a sequence whose documents can be listed, by their mean length."""
-        if not self.distribution:
-            mean = self.size or sum(self.lengths) / len(self.lengths)
-        else:
-            bins = DISTRIBUTIONS[self.distribution]
-            whole = sum(weight for _, _, weight in bins)
-            mean = sum((first + last) / 2 * weight for first, last, weight in bins) / whole
-        return self._most_documents * mean
 
     def pairs_of_last(self, queries: int, tokens: int) -> int:
         """Return the query-key pairs of the last queries of a sequence."""

@@ -24,7 +24,6 @@ from pydantic import (
     FailFast,
     Field,
     computed_field,
-    field_validator,
     model_validator,
 )
 from pydantic.dataclasses import dataclass
@@ -102,9 +101,17 @@ class Workload(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_mask(cls, data: Any) -> Any:
-        """Give `causal` and `mask` their canonical values, for one key per workload."""
-        if not isinstance(data, dict) or data.get("mask") is None:
+    def _canonical(cls, data: Any) -> Any:
+        """Give fields that may be left out their values, for one key per workload."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        if isinstance(data.get("dtype"), str):
+            data["dtype"] = canonical_dtype(data["dtype"])
+        equal = {"kv_heads": data.get("heads", 8), "v_head_dim": data.get("head_dim", 64)}
+        equal |= {"new_tokens": 1} if data.get("mode") == "decode" else {}
+        data |= {n: v for n, v in equal.items() if data.get(n) in (0, None)}
+        if data.get("mask") is None:
             return data
         if not isinstance(data["mask"], str):
             raise ValueError(f"mask {data['mask']!r} is not a text; use {FORMS}")
@@ -116,32 +123,13 @@ class Workload(Frozen):
             raise ValueError(f"mask {mask.text} is not causal; leave out causal")
         return {**data, "causal": mask.is_causal, "mask": None if mask.is_plain else mask.text}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _default_to_equal(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        defaults = {"kv_heads": data.get("heads", 8), "v_head_dim": data.get("head_dim", 64)}
-        defaults |= {"new_tokens": 1} if data.get("mode") == "decode" else {}
-        unset = [n for n in defaults if not data.get(n) and type(data.get(n)) in (int, type(None))]
-        return {**data, **{n: defaults[n] for n in unset}}
-
-    @field_validator("dtype", mode="before")
-    @classmethod
-    def _expand_dtype(cls, name: Any) -> Any:
-        return canonical_dtype(name) if isinstance(name, str) else name
-
     @model_validator(mode="after")
-    def _heads_divide(self) -> Workload:
+    def _fits_together(self) -> Workload:
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}; "
                 f"kv_heads may be {', '.join(str(d) for d in divisors(self.heads))}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _new_tokens_are_cached(self) -> Workload:
         if self.new_tokens and not self.decode:
             raise ValueError(
                 f"new_tokens {self.new_tokens} needs mode decode, and the mode is {self.mode}"

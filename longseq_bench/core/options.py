@@ -10,7 +10,6 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
@@ -108,7 +107,7 @@ def fill(
         if name not in by_name:
             if not by_name:
                 raise UserError(f"{owner} takes no options, but {name!r} was given")
-            raise unknown_option(name, given[name], by_name, owner)
+            raise unknown_option(name, by_name, owner)
     return {
         name: spec.coerce(given[name], owner) if name in given else spec.default
         for name, spec in by_name.items()
@@ -131,16 +130,12 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def unknown_option(name: str, raw: Any, known: Iterable[str], place: str) -> UserError:
+def unknown_option(name: str, known: Iterable[str], place: str) -> UserError:
     """Return a hint for an unknown option: the nearest name, or the option that replaced it."""
     if name == "sparsity_ratio" and "sparsity" in known:
-        density = 0.0
-        with suppress(ValueError, TypeError):
-            density = _finite(raw)
-        use = f"={1 - density:.12g}" if 0 < density <= 1 else ", the fraction that is skipped"
         return UserError(
             f"there is no option {name!r} in {place}: it meant density, the fraction of the blocks "
-            f"that is kept; write sparsity{use}"
+            f"that is kept; write sparsity, the fraction that is skipped"
         )
     return UnknownNameError("option", name, known, place)
 

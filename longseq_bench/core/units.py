@@ -5,26 +5,19 @@ larger number is a slip, not a workload.
 """
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import isqrt
 
 from longseq_bench.core.errors import TooLargeError, UnitError, quote
 
 MAX_TOKENS = 2**40
-MAX_NEW_TOKENS = 2**20
-MAX_BATCH = 2**20
-MAX_HEADS = 2**16
-MAX_HEAD_DIM = 2**16
 MAX_RANKS = 2**16
-MAX_THREADS = 2**12
-MAX_REPEATS = 10**6
 MAX_ROUNDS = 10**4
-MAX_SEED = 2**63 - 1
 MAX_BYTES = 2**60
 MAX_SECONDS = 365 * 86_400
 MAX_DOCUMENTS = 2**20
 """Documents of one sequence: their lengths are listed."""
-MAX_DRAWN_DOCUMENTS = 2**16
-"""Documents of one sequence whose lengths are drawn: they are drawn again for each reader."""
 
 
 def divisors(n: int) -> list[int]:
@@ -33,17 +26,43 @@ def divisors(n: int) -> list[int]:
     return small + [n // d for d in reversed(small) if d * d != n]
 
 
-_TOKENS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _BYTES = {"b": 1, "": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("kmgt", 1)
     for suffix, base in (("ib", 1024), ("b", 1000))
 }
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "m": 60.0, "h": 3600.0}
-_EXAMPLE_BYTES = "write 512MiB or 7.9GiB"
-_EXAMPLE_SECONDS = "write 60s, 500ms or 2min"
 _MAX_LENGTH = 64
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([a-zA-Z]*)\s*")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of quantity: factors by unit, how to write one, the maximum, also in words."""
+
+    scale: Mapping[str, float]
+    hint: str
+    maximum: float
+    most: str
+
+    def parse(self, text: str | int | float, name: str) -> float:
+        written = quote(text) if isinstance(text, int) else str(text)
+        # the time to match grows with the square of the length
+        match = _QUANTITY.fullmatch(written) if len(written) <= _MAX_LENGTH else None
+        if match is None or match[2].lower() not in self.scale:
+            raise UnitError(f"{name} {quote(text)} can't be read; {self.hint}")
+        value = float(match[1]) * self.scale[match[2].lower()]
+        if value > self.maximum:
+            raise TooLargeError(f"{name} {quote(text)} is too large; the maximum is {self.most}")
+        if value <= 0:
+            raise UnitError(f"{name} {text!r} is not positive; {self.hint}")
+        return value
+
+
+_COUNTS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+_TOKENS = _Kind(_COUNTS, "write 4096, 4k or 1M", MAX_TOKENS, "1,099,511,627,776 (1024G)")
+_MEMORY = _Kind(_BYTES, "write 512MiB or 7.9GiB", MAX_BYTES, "1,048,576 TiB")
+_TIME = _Kind(_SECONDS, "write 60s, 500ms or 2min", MAX_SECONDS, "8,760 h")
 
 
 def parse_tokens(text: str | int | float, name: str = "tokens") -> int:
@@ -52,12 +71,9 @@ def parse_tokens(text: str | int | float, name: str = "tokens") -> int:
     name: the name of the value in messages. Raises UnitError if it is not a positive whole number
     of tokens, TooLargeError above MAX_TOKENS.
     """
-    most = f"{MAX_TOKENS:,} (1024G)"
-    value = _quantity(text, _TOKENS, name, "write 4096, 4k or 1M", MAX_TOKENS, most)
-    if value < 1 or value != int(value):
-        raise UnitError(
-            f"{name} {quote(text)} is not a positive whole number; write 4096, 4k or 1M"
-        )
+    value = _TOKENS.parse(text, name)
+    if value != int(value):
+        raise UnitError(f"{name} {quote(text)} is not a whole number; {_TOKENS.hint}")
     return int(value)
 
 
@@ -66,17 +82,14 @@ def parse_bytes(text: str | int | float, name: str = "bytes") -> int:
 
     name: the name of the value in messages.
     """
-    value = _quantity(text, _BYTES, name, _EXAMPLE_BYTES, MAX_BYTES, format_bytes(MAX_BYTES))
-    if value < 1:
-        raise UnitError(f"{name} {text!r} is not positive; {_EXAMPLE_BYTES}")
-    return round(value)
+    return max(1, round(_MEMORY.parse(text, name)))
 
 
 def parse_memory_budget(text: str | int | float, name: str = "memory budget") -> int:
     """Return bytes as parse_bytes. Raises UnitError below 1 KiB, too: a unit was forgotten."""
     budget = parse_bytes(text, name)
-    if budget < _BYTES["kib"]:
-        raise UnitError(f"{name} {quote(text)} is {budget} B, below 1 KiB; {_EXAMPLE_BYTES}")
+    if budget < 1024:
+        raise UnitError(f"{name} {quote(text)} is {budget} B, below 1 KiB; {_MEMORY.hint}")
     return budget
 
 
@@ -85,11 +98,7 @@ def parse_seconds(text: str | int | float, name: str = "time") -> float:
 
     name: the name of the value in messages.
     """
-    most = f"{MAX_SECONDS / 3600:,.0f} h"
-    value = _quantity(text, _SECONDS, name, _EXAMPLE_SECONDS, MAX_SECONDS, most)
-    if value <= 0:
-        raise UnitError(f"{name} {text!r} is not positive; {_EXAMPLE_SECONDS}")
-    return value
+    return _TIME.parse(text, name)
 
 
 def parse_share(text: str, name: str) -> float:
@@ -104,25 +113,6 @@ def parse_share(text: str, name: str) -> float:
         raise UnitError(f"{name} {text!r} is not a fraction; write 5% or 0.05") from None
     if not 0 < value < 1:
         raise UnitError(f"{name} {text!r} is not between 0 and 100 %; write 5% or 0.05")
-    return value
-
-
-def _quantity(
-    text: str | int | float,
-    scale: dict[str, float] | dict[str, int],
-    name: str,
-    hint: str,
-    maximum: float,
-    most: str,
-) -> float:
-    written = quote(text) if isinstance(text, int) else str(text)
-    # the time to match grows with the square of the length
-    match = _QUANTITY.fullmatch(written) if len(written) <= _MAX_LENGTH else None
-    if match is None or match[2].lower() not in scale:
-        raise UnitError(f"{name} {quote(text)} can't be read; {hint}")
-    value = float(match[1]) * scale[match[2].lower()]
-    if value > maximum:
-        raise TooLargeError(f"{name} {quote(text)} is too large; the maximum is {most}")
     return value
 
 

@@ -232,7 +232,7 @@ def create_block_sparse_attention(
         known = inspect.signature(MultiheadBlockSparse).parameters
         for name in options:
             if name not in known:
-                raise unknown_option(name, options[name], known, owner)
+                raise unknown_option(name, known, owner)
         if missing := [name for name in ("embed_dim", "num_heads") if name not in options]:
             raise UserError(f"{owner} needs {' and '.join(missing)}")
         return MultiheadBlockSparse(**options)

@@ -147,7 +147,7 @@ MISTAKES = {
         "4: unknown option 'chnk' in ring; did you mean 'chunk'?"),
     "the old name of sparsity": (ONE + "block-sparse: {sparsity_ratio: 0.1}\n",
         "3: there is no option 'sparsity_ratio' in block-sparse: it meant density, the fraction "
-        "of the blocks that is kept; write sparsity=0.9"),
+        "of the blocks that is kept; write sparsity, the fraction that is skipped"),
     "value of an option": (ONE + "ring:\n      chunk: [1k, many]\n",
         "4: option chunk='many' in ring is not a whole number from 1 up (write 1024 or 1k)"),
     "infinite option": (ONE + "block-sparse: {sparsity: inf}\n",

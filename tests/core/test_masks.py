@@ -37,7 +37,7 @@ def test_text_words_and_pairs(text: str) -> None:
     [
         ("slidng-window:3", "unknown mask 'slidng-window'; did you mean 'sliding-window'?"),
         ("sliding-window", "mask 'sliding-window' needs a number of tokens; write sliding-win"),
-        ("sliding-window:0", "tokens '0' is not a positive whole number"),
+        ("sliding-window:0", "tokens '0' is not positive"),
         ("documents:wiki", "unknown distribution of a mask 'wiki'; known: chatqa2"),
         ("documents:chatqa2@x", "seed 'x' is not a whole number"),
         ("documents:4,", "mask 'documents:4,': tokens '' can't be read"),

@@ -1,8 +1,6 @@
 """Data models: validation, and equality after JSON."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -31,14 +29,9 @@ def test_a_trial_comes_back_from_json_with_its_types_and_key() -> None:
     assert {k: type(v) for k, v in back.options.items()} == {k: type(v) for k, v in options.items()}
 
 
-def test_the_key_is_the_same_in_another_process() -> None:
-    sent = trial(options={"b": 1, "a": (1, 2)})
-    code = "import sys; from longseq_bench.core.model import Trial; "
-    code += "print(Trial.model_validate_json(sys.argv[1]).key)"
-    command = [sys.executable, "-c", code, sent.model_dump_json()]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == sent.key
-    assert len(sent.key) == 16
+def test_the_key_stays_the_same_for_ever() -> None:
+    """Else stored records would no longer be found."""
+    assert trial(options={"b": 1, "a": (1, 2)}).key == "5c6a7d77f3306e12"
 
 
 def test_every_field_of_a_trial_changes_its_key() -> None:
@@ -80,12 +73,11 @@ def test_a_step_of_decoding_has_one_new_token_by_default() -> None:
     assert trial("ring", 4096).workload.queries == range(4096)
 
 
-@pytest.mark.parametrize("zero", ["0", 0.0])
 @pytest.mark.parametrize("name", ["kv_heads", "v_head_dim"])
-def test_only_a_whole_number_zero_is_the_default(name: str, zero: Any) -> None:
-    """As YAML, the Python API or a node may give it: 8 % 0 is no message."""
+def test_only_a_whole_number_zero_is_the_default(name: str) -> None:
+    """8 % 0 is no message."""
     with pytest.raises(ValidationError, match=name):
-        Workload.model_validate({"seq_len": 8, name: zero})
+        Workload.model_validate({"seq_len": 8, name: "0"})
 
 
 def test_new_tokens_need_decode_and_room_in_the_cache() -> None:

@@ -142,22 +142,10 @@ def test_distributed_needs_the_ranks_to_be_connected() -> None:
 # ---- errors ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("ratio", "message"),
-    [
-        (0.05, "write sparsity=0.95"),
-        (95, "write sparsity, the fraction that is skipped"),
-        ("x", "write sparsity, the fraction that is skipped"),
-    ],
-)
 @pytest.mark.parametrize("variant", ["base", "multihead"])
-def test_the_old_sparsity_ratio_is_refused(variant: str, ratio: Any, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        create(variant, sparsity_ratio=ratio)
-    assert str(caught.value).startswith(
-        f"there is no option 'sparsity_ratio' in variant={variant}: it meant density"
-    )
-    assert str(caught.value).endswith(message)
+def test_the_old_sparsity_ratio_is_refused(variant: str) -> None:
+    with pytest.raises(UserError, match=f"variant={variant}: it meant density.*; write sparsity,"):
+        create(variant, sparsity_ratio=0.05)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rich.constrain import Constrain
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from longseq_bench.core.errors import one_line, remove_control
+from longseq_bench.core.errors import keep_lines, one_line
 from longseq_bench.reports.document import Document, Section, Table, format_cell
 
 MAX_LINE, MAX_ROWS = 100, 200
@@ -85,7 +85,7 @@ def _section_blocks(section: Section, screen: Console, hint: str) -> Iterator[Bl
         yield [_say(chart.title, "bold"), _say(chart.description)]
     for table in section.tables:
         yield _table(table, screen, hint)
-    yield [Text(remove_control(line.expandtabs())) for line in section.code]
+    yield [Text(keep_lines(line.expandtabs())) for line in section.code]
 
 
 def _say(sentence: str, style: str = "") -> Constrain:
