@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo
-from longseq_bench.core.gpus import (
-    VISIBLE,
-    python_header,
-    read_installed_gpus,
-    read_visible_gpus,
-)
+from longseq_bench.core.gpus import VISIBLE, python_header, read_installed_gpus, read_visible_gpus
 from longseq_bench.core.model import Environment
 from longseq_bench.core.units import format_bytes
 from longseq_bench.environment import NOT_INSTALLED, Finding, check, examine_system
@@ -23,12 +18,10 @@ MIN_SHARED_MEMORY = 2**30
 """Bytes. Docker gives a container 64 MiB, which is too little for NCCL and data loaders."""
 
 
-def examine(
-    catalogue: Catalogue | None, environment: Environment, results: Path = Path("results")
-) -> list[Finding]:
+def examine(catalogue: Catalogue | None, environment: Environment) -> list[Finding]:
     """Check everything that decides what can be measured on this machine.
 
-    catalogue: None if the implementations could not be listed.  results: where records go to.
+    catalogue: None if the implementations could not be listed.
     """
     cuda = catalogue.devices.get("cuda") if catalogue else None
     return [
@@ -43,7 +36,6 @@ def examine(
         _load(environment),
         *examine_system(),
         _compiler(),
-        _results(results),
         *_implementations(catalogue),
     ]
 
@@ -76,25 +68,21 @@ def _data_limit() -> Finding:
 
 def _peak_reset(path: Path = Path("/proc/self/clear_refs")) -> Finding:
     """Check by writing: root passes an access check even where a container forbids writes."""
-    found, remedy = f"{path} resets the peak", ""
+    name = "peak memory on cpu"
     try:
         path.write_text("5")
     except OSError as error:
-        found = f"{path} can't be written: {error.strerror}"
         remedy = "peaks come from slower accounting; on Linux, run outside the sandbox"
-    return check("peak memory on cpu", not remedy, found, remedy)
+        return Finding(name, "note", f"{path} can't be written: {error.strerror}", remedy)
+    return Finding(name, "ok", f"{path} resets the peak")
 
 
 def _gpus(environment: Environment) -> list[Finding]:
     """Report the driver, the GPUs that CUDA shows here, and other processes that use them."""
-    report = read_visible_gpus()
-    if not environment.gpus:
-        found = read_installed_gpus().reason or "no GPU"
-        findings = [Finding("nvml", "note", found, "to measure a GPU, install NVIDIA's driver")]
-    else:
-        findings = [
-            Finding("nvml", "ok", f"driver {environment.driver}, {', '.join(environment.gpus)}")
-        ]
+    report, names = read_visible_gpus(), ", ".join(environment.gpus)
+    found = f"driver {environment.driver}, {names}" if names else read_installed_gpus().reason
+    remedy = "to measure a GPU, install NVIDIA's driver"
+    findings = [check("nvml", bool(names), found or "no GPU", remedy)]
     if report.driver is None:
         return findings
     shown = "; ".join(map(str, report.visible)) or report.reason or "none"
@@ -117,10 +105,8 @@ def _cuda(info: DeviceInfo | None) -> list[Finding]:
     missing = missing_for_triton()
     names = ", ".join(what for what, _ in missing)
     built = f"{names}: Triton's kernels can't start" if missing else str(c_compiler())
-    remedy = (
-        "please run python -m benchmarks.gpu smoke --out gpu-results in a checkout, and send the "
-        "folder (docs/gpu.md)"
-    )
+    run = "python -m benchmarks.gpu smoke --out gpu-results"
+    remedy = f"please run {run} in a checkout, and send the folder (docs/gpu.md)"
     few = "longseq has run on one H100 only, for minutes"
     return [
         Finding("cuda", "ok", f"{info.count} x {info.name}, {memory}"),
@@ -163,18 +149,6 @@ def _compiler() -> Finding:
     found = path or (f"CXX={cxx} was not found" if cxx else "none was found on PATH")
     remedy = "optional: install g++ or clang++ for implementations that torch compiles on cpu"
     return check("c++ compiler", path is not None, found, remedy)
-
-
-def _results(folder: Path) -> Finding:
-    path = folder.absolute()
-    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
-    remedy = "choose another folder for results, or make this one writable"
-    if not nearest.is_dir():
-        return Finding("results", "missing", f"{nearest} is a file, not a folder", remedy)
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        return Finding("results", "missing", f"{nearest} can't be written", remedy)
-    free = format_bytes(shutil.disk_usage(nearest).free)
-    return Finding("results", "ok", f"{folder} can be written, {free} free")
 
 
 def _implementations(catalogue: Catalogue | None) -> list[Finding]:
@@ -223,6 +197,6 @@ def missing_for_triton() -> list[tuple[str, str]]:
         what = f"CC={compiler} was not found" if compiler else "there is no gcc or clang"
         found.append((what, "install gcc"))
     if not header.is_file():
-        remedy = "install Python's headers (python3-dev or python3-devel)"
-        found.append((f"there is no {header}", remedy))
+        headers = "install Python's headers (python3-dev or python3-devel)"
+        found.append((f"there is no {header}", headers))
     return found

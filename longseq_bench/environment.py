@@ -9,7 +9,7 @@ import platform
 import re
 import socket
 import subprocess
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -19,26 +19,20 @@ from typing import Literal
 import psutil
 
 from longseq_bench import __version__
-from longseq_bench.core.errors import UserError, escape_surrogates
+from longseq_bench.core.errors import UserError
 from longseq_bench.core.gpus import read_installed_gpus, read_visible_gpus
 from longseq_bench.core.model import Device, Environment
 
 NOT_INSTALLED = "not installed"
 
-_PREFIXES = (
-    "OMP_", "GOMP_", "KMP_", "MKL_", "MALLOC_", "NCCL_", "TORCH_", "TRITON_", "CUDNN_", "GLOO_",
-)  # fmt: skip
-_PLACES = frozenset({
-    "TORCH_HOME", "TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_TRACE", "TRITON_HOME", "TRITON_CACHE_DIR",
-    "TRITON_DUMP_DIR",
-})  # fmt: skip
-"""Variables with these prefixes that only name a folder or a log, and change no figure."""
-_NAMES = frozenset({
-    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING",
-    "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
-    "OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES", "LD_PRELOAD",
-})  # fmt: skip
+_CHANGES_FIGURES = re.compile(
+    r"(OMP|GOMP|KMP|MKL|MALLOC|NCCL|TORCH|TRITON|CUDNN|GLOO)_|PYTORCH_(CUDA_)?ALLOC_CONF$"
+    r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|MODULE_LOADING|DEVICE_MAX_CONNECTIONS)$"
+    r"|(PYTORCH_NO_CUDA_MEMORY_CACHING|CUBLAS_WORKSPACE_CONFIG|NVIDIA_TF32_OVERRIDE)$"
+    r"|(OPENBLAS_NUM_THREADS|GLIBC_TUNABLES|LD_PRELOAD)$"
+)
+_ONLY_A_PLACE = re.compile("TORCH_(HOME|LOGS|LOGS_OUT|TRACE)|TRITON_(HOME|CACHE_DIR|DUMP_DIR)")
+"""Variables that match the first, but name a folder or a log alone, and change no figure."""
 _NO_LIMIT = 2**60  # larger limits mean none: cgroup v1 writes a number near 2^63
 
 
@@ -50,7 +44,7 @@ def collect() -> Environment:
         host=socket.gethostname(),
         os=f"{platform.system()} {platform.release()}",
         cpu=_cpu_model(),
-        cores=count_cores(),
+        cores=len(own_cpus()),
         memory_bytes=min(total, limit[0]) if limit else total,
         gpus=gpus.names,
         driver=gpus.driver,
@@ -59,9 +53,9 @@ def collect() -> Environment:
         longseq=__version__,
         commit=commit_of(Path(__file__).parent),
         variables={
-            escape_surrogates(name): escape_surrogates(value)
+            name: value
             for name, value in sorted(os.environ.items())
-            if _changes_figures(name)
+            if _CHANGES_FIGURES.match(name) and not _ONLY_A_PLACE.fullmatch(name)
         },
         load=os.getloadavg(),
         clock_mhz=_clock_mhz(),
@@ -83,9 +77,8 @@ def cuda_versions() -> dict[str, str]:
     if built is None:
         return {}
     major = built[1].partition(".")[0]
-    packages = {
-        "cudnn": f"nvidia-cudnn-cu{major}", "nccl": f"nvidia-nccl-cu{major}", "triton": "triton"
-    }  # fmt: skip
+    packages = {name: f"nvidia-{name}-cu{major}" for name in ("cudnn", "nccl")}
+    packages["triton"] = "triton"
     found = {field: installed_version(package) for field, package in packages.items()}
     return {"cuda": built[1]} | {k: v for k, v in found.items() if v != NOT_INSTALLED}
 
@@ -146,10 +139,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
     """Return git's output, or None. Drop variables of a git hook, which name another folder."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     try:
-        result = subprocess.run(
-            ["git", *arguments], cwd=folder, env={**clean, "GIT_OPTIONAL_LOCKS": "0"},
-            capture_output=True, text=True, timeout=2,
-        )  # fmt: skip
+        command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+        result = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=2)
     except (OSError, subprocess.SubprocessError):
         return None
     return result.stdout if result.returncode == 0 else None
@@ -178,15 +169,11 @@ def _limit_at(level: Path, limit: str, usage: str, cache: str) -> tuple[int, int
     return int(maximum), int(maximum) - int(used) + (int(match[1]) if match else 0)
 
 
-def _changes_figures(variable: str) -> bool:
-    return variable in _NAMES or (variable.startswith(_PREFIXES) and variable not in _PLACES)
-
-
-def count_cores() -> int:
-    """Return the number of cores that this process may use (fewer under taskset)."""
+def own_cpus() -> Collection[int]:
+    """Return the CPUs that this process may use (fewer under taskset)."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
 
 
 def _cpu_model() -> str:
@@ -245,100 +232,85 @@ def check(name: str, is_ok: bool, found: str, remedy: str) -> Finding:
     return Finding(name, "ok", found) if is_ok else Finding(name, "note", found, remedy)
 
 
+Look = tuple[bool, str, str] | None
+"""Whether a setting is as it should be, what it is, and a remedy; None if it is not visible."""
+
+
 def examine_system(root: Path = Path("/"), cpus: Collection[int] | None = None) -> list[Finding]:
     """Return a finding per setting. cpus: those that this process may use; default: as it is."""
-    own = frozenset(_own_cpus() if cpus is None else cpus)
+    own = frozenset(own_cpus() if cpus is None else cpus)
+    looks = {
+        "cpu governor": _governor(root, own),
+        "turbo": _turbo(root),
+        "smt siblings": _smt(root, own),
+        "transparent huge pages": _huge_pages(root),
+        "memory pressure": _memory_pressure(root),
+    }
     return [
-        _governor(root, own),
-        _turbo(root),
-        _smt(root, own),
-        _huge_pages(root),
-        _memory_pressure(root),
+        check(name, *look) if look else Finding(name, "ok", "not visible here")
+        for name, look in looks.items()
     ]
 
 
-def _governor(root: Path, own: frozenset[int]) -> Finding:
-    name = "cpu governor"
+def _governor(root: Path, own: frozenset[int]) -> Look:
     files = (root / _CPUS / f"cpu{cpu}/cpufreq/scaling_governor" for cpu in sorted(own))
     governors = [text for file in files if (text := _read(file))]
-    if not governors:
-        return Finding(name, "ok", "not visible here; the clock is set outside this system")
     found = ", ".join(f"{g} on {governors.count(g)} CPUs" for g in dict.fromkeys(governors))
     remedy = (
         "the clock follows the load with a delay, so that short passes vary: "
         "sudo cpupower frequency-set -g performance"
     )
-    return check(name, set(governors) == {"performance"}, found, remedy)
+    return (set(governors) == {"performance"}, found, remedy) if governors else None
 
 
-def _turbo(root: Path) -> Finding:
-    name = "turbo"
-    off, boost = (
-        _read(root / _CPUS / "intel_pstate/no_turbo"),
-        _read(root / _CPUS / "cpufreq/boost"),
-    )
-    if off is None and boost is None:
-        return Finding(name, "ok", "not visible here; the clock is set outside this system")
-    is_on = off == "0" if off is not None else boost == "1"
-    switch = "echo 1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo"
-    if off is None:
-        switch = "echo 0 | sudo tee /sys/devices/system/cpu/cpufreq/boost"
-    remedy = f"the clock falls as the chip gets warm, so that times drift upwards: {switch}"
-    return check(name, not is_on, f"turbo is {'on' if is_on else 'off'}", remedy)
+def _turbo(root: Path) -> Look:
+    for file, on, off in (("intel_pstate/no_turbo", "0", 1), ("cpufreq/boost", "1", 0)):
+        value = _read(root / _CPUS / file)
+        if value is not None:
+            drift = "the clock falls as the chip gets warm, so that times drift upwards"
+            remedy = f"{drift}: echo {off} | sudo tee /{_CPUS}/{file}"
+            return value != on, f"turbo is {'on' if value == on else 'off'}", remedy
+    return None
 
 
-def _smt(root: Path, own: frozenset[int]) -> Finding:
+def _smt(root: Path, own: frozenset[int]) -> Look:
     """Check that no two CPUs of this process are threads of one core."""
-    name = "smt siblings"
     cores = {
         tuple(_parse_cpus(text))
         for cpu in own
         if (text := _read(root / _CPUS / f"cpu{cpu}/topology/thread_siblings_list"))
     }
-    if not cores:
-        return Finding(name, "ok", "not visible here")
-    shared = sum(len(own & set(siblings)) > 1 for siblings in cores)
-    found = f"{len(own)} CPUs on {len(cores)} cores"
+    shared = any(len(own & set(siblings)) > 1 for siblings in cores)
     remedy = (
         "two threads of a core slow each other, and a thread alone is faster: set threads to "
         f"{len(cores)}, or choose one CPU per core with taskset"
     )
-    return check(name, not shared, found, remedy)
+    return (not shared, f"{len(own)} CPUs on {len(cores)} cores", remedy) if cores else None
 
 
-def _huge_pages(root: Path) -> Finding:
-    name = "transparent huge pages"
-    text = _read(root / _HUGE_PAGES) or ""
-    mode = re.search(r"\[(\w+)\]", text)
-    if mode is None:
-        return Finding(name, "ok", "not visible here")
+def _huge_pages(root: Path) -> Look:
+    mode = re.search(r"\[(\w+)\]", _read(root / _HUGE_PAGES) or "")
     effects = {
         "always": "large tensors get pages of 2 MiB: peaks grow in such steps, first writes are "
         "faster, and the kernel merges pages while passes run",
         "madvise": "only memory that asks for it gets pages of 2 MiB",
         "never": "all pages have 4 KiB: first writes of large tensors are slower",
     }
-    found = f"{mode[1]}: {effects.get(mode[1], 'an unknown mode')}"
-    remedy = "for steady peaks: echo madvise | sudo tee /" + _HUGE_PAGES
-    return check(name, mode[1] != "always", found, remedy)
+    if mode is None:
+        return None
+    remedy = f"for steady peaks: echo madvise | sudo tee /{_HUGE_PAGES}"
+    return mode[1] != "always", f"{mode[1]}: {effects.get(mode[1], 'an unknown mode')}", remedy
 
 
-def _memory_pressure(root: Path) -> Finding:
-    name = "memory pressure"
+def _memory_pressure(root: Path) -> Look:
     text = _read(root / "proc/pressure/memory") or ""
     waited = re.search(r"^some avg10=([0-9.]+)", text, re.MULTILINE)
     if waited is None:
-        return Finding(name, "ok", "not visible here: the kernel has no /proc/pressure/memory")
+        return None
     share = float(waited[1])
     found = f"processes waited for memory in {share:.1f} % of the last 10 s"
     remedy = "passes wait for pages, and long ones are slower: end other work that needs memory"
-    return check(name, share < MIN_PRESSURE, found, remedy)
-
-
-def _own_cpus() -> Iterable[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return range(os.cpu_count() or 1)
+    return share < MIN_PRESSURE, found, remedy
 
 
 def _parse_cpus(text: str) -> set[int]:

@@ -1,6 +1,5 @@
 """Findings of the doctor on described machines."""
 
-import os
 import platform
 import shutil
 import sysconfig
@@ -205,20 +204,6 @@ def test_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding("c++ compiler").found == "/usr/bin/clang++"
     monkeypatch.setenv("CXX", "mycc -v")
     assert finding("c++ compiler").found == "CXX=mycc -v was not found"
-
-
-def test_results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def results(folder: Path) -> Finding:
-        (found,) = [f for f in examine(None, machine(), folder) if f.name == "results"]
-        return found
-
-    assert results(tmp_path / "not" / "yet").state == "ok"
-    (tmp_path / "file").write_text("")
-    found = results(tmp_path / "file" / "results")
-    assert (found.state, found.found) == ("missing", f"{tmp_path / 'file'} is a file, not a folder")
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    found = results(tmp_path)
-    assert (found.state, found.found) == ("missing", f"{tmp_path} can't be written")
 
 
 def test_unavailable_implementations_have_a_reason() -> None:
