@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo
-from longseq_bench.core.gpus import VISIBLE, python_header, read_installed_gpus, read_visible_gpus
+from longseq_bench.core.gpus import VISIBLE, python_header, read_visible_gpus
 from longseq_bench.core.model import Environment
 from longseq_bench.core.units import format_bytes
 from longseq_bench.environment import NOT_INSTALLED, Finding, check, examine_system
@@ -80,7 +80,7 @@ def _peak_reset(path: Path = Path("/proc/self/clear_refs")) -> Finding:
 def _gpus(environment: Environment) -> list[Finding]:
     """Report the driver, the GPUs that CUDA shows here, and other processes that use them."""
     report, names = read_visible_gpus(), ", ".join(environment.gpus)
-    found = f"driver {environment.driver}, {names}" if names else read_installed_gpus().reason
+    found = f"driver {environment.driver}, {names}" if names else report.reason
     remedy = "to measure a GPU, install NVIDIA's driver"
     findings = [check("nvml", bool(names), found or "no GPU", remedy)]
     if report.driver is None:

@@ -20,7 +20,7 @@ import psutil
 
 from longseq_bench import __version__
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.gpus import read_installed_gpus, read_visible_gpus
+from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.model import Device, Environment
 
 NOT_INSTALLED = "not installed"
@@ -38,7 +38,7 @@ _NO_LIMIT = 2**60  # larger limits mean none: cgroup v1 writes a number near 2^6
 
 def collect() -> Environment:
     """Return the machine and versions as they are now, within a second."""
-    gpus = read_installed_gpus()
+    gpus = read_visible_gpus()
     total, limit = psutil.virtual_memory().total, cgroup_memory()
     return Environment(
         host=socket.gethostname(),

@@ -11,7 +11,7 @@ import pytest
 
 from longseq_bench import doctor
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
-from longseq_bench.core.gpus import InstalledGpus
+from longseq_bench.core.gpus import GpuReport
 from longseq_bench.core.model import Environment
 from longseq_bench.doctor import examine, torch_range
 from longseq_bench.environment import Finding
@@ -160,8 +160,8 @@ def test_triton_needs_a_c_compiler_and_headers_where_there_is_a_gpu(
 
 
 def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    none = InstalledGpus(reason="NVML: no driver")
-    monkeypatch.setattr(doctor, "read_installed_gpus", lambda: none)
+    none = GpuReport(reason="NVML: no driver")
+    monkeypatch.setattr(doctor, "read_visible_gpus", lambda: none)
     assert finding("nvml").found == "NVML: no driver"
     assert finding("nvml").state == "note"
     found = finding("nvml", gpus=("H200",), driver="580.1")

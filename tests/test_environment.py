@@ -12,7 +12,7 @@ import pytest
 
 from longseq_bench import environment
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.gpus import InstalledGpus, read_installed_gpus
+from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.model import Environment
 from longseq_bench.environment import (
     cgroup_memory,
@@ -178,10 +178,8 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 
 def test_gpus_are_read_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     two_gpus(monkeypatch)
-    assert read_installed_gpus() == InstalledGpus(
-        names=("Old", "New"), driver="580.1",
-        power_limits_w=(700.0, 350.5), sm_clocks_mhz=(345.0, 1980.0),
-    )  # fmt: skip
+    report = read_visible_gpus({})
+    assert (report.names, report.driver) == (("Old", "New"), "580.1")
     found = collect()
     assert (found.gpus, found.driver) == (("Old", "New"), "580.1")
     assert (found.power_limits_w, found.sm_clocks_mhz) == ((700.0, 350.5), (345.0, 1980.0))

@@ -17,7 +17,7 @@ from benchmarks.gpu.items import Figures
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
-from longseq_bench.core.gpus import read_installed_gpus
+from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.environment import installed_version
@@ -43,7 +43,7 @@ def main() -> None:
 
 def versions(device: str, toy: bool) -> Figures:
     """Return the versions that decide what runs."""
-    gpus = read_installed_gpus()
+    gpus = read_visible_gpus()
     nccl: Any = torch.cuda.nccl.version() if device == "cuda" else None  # type: ignore[no-untyped-call]
     return {
         "torch": torch.__version__,

@@ -106,10 +106,7 @@ def _create() -> tuple[Path, int]:
             problem = problem or f"the path of {parent} is too long for a socket"
             continue
         try:
-            while True:
-                private_folder(folder)
-                with suppress(FileNotFoundError):  # another process ended and deleted it
-                    return _create_locked(folder)
+            return _create_locked(private_folder(folder))
         except OSError as error:
             problem = problem or f"{error.strerror or error} ({folder})"
     raise LauncherError(
@@ -156,8 +153,6 @@ def _delete(pid: int) -> None:
     if pid == os.getpid() and (own := _own.pop(pid, None)):
         shutil.rmtree(own[0], ignore_errors=True)
         os.close(own[1])
-        with suppress(OSError):  # others use it
-            own[0].parent.rmdir()
 
 
 # ---- files that are read whole: those of a user, and tables of the package -----------------------

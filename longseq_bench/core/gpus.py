@@ -7,11 +7,13 @@ Beside it is what Triton needs to compile kernels for them.
 
 import os
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from longseq_bench.core.units import format_bytes
 
@@ -20,20 +22,6 @@ NO_GPU = "NVML finds no GPU"
 UNSEEN_BYTES = 2**30
 """More than the driver itself uses. If more memory is in use, and NVML lists no process that holds
 it, another process does."""
-
-
-@dataclass(frozen=True)
-class InstalledGpus:
-    """All GPUs of this machine in PCI order, or the reason why NVML fails.
-
-    power_limits_w, sm_clocks_mhz: of each GPU now; None where the driver gives no number.
-    """
-
-    names: tuple[str, ...] = ()
-    driver: str | None = None
-    reason: str | None = None
-    power_limits_w: tuple[float | None, ...] = ()
-    sm_clocks_mhz: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,48 +61,45 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuReport:
-    """The visible GPUs, in CUDA's order, and the driver.
+    """The GPUs of this machine by NVML.
 
+    visible: those that CUDA shows to this process, in CUDA's order.  reason: why there are none.
     driver: its version; None without one.  cuda: the newest CUDA that it supports.
-    reason: why no GPU is visible.
+    names, power_limits_w, sm_clocks_mhz: of every GPU in PCI order; None where the driver gives no
+    number.
     """
 
     visible: tuple[Gpu, ...] = ()
     driver: str | None = None
     cuda: tuple[int, int] | None = None
     reason: str | None = None
-
-
-def read_installed_gpus() -> InstalledGpus:
-    """Return all GPUs of this machine, or the reason why there are none."""
-    try:
-        with _nvml() as nvml:
-            handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-            # a part of a GPU (MIG) has neither
-            limits = [_optional(nvml.nvmlDeviceGetPowerManagementLimit, h) for h in handles]
-            clocks = [
-                _optional(nvml.nvmlDeviceGetClockInfo, h, nvml.NVML_CLOCK_SM) for h in handles
-            ]
-            return InstalledGpus(
-                names=tuple(_text(nvml.nvmlDeviceGetName(h)) for h in handles),
-                driver=_text(nvml.nvmlSystemGetDriverVersion()),
-                power_limits_w=tuple(None if mw is None else mw / 1000 for mw in limits),
-                sm_clocks_mhz=tuple(None if mhz is None else float(mhz) for mhz in clocks),
-                reason=None if handles else NO_GPU,
-            )
-    except _NvmlFailed as error:
-        return InstalledGpus(reason=str(error))
+    names: tuple[str, ...] = ()
+    power_limits_w: tuple[float | None, ...] = ()
+    sm_clocks_mhz: tuple[float | None, ...] = ()
 
 
 def read_visible_gpus(environ: Mapping[str, str] = os.environ) -> GpuReport:
-    """Return the GPUs that CUDA would show to this process, or the reason why there are none."""
+    """Return the GPUs, and those that CUDA would show to this process."""
     try:
         with _nvml() as nvml:
             number = _optional(nvml.nvmlSystemGetCudaDriverVersion)
-            cuda = (number // 1000, number % 1000 // 10) if number else None
-            driver = _text(nvml.nvmlSystemGetDriverVersion())
-            visible, reason = _select(_list_devices(nvml), environ.get(VISIBLE))
-            return GpuReport(tuple(_describe(nvml, *one) for one in visible), driver, cuda, reason)
+            handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+            # a part of a GPU (MIG) has neither
+            limits = [_optional(nvml.nvmlDeviceGetPowerManagementLimit, h) for h in handles]
+            clock = nvml.NVML_CLOCK_SM
+            clocks = [_optional(nvml.nvmlDeviceGetClockInfo, h, clock) for h in handles]
+            visible, reason = _select(_list_devices(nvml, handles), environ.get(VISIBLE))
+            children = psutil.Process().children(recursive=True) if visible else []
+            own = {os.getpid(), *(child.pid for child in children)}
+            return GpuReport(
+                tuple(_describe(nvml, own, *one) for one in visible),
+                driver=_text(nvml.nvmlSystemGetDriverVersion()),
+                cuda=(number // 1000, number % 1000 // 10) if number else None,
+                reason=reason,
+                names=tuple(_text(nvml.nvmlDeviceGetName(h)) for h in handles),
+                power_limits_w=tuple(None if mw is None else mw / 1000 for mw in limits),
+                sm_clocks_mhz=tuple(None if mhz is None else float(mhz) for mhz in clocks),
+            )
     except _NvmlFailed as error:
         return GpuReport(reason=str(error))
 
@@ -162,15 +147,14 @@ def _optional(call: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def _list_devices(nvml: Any) -> list[list[_Device]]:
+def _list_devices(nvml: Any, handles: Sequence[Any]) -> list[list[_Device]]:
     """Return by index each GPU, or its slices if it is in MIG mode."""
     devices = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+    for index, gpu in enumerate(handles):
         count = _optional(nvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0
         slices = [_optional(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, i) for i in range(count)]
-        handles = list(filter(None, slices)) or [gpu]
-        devices.append([(index, one, _text(nvml.nvmlDeviceGetUUID(one))) for one in handles])
+        parts = list(filter(None, slices)) or [gpu]
+        devices.append([(index, one, _text(nvml.nvmlDeviceGetUUID(one))) for one in parts])
     return devices
 
 
@@ -193,14 +177,10 @@ def _select(
     return chosen, None if chosen else reason
 
 
-def _describe(nvml: Any, index: int, handle: Any, uuid: str) -> Gpu:
-    import psutil
-
+def _describe(nvml: Any, own: Collection[int], index: int, handle: Any, uuid: str) -> Gpu:
     memory = _optional(nvml.nvmlDeviceGetMemoryInfo, handle)
     listed = _optional(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
     held = {one.pid: one.usedGpuMemory for one in listed}
-    children = psutil.Process().children(recursive=True)
-    own = {os.getpid(), *(child.pid for child in children)}
     is_known = memory is not None and None not in held.values()
     return Gpu(
         index,

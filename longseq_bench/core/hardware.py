@@ -43,14 +43,6 @@ class KernelRates(Frozen):
     backward: dict[int, Positive] = Field(default_factory=dict)
     source: str
 
-    def rate(self, mode: Mode, head_dim: int) -> float | None:
-        """Return the FLOP/s of a pass; None without a figure for it."""
-        forward, backward = self.forward.get(head_dim), self.backward.get(head_dim)
-        if mode == "forward" or forward is None or backward is None:
-            return forward if mode == "forward" else None
-        time = FORWARD_MATMULS / forward + BACKWARD_MATMULS / backward
-        return (FORWARD_MATMULS + BACKWARD_MATMULS) / time
-
 
 CPU_LINK = Link(latency=5e-4, bandwidth=1e9)
 """Transfers between two ranks of a CPU by gloo, if each rank has a core; with them the times of
@@ -128,10 +120,16 @@ class Hardware(Frozen):
     ) -> tuple[float, str] | None:
         """Return the published FLOP/s of a kernel and their source; None without a figure."""
         rates = self.kernels.get(kernel)
-        if rates is None or dtype == "float32" or mode == "decode":
+        forward = rates.forward.get(head_dim) if rates else None
+        if rates is None or forward is None or dtype == "float32" or mode == "decode":
             return None
-        rate = rates.rate(mode, head_dim)
-        return None if rate is None else (rate, rates.source)
+        if mode == "forward":
+            return forward, rates.source
+        backward = rates.backward.get(head_dim)
+        if backward is None:
+            return None
+        time = FORWARD_MATMULS / forward + BACKWARD_MATMULS / backward
+        return (FORWARD_MATMULS + BACKWARD_MATMULS) / time, rates.source
 
     def outside_tensors(self, ranks: int, peers: Sequence[int]) -> dict[str, int]:
         """Return the bytes outside the tensors of a rank by their use; empty if they are unknown.

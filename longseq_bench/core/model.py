@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Hashable, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -27,7 +27,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic.dataclasses import dataclass
-from typing_extensions import override
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.masks import CAUSAL, FORMS, FULL, Mask, parse_mask
@@ -247,10 +246,10 @@ def options_key(options: Mapping[str, OptionValue]) -> str:
 
 
 # A dataclass with slots: a record has a dozen of these, and a model takes three times the memory.
-@dataclass(
-    frozen=True, slots=True, kw_only=True,
-    config=ConfigDict(extra="forbid", ser_json_inf_nan="strings"),
-)  # fmt: skip
+_CONFIG = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=_CONFIG)
 class Measurement:
     """Raw samples of one quantity on one rank, in SI units (s, B, J, W, FLOP, 1)."""
 
@@ -397,12 +396,6 @@ class Environment(Frozen):
         """Versions of CUDA's libraries by their usual names; without those that are not known."""
         known = {"CUDA": self.cuda, "cuDNN": self.cudnn, "NCCL": self.nccl, "Triton": self.triton}
         return {name: version for name, version in known.items() if version}
-
-    @override
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        copy = super().model_copy(update=update, deep=deep)
-        copy.__dict__.pop("fingerprint", None)
-        return copy
 
     @computed_field  # type: ignore[prop-decorator]
     @cached_property

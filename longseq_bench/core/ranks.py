@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 from typing import ParamSpec, TypeVar
@@ -59,12 +59,7 @@ def versions() -> dict[str, str]:
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
     found = {"the source of longseq": digest.hexdigest()[:12], "Python": python_version()}
-    for name in ("longseq-bench", "torch"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed as a package"
-    return found
+    return found | {name: version(name) for name in ("longseq-bench", "torch")}
 
 
 def issuing_threads_s(process: psutil.Process) -> float:

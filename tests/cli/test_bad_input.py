@@ -10,7 +10,7 @@ from longseq_bench import load as load_results
 from longseq_bench.cli import run
 from longseq_bench.cli.options import GONE
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
-from longseq_bench.core.gpus import read_installed_gpus
+from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import RECORDS, load
 from tests.cli.commands import Capture, refusal
@@ -92,7 +92,7 @@ def test_more_ranks_than_cuda_devices_are_refused(
 
 
 def _cuda_is_here() -> bool:
-    return bool(read_installed_gpus().names)
+    return bool(read_visible_gpus().names)
 
 
 @pytest.mark.skipif(_cuda_is_here(), reason="this machine has a GPU")

@@ -217,10 +217,3 @@ def test_key_without_some_fields() -> None:
         one.replace(workload=workload.model_copy(update={"causal": True})),
     ]  # fmt: skip
     assert len({other.key_without() for other in [one, *others]}) == len(others) + 1
-
-
-def test_a_changed_copy_of_an_environment_has_a_fingerprint_of_its_own() -> None:
-    one = environment()
-    before = one.fingerprint
-    assert one.model_copy(update={"host": "another"}).fingerprint != before
-    assert one.model_copy(update={"load": (9.0,)}).fingerprint == before
