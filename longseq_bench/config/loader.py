@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from longseq_bench.config.schema import SweepFile, SweepKeys, WorkloadSection
+from longseq_bench.config.schema import SweepFile, WorkloadSection
 from longseq_bench.core.errors import (
     ConfigError,
     UnitError,
@@ -33,6 +33,9 @@ EXAMPLE = "start from configs/quickstart.yaml of the repository"
 MAX_BYTES = 256 << 10
 """Largest sweep file: about 3 s of reading. Its grid may have 100,000 trials."""
 
+MAX_VALUES = 200_000
+"""More than such a file can have without aliases that repeat each other."""
+
 YamlPath = tuple[str | int, ...]
 
 
@@ -50,7 +53,7 @@ class SourceFile:
     lines: dict[YamlPath, int] = field(default_factory=dict)
 
     @cached_property
-    def keys(self) -> SweepKeys:
+    def keys(self) -> Any:
         """The validated values. Raises ConfigError for the first mistake, in the file's order."""
         try:
             return SweepFile.model_validate(self.data)
@@ -108,33 +111,18 @@ def read_values(data: dict[str, Any], name: str) -> SourceFile:
 # ---- YAML --------------------------------------------------------------------------------------
 
 
-class _Loader(yaml.SafeLoader):
-    """A loader of plain values: an alias could repeat a list without end."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if getattr(event, "anchor", None) or getattr(event, "tag", None):
-            raise yaml.composer.ComposerError(
-                None, None, "anchors, aliases and tags (&a, *a, !a) can't be used; write the value",
-                event.start_mark,
-            )  # fmt: skip
-        return super().compose_node(parent, index)
-
-
 def parse_config(text: str, name: str) -> SourceFile:
     """Parse YAML, keeping lines. Raises ConfigError for bad syntax or a repeated key."""
     source = SourceFile(name, text)
     try:
-        node = _Loader(text).get_single_node()
+        node = yaml.compose(text, yaml.SafeLoader)
         source.data = _read_node(node, (), source) if node else None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        problem = ", ".join(part for part in (error.context, error.problem) if part)
-        line = mark.line + 1 if mark else 1
+    except yaml.YAMLError as error:
+        part = vars(error).get
+        mark = part("problem_mark") or part("context_mark")
+        line = 1 + (mark.line if mark else text.count("\n", 0, part("position", 0)))
+        problem = ", ".join(filter(None, map(part, ("context", "problem", "reason"))))
         raise ConfigError(f"{name}:{line}: not valid YAML: {problem}") from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise ConfigError(f"{name}:{line}: not valid YAML: {error.reason}") from None
     except RecursionError:
         raise ConfigError(f"{name}: not valid YAML: nested too deeply") from None
     if source.data is None:
@@ -145,6 +133,8 @@ def parse_config(text: str, name: str) -> SourceFile:
 def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
     """Return dicts, lists, null and decimal whole numbers; other scalars as they are written."""
     source.lines.setdefault(path, node.start_mark.line + 1)
+    if len(source.lines) > MAX_VALUES:
+        raise ConfigError(f"{source.name} has more than {MAX_VALUES:,} values, aliases written out")
     if isinstance(node, yaml.SequenceNode):
         return [_read_node(item, (*path, i), source) for i, item in enumerate(node.value)]
     if isinstance(node, yaml.ScalarNode):
@@ -155,10 +145,7 @@ def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
     for key, value in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
-            form = _describe(_read_node(key, (*path, ""), source))
-            raise ConfigError(
-                f"{source.name}:{line}: a key of {_label(path)} is {form}, not a word"
-            )
+            raise ConfigError(f"{source.name}:{line}: a key of {_label(path)} is not a word")
         child_path = (*path, key.value)
         if key.value in mapping:
             first = f"first in line {source.lines[child_path]}; remove one"

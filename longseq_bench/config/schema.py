@@ -158,28 +158,11 @@ WorkloadSection: type[BaseModel] = _create_model(
 )
 
 
-class SweepKeys(_Section):
-    """A longseq sweep: every list is an axis of the grid, and every combination is one trial."""
-
-    tokens: tuple[int, ...]
-    implementations: tuple[dict[str, dict[str, tuple[Any, ...]]], ...]
-    workload: Any = None
-    baseline: str | None = Field(
-        default=None,
-        description="Implementation (or label of a row) to which the others are compared. "
-        "Default: none.",
-    )
-    rounds: Annotated[int, Ge(1), Le(units.MAX_ROUNDS)] = Field(
-        default=DEFAULT_ROUNDS,
-        description="Repetitions of the whole grid, interleaved so that slow drifts of the "
-        f"machine meet every trial alike. Default: {DEFAULT_ROUNDS}.",
-    )
-
-
-SweepFile: type[SweepKeys] = _create_model(
+SweepFile: Any = _create_model(
     "SweepFile",
-    __base__=SweepKeys,
-    __doc__=SweepKeys.__doc__,
+    __base__=_Section,
+    __doc__="A longseq sweep: every list is an axis of the grid, and every combination is one "
+    "trial.",
     tokens=_axis("tokens", TOKENS),
     implementations=(
         _annotated[_tuple[_IMPLEMENTATION, ...], MinLen(1), BeforeValidator(_to_list)],
@@ -197,6 +180,22 @@ SweepFile: type[SweepKeys] = _create_model(
             json_schema_extra={"default": {}},
         ),
     ),
+    baseline=(
+        str | None,
+        Field(
+            default=None,
+            description="Implementation (or label of a row) to which the others are compared. "
+            "Default: none.",
+        ),
+    ),
+    rounds=(
+        Annotated[int, Ge(1), Le(units.MAX_ROUNDS)],
+        Field(
+            default=DEFAULT_ROUNDS,
+            description="Repetitions of the whole grid, interleaved so that slow drifts of the "
+            f"machine meet every trial alike. Default: {DEFAULT_ROUNDS}.",
+        ),
+    ),
     **{name: _axis(name, setting) for name, setting in TRIAL.items()},
 )
 
@@ -206,7 +205,7 @@ SweepFile: type[SweepKeys] = _create_model(
 
 def config_schema(catalogue: Catalogue) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a sweep file with these implementations."""
-    schema = SweepFile.model_json_schema()
+    schema: dict[str, Any] = SweepFile.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "longseq sweep"
     entries = sorted(catalogue.implementations.items())

@@ -159,7 +159,9 @@ def run_undisturbed(temporary: Path) -> Iterator[str]:
     if (code := end_of(sweep)) not in (0, 3):
         yield f"resuming: exit code {code}: {said.read_text()[-300:]}"
     yield from (f"left running after resuming: {command}" for command in sweep.left())
-    yield from (f"left: {path.relative_to(temporary)}" for path in temporary.rglob("*"))
+    for path in temporary.rglob("*"):
+        if not path.name.startswith("longseq-"):  # the folder of a user
+            yield f"left: {path.relative_to(temporary)}"
     yield from _find_changes(said, kept)
 
 

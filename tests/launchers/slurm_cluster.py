@@ -227,9 +227,10 @@ class Cluster:
         while processes_of(self._mark) and time.monotonic() < end:
             time.sleep(0.1)
         left = [" ".join(process.cmdline()) for process in processes_of(self._mark)]
-        files = (self.folder / "tmp").iterdir()
-        # torchrun leaves folders of its own
-        return left + [str(file) for file in files if not file.name.startswith("torchelastic_")]
+        # torchrun leaves folders of its own, and the folder of a user stays, empty
+        tmp, known = self.folder / "tmp", ("torchelastic_", "longseq-")
+        files = [file for file in tmp.iterdir() if not file.name.startswith(known)]
+        return left + [str(file) for file in [*files, *tmp.glob("longseq-*/*")]]
 
     def kill_node(self, node: int) -> None:
         """Kill everything on a node: slurmd, slurmstepd and the tasks, as a power failure does."""
