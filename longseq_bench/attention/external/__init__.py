@@ -1,4 +1,4 @@
-"""Attention of other libraries, one library a file; none of them is imported before it runs.
+"""Attention of other libraries; none of them is imported before it runs.
 
 _library.py finds out if a library is installed in a version that is supported.
 """

@@ -13,19 +13,21 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.errors import UnsupportedError, WorldError
-from longseq_bench.core.masks import FULL, parse_mask
+from longseq_bench.core.masks import CAUSAL, FULL, parse_mask
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import OrderName, TokenOrder
 from longseq_bench.kernels.exact._packages import import_installed
 from longseq_bench.meta_mode import is_meta
+
+HALF = ("bfloat16", "float16")
+"""The dtypes of most kernels for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,10 @@ class Library:
 
 
 class External(Attention):
-    """Attention of another library. A subclass names the library and calls it in `__call__`."""
+    """Attention of another library.
+
+    A subclass names the library and overrides `attend_heads_last`, or `__call__`.
+    """
 
     library: ClassVar[Library]
 
@@ -93,34 +98,42 @@ class External(Attention):
     dtypes: ClassVar[tuple[str, ...]] = ()
     """The dtypes that it computes; empty for all."""
 
-    copies_heads: ClassVar[bool] = False
-    """True if q, k and v are copied to (B, N, H, D), as part of a pass."""
-
     on_one_rank: ClassVar[str] = ""
     """What to use on one rank instead; empty if it runs on one."""
 
-    order: TokenOrder | None = None
-    """The tokens of each rank, set before this constructor; None: all."""
-
     takes_masks = True  # those of `mask_kinds`; the constructor refuses the others
 
-    def __init__(self, workload: Workload, group: Group) -> None:
+    def __init__(
+        self, workload: Workload, group: Group, order: OrderName = "contiguous", ulysses: int = 1
+    ) -> None:
+        """Refuse what the library does not compute.
+
+        order: the tokens of each rank, equally many.  ulysses: ranks of a Ulysses group.
+        """
+        w, name = workload, self.library.distribution
         if self.on_one_rank and group.size == 1:
             raise UnsupportedError(f"it runs on 2 or more ranks; use {self.on_one_rank}")
-        super().__init__(workload, group)
-        name = self.library.distribution
-        kind = parse_mask(workload.mask).kind if workload.mask is not None else FULL
-        if workload.mask is not None and kind not in self.mask_kinds:
-            known = ", ".join(["full", "causal", *sorted(self.mask_kinds)])
-            raise UnsupportedError(f"{name} has no mask {kind}; it has {known}")
-        if self.equal_heads and workload.kv_heads != workload.heads:
-            raise UnsupportedError(
-                f"{name} has no grouped heads: {workload.heads} heads and {workload.kv_heads} "
-                "KV heads; use as many KV heads as heads"
+        if ulysses < 1 or group.size % ulysses or w.kv_heads % ulysses:
+            raise WorldError(
+                f"ulysses={ulysses} must divide {group.size} ranks and {w.kv_heads} KV heads"
             )
-        if workload.train and self.train_reason:
+        parts = group.size * (2 if order == "zigzag" else 1)
+        if self.many_ranks and group.size > 1 and w.seq_len % parts:
+            raise WorldError(f"{w.seq_len} tokens can't be split evenly into {parts} parts")
+        self.order = TokenOrder(order, w.seq_len, group.size)
+        self.mask = parse_mask(w.mask or (CAUSAL if w.causal else FULL))
+        super().__init__(workload, group)
+        if not self.mask.is_plain and self.mask.kind not in self.mask_kinds:
+            known = ", ".join(["full", "causal", *sorted(self.mask_kinds)])
+            raise UnsupportedError(f"{name} has no mask {self.mask.kind}; it has {known}")
+        if self.equal_heads and w.kv_heads != w.heads:
+            raise UnsupportedError(
+                f"{name} has no grouped heads: {w.heads} heads and {w.kv_heads} KV heads; use as "
+                "many KV heads as heads"
+            )
+        if w.train and self.train_reason:
             raise UnsupportedError(f"{name}: {self.train_reason}; use mode=forward")
-        if self.dtypes and workload.dtype not in self.dtypes:
+        if self.dtypes and w.dtype not in self.dtypes:
             raise UnsupportedError(f"{name} computes {' and '.join(self.dtypes)} only")
 
     @classmethod
@@ -136,9 +149,16 @@ class External(Attention):
 
     @override
     def build_shard(self) -> Shard:
-        if self.order is None:
+        if self.group.size == 1:
             return super().build_shard()
         return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
+
+    @property
+    def documents(self) -> tuple[int, ...]:
+        """Tokens of each document of each sequence of the batch, one after the other."""
+        w, mask = self.workload, self.mask
+        one = mask.document_lengths(w.seq_len) if mask.has_documents else (w.seq_len,)
+        return one * w.batch
 
     def prepare(self, device: str) -> None:
         """Import the library. Raises UnsupportedError if that fails, and in a prediction."""
@@ -149,32 +169,26 @@ class External(Attention):
             )
         self.module = self.library.load()
 
+    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the output (B, N, H, D) of q, k and v in this layout; other views of it are fine.
+
+        Raises NotImplementedError for a library that takes (B, H, N, D): it overrides `__call__`.
+        """
+        raise NotImplementedError
+
+    @override
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        B, H, N, _ = q.shape
+        out = self.attend_heads_last(*(t.transpose(1, 2).contiguous() for t in (q, k, v)))
+        return out.reshape(B, N, H, -1).transpose(1, 2)
+
     @override
     def facts(self) -> dict[str, Any]:
         name = self.library.distribution
         facts = {"library": f"{name} {version(name)}"}
-        if self.copies_heads:
+        if type(self).attend_heads_last is not External.attend_heads_last:
             facts["layout"] = "q, k and v are copied to (B, N, H, D); the copies are part of a pass"
         return facts
-
-
-def split(name: OrderName, tokens: int, group: Group) -> TokenOrder:
-    """Return the order of tokens; raises WorldError if ranks would hold unequal parts."""
-    parts = group.size * (2 if name == "zigzag" else 1)
-    if group.size > 1 and tokens % parts:
-        raise WorldError(f"{tokens} tokens can't be split evenly into {parts} parts")
-    return TokenOrder(name, tokens, group.size)
-
-
-def heads_last(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return (B, H, N, D) tensors as (B, N, H, D), contiguous: a copy, part of the call."""
-    return tuple(t.transpose(1, 2).contiguous() for t in tensors)
-
-
-def cumulative(lengths: tuple[int, ...], batch: int, device: str) -> Tensor:
-    """Return the ends of the documents of all sequences, with a first 0, int32."""
-    ends = torch.tensor((0, *lengths * batch)).cumsum(0)
-    return ends.to(device=device, dtype=torch.int32)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -20,18 +20,26 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from typing_extensions import override
 
 from longseq_bench.attention.base import Counts, Mask, Positions, implementation
-from longseq_bench.attention.external._library import External, Library, heads_last
+from longseq_bench.attention.external._library import External, Library
 from longseq_bench.core.cost import Cost, attention_flops, floor_bytes, visible_pairs
 from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.patterns.dilated import DilationRule, TokenSet
+
+
+class GroupOffsets(DilationRule):
+    """The library's rule: heads of a group share an offset, which counts groups."""
+
+    @override
+    def sets_of_head(self, head: int) -> tuple[TokenSet, ...]:
+        return tuple((w, r, i % r) for i, (w, r, heads) in enumerate(self.pairs()) if head in heads)
 
 
 @implementation("dilated-attention-pytorch")
@@ -41,7 +49,6 @@ class DilatedAttentionPytorch(External):
     summary = "fkodom's LongNet: each group of heads has one pair (segment, rate)"
     equal_heads = True
     train_reason = "its division by a sum over the sequence would be part of the gradients"
-    copies_heads = True
     library = Library(
         "dilated-attention-pytorch",
         "dilated_attention_pytorch.dilated_attention",
@@ -63,10 +70,7 @@ class DilatedAttentionPytorch(External):
         dilation: Annotated[tuple[int, ...], "dilation rate of each segment length"] = (1, 2),
     ) -> None:
         super().__init__(workload, group)
-        if len(segments) != len(dilation) or not segments:
-            raise UserError(
-                f"{len(segments)} segments and {len(dilation)} rates: give as many rates as lengths"
-            )
+        self.rule = GroupOffsets(tuple(segments), tuple(dilation), workload.heads, "groups")
         if workload.heads % len(segments):
             # it then takes some heads twice and others never
             raise UnsupportedError(
@@ -75,9 +79,8 @@ class DilatedAttentionPytorch(External):
         for segment, rate in zip(segments, dilation, strict=True):
             if workload.seq_len % segment:
                 raise UnsupportedError(f"segment {segment} does not divide {workload.seq_len}")
-            if not 0 < rate <= segment:
-                raise UserError(f"dilation {rate} must be from 1 to its segment, {segment}")
-        self.pairs = tuple(zip(segments, dilation, strict=True))
+            if rate > segment:
+                raise UserError(f"dilation {rate} is above its segment, {segment}")
 
     def prepare(self, device: str) -> None:
         """Import the library, with a stand-in for xformers if there is none."""
@@ -88,8 +91,7 @@ class DilatedAttentionPytorch(External):
             with _stand_in_for_xformers():
                 super().prepare(device)
         self._sums: list[Tensor] = []
-        segments, rates = zip(*self.pairs, strict=True)
-        self._attention = self.module.DilatedAttention(segments, rates)
+        self._attention = self.module.DilatedAttention(self.rule.segments, self.rule.dilation)
         ops = importlib.import_module("xformers.ops") if self._calls_xformers else _TORCH
         self._compute = ops.memory_efficient_attention
         self._ops = SimpleNamespace(
@@ -97,13 +99,13 @@ class DilatedAttentionPytorch(External):
         )
 
     @override
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._sums.clear()
         self.module.xops = self._ops
-        out_BNHD = self._attention(*heads_last(q, k, v), is_causal=self.workload.causal)
-        factors = torch.cat(self._sums, dim=2).mul_(len(self.pairs))
+        out: Tensor = self._attention(q, k, v, is_causal=self.workload.causal)
+        factors = torch.cat(self._sums, dim=2).mul_(len(self.rule.segments))
         self._sums.clear()
-        return out_BNHD.mul_(factors).transpose(1, 2)  # type: ignore[no-any-return]
+        return out.mul_(factors)
 
     def _keep_sums(self, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Tensor:
         """Compute one group of heads, and keep the sums that the library divides by."""
@@ -115,19 +117,11 @@ class DilatedAttentionPytorch(External):
 
     @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
-        segment, rate, offset = self._pair(head)
-        seen: Mask = q_positions[:, None] // segment == k_positions // segment
-        seen &= self._kept(q_positions, segment, rate, offset)[:, None]
-        seen &= self._kept(k_positions, segment, rate, offset)
-        if self.workload.causal:
-            seen &= q_positions[:, None] >= k_positions
-        return seen
+        return self.rule.multiplicity(q_positions, k_positions, head, self.workload.causal)
 
     @override
     def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
-        segment, rate, offset = self._pair(head)
-        near = np.isin(k_positions // segment, q_positions // segment)
-        return near & self._kept(k_positions, segment, rate, offset)
+        return self.rule.may_see(q_positions, k_positions, head)
 
     @property
     @override
@@ -136,26 +130,13 @@ class DilatedAttentionPytorch(External):
         # sequence, and the library would divide zero by zero; rows are sampled instead
         return False
 
-    def _pair(self, head: int) -> tuple[int, int, int]:
-        """Return segment, rate and offset of a head."""
-        index = head * len(self.pairs) // self.workload.heads
-        segment, rate = self.pairs[index]
-        return segment, rate, index % rate
-
-    @staticmethod
-    def _kept(positions: Positions, segment: int, rate: int, offset: int) -> Mask:
-        kept: Mask = (positions % segment - offset) % rate == 0
-        return kept & (positions % segment >= offset)
-
-    def _kept_per_segment(self, index: int) -> int:
-        segment, rate = self.pairs[index]
-        return len(range(index % rate, segment, rate))
-
     def _pairs_per_head(self) -> float:
         w, total = self.workload, 0
-        for index, (segment, _) in enumerate(self.pairs):
-            total += w.seq_len // segment * visible_pairs(self._kept_per_segment(index), w.causal)
-        return total / len(self.pairs)
+        for segment, rate, heads in self.rule.pairs():
+            ((_, _, offset),) = self.rule.sets_of_head(heads[0])
+            kept = len(range(offset, segment, rate))
+            total += w.seq_len // segment * visible_pairs(kept, w.causal)
+        return total / len(self.rule.segments)
 
     @override
     def cost(self) -> Cost:
@@ -165,10 +146,9 @@ class DilatedAttentionPytorch(External):
     @override
     def measures(self) -> dict[str, float]:
         w = self.workload
-        kept = [self._kept_per_segment(i) / s for i, (s, _) in enumerate(self.pairs)]
         return {
             "density_achieved": self._pairs_per_head() / visible_pairs(w.seq_len, w.causal),
-            "uncovered": 1 - sum(kept) / len(kept),
+            "uncovered": self.rule.uncovered_share(w.seq_len),
         }
 
     @override
@@ -176,10 +156,6 @@ class DilatedAttentionPytorch(External):
         ran = "xformers" if self._calls_xformers else "torch's scaled_dot_product_attention"
         scaling = "the library's division by sums over the sequence is undone after its call"
         return super().facts() | {"kernel": ran, "scaling": scaling}
-
-
-class _LowerTriangularMask:
-    """Stand-in for the causal mask of xformers."""
 
 
 def _attend(
@@ -192,7 +168,7 @@ def _attend(
 
 
 _TORCH = SimpleNamespace(
-    memory_efficient_attention=_attend, LowerTriangularMask=_LowerTriangularMask, AttentionOp=object
+    memory_efficient_attention=_attend, LowerTriangularMask=object, AttentionOp=object
 )
 
 
@@ -202,12 +178,8 @@ def _stand_in_for_xformers() -> Iterator[None]:
     ops, package = ModuleType("xformers.ops"), ModuleType("xformers")
     vars(ops).update(vars(_TORCH))
     vars(package)["ops"] = ops
-    names = {"xformers": package, "xformers.ops": ops}
-    before = {name: sys.modules[name] for name in names if name in sys.modules}
-    sys.modules.update(names)
+    sys.modules |= {"xformers": package, "xformers.ops": ops}
     try:
         yield
     finally:
-        for name in names:
-            del sys.modules[name]
-        sys.modules.update(before)
+        del sys.modules["xformers"], sys.modules["xformers.ops"]

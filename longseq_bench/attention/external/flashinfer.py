@@ -1,33 +1,42 @@
-"""FlashInfer's prefill over ragged keys and values: sequences and documents one after the other.
+"""FlashInfer: prefill over ragged keys and values, and decoding over a paged KV cache.
 
-Not run on a GPU by this project yet. Letters: B batch, H heads, N tokens, D head_dim.
+Not run on a GPU by this project yet.
+Letters: B batch, Hq heads, Hk kv_heads, m new tokens, N tokens, P tokens of a page, D head_dim.
 """
+
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.external._library import (
-    External,
-    Library,
-    cumulative,
-    heads_last,
-)
-from longseq_bench.core.masks import DOCUMENTS, FULL_DOCUMENTS, WINDOW, parse_mask
+from longseq_bench.attention.external._library import HALF, External, Library
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.masks import DOCUMENTS, FULL_DOCUMENTS, WINDOW
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 
-_WORKSPACE_BYTES = 128 * 2**20  # what its documentation allocates
+_WORKSPACE_BYTES = 128 * 2**20  # what its documentation recommends
+
+
+class FlashInferRow(External):
+    """A row of FlashInfer; its workspace stays allocated."""
+
+    dtypes = HALF
+
+    def window(self) -> int:
+        """Return the keys before a query's own that it sees; -1: all."""
+        return self.mask.size - 1 if self.mask.kind == WINDOW else -1
 
 
 @implementation("flashinfer")
-class FlashInfer(External):
+class FlashInfer(FlashInferRow):
     """`BatchPrefillWithRaggedKVCacheWrapper` of FlashInfer, planned in `prepare`."""
 
     summary = "FlashInfer's ragged prefill, with documents and windows; forward only"
     mask_kinds = frozenset({WINDOW, DOCUMENTS, FULL_DOCUMENTS})
-    dtypes = ("bfloat16", "float16")
     train_reason = "it has no backward"
-    copies_heads = True
     library = Library(
         "flashinfer-python",
         "flashinfer",
@@ -38,24 +47,120 @@ class FlashInfer(External):
     )
 
     def prepare(self, device: str) -> None:
-        """Plan: FlashInfer divides the work among thread blocks. Its workspace stays allocated."""
+        """Plan: FlashInfer divides the work among thread blocks."""
         super().prepare(device)
         w = self.workload
-        mask = parse_mask(w.mask) if w.mask is not None else None
-        documents = mask is not None and mask.has_documents
-        lengths = mask.document_lengths(w.seq_len) if mask and documents else (w.seq_len,)
-        ends = cumulative(lengths, w.batch, device)
+        ends = torch.tensor((0, *self.documents), device=device).cumsum(0).int()
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._wrapper = self.module.BatchPrefillWithRaggedKVCacheWrapper(workspace, kv_layout="NHD")
         self._wrapper.plan(
-            qo_indptr=ends, kv_indptr=ends, num_qo_heads=w.heads, num_kv_heads=w.kv_heads,
-            head_dim_qk=w.head_dim, causal=mask.is_causal if mask else w.causal,
-            window_left=mask.size - 1 if mask and mask.kind == WINDOW else -1,
+            qo_indptr=ends,
+            kv_indptr=ends,
+            num_qo_heads=w.heads,
+            num_kv_heads=w.kv_heads,
+            head_dim_qk=w.head_dim,
+            causal=self.mask.is_causal,
+            window_left=self.window(),
             q_data_type=self.torch_dtype,
-        )  # fmt: skip
+        )
+
+    @override
+    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = self._wrapper.run(*(t.flatten(0, 1) for t in (q, k, v)))
+        return out
+
+
+@implementation("flashinfer-decode")
+class FlashInferDecode(FlashInferRow):
+    """`BatchDecodeWithPagedKVCacheWrapper` of FlashInfer, planned in `prepare`."""
+
+    summary = "FlashInfer's decoding over a paged KV cache, with windows"
+    takes_decode = True
+    mask_kinds = frozenset({WINDOW})
+    library = Library(
+        "flashinfer-python",
+        "flashinfer",
+        "pip install 'flashinfer-python>=0.7.2'",
+        oldest="0.7.2",
+        before="0.8",
+        parameters={
+            "BatchDecodeWithPagedKVCacheWrapper": "float_workspace_buffer kv_layout "
+            "use_tensor_cores"
+        },
+    )
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        page: Annotated[int, "tokens of a page; it divides the tokens of the cache"] = 16,
+        tensor_cores: Annotated[
+            bool, "use its kernel for tensor cores, which several new tokens need"
+        ] = True,
+    ) -> None:
+        super().__init__(workload, group)
+        w = workload
+        if not w.decode:
+            raise UnsupportedError("it computes steps of decoding only; use mode=decode")
+        if page < 1 or w.seq_len % page:
+            raise UnsupportedError(f"page={page} does not divide the {w.seq_len} cached tokens")
+        if w.seq_len * w.head_dim >= 2**32:
+            raise UnsupportedError(
+                "FlashInfer has 32 bits for strides; use fewer than 2^32 / head_dim tokens"
+            )
+        if w.new_tokens > 1 and not w.causal:
+            raise UnsupportedError("several new tokens are causal in FlashInfer; use causal=true")
+        if w.new_tokens > 1 and not tensor_cores:
+            raise UnsupportedError("tensor_cores=false computes one new token")
+        self.page, self.tensor_cores = page, tensor_cores
+
+    def prepare(self, device: str) -> None:
+        """Plan: FlashInfer splits the pages among thread blocks."""
+        super().prepare(device)
+        w, pages = self.workload, self.workload.seq_len // self.page
+        workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._wrapper = self.module.BatchDecodeWithPagedKVCacheWrapper(
+            workspace, kv_layout="HND", use_tensor_cores=self.tensor_cores
+        )
+        sequences = torch.arange(w.batch, dtype=torch.int32, device=device)
+        # between the pages of two sequences lie those of the other KV heads: see _pages
+        first = sequences[:, None] * (pages * w.kv_heads)
+        indices = first + torch.arange(pages, dtype=torch.int32, device=device)
+        self._wrapper.plan(
+            indptr=torch.arange(w.batch + 1, dtype=torch.int32, device=device) * pages,
+            indices=indices.flatten(),
+            last_page_len=torch.full_like(sequences, self.page),
+            num_qo_heads=w.heads,
+            num_kv_heads=w.kv_heads,
+            head_dim=w.head_dim,
+            page_size=self.page,
+            q_len_per_req=w.new_tokens,
+            window_left=self.window(),
+            q_data_type=self.torch_dtype,
+            kv_data_type=self.torch_dtype,
+        )
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        B, H, N, D = q.shape
-        ragged = (t.flatten(0, 1) for t in heads_last(q, k, v))
-        return self._wrapper.run(*ragged).reshape(B, N, H, D).transpose(1, 2)  # type: ignore[no-any-return]
+        B, Hq, m, D = q.shape
+        rows = q.transpose(1, 2).reshape(B * m, Hq, D)
+        out: Tensor = self._wrapper.run(rows, (self._pages(k), self._pages(v)))
+        return out.reshape(B, m, Hq, D).transpose(1, 2)
+
+    def _pages(self, cache_BHND: Tensor) -> Tensor:
+        """Return (pages, Hk, P, D), a view of a contiguous cache.
+
+        Page p starts p * P tokens after the first token of the first KV head. Head h of it lies h
+        * N tokens further, so pages overlap, and sequence b begins at page b * Hk * N / P.
+        """
+        B, Hk, N, D = cache_BHND.shape
+        P = self.page
+        pages = ((B - 1) * Hk + 1) * N // P
+        return cache_BHND.as_strided((pages, Hk, P, D), (P * D, N * D, D, 1))
+
+    @override
+    def facts(self) -> dict[str, Any]:
+        kernel = f"FlashInfer {self._wrapper.resolved_backend}"
+        layout = f"pages of {self.page} tokens are views of k and v; nothing is copied"
+        return super().facts() | {"kernel": kernel, "layout": layout}

@@ -20,7 +20,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Counts, Mask, Positions, implementation
-from longseq_bench.attention.external._library import External, Library, heads_last
+from longseq_bench.attention.external._library import HALF, External, Library
 from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
@@ -36,8 +36,7 @@ class NativeSparseAttention(External):
     """`parallel_nsa` of flash-linear-attention, with blocks that this row selects."""
 
     summary = "native sparse attention of flash-linear-attention: fixed selected blocks"
-    dtypes = ("bfloat16", "float16")
-    copies_heads = True
+    dtypes = HALF
     library = Library(
         "fla-core",
         "fla.ops.nsa",
@@ -91,12 +90,10 @@ class NativeSparseAttention(External):
         self._indices = of_tokens[None, :, None].expand(shape).contiguous()
 
     @override
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out_BNHD: Tensor = self.module.parallel_nsa(
-            *heads_last(q, k, v), block_indices=self._indices, block_counts=self.blocks,
-            block_size=self.block,
-        )  # fmt: skip
-        return out_BNHD.transpose(1, 2)
+    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        blocks = {"block_indices": self._indices, "block_counts": self.blocks}
+        out: Tensor = self.module.parallel_nsa(q, k, v, **blocks, block_size=self.block)
+        return out
 
     @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:

@@ -1,0 +1,312 @@
+"""Attention of other libraries over ranks: rings of flash-attn calls, Ulysses, and torch's own.
+
+Only ring-attention-pytorch runs on a CPU; the others have not run on a GPU by this project yet.
+Letters: B batch, H heads, N tokens, D head_dim.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from typing_extensions import override
+
+from longseq_bench.attention.base import implementation
+from longseq_bench.attention.external._library import HALF, External, Library
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import OrderName, TokenOrder
+
+
+@implementation("ring-flash-attention")
+class RingFlashAttention(External):
+    """The plain, zigzag and striped rings of zhuzilin's ring-flash-attention."""
+
+    summary = "zhuzilin's ring of flash-attn calls: contiguous, zigzag or striped"
+    many_ranks = True
+    on_one_rank = "fused"
+    dtypes = HALF
+    functions: ClassVar = {
+        "contiguous": "ring_flash_attn_func",
+        "zigzag": "zigzag_ring_flash_attn_func",
+        "striped": "stripe_flash_attn_func",
+    }
+    library = Library(
+        "ring-flash-attn",
+        "ring_flash_attn",
+        "pip install ring-flash-attn flash-attn --no-build-isolation",
+        oldest="0.1.4",
+        before="0.2",
+        parameters=dict.fromkeys(functions.values(), "q k v causal group"),
+    )
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        order: Annotated[
+            OrderName, "tokens of a rank; zigzag and striped balance the causal mask, and need it"
+        ] = "contiguous",
+    ) -> None:
+        super().__init__(workload, group, order)
+        if order != "contiguous" and not workload.causal:
+            raise UnsupportedError(f"order={order} of ring-flash-attn computes causal masks only")
+
+    @override
+    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        function = getattr(self.module, self.functions[self.order.name])
+        out: Tensor = function(q, k, v, causal=self.workload.causal, group=self.group.data)
+        return out
+
+
+@implementation("ring-attention-pytorch")
+class RingAttentionPytorch(External):
+    """`ring_flash_attn` of lucidrains' ring-attention-pytorch: its version in torch operations."""
+
+    summary = "lucidrains' ring attention in torch operations (ring_flash_attn)"
+    many_ranks = True
+    dtypes = ("float32",)  # its sums are float32, and it multiplies them by v without a cast
+    library = Library(
+        "ring-attention-pytorch",
+        "ring_attention_pytorch",
+        "pip install 'longseq-bench[ring-attention-pytorch]'",
+        oldest="0.5.20",
+        before="0.6",
+        devices=("cpu", "cuda"),
+        parameters={"ring_flash_attn": "q k v causal bucket_size ring_reduce_col"},
+    )
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        bucket: Annotated[int, "tokens of a block (its bucket_size)"] = 1024,
+    ) -> None:
+        super().__init__(workload, group)
+        own = workload.seq_len // group.size
+        if group.size > 1 and own % min(bucket, own):
+            # it numbers blocks by whole ones per rank, so causal blocks would be mixed up
+            raise UnsupportedError(
+                f"bucket={bucket} does not divide the {own} tokens of a rank; choose a divisor"
+            )
+        if workload.train and group.size > 1:
+            raise UnsupportedError(
+                "ring_flash_attn returns wrong gradients of k and v on several ranks in version "
+                "0.5.20; use mode=forward, or one rank"
+            )
+        self.bucket = bucket
+
+    @override
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        groups = q.shape[1] // k.shape[1]
+        out = super().__call__(_alternate(q, groups), k, v)
+        return _alternate(out, q.shape[1] // groups)
+
+    @override
+    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = self.module.ring_flash_attn(
+            q,
+            k,
+            v,
+            causal=self.workload.causal,
+            bucket_size=self.bucket,
+            ring_reduce_col=self.group.size > 1,
+        )
+        return out
+
+
+def _alternate(x_BHND: Tensor, groups: int) -> Tensor:
+    """Return the heads in the order of the library, which gives query head i KV head i mod Hk.
+
+    Here query heads of one KV head are adjacent. With Hk for `groups` it is the way back.
+    """
+    if groups in (1, x_BHND.shape[1]):
+        return x_BHND
+    B, H, N, D = x_BHND.shape
+    return x_BHND.reshape(B, H // groups, groups, N, D).transpose(1, 2).reshape(B, H, N, D)
+
+
+@implementation("yunchang")
+class Yunchang(External):
+    """`LongContextAttention` of yunchang, with flash-attn as its kernel."""
+
+    summary = "yunchang: Ulysses and a ring of flash-attn calls (USP)"
+    many_ranks = True
+    on_one_rank = "fused"
+    dtypes = HALF
+    library = Library(
+        "yunchang",
+        "yunchang",
+        "pip install yunchang flash-attn --no-build-isolation",
+        oldest="0.6",
+        before="0.7",
+        parameters={
+            "set_seq_parallel_pg": "sp_ulysses_degree sp_ring_degree rank world_size",
+            "LongContextAttention": "ring_impl_type",
+        },
+    )
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        ulysses: Annotated[int, "ranks of a Ulysses group; the ring has the rest"] = 1,
+        order: Annotated[
+            Literal["basic", "zigzag"], "tokens of a rank; zigzag balances the causal mask"
+        ] = "basic",
+    ) -> None:
+        self.ulysses = ulysses
+        super().__init__(workload, group, "zigzag" if order == "zigzag" else "contiguous", ulysses)
+        if order == "zigzag" and not workload.causal:
+            raise UnsupportedError("order=zigzag of yunchang computes causal masks only")
+
+    @override
+    def build_shard(self) -> Shard:
+        """Return the tokens of this rank; neighbouring ranks are a Ulysses group."""
+        ring, part = divmod(self.group.rank, self.ulysses)
+        w, rings = self.workload, self.group.size // self.ulysses
+        of_ring = TokenOrder(self.order.name, w.seq_len, rings).positions(ring)
+        return Shard.of_tokens(w, np.split(of_ring, self.ulysses)[part])
+
+    def prepare(self, device: str) -> None:
+        """Let the library make its groups of ranks, and the module."""
+        super().prepare(device)
+        rings = self.group.size // self.ulysses
+        self.module.set_seq_parallel_pg(self.ulysses, rings, self.group.rank, self.group.size)
+        kind = "zigzag" if self.order.name == "zigzag" else "basic"
+        self._attention = self.module.LongContextAttention(ring_impl_type=kind)
+
+    @override
+    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = self._attention(q, k, v, causal=self.workload.causal)
+        return out
+
+
+@implementation("torch-context-parallel")
+class TorchContextParallel(External):
+    """`torch.distributed.tensor.experimental.context_parallel` around torch's attention."""
+
+    summary = "torch's context_parallel: a ring of scaled_dot_product_attention; forward only"
+    many_ranks = True
+    on_one_rank = "sdpa"
+    equal_heads = True
+    dtypes = HALF
+    train_reason = "a backward has to run inside the context, which ends with the call"
+    library = Library(
+        "torch",
+        "torch.distributed.tensor.experimental._attention",
+        "pip install 'torch>=2.11,<2.14'",
+        oldest="2.11",
+        before="2.14",
+        parameters={
+            "context_parallel": "mesh buffers buffer_seq_dims no_restore_buffers",
+            "set_rotate_method": "rotate_method",
+        },
+    )
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        rotate: Annotated[
+            Literal["allgather", "alltoall"], "keys gathered at once, or passed on in a ring"
+        ] = "alltoall",
+    ) -> None:
+        # with unequal parts torch would drop its balanced order
+        super().__init__(workload, group, "zigzag")
+        self.rotate = rotate
+
+    @classmethod
+    @override
+    def unavailable_reason(cls, device: str) -> str | None:
+        if device == "cpu":
+            return "torch's context_parallel has kernels for cuda only"
+        return super().unavailable_reason(device)
+
+    def prepare(self, device: str) -> None:
+        """Make a mesh of the ranks."""
+        super().prepare(device)
+        self.module.set_rotate_method(self.rotate)
+        self._mesh = DeviceMesh.from_group(self.group.data, device)
+
+    @override
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # it shards buffers of the whole sequence; ours are sharded, so it gets one to go by
+        positions = torch.arange(self.workload.seq_len, device=q.device)
+        context = self.module.context_parallel(
+            self._mesh, buffers=[positions], buffer_seq_dims=[0], no_restore_buffers={positions}
+        )
+        with context:
+            # looked up here: the context replaces the function in its module
+            out: Tensor = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=self.workload.causal
+            )
+        return out
+
+    @override
+    def facts(self) -> dict[str, Any]:
+        return super().facts() | {"layout": "head-tail order, as torch balances the causal mask"}
+
+
+@implementation("transformer-engine")
+class TransformerEngine(External):
+    """`DotProductAttention` of TransformerEngine; it chooses the kernel."""
+
+    summary = "TransformerEngine's DotProductAttention; over ranks its context parallelism"
+    many_ranks = True
+    dtypes = HALF
+    library = Library(
+        "transformer-engine",
+        "transformer_engine.pytorch",
+        "pip install --no-build-isolation 'transformer-engine[pytorch]'",
+        oldest="2.0",
+        before="3",
+        parameters={
+            "DotProductAttention": "num_attention_heads kv_channels num_gqa_groups "
+            "attention_dropout qkv_format attn_mask_type"
+        },
+    )
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        communication: Annotated[
+            Literal["p2p", "all_gather", "a2a"], "how ranks exchange (its cp_comm_type)"
+        ] = "p2p",
+    ) -> None:
+        # each rank holds a part from the front and the matching one from the back
+        super().__init__(workload, group, "zigzag")
+        self.communication = communication
+
+    def prepare(self, device: str) -> None:
+        """Build the module; over ranks with a stream for its transfers."""
+        super().prepare(device)
+        w = self.workload
+        self._attention = self.module.DotProductAttention(
+            num_attention_heads=w.heads,
+            kv_channels=w.head_dim,
+            num_gqa_groups=w.kv_heads,
+            attention_dropout=0.0,
+            qkv_format="bshd",
+            attn_mask_type="causal" if w.causal else "no_mask",
+        )
+        if self.group.size > 1:
+            ranks = list(self.group.ranks) or list(range(self.group.size))
+            stream: Any = torch.cuda.Stream() if device == "cuda" else None  # type: ignore[no-untyped-call]
+            self._attention.set_context_parallel_group(
+                self.group.data, ranks, stream, self.communication
+            )
+
+    @override
+    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = self._attention(q, k, v)
+        return out
