@@ -14,7 +14,7 @@ import os
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -199,7 +199,6 @@ class OwnSparseAttention(OwnAttention):
         named = inspect.signature(self.pattern).parameters
         given = {name: value for name, value in self._options.items() if name in named}
         self._pattern = partial(self.pattern, **given)
-        self._share: float | None = None
 
     @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
@@ -217,31 +216,30 @@ class OwnSparseAttention(OwnAttention):
     def cost(self) -> Cost:
         """Return the FLOPs of the pairs that the pattern keeps, and the floor."""
         w = self.workload
-        pairs = self._kept_share() * mask_pairs(w)
+        pairs = self._kept_share * mask_pairs(w)
         return Cost(attention_flops(w, pairs), floor_bytes(w))
 
     @override
     def measures(self) -> dict[str, float]:
-        return {"density_achieved": self._kept_share()}
+        return {"density_achieved": self._kept_share}
 
     @override
     def facts(self) -> dict[str, Any]:
         rows, every = len(self._counted_rows()), len(self.workload.queries)
         return super().facts() | {"density_of": f"{rows} of {every} query rows"}
 
+    @cached_property
     def _kept_share(self) -> float:
-        """Return the share of the visible pairs that the pattern keeps, from some of the rows."""
-        if self._share is None:
-            w, rows = self.workload, self._counted_rows()
-            keys = np.arange(w.seq_len)
-            step = max(1, _CHUNK_PAIRS // w.seq_len)
-            kept = sum(
-                float(self.multiplicity(rows[i : i + step], keys, head).sum())
-                for head in range(w.heads)
-                for i in range(0, len(rows), step)
-            )
-            self._share = kept / (visible_keys(w).pairs(rows) * w.heads)
-        return self._share
+        """The share of the visible pairs that the pattern keeps, from some of the rows."""
+        w, rows = self.workload, self._counted_rows()
+        keys = np.arange(w.seq_len)
+        step = max(1, _CHUNK_PAIRS // w.seq_len)
+        kept = sum(
+            float(self.multiplicity(rows[i : i + step], keys, head).sum())
+            for head in range(w.heads)
+            for i in range(0, len(rows), step)
+        )
+        return kept / (visible_keys(w).pairs(rows) * w.heads)
 
     def _counted_rows(self) -> Positions:
         w = self.workload
@@ -279,24 +277,16 @@ class _FusedOnMeta(TorchFunctionMode):
 
 
 def find_place(error: BaseException) -> str | None:
-    """Return the last line of an own function's file that an exception passed: "a.py:12".
-
-    It is the definition if the function was called with arguments that it does not take. None if
-    no own function is involved.
-    """
-    place, caller = None, None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        if frame.f_code is OwnAttention.__call__.__code__:
-            caller = frame
-        if file := files.get(os.path.realpath(frame.f_code.co_filename)):
-            place = f"{file}:{line}"
-    return place or (caller and caller.f_locals["self"].own.place)
+    """Return the last line of an own function's file that an exception passed: "a.py:12"."""
+    places = [
+        f"{files[file]}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if (file := os.path.realpath(frame.f_code.co_filename)) in files
+    ]
+    return places[-1] if places else None
 
 
 def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        dtype = str(value.dtype).removeprefix("torch.")
-        return f"{dtype} {tuple(value.shape)} on {value.device}"
-    if isinstance(value, tuple):
-        return f"a tuple of {len(value)} ({', '.join(type(x).__name__ for x in value)})"
-    return "None" if value is None else f"a {type(value).__name__}"
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} on {value.device}"

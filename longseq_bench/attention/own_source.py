@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, get_type_hints
 
 from longseq_bench.core.errors import UserError, nearest
@@ -37,24 +37,23 @@ def _needs_causal(workload: Workload, ranks: int = 1) -> bool:
     return workload.causal and workload.mask is None and workload.new_tokens != 1
 
 
-_NEEDS: tuple[tuple[tuple[str, ...], str, Callable[[Workload, int], bool]], ...] = (
-    (("causal", "is_causal"), "a causal mask", _needs_causal),
-    (
-        (ATTN_MASK, MASK_MOD),
+def _has_groups(workload: Workload, ranks: int = 1) -> bool:
+    return workload.kv_heads != workload.heads
+
+
+_NEEDS: dict[tuple[str, ...], tuple[str, Callable[[Workload, int], bool]]] = {
+    ("causal", "is_causal"): ("a causal mask", _needs_causal),
+    (ATTN_MASK, MASK_MOD): (
         "a mask that is neither full nor causal",
         lambda w, ranks: w.mask is not None,
     ),
-    (("new_tokens",), "decoding with more than one new token", lambda w, ranks: w.new_tokens > 1),
-    (
-        ("enable_gqa", "grouped_heads"),
-        "fewer kv_heads than heads",
-        lambda w, ranks: w.kv_heads != w.heads,
-    ),
-    ((GROUP,), "several ranks", lambda w, ranks: ranks > 1),
-)
+    ("new_tokens",): ("decoding with more than one new token", lambda w, ranks: w.new_tokens > 1),
+    ("enable_gqa", "grouped_heads"): ("fewer kv_heads than heads", _has_groups),
+    (GROUP,): ("several ranks", lambda w, ranks: ranks > 1),
+}
 """Parameters of which a function needs one, what needs it, and when."""
 
-NAMES = (*(name for names, *_ in _NEEDS for name in names), "scale", "rank", "world_size")
+NAMES = (*(name for names in _NEEDS for name in names), "scale", "rank", "world_size")
 """All parameters that longseq passes itself; any other one is an option."""
 
 
@@ -64,7 +63,7 @@ def missing_reasons(
     """Return why a function with some of the parameters can't compute a workload; None: any."""
     return [
         f"{function} takes no argument `{names[0]}`, needed for {need}"
-        for names, need, is_needed in _NEEDS
+        for names, (need, is_needed) in _NEEDS.items()
         if not {*names} & {*taken} and (workload is None or is_needed(workload, ranks))
     ]
 
@@ -76,15 +75,22 @@ def passed_values(
 
     The caller puts the group and the mask in the place of None.
     """
-    causal, grouped = _needs_causal(workload), workload.kv_heads != workload.heads
-    values = {"causal": causal, "is_causal": causal, "new_tokens": workload.new_tokens}
-    values |= {"enable_gqa": grouped, "grouped_heads": grouped}
-    values |= {"scale": workload.head_dim**-0.5, "rank": rank, "world_size": ranks}
+    w, causal, grouped = workload, _needs_causal(workload), _has_groups(workload)
+    values = {
+        "causal": causal,
+        "is_causal": causal,
+        "enable_gqa": grouped,
+        "scale": w.head_dim**-0.5,
+    }
+    values |= {"grouped_heads": grouped, "new_tokens": w.new_tokens}
+    values |= {"rank": rank, "world_size": ranks}
     return {name: values.get(name) for name in NAMES if name in taken}
 
 
 TENSORS = 3
 """Positional parameters: q, k and v."""
+
+_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 files: dict[str, str] = {}
 """Files of own functions that were imported here, or failed to be, as the user names them."""
@@ -134,28 +140,17 @@ def find_file(name: str) -> OwnFile:
     file = _find_module(module, name) if module else Path(place)
     try:
         content = file.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"there is no file {file} (implementation {name}); {_hint(file)}") from None
-    except IsADirectoryError:
-        raise UserError(f"{file} is a folder (implementation {name}); {FORM}") from None
     except OSError as error:
-        raise UserError(f"{file} can't be read: {error.strerror}") from None
+        close = nearest(file.name, [path.name for path in file.parent.glob("*.py")])
+        hint = f"; did you mean {file.parent / close}?" if close and not file.exists() else ""
+        raise UserError(
+            f"{file} (implementation {name}) can't be read: {error.strerror}{hint}"
+        ) from None
     if file.suffix == PICKLE:
         source = file.stem.rpartition("-")[2]
     else:
         source = hashlib.sha256(content).hexdigest()[:16]
     return OwnFile(name, function.strip(), file, module, source)
-
-
-def _hint(file: Path) -> str:
-    folder, where = file.parent, os.getcwd()
-    if not folder.is_dir():
-        return f"there is no folder {folder} in {where} either"
-    names = sorted(path.name for path in folder.glob("*.py"))
-    if close := nearest(file.name, names):
-        return f"did you mean {folder / close}?"
-    where = where if folder == Path() else str(folder)
-    return f"{where} has {', '.join(names[:8])}" if names else f"{where} has no .py file"
 
 
 def _find_module(module: str, name: str) -> Path:
@@ -165,13 +160,11 @@ def _find_module(module: str, name: str) -> Path:
         spec = importlib.util.find_spec(module)
     except (ModuleNotFoundError, ValueError):  # of a package around it, or of two dots in a row
         spec = None
-    if spec is None:
+    if spec is None or not (spec.origin or "").endswith(".py"):
         raise UserError(
-            f"there is no module {module} (implementation {name}) on Python's path or in "
-            f"{os.getcwd()}; install it, or {FORM.removesuffix(' or module:function')}"
+            f"there is no module {module} with Python source (implementation {name}) on Python's "
+            f"path or in {os.getcwd()}; {FORM}"
         )
-    if not (spec.origin or "").endswith(".py"):
-        raise UserError(f"module {module} (implementation {name}) has no Python source; {FORM}")
     return Path(str(spec.origin))
 
 
@@ -190,7 +183,9 @@ def import_function(own: OwnFile) -> OwnFunction:
         module = _import(own)
         function = getattr(module, own.function, None)
         if function is None:
-            raise UserError(f"{own.file} has no function {own.function!r}; {_others(module, own)}")
+            names = [n for n, f in vars(module).items() if f.__class__ is FunctionType]
+            defined = ", ".join(names) or "no function"
+            raise UserError(f"{own.file} has no function {own.function!r}; it defines {defined}")
     code = getattr(inspect.unwrap(function), "__code__", None)
     file, line = (code.co_filename, code.co_firstlineno) if code else (str(own.file), 1)
     place = f"{files.setdefault(os.path.realpath(file), file)}:{line}"
@@ -218,28 +213,16 @@ def _import(own: OwnFile) -> ModuleType:
     return module
 
 
-def _others(module: ModuleType, own: OwnFile) -> str:
-    functions = [
-        name for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__
-    ]  # fmt: skip
-    if close := nearest(own.function, functions):
-        return f"did you mean {close!r}?"
-    return f"it has {', '.join(functions)}" if functions else "it defines no function"
-
-
 def _describe(name: str, function: Any, pattern: Any, place: str) -> OwnFunction:
-    if inspect.isclass(function):
-        raise UserError(
-            f"{place}: {name} is a class; name a function, or make a plug-in (docs/extending.md)"
-        )
-    if inspect.iscoroutinefunction(function):
-        raise UserError(f"{place}: {name} is async; define it with def")
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
-        why = f"the arguments of {name} can't be read"
-        raise UserError(f"{place}: {why}; define it with def") from None
+        parameters = None
+    if parameters is None or inspect.isclass(function) or inspect.iscoroutinefunction(function):
+        raise UserError(
+            f"{place}: {name} is no function made with def; name one, or make a plug-in "
+            "(docs/extending.md)"
+        )
     by_keyword = [*_after_tensors(parameters, f"{place}: {name}")]
     try:
         hints = get_type_hints(function, include_extras=True)
@@ -269,21 +252,14 @@ def _after_tensors(parameters: list[inspect.Parameter], where: str) -> Iterator[
             "take q, k and v"
         )
     for parameter in parameters:
-        is_needed = parameter.default is inspect.Parameter.empty
-        if parameter in by_position[:TENSORS]:
+        if parameter in by_position[:TENSORS] or parameter.kind not in _BY_KEYWORD:
             continue
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            if is_needed and parameter.name not in NAMES:
-                raise UserError(
-                    f"{where} needs an argument `{parameter.name}`, which longseq does not pass; "
-                    f"give it a default (it passes {', '.join(NAMES)})"
-                )
-            yield parameter
-        elif is_needed and parameter.kind is parameter.POSITIONAL_ONLY:
+        if parameter.default is inspect.Parameter.empty and parameter.name not in NAMES:
             raise UserError(
-                f"{where} needs the positional argument `{parameter.name}`; longseq passes only q, "
-                "k and v by position, so give it a default"
+                f"{where} needs an argument `{parameter.name}`, which longseq does not pass; "
+                f"give it a default (it passes {', '.join(NAMES)})"
             )
+        yield parameter
 
 
 def _option(parameter: inspect.Parameter, hint: Any) -> OptionSpec | None:

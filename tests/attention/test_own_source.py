@@ -89,12 +89,9 @@ def test_a_decorated_function_is_described_by_its_definition() -> None:
 MISTAKES = [
     ("def f(:", "own.py:1: not valid Python: invalid syntax"),
     ("x = 1", "own.py has no function 'f'; it defines no function"),
-    ("def g(): pass\ndef hh(): pass", "own.py has no function 'f'; it has g, hh"),
-    ("def ff(): pass", "own.py has no function 'f'; did you mean 'ff'?"),
+    ("def ff(): pass", "own.py has no function 'f'; it defines ff"),
     ("class f: pass",
-     "own.py:1: f is a class; name a function, or make a plug-in (docs/extending.md)"),
-    ("async def f(q, k, v): pass", "own.py:1: f is async; define it with def"),
-    ("f = 3", "own.py:1: the arguments of f can't be read; define it with def"),
+     "own.py:1: f is no function made with def; name one, or make a plug-in (docs/extending.md)"),
     ("def f(q, k): pass",
      "own.py:1: f has 2 positional parameters (q, k); the first three must take q, k and v"),
     ("def f(*args): pass",
@@ -103,9 +100,6 @@ MISTAKES = [
      "own.py:1: f needs an argument `bias`, which longseq does not pass; give it a default (it "
      "passes causal, is_causal, attn_mask, mask_mod, new_tokens, enable_gqa, grouped_heads, group, "
      "scale, rank, world_size)"),
-    ("def f(q, k, v, w, /): pass",
-     "own.py:1: f needs the positional argument `w`; longseq passes only q, k and v by position, "
-     "so give it a default"),
     ("\nimport no_such", "own.py:2: ModuleNotFoundError: No module named 'no_such'"),
     ("\nraise ValueError('one\\ntwo')", "own.py:2: ValueError: one two"),
     ("import sys\nsys.exit(3)", "own.py:2: SystemExit: 3"),
@@ -122,21 +116,13 @@ def test_what_can_t_be_used_is_one_sentence(text: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("min.py:mine", "there is no file min.py (implementation min.py:mine); did you mean "
-                        "mine.py?"),
-        ("no/mine.py:mine", "there is no file no/mine.py (implementation no/mine.py:mine); there "
-                            "is no folder no in {cwd} either"),
-        ("empty/x.py:f", "there is no file empty/x.py (implementation empty/x.py:f); empty has no "
-                         ".py file"),
+        ("min.py:mine", "min.py (implementation min.py:mine) can't be read: No such file or "
+                        "directory; did you mean mine.py?"),
         ("mine.py", "implementation 'mine.py' names no function; write mine.py:FUNCTION"),
         (":f", "implementation ':f' names no function; write path/to/file.py:FUNCTION"),
-        ("./empty:f", "empty is a folder (implementation ./empty:f); write "
-                      "path/to/file.py:function or module:function"),
-        ("no_such_module:f", "there is no module no_such_module (implementation "
-                             "no_such_module:f) on Python's path or in {cwd}; install it, or "
-                             "write path/to/file.py:function"),
-        ("sys:f", "module sys (implementation sys:f) has no Python source; write "
-                  "path/to/file.py:function or module:function"),
+        ("./empty:f", "empty (implementation ./empty:f) can't be read: Is a directory"),
+        ("sys:f", "there is no module sys with Python source (implementation sys:f) on Python's "
+                  "path or in {cwd}; write path/to/file.py:function or module:function"),
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_one_sentence(folder: Path, name: str, sentence: str) -> None:
