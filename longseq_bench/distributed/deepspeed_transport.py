@@ -5,19 +5,11 @@ of ranks two even ranks are neighbours: one of them then waits longer, but not f
 overlaps with computation.
 """
 
-import importlib.util
 import os
 from collections import defaultdict
 
 from longseq_bench.distributed.group import Pending
 from longseq_bench.distributed.kv_exchange import KVPair, RingExchange
-
-
-def unavailable_reason() -> str | None:
-    """Return the reason why DeepSpeed can't be used; None if it can."""
-    if importlib.util.find_spec("deepspeed") is None:
-        return "DeepSpeed is not installed; pip install 'longseq-bench[transports]' brings it"
-    return None
 
 
 def connect(device: str) -> None:

@@ -5,6 +5,7 @@ a line in `options_at`. The joined results of all ranks are compared with the de
 """
 
 import pickle
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,8 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
-from longseq_bench.attention.exact import fairscale_shards
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import divisors
-from longseq_bench.distributed import deepspeed_transport
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing.definition import (
     Options,
@@ -35,8 +34,8 @@ WORLDS = (2, 3, 4)
 LARGE = 8
 
 MISSING = {
-    "deepspeed": deepspeed_transport.unavailable_reason(),
-    "fairscale": fairscale_shards.unavailable_reason("float32"),
+    library: "" if find_spec(library) else f"{library} is not installed"
+    for library in ("deepspeed", "fairscale")
 }
 """Reasons why transports of the ring can't be tested here."""
 

@@ -1,6 +1,5 @@
 """Workloads and options that do not fit the ranks are refused with the reason."""
 
-import importlib.util
 import re
 from typing import Any
 
@@ -99,12 +98,7 @@ def test_fewer_tokens_than_ranks_are_refused(name: str, options: Options) -> Non
 def test_a_missing_library_is_named_with_its_pip_command(
     monkeypatch: pytest.MonkeyPatch, transport: str, library: str
 ) -> None:
-    found = importlib.util.find_spec
-
-    def without(name: str, package: str | None = None) -> object:
-        return None if name == transport else found(name, package)
-
-    monkeypatch.setattr(importlib.util, "find_spec", without)
+    monkeypatch.setattr("longseq_bench.attention.exact.ring.find_spec", lambda name: None)
     make, w = IMPLEMENTATIONS.get("ring"), Workload(seq_len=64)
     message = rf"{library} is not installed; pip install 'longseq-bench\[transports\]'"
     with pytest.raises(UnsupportedError, match=message):

@@ -6,11 +6,10 @@ queries to that block while the transfer runs, merges the result by log-sum-exp,
 next block. A rank holds its own rows and three blocks of keys and values, a small part of
 its rows each; in the backward also gradients of three blocks.
 
-A step of decoding sends no keys: attention/cache.py.
-
 RingKernel is this loop. The transfers and their buffers are in distributed/kv_exchange.py; the
 tiles of queries that see a block are in attention/tiles.py. On one rank the loop runs over chunks
-of the rank's own keys (`single_rank_tiles`).
+of the rank's own keys (`single_rank_tiles`). A step of decoding, which sends no keys, is in
+ring_decode.py; the ring in a module that FairScale shards in ring_fairscale.py.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N); a block of keys (B, Hk, M, D).
 """
@@ -18,21 +17,15 @@ Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N); a block of key
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import copy
-from dataclasses import replace
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from longseq_bench.attention import cache
 from longseq_bench.attention.base import Attention, KernelOption, implementation
-from longseq_bench.attention.cache import CacheAttention, choose_kernel, seen_keys
-from longseq_bench.attention.exact import fairscale_shards
 from longseq_bench.attention.masked import block_attention, masked_kernel
-from longseq_bench.attention.projections import Projected, projection_flops
 from longseq_bench.attention.tiles import (
     Block,
     BlockAttention,
@@ -42,7 +35,7 @@ from longseq_bench.attention.tiles import (
     tile_sizes,
     wide_zeros,
 )
-from longseq_bench.core.cost import Cost, key_bytes_per_token, mask_pairs
+from longseq_bench.core.cost import key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
 from longseq_bench.distributed import deepspeed_transport
@@ -59,8 +52,7 @@ from longseq_bench.distributed.token_order import OrderName, Runs, order_for, po
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.kernels.host_memory import StreamedKernel
-from longseq_bench.kernels.tiling import InPlaceTiledKernel, RowBlock, wide
-from longseq_bench.patterns.visible_keys import visible_keys
+from longseq_bench.kernels.tiling import InPlaceTiledKernel, wide
 
 FINE_TO_COARSE: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 
@@ -140,6 +132,17 @@ class Ring(Attention):
     many_ranks = True
     takes_masks = True
 
+    def __new__(cls, workload: Workload, group: Group, **options: Any) -> Ring:
+        """Return the ring of the workload and its transport."""
+        # here, because both modules import this one
+        from longseq_bench.attention.exact import ring_decode, ring_fairscale
+
+        if workload.decode:
+            cls = ring_decode.DecodeRing
+        elif options.get("transport") == "fairscale" and group.size > 1:
+            cls = ring_fairscale.FairscaleRing
+        return super().__new__(cls)
+
     def __init__(
         self,
         workload: Workload,
@@ -170,49 +173,29 @@ class Ring(Attention):
         ] = "none",
         kernel: KernelOption = AUTO,
     ) -> None:
-        self.exact_name = kernel
-        self.offload, self.on_host = offload, offload == "host"
-        if self.on_host and group.size > 1:
-            raise WorldError("offload=host runs on one rank")
-        if self.on_host and workload.mask is not None:
-            raise UnsupportedError(f"offload=host streams no mask, and this one is {workload.mask}")
+        self.exact_name, self.offload, self.on_host = kernel, offload, offload == "host"
         self.chunk, self.queries, self.transport = chunk, queries, transport
-        if workload.decode:
-            self._refuse_in_decode(
-                chunk=chunk, queries=queries, transport=transport, wire_dtype=wire_dtype,
-                offload=offload,
-            )  # fmt: skip
         self.wire: DType | None = wire_dtype if wire_dtype != workload.dtype else None
-        self._shards_parameters = transport == "fairscale" and group.size > 1
-        reason = None
-        if transport == "deepspeed":
-            reason = deepspeed_transport.unavailable_reason()
-        elif transport == "fairscale":
-            reason = fairscale_shards.unavailable_reason(workload.dtype)
-        if reason and group.size > 1:
-            raise UnsupportedError(reason)
-        if workload.v_head_dim != workload.head_dim and (self.on_host or transport == "fairscale"):
-            setting = "offload=host" if self.on_host else "transport=fairscale"
-            raise UnsupportedError(f"{setting} needs a v_head_dim equal to the head_dim")
         self.order = order_for(order, workload, group.size)
+        self.refuse(workload, group)
         super().__init__(workload, group)
 
-    @staticmethod
-    def _refuse_in_decode(**options: object) -> None:
-        """Raise UnsupportedError for an option that has no meaning in a step of decoding."""
-        usual = {"queries": "partitioned", "transport": "p2p", "offload": "none"}
-        for name, value in options.items():
-            if value != usual.get(name):
-                raise UnsupportedError(
-                    f"{name}={value} has no meaning with mode decode: every rank has the new "
-                    "tokens, and no key is sent"
-                )
+    def refuse(self, w: Workload, group: Group) -> None:
+        """Raise UnsupportedError or WorldError for options that can't compute a workload."""
+        if self.on_host and group.size > 1:
+            raise WorldError("offload=host runs on one rank")
+        if self.on_host and w.mask is not None:
+            raise UnsupportedError(f"offload=host streams no mask, and this one is {w.mask}")
+        if self.on_host and w.v_head_dim != w.head_dim:
+            raise UnsupportedError("offload=host needs a v_head_dim equal to the head_dim")
+        if self.transport != "p2p" and group.size > 1 and find_spec(self.transport) is None:
+            library = {"deepspeed": "DeepSpeed", "fairscale": "FairScale"}[self.transport]
+            install = "pip install 'longseq-bench[transports]' brings it"
+            raise UnsupportedError(f"{library} is not installed; {install}")
 
     @override
     def build_shard(self) -> Shard:
         keys = self.order.positions(self.group.rank)
-        if self.workload.decode:
-            return Shard.of_tokens(self.workload, np.asarray(self.workload.queries), keys)
         queries = keys if self.queries == "partitioned" else positions_of(self._query_runs())
         return Shard.of_tokens(self.workload, queries, keys)
 
@@ -228,45 +211,21 @@ class Ring(Attention):
 
     def prepare(self, device: str) -> None:
         """Connect the transport."""
-        if self.workload.decode:
-            self._prepare_decode(device)
-            return
         super().prepare(device)
         if self.transport == "deepspeed" and self.group.size > 1:
             deepspeed_transport.connect(device)
-        if self._shards_parameters:
-            module = Projected(super().__call__, self.workload.head_dim, self.torch_dtype, device)
-            self._weights = {n: m.detach().clone() for n, m in module.weights.items()}
-            self._sharded = fairscale_shards.ShardedModule(module, self.group, device)
-
-    def _prepare_decode(self, device: str) -> None:
-        """Choose the kernel of a step of decoding, in which nothing goes round a ring."""
-        self.device = device
-        assert self.exact_name is not None
-        kernel, self._decode_facts = choose_kernel(self.exact_name, self.kernel_use, self.workload)
-        visible = visible_keys(self.workload)
-        seen = seen_keys(visible, self.shard.queries, self.shard.keys)
-        self._step = CacheAttention(kernel, [seen], self.group)
 
     def build_kernel(self) -> AttentionKernel:
-        """Return the ring; on one rank a loop over chunks; in decode attention to a cache."""
-        if self.workload.decode:
-            return self._step
+        """Return the ring; on one rank a loop over chunks."""
+        w = self.workload
         if self.group.size > 1:
             queries = self._query_runs()
-            blocks = block_attention(
-                self.workload, self.group, self.exact, self.order, queries, self.device
-            )
+            blocks = block_attention(w, self.group, self.exact, self.order, queries, self.device)
             return RingKernel(self._exchange(), blocks, self.queries == "full")
-
-        if self.workload.mask is not None:
-            return masked_kernel(self.exact, self.workload)
-
-        def tiles() -> Iterator[RowBlock]:
-            return single_rank_tiles(self.workload, self.chunk, tile_sizes(self.device))
-
+        if w.mask is not None:
+            return masked_kernel(self.exact, w)
         make = StreamedKernel if self.on_host else InPlaceTiledKernel
-        return make(tiles, self.exact)
+        return make(lambda: single_rank_tiles(w, self.chunk, tile_sizes(self.device)), self.exact)
 
     def _exchange(self) -> RingExchange:
         sizes = tile_sizes(self.device)
@@ -274,38 +233,23 @@ class Ring(Attention):
         blocks = ring_blocks(self.order.counts, limit, sizes.smallest_block)
         wire = None if self.wire is None else getattr(torch, self.wire)
         hops = self.order.hops if self.queries == "partitioned" else None
-        if self.transport == "deepspeed":
-            return deepspeed_transport.DeepspeedRing(self.group, blocks, wire, hops)
-        return RingExchange(self.group, blocks, wire, hops)
-
-    @override
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if not self._shards_parameters:
-            return super().__call__(q, k, v)
-        with torch.set_grad_enabled(self.workload.train):
-            return self._sharded(q, k, v)
-
-    @override
-    def projections(self) -> dict[str, Tensor]:
-        return self._weights if self._shards_parameters else {}
-
-    @override
-    def parameter_gradients(self) -> dict[str, Tensor]:
-        if not self._shards_parameters:
-            return {}
-        gradients = self._sharded.gradients(self.workload.head_dim)
-        if self.queries == "full":
-            # every rank had the whole gradient of these two, and FairScale summed all of them
-            gradients |= {name: gradients[name] / self.group.size for name in ("q", "out")}
-        return gradients
+        is_blocking = self.transport == "deepspeed"
+        make = deepspeed_transport.DeepspeedRing if is_blocking else RingExchange
+        return make(self.group, blocks, wire, hops)
 
     @override
     def uncompressed(self) -> Ring | None:
         if self.wire is None:
             return None
-        uncompressed = copy(self)
-        uncompressed.wire = None
-        return uncompressed
+        return Ring(
+            self.workload,
+            self.group,
+            chunk=self.chunk,
+            order=self.order.name,
+            queries=self.queries,
+            transport=self.transport,
+            kernel=self.exact_name or AUTO,
+        )
 
     @property
     @override
@@ -313,39 +257,16 @@ class Ring(Attention):
         return max(self.workload.dtype, self.wire or self.workload.dtype, key=FINE_TO_COARSE.index)
 
     @override
-    def cost(self) -> Cost:
-        cost = super().cost()
-        if not self._shards_parameters:
-            return cost
-        return replace(cost, flops=cost.flops + projection_flops(self.workload))
-
-    @override
-    def work_share(self) -> float:
-        if not self.workload.decode:
-            return super().work_share()
-        visible = visible_keys(self.workload)
-        seen = seen_keys(visible, self.shard.queries, self.shard.keys)
-        return int((seen.stop - seen.first).sum()) / mask_pairs(self.workload)
-
-    @override
     def bytes_sent(self) -> int:
-        if self.workload.decode:
-            return cache.bytes_sent(self.workload, self.group.size)
         w, token = self.workload, key_bytes_per_token(self.workload)
         wire = token // w.dtype_bytes * DTYPE_BYTES[self.wire or w.dtype]
         if self.queries == "full":
-            sent = self._exchange().bytes_sent(wire) * (2 if w.train else 1)
-        else:
-            sent = self._exchange().bytes_sent(wire, token if w.train else 0)
-        if self._shards_parameters:
-            sent += fairscale_shards.bytes_sent(w.head_dim, w.dtype_bytes, self.group.size, w.train)
-        return sent
+            return self._exchange().bytes_sent(wire) * (2 if w.train else 1)
+        return self._exchange().bytes_sent(wire, token if w.train else 0)
 
     @override
     def facts(self) -> dict[str, Any]:
         facts = super().facts()
-        if self.workload.decode:
-            return facts | self._decode_facts
         if self.group.size > 1:
             facts |= {"piece": self._exchange().blocks.longest, "transport": self.transport}
         return facts | ({"offload": self.offload} if self.on_host else {})

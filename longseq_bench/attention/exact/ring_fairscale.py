@@ -1,4 +1,4 @@
-"""A module's parameters sharded over ranks by FairScale's FullyShardedDataParallel.
+"""A ring in a module whose parameters are sharded by FairScale's FullyShardedDataParallel.
 
 FairScale 0.4.13 uses CUDA streams on every device, and it calls two collectives that newer versions
 of torch no longer have under these names. Both problems are solved by replacing the names `torch`
@@ -7,48 +7,50 @@ do nothing; on every device by collectives of our Group, which counts their byte
 """
 
 import contextlib
-import importlib.util
 import types
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
-from longseq_bench.attention.projections import parameter_bytes
+from longseq_bench.attention.exact.ring import Ring
+from longseq_bench.attention.projections import Projected, parameter_bytes, projection_flops
+from longseq_bench.core.cost import Cost
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 
 
-def unavailable_reason(dtype: str) -> str | None:
-    """Return the reason why FairScale can't be used; None if it can."""
-    if importlib.util.find_spec("fairscale") is None:
-        return "FairScale is not installed; pip install 'longseq-bench[transports]' brings it"
-    if dtype != "float32":
-        return f"FairScale shards float32 parameters without mixed precision, not {dtype}"
-    return None
+class FairscaleRing(Ring):
+    """A ring in a module with projections, whose parameters FullyShardedDataParallel shards.
 
-
-def bytes_sent(head_dim: int, dtype_bytes: int, size: int, train: bool) -> int:
-    """Return the bytes of parameters that a rank sends in one pass, padding included.
-
-    It sends its shard to all other ranks. In training it sends it again for backward, and to every
-    other rank that rank's shard of its gradients.
+    Gradients of parameters are summed over ranks, not averaged.
     """
-    shard_bytes = -(-parameter_bytes(head_dim, 1) // size) * dtype_bytes
-    return (size - 1) * shard_bytes * (3 if train else 1)
 
+    @override
+    def refuse(self, w: Workload, group: Group) -> None:
+        super().refuse(w, group)
+        if w.dtype != "float32":
+            raise UnsupportedError(
+                f"FairScale shards float32 parameters without mixed precision, not {w.dtype}"
+            )
+        if w.v_head_dim != w.head_dim:
+            raise UnsupportedError("transport=fairscale needs a v_head_dim equal to the head_dim")
 
-class ShardedModule:
-    """A module in FullyShardedDataParallel; gradients are summed over ranks, not averaged."""
-
-    def __init__(self, module: nn.Module, group: Group, device: str) -> None:
+    def prepare(self, device: str) -> None:
+        """Build the module and shard its parameters."""
+        super().prepare(device)
         from fairscale.internal.parallel import ProcessGroupName
 
-        self._group = group
-        _replace_collectives(group)
-        self.module: Any = _sharded_class(device)(
+        module = Projected(super().__call__, self.workload.head_dim, self.torch_dtype, device)
+        self._weights = {n: m.detach().clone() for n, m in module.weights.items()}
+        _replace_collectives(self.group)
+        self._sharded: Any = _sharded_class(device)(
             module,
-            process_group=group.data,
+            process_group=self.group.data,
             process_group_reduce_scatter=ProcessGroupName.default,
             compute_device=torch.device(device),
             # otherwise the full parameters stay in memory after the first pass
@@ -56,28 +58,53 @@ class ShardedModule:
             # larger buckets use a path that gloo refuses
             bucket_cap_mb=0,
         )
-        self.module.set_gradient_divide_factors(1.0, 1.0, recursive=True)
+        self._sharded.set_gradient_divide_factors(1.0, 1.0, recursive=True)
 
+    @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Drop the gradients of the last pass, and return the module's output."""
-        for flat_parameter in self.module.params:
-            flat_parameter.grad = None
-        out: Tensor = self.module(q, k, v)
+        # FairScale keeps all weights in one flat parameter, padded to a multiple of the ranks
+        self._sharded.params[0].grad = None
+        with torch.set_grad_enabled(self.workload.train):
+            out: Tensor = self._sharded(q, k, v)
         return out
 
-    def gradients(self, head_dim: int) -> dict[str, Tensor]:
+    @override
+    def projections(self) -> dict[str, Tensor]:
+        return self._weights
+
+    @override
+    def parameter_gradients(self) -> dict[str, Tensor]:
         """Return the full gradient of every weight, gathered from the shards of all ranks."""
-        # FairScale keeps all weights in one flat parameter, padded to a multiple of the ranks
-        (own_shard,) = (flat_parameter.grad for flat_parameter in self.module.params)
-        shards = own_shard.new_zeros(self._group.size, own_shard.numel())
-        shards[self._group.rank] = own_shard
-        padded = self._group.all_sum(shards.cpu()).flatten()
-        (weights,) = self.module.local_metadata_dict()["param_metadata"][0]["params"].values()
-        gradients = torch.split(padded[: sum(weights["numels"])], weights["numels"])
-        return {
-            name.split(".")[-1]: gradient.view(head_dim, head_dim)
-            for name, gradient in zip(weights["names"], gradients, strict=True)
+        own_shard, size = self._sharded.params[0].grad, self.group.size
+        shards = own_shard.new_zeros(size, own_shard.numel())
+        shards[self.group.rank] = own_shard
+        padded = self.group.all_sum(shards.cpu()).flatten()
+        (weights,) = self._sharded.local_metadata_dict()["param_metadata"][0]["params"].values()
+        parts = torch.split(padded[: sum(weights["numels"])], weights["numels"])
+        gradients = {
+            name.split(".")[-1]: part.view(self.workload.head_dim, -1)
+            for name, part in zip(weights["names"], parts, strict=True)
         }
+        if self.queries == "full":
+            # every rank had the whole gradient of these two, and FairScale summed all of them
+            gradients |= {name: gradients[name] / size for name in ("q", "out")}
+        return gradients
+
+    @override
+    def cost(self) -> Cost:
+        cost = super().cost()
+        return replace(cost, flops=cost.flops + projection_flops(self.workload))
+
+    @override
+    def bytes_sent(self) -> int:
+        """Return the bytes of keys, gradients and parameters, whose padding is included.
+
+        A rank sends its shard of the parameters to all others. In training it sends it again for
+        backward, and to every other rank that rank's shard of its gradients.
+        """
+        w, others = self.workload, self.group.size - 1
+        shard_bytes = -(-parameter_bytes(w.head_dim, 1) // self.group.size) * w.dtype_bytes
+        return super().bytes_sent() + others * shard_bytes * (3 if w.train else 1)
 
 
 class _PatchedModule(types.ModuleType):
