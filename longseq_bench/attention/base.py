@@ -12,7 +12,6 @@ says otherwise), each of them this rank's share.
 from __future__ import annotations
 
 from abc import ABC
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -20,12 +19,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.core.cost import Cost, dense_cost, key_bytes_per_token, mask_pairs
+from longseq_bench.core.cost import (
+    Cost,
+    attention_flops,
+    floor_bytes,
+    key_bytes_per_token,
+    mask_pairs,
+)
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.core.registry import Registry
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import TokenOrder
 from longseq_bench.kernels.base import (
     AttentionKernel,
     InPlaceKernel,
@@ -62,6 +68,9 @@ class Attention(ABC):
 
     takes_decode: ClassVar[bool] = False
     """True if it computes steps of decoding: q (B, Hq, new tokens, D) against a cache k, v."""
+
+    order: TokenOrder
+    """The tokens of each rank, set before this constructor; else every rank has all tokens."""
 
     overlaps: bool = True
     """True if transfers between ranks run while it computes."""
@@ -101,6 +110,8 @@ class Attention(ABC):
         if self.exact_name is not None:
             check_name(self.exact_name)
         self.workload, self.group = workload, group
+        if "order" not in vars(self):
+            self.order = TokenOrder("contiguous", workload.seq_len, 1)
         self.shard = self.build_shard()
 
     @classmethod
@@ -113,8 +124,10 @@ class Attention(ABC):
             )
 
     def build_shard(self) -> Shard:
-        """Return the part of the tensors that this rank holds."""
-        return Shard.full(self.workload)
+        """Return the part of the tensors that this rank holds. Default: the tokens of `order`."""
+        if self.group.size == 1 or self.order.ranks == 1:
+            return Shard.full(self.workload)
+        return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
     @property
     def counts_traffic(self) -> bool:
@@ -190,11 +203,8 @@ class Attention(ABC):
         Raises:
             UnsupportedError: the kernel reads q after it writes the output.
         """
-        kernel = self._inplace_kernel()
-        if kernel is None:
-            raise UnsupportedError(f"keep=nothing: {_NO_INPLACE}")
         with torch.no_grad(), disable_autocast(q):
-            return kernel.forward_inplace(q, k, v)
+            return self._inplace_kernel().forward_inplace(q, k, v)
 
     def backward_recompute(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
@@ -207,17 +217,18 @@ class Attention(ABC):
         Raises:
             UnsupportedError: inplace=True, and the kernel reads q until the end of the pass.
         """
-        kernel = self._inplace_kernel()
-        if kernel is not None:
-            with torch.no_grad(), disable_autocast(q):
-                return kernel.backward_recompute(grad_out, q, k, v, inplace)
-        if inplace:
-            raise UnsupportedError(f"keep=nothing: {_NO_INPLACE}")
-        return None
+        if not inplace and not isinstance(self.build_kernel(), InPlaceKernel):
+            return None
+        with torch.no_grad(), disable_autocast(q):
+            return self._inplace_kernel().backward_recompute(grad_out, q, k, v, inplace)
 
-    def _inplace_kernel(self) -> InPlaceKernel | None:
+    def _inplace_kernel(self) -> InPlaceKernel:
         kernel = self.build_kernel()
-        return kernel if isinstance(kernel, InPlaceKernel) else None
+        if not isinstance(kernel, InPlaceKernel):
+            raise UnsupportedError(
+                "keep=nothing: not supported here, the inputs are read until the end of the pass"
+            )
+        return kernel
 
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         """Return the number of times each query sees each key, (queries, keys); 0: not visible.
@@ -243,13 +254,18 @@ class Attention(ABC):
     def sees_itself(self) -> bool:
         """True if every query that sees a key sees that of its own position, too.
 
-        Then the check of every row can use matching scores. A sparse pattern overrides it.
+        Then the check of every row can use matching scores. A sparse pattern sets it.
         """
         return self.is_exact
 
+    def kept_pairs(self) -> float:
+        """Return the query-key pairs per head, a mean; default: those that the mask shows."""
+        return mask_pairs(self.workload)
+
     def cost(self) -> Cost:
-        """Return FLOPs, floor bytes and bytes sent, by formula. Default: dense attention."""
-        return replace(dense_cost(self.workload), bytes_sent=self.bytes_sent())
+        """Return FLOPs, floor bytes and bytes sent, by formula."""
+        w = self.workload
+        return Cost(attention_flops(w, self.kept_pairs()), floor_bytes(w), self.bytes_sent())
 
     def work_share(self) -> float:
         """Return the share of the FLOPs of all ranks that this rank computes.
@@ -312,11 +328,6 @@ class Attention(ABC):
             return {}
         return {"kernel": ", ".join(self.exact.ran()) or self.exact.name, **self._exact_facts}
 
-
-_NO_INPLACE = (
-    "not supported here, the inputs are read until the end of the pass; on one rank it is "
-    "supported by ring, by collective with chunk, and on a CPU by block-sparse, dilated and hilbert"
-)
 
 KernelOption = Annotated[str, "kernel of exact attention; auto: the fastest available one"]
 """Type of the option `kernel` of implementations that call a kernel of exact attention."""

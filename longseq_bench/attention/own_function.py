@@ -38,7 +38,7 @@ from longseq_bench.attention.own_source import (
     passed_values,
 )
 from longseq_bench.core.catalogue import Entry
-from longseq_bench.core.cost import Cost, attention_flops, floor_bytes, mask_pairs
+from longseq_bench.core.cost import mask_pairs
 from longseq_bench.core.errors import (
     OwnFunctionError,
     UnsupportedError,
@@ -213,11 +213,8 @@ class OwnSparseAttention(OwnAttention):
         return counts * visible_keys(self.workload).multiplicity(q_positions, k_positions)
 
     @override
-    def cost(self) -> Cost:
-        """Return the FLOPs of the pairs that the pattern keeps, and the floor."""
-        w = self.workload
-        pairs = self._kept_share * mask_pairs(w)
-        return Cost(attention_flops(w, pairs), floor_bytes(w))
+    def kept_pairs(self) -> float:
+        return self._kept_share * mask_pairs(self.workload)
 
     @override
     def measures(self) -> dict[str, float]:

@@ -88,9 +88,13 @@ class ProjectedAttention(Attention):
         return self.inner.sees_itself
 
     @override
+    def kept_pairs(self) -> float:
+        return self.inner.kept_pairs()
+
+    @override
     def cost(self) -> Cost:
-        flops = self.inner.cost().flops + projection_flops(self.workload)
-        return replace(super().cost(), flops=flops)
+        cost = super().cost()
+        return replace(cost, flops=cost.flops + projection_flops(self.workload))
 
     @override
     def projections(self) -> dict[str, Tensor]:

@@ -26,7 +26,6 @@ from longseq_bench.core.cost import key_bytes_per_token
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import GatherExchange, KVBlocks, KVPair
-from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import OrderName, order_for
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO, OneCall
@@ -111,10 +110,6 @@ class Collective(Attention):
         if chunk is not None:
             limit = min(limit, max(1, chunk // group.size))
         self.exchange = GatherExchange(group, KVBlocks(self.order.counts, limit))
-
-    @override
-    def build_shard(self) -> Shard:
-        return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
     def build_kernel(self) -> AttentionKernel:
         """Return the all-gather; on one rank a single kernel call, or a loop over chunks."""

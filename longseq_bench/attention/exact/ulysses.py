@@ -22,7 +22,6 @@ from longseq_bench.core.model import Workload
 from longseq_bench.core.units import divisors
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import AllToAll, HeadExchange, HeadStage
-from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO
@@ -175,10 +174,6 @@ class Ulysses(Attention):
         super().__init__(workload, group)
         self.stage = stage
         self.exchange = AllToAll(group, self.order.counts)
-
-    @override
-    def build_shard(self) -> Shard:
-        return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
     def build_kernel(self) -> AttentionKernel:
         """Return the exchanges around one kernel call; on one rank the call alone."""

@@ -18,10 +18,8 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.errors import UnsupportedError, WorldError
-from longseq_bench.core.masks import CAUSAL, FULL, parse_mask
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import OrderName, TokenOrder
 from longseq_bench.kernels.exact._packages import import_installed
 from longseq_bench.meta_mode import is_meta
@@ -121,7 +119,7 @@ class External(Attention):
         if self.many_ranks and group.size > 1 and w.seq_len % parts:
             raise WorldError(f"{w.seq_len} tokens can't be split evenly into {parts} parts")
         self.order = TokenOrder(order, w.seq_len, group.size)
-        self.mask = parse_mask(w.mask or (CAUSAL if w.causal else FULL))
+        self.mask = w.visibility
         super().__init__(workload, group)
         if not self.mask.is_plain and self.mask.kind not in self.mask_kinds:
             known = ", ".join(["full", "causal", *sorted(self.mask_kinds)])
@@ -146,12 +144,6 @@ class External(Attention):
     def counts_traffic(self) -> bool:
         # libraries send by themselves, past our group
         return self.group.size == 1
-
-    @override
-    def build_shard(self) -> Shard:
-        if self.group.size == 1:
-            return super().build_shard()
-        return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
     @property
     def documents(self) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Counts, Mask, Positions, implementation
 from longseq_bench.attention.external._library import External, Library
-from longseq_bench.core.cost import Cost, attention_flops, floor_bytes, visible_pairs
+from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -48,6 +48,9 @@ class DilatedAttentionPytorch(External):
 
     summary = "fkodom's LongNet: each group of heads has one pair (segment, rate)"
     equal_heads = True
+    # they do, but the check that relies on it has values that can add up to zero over the
+    # sequence, and the library would divide zero by zero; rows are sampled instead
+    sees_itself = False
     train_reason = "its division by a sum over the sequence would be part of the gradients"
     library = Library(
         "dilated-attention-pytorch",
@@ -123,14 +126,8 @@ class DilatedAttentionPytorch(External):
     def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
         return self.rule.may_see(q_positions, k_positions, head)
 
-    @property
     @override
-    def sees_itself(self) -> bool:
-        # it does, but the check that relies on it has values that can add up to zero over the
-        # sequence, and the library would divide zero by zero; rows are sampled instead
-        return False
-
-    def _pairs_per_head(self) -> float:
+    def kept_pairs(self) -> float:
         w, total = self.workload, 0
         for segment, rate, heads in self.rule.pairs():
             ((_, _, offset),) = self.rule.sets_of_head(heads[0])
@@ -139,15 +136,10 @@ class DilatedAttentionPytorch(External):
         return total / len(self.rule.segments)
 
     @override
-    def cost(self) -> Cost:
-        w = self.workload
-        return Cost(attention_flops(w, self._pairs_per_head()), floor_bytes(w))
-
-    @override
     def measures(self) -> dict[str, float]:
         w = self.workload
         return {
-            "density_achieved": self._pairs_per_head() / visible_pairs(w.seq_len, w.causal),
+            "density_achieved": self.kept_pairs() / visible_pairs(w.seq_len, w.causal),
             "uncovered": self.rule.uncovered_share(w.seq_len),
         }
 

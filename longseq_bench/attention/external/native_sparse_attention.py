@@ -21,7 +21,6 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Counts, Mask, Positions, implementation
 from longseq_bench.attention.external._library import HALF, External, Library
-from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -37,6 +36,7 @@ class NativeSparseAttention(External):
 
     summary = "native sparse attention of flash-linear-attention: fixed selected blocks"
     dtypes = HALF
+    sees_itself = True
     library = Library(
         "fla-core",
         "fla.ops.nsa",
@@ -103,15 +103,9 @@ class NativeSparseAttention(External):
     def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
         return self._layout.may_see(q_positions, k_positions)
 
-    @property
     @override
-    def sees_itself(self) -> bool:
-        return True
-
-    @override
-    def cost(self) -> Cost:
-        w = self.workload
-        return Cost(attention_flops(w, self._layout.visible_pairs), floor_bytes(w))
+    def kept_pairs(self) -> float:
+        return self._layout.visible_pairs
 
     @override
     def measures(self) -> dict[str, float]:

@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Counts, Mask, Positions
 from longseq_bench.attention.masked import masked_steps
-from longseq_bench.core.cost import Cost, attention_flops, floor_bytes
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import flex_flash, sparse_selection
@@ -26,6 +25,8 @@ from longseq_bench.patterns.spans import spans_of
 
 class LayoutAttention(Attention):
     """Attention over the blocks of `layouts`: one layout, or one per query head."""
+
+    sees_itself = True  # in every layout a block of queries sees its own keys
 
     requested_density: float | None
     """Requested density; None if the options set the window instead."""
@@ -70,16 +71,9 @@ class LayoutAttention(Attention):
         layout = self.layouts[head if len(self.layouts) > 1 else 0]
         return layout.may_see(q_positions, k_positions)
 
-    @property
     @override
-    def sees_itself(self) -> bool:
-        # in every layout a block of queries sees its own keys
-        return True
-
-    @override
-    def cost(self) -> Cost:
-        pairs = sum(layout.visible_pairs for layout in self.layouts) / len(self.layouts)
-        return Cost(attention_flops(self.workload, pairs), floor_bytes(self.workload))
+    def kept_pairs(self) -> float:
+        return sum(layout.visible_pairs for layout in self.layouts) / len(self.layouts)
 
     @override
     def measures(self) -> dict[str, float]:

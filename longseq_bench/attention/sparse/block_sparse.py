@@ -26,7 +26,7 @@ from longseq_bench.attention.sparse.block_sparse_distributed import (
     SpanBlocks,
 )
 from longseq_bench.attention.tiles import tile_sizes
-from longseq_bench.core.cost import Cost, key_bytes_per_token
+from longseq_bench.core.cost import key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -224,14 +224,12 @@ class BlockSparse(LayoutAttention):
         return super().kernel_blocks if self.group.size == 1 else None
 
     @override
-    def cost(self) -> Cost:
-        cost, w = super().cost(), self.workload
+    def bytes_sent(self) -> int:
         if self.group.size == 1:
-            return cost
-        kernel, token = self._rank_kernel, key_bytes_per_token(w)
+            return 0
+        kernel, token = self._rank_kernel, key_bytes_per_token(self.workload)
         transfers = kernel.ring if isinstance(kernel, RingKernel) else kernel
-        sent = transfers.bytes_sent(token, token if w.train else 0)
-        return Cost(cost.flops, cost.floor_bytes, sent)
+        return transfers.bytes_sent(token, token if self.workload.train else 0)
 
     @override
     def work_share(self) -> float:

@@ -16,13 +16,7 @@ from longseq_bench.attention.base import Attention, Counts, Mask, Positions, imp
 from longseq_bench.attention.exact.ring import RingKernel
 from longseq_bench.attention.sparse.segments import SegmentBlocks, SegmentTiles
 from longseq_bench.attention.tiles import Block, LocalShare, TiledBlocks, head_runs, tile_sizes
-from longseq_bench.core.cost import (
-    Cost,
-    attention_flops,
-    floor_bytes,
-    key_bytes_per_token,
-    visible_pairs,
-)
+from longseq_bench.core.cost import key_bytes_per_token, visible_pairs
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import RingExchange, ring_blocks
@@ -47,6 +41,7 @@ class Dilated(Attention):
 
     summary = "LongNet: every rate-th token of a segment; several pairs (segment, rate)"
     many_ranks = True
+    sees_itself = True  # the tokens of a set see each other
 
     permuted = False
     """True if segments are cut along a permutation of the sequence."""
@@ -79,10 +74,6 @@ class Dilated(Attention):
         self.segments = SegmentTiles(w.seq_len, pairs, w.causal)
         self._spans: AttentionKernel | None = None
         self._kernel_facts: dict[str, str] = {}
-
-    @override
-    def build_shard(self) -> Shard:
-        return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
 
     def prepare(self, device: str) -> None:
         """Choose the kernel, and build the spans of the compiled one."""
@@ -177,31 +168,25 @@ class Dilated(Attention):
         return self.rule.may_see(q_positions, k_positions, head, self.step_of)
 
     @property
-    @override
-    def sees_itself(self) -> bool:
-        # the tokens of a set see each other
-        return True
-
-    @property
     def step_of(self) -> NDArray[np.int32] | None:
         """The step of the walk at which each position comes; None if the walk is the sequence."""
         return None
 
-    def _pairs_per_head(self) -> float:
+    @override
+    def kept_pairs(self) -> float:
         w = self.workload
         return self.rule.visible_pairs(w.seq_len, w.causal) / w.heads
 
     @override
-    def cost(self) -> Cost:
-        w, token = self.workload, key_bytes_per_token(self.workload)
-        sent = self._exchange().bytes_sent(token, token if w.train else 0)
-        return Cost(attention_flops(w, self._pairs_per_head()), floor_bytes(w), sent)
+    def bytes_sent(self) -> int:
+        token = key_bytes_per_token(self.workload)
+        return self._exchange().bytes_sent(token, token if self.workload.train else 0)
 
     @override
     def measures(self) -> dict[str, float]:
         w = self.workload
         return {
-            "density_achieved": self._pairs_per_head() / visible_pairs(w.seq_len, w.causal),
+            "density_achieved": self.kept_pairs() / visible_pairs(w.seq_len, w.causal),
             "uncovered": self.rule.uncovered_share(w.seq_len),
         }
 
@@ -236,12 +221,12 @@ class Hilbert(Dilated):
 
     @override
     def build_shard(self) -> Shard:
+        shard = super().build_shard()
         if self.group.size == 1:
             # on one rank tokens keep the order of the sequence
-            return Shard.full(self.workload)
-        steps = self.order.positions(self.group.rank)
+            return shard
         walk = hilbert_order(self.workload.seq_len)
-        return Shard.of_tokens(self.workload, walk[steps].astype(np.int64))
+        return Shard.of_tokens(self.workload, walk[shard.queries].astype(np.int64))
 
     def prepare(self, device: str) -> None:
         """Build the walk along the curve."""
