@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TypeGuard
 
 import numpy as np
@@ -66,24 +66,19 @@ class MaskedCall:
     """An AttentionKernel over all tokens under a mask, for any number of query heads."""
 
     def __init__(self, exact: ExactKernel, w: Workload) -> None:
-        self._exact, self._workload = exact, w
-        self._kernels: dict[int, InPlaceKernel] = {}
+        self._kernel = cache(
+            lambda heads, kv_heads: masked_kernel(
+                exact, w.model_copy(update={"heads": heads, "kv_heads": kv_heads})
+            )
+        )
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and the log-sum-exp."""
-        return self._kernel(q, k).forward(q, k, v, keep_lse)
+        return self._kernel(q.shape[1], k.shape[1]).forward(q, k, v, keep_lse)
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k and v."""
-        return self._kernel(queries[1], keys[0]).backward(queries, keys)
-
-    def _kernel(self, q: Tensor, k: Tensor) -> InPlaceKernel:
-        heads, kv_heads = q.shape[1], k.shape[1]
-        if heads not in self._kernels:
-            shape = {"heads": heads, "kv_heads": kv_heads}
-            own = self._workload.model_copy(update=shape)
-            self._kernels[heads] = masked_kernel(self._exact, own)
-        return self._kernels[heads]
+        return self._kernel(queries[1].shape[1], keys[0].shape[1]).backward(queries, keys)
 
 
 def masked_kernel(exact: ExactKernel, w: Workload) -> InPlaceKernel:

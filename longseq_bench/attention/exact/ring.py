@@ -9,7 +9,7 @@ its rows each; in the backward also gradients of three blocks.
 RingKernel is this loop. The transfers and their buffers are in distributed/kv_exchange.py; the
 tiles of queries that see a block are in attention/tiles.py. On one rank the loop runs over chunks
 of the rank's own keys (`single_rank_tiles`). A step of decoding, which sends no keys, is in
-ring_decode.py; the ring in a module that FairScale shards in ring_fairscale.py.
+attention/cache.py; the ring in a module that FairScale shards in ring_fairscale.py.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N); a block of keys (B, Hk, M, D).
 """
@@ -135,10 +135,11 @@ class Ring(Attention):
     def __new__(cls, workload: Workload, group: Group, **options: Any) -> Ring:
         """Return the ring of the workload and its transport."""
         # here, because both modules import this one
-        from longseq_bench.attention.exact import ring_decode, ring_fairscale
+        from longseq_bench.attention import cache
+        from longseq_bench.attention.exact import ring_fairscale
 
         if workload.decode:
-            cls = ring_decode.DecodeRing
+            cls = cache.DecodeRing
         elif options.get("transport") == "fairscale" and group.size > 1:
             cls = ring_fairscale.FairscaleRing
         return super().__new__(cls)

@@ -9,6 +9,7 @@ Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, heads of this rank, al
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -21,8 +22,9 @@ from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import divisors
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.head_exchange import AllToAll, HeadExchange, HeadStage
-from longseq_bench.distributed.token_order import TokenOrder
+from longseq_bench.distributed.head_exchange import AllToAll, GatherScatter, HeadExchange, HeadStage
+from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import TokenOrder, even_span
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO
 
@@ -43,12 +45,10 @@ class UlyssesKernel:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp of this rank's heads."""
-        out, lse_of_stages = _empty_output(q, v), []
+        out, lse_of_stages = q.new_empty(*q.shape[:3], v.shape[3]), []
         to_heads = self.exchange.to_heads
         for q_heads, kv_heads in self.stages:
-            q_full, k_full, v_full = (
-                to_heads(q, q_heads), to_heads(k, kv_heads), to_heads(v, kv_heads),
-            )  # fmt: skip
+            q_full, k_full, v_full = to_heads(q, q_heads), *(to_heads(t, kv_heads) for t in (k, v))
             out_full, lse = self.inner.forward(q_full, k_full, v_full, keep_lse)
             del q_full, k_full, v_full
             self.exchange.to_tokens(out_full, out, q_heads)
@@ -64,16 +64,13 @@ class UlyssesKernel:
         to_heads = self.exchange.to_heads
         lse_of_stages = torch.split(lse, [q_heads.count for q_heads, _ in self.stages], 1)
         for (q_heads, kv_heads), stage_lse in zip(self.stages, lse_of_stages, strict=True):
-            grad_out_full, q_full, k_full, v_full, out_full = (
-                to_heads(grad_out, q_heads), to_heads(q, q_heads), to_heads(k, kv_heads),
-                to_heads(v, kv_heads), to_heads(out, q_heads),
-            )  # fmt: skip
-            queries_full = grad_out_full, q_full, out_full, stage_lse.contiguous()
-            grads_full = self.inner.backward(queries_full, (k_full, v_full))
-            del queries_full, grad_out_full, q_full, k_full, v_full, out_full
-            for full, grad, heads in zip(
-                grads_full, grads, (q_heads, kv_heads, kv_heads), strict=True
-            ):
+            grad_out_full, q_full = to_heads(grad_out, q_heads), to_heads(q, q_heads)
+            keys_full = to_heads(k, kv_heads), to_heads(v, kv_heads)
+            queries_full = grad_out_full, q_full, to_heads(out, q_heads), stage_lse.contiguous()
+            grads_full = self.inner.backward(queries_full, keys_full)
+            del queries_full, grad_out_full, q_full, keys_full
+            stage_heads = q_heads, kv_heads, kv_heads
+            for full, grad, heads in zip(grads_full, grads, stage_heads, strict=True):
                 self.exchange.to_tokens(full, grad, heads)
             del grads_full, full
         return grads
@@ -89,7 +86,7 @@ class SkippableKernel:
         """Return the inner kernel's output; if nothing is computed, q or zeros of its size."""
         if self._group.computes:
             return self._inner.forward(q, k, v, keep_lse)
-        out = q if q.shape[3] == v.shape[3] else _empty_output(q, v).zero_()
+        out = q if q.shape[3] == v.shape[3] else q.new_zeros(*q.shape[:3], v.shape[3])
         return out, q.new_zeros(q.shape[:3], dtype=torch.float32)
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
@@ -97,13 +94,6 @@ class SkippableKernel:
         if self._group.computes:
             return self._inner.backward(queries, keys)
         return queries[1], *keys
-
-
-def _empty_output(q: Tensor, v: Tensor) -> Tensor:
-    """Return memory for the output, (B, Hq, N, Dv)."""
-    if q.shape[3] == v.shape[3]:
-        return torch.empty_like(q)
-    return q.new_empty(*q.shape[:3], v.shape[3])
 
 
 def head_stages(w: Workload, ranks: int, stage_heads: int) -> list[tuple[HeadStage, HeadStage]]:
@@ -191,3 +181,67 @@ class Ulysses(Attention):
     @override
     def bytes_sent(self) -> int:
         return exchange_bytes(self.exchange, self.workload)
+
+
+@implementation("head-parallel")
+class HeadParallel(Attention):
+    """Exact attention, each rank for its heads of the whole sequence (arXiv 1909.08053).
+
+    Attention sends nothing: q, k and v come split by heads from a tensor-parallel projection. With
+    `sequence_parallel`, tokens are split outside of attention, gathered before it and scattered
+    after it (arXiv 2205.05198): memory between layers falls with the number of ranks, that of
+    attention does not.
+    """
+
+    takes_v_head_dim = True
+    summary = "heads split over ranks, each rank with the whole sequence (tensor parallel); exact"
+    many_ranks = True
+    takes_masks = True
+    overlaps = False
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        sequence_parallel: Annotated[
+            bool, "tokens are split outside: gather before attention, scatter after it (Megatron)"
+        ] = False,
+        kernel: KernelOption = AUTO,
+    ) -> None:
+        self.exact_name = kernel
+        self.sequence_parallel = sequence_parallel
+        check_heads(workload, group.size)
+        if sequence_parallel:
+            self.order = TokenOrder("contiguous", workload.seq_len, group.size)
+            self.exchange = GatherScatter(group, self.order.counts)
+        super().__init__(workload, group)
+
+    @override
+    def build_shard(self) -> Shard:
+        shard, w, group = super().build_shard(), self.workload, self.group
+        if self.sequence_parallel:
+            return shard
+        spans = (even_span(n, group.size, group.rank) for n in (w.heads, w.kv_heads))
+        heads, kv_heads = (range(*span) for span in spans)
+        return replace(shard, heads=heads, kv_heads=kv_heads)
+
+    def build_kernel(self) -> AttentionKernel:
+        """Return one kernel call; with sequence_parallel, between gather and scatter."""
+        w, size = self.workload, self.group.size
+        one_call = exact_call(self.exact, w)
+        if size == 1:
+            return one_call
+        kernel = SkippableKernel(one_call, self.group)
+        if not self.sequence_parallel:
+            return kernel
+        return UlyssesKernel(self.exchange, kernel, head_stages(w, size, w.kv_heads))
+
+    @override
+    def work_share(self) -> float:
+        # every rank computes all pairs of its heads
+        return 1 / self.group.size
+
+    @override
+    def bytes_sent(self) -> int:
+        return exchange_bytes(self.exchange, self.workload) if self.sequence_parallel else 0
