@@ -9,7 +9,7 @@ call, and the last few are kept.
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Literal, cast, overload
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.core.options import OptionSpec, fill, specs_of, unknown_option
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.modules.multihead import MultiheadBlockSparse, RecentCache, dtype_name
+from longseq_bench.modules.multihead import MultiheadBlockSparse, RecentCache, make_workload
 
 VARIANTS = {
     "base": "block-sparse",
@@ -32,21 +32,30 @@ VARIANTS = {
 """The implementation of each variant; a module has none."""
 
 RANK_OPTIONS = ("placement", "ranks_per_node", "exchange")
-CACHED_SHAPES = 4
 
 
 class SparseAttention:
     """attend(q, k, v) -> out: an implementation, prepared for the shapes of each call.
 
     attention: that of the last call or `prepare`, with facts(), measures() and multiplicity(); None
-    before.
+    before. With variant=distributed each rank of torch.distributed holds a shard of the tokens:
+
+        shard = attend.prepare(seq_len=131072, heads=8, head_dim=64)
+        own = torch.from_numpy(shard.queries)
+        out = attend(q[:, :, own], k[:, :, own], v[:, :, own])    # out[:, :, own] of one rank
+
+    Then every rank calls prepare, attend and backward, in the same order and with the same options.
+    Either the tensors of all ranks require gradients, or none do.
     """
 
     attention: Attention | None = None
 
-    def __init__(self, implementation: str, options: dict[str, Any], causal: bool) -> None:
+    def __init__(
+        self, implementation: str, options: dict[str, Any], causal: bool, distributed: bool
+    ) -> None:
         self._name, self._options, self._causal = implementation, options, causal
-        self._cache: RecentCache[Attention] = RecentCache(CACHED_SHAPES)
+        self._distributed, self._groups = distributed, dict[str, Group]()
+        self._cache: RecentCache[Attention] = RecentCache()
         self._learned: tuple[Tensor, ...] = ()
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -56,7 +65,13 @@ class SparseAttention:
             UserError: shapes do not match.
             UnsupportedError: the implementation cannot compute this.
         """
-        _check_tensors(q, k, v)
+        found = ", ".join(f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (q, k, v))
+        is_alike = q.dim() == k.dim() == 4 and q.shape[::2] == k.shape[::2] and k.shape == v.shape
+        if not is_alike or len({(t.dtype, t.device) for t in (q, k, v)}) > 1:
+            raise UserError(
+                "q must be (B, Hq, N, D), k and v (B, Hk, N, D), of one dtype on one device; got "
+                f"{found}"
+            )
         train = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *self._learned))
         attention = self._prepare(self._seq_len(q), q.shape, k.shape[1], q.dtype, q.device, train)
         q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
@@ -79,14 +94,9 @@ class SparseAttention:
         seq_len: tokens of all ranks together. kv_heads None: as many as heads. Returns the part of
         the tensors that this rank holds; one rank holds everything.
         """
-        sizes = {"seq_len": seq_len, "batch": batch, "heads": heads}
-        sizes |= {"kv_heads": kv_heads or heads, "head_dim": head_dim}
-        if min(sizes.values()) < 1 or heads % sizes["kv_heads"]:
-            found = ", ".join(f"{name}={size}" for name, size in sizes.items())
-            raise UserError(f"{found}: each must be at least 1, and kv_heads must divide heads")
         shape = (batch, heads, seq_len, head_dim)
         device = torch.device(device)
-        return self._prepare(seq_len, shape, sizes["kv_heads"], dtype, device, train).shard
+        return self._prepare(seq_len, shape, kv_heads or heads, dtype, device, train).shard
 
     @property
     def shard(self) -> Shard:
@@ -105,72 +115,13 @@ class SparseAttention:
         """
         return self._learned
 
-    def __getstate__(self) -> dict[str, Any]:
-        # a prepared attention belongs to a process
-        return {**vars(self), "attention": None}
-
     def _seq_len(self, q: Tensor) -> int:
         """Return the tokens of all ranks together."""
-        return q.shape[2]
-
-    def _group(self, device: torch.device) -> Group:
-        return Group.alone()
-
-    def _prepare(
-        self, seq_len: int, shape: Sequence[int], kv_heads: int, dtype: torch.dtype,
-        device: torch.device, train: bool,
-    ) -> Attention:  # fmt: skip
-        """Return the attention for `seq_len` tokens of all ranks; shape: of q on this rank."""
-        w = Workload(
-            seq_len=seq_len, batch=shape[0], heads=shape[1], kv_heads=kv_heads, head_dim=shape[3],
-            dtype=dtype_name(dtype), causal=self._causal, mode="train" if train else "forward",
-        )  # fmt: skip
-        self.attention = self._cache.get((w, device), lambda: self._build(w, device))
-        return self.attention
-
-    def _build(self, w: Workload, device: torch.device) -> Attention:
-        kind = IMPLEMENTATIONS.get(self._name)
-        if reason := kind.unavailable_reason(device.type):
-            raise UnsupportedError(f"{self._name} on {device.type}: {reason}")
-        attention: Any = kind(w, self._group(device), **self._options)
-        attention.prepare(device.type)
-        if matrices := getattr(attention, "matrices", ()):
-            self._learned = self._learned or tuple(m.detach().requires_grad_() for m in matrices)
-            learned, needed = ((len(m[0]), m[0].device) for m in (self._learned, matrices))
-            if learned != needed:
-                raise UserError(
-                    f"the learned scorer has head_dim {learned[0]} on {learned[1]}, the inputs "
-                    f"have {needed[0]} on {needed[1]}; create another attention for them"
-                )
-            attention.matrices = self._learned
-        return cast(Attention, attention)
-
-
-class DistributedAttention(SparseAttention):
-    """Sparse attention over all ranks of torch.distributed, each with its shard of the tokens.
-
-        shard = attend.prepare(seq_len=131072, heads=8, head_dim=64)
-        own = torch.from_numpy(shard.queries)
-        out = attend(q[:, :, own], k[:, :, own], v[:, :, own])    # out[:, :, own] of one rank
-
-    Every rank calls prepare, attend and backward, in the same order and with the same options.
-    Either the tensors of all ranks require gradients, or none do.
-    """
-
-    def __init__(self, implementation: str, options: dict[str, Any], causal: bool) -> None:
-        super().__init__(implementation, options, causal)
-        self._groups: dict[str, Group] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_groups": {}}
-
-    def _seq_len(self, q: Tensor) -> int:
+        if not self._distributed:
+            return q.shape[2]
         if self.attention is None:
-            raise UserError(
-                "call prepare(seq_len=...) first; seq_len is the total over all ranks, which can't "
-                "be inferred from one shard"
-            )
-        tokens, seq_len = len(self.attention.shard.queries), self.attention.workload.seq_len
+            raise UserError("call prepare(seq_len=...) first, with the tokens of all ranks")
+        tokens, seq_len = len(self.shard.queries), self.attention.workload.seq_len
         if q.shape[2] != tokens:
             raise UserError(
                 f"q has {q.shape[2]} tokens, but this rank holds {tokens} of {seq_len}; "
@@ -178,41 +129,51 @@ class DistributedAttention(SparseAttention):
             )
         return seq_len
 
-    def _group(self, device: torch.device) -> Group:
-        if device.type not in self._groups:
-            self._groups[device.type] = Group.world(device.type)
-        return self._groups[device.type]
+    def _group(self, device: str) -> Group:
+        if not self._distributed:
+            return Group.alone()
+        if device not in self._groups:
+            self._groups[device] = Group.world(device)
+        return self._groups[device]
 
+    def _prepare(
+        self,
+        seq_len: int,
+        shape: Sequence[int],
+        kv_heads: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        train: bool,
+    ) -> Attention:
+        """Return the attention for `seq_len` tokens of all ranks; shape: of q on this rank."""
+        batch, heads, _, head_dim = shape
+        sizes = {"seq_len": seq_len, "batch": batch, "heads": heads, "kv_heads": kv_heads}
+        mode = "train" if train else "forward"
+        w = make_workload(dtype, head_dim=head_dim, causal=self._causal, mode=mode, **sizes)
+        self.attention = self._cache.get((w, device), lambda: self._build(w, device))
+        return self.attention
 
-@overload
-def create_block_sparse_attention(
-    variant: Literal["base", "adaptive", "distributed"] = "base",
-    *,
-    sparsity: float = 0.9,
-    **options: Any,
-) -> SparseAttention: ...
-
-
-@overload
-def create_block_sparse_attention(
-    variant: Literal["multihead"], *, sparsity: float = 0.9, **options: Any
-) -> MultiheadBlockSparse: ...
-
-
-@overload
-def create_block_sparse_attention(
-    variant: str, *, sparsity: float = 0.9, **options: Any
-) -> SparseAttention | MultiheadBlockSparse: ...
+    def _build(self, w: Workload, device: torch.device) -> Attention:
+        kind = IMPLEMENTATIONS.get(self._name)
+        if reason := kind.unavailable_reason(device.type):
+            raise UnsupportedError(f"{self._name} on {device.type}: {reason}")
+        attention: Any = kind(w, self._group(device.type), **self._options)
+        attention.prepare(device.type)
+        if matrices := getattr(attention, "matrices", ()):
+            self._learned = self._learned or tuple(m.detach().requires_grad_() for m in matrices)
+            attention.matrices = self._learned
+        built: Attention = attention
+        return built
 
 
 def create_block_sparse_attention(
     variant: str = "base", *, sparsity: float = 0.9, **options: Any
-) -> SparseAttention | MultiheadBlockSparse:
+) -> Any:
     """Return block-sparse attention of a variant.
 
     base         attend(q, k, v) -> out, tensors (B, H, N, D); options of `block-sparse`
     adaptive     the same, key blocks chosen by their scores; options of `block-sparse-adaptive`
-    distributed  the same over the ranks of an initialised torch.distributed: DistributedAttention
+    distributed  the same over the ranks of an initialised torch.distributed
     multihead    a module in place of torch.nn.MultiheadAttention: MultiheadBlockSparse; embed_dim
                  and num_heads are needed
 
@@ -233,8 +194,6 @@ def create_block_sparse_attention(
         for name in options:
             if name not in known:
                 raise unknown_option(name, known, owner)
-        if missing := [name for name in ("embed_dim", "num_heads") if name not in options]:
-            raise UserError(f"{owner} needs {' and '.join(missing)}")
         return MultiheadBlockSparse(**options)
     for name in RANK_OPTIONS:
         if name in options and not distributed:
@@ -246,26 +205,9 @@ def create_block_sparse_attention(
     # refuse impossible options here, not in the first call; no whole number exceeds this length
     seq_len = max([1, *(value for value in options.values() if isinstance(value, int))])
     kind(Workload(seq_len=seq_len, causal=causal), Group.alone(), **options)
-    if not distributed:
-        return SparseAttention(VARIANTS[variant], options, causal)
-    if not (dist.is_available() and dist.is_initialized()):
+    if distributed and not (dist.is_available() and dist.is_initialized()):
         raise UserError(
             "variant=distributed runs on the ranks of torch.distributed: call "
             "torch.distributed.init_process_group on every rank first"
         )
-    return DistributedAttention(VARIANTS[variant], options, causal)
-
-
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    shapes = ", ".join(str(tuple(t.shape)) for t in (q, k, v))
-    matches = q.dim() == 4 and k.shape == v.shape and q.shape[0] == k.shape[0]
-    matches = matches and q.shape[2:] == k.shape[2:] and bool(q.numel() and k.numel())
-    if not matches or q.shape[1] % k.shape[1]:
-        raise UserError(
-            "q must be (B, Hq, N, D), k and v (B, Hk, N, D), none empty, Hk a divisor of Hq; "
-            f"got {shapes}"
-        )
-    kinds = {(t.dtype, t.device) for t in (q, k, v)}
-    if len(kinds) > 1:
-        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise UserError(f"q, k and v need the same dtype and device; got {found}")
+    return SparseAttention(VARIANTS[variant], options, causal, distributed)

@@ -17,11 +17,12 @@ from typing import Annotated, Any, Generic, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from longseq_bench.attention.sparse.block_sparse import BlockSparse, PatternName
 from longseq_bench.core.errors import UnsupportedError, UserError
-from longseq_bench.core.model import DTYPE_BYTES, DType, Workload
+from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel, SplitKernel, Triple, attend
@@ -31,36 +32,36 @@ from longseq_bench.patterns.spans import Spans, spans_of
 
 T = TypeVar("T")
 Padded = NDArray[np.bool_]
-CACHED_LAYOUTS = 4
-"""Sequence lengths whose layouts a module keeps."""
+CACHED = 4
+"""Shapes whose layouts are kept."""
 
 
 class RecentCache(Generic[T]):
     """A cache of the most recently used values. A copy or a pickle of it starts empty."""
 
-    def __init__(self, size: int = CACHED_LAYOUTS) -> None:
-        self._size = size
+    def __init__(self) -> None:
         self._values: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, key: Hashable, build: Callable[[], T]) -> T:
         """Return the value of a key; build it if it is not in the cache."""
         if key not in self._values:
             self._values[key] = build()
-            if len(self._values) > self._size:
+            if len(self._values) > CACHED:
                 self._values.popitem(last=False)
         self._values.move_to_end(key)
         return self._values[key]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_size": self._size, "_values": OrderedDict()}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RecentCache, ()
 
 
-def dtype_name(dtype: torch.dtype) -> DType:
-    """Return the name of a dtype. Raises UnsupportedError for one without a kernel."""
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPE_BYTES:
-        raise UnsupportedError(f"dtype {name} is not supported; use {', '.join(DTYPE_BYTES)}")
-    return name
+def make_workload(dtype: torch.dtype, **fields: Any) -> Workload:
+    """Return a workload. Raises UserError for impossible values, and a dtype without a kernel."""
+    try:
+        return Workload(dtype=str(dtype).removeprefix("torch."), **fields)
+    except ValidationError as error:
+        wrong = (f"{' '.join(map(str, e['loc']))} {e['input']}: {e['msg']}" for e in error.errors())
+        raise UserError("; ".join(wrong)) from None
 
 
 class MultiheadBlockSparse(nn.Module):
@@ -103,7 +104,12 @@ class MultiheadBlockSparse(nn.Module):
             UserError: a value is impossible.
         """
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        _check_heads(embed_dim, num_heads, kv_heads)
+        sizes = embed_dim, num_heads, kv_heads
+        if min(sizes) < 1 or embed_dim % num_heads or num_heads % kv_heads:
+            raise UserError(
+                "num_heads must divide embed_dim, and num_kv_heads num_heads; got "
+                f"embed_dim={embed_dim}, num_heads={num_heads}, num_kv_heads={kv_heads}"
+            )
         if dropout:
             raise UserError(f"dropout={dropout:g} is not supported (no attention weights); use 0")
         check_lengths(1, block)
@@ -113,11 +119,9 @@ class MultiheadBlockSparse(nn.Module):
         self.dropout, self.kernel = 0.0, kernel
         # if this were True, torch's encoder layer would call its own dense kernel instead
         self._qkv_same_embed_dim = False
-        self._options: dict[str, Any] = {
-            "pattern": pattern, "sparsity": sparsity, "block": block, "globals": globals,
-            "window": window, "seed": seed, "kernel": kernel,
-        }  # fmt: skip
-        self._build(max(block, globals or 0), "float32")  # raises for impossible options
+        self._options: dict[str, Any] = {"pattern": pattern, "sparsity": sparsity, "block": block}
+        self._options |= {"globals": globals, "window": window, "seed": seed, "kernel": kernel}
+        self._build(max(block, globals or 0), torch.float32)  # raises for impossible options
         self._layouts: RecentCache[BlockSparse] = RecentCache()
         self.ran: dict[str, Any] = {}
         self._make_parameters(bias, {"device": device, "dtype": dtype})
@@ -140,12 +144,24 @@ class MultiheadBlockSparse(nn.Module):
         average_attn_weights has no effect.
 
         Raises:
-            UserError: shapes do not match.
-            UnsupportedError: need_weights, attn_mask, keys of another length, or a dtype without a
-                kernel.
+            UserError: shapes do not match, or there is no kernel for the dtype.
+            UnsupportedError: need_weights, attn_mask, or is_causal without `causal`.
         """
-        self._refuse(need_weights, attn_mask, is_causal)
-        self._check_shapes(query, key, value)
+        refused = {
+            "need_weights=True: attention weights are never computed": need_weights,
+            "attn_mask: the pattern is the mask; use key_padding_mask": attn_mask is not None,
+            "is_causal=True: it was created with causal=False": is_causal and not self.causal,
+        }
+        for reason, is_given in refused.items():
+            if is_given:
+                raise UnsupportedError(f"not supported: {reason}")
+        shapes = [tuple(t.shape) for t in (query, key, value)]
+        is_known = query.dim() in (2, 3) and query.shape[-1] == self.embed_dim and query.numel()
+        if not is_known or len({*shapes}) > 1:
+            raise UserError(
+                f"query, key and value need one shape with E={self.embed_dim} and tokens (this is "
+                f"self-attention); got {', '.join(map(str, shapes))}"
+            )
         inputs = [self._batch_first(t) for t in (query, key, value)]
         q, k, v = self._project(inputs)
         padded = _padded_keys(key_padding_mask, query.dim() == 2, inputs[1])
@@ -177,34 +193,6 @@ class MultiheadBlockSparse(nn.Module):
         if bias:
             nn.init.zeros_(self.out_proj.bias)
 
-    def _refuse(self, need_weights: bool, attn_mask: Tensor | None, is_causal: bool) -> None:
-        if need_weights:
-            raise UnsupportedError(
-                "need_weights=True is not supported: attention weights are never computed; "
-                "need_weights=False returns (output, None)"
-            )
-        if attn_mask is not None:
-            raise UnsupportedError(
-                "attn_mask is not supported: the pattern is the mask; to exclude keys use "
-                "key_padding_mask"
-            )
-        if is_causal and not self.causal:
-            raise UserError("is_causal=True, but the module was created with causal=False")
-
-    def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        shapes = [tuple(t.shape) for t in (query, key, value)]
-        if query.dim() not in (2, 3) or any(s[-1:] != (self.embed_dim,) for s in shapes):
-            expected = "(B, N, E)" if self.batch_first else "(N, B, E)"
-            found = ", ".join(map(str, shapes))
-            raise UserError(f"query, key, value {found} are not {expected} with E={self.embed_dim}")
-        if len({*shapes}) > 1:
-            raise UnsupportedError(
-                f"query, key and value have different shapes {', '.join(map(str, shapes))}; "
-                "only self-attention is supported"
-            )
-        if not query.numel():
-            raise UserError(f"query {shapes[0]} is empty")
-
     def _batch_first(self, t: Tensor) -> Tensor:
         if t.dim() == 2:
             return t.unsqueeze(0)
@@ -221,12 +209,10 @@ class MultiheadBlockSparse(nn.Module):
         )
         return q, k, v
 
-    def _build(self, seq_len: int, dtype: DType, device: str = "") -> BlockSparse:
+    def _build(self, seq_len: int, dtype: torch.dtype, device: str = "") -> BlockSparse:
         """Return the attention; with a device prepared for it."""
-        w = Workload(
-            seq_len=seq_len, heads=self.num_heads, kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim, dtype=dtype, causal=self.causal, mode="train",
-        )  # fmt: skip
+        heads = {"heads": self.num_heads, "kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
+        w = make_workload(dtype, seq_len=seq_len, causal=self.causal, mode="train", **heads)
         attention = BlockSparse(w, Group.alone(), **self._options)
         if device:
             attention.prepare(device)
@@ -236,16 +222,16 @@ class MultiheadBlockSparse(nn.Module):
         self, q: Tensor, padded: Padded | None
     ) -> tuple[AttentionKernel, Padded | None]:
         """Return the kernel of all rows, and the queries (B, N) that see no key, if any."""
-        dtype = dtype_name(q.dtype)
         if padded is not None and self.kernel in sparse_selection.FLEX:
             raise UnsupportedError(f"kernel={self.kernel} does not support padding; use auto")
         tokens = q.shape[2]
         attention = self._layouts.get(
-            (tokens, dtype, q.device), lambda: self._build(tokens, dtype, q.device.type)
+            (tokens, q.dtype, q.device), lambda: self._build(tokens, q.dtype, q.device.type)
         )
         self.ran = attention.facts()
         if padded is None:
             return attention.build_kernel(), None
+        dtype = attention.workload.dtype
         name, _ = sparse_selection.choose(self.kernel, q.device.type, dtype, "spans", q.shape[-1])
         self.ran["kernel_of_padded"] = "torch (spans)" if name == "torch" else name
         span_kernel = sparse_selection.span_kernel(name)
@@ -265,17 +251,6 @@ class MultiheadBlockSparse(nn.Module):
         return SplitKernel(kernels), without_keys if without_keys.any() else None
 
 
-def _check_heads(embed_dim: int, heads: int, kv_heads: int) -> None:
-    if min(embed_dim, heads, kv_heads) < 1:
-        raise UserError(
-            f"embed_dim={embed_dim}, num_heads={heads}, num_kv_heads={kv_heads}: each must be >= 1"
-        )
-    if embed_dim % heads:
-        raise UserError(f"embed_dim={embed_dim} is not divisible by num_heads={heads}")
-    if heads % kv_heads:
-        raise UserError(f"num_heads={heads} is not divisible by num_kv_heads={kv_heads}")
-
-
 def _padded_keys(mask: Tensor | None, unbatched: bool, keys: Tensor) -> Padded | None:
     """Return the keys to ignore, (B, N); None if there are none. Synchronises with the device."""
     if mask is None:
@@ -284,14 +259,10 @@ def _padded_keys(mask: Tensor | None, unbatched: bool, keys: Tensor) -> Padded |
     if mask.shape != keys.shape[:2]:
         expected = tuple(keys.shape[:2])
         raise UserError(f"key_padding_mask {tuple(mask.shape)} is not (B, N) = {expected}")
-    if mask.is_floating_point():
-        ignored = mask == -math.inf
-        if not bool((ignored | (mask == 0)).all()):
-            raise UnsupportedError("a key_padding_mask of floats may contain 0 and -inf only")
-        mask = ignored
-    if mask.dtype != torch.bool:
-        raise UserError(f"key_padding_mask must be bool (True: ignored), not {mask.dtype}")
-    padded: Padded = mask.detach().cpu().numpy()
+    ignored = mask if mask.dtype == torch.bool else mask == -math.inf
+    if mask.dtype != torch.bool and not bool((ignored | (mask == 0)).all()):
+        raise UserError("key_padding_mask must be bool (True: ignored), or floats 0 and -inf")
+    padded: Padded = ignored.detach().cpu().numpy()
     return padded if padded.any() else None
 
 
