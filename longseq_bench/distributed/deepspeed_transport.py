@@ -36,7 +36,7 @@ class DeepspeedRing(RingExchange):
 
         if not self.group.traffic.communicates:
             return Pending()
-        self.group.count(*sent)
+        self.group.count(sum(t.nbytes for t in sent))
         size, rank = self.group.size, self.group.rank
         sends = [(deepspeed.comm.send, tensor, (rank + hops) % size) for tensor in sent]
         receives = [(deepspeed.comm.recv, tensor, (rank - hops) % size) for tensor in received]

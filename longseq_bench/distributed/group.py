@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -85,12 +85,10 @@ class Group:
 
         On CUDA the control messages have a gloo group of their own.
         """
-        control = (
-            dist.group.WORLD
-            if device == "cpu"
-            else dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
-        )
         rank, size, everyone = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
+        control = everyone
+        if device != "cpu":
+            control = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
         made = {tuple(range(size)): everyone}
         return cls(rank, size, (), everyone, control, communicators=made)
 
@@ -109,10 +107,13 @@ class Group:
                 if len(ranks) > 1 and ranks not in self.communicators:
                     handle = dist.new_group(list(ranks), timeout=GROUP_TIMEOUT)
                     self.communicators[ranks] = handle
-        return Group(
-            own_ranks.index(self.rank), len(own_ranks), own_ranks,
-            self.communicators.get(own_ranks), self.control, self.traffic, self.communicators,
-        )  # fmt: skip
+        return replace(
+            self,
+            rank=own_ranks.index(self.rank),
+            size=len(own_ranks),
+            ranks=own_ranks,
+            data=self.communicators.get(own_ranks),
+        )
 
     @contextmanager
     def only(self, *, compute: bool = True, communicate: bool = True) -> Iterator[None]:
@@ -137,11 +138,7 @@ class Group:
 
         Tensors are contiguous, and none is both sent and received.
         """
-        if self.size == 1 or not self.traffic.communicates:
-            return Pending()
-        self.count(*send)
-        self._note_peers(to)
-        if is_meta():
+        if not self._sends(sum(t.nbytes for t in send), to) or is_meta():
             return Pending()
         ops = [dist.P2POp(dist.isend, t, self._peer(to), self.data) for t in send]
         ops += [dist.P2POp(dist.irecv, t, self._peer(source), self.data) for t in receive]
@@ -149,11 +146,10 @@ class Group:
 
     def all_gather(self, out: Tensor, own: Tensor) -> Pending:
         """Start filling `out` (size, *own.shape) with every rank's `own`."""
-        if self.size == 1 or not self.traffic.communicates:
+        # NCCL's own gather and scatter send to the next rank
+        if not self._sends((self.size - 1) * own.nbytes, (self.rank + 1) % self.size):
             out[self.rank].copy_(own)
             return Pending()
-        self._add((self.size - 1) * own.nbytes)
-        self._note_peers((self.rank + 1) % self.size)
         if is_meta():
             return Pending(kept_alive=own)
         if device_kind(out) == "cpu":
@@ -167,11 +163,9 @@ class Group:
 
         parts: (size, *out.shape).
         """
-        if self.size == 1 or not self.traffic.communicates:
+        if not self._sends((self.size - 1) * out.nbytes, (self.rank + 1) % self.size):
             out.copy_(parts[self.rank])
             return Pending()
-        self._add((self.size - 1) * out.nbytes)
-        self._note_peers((self.rank + 1) % self.size)
         if is_meta():
             return Pending()
         joined = parts.flatten(0, 1)
@@ -188,14 +182,11 @@ class Group:
 
         Sizes are those of the parts along dimension 0; None: equal parts.
         """
-        if self.size == 1 or not self.traffic.communicates:
+        own = sent_sizes[self.rank] if sent_sizes else sent.shape[0] // self.size
+        if not self._sends((sent.shape[0] - own) * sent[:1].nbytes, *range(self.size)):
             if out.shape == sent.shape:
                 out.copy_(sent)
             return Pending()
-        own = sent_sizes[self.rank] if sent_sizes else sent.shape[0] // self.size
-        row = sent[:1].nbytes if sent.shape[0] else 0
-        self._add((sent.shape[0] - own) * row)
-        self._note_peers(*range(self.size))
         if is_meta():
             return Pending(kept_alive=sent)
         if device_kind(out) == "cpu":
@@ -216,19 +207,18 @@ class Group:
         ops += [dist.P2POp(dist.irecv, out[r], self._peer(r), self.data) for r in others]
         return Pending(dist.batch_isend_irecv(ops))
 
-    def count(self, *sent: Tensor) -> None:
-        """Count tensors as sent, for transports that don't send through this class."""
-        self._add(sum(t.nbytes for t in sent))
+    def _sends(self, nbytes: int, *peers: int) -> bool:
+        """Count bytes as sent to ranks of this group; False if nothing is sent now."""
+        if self.size == 1 or not self.traffic.communicates:
+            return False
+        self.count(nbytes)
+        self.traffic.peers.setdefault(self.ranks, set()).update({*peers} - {self.rank})
+        return True
 
-    def _add(self, sent: int) -> None:
-        self.traffic.bytes_sent += sent
+    def count(self, nbytes: int) -> None:
+        """Count bytes as sent, for transports that don't send through this class."""
+        self.traffic.bytes_sent += nbytes
         self.traffic.transfers += 1
-
-    def _note_peers(self, *ranks: int) -> None:
-        """Add ranks of this group to the peers. NCCL's own gather and scatter send to the next."""
-        known = self.traffic.peers.setdefault(self.ranks, set())
-        if len(known) < self.size - 1:
-            known.update(rank for rank in ranks if rank != self.rank)
 
     # ---- control, not counted ------------------------------------------------------------------
 

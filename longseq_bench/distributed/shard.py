@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -10,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.model import Workload
+from longseq_bench.core.ranks import longseq_wait_for_peers
 from longseq_bench.distributed.group import Group
 from longseq_bench.patterns.visible_keys import every_position
 
@@ -75,14 +76,10 @@ class RankShard:
 
 def gather_shards(group: Group, shard: Shard) -> tuple[list[RankShard], list[RankShard]]:
     """Return the parts of q, and of k and v, on every rank. All ranks must call it."""
-    spans = [(s.start, s.stop, s.step) for s in (shard.batch, shard.heads, shard.kv_heads)]
-    queries, keys = [], []
-    own = spans, fingerprint(shard.queries), fingerprint(shard.keys)
-    for ranges, of_queries, of_keys in all_gather(group, own):
-        batch, heads, kv_heads = (range(*span) for span in ranges)
-        queries.append(RankShard(batch, heads, _modulo(of_queries)))
-        keys.append(RankShard(batch, kv_heads, _modulo(of_keys)))
-    return queries, keys
+    of_queries = RankShard(shard.batch, shard.heads, fingerprint(shard.queries))
+    of_keys = RankShard(shard.batch, shard.kv_heads, fingerprint(shard.keys))
+    every = all_gather(group, (of_queries, of_keys))
+    return [queries for queries, _ in every], [keys for _, keys in every]
 
 
 def is_owner(shards: Sequence[RankShard], rank: int, b: int, head: int) -> bool:
@@ -100,7 +97,7 @@ def find_gap(w: Workload, queries: Sequence[RankShard], keys: Sequence[RankShard
     for name, shards, heads, complete in (of_queries, of_keys):
         for b, head in product(range(w.batch), range(heads)):
             token_sets = {shard.tokens for shard in shards if shard.has(b, head)}
-            if _modulo([sum(n) for n in zip(*token_sets, strict=True)] or [0, 0, 0]) != complete:
+            if tuple(sum(n) % 2**64 for n in zip((0,) * 3, *token_sets, strict=True)) != complete:
                 where = f"row {b} of the batch, head {head}"
                 return f"the shards of {name} do not cover every token once ({where})"
     return None
@@ -109,7 +106,7 @@ def find_gap(w: Workload, queries: Sequence[RankShard], keys: Sequence[RankShard
 def fingerprint(positions: Positions) -> Fingerprint:
     """Return three numbers that identify a set of positions."""
     total, squares = int(positions.sum()), int(np.dot(positions, positions))
-    return _modulo([len(positions), total, squares])
+    return len(positions), total % 2**64, squares % 2**64
 
 
 def find_rows(positions: Positions, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,14 +127,12 @@ def find_rows(positions: Positions, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def all_gather(group: Group, own: Any) -> list[Any]:
-    """Return every rank's `own`, something small that JSON can express."""
+    """Return every rank's `own`, something small that can be pickled."""
     if group.size == 1:
         return [own]
-    text = json.dumps(own).encode()
-    width = int(group.all_max(len(text))[0])
-    every = torch.zeros(group.size, width, dtype=torch.uint8)
-    every[group.rank] = torch.tensor(list(text.ljust(width)), dtype=torch.uint8)
-    return [json.loads(bytes(row)) for row in group.all_sum(every).tolist()]
+    every = [None] * group.size
+    longseq_wait_for_peers(dist.all_gather_object, every, own, group=group.control)
+    return every
 
 
 def all_reduce_max(group: Group, own: Tensor) -> Tensor:
@@ -146,8 +141,3 @@ def all_reduce_max(group: Group, own: Tensor) -> Tensor:
         return own
     agreed = group.all_max(*own.flatten().tolist())
     return torch.tensor(agreed, dtype=own.dtype).view(own.shape)
-
-
-def _modulo(numbers: Sequence[int]) -> Fingerprint:
-    count, total, squares = (n % 2**64 for n in numbers)
-    return count, total, squares

@@ -85,9 +85,10 @@ class TokenOrder:
 
     @cached_property
     def hops(self) -> int:
-        """How many ranks ahead of its owner, round a ring, a key is still seen; 0: on none.
+        """Largest distance, in ranks round a ring, from a key's owner to a rank that sees it.
 
-        The keys that a run of queries sees are one interval, so its ends tell.
+        0: no other rank sees it. The keys that a run of queries sees are an interval, which the
+        first and the last query give.
         """
         if self.visible is None:
             return self.ranks - 1
