@@ -24,34 +24,19 @@ SCHEMA = 1
 """Schema version of the documents that --json prints; records have their own."""
 
 
-def rows(records: Iterable[Record]) -> pandas.DataFrame:
-    """Return `sweep_rows` as a DataFrame; values that were not measured are NaN."""
-    return _frame(sweep_rows(records), SweepRow)
+def rows(records: Iterable[Record], baseline: str | None = None) -> pandas.DataFrame:
+    """Return `sweep_rows` as a DataFrame; values that were not measured are NaN.
+
+    baseline: adds a column `speed`, the baseline's time over the row's, as `speeds` computes it.
+    """
+    table = sweep_rows(records)
+    frame = _frame(table, SweepRow)
+    return frame.assign(speed=speeds(table, baseline)) if baseline else frame
 
 
 def maxima(records: Iterable[Record]) -> pandas.DataFrame:
     """Return `search_rows` as a DataFrame; unknown values are NaN."""
     return _frame(search_rows(records), SearchRow)
-
-
-def relative(frame: pandas.DataFrame, baseline: str) -> pandas.DataFrame:
-    """Return the frame of `rows` with a column `speed`, as `speeds` computes it."""
-    import pandas
-
-    speed = pandas.Series(speeds(rows_of_frame(frame), baseline), index=frame.index, dtype=float)
-    return frame.assign(speed=speed)
-
-
-def rows_of_frame(frame: pandas.DataFrame) -> list[SweepRow]:
-    """Return the rows of a DataFrame made by `rows`, with None for missing values.
-
-    A column that was dropped is None in every row.
-    """
-    names = fields_of(SweepRow)
-    return [
-        SweepRow(**{name: _none_if_nan(values.get(name)) for name in names})
-        for values in frame.to_dict("records")
-    ]
 
 
 def sweep_json(records: Iterable[Record]) -> dict[str, Any]:
@@ -94,7 +79,3 @@ def _frame(table: Sequence[Row], row_type: type) -> pandas.DataFrame:
 
     names = [field.name for field in fields_of(row_type).values() if field.in_frame]
     return pandas.DataFrame(map(attrgetter(*names), table), columns=names)
-
-
-def _none_if_nan(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -3,9 +3,8 @@
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
 
 from longseq_bench.analysis.row import R, Row, ranks_mark
 from longseq_bench.analysis.runs import group_by
@@ -17,8 +16,6 @@ from longseq_bench.core.units import format_tokens
 
 FILE_HASH = "file_hash"
 """The hash of an own function's file among the options of a label."""
-
-KEEP_WORDS = {"inputs": "recomputed", "nothing": "in place"}
 
 Settings = Trial | Row
 """The implementation, its options and the other settings that a label names."""
@@ -34,11 +31,17 @@ def find_labels(settings: Iterable[Settings]) -> Labels:
     A missing option is not a difference: the version of longseq that ran did not have it.
     """
     distinct = {settings_key(one): one for one in settings}
-    values: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for one in distinct.values():
-        for name, value in named_options(one).items():
-            values[one.implementation, name].add(option_text(value))
-    return {key: _label(one, values) for key, one in distinct.items()}
+    by_name = group_by(distinct.values(), lambda one: one.implementation)
+    differing = {name: _find_differing(some) for name, some in by_name.items()}
+    labels = {}
+    for key, one in distinct.items():
+        shown = (
+            f"{option}={option_text(value)}"
+            for option, value in named_options(one).items()
+            if option in differing[one.implementation]
+        )
+        labels[key] = " ".join([one.implementation, *shown]) + settings_suffix(one)
+    return labels
 
 
 def set_labels(rows: Iterable[R], labels: Labels) -> list[R]:
@@ -60,20 +63,18 @@ def _names(settings: Settings) -> set[str]:
 
 def settings_suffix(settings: Settings) -> str:
     """Return the settings that make figures incomparable as a suffix: " (fit only)"."""
-    words = []
-    if settings.fit_only:
-        words.append("fit only")
-    if settings.keep != "all":
-        words.append(KEEP_WORDS[settings.keep])
-    if settings.allocator == "expandable":
-        words.append("expandable segments")
-    if settings.allocator == "fresh":
-        words.append("fresh memory")
-    if settings.options.get("offload", "none") != "none":
-        words.append("offloaded")
-    if settings.requested_dense_kernel is not None:
-        words.append(f"against {settings.requested_dense_kernel}")
-    return f" ({', '.join(words)})" if words else ""
+    dense = settings.requested_dense_kernel
+    words = {
+        "fit only": settings.fit_only,
+        "recomputed": settings.keep == "inputs",
+        "in place": settings.keep == "nothing",
+        "expandable segments": settings.allocator == "expandable",
+        "fresh memory": settings.allocator == "fresh",
+        "offloaded": settings.options.get("offload", "none") != "none",
+        f"against {dense}": dense is not None,
+    }
+    named = ", ".join(word for word, applies in words.items() if applies)
+    return f" ({named})" if named else ""
 
 
 def settings_key(settings: Settings) -> Hashable:
@@ -141,16 +142,6 @@ def _speed(row: SweepRow, times: Mapping[int, float]) -> float | None:
     return times.get(row.world_size, times[min(times)]) / row.time_s
 
 
-def _label(settings: Settings, values: Mapping[tuple[str, str], set[str]]) -> str:
-    name = settings.implementation
-    differing = (
-        f"{option}={option_text(value)}"
-        for option, value in named_options(settings).items()
-        if len(values[name, option]) > 1
-    )
-    return " ".join([name, *differing]) + settings_suffix(settings)
-
-
 def option_text(value: OptionValue) -> str:
     """Return the value of an option as it is written in labels for programs and in configs."""
     if type(value) is int:  # the most frequent type; JSON gives plain integers
@@ -174,7 +165,7 @@ _TEMPLATES = {
 }
 """Texts of options whose values are words; the others are "full queries"."""
 _ALIASES: dict[str, str] = {dtype: alias for alias, dtype in DTYPE_ALIASES.items()}
-_ALWAYS = "", "sparsity"
+_ALWAYS = {"", "sparsity"}
 """Words that no label leaves out: the name, and the share that is skipped."""
 
 Words = dict[str, str]
@@ -206,36 +197,23 @@ def index_short_labels(settings: Sequence[Settings]) -> Labels:
 def _fit(
     key: Hashable, words: Mapping[Hashable, Words], distinct: Mapping[Hashable, Settings], room: int
 ) -> str:
-    """Return a label that fits the room and that no other settings match; else the whole label."""
-    suffix = settings_suffix(distinct[key])
-    whole, optional = _join(words[key], distinct[key]), _find_optional(words[key])
-    if len(whole) <= room or len(distinct) > MAX_FITTED:
-        return whole
-    shortest = {name: text for name, text in words[key].items() if name not in optional}
-    if len(_join(shortest, distinct[key])) > room:
-        return whole
+    """Return a label without its longest options, as far as it must be and stays unique."""
+    kept, suffix = words[key], settings_suffix(distinct[key])
+    label = _join(kept, distinct[key])
+    if len(label) <= room or len(distinct) > MAX_FITTED:
+        return label
     others = [w for k, w in words.items() if k != key and settings_suffix(distinct[k]) == suffix]
-    for some in _leave_out(words[key], optional):
-        text = _join(some, distinct[key])
-        if len(text) <= room and not any(some.items() <= other.items() for other in others):
-            return text
-    return whole
+    for name in sorted(kept.keys() - _ALWAYS, key=lambda name: (-len(kept[name]), name)):
+        fewer = {n: text for n, text in kept.items() if n != name}
+        if not any(fewer.items() <= other.items() for other in others):
+            kept, label = fewer, _join(fewer, distinct[key])
+        if len(label) <= room:
+            break
+    return label
 
 
 def _join(words: Words, settings: Settings) -> str:
     return " ".join(filter(None, words.values())) + settings_suffix(settings)
-
-
-def _find_optional(words: Words) -> list[str]:
-    """Return the names of the words that a label may leave out, the longest words first."""
-    return sorted(set(words) - {*_ALWAYS}, key=lambda name: (-len(words[name]), name))[:8]
-
-
-def _leave_out(words: Words, optional: Sequence[str]) -> Iterator[Words]:
-    """Yield the words without some options: first one, then two, the longest ones first."""
-    for count in range(1, len(optional) + 1):
-        for names in combinations(optional, count):
-            yield {name: text for name, text in words.items() if name not in names}
 
 
 def _find_words(distinct: Mapping[Hashable, Settings]) -> dict[Hashable, Words]:

@@ -6,10 +6,10 @@ help and merge rule. Tables, filters, JSON documents and data frames read them w
 
 import dataclasses
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
-from typing import Any, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from longseq_bench.core.model import (
     Allocator,
@@ -42,9 +42,12 @@ Document = Literal["sweep", "search", "density"]
 
 ALL_JSON: tuple[Document, ...] = ("sweep", "search", "density")
 NO_JSON: tuple[Document, ...] = ()
+SWEEP: tuple[Document, ...] = ("sweep",)
+DENSITY: tuple[Document, ...] = ("density",)
+SEARCHES: tuple[Document, ...] = ("search", "density")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Field:
     """The declaration of one field of a row.
 
@@ -54,7 +57,6 @@ class Field:
     choices: allowed words of a Literal; empty for free text and numbers.
     """
 
-    name: str
     heading: str
     kind: Kind
     help: str
@@ -62,33 +64,41 @@ class Field:
     measurement: str
     json: Collection[Document]
     in_frame: bool
-    choices: tuple[str, ...]
+    name: str = ""
+    choices: tuple[str, ...] = ()
 
 
 def declare(
-    heading: str, kind: Kind, help: str, merge: Merge = "derived", *, measurement: str = "",
-    json: Collection[Document] = ALL_JSON, in_frame: bool = True,
-    default: Any = dataclasses.MISSING,
-) -> Any:  # fmt: skip
+    heading: str,
+    kind: Kind,
+    help: str,
+    merge: Merge = "derived",
+    *,
+    measurement: str = "",
+    json: Collection[Document] = ALL_JSON,
+    in_frame: bool = True,
+    default: Any = None,
+) -> Any:
     """Declare a field of a row dataclass; the arguments are those of Field.
 
-    measurement defaults to the name of the field where the merge rule needs one.
-    default: value of rows built without this field; a field without a default is required.
+    measurement: default: the name of the field without its unit.
+    default: value of rows built without this field. Fields of rules same, worst and search, which
+    need no measurement, are required.
     """
-    declaration = (heading, kind, help, merge, measurement, tuple(json), in_frame)
-    return dataclasses.field(default=default, metadata={"declaration": declaration})
+    field = Field(heading, kind, help, merge, measurement, json, in_frame)
+    if merge in ("same", "worst", "search"):
+        return dataclasses.field(metadata={"field": field})
+    return dataclasses.field(default=default, metadata={"field": field})
 
 
 @cache
 def fields_of(row_type: type) -> dict[str, Field]:
     """Return the declarations of a row class by field name, in order of declaration."""
     fields, types = {}, get_type_hints(row_type)
-    for one in dataclasses.fields(row_type):
-        heading, kind, help_text, merge, measurement, json, in_frame = one.metadata["declaration"]
-        fields[one.name] = Field(
-            one.name, heading, kind, help_text, merge, measurement or one.name, json, in_frame,
-            _literals(types[one.name]),
-        )  # fmt: skip
+    for name, field in ((one.name, one.metadata["field"]) for one in dataclasses.fields(row_type)):
+        measurement = field.measurement or name.removesuffix("_s").removesuffix("_bytes")
+        choices = _literals(types[name])
+        fields[name] = replace(field, name=name, measurement=measurement, choices=choices)
     return fields
 
 
@@ -97,34 +107,6 @@ def _literals(annotation: Any) -> tuple[str, ...]:
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     return tuple(word for part in get_args(annotation) for word in _literals(part))
-
-
-_WORKLOAD = (
-    "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal", "mask", "mode",
-    "new_tokens", "model",
-)  # fmt: skip
-_NAMED_OTHERWISE = {"mask": "visibility.text"}
-_TRIAL = (
-    "implementation", "options", "device", "world_size", "memory_budget", "time_budget", "threads",
-    "fit_only", "keep", "allocator", "requested_dense_kernel", "source",
-)  # fmt: skip
-_MACHINE = ("fingerprint", "host")
-_IDENTITY = (*_TRIAL, *_WORKLOAD, *_MACHINE)
-_trial_values = attrgetter(*_TRIAL)
-_workload_values = attrgetter(*(_NAMED_OTHERWISE.get(name, name) for name in _WORKLOAD))
-_machine_values = attrgetter(*_MACHINE)
-
-SWEEP: tuple[Document, ...] = ("sweep",)
-DENSITY: tuple[Document, ...] = ("density",)
-SEARCHES: tuple[Document, ...] = ("search", "density")
-SWEEP_AND_SEARCH: tuple[Document, ...] = ("sweep", "search")
-
-SAME_WORKLOAD = (*_WORKLOAD, "device", "threads", "fingerprint")
-"""Fields that are equal for comparable figures; rows of sweeps also need equal lengths."""
-SAME_TRIAL = (
-    "implementation", "source", "memory_budget", "time_budget", "fit_only", "keep", "allocator",
-    "requested_dense_kernel",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,110 +124,79 @@ class Row:
     device: Device = declare("Device", "text", "Device type of every rank.", "same")
     dtype: DType = declare("Dtype", "text", "Element type of q, k and v.", "same")
     mode: Mode = declare(
-        "Mode", "text",
-        "Kind of pass: forward, train (forward and backward), or decode (new tokens against a KV "
-        "cache).",
-        "same",
-    )  # fmt: skip
+        "Mode", "text", "forward, train (and backward), or decode (against a KV cache).", "same"
+    )
     causal: bool = declare("Causal", "flag", "Whether the mask is causal.", "same")
     mask: str = declare(
-        "Mask", "text", "Keys that a query sees: full, causal, sliding-window:4096, and so on.",
-        "same",
-    )  # fmt: skip
+        "Mask", "text", "Keys that a query sees: full, causal, sliding-window:4096, ...", "same"
+    )
     batch: int = declare("Batch", "count", "Batch size.", "same")
     heads: int = declare("Heads", "count", "Number of query heads.", "same")
     kv_heads: int = declare("KV heads", "count", "Number of key and value heads.", "same")
     head_dim: int = declare("Head dim", "count", "Dimension of one head of q and k.", "same")
-    v_head_dim: int = declare(
-        "V head dim", "count", "Dimension of one head of v and the output.", "same"
-    )
+    v_head_dim: int = declare("V head dim", "count", "The same of v and the output.", "same")
     model: str = declare(
-        "Model", "text",
-        "Model that the shape is from, with what was changed; empty if it was given in numbers.",
-        "same",
-    )  # fmt: skip
+        "Model", "text", "Model of the shape, and what was changed; empty: in numbers.", "same"
+    )
     new_tokens: int = declare(
-        "New tokens", "count", "Tokens that a step of decoding adds; 0 in other modes.", "same",
-        default=0,
-    )  # fmt: skip
+        "New tokens", "count", "Tokens that a step of decoding adds; 0 in other modes.", "same"
+    )
     memory_budget: int | None = declare(
-        "Memory budget", "bytes", "Memory that one rank may allocate.", "same",
-        json=SEARCHES,
-    )  # fmt: skip
+        "Memory budget", "bytes", "Memory that one rank may allocate.", "same", json=SEARCHES
+    )
     time_budget: float | None = declare(
-        "Time budget", "seconds", "Time that one pass may take.", "same",
-        json=SEARCHES,
-    )  # fmt: skip
+        "Time budget", "seconds", "Time that one pass may take.", "same", json=SEARCHES
+    )
     threads: int | None = declare(
-        "Threads", "count", "CPU threads per rank; none: chosen by torch.", "same",
-        json=DENSITY,
-    )  # fmt: skip
+        "Threads", "count", "CPU threads per rank; none: chosen by torch.", "same", json=DENSITY
+    )
     fit_only: bool = declare(
-        "Fit only", "flag", "Loops were shortened: memory is known, nothing was timed or checked.",
-        "same", json=SEARCHES,
-    )  # fmt: skip
+        "Fit only", "flag", "Shortened loops: nothing was timed or checked.", "same", json=SEARCHES
+    )
     keep: Keep = declare(
-        "Keep", "text",
-        "What a pass preserves: all; inputs (recomputation); nothing (in place).", "same",
-    )  # fmt: skip
+        "Keep", "text", "What a pass preserves: all, inputs, or nothing (in place).", "same"
+    )
     allocator: Allocator = declare(
         "Allocator", "text", "Allocator mode: default, expandable (CUDA), fresh (CPU).", "same"
     )
     source: str | None = declare(
-        "File hash", "text",
-        "Hash of the file of an own function; none for any other implementation.", "same",
-        default=None,
-    )  # fmt: skip
+        "File hash", "text", "Hash of the file of an own function; none for any other.", "same"
+    )
     requested_dense_kernel: str | None = declare(
-        "Requested dense kernel", "text",
-        "Kernel of the dense attention that the sweep asks for; none: that of the sparse one.",
-        "same", default=None,
-    )  # fmt: skip
+        "Requested dense kernel", "text", "Asked for; none: that of the sparse one.", "same"
+    )
     peak_bytes: int | None = declare(
-        "Peak memory", "bytes", "Largest peak memory of any rank.", "largest", measurement="peak"
+        "Peak memory", "bytes", "Largest peak memory of any rank.", "largest"
     )
     tokens_per_rank: int | None = declare(
-        "Tokens per rank", "tokens", "Largest number of query tokens on one rank.", "largest",
-        measurement="own_tokens", json=SWEEP_AND_SEARCH, default=None,
-    )  # fmt: skip
+        "Tokens per rank", "tokens", "Most on any rank.", "largest", measurement="own_tokens"
+    )
     rank_peaks: Sequence[int | None] | None = declare(
-        "Peak of each rank", "bytes", "Peak memory of each rank.", "each rank",
-        measurement="peak", json=SWEEP_AND_SEARCH, default=None,
-    )  # fmt: skip
+        "Peak of each rank", "bytes", "Peak memory of each rank.", "each rank"
+    )
     imbalance: float | None = declare(
-        "Imbalance", "ratio", "Largest peak divided by the smallest; none with one rank.",
-        json=SWEEP_AND_SEARCH, default=None,
-    )  # fmt: skip
+        "Imbalance", "ratio", "Largest peak divided by the smallest; none with one rank."
+    )
     alloc_retries: float | None = declare(
-        "Allocator retries", "count",
-        "Number of times CUDA's allocator freed its cache and retried; largest of any run.",
-        "largest", json=SWEEP_AND_SEARCH, default=None,
-    )  # fmt: skip
+        "Allocator retries", "count", "Times CUDA's allocator freed its cache.", "largest"
+    )
     outside_allocator_bytes: int | None = declare(
-        "Memory outside the allocator", "bytes",
-        "Used memory of the CUDA device after the pass, of all processes, that torch's allocator "
-        "does not hold: contexts, NCCL buffers, workspaces of libraries; of the fullest device.",
-        "largest", measurement="outside_allocator", json=SWEEP_AND_SEARCH, default=None,
-    )  # fmt: skip
+        "Memory outside the allocator",
+        "bytes",
+        "Used memory of the fullest CUDA device after the pass, of all processes, that torch's "
+        "allocator does not hold: contexts, NCCL buffers, workspaces of libraries.",
+        "largest",
+    )
     density_achieved: float | None = declare(
-        "Achieved density", "share",
-        "Share of the visible blocks (or pairs, for patterns without blocks) that is kept.",
-        "largest", json=SWEEP, default=None,
-    )  # fmt: skip
+        "Achieved density", "share", "Kept share of visible blocks or pairs.", "largest", json=SWEEP
+    )
     fingerprint: str = declare(
         "Fingerprint", "text", "Hash of the machine and its software.", "same", json=DENSITY
     )
     host: str = declare("Host", "text", "Name of the machine.", "same", json=DENSITY)
     label: str = declare(
-        "Implementation", "text",
-        "Implementation, with the options that differ among the rows.",
-        json=DENSITY, default="",
-    )  # fmt: skip
-
-    @classmethod
-    def from_record(cls, record: Record) -> Self:
-        """Make a row from the trial of a record, without measured values."""
-        return cls(**identity(record), peak_bytes=None)
+        "Implementation", "text", "With its options that differ.", json=DENSITY, default=""
+    )
 
     @property
     def name(self) -> str:
@@ -300,11 +251,30 @@ class Row:
         return self.workload_key, _same_trial(self), self.options_key
 
 
-_same_workload, _same_trial = attrgetter(*SAME_WORKLOAD), attrgetter(*SAME_TRIAL)
-_same_growth = attrgetter(
-    *(name for name in (*SAME_WORKLOAD, *SAME_TRIAL) if name not in ("threads", "time_budget"))
-)
+def _find_path(name: str) -> str:
+    """Return the place of a field in a record."""
+    if name in ("fingerprint", "host"):
+        return f"environment.{name}"
+    if name == "mask":
+        return "trial.workload.visibility.text"
+    return f"trial.workload.{name}" if name in _WORKLOAD else f"trial.{name}"
 
+
+_WORKLOAD = (
+    *("batch", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal", "mask", "mode"),
+    *("new_tokens", "model"),
+)
+_IDENTITY = [name for name, field in fields_of(Row).items() if field.merge == "same"]
+_find_identity = attrgetter(*map(_find_path, _IDENTITY))
+
+SAME_WORKLOAD = (*_WORKLOAD, "device", "threads", "fingerprint")
+"""Fields that are equal for comparable figures; rows of sweeps also need equal lengths."""
+SAME_TRIAL = (
+    *("implementation", "source", "memory_budget", "time_budget", "fit_only", "keep", "allocator"),
+    "requested_dense_kernel",
+)
+_same_workload, _same_trial = attrgetter(*SAME_WORKLOAD), attrgetter(*SAME_TRIAL)
+_same_growth = attrgetter(*({*SAME_WORKLOAD, *SAME_TRIAL} - {"threads", "time_budget"}))
 
 R = TypeVar("R", bound=Row)
 T = TypeVar("T")
@@ -324,7 +294,4 @@ def require(value: T | None) -> T:
 
 def identity(record: Record) -> dict[str, Any]:
     """Return the fields of a row that identify its trial and machine."""
-    trial = record.trial
-    environment = record.environment
-    values = *_trial_values(trial), *_workload_values(trial.workload), *_machine_values(environment)
-    return dict(zip(_IDENTITY, values, strict=True))
+    return dict(zip(_IDENTITY, _find_identity(record), strict=True))

@@ -8,18 +8,17 @@ of this file judges whether the machine was steady.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from statistics import median
 from typing import TypeVar
 
-from longseq_bench.core.model import Measurement, Record, Status
+from longseq_bench.core.model import Record, Status
 from longseq_bench.core.stats import median_interval
 
 SEVERITY: tuple[Status, ...] = (
-    "wrong", "crashed", "error", "hang", "limit", "oom", "timeout", "unsupported", "ok",
-)  # fmt: skip
+    *("wrong", "crashed", "error", "hang", "limit", "oom", "timeout", "unsupported", "ok"),
+)
 """Worst first: runs of one trial that end differently are reported by the worst status."""
 
 Samples = Sequence[float]
@@ -31,32 +30,29 @@ Interval = tuple[float, float, float] | tuple[None, None, None]
 
 
 class Runs:
-    """Runs of one trial.
+    """Runs of one trial, in the order of their start.
 
-    measured: of each name, the measurements in order, with the index of their run.
+    measured: names of what any run measured.
     """
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self.records = records
-        self.measured: defaultdict[str, list[tuple[int, Measurement]]] = defaultdict(list)
-        for i, record in enumerate(records):
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.records = sorted(records, key=attrgetter("started_at", "trial.round"))
+        self._by_run: dict[str, list[dict[int, list[float]]]] = {}
+        for i, record in enumerate(self.records):
             for one in record.outcome.measurements:
-                self.measured[one.name].append((i, one))
-        self._world_size = records[0].trial.world_size if records else 1
+                runs = self._by_run.setdefault(one.name, [{} for _ in self.records])
+                runs[i].setdefault(one.rank, []).extend(one.samples)
+        self.measured = self._by_run.keys()
+        self._world_size = self.records[0].trial.world_size if self.records else 1
         self._intervals: dict[str, Interval] = {}
 
-    def by_run(self, name: str) -> list[ByRank]:
+    def by_run(self, name: str) -> Sequence[ByRank]:
         """Return the samples of each run."""
-        runs: list[dict[int, Samples]] = [{} for _ in self.records]
-        for i, one in self.measured.get(name, ()):
-            _add(runs[i], one)
-        return [*runs]
+        return self._by_run.get(name) or [{} for _ in self.records]
 
     def iterations(self, name: str) -> list[float]:
         """Return one sample per iteration, of the slowest rank; none if any is not finite."""
-        found = [
-            sample for ranks in self.by_run(name) for sample in slowest(ranks, self._world_size)
-        ]
+        found = [s for ranks in self.by_run(name) for s in slowest(ranks, self._world_size)]
         return found if are_finite(found) else []
 
     def interval(self, name: str) -> Interval:
@@ -72,10 +68,8 @@ class Runs:
 
     def largest(self, name: str) -> float | None:
         """Return the largest sample; NaN if any sample is NaN, which max() may hide."""
-        known = [sample for _, one in self.measured.get(name, ()) for sample in one.samples]
-        if any(map(math.isnan, known)):
-            return math.nan
-        return max(known, default=None)
+        known = [s for ranks in self.by_run(name) for samples in ranks.values() for s in samples]
+        return math.nan if any(map(math.isnan, known)) else max(known, default=None)
 
     def largest_size(self, name: str) -> int | None:
         """Return the largest sample as a whole number; None where it is not finite."""
@@ -86,13 +80,9 @@ class Runs:
 
         The list itself is None where no rank has any sample.
         """
-        of_ranks: dict[int, Samples] = {}
-        for _, one in self.measured.get(name, ()):
-            _add(of_ranks, one)
-        if not any(of_ranks.values()):
-            return None
-        every = map(of_ranks.get, range(self._world_size))
-        return [merge(samples) if samples else None for samples in every]
+        runs = self.by_run(name)
+        ranks = [[s for run in runs for s in run.get(i, ())] for i in range(self._world_size)]
+        return [merge(samples) if samples else None for samples in ranks] if any(ranks) else None
 
     def each_rank_size(self, name: str) -> list[int | None] | None:
         """Return the largest sample of each rank as a whole number."""
@@ -101,29 +91,13 @@ class Runs:
 
 
 def per_iteration(record: Record, name: str) -> list[float]:
-    """Return one sample per iteration: the largest over ranks, in the measurement's own unit.
-
-    Iterations that not every rank of the trial finished are left out.
-    """
-    ranks: dict[int, Samples] = {}
-    for one in record.outcome.measurements:
-        if one.name == name:
-            _add(ranks, one)
-    return list(slowest(ranks, record.trial.world_size))
+    """Return one sample per iteration of one run, in the measurement's own unit."""
+    return Runs([record]).iterations(name)
 
 
 def slowest(ranks: ByRank, world_size: int) -> Samples:
     """Return the largest sample over ranks of each iteration that every rank finished."""
-    if not ranks or len(ranks) < world_size:
-        return ()
-    if len(ranks) == 1:
-        return next(iter(ranks.values()))
-    return list(map(max, *ranks.values()))
-
-
-def _add(ranks: dict[int, Samples], one: Measurement) -> None:
-    known = ranks.get(one.rank)
-    ranks[one.rank] = [*known, *one.samples] if known else one.samples
+    return list(map(max, zip(*ranks.values(), strict=False))) if len(ranks) >= world_size else ()
 
 
 def imbalance(peaks: Sequence[float | None]) -> float | None:
@@ -140,8 +114,7 @@ def largest_over_mean(shares: Sequence[float | None]) -> float | None:
 
 def are_finite(samples: Samples) -> bool:
     """Return whether every sample is finite."""
-    # a finite sum has finite terms; a sum of finite terms may overflow
-    return math.isfinite(sum(samples)) or all(map(math.isfinite, samples))
+    return all(map(math.isfinite, samples))
 
 
 def _to_int(value: float | None) -> int | None:
@@ -177,8 +150,6 @@ MIN_SAMPLES = 12
 """Passes below which no drift is judged: each half needs six for its interval."""
 REMEDY = "end other work, let the machine cool down, and run it again with more rounds"
 
-_order = attrgetter("started_at", "trial.round")
-
 
 def busy_threads(records: Iterable[Record]) -> Mapping[Hashable, int]:
     """Return the threads that the trials of each machine keep busy, by fingerprint: at most.
@@ -193,40 +164,25 @@ def busy_threads(records: Iterable[Record]) -> Mapping[Hashable, int]:
     return most
 
 
-def find_instability(records: Sequence[Record], busy: int) -> str | None:
+def find_instability(runs: Runs, busy: int) -> str | None:
     """Return why the time of a row is not to be trusted, in a few words; None for a steady one.
 
-    records: all rounds of a trial that was ok.  busy: threads that trials keep busy (busy_threads).
+    runs: all rounds of a trial that was ok.  busy: threads that trials keep busy (busy_threads).
     """
-    return "; ".join(_reasons(records, busy)) or None
-
-
-def _reasons(records: Sequence[Record], busy: int) -> Iterator[str]:
+    reasons, records, times = [], runs.records, runs.iterations("time")
     trial = records[0].trial
     if trial.device == "cpu":
         load = max((r.environment.load[0] for r in records if r.environment.load), default=0.0)
         if load > LOAD_FACTOR * busy:
-            yield f"load {load:.1f} on {records[0].environment.cores} cores"
-        share = _cpu_share(records) if trial.world_size == 1 and trial.source is None else None
-        if share is not None and share < CPU_SHARE:
-            yield f"CPU time is {share:.0%} of the time"
-    in_order = sorted(records, key=_order)
-    change = _drift([s for record in in_order for s in per_iteration(record, "time")])
-    if abs(change) >= DRIFT:
-        yield f"drift {change:+.0%}"
-
-
-def _cpu_share(records: Sequence[Record]) -> float | None:
-    """Return the median share of a pass that it ran on a core; above 1 with several threads."""
-    shares = [
-        cpu / wall
-        for record in records
-        for cpu, wall in zip(
-            record.outcome.samples("cpu_time"), record.outcome.samples("time"), strict=False
-        )
-        if wall > 0
-    ]
-    return median(shares) if shares else None
+            reasons.append(f"load {load:.1f} on {records[0].environment.cores} cores")
+        pairs = zip(runs.iterations("cpu_time"), times, strict=False)
+        shares = [cpu / wall for cpu, wall in pairs if wall > 0]
+        is_alone = trial.world_size == 1 and trial.source is None
+        if is_alone and shares and (share := median(shares)) < CPU_SHARE:
+            reasons.append(f"CPU time is {share:.0%} of the time")
+    if abs(change := _drift(times)) >= DRIFT:
+        reasons.append(f"drift {change:+.0%}")
+    return "; ".join(reasons) or None
 
 
 def _drift(times: Sequence[float]) -> float:

@@ -11,19 +11,13 @@ from operator import attrgetter
 from typing import Literal
 
 import numpy as np
+from scipy.special import stdtrit
 
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import STANDARD
 from longseq_bench.core.units import format_tokens
-
-T_95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-)  # fmt: skip
-"""Student's t at 97.5 % for 1 to 20 degrees of freedom; beyond, 1.96 + 2.4 over them."""
-
 
 HIGH_EFFICIENCY = 1.1
 """An efficiency above this is flagged: more ranks alone can't explain it."""
@@ -164,12 +158,9 @@ def power_law(columns: Sequence[Sequence[float]], logs: Sequence[float]) -> list
     if degrees < 1:
         return [Exponent(float(x), None, None) for x in solution[1:]]
     variance = float(((design @ solution - target) ** 2).sum()) / degrees
-    spread = np.sqrt(variance * np.diag(np.linalg.inv(design.T @ design)))[1:] * _student(degrees)
+    errors = np.sqrt(variance * np.diag(np.linalg.inv(design.T @ design)))[1:]
+    spread = errors * stdtrit(degrees, 0.975)
     return [
         Exponent(float(x), float(x - s), float(x + s))
         for x, s in zip(solution[1:], spread, strict=True)
     ]
-
-
-def _student(degrees: int) -> float:
-    return T_95[degrees - 1] if degrees <= len(T_95) else 1.96 + 2.4 / degrees

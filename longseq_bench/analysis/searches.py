@@ -8,8 +8,7 @@ from longseq_bench.analysis.labels import Labels, find_labels, set_labels, setti
 from longseq_bench.analysis.row import NO_JSON, Row, declare, identity
 from longseq_bench.analysis.runs import SEVERITY, Runs, group_by, imbalance
 from longseq_bench.core.cost import floor_bytes, floor_tokens
-from longseq_bench.core.errors import UserError
-from longseq_bench.core.model import OptionValue, Phase, Record, Status, Trial
+from longseq_bench.core.model import OptionValue, Phase, Record, Status, Trial, options_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +32,7 @@ class SearchRow(SearchResult):
     """
 
     max_tokens: int = declare(
-        "Max tokens",
-        "tokens",
-        "Longest length that passed: most of its runs met the time limit, and none failed for "
-        "another reason; 0: none.",
-        "search",
+        "Max tokens", "tokens", "Longest length of which most runs passed; 0: none.", "search"
     )
     first_failure: int | None = declare(
         "First failure", "tokens", "Shortest failed length above Max tokens.", "search"
@@ -50,9 +45,7 @@ class SearchRow(SearchResult):
         "Floor", "tokens", "Length whose floor fills the memory budgets of all ranks."
     )
     fraction_of_floor: float | None = declare(
-        "Fraction of floor",
-        "share",
-        "Bytes that any exact attention needs at Max tokens, divided by the budgets of all ranks.",
+        "Fraction of floor", "share", "Bytes that exact attention needs / budgets of all ranks."
     )
     bytes_per_token: float | None = declare(
         "Bytes/token", "bytes", "Peak memory divided by the tokens of all ranks."
@@ -62,9 +55,8 @@ class SearchRow(SearchResult):
     )
     wall_s: float = declare("Wall time", "seconds", "Duration of all runs together.", "search")
     fits_tokens: int | None = declare(
-        "Fits in memory", "tokens", "Longest length of the same search with --fit-only.",
-        default=None,
-    )  # fmt: skip
+        "Fits in memory", "tokens", "Longest length of the same search with --fit-only."
+    )
 
     @property
     def tokens(self) -> int:
@@ -84,19 +76,14 @@ class DensityRow(SearchResult):
 
     tokens: int = declare("Tokens", "tokens", "Sequence length of all ranks together.", "same")
     least_sparsity: float | None = declare(
-        "Minimum sparsity",
-        "share",
-        "Lowest sparsity that passed: most of its runs met the time limit, and none failed for "
-        "another reason.",
-        "search",
+        "Minimum sparsity", "share", "Lowest sparsity of which most runs passed.", "search"
     )
     too_dense: float | None = declare(
         "Highest failed sparsity", "share", "Highest sparsity below it that failed.", "search"
     )
     time_s: float | None = declare(
-        "Time", "seconds", "Median time of a pass at the minimum sparsity.", "median",
-        measurement="time",
-    )  # fmt: skip
+        "Time", "seconds", "Median time of a pass at the minimum sparsity.", "median"
+    )
 
 
 SEARCH_PURPOSES = ("probe", "edge", "confirm")
@@ -153,15 +140,27 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
     passed = [n for n, runs in by_length.items() if has_passed(runs)]
     longest = max(passed, default=0)
     failed = min((n for n in by_length if n > longest), default=None)
-    at_maximum = Runs([r for r in by_length.get(longest, []) if r.outcome.fits])
+    at_maximum = Runs(r for r in by_length.get(longest, []) if r.outcome.fits)
     peak = at_maximum.largest("peak")
     predictions = (r.predicted_tokens for r in steps if r.purpose in ("probe", "edge"))
+    outcomes = (r.outcome for r in steps if r.trial.workload.seq_len == failed)
+    worst = min(outcomes, key=lambda outcome: SEVERITY.index(outcome.status), default=None)
+    # without a failure the search confirmed the length of its ceiling, or it was interrupted
+    no_limit = "ceiling" if len(at_maximum.records) > 1 else UNFINISHED
+    trial, floor, needed = steps[0].trial, None, 0
+    if budgets := trial.world_size * (trial.memory_budget or 0):
+        floor = floor_tokens(trial.workload, budgets)
+        needed = floor_bytes(trial.at(longest).workload) if longest else 0
     return SearchRow(
         **identity(steps[0]),
         **_figures(at_maximum),
         max_tokens=longest,
-        **_failure(by_length[failed] if failed is not None else [], failed, at_maximum),
-        **_against_floor(steps[0].trial, longest),
+        first_failure=failed,
+        limited_by=LIMITED_BY[worst.status] if worst else no_limit,
+        failure_phase=worst.phase if worst else None,
+        failure_reason=worst.reason if worst else None,
+        floor_tokens=floor,
+        fraction_of_floor=needed / budgets if budgets else None,
         bytes_per_token=None if peak is None else peak / longest,
         predicted_tokens=next((n for n in predictions if n is not None), None),
         runs=sum(max(1, r.processes // r.trial.world_size) for r in steps),
@@ -182,32 +181,17 @@ def has_passed(runs: Sequence[Record]) -> bool:
 def density_rows(records: Iterable[Record]) -> list[DensityRow]:
     """Return one row per search for the minimum sparsity (purpose density), in file order."""
     steps = (record for record in records if record.purpose == "density")
-    groups = group_by(
-        steps, lambda record: (density_key(record.trial), record.environment.fingerprint)
-    )
-    rows = [_merge_density(group) for group in groups.values()]
+
+    def key(step: Record) -> Hashable:
+        same = step.trial.key_without("repeats", "round", "options")
+        return same, options_key(_without_sparsity(step.trial)), step.environment.fingerprint
+
+    rows = [_merge_density(group) for group in group_by(steps, key).values()]
     return set_labels(rows, find_labels(rows))
 
 
-def density_key(trial: Trial) -> Hashable:
-    """Return a key that is equal for the trials of one search for the minimum sparsity."""
-    options = repr(sorted(_without_sparsity(trial).items()))
-    return options, trial.key_without("repeats", "round", "options")
-
-
-def _sparsity(step: Record) -> float:
-    value = step.trial.options.get("sparsity")
-    try:
-        return float(str(value))
-    except ValueError:
-        raise UserError(
-            f"a record of a search for the minimum sparsity, of {step.started_at}, has "
-            f"sparsity {value!r}, which is not a number; remove its line"
-        ) from None
-
-
 def _merge_density(steps: Sequence[Record]) -> DensityRow:
-    by_sparsity = group_by(steps, _sparsity)
+    by_sparsity = group_by(steps, lambda step: float(str(step.trial.options["sparsity"])))
     passed = {s: runs for s, runs in by_sparsity.items() if has_passed(runs)}
     minimum = min(passed, default=None)
     denser = [s for s in by_sparsity if s not in passed and (minimum is None or s < minimum)]
@@ -250,30 +234,3 @@ def _search_key(record: Record, *names: str) -> Hashable:
 
 def _without_sparsity(trial: Trial) -> dict[str, OptionValue]:
     return {k: v for k, v in trial.options.items() if k != "sparsity"}
-
-
-def _failure(runs: Sequence[Record], length: int | None, at_maximum: Runs) -> dict[str, Any]:
-    """Return the limit of a search: the worst run at its first failed length.
-
-    Without one the search came to its ceiling, whose length it confirms; or it was interrupted.
-    """
-    no_limit = "ceiling" if len(at_maximum.records) > 1 else UNFINISHED
-    outcomes = (record.outcome for record in runs)
-    worst = min(outcomes, key=lambda outcome: SEVERITY.index(outcome.status), default=None)
-    return {
-        "first_failure": length,
-        "limited_by": LIMITED_BY[worst.status] if worst else no_limit,
-        "failure_phase": worst.phase if worst else None,
-        "failure_reason": worst.reason if worst else None,
-    }
-
-
-def _against_floor(trial: Trial, longest: int) -> dict[str, Any]:
-    """Return the length whose floor fills the budgets, and the share of them at the maximum."""
-    if trial.memory_budget is None:
-        return {"floor_tokens": None, "fraction_of_floor": None}
-    needed = floor_bytes(trial.at(longest).workload) if longest else 0
-    return {
-        "floor_tokens": floor_tokens(trial.workload, trial.memory_budget, trial.world_size),
-        "fraction_of_floor": needed / (trial.world_size * trial.memory_budget),
-    }

@@ -5,8 +5,7 @@ used, and a trial that is not ok in every round has no time.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from math import isfinite
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from statistics import median
 from typing import Any
@@ -15,8 +14,8 @@ from longseq_bench.analysis.labels import Labels, find_labels, settings_key
 from longseq_bench.analysis.row import SAME_TRIAL, SAME_WORKLOAD, fields_of, identity
 from longseq_bench.analysis.runs import (
     SEVERITY,
-    ByRank,
     Runs,
+    are_finite,
     busy_threads,
     find_instability,
     group_by,
@@ -50,8 +49,7 @@ def _merge_rules() -> dict[str, list[tuple[str, Callable[[Runs, str], float | No
         if field.merge == "median":
             rules[field.measurement].append((field.name, Runs.median))
         elif field.merge == "largest":
-            is_size = field.kind in ("bytes", "tokens")
-            merge = Runs.largest_size if is_size else Runs.largest
+            merge = Runs.largest_size if field.kind in ("bytes", "tokens") else Runs.largest
             rules[field.measurement].append((field.name, merge))
     return rules
 
@@ -75,22 +73,22 @@ def sweep_rows_with_records(
 ) -> list[tuple[SweepRow, list[Record]]]:
     """Return the rows of `sweep_rows`, each with the records that it merges."""
     measured = (record for record in records if record.purpose == "measure")
-    groups = list(group_by(measured, _row_key).values())
+    groups = group_by(
+        measured, lambda r: (r.trial.key_without("round", "seed"), r.environment.fingerprint)
+    ).values()
     merged = [_merge(group) for group in groups]
     busy = busy_threads(record for group in groups for record in group)
     labels = find_labels(group[0].trial for group in groups) if labels is None else labels
-    on_one_rank: dict[Hashable, Values] = {}
-    for values in merged:
-        if values["world_size"] == 1 and values["time_s"] is not None:
-            on_one_rank.setdefault(_ranks_key(values), values)
+    timed = [row for row in merged if row["world_size"] == 1 and row["time_s"] is not None]
+    on_one_rank = {_ranks_key(row): row for row in reversed(timed)}
     standard = _standard_peaks(merged)
-    for values, group in zip(merged, groups, strict=True):
-        values["label"] = labels[settings_key(group[0].trial)]
-        values |= _scaling(values, on_one_rank.get(_ranks_key(values)))
-        values |= _against_standard(values, standard.get(_workload_key(values)))
-        if values["status"] == "ok":
-            values["unstable"] = find_instability(group, busy[values["fingerprint"]])
-    return [(SweepRow(**values), group) for values, group in zip(merged, groups, strict=True)]
+    for row, group in zip(merged, groups, strict=True):
+        row["label"] = labels[settings_key(group[0].trial)]
+        row |= _scaling(row, on_one_rank.get(_ranks_key(row)))
+        row |= _against_standard(row, standard.get(_workload_key(row)))
+        if row["status"] == "ok":
+            row["unstable"] = find_instability(Runs(group), busy[row["fingerprint"]])
+    return [(SweepRow(**row), group) for row, group in zip(merged, groups, strict=True)]
 
 
 _workload_key, _trial_key = itemgetter("tokens", *SAME_WORKLOAD), itemgetter(*SAME_TRIAL)
@@ -98,10 +96,6 @@ _workload_key, _trial_key = itemgetter("tokens", *SAME_WORKLOAD), itemgetter(*SA
 
 def _ranks_key(values: Values) -> Hashable:
     return _workload_key(values), _trial_key(values), options_key(values["options"])
-
-
-def _row_key(record: Record) -> Hashable:
-    return record.trial.key_without("round", "seed"), record.environment.fingerprint
 
 
 def merge_trial(records: Sequence[Record]) -> SweepRow:
@@ -114,6 +108,13 @@ def _merge(records: Sequence[Record]) -> Values:
     workload, status = worst.trial.workload, worst.outcome.status
     runs = Runs(records)
     timed = runs if status == "ok" else Runs([])
+    measured = {
+        field: merge(timed if merge is Runs.median else runs, name)
+        for name in runs.measured
+        for field, merge in _MERGES.get(name, ())
+    }
+    low, _, high = timed.interval("time")
+    peaks, shares = runs.each_rank_size("peak"), runs.each_rank("work_share", max)
     values: Values = {
         **identity(worst),
         "tokens": workload.seq_len,
@@ -121,49 +122,32 @@ def _merge(records: Sequence[Record]) -> Values:
         "status": status,
         "reason": worst.outcome.reason,
         "phase": worst.outcome.phase,
-        **_measured(runs, timed),
-        **_timing(timed),
-        # layouts are prepared, and timed, also where a pass fails later
-        "plan_time_s": runs.median("plan_time"),
-        "rank_peaks": (peaks := runs.each_rank_size("peak")),
-        "imbalance": imbalance(peaks or []),
-        "work_imbalance": largest_over_mean(runs.each_rank("work_share", max) or []),
-        **_traffic(runs),
-        "dense_peak_bytes": standard_bytes(workload),
-    }
-    values |= _rates(values, workload)
-    return values | _against_dense(values, timed)
-
-
-def _measured(runs: Runs, timed: Runs) -> Values:
-    """Return the fields that one measurement gives; None for those that were not measured."""
-    values = dict(_UNMEASURED)
-    for name in runs.measured:
-        for field, merge in _MERGES.get(name, ()):
-            values[field] = merge(timed if merge is Runs.median else runs, name)
-    return values
-
-
-def _timing(runs: Runs) -> Values:
-    low, _, high = runs.interval("time")
-    return {
+        **_UNMEASURED,
+        **measured,
         "time_low_s": low,
         "time_high_s": high,
-        "samples": len(runs.iterations("time")),
-        "rank_times": runs.each_rank("time", median),
-        **_exposure(runs),
+        "samples": len(timed.iterations("time")),
+        "rank_times": timed.each_rank("time", median),
+        # layouts are prepared, and timed, also where a pass fails later
+        "plan_time_s": runs.median("plan_time"),
+        "rank_peaks": peaks,
+        "imbalance": imbalance(peaks or []),
+        "work_imbalance": largest_over_mean(shares or []),
+        "dense_peak_bytes": standard_bytes(workload),
     }
+    values |= _exposure(timed) | _traffic(runs) | _rates(values, workload)
+    return values | _against_dense(values, timed)
 
 
 def _exposure(runs: Runs) -> Values:
     """Return the share of the time that communication adds to computation, with its bounds."""
-    names = ("exposed_low", "exposed_share", "exposed_high")
     full, compute = runs.interval("time"), runs.interval("compute_time")
     if full[1] is None or compute[1] is None or not min(full):
-        return dict.fromkeys(names)
+        return {}
     low, middle, high = (max(0.0, 1 - c / t) for c, t in zip(reversed(compute), full, strict=True))
-    bounded = min(len(runs.iterations(name)) for name in ("time", "compute_time")) > 1
-    return dict(zip(names, (low, middle, high) if bounded else (None, middle, None), strict=True))
+    if min(len(runs.iterations(name)) for name in ("time", "compute_time")) < 2:
+        return {"exposed_share": middle}
+    return {"exposed_low": low, "exposed_share": middle, "exposed_high": high}
 
 
 def _traffic(runs: Runs) -> Values:
@@ -171,31 +155,20 @@ def _traffic(runs: Runs) -> Values:
 
     Every round is compared, so that a round that differs is not hidden by the others.
     """
-    if runs.measured.keys().isdisjoint(("bytes_sent", "bytes_formula")):
-        return dict.fromkeys(("rank_bytes", "rank_formulas", "bytes_unlike"))
-    counted, stated = runs.by_run("bytes_sent"), runs.by_run("bytes_formula")
-    sent = runs.each_rank_size("bytes_sent")
-    if counted == stated and sent == [0]:
-        # one rank sends nothing
-        return {"rank_bytes": sent, "rank_formulas": sent, "bytes_unlike": []}
-    counts = list(_byte_counts(counted, stated))
+    sides = runs.by_run("bytes_sent"), runs.by_run("bytes_formula")
+    counts = [
+        (rank, *map(round, both))
+        for sent, stated in zip(*sides, strict=True)
+        for rank in sorted(sent.keys() & stated.keys())
+        for both in zip(sent[rank], stated[rank], strict=False)
+        if are_finite(both)
+    ]
     unlike = list(dict.fromkeys(one for one in counts if one[1] != one[2]))
     return {
-        "rank_bytes": sent,
+        "rank_bytes": runs.each_rank_size("bytes_sent"),
         "rank_formulas": runs.each_rank_size("bytes_formula"),
         "bytes_unlike": unlike if counts else None,
     }
-
-
-def _byte_counts(
-    counted: Iterable[ByRank], stated: Iterable[ByRank]
-) -> Iterator[tuple[int, int, int]]:
-    """Yield (rank, bytes counted, bytes by formula) of each run and rank with both."""
-    for one, other in zip(counted, stated, strict=True):
-        for rank in sorted(one.keys() & other.keys()):
-            for both in zip(one[rank], other[rank], strict=False):
-                if all(map(isfinite, both)):
-                    yield rank, round(both[0]), round(both[1])
 
 
 def _rates(values: Values, workload: Workload) -> Values:
@@ -205,29 +178,23 @@ def _rates(values: Values, workload: Workload) -> Values:
     # both include a module's projections, which have no pairs
     projections = (values["dense_flops"] or dense) - dense
     is_known = values["density_achieved"] is not None and flops is not None
+    rate, read_rate = ratio(flops, time_s), ratio(values["bytes_to_read"], time_s)
     return {
         "tokens_per_s": workload.batch * len(workload.queries) / time_s if time_s else None,
-        "effective_flops": (rate := ratio(flops, time_s)),
+        "effective_flops": rate,
         "share_of_peak": ratio(rate, values["matmul_rate"]),
-        "share_of_bandwidth": ratio(
-            ratio(values["bytes_to_read"], time_s), values["copy_bandwidth"]
-        ),
+        "share_of_bandwidth": ratio(read_rate, values["copy_bandwidth"]),
         "sparsity_asked": None if requested is None else 1 - requested,
         "token_density": ratio(flops - projections, dense) if is_known else None,
     }
 
 
-_AGAINST_DENSE = (
-    "dense_time_s", "dense_low_s", "dense_high_s", "dense_source", "dense_kernel",
-    "speed_over_dense", "share_of_ideal", "share_low", "share_high",
-)  # fmt: skip
-
-
 def _against_dense(values: Values, runs: Runs) -> Values:
     """Return dense attention's time on the same inputs, and the row's own relative to it."""
-    source, times = _dense_times(runs) if "dense_time" in runs.measured else (None, [])
+    source, times = _dense_times(runs)
     if not times:
-        return dict.fromkeys(_AGAINST_DENSE)
+        return {}
+    facts = (r.outcome.facts for r in runs.records if r.outcome.facts.get("dense") == source)
     low, middle, high = median_interval(times)
     has_interval = len(times) > 1 and values["samples"] > 1
     dense_flops = values["dense_flops"] or attention_flops(runs.records[0].trial.workload)
@@ -239,7 +206,8 @@ def _against_dense(values: Values, runs: Runs) -> Values:
         "dense_low_s": low,
         "dense_high_s": high,
         "dense_source": source,
-        "dense_kernel": _dense_kernel(runs, source),
+        # records of earlier versions have torch's own choice
+        "dense_kernel": str(next(facts, {}).get("dense_kernel", SDPA)),
         "speed_over_dense": ratio(middle, values["time_s"]),
         "share_of_ideal": share_of_ideal(middle, density, values["time_s"]),
         "share_low": share[0],
@@ -260,12 +228,6 @@ def _dense_times(runs: Runs) -> tuple[str | None, list[float]]:
     return source, times[source] if source else []
 
 
-def _dense_kernel(runs: Runs, source: str | None) -> str:
-    """Return the kernel of the dense times; records of earlier versions have torch's own choice."""
-    facts = (r.outcome.facts for r in runs.records if r.outcome.facts.get("dense") == source)
-    return str(next(facts, {}).get("dense_kernel", SDPA))
-
-
 def _scaling(row: Values, one_rank: Values | None) -> Values:
     """Return speed-up and efficiency against the same trial on one rank, where it was timed."""
     if one_rank is None or not row["time_s"]:
@@ -280,12 +242,12 @@ def _scaling(row: Values, one_rank: Values | None) -> Values:
 
 def _standard_peaks(rows: Sequence[Values]) -> Mapping[Hashable, int]:
     """Return the measured peak of standard attention by workload."""
+    standard = {"implementation": STANDARD, "world_size": 1, "keep": "all", "fit_only": False}
     measured: dict[Hashable, int] = {}
     for row in rows:
-        is_standard = row["implementation"] == STANDARD and row["world_size"] == 1
-        is_standard = is_standard and row["keep"] == "all" and not row["fit_only"]
         # a timeout has the peak of a full pass; only its time was too long
-        if is_standard and row["status"] in ("ok", "timeout") and row["peak_bytes"] is not None:
+        is_full = row["status"] in ("ok", "timeout") and row["peak_bytes"] is not None
+        if is_full and standard.items() <= {name: row[name] for name in standard}.items():
             measured.setdefault(_workload_key(row), row["peak_bytes"])
     return measured
 

@@ -20,6 +20,7 @@ from typing import Any
 from longseq_bench.analysis.labels import index_short_labels, set_labels, short_name, short_names
 from longseq_bench.analysis.runs import (
     REMEDY,
+    Runs,
     busy_threads,
     find_instability,
     group_by,
@@ -42,18 +43,21 @@ TIME_TOLERANCE = 0.1
 """Relative. The noise of single passes, which is unknown, moves a maximum limited by time."""
 MAX_LOAD_DIFFERENCE = 0.5  # difference in load, as a share of the cores, that is reported
 MAX_CONTENTS = 90  # letters of a side in an error
-MORE_ROUNDS = "sweep with rounds: 3 or more"
-Runs = list[Record]
+Records = list[Record]
 """The runs of one trial, or of one search."""
-Pair = tuple[Runs, Runs]
+Pair = tuple[Records, Records]
 _Compared = Sequence[tuple[Pair, Any, Any]]
 """Trials and searches: the runs of A and of B, and the merged rows of both."""
 
 
 def compare(
-    a: Sequence[Record], b: Sequence[Record], names: tuple[str, str] = ("A", "B"),
-    level: float = LEVEL, min_change: float = MIN_CHANGE, any_machine: bool = False,
-) -> Comparison:  # fmt: skip
+    a: Sequence[Record],
+    b: Sequence[Record],
+    names: tuple[str, str] = ("A", "B"),
+    level: float = LEVEL,
+    min_change: float = MIN_CHANGE,
+    any_machine: bool = False,
+) -> Comparison:
     """Compare the second set of records with the first.
 
     level: family-wise error rate over all rows.  min_change: the smallest relative difference
@@ -69,10 +73,8 @@ def compare(
     )
     machines = f" ({'; '.join(unlike)})" if unlike else ""
     if not pairs and machines:
-        raise UserError(
-            f"A and B were measured on different machines{machines}; --across-machines compares "
-            "them anyway"
-        )
+        problem = f"A and B were measured on different machines{machines}"
+        raise UserError(f"{problem}; --across-machines compares them anyway")
     if not pairs:
         in_common = f"A has {_contents(a)}; B has {_contents(b)}"
         raise UserError(f"A and B have no trial in common: {in_common}")
@@ -92,7 +94,7 @@ def compare(
         times,
         peaks=[peak for trial in trials for peak in _compare_peaks(*trial)],
         maxima=[_compare_maxima(row_a, row_b) for _, row_a, row_b in searches],
-        statuses=[_status_change(x, y) for _, x, y in trials if x.status != y.status],
+        statuses=[*_compare_statuses(trials)],
         failed_alike=sum(x.status == y.status != "ok" for _, x, y in trials),
         only_a=only_a,
         only_b=only_b,
@@ -104,19 +106,17 @@ def compare(
     )
 
 
-def _merge(runs: Runs) -> Any:
+def _merge(runs: Records) -> Any:
     return merge_search(runs) if is_search(runs[0]) else merge_trial(runs)
 
 
 def _compare_times(trials: _Compared, level: float, min_change: float) -> Iterator[Change]:
     """Compare the trials timed on both sides; test those with several processes together."""
-    timed = [
-        (row_a, row_b, medians) for pair, row_a, row_b in trials
-        if not row_a.fit_only and all(medians := (_medians(pair[0]), _medians(pair[1])))
-    ]  # fmt: skip
-    tested = [medians for *_, medians in timed if min(map(len, medians)) > 1]
+    timed = [(a, b, _medians(runs_a), _medians(runs_b)) for (runs_a, runs_b), a, b in trials]
+    timed = [one for one in timed if one[2] and one[3] and not one[0].fit_only]
+    tested = [(a, b) for *_, a, b in timed if min(len(a), len(b)) > 1]
     estimates = iter(estimate_ratios(tested, level))
-    for row_a, row_b, (a, b) in timed:
+    for row_a, row_b, a, b in timed:
         ratio = math.exp(fmean(map(math.log, b)) - fmean(map(math.log, a)))
         verdict, estimate, reason = "undecided", None, ""
         if min(len(a), len(b)) > 1:
@@ -126,15 +126,15 @@ def _compare_times(trials: _Compared, level: float, min_change: float) -> Iterat
                 verdict = "same"
             else:
                 verdict = "slower" if ratio > 1 else "faster"
-        elif len(a) == len(b) == 1:
-            reason = f"one process per side; {MORE_ROUNDS}"
         else:
-            reason = f"{'A' if len(a) == 1 else 'B'} has only one process; {MORE_ROUNDS}"
+            alone = "A has only one process" if len(a) == 1 else "B has only one process"
+            alone = "one process per side" if len(a) == len(b) else alone
+            reason = f"{alone}; sweep with rounds: 3 or more"
         budgets = _differing_budgets(row_a, row_b)
         yield Change(row_a, row_b, verdict, ratio, reason, budgets, a, b, estimate)
 
 
-def _medians(runs: Runs) -> tuple[float, ...]:
+def _medians(runs: Records) -> tuple[float, ...]:
     """Return the median pass of each process (s); none unless all ended ok with valid times."""
     times = [per_iteration(r, "time") if r.outcome.status == "ok" else [] for r in runs]
     is_valid = all(one and all(0 < s < math.inf for s in one) for one in times)
@@ -164,22 +164,23 @@ def _compare_maxima(a: SearchRow, b: SearchRow) -> Change:
     return Change(a, b, "longer" if ratio > 1 else "shorter", ratio)
 
 
-def _status_change(a: SweepRow, b: SweepRow) -> Change:
-    """Return the change; with budgets only if the trial failed for lack of memory or time."""
-    verdict = "broken" if a.is_ok else "mended" if b.is_ok else "otherwise"
-    failed = b.status if a.is_ok else a.status
-    budgets = _differing_budgets(a, b) if failed in ("oom", "timeout") else ""
-    return Change(a, b, verdict, note=budgets)
+def _compare_statuses(trials: _Compared) -> Iterator[Change]:
+    """Yield the changes; with budgets only if a trial failed for lack of memory or time."""
+    for _, a, b in trials:
+        if a.status != b.status:
+            verdict = "broken" if a.is_ok else "mended" if b.is_ok else "otherwise"
+            lacking = (b.status if a.is_ok else a.status) in ("oom", "timeout")
+            yield Change(a, b, verdict, note=_differing_budgets(a, b) if lacking else "")
 
 
 def _differing_budgets(a: SweepRow, b: SweepRow) -> str:
     """Return the budgets that differ, as text; "" if none does."""
     words = []
     for name, write in (("memory", format_bytes), ("time", format_seconds)):
-        values = [getattr(row, f"{name}_budget") for row in (a, b)]
-        if values[0] != values[1]:
-            one, other = ("none" if value is None else write(value) for value in values)
-            words.append(f"{name} budgets {one} and {other}")
+        one, other = (getattr(row, f"{name}_budget") for row in (a, b))
+        if one != other:
+            texts = ("none" if value is None else write(value) for value in (one, other))
+            words.append(f"{name} budgets {' and '.join(texts)}")
     return "; ".join(words)
 
 
@@ -206,37 +207,30 @@ def _find_caveats(compared: _Compared, ratios: Sequence[float], min_change: floa
             f"All {len(logs)} trials changed by a similar ratio; by the median B is {shift}. "
             "The cause may be the machine rather than the code."
         )
-    yield from _order_and_load(records_a, records_b)
+    started = [[r.started_at for r in side] for side in (records_a, records_b)]
+    for first, other, i in (("A", "B", 0), ("B", "A", 1)):
+        if max(started[i]) < min(started[1 - i]):
+            yield (
+                f"All of {first} was measured before {other} (A from {min(started[0])}, B from "
+                f"{min(started[1])}): the ratios include any drift of the machine."
+            )
+    loads = [
+        median([r.environment.load[0] for r in side if r.environment.load] or [math.nan])
+        for side in (records_a, records_b)
+    ]
+    if abs(loads[0] - loads[1]) > MAX_LOAD_DIFFERENCE * records_a[0].environment.cores:
+        yield (
+            f"The machine's load was {loads[0]:.1f} with A and {loads[1]:.1f} with B (1 minute, "
+            "median): other work may have slowed one of them."
+        )
     yield from _unstable(compared)
-    edited = {
-        short_name(row_a.implementation): f"{row_a.source} in A and {row_b.source} in B"
-        for _, row_a, row_b in compared
-        if row_a.source != row_b.source
-    }
-    for name, hashes in edited.items():
-        yield f"The file of {name} differs: its hash is {hashes}."
+    edited = {short_name(a.implementation): (a, b) for _, a, b in compared if a.source != b.source}
+    for name, (a, b) in edited.items():
+        yield f"The file of {name} differs: its hash is {a.source} in A and {b.source} in B."
     for name, records in (("A", records_a), ("B", records_b)):
         commits = dict.fromkeys(c for r in records if (c := r.environment.commit))
         if len(commits) > 1:
             yield f"{name} has records of {len(commits)} commits, merged: {', '.join(commits)}."
-
-
-def _order_and_load(a: Sequence[Record], b: Sequence[Record]) -> Iterator[str]:
-    times_a, times_b = ([r.started_at for r in side] for side in (a, b))
-    is_apart = {"A": max(times_a) < min(times_b), "B": max(times_b) < min(times_a)}
-    for first, other in ("AB", "BA"):
-        if is_apart[first]:
-            yield (
-                f"All of {first} was measured before {other} (A from {min(times_a)}, B from "
-                f"{min(times_b)}): the ratios include any drift of the machine."
-            )
-    loads = [[r.environment.load[0] for r in side if r.environment.load] for side in (a, b)]
-    load_a, load_b = (median(side or [math.nan]) for side in loads)
-    if abs(load_a - load_b) > MAX_LOAD_DIFFERENCE * a[0].environment.cores:
-        yield (
-            f"The machine's load was {load_a:.1f} with A and {load_b:.1f} with B (1 minute, "
-            "median): other work may have slowed one of them."
-        )
 
 
 def _unstable(compared: _Compared) -> Iterator[str]:
@@ -247,7 +241,8 @@ def _unstable(compared: _Compared) -> Iterator[str]:
         found = [
             f"{name_row(rows[0])} ({reason})"
             for pair, *rows in trials
-            if rows[i].is_ok and (reason := find_instability(pair[i], busy[rows[i].fingerprint]))
+            if rows[i].is_ok
+            and (reason := find_instability(Runs(pair[i]), busy[rows[i].fingerprint]))
         ]
         if found:
             others = f" and {count(len(found) - 1, 'more trial')}" if len(found) > 1 else ""
@@ -256,14 +251,12 @@ def _unstable(compared: _Compared) -> Iterator[str]:
 
 HARDWARE = ("host", "cpu", "cores", "memory_bytes", "gpus", "driver")
 SOFTWARE = (
-    "commit", "longseq", "torch", "cuda", "cudnn", "nccl", "triton", "python", "os", "variables",
-    "power_limits_w",
-)  # fmt: skip
+    *("commit", "longseq", "torch", "cuda", "cudnn", "nccl", "triton", "python", "os"),
+    *("variables", "power_limits_w"),
+)
 """Software and settings. Differences are reported, and don't keep trials from matching."""
-_NAMES = {
-    "memory_bytes": "memory", "gpus": "GPUs", "cpu": "CPU", "cuda": "CUDA", "cudnn": "cuDNN",
-    "nccl": "NCCL", "triton": "Triton", "power_limits_w": "power limits in W",
-}  # fmt: skip
+_NAMES = {"memory_bytes": "memory", "gpus": "GPUs", "power_limits_w": "power limits in W"}
+_NAMES |= {"cpu": "CPU", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL", "triton": "Triton"}
 SAME_MEMORY = 0.01
 """Relative: the memory that a kernel reserves for itself changes with its version."""
 
@@ -275,7 +268,7 @@ def is_search(record: Record) -> bool:
 
 def match(
     a: Iterable[Record], b: Iterable[Record], any_machine: bool = False
-) -> tuple[list[Pair], list[Pair], list[Runs], list[Runs]]:
+) -> tuple[list[Pair], list[Pair], list[Records], list[Records]]:
     """Match trials and searches with the same environment, else on the same machine.
 
     Budgets do not change a time: a trial matches one with other budgets if none has the same.
@@ -299,13 +292,9 @@ def match(
         return places[place], _identity(record, any_file, any_budget)
 
     first = ("environment", False, False)
-    left = [
-        sorted(
-            group_by(side, lambda r: key(r, *first)).values(),
-            key=lambda runs: max(r.started_at for r in runs),
-        )
-        for side in sides
-    ]
+    left = [list(group_by(side, lambda r: key(r, *first)).values()) for side in sides]
+    for groups in left:
+        groups.sort(key=lambda runs: max(r.started_at for r in runs))
     pairs, different_machines = list[Pair](), list[Pair]()
     for step in (first, *product(("machine", "any"), (False, True), (False, True))):
         by_key_a, by_key_b = ({key(runs[0], *step): runs for runs in side} for side in left)

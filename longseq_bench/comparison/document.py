@@ -1,7 +1,7 @@
 """The report of a comparison, the answer first, and the document that `compare --json` prints."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -29,15 +29,14 @@ from longseq_bench.reports.render.json import finite
 from longseq_bench.reports.wording import describe_outcome, limit_findings
 
 SCHEMA = 1
+_NOISY = "too noisy"
 _IDENTITY = (
-    "implementation", "options", "tokens", "device", "world_size", "dtype", "mode", "new_tokens",
-    "causal", "mask", "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "model", "threads",
-    "memory_budget", "time_budget", "fit_only", "keep", "allocator", "requested_dense_kernel",
-)  # fmt: skip
-_ESTIMATE = {
-    "low": "low", "high": "high", "p": "p_value", "adjusted": "adjusted_p",
-    "seen_from": "detectable", "free": "degrees_of_freedom",
-}  # fmt: skip
+    *("implementation", "options", "tokens", "device", "world_size", "dtype", "mode", "new_tokens"),
+    *("causal", "mask", "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "model", "threads"),
+    *("memory_budget", "time_budget", "fit_only", "keep", "allocator", "requested_dense_kernel"),
+)
+_ESTIMATE = {"low": "low", "high": "high", "p": "p_value", "adjusted": "adjusted_p"}
+_ESTIMATE |= {"seen_from": "detectable", "free": "degrees_of_freedom"}
 """Fields of an estimate by their names in the JSON document."""
 _METHOD = (
     "Ratios are B over A, of the geometric means over processes, with a 95 % interval (low, high). "
@@ -120,21 +119,18 @@ def comparison_document(
     worse = find_regressions(result, fail_on) if fail_on else []
     points = [*limit_findings(f"{clause}." for clause in worse), *summarize(result)]
     points += [f"{title}."] if is_terminal and unchanged else []
-    apart = [
-        f"{where}: {name_row(row)}"
-        for where, rows in (
-            ("Only in A", result.only_a),
-            ("Only in B", result.only_b),
-            ("On different machines", result.other_machines),
-        )
-        for row in rows
-    ]
+    apart = {
+        "Only in A": result.only_a,
+        "Only in B": result.only_b,
+        "On different machines": result.other_machines,
+    }
+    not_compared = [f"{where}: {name_row(row)}" for where, rows in apart.items() for row in rows]
     columns = Column(""), Column("A"), Column("B")
     differences = [Table("", columns, tuple(result.differences))] if result.differences else []
     sections = [
         Section("Result", points=points, tables=tables, charts=_charts(result.times)),
         Section("Cautions", points=result.caveats),
-        Section("Not compared", points=apart),
+        Section("Not compared", points=not_compared),
         Section("Differences of machine and software", tables=differences),
         Section(title, tables=unchanged, folded=True),
     ]
@@ -154,17 +150,16 @@ def _tables(result: Comparison, share: float) -> tuple[list[Table], list[Table]]
     share: the change that a time must have been able to show to count as unchanged.
     """
     times = [
-        replace(t, verdict="too noisy")
-        if t.verdict == "same" and not could_show(result, share, t) else t
+        t if t.verdict != "same" or could_show(result, share, t) else replace(t, verdict=_NOISY)
         for t in result.times
-    ]  # fmt: skip
+    ]
     tables: tuple[list[Table], list[Table]] = [], []
     for name, changes, columns in (
         ("Times", times, _TIMES),
         ("Peak memory", result.peaks, _PEAKS),
         ("Longest lengths", result.maxima, _MAXIMA),
     ):
-        ordered = sorted(changes, key=lambda one: one.verdict in ("too noisy", "undecided"))
+        ordered = sorted(changes, key=lambda one: one.verdict in (_NOISY, "undecided"))
         groups = group_by(ordered, lambda one: (one.verdict == "same", table_key(one.a)))
         for (is_same, _), group in groups.items():
             title = f"{name}, {_workload(group[0].a)}"
@@ -212,58 +207,51 @@ def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
         tokens = None if isinstance(row, SearchRow) else row.tokens
         return values | {"tokens": tokens, "label": labels[settings_key(row)]}
 
-    def sides(one: Change, **fields: str) -> dict[str, Any]:
-        return {
-            f"{side}_{suffix}": getattr(getattr(one, side), field)
-            for side in "ab" for suffix, field in fields.items()
-        }  # fmt: skip
+    def describe(one: Change, sides: Mapping[str, str], *names: str) -> dict[str, Any]:
+        """Return the trial, fields of both sides (a_NAME, b_NAME), and fields of the change."""
+        fields = {f"{s}_{n}": attrgetter(f"{s}.{f}")(one) for s in "ab" for n, f in sides.items()}
+        return identify(one.a) | fields | {name: getattr(one, name) for name in names}
 
-    def own(one: Any, *names: str) -> dict[str, Any]:
-        return {name: getattr(one, name) for name in names}
-
-    document: dict[str, Any] = finite({
-        "schema": SCHEMA,
-        "verdict": verdict.word,
-        "reason": verdict.reason,
-        "rounds_enough": verdict.rounds,
-        "a": result.names[0],
-        "b": result.names[1],
-        "level": result.level,
-        "least": result.min_change,
-        "fail_on": fail_on,
-        "worse": find_regressions(result, fail_on) if fail_on else None,
-        "summary": [*summarize(result)],
-        "notes": result.caveats,
-        "times": [
-            identify(t.a)
-            | sides(t, s="time_s", low_s="time_low_s", high_s="time_high_s")
-            | own(t, "a_rounds", "b_rounds", "ratio", "verdict", "reason", "note")
-            | {name: getattr(t.estimate, field, None) for name, field in _ESTIMATE.items()}
-            for t in result.times
-        ],
-        "peaks": [
-            identify(p.a) | sides(p, bytes="peak_bytes") | own(p, "ratio", "verdict")
-            for p in result.peaks
-        ],
-        "maxima": [
-            identify(m.a)
-            | {
-                side: own(row, "max_tokens", "first_failure")
-                | {"limited_by": row.limited_by or ""}
-                for side, row in (("a", m.a), ("b", m.b))
-            }
-            | own(m, "ratio", "verdict", "reason")
-            for m in result.maxima
-        ],
-        "turned": [
-            identify(s.a) | sides(s, status="status") | sides(s, reason="reason")
-            | {"verdict": s.verdict, "budgets": bool(s.note)}
-            for s in result.statuses
-        ],
-        "failed_alike": result.failed_alike,
-        "only_a": [*map(identify, result.only_a)],
-        "only_b": [*map(identify, result.only_b)],
-        "unlike_machines": [*map(identify, result.other_machines)],
-        "differences": [dict(zip(("name", "a", "b"), d, strict=True)) for d in result.differences],
-    })  # fmt: skip
+    times = {"s": "time_s", "low_s": "time_low_s", "high_s": "time_high_s"}
+    own = ("a_rounds", "b_rounds", "ratio", "verdict", "reason", "note")
+    limits = ("max_tokens", "first_failure", "limited_by")
+    statuses = {"status": "status", "reason": "reason"}
+    document: dict[str, Any] = finite(
+        {
+            "schema": SCHEMA,
+            "verdict": verdict.word,
+            "reason": verdict.reason,
+            "rounds_enough": verdict.rounds,
+            "a": result.names[0],
+            "b": result.names[1],
+            "level": result.level,
+            "least": result.min_change,
+            "fail_on": fail_on,
+            "worse": find_regressions(result, fail_on) if fail_on else None,
+            "summary": [*summarize(result)],
+            "notes": result.caveats,
+            "times": [
+                describe(t, times, *own)
+                | {name: getattr(t.estimate, field, None) for name, field in _ESTIMATE.items()}
+                for t in result.times
+            ],
+            "peaks": [
+                describe(p, {"bytes": "peak_bytes"}, "ratio", "verdict") for p in result.peaks
+            ],
+            "maxima": [
+                describe(m, {}, "ratio", "verdict", "reason")
+                | {side: {n: getattr(getattr(m, side), n) for n in limits} for side in "ab"}
+                for m in result.maxima
+            ],
+            "turned": [
+                describe(s, statuses, "verdict") | {"budgets": bool(s.note)}
+                for s in result.statuses
+            ],
+            "failed_alike": result.failed_alike,
+            "only_a": [*map(identify, result.only_a)],
+            "only_b": [*map(identify, result.only_b)],
+            "unlike_machines": [*map(identify, result.other_machines)],
+            "differences": [{"name": name, "a": a, "b": b} for name, a, b in result.differences],
+        }
+    )
     return document

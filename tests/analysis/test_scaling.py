@@ -85,10 +85,9 @@ def test_quantities_that_vary_together_have_no_exponents() -> None:
 def test_one_degree_of_freedom_has_the_widest_interval() -> None:
     (one,) = power_law([[0.0, 1.0, 2.0]], [0.0, 1.1, 2.0])
     assert one.high is not None
-    # residuals are -1/30, 2/30, -1/30: s = sqrt(6/900), over sqrt(2), times t(1) = 12.706
-    assert one.high - one.value == pytest.approx(
-        12.706 * math.sqrt(6 / 900) / math.sqrt(2), rel=1e-6
-    )
+    # residuals are -1/30, 2/30, -1/30: s = sqrt(6/900), over sqrt(2), times t(1) = 12.7062
+    expected = 12.7062 * math.sqrt(6 / 900) / math.sqrt(2)
+    assert one.high - one.value == pytest.approx(expected, rel=1e-5)
 
 
 def test_without_degrees_of_freedom_there_is_no_interval() -> None:

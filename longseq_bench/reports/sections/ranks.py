@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from longseq_bench.analysis.row import Row, require
+from longseq_bench.analysis.row import Row, identity, require
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.searches import SearchRow
@@ -94,7 +94,7 @@ def hangs(source: Source) -> Iterator[Section]:
         trial, outcome = record.trial, record.outcome
         tokens = format_tokens(trial.workload.seq_len)
         phase = f" in {outcome.phase}" if outcome.phase else ""
-        workload = source.workload(Row.from_record(record))
+        workload = source.workload(Row(**identity(record)))
         ended = f"ended{phase}: {outcome.reason or 'no reason recorded'}."
         yield Section(
             f"Hang: {source.label(trial)} at {tokens} tokens on {trial.world_size} ranks",
