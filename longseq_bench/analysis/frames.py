@@ -29,9 +29,11 @@ def rows(records: Iterable[Record], baseline: str | None = None) -> pandas.DataF
 
     baseline: adds a column `speed`, the baseline's time over the row's, as `speeds` computes it.
     """
+    import pandas
+
     table = sweep_rows(records)
-    frame = _frame(table, SweepRow)
-    return frame.assign(speed=speeds(table, baseline)) if baseline else frame
+    speed = {"speed": pandas.Series(speeds(table, baseline), dtype=float)} if baseline else {}
+    return _frame(table, SweepRow).assign(**speed)
 
 
 def maxima(records: Iterable[Record]) -> pandas.DataFrame:

@@ -38,6 +38,7 @@ class Runs:
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = sorted(records, key=attrgetter("started_at", "trial.round"))
         self._by_run: dict[str, list[dict[int, list[float]]]] = {}
+        self._unmeasured: list[ByRank] = [{}] * len(self.records)
         for i, record in enumerate(self.records):
             for one in record.outcome.measurements:
                 runs = self._by_run.setdefault(one.name, [{} for _ in self.records])
@@ -48,7 +49,7 @@ class Runs:
 
     def by_run(self, name: str) -> Sequence[ByRank]:
         """Return the samples of each run."""
-        return self._by_run.get(name) or [{} for _ in self.records]
+        return self._by_run.get(name, self._unmeasured)
 
     def iterations(self, name: str) -> list[float]:
         """Return one sample per iteration, of the slowest rank; none if any is not finite."""
@@ -80,6 +81,8 @@ class Runs:
 
         The list itself is None where no rank has any sample.
         """
+        if name not in self.measured:
+            return None
         runs = self.by_run(name)
         ranks = [[s for run in runs for s in run.get(i, ())] for i in range(self._world_size)]
         return [merge(samples) if samples else None for samples in ranks] if any(ranks) else None
@@ -97,7 +100,10 @@ def per_iteration(record: Record, name: str) -> list[float]:
 
 def slowest(ranks: ByRank, world_size: int) -> Samples:
     """Return the largest sample over ranks of each iteration that every rank finished."""
-    return list(map(max, zip(*ranks.values(), strict=False))) if len(ranks) >= world_size else ()
+    if not ranks or len(ranks) < world_size:
+        return ()
+    first, *others = ranks.values()
+    return list(map(max, first, *others)) if others else first
 
 
 def imbalance(peaks: Sequence[float | None]) -> float | None:

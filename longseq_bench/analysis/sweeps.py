@@ -76,8 +76,12 @@ def sweep_rows_with_records(
     groups = group_by(
         measured, lambda r: (r.trial.key_without("round", "seed"), r.environment.fingerprint)
     ).values()
-    merged = [_merge(group) for group in groups]
-    busy = busy_threads(record for group in groups for record in group)
+    busy, merged = busy_threads(record for group in groups for record in group), []
+    for group in groups:
+        runs = Runs(group)
+        merged.append(row := _merge(runs))
+        if row["status"] == "ok":
+            row["unstable"] = find_instability(runs, busy[row["fingerprint"]])
     labels = find_labels(group[0].trial for group in groups) if labels is None else labels
     timed = [row for row in merged if row["world_size"] == 1 and row["time_s"] is not None]
     on_one_rank = {_ranks_key(row): row for row in reversed(timed)}
@@ -86,8 +90,6 @@ def sweep_rows_with_records(
         row["label"] = labels[settings_key(group[0].trial)]
         row |= _scaling(row, on_one_rank.get(_ranks_key(row)))
         row |= _against_standard(row, standard.get(_workload_key(row)))
-        if row["status"] == "ok":
-            row["unstable"] = find_instability(Runs(group), busy[row["fingerprint"]])
     return [(SweepRow(**row), group) for row, group in zip(merged, groups, strict=True)]
 
 
@@ -100,13 +102,12 @@ def _ranks_key(values: Values) -> Hashable:
 
 def merge_trial(records: Sequence[Record]) -> SweepRow:
     """Merge all rounds of a trial, without the fields that depend on other rows."""
-    return SweepRow(**_merge(records))
+    return SweepRow(**_merge(Runs(records)))
 
 
-def _merge(records: Sequence[Record]) -> Values:
-    worst = min(records, key=lambda record: SEVERITY.index(record.outcome.status))
+def _merge(runs: Runs) -> Values:
+    worst = min(runs.records, key=lambda record: SEVERITY.index(record.outcome.status))
     workload, status = worst.trial.workload, worst.outcome.status
-    runs = Runs(records)
     timed = runs if status == "ok" else Runs([])
     measured = {
         field: merge(timed if merge is Runs.median else runs, name)

@@ -263,7 +263,7 @@ _ANALYSIS = (
           ("tests/analysis/test_rows.py",)),
     Fault("fastest-rank", "analysis", "analysis/runs.py",
           "The time of an iteration is that of the fastest rank.",
-          "map(max, zip(*ranks.values()", "map(min, zip(*ranks.values()",
+          "map(max, first, *others)", "map(min, first, *others)",
           ("tests/analysis/test_rows.py",)),
     Fault("interval-ends", "analysis", "analysis/sweeps.py",
           "The ends of the interval of exposed communication are exchanged.",
