@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from textwrap import shorten
 from typing import Self
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from longseq_bench.analysis.labels import find_short_labels, mask_words, mode_words
+from longseq_bench.analysis.labels import find_short_labels, mask_words, mode_words, option_text
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.core.errors import one_line
 from longseq_bench.core.model import OptionValue, Record, Trial
@@ -71,9 +72,7 @@ class Labels:
 
 def format_option(value: OptionValue) -> str:
     """Return an option's value as it is written after -o NAME=."""
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+    return "none" if value is None else option_text(value)
 
 
 def describe_outcome(record: Record) -> str:
@@ -82,8 +81,7 @@ def describe_outcome(record: Record) -> str:
     if outcome.status == "timeout" and trial.time_budget and outcome.phase in _TIMED_PHASES:
         return f"over the time limit of {format_seconds(trial.time_budget)}"
     if outcome.status != "ok":  # without the allocator's text
-        reason = " ".join((outcome.reason or "").split())
-        reason = reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 1] + "…"
+        reason = shorten(outcome.reason or "", MAX_REASON, placeholder=" …")
         return wording.describe_outcome(outcome.status, outcome.phase, reason)
     words = []
     if times := per_iteration(record, "time"):

@@ -13,39 +13,11 @@ COMMANDS = ("sweep", "maxlen", "scaling")
 
 
 def launch(
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            help="sweep, maxlen or scaling, with its own arguments.", metavar="COMMAND …"
-        ),
-    ],
-    engine: Annotated[
-        Literal["auto", "srun", "mpirun"],
-        typer.Option(
-            help="Starts the ranks of each trial. auto: mpirun with --hosts, srun in an allocation "
-            "of Slurm, else this host alone."
-        ),
-    ] = "auto",
-    hosts: Annotated[
-        str | None,
-        typer.Option(
-            help="Hosts for mpirun with their ranks, a:8,b:8; the first is this one. Default: none."
-        ),
-    ] = None,
-    nnodes: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=units.MAX_RANKS, help="Number of hosts, from the first. Default: all."
-        ),
-    ] = None,
-    nproc_per_node: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=units.MAX_RANKS,
-            help="Ranks on each host. Default: as in --hosts, else one per visible GPU, else 1.",
-        ),
-    ] = None,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND …")],
+    engine: Literal["auto", "srun", "mpirun"] = "auto",
+    hosts: str | None = None,
+    nnodes: Annotated[int | None, typer.Option(min=1, max=units.MAX_RANKS)] = None,
+    nproc_per_node: Annotated[int | None, typer.Option(min=1, max=units.MAX_RANKS)] = None,
 ) -> int:
     """Run a sweep, maxlen or scaling over several hosts.
 
@@ -53,6 +25,15 @@ def launch(
     a: `longseq launch --hosts a:8,b:8 -- sweep FILE`, with Open MPI on all hosts.
 
     A trial has all ranks unless world_size is lower. srun or mpirun starts them for each trial.
+
+    Options:
+        command: sweep, maxlen or scaling, with its own arguments.
+        engine: Starts the ranks of each trial. auto: mpirun with --hosts, srun in an allocation of
+            Slurm, else this host alone.
+        hosts: Hosts for mpirun with their ranks, a:8,b:8; the first is this one. Default: none.
+        nnodes: Number of hosts, from the first. Default: all.
+        nproc_per_node: Ranks on each host. Default: as in --hosts, else one per visible GPU, else
+            1.
     """
     import os
 

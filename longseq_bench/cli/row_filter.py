@@ -3,7 +3,7 @@
     tokens >= 4k and status != "ok"      time<10ms      option.chunk=64      label~zigzag
 
 In each comparison of a field and a value, the value is read in the unit of the field, = means ==, ~
-means "contains", and `none` is a missing value. A text of one comparison needs no quotes.
+means "contains", and `none` is a missing value.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ FIELDS: dict[str, Field] = {
 }
 """Fields by which rows can be filtered and sorted: all except lists."""
 
-_NAME, _SIGN = r"([A-Za-z][\w.-]*)", r"\s*(==|!=|<=|>=|=|<|>|~)\s*"
-_SINGLE = re.compile(rf"\s*{_NAME}{_SIGN}((?:(?!\s(?:and|or)\s)[^=!<>~()\"'&|])+?)\s*")
-_COMPARISON = re.compile(rf"{_NAME}{_SIGN}(\"[^\"]*\"|'[^']*'|[^\s()&|]+)")
+_COMPARISON = re.compile(
+    r"([A-Za-z][\w.-]*)\s*(==|!=|<=|>=|=|<|>|~)\s*"
+    # a value in quotes, or a word and those that follow it
+    r"""("[^"]*"|'[^']*'|[^\s()&|]+(?:\s+(?!(?:and|or)\b)[^\s()&|=!<>~"']+)*)"""
+)
 _NUMBER = re.compile(r"([+-]?\d*\.?\d+(?:e[+-]?\d+)?)\s*([kmgtp%]?)(?:flop/s|b/s|x|×)?", re.I)
 _SCALES = {"": 1.0, "%": 0.01, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _PARSERS = {"tokens": parse_tokens, "bytes": parse_bytes, "seconds": parse_seconds}
@@ -132,8 +134,7 @@ def _translate(text: str, rows: Sequence[Row], fields: list[str]) -> str:
         value = _parse(FIELDS.get(field), raw, where)
         return f"(`{field}` {'==' if sign == '=' else sign} {value!r})"
 
-    single = _SINGLE.fullmatch(text)
-    query = replace(single) if single else _COMPARISON.sub(replace, text)
+    query = _COMPARISON.sub(replace, text)
     if len(fields) == known:
         raise UserError(f"{where} can't be read; write FIELD=VALUE, tokens>=4k, label~ring")
     return query

@@ -41,7 +41,14 @@ def scaling(
     from longseq_bench.reports.brief import scaling_brief
     from longseq_bench.search import strategy
 
-    worlds, folder = _parse_world_sizes(world_sizes), out or session.default_out()
+    try:
+        worlds = sorted({int(size) for size in options.split_names(world_sizes)})
+    except ValueError:
+        worlds = []
+    if not worlds or worlds[0] < 1 or worlds[-1] > MAX_RANKS:
+        most = f"from 1 to {MAX_RANKS:,}, such as 1,2,4"
+        raise UserError(f"--world-sizes {world_sizes!r} is not a list of numbers of ranks {most}")
+    folder = out or session.default_out()
     reporter, assignments = session.make_reporter(), parse_assignments(option or [])
     chosen: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in impl]
     with machine.open_launcher(reporter, impl) as (launcher, catalogue):
@@ -50,18 +57,6 @@ def scaling(
         schedule = partial(strategy.scaling, trials, 1)
         found = run_search(launcher, catalogue, trials, folder, schedule, reporter)
     return session.print_results(found, as_json, _study_json, lambda: scaling_brief(found.records))
-
-
-def _parse_world_sizes(text: str) -> list[int]:
-    """Return the numbers of ranks, ascending. Raises UserError if the text is not such a list."""
-    try:
-        found = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        found = [0]
-    if found[0] < 1 or found[-1] > MAX_RANKS:
-        most = f"from 1 to {MAX_RANKS:,}, such as 1,2,4"
-        raise UserError(f"--world-sizes {text!r} is not a list of numbers of ranks {most}")
-    return found
 
 
 def _study_json(records: list[Record]) -> dict[str, Any]:

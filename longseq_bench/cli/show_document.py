@@ -95,11 +95,11 @@ def _describe(
     """Return the number of rows, and how many of them match and are shown."""
     if not every:
         return []
-    words, count = _count(len(every), noun), len(matching)
+    words = _count(len(every), noun)
     if where:
-        verb = "match" if count > 1 else "matches"
-        words += f", of which {count or 'none'} {verb} {' and '.join(where)}"
-    hidden = count - len(matching[:limit])
+        verb = "match" if len(matching) > 1 else "matches"
+        words += f", of which {len(matching) or 'none'} {verb} {' and '.join(where)}"
+    hidden = len(matching[limit:]) if limit else 0
     return [words, *([f"{_count(hidden, noun)} more not shown (--limit)"] if hidden else [])]
 
 
