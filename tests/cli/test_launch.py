@@ -91,21 +91,12 @@ def start(folder: Path, **variables: str) -> Iterator[Sweep]:
     sweep.end()
 
 
-def test_an_own_function_runs_over_two_hosts(tmp_path: Path) -> None:
-    Path("mine.py").write_text(GATHERS)
-    Path("sweep.yaml").write_text(TINY.replace("ring", "mine.py:mine"))
-    with start(tmp_path) as sweep:
-        assert sweep.process.wait(PATIENCE_S) == 0, sweep.said.read_text()
-    (found,) = load("out").records
-    assert (found.trial.implementation, found.outcome.status) == ("mine.py:mine", "ok")
-    assert (found.trial.world_size, found.processes) == (2, 2)
-    assert found.outcome.facts["hosts"] == [*fake_engine.HOSTS]
-    assert "ranks: 1 on each of 127.0.0.1, 127.0.0.2 by srun" in sweep.said.read_text()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_what_ends_the_command_ends_the_ranks(tmp_path: Path, number: signal.Signals) -> None:
-    Path("sweep.yaml").write_text(WAITS)
+    """An own function runs before, unless the command is killed."""
+    Path("mine.py").write_text(GATHERS)
+    names = "rank-waits" if number == signal.SIGKILL else "['mine.py:mine', rank-waits]"
+    Path("sweep.yaml").write_text(WAITS.replace("rank-waits", names))
     waits = tmp_path / "waits"
     with start(tmp_path, LONGSEQ_TEST_WAITS=str(waits)) as sweep:
         sweep.wait_until(waits.exists)
@@ -115,4 +106,11 @@ def test_what_ends_the_command_ends_the_ranks(tmp_path: Path, number: signal.Sig
         assert sweep.left() == []
     said = sweep.said.read_text()
     assert "Traceback" not in said
-    assert number == signal.SIGKILL or "longseq: interrupted" in said.splitlines()[-1]
+    if number == signal.SIGKILL:
+        return
+    assert "longseq: interrupted" in said.splitlines()[-1]
+    assert "ranks: 1 on each of 127.0.0.1, 127.0.0.2 by srun" in said
+    (found,) = load("out").records
+    assert (found.trial.implementation, found.outcome.status) == ("mine.py:mine", "ok")
+    assert (found.trial.world_size, found.processes) == (2, 2)
+    assert found.outcome.facts["hosts"] == [*fake_engine.HOSTS]

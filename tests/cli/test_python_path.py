@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TINY = "memory_budget: 64MiB\ntokens: 64\nimplementations: [sdpa]\n"
+TINY = "memory_budget: 64MiB\ntokens: 64\nimplementations: [sdpa]\nrounds: 1\nrepeats: 1\n"
 # the installed script has its own folder first on the path, not the current one
 CONSOLE_SCRIPT = "import sys; sys.path.pop(0); from longseq_bench.__main__ import main; main()"
 

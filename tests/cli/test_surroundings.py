@@ -16,12 +16,14 @@ CONFIG = "memory_budget: 64MiB\ntokens: [32, 64]\nimplementations: [sdpa]\n"
 PLAN = ["plan", "--impl", "sdpa", "--gpu", "h100"]
 
 
-def test_a_config_may_come_from_an_open_pipe() -> None:
+def test_a_config_may_come_from_an_open_pipe(capfd: Capture) -> None:
     """As with `longseq sweep <(program)`, which reads it more than once."""
-    command = [sys.executable, "-m", "longseq_bench", "sweep", "/proc/self/fd/0", "--dry-run"]
-    done = subprocess.run(command, input=CONFIG, capture_output=True, text=True, timeout=200)
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
-    assert "2 trials" in done.stdout
+    reader, writer = os.pipe()
+    os.write(writer, CONFIG.encode())
+    os.close(writer)
+    assert run(["sweep", f"/proc/self/fd/{reader}", "--dry-run"]) == 0
+    os.close(reader)
+    assert "2 trials" in capfd.readouterr().out
 
 
 def test_a_file_that_is_too_large_is_refused(capfd: Capture) -> None:
@@ -42,15 +44,14 @@ def test_a_command_that_reads_results_names_a_damaged_line(command: str, capfd: 
     )
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-def test_symbols_that_an_encoding_lacks_are_no_traceback(encoding: str) -> None:
+def test_symbols_that_an_encoding_lacks_are_no_traceback() -> None:
     write_records("records", [record()])
     done = subprocess.run(
         [sys.executable, "-m", "longseq_bench", "show", "records"],
-        env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "120"}, capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "120"}, capture_output=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
-    assert ("?" if encoding == "ascii" else "±") in done.stdout.decode(encoding)
+    assert "?" in done.stdout.decode("ascii")
 
 
 FUNCTION = """\
