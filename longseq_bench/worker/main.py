@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.attention.own_function import describe_own_function, find_implementation
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInfo
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
-from longseq_bench.core.gpus import VISIBLE, GpuReport, read_visible_gpus
 from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, SDPA, Device, Outcome, Trial
 from longseq_bench.core.options import specs_of
 from longseq_bench.core.ranks import CONNECTING, OPENING, WARMING_UP, RankInfo
@@ -31,7 +29,7 @@ from longseq_bench.worker.dry_run import dry_run
 from longseq_bench.worker.memory import unsupported_setting
 from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.trial import run_trial
-from longseq_bench.worker.verdicts import outcome_of_exception
+from longseq_bench.worker.verdicts import explain_unusable, outcome_of_exception
 
 TOKENS_PER_RANK = 4096
 """Enough tokens for every implementation that can run over many ranks at all."""
@@ -181,19 +179,16 @@ def _entry(name: str, devices: dict[str, DeviceInfo]) -> Entry:
 
 
 def _cuda() -> DeviceInfo:
-    if not torch.version.cuda:
-        remedy = "for cuda, install a CUDA build of torch"
-        return DeviceInfo(unavailable="this torch is a CPU build", remedy=remedy)
-    if not torch.cuda.is_available():
-        reason, remedy = explain_no_cuda(torch.version.cuda, read_visible_gpus())
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        count = torch.cuda.device_count()
+        free, total = torch.cuda.mem_get_info()
+        for number in range(count):
+            run_kernel(number)
+    except Exception as error:
+        sentence = explain_unusable(error) or str(error).partition("\n")[0]
+        reason, _, remedy = sentence.partition("; ")
         return DeviceInfo(unavailable=reason, remedy=remedy)
-    count, built_for = torch.cuda.device_count(), torch.cuda.get_arch_list()
-    for i in range(count):
-        name, capability = torch.cuda.get_device_name(i), torch.cuda.get_device_capability(i)
-        if mismatch := unsupported_architecture(name, capability, built_for):
-            remedy = "install a torch that was built for it, or hide it with CUDA_VISIBLE_DEVICES"
-            return DeviceInfo(unavailable=mismatch, remedy=remedy)
-    free, total = torch.cuda.mem_get_info()
     half = ("bfloat16",) if torch.cuda.is_bf16_supported(including_emulation=False) else ()
     return DeviceInfo(
         name=torch.cuda.get_device_name(),
@@ -204,49 +199,9 @@ def _cuda() -> DeviceInfo:
     )
 
 
-def explain_no_cuda(torch_cuda: str, report: GpuReport) -> tuple[str, str]:
-    """Return why torch finds no CUDA device, and what to do.
-
-    torch_cuda: the CUDA version that torch was built for, 13.0.
-    """
-    if report.driver is None:
-        return f"there is no NVIDIA driver: {report.reason}", "install NVIDIA's driver"
-    if report.cuda and report.cuda[0] < int(torch_cuda.partition(".")[0]):
-        major, minor = report.cuda
-        return (
-            f"driver {report.driver} is too old for this torch: it supports CUDA {major}.{minor}, "
-            f"and torch was built for CUDA {torch_cuda}",
-            f"update the driver, or install a torch for CUDA {major}",
-        )
-    if not report.visible:
-        return report.reason or "no GPU is visible", f"set {VISIBLE} to a GPU of nvidia-smi -L"
-    return (
-        f"torch finds no CUDA device, but driver {report.driver} shows {report.visible[0]}",
-        "see what python -c 'import torch; torch.cuda.init()' says",
-    )
-
-
-def unsupported_architecture(
-    name: str, capability: tuple[int, int], built_for: Sequence[str]
-) -> str | None:
-    """Return why a build of torch has no kernels for a GPU; None if it has.
-
-    built_for: as torch.cuda.get_arch_list returns them. Code for sm_80 runs on 8.0 and later minor
-    versions, PTX of compute_80 on everything later.
-    """
-    own = 10 * capability[0] + capability[1]
-    for architecture in built_for:
-        match = re.fullmatch(r"(sm|compute)_(\d+)([a-z]?)", architecture)
-        if match is None:
-            continue
-        number, is_ptx = int(match[2]), match[1] == "compute"
-        is_later = number <= own and (is_ptx or number // 10 == capability[0])
-        if number == own or (is_later and not match[3]):
-            return None
-    return (
-        f"this torch has no kernels for {name} (compute capability {capability[0]}."
-        f"{capability[1]}); it was built for {', '.join(built_for)}"
-    )
+def run_kernel(number: int) -> None:
+    """Run a kernel of torch on a GPU: a build of torch has kernels for some architectures only."""
+    torch.ones(1, device=f"cuda:{number}").add_(1)
 
 
 def open_gpu(number: int) -> None:

@@ -79,7 +79,7 @@ def is_device_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "Triton Error [CUDA]" in str(error)
 
 
-def _explain_unusable(error: BaseException) -> str | None:
+def explain_unusable(error: BaseException) -> str | None:
     """Return what is missing and what to do if an error shows that this machine can't run it."""
     # torch.compile wraps the errors of the compilers that it calls
     error = getattr(error, "inner_exception", error)
@@ -147,7 +147,7 @@ def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
     text = " ".join(str(error).split()) or type(error).__name__
     if status in ("oom", "unsupported", "limit"):
         return Outcome(status=status, reason=_shorten(text), phase=phase)
-    if sentence := _explain_unusable(error):
+    if sentence := explain_unusable(error):
         return Outcome(
             status="unsupported", reason=sentence, phase=phase, facts={"exception": _shorten(text)}
         )
