@@ -18,10 +18,8 @@ Lists of the layout (tensors of integers) are a multiple of the tokens plus a mu
 blocks, whose number is known without the layout. FLOPs are in proportion to the visible pairs.
 """
 
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -59,6 +57,12 @@ MAX_KEPT_BLOCKS = 2**20
 EXTRAPOLATED_FROM = 2**22
 """Layouts with more blocks than this are extrapolated."""
 
+COMPILES = (
+    "it calls torch.compile, whose memory can't be predicted; measure it with maxlen, or "
+    "predict it without torch.compile"
+)
+"""What a compiled graph keeps in memory is not that of the operators it replaces."""
+
 
 def dry_run(
     trials: Sequence[Trial],
@@ -67,11 +71,10 @@ def dry_run(
 ) -> list[DryRunEstimate]:
     """Predict the memory, work and communication of each trial on the rank that needs most.
 
-    Call it in a process of its own: afterwards it can't compile, and its memory is limited.
+    Call it in a process of its own: afterwards its memory is limited.
 
     capability, multiprocessors: of the GPU; None: any capability, as many as usual.
     """
-    _disable_compiler()
     memory.use_exact_heap()
     memory.limit_heap(int(psutil.virtual_memory().available * FREE_SHARE))
     threads = torch.get_num_threads()
@@ -83,25 +86,8 @@ def dry_run(
     return estimates
 
 
-def _disable_compiler() -> None:
-    """Refuse torch.compile, and replace torch._dynamo by a stub.
-
-    What torch.compile keeps in memory is not that of the operators it replaces. torch imports
-    _dynamo in the first operation on meta tensors, which takes 0.7 s and leaves a folder behind.
-    """
-    vars(torch)["compile"] = _refuse_to_compile
-    name = "torch._dynamo"
-    if name not in sys.modules:
-        stub = ModuleType(name)
-        vars(stub)["disable"] = lambda function, *rest, **more: function
-        sys.modules[name] = vars(torch)["_dynamo"] = stub
-
-
-def _refuse_to_compile(*args: Any, **kwargs: Any) -> None:
-    raise UnsupportedError(
-        "it calls torch.compile, whose memory can't be predicted; measure it with maxlen, or "
-        "predict it without torch.compile"
-    )
+def _refuse_to_compile(*args: Any) -> None:
+    raise UnsupportedError(COMPILES)
 
 
 def _predict(
@@ -115,6 +101,9 @@ def _predict(
     torch.set_num_threads(trial.threads or max(1, threads // trial.world_size))
     try:
         make = find_implementation(trial.implementation, trial.source)
+        if not make.__module__.startswith("longseq_bench."):
+            # none of ours compiles here, and this imports torch's compiler, which takes 0.7 s
+            torch.compiler.set_stance("default", force_backend=_refuse_to_compile)
         if reason := unsupported_setting(trial):
             return DryRunEstimate(unsupported=reason)
         if trial.device == "cpu" and (reason := make.unavailable_reason(trial.device)):
@@ -141,7 +130,9 @@ def _predict(
     except MemoryError:
         return DryRunEstimate(unsupported="its layout alone takes more memory than is available")
     except Exception as error:
-        # from a plug-in, or from an operator that meta tensors don't support
+        # from a plug-in, or from an operator or a compiler that doesn't support meta tensors
+        if isinstance(getattr(error, "inner_exception", None), UnsupportedError):
+            return DryRunEstimate(unsupported=COMPILES)
         first, *_ = str(error).splitlines() or [type(error).__name__]
         where = f" ({place})" if (place := find_place(error)) else ""
         return DryRunEstimate(unsupported=f"can't run without data: {first[:200]}{where}")
