@@ -1,25 +1,23 @@
 """Check every output row with inputs whose result is known in closed form, and timed passes.
 
-    constant values: all values of a head are one vector x. Weights of a softmax add up to 1, so
-                     every output row that sees a key is x, for any scores and any pattern.
-                     Queries are 64 times as large, so scores reach ±200.
+    constant values: for any pattern; the output alone.
     equal scores:    for exact attention, gradients included. In float32 it shows a single key too
-                     many or too few in any output row (special_inputs.py).
+                     many or too few in any output row.
     matching scores: for attention in which a query sees its own position, with dv. It shows an
                      output row that is another one's in any dtype, and a softmax without its
-                     maximum or with a limit on scores (special_inputs.py).
+                     maximum or with a limit on scores.
 
-They cost O(N) next to the pass itself, at any length and over ranks. Sampled rows with random
-inputs (check.py) see what these can't: scores that are a little wrong.
+special_inputs.py has the three. They cost O(N) next to the pass itself, at any length and over
+ranks. Sampled rows with random inputs (check.py) see what these can't: scores that are a little
+wrong.
 
 Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import cycle, product
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -32,77 +30,42 @@ from longseq_bench.worker.check import GRADIENT_TOLERANCE, TINY, TOLERANCE, is_f
 from longseq_bench.worker.passes import Pass
 from longseq_bench.worker.special_inputs import (
     CHUNK,
+    HARD_FACTOR,
     MAX_FLOAT16_TOKENS,
+    ConstantValues,
     EqualScores,
     MatchingScores,
     SpecialInputs,
 )
 
-OUTPUT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 2**-6, "float16": 2**-8}
-"""Allowed error of an output row over its largest magnitude: four roundings of the weights and of
-the output. Modules, which round more often, have the tolerance of sampled rows."""
-
-_HARD_FACTOR = 64.0
-"""Factor of normally distributed queries that makes scores as large as 200; exact in any dtype."""
-
-CONSTANT_TOLERANCE: dict[DType, float] = {**OUTPUT_TOLERANCE, "float32": 6e-5}
-MATCHING_TOLERANCE: dict[DType, float] = {**OUTPUT_TOLERANCE, "float32": 2e-4}
-MATCHING_GRADIENT_TOLERANCE: dict[DType, float] = {**GRADIENT_TOLERANCE, "float32": 2e-4}
-"""Of scores near 200, float32 has five digits after the point: weights are off by 2e-5 or more."""
-
-MATCHING = "matching scores"
 _MAX_COPIED_BYTES = 2**30
 """Size of inputs up to which a warm-up pass may overwrite all of them."""
 
 
-Inputs = TypeVar("Inputs", bound=SpecialInputs)
-
-
 class EveryRowCheck:
-    """Gives a pass such inputs, and judges every row of this rank's results.
+    """Gives a pass special inputs, and judges every row of this rank's results.
 
     done: the inputs that were tried.  reason: a sentence about rows that are wrong, or None.
     """
 
     def __init__(self, attention: Attention) -> None:
-        self._attention = attention
+        self._attention, w = attention, attention.workload
+        has_matrices = bool(attention.projections())
+        is_short = w.seq_len <= MAX_FLOAT16_TOKENS or attention.coarsest_dtype != "float16"
+        self._possible: list[SpecialInputs] = []
+        if attention.is_exact and is_short:
+            self._possible.append(EqualScores(w, with_gradients=not has_matrices))
+        # a module's matrices mix a code's bits
+        self._can_match = attention.sees_itself and not has_matrices
+        if self._can_match:
+            self._possible.append(MatchingScores(w))
         self.done: list[str] = []
         self.reason: str | None = None
 
-    @contextmanager
-    def constant_values(self, one: Pass) -> Iterator[None]:
-        """Check the forward that is run in the block with constant values; restore the inputs."""
-        attention, (q, _, v) = self._attention, one.inputs
-        originals = _copies(attention, one, [v])
-        fill_constant(attention, v)
-        with torch.no_grad():
-            q.mul_(_HARD_FACTOR)
-        yield
-        assert one.out is not None
-        self._add("constant values", find_unlike_constant(attention, one.out))
-        one.out = None
-        _restore(one, [v], originals)
-        if originals and one.original_q is None:
-            with torch.no_grad():
-                q.div_(_HARD_FACTOR)
-
     @property
-    def can_have_equal_scores(self) -> bool:
-        """True for exact attention, in float16 up to the length that its weights allow."""
-        attention = self._attention
-        is_short = attention.workload.seq_len <= MAX_FLOAT16_TOKENS
-        return attention.is_exact and (is_short or attention.coarsest_dtype != "float16")
-
-    def equal_scores(self, one: Pass) -> AbstractContextManager[None]:
-        """Check the pass that is run in the block with equal scores. All inputs are lost."""
-        attention = self._attention
-        inputs = EqualScores(attention.workload, not attention.projections())
-        return self._special(one, "equal scores", inputs, find_unlike_equal)
-
-    @property
-    def can_have_matching_scores(self) -> bool:
-        """True if queries see themselves; not with a module's matrices, which mix a code's bits."""
-        return self._attention.sees_itself and not self._attention.projections()
+    def remaining(self) -> list[SpecialInputs]:
+        """Equal and matching scores, if possible and not tried yet. A pass loses its inputs."""
+        return [inputs for inputs in self._possible if inputs.name not in self.done]
 
     @contextmanager
     def warm_up(self, one: Pass) -> Iterator[None]:
@@ -110,38 +73,36 @@ class EveryRowCheck:
 
         With constant values, unless matching scores are possible, small and checked here only.
         """
+        attention = self._attention
         size = sum(t.numel() * t.element_size() for t in one.inputs)
-        is_small = size <= _MAX_COPIED_BYTES and not self._attention.on_host
-        can_restore = is_small or _can_redraw(one)
-        if self._attention.workload.train or not (self.can_have_matching_scores and can_restore):
-            with self.constant_values(one):
-                yield
-            return
-        originals = _copies(self._attention, one, one.inputs)
-        with self.matching_scores(one):
+        can_restore = (size <= _MAX_COPIED_BYTES and not attention.on_host) or _can_redraw(one)
+        inputs: SpecialInputs = ConstantValues(attention.workload)
+        if self._can_match and can_restore and not attention.workload.train:
+            inputs = MatchingScores(attention.workload)
+        tensors = dict(zip("qkv", one.inputs, strict=True))
+        changed = [tensor for name, tensor in tensors.items() if name in inputs.written]
+        originals = _copies(attention, one, changed)
+        with self.check(one, inputs):
             yield
-        _restore(one, one.inputs, originals)
-
-    def matching_scores(self, one: Pass) -> AbstractContextManager[None]:
-        """Check the pass that is run in the block with matching scores. All inputs are lost."""
-        inputs = MatchingScores(self._attention.workload)
-        return self._special(one, MATCHING, inputs, find_unlike_matching)
+        with torch.no_grad():
+            if not originals:
+                one.draw_again()
+            for tensor, original in zip(changed, originals, strict=False):
+                tensor.copy_(original)
+            if originals and "q" not in inputs.written and one.original_q is None:
+                one.inputs[0].div_(HARD_FACTOR)
 
     @contextmanager
-    def _special(
-        self, one: Pass, name: str, inputs: Inputs,
-        find: Callable[[Attention, Inputs, Pass], str | None],
-    ) -> Iterator[None]:  # fmt: skip
+    def check(self, one: Pass, inputs: SpecialInputs) -> Iterator[None]:
+        """Check the pass that is run in the block. The inputs stay as they are then."""
         inputs.fill(self._attention, one)
         kept, one.keep_output = one.keep_output, True
         yield
         one.keep_output = kept
-        self._add(name, find(self._attention, inputs, one))
+        reason = find_wrong_rows(self._attention, inputs, one)
+        self.done.append(inputs.name)
+        self.reason = self.reason or (reason and f"with {inputs.name}, {reason}")
         one.out = one.grads = None
-
-    def _add(self, inputs: str, reason: str | None) -> None:
-        self.done.append(inputs)
-        self.reason = self.reason or (reason and f"with {inputs}, {reason}")
 
 
 def _can_redraw(one: Pass) -> bool:
@@ -158,109 +119,46 @@ def _copies(attention: Attention, one: Pass, tensors: Sequence[Tensor]) -> list[
     return [t.detach().to("cpu", copy=True) for t in tensors]
 
 
-def _restore(one: Pass, tensors: Sequence[Tensor], originals: Sequence[Tensor]) -> None:
-    """Give inputs their values again; without copies draw all of them."""
-    with torch.no_grad():
-        if not originals:
-            one.draw_again()
-        for tensor, original in zip(tensors, originals, strict=False):
-            tensor.copy_(original)
-
-
-def fill_constant(attention: Attention, v: Tensor) -> None:
-    """Give all tokens of a head one vector; its neighbours have others."""
-    shard = attention.shard
-    with torch.no_grad():
-        for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(shard.kv_heads)):
-            v[i, j] = _constant(b, head, v.shape[-1]).to(v)
-
-
-def find_unlike_constant(attention: Attention, out: Tensor) -> str | None:
-    """Return a sentence about rows of `out` that are not their head's constant, or None."""
-    w, shard = attention.workload, attention.shard
-    tolerance = TOLERANCE if attention.projections() else CONSTANT_TOLERANCE
-    wrong = _WrongRows("output", tolerance[attention.coarsest_dtype])
-    covers_all = _covers_all(attention)
-    for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(shard.heads)):
-        constant = _constant(b, head * w.kv_heads // w.heads, w.v_head_dim)
-        expected = _project(attention, constant[None]).to(out.device)
-        size = expected.abs().amax(-1)
-        for start in range(0, out.shape[2], CHUNK):
-            rows = out[i, j, start : start + CHUNK]
-            if not covers_all:
-                rows = _without_zeros(rows, expected)
-            wrong.add(rows, expected, size, shard.queries[start : start + CHUNK], head)
-    return wrong.describe()
-
-
-def find_unlike_equal(attention: Attention, expected: EqualScores, one: Pass) -> str | None:
+def find_wrong_rows(attention: Attention, inputs: SpecialInputs, one: Pass) -> str | None:
     """Return a sentence about rows of the output or of a gradient that are wrong, or None."""
+    shard, dtype, has_matrices = attention.shard, attention.coarsest_dtype, attention.projections()
+    group = attention.workload.heads // attention.workload.kv_heads
+    covers_all = attention.is_exact or not attention.measures().get("uncovered", 1.0)
+    gradients = dict(zip(("dq", "dk", "dv"), one.grads or (), strict=False))
+    known = inputs.gradients if covers_all and not has_matrices else ()
     assert one.out is not None
-    shard, dtype = attention.shard, attention.coarsest_dtype
-    projected = bool(attention.projections())
-    wrong = _WrongRows("output", (TOLERANCE if projected else OUTPUT_TOLERANCE)[dtype])
-    means, sizes = map(torch.from_numpy, expected.out(shard.queries))
-    rows = _project(attention, means)
-    sizes = rows.abs().amax(-1) if projected else sizes
-    _compare(wrong, one.out, rows, sizes, shard.queries, shard.heads)
-    found = [wrong.describe()]
-    if one.grads is not None and not projected:
-        group = attention.workload.heads // attention.workload.kv_heads
-        of_keys = shard.keys, shard.kv_heads, group
-        places = (shard.queries, shard.heads, 1), of_keys, of_keys
-        names = "dq", "dk", "dv"
-        for name, gradient, (at, heads, count) in zip(names, one.grads, places, strict=True):
-            wrong = _WrongRows(name, GRADIENT_TOLERANCE[dtype] * _growth(count))
-            values, sizes = map(torch.from_numpy, expected.gradient(name, at, count))
-            _compare(wrong, gradient, values, sizes, at, heads)
-            found.append(wrong.describe())
-    return next(filter(None, found), None)
-
-
-def find_unlike_matching(attention: Attention, expected: MatchingScores, one: Pass) -> str | None:
-    """Return a sentence about rows of the output or of dv that are wrong, or None."""
-    assert one.out is not None
-    w, shard, dtype = attention.workload, attention.shard, attention.coarsest_dtype
-    group, covers_all = w.heads // w.kv_heads, _covers_all(attention)
-    wrong = _WrongRows("output", MATCHING_TOLERANCE[dtype])
-    for j, head in enumerate(shard.heads):
-        scale = expected.head_scale(head // group)
-        for start in range(0, len(shard.queries), CHUNK):
-            own = shard.queries[start : start + CHUNK]
-            rows = torch.from_numpy(expected.inputs("v", own) * scale).to(one.out.device)
-            sizes = rows.new_full((len(own),), scale)
-            for part in one.out[:, j, start : start + CHUNK]:
+    results = {"out": one.out} | {n: gradients[n] for n in known if n in gradients}
+    for name, got in results.items():
+        allowed = (TOLERANCE if has_matrices else {dtype: inputs.allowed(name, dtype)})[dtype]
+        of_queries = name in ("out", "dq")
+        if not of_queries:
+            # heads have the same inputs, so they round alike, and the errors of their sum add up
+            allowed *= max(1.0, group / 8)
+        positions, heads = shard.keys, shard.kv_heads
+        if of_queries:
+            positions, heads = shard.queries, shard.heads
+        wrong = _WrongRows("output" if name == "out" else name, allowed)
+        for start in range(0, len(positions), CHUNK):
+            own = slice(start, start + CHUNK)
+            rows, sizes = map(torch.from_numpy, inputs.expected(name, positions[own]))
+            of_all = _project(attention, rows, sizes, got.device)
+            for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(heads)):
+                factor = inputs.factor(b, head // group) if name == "out" else None
+                expected, size = of_all
+                if factor is not None:
+                    factors = rows * factor, sizes * factor.max()
+                    expected, size = _project(attention, *factors, got.device)
+                part = got[i, j, own]
                 if not covers_all:
-                    part = _without_zeros(part, rows)
-                wrong.add(part, rows, sizes, own, head)
-    found = [wrong.describe()]
-    if one.grads is not None and not all(map(is_finite, one.grads)):
-        found.append("a gradient has values that are not finite")
-    if one.grads is not None and expected.has_unique_codes and covers_all:
-        wrong = _WrongRows("dv", MATCHING_GRADIENT_TOLERANCE[dtype] * _growth(group))
-        values = torch.from_numpy(expected.inputs("grad_out", shard.keys) * group)
-        sizes = values.new_full((len(shard.keys),), float(group))
-        _compare(wrong, one.grads[2], values, sizes, shard.keys, shard.kv_heads)
-        found.append(wrong.describe())
-    return next(filter(None, found), None)
-
-
-def _covers_all(attention: Attention) -> bool:
-    """Return True if every query sees a key, so that no row of the output is zero."""
-    return attention.is_exact or not attention.measures().get("uncovered", 1.0)
-
-
-def _without_zeros(rows: Tensor, expected: Tensor) -> Tensor:
-    """Return rows (n, D) with expected ones in place of those that are zero.
-
-    A pattern may leave rows uncovered: their number was checked before.
-    """
-    return torch.where((rows == 0).all(-1, keepdim=True), expected.to(rows), rows)
-
-
-def _growth(heads: int) -> float:
-    # heads have the same inputs, so they round alike, and the errors of their sum add up
-    return max(1.0, heads / 8)
+                    # a pattern may leave rows uncovered: their number was checked before
+                    is_zero = (part == 0).all(-1, keepdim=True)
+                    part = torch.where(is_zero, expected.to(part), part)
+                wrong.add(part, expected, size, positions[own], head)
+        if reason := wrong.describe():
+            return reason
+    if not all(map(is_finite, gradients.values())):
+        return "a gradient has values that are not finite"
+    return None
 
 
 class _WrongRows:
@@ -292,30 +190,16 @@ class _WrongRows:
         )
 
 
-def _compare(
-    wrong: _WrongRows, got: Tensor, expected: Tensor, sizes: Tensor, positions: Positions,
-    heads: range,
-) -> None:  # fmt: skip
-    """Compare a tensor (B, H, N, D) with rows (N, D) that are equal for all heads."""
-    for start in range(0, got.shape[2], CHUNK):
-        own = slice(start, start + CHUNK)
-        rows, size = expected[own].to(got.device), sizes[own].to(got.device)
-        for i, j in product(range(got.shape[0]), range(got.shape[1])):
-            wrong.add(got[i, j, own], rows, size, positions[own], heads[j])
-
-
-def _constant(b: int, head: int, head_dim: int) -> Tensor:
-    """Return a vector (D,) of eighths from 1 to 1.875, which every dtype represents exactly."""
-    return 1 + (torch.arange(head_dim, dtype=torch.float64) + 3 * head + 5 * b) % 8 / 8
-
-
-def _project(attention: Attention, rows: Tensor) -> Tensor:
-    """Multiply rows (n, D) by a module's matrices of v and out."""
+def _project(
+    attention: Attention, rows: Tensor, sizes: Tensor, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Multiply rows (n, D) by a module's matrices of v and out; return them and their sizes."""
     matrices = attention.projections()
     for name in ("v", "out"):
         if name in matrices:
             rows = rows @ matrices[name].detach().cpu().double()
-    return rows
+            sizes = rows.abs().amax(-1)
+    return rows.to(device), sizes.to(device)
 
 
 # ---- timed passes: each must give the result of the checked pass, for its own inputs -------------

@@ -1,4 +1,8 @@
-"""Inputs with which attention has a known result at every position: equal and matching scores.
+"""Inputs with which attention has a known result at every position.
+
+Constant values: all values of a head are one vector, its neighbours have others. Weights of a
+softmax add up to 1, so every output row that sees a key is that vector, for any scores and any
+pattern. Queries are 64 times as large as normally distributed ones, so scores reach ±200.
 
 Equal scores, for exact attention. Every score is 0, because q and k use different halves of
 head_dim. So a query i weighs the n keys that it sees equally (n = i + 1 with a causal mask, N
@@ -31,16 +35,20 @@ another head are 8 times as large.
 import math
 from abc import ABC, abstractmethod
 from functools import cached_property
+from itertools import product
+from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.core.model import Workload
+from longseq_bench.core.model import DType, Workload
 from longseq_bench.distributed.shard import Positions
 from longseq_bench.patterns.visible_keys import Ints, visible_keys
+from longseq_bench.worker.check import GRADIENT_TOLERANCE
 from longseq_bench.worker.passes import Pass
 
 Array = NDArray[np.float64]
@@ -51,6 +59,13 @@ CHUNK = 8192
 MAX_FLOAT16_TOKENS = 2**14
 """Of equal scores: weights of 1/n below 2^-14 are rounded to a few bits."""
 
+OUTPUT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 2**-6, "float16": 2**-8}
+"""Allowed error of an output row over its largest magnitude: four roundings of the weights and of
+the output."""
+
+HARD_FACTOR = 64.0
+"""Factor of normally distributed queries that makes scores as large as 200; exact in any dtype."""
+
 MAX_BITS = 16
 _LARGEST_SCORE = 200.0
 _HEAD_SCALES = 1.0, 8.0
@@ -60,15 +75,45 @@ _MULTIPLIERS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
 
 
 class SpecialInputs(ABC):
-    """Inputs of a workload by position."""
+    """Inputs of a workload by position, and what attention must return for them.
+
+    written: the inputs that `fill` replaces.
+    float32_tolerance: of scores near 200, float32 has five digits after the point, so weights are
+    off by 2e-5 or more.
+    """
+
+    name: ClassVar[str]
+    written: ClassVar[tuple[str, ...]] = ("q", "k", "v", "grad_out")
+    float32_tolerance: ClassVar[float]
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """The gradients that are known, of dq, dk and dv; without a module's matrices."""
+        return ()
 
     @abstractmethod
     def inputs(self, name: str, positions: Positions) -> Array:
-        """Return rows (n, D) of q and k, (n, Dv) of v and grad_out, for a head of scale 1."""
+        """Return rows (n, D) of q and k, (n, Dv) of v and grad_out; v is multiplied by `factor`."""
 
-    def head_scale(self, kv_head: int) -> float:
-        """Return the factor of a head's values."""
-        return 1.0
+    @abstractmethod
+    def expected(self, name: str, positions: Positions) -> tuple[Array, Array]:
+        """Return rows (n or 1, D) of `out` or of a gradient, and their magnitudes (n or 1).
+
+        `out` is multiplied by `factor`; dk and dv are summed over query heads.
+        """
+
+    def factor(self, b: int, kv_head: int) -> Tensor | None:
+        """Return the factor (Dv) or () of a head's values; None: 1 for all heads."""
+        return None
+
+    def allowed(self, name: str, dtype: DType) -> float:
+        """Return the allowed error of a row over its magnitude, without a module's matrices."""
+        if dtype == "float32":
+            return self.float32_tolerance
+        return (OUTPUT_TOLERANCE if name == "out" else GRADIENT_TOLERANCE)[dtype]
 
     def fill(self, attention: Attention, one: Pass) -> None:
         """Write the inputs over those of a pass."""
@@ -77,12 +122,43 @@ class SpecialInputs(ABC):
         tensors = one.inputs if one.grad_out is None else (*one.inputs, one.grad_out)
         with torch.no_grad():
             for (name, positions), tensor in zip(names, tensors, strict=False):
+                if name not in self.written:
+                    continue
                 for start in range(0, len(positions), CHUNK):
                     own = slice(start, start + CHUNK)
                     rows = np.ascontiguousarray(self.inputs(name, positions[own]))
                     tensor[:, :, own] = torch.from_numpy(rows).to(tensor)
-            for j, head in enumerate(at.kv_heads):
-                one.inputs[2][:, j] *= self.head_scale(head)
+            for (i, b), (j, head) in product(enumerate(at.batch), enumerate(at.kv_heads)):
+                if (factor := self.factor(b, head)) is not None:
+                    one.inputs[2][i, j] *= factor.to(one.inputs[2])
+
+
+class ConstantValues(SpecialInputs):
+    """One vector for all values of a head; queries and keys stay, but for a factor of queries."""
+
+    name = "constant values"
+    written = ("v",)
+    float32_tolerance = 6e-5
+
+    @override
+    def inputs(self, name: str, positions: Positions) -> Array:
+        return np.ones((len(positions), self.workload.v_head_dim))
+
+    @override
+    def expected(self, name: str, positions: Positions) -> tuple[Array, Array]:
+        return np.ones((1, self.workload.v_head_dim)), np.ones(1)
+
+    @override
+    def factor(self, b: int, kv_head: int) -> Tensor:
+        # eighths from 1 to 1.875, which every dtype represents exactly
+        dims = torch.arange(self.workload.v_head_dim, dtype=torch.float64)
+        return 1 + (dims + 3 * kv_head + 5 * b) % 8 / 8
+
+    @override
+    def fill(self, attention: Attention, one: Pass) -> None:
+        super().fill(attention, one)
+        with torch.no_grad():
+            one.inputs[0].mul_(HARD_FACTOR)
 
 
 class EqualScores(SpecialInputs):
@@ -91,8 +167,12 @@ class EqualScores(SpecialInputs):
     with_gradients: else q is 0, as a module needs whose matrices mix the two halves.
     """
 
-    def __init__(self, workload: Workload, with_gradients: bool) -> None:
-        w = self._workload = workload
+    name = "equal scores"
+    float32_tolerance = 2e-5
+
+    def __init__(self, workload: Workload, with_gradients: bool = True) -> None:
+        super().__init__(workload)
+        w = workload
         # eighths: exact in every dtype
         dims = w.v_head_dim, w.head_dim
         self._x, self._of_scores = (1 + np.arange(d) % 8 / 8 for d in dims)
@@ -105,7 +185,7 @@ class EqualScores(SpecialInputs):
     @override
     def inputs(self, name: str, positions: Positions) -> Array:
         if name == "v":
-            return signs(positions, self._workload.v_head_dim)
+            return signs(positions, self.workload.v_head_dim)
         numbers = dict(zip(("k", "q", "grad_out"), self._numbers(positions), strict=True))
         vector = {"q": self._u, "k": self._y, "grad_out": self._x}[name]
         rows: Array = numbers[name][:, None] * vector
@@ -113,17 +193,17 @@ class EqualScores(SpecialInputs):
 
     def _numbers(self, positions: Positions) -> Array:
         """Return s, t and w of positions, (3, n)."""
-        drawn = signs(positions, 3 * 4, first=self._workload.v_head_dim).reshape(-1, 3, 4)
+        drawn = signs(positions, 3 * 4, first=self.workload.v_head_dim).reshape(-1, 3, 4)
         numbers: Array = (drawn[..., 0] * (drawn[..., 1:] @ _EIGHTHS + 23 / 16)).T
         return numbers
 
     @cached_property
     def _positions(self) -> Ints:
-        return np.arange(self._workload.seq_len)
+        return np.arange(self.workload.seq_len)
 
     @cached_property
     def _f(self) -> Array:
-        return signs(self._positions, self._workload.v_head_dim)
+        return signs(self._positions, self.workload.v_head_dim)
 
     @cached_property
     def _keys(self) -> tuple[Ints, Ints]:
@@ -133,34 +213,47 @@ class EqualScores(SpecialInputs):
     def _seen(self) -> Array:
         return (self._keys[1] - self._keys[0]).astype(np.float64)
 
-    def out(self, positions: Positions) -> tuple[Array, Array]:
-        """Return rows (n, D) of the output, and their magnitudes (n,)."""
-        if self._workload.decode:
+    @property
+    @override
+    def gradients(self) -> tuple[str, ...]:
+        return "dq", "dk", "dv"
+
+    @override
+    def expected(self, name: str, positions: Positions) -> tuple[Array, Array]:
+        if name != "out":
+            return self._gradient(name, positions)
+        if self.workload.decode:
             means, seen = self._means_of_few(positions)
         else:
-            means = (self._over_keys(self._f) / self._seen[:, None])[positions]
-            seen = self._seen[positions]
+            means, seen = self._means[positions], self._seen[positions]
         # a mean of n signs is about 1/√n, but may be 0: a smaller magnitude would be no scale
         return means, np.maximum(np.abs(means).max(1), seen**-0.5)
+
+    @cached_property
+    def _means(self) -> Array:
+        means: Array = self._over_keys(self._f) / self._seen[:, None]
+        return means
 
     def _means_of_few(self, positions: Positions) -> tuple[Array, Array]:
         """Return the output of a few rows and the keys that they see, without long prefix sums."""
         first, stop = self._visible.first(positions), self._visible.stop(positions)
-        total = np.zeros((len(positions), self._workload.v_head_dim))
-        for start in range(0, self._workload.seq_len, _KEYS_AT_ONCE):
-            keys = np.arange(start, min(start + _KEYS_AT_ONCE, self._workload.seq_len))
+        total = np.zeros((len(positions), self.workload.v_head_dim))
+        for start in range(0, self.workload.seq_len, _KEYS_AT_ONCE):
+            keys = np.arange(start, min(start + _KEYS_AT_ONCE, self.workload.seq_len))
             sees = (keys >= first[:, None]) & (keys < stop[:, None])
             total += sees.astype(np.float64) @ signs(keys, total.shape[1])
         seen = (stop - first).astype(np.float64)
         return total / seen[:, None], seen
 
-    def gradient(self, name: str, positions: Positions, heads: int) -> tuple[Array, Array]:
-        """Return rows (n, D) of dq, dk or dv, summed over query heads, and their magnitudes (n,).
+    def _gradient(self, name: str, positions: Positions) -> tuple[Array, Array]:
+        """Return rows of a gradient, and their magnitudes.
 
         A magnitude is about the root of the sum of squares of the terms; rounding errors follow it.
         """
+        w = self.workload
+        heads = 1 if name == "dq" else w.heads // w.kv_heads
         (values, vector), size = self._gradients[name]
-        scale = float(heads) if name == "dv" else heads / math.sqrt(self._workload.head_dim)
+        scale = float(heads) if name == "dv" else heads / math.sqrt(self.workload.head_dim)
         largest = (self._x if name == "dv" else self._of_scores).max()
         size = scale * float(largest) * size[positions]
         return scale * values[positions, None] * vector, size
@@ -186,10 +279,10 @@ class EqualScores(SpecialInputs):
 
     def _over_keys(self, values: Array) -> Array:
         """Sum values of keys for each query that sees them."""
-        if self._workload.mask is not None:
+        if self.workload.mask is not None:
             return _sums(values, *self._keys)
         sums: Array = values.cumsum(0)
-        return sums if self._workload.causal else np.broadcast_to(sums[-1], sums.shape)
+        return sums if self.workload.causal else np.broadcast_to(sums[-1], sums.shape)
 
     def _over_queries(self, values: Array) -> Array:
         """Sum values of queries for each key that they see."""
@@ -215,28 +308,47 @@ def _sums(values: Array, first: Ints, stop: Ints) -> Array:
 
 
 class MatchingScores(SpecialInputs):
-    """Inputs; the expected output is v, and the expected dv is grad_out."""
+    """The expected output is v, and the expected dv is grad_out."""
+
+    name = "matching scores"
+    float32_tolerance = 2e-4
 
     def __init__(self, workload: Workload) -> None:
-        self._head_dim = d = workload.head_dim
-        self._v_head_dim = workload.v_head_dim
+        super().__init__(workload)
+        d = workload.head_dim
         self._bits = min(d, MAX_BITS)
         self.has_unique_codes = workload.seq_len <= 2**self._bits
         # a power of two: exact in every dtype
         self._factor = 2.0 ** round(math.log2(_LARGEST_SCORE * math.sqrt(d) / self._bits))
 
+    @property
+    @override
+    def gradients(self) -> tuple[str, ...]:
+        return ("dv",) if self.has_unique_codes else ()
+
     @override
     def inputs(self, name: str, positions: Positions) -> Array:
         if name in ("v", "grad_out"):
             codes = positions % 2**self._bits
-            return signs(codes, self._v_head_dim, first=self._v_head_dim * (name == "grad_out"))
-        rows = np.zeros((len(positions), self._head_dim))
+            return signs(
+                codes,
+                self.workload.v_head_dim,
+                first=self.workload.v_head_dim * (name == "grad_out"),
+            )
+        rows = np.zeros((len(positions), self.workload.head_dim))
         rows[:, : self._bits] = 1.0 - 2.0 * (positions[:, None] >> np.arange(self._bits) & 1)
         return rows * self._factor if name == "q" else rows
 
     @override
-    def head_scale(self, kv_head: int) -> float:
-        return _HEAD_SCALES[kv_head % len(_HEAD_SCALES)]
+    def expected(self, name: str, positions: Positions) -> tuple[Array, Array]:
+        w = self.workload
+        heads = w.heads // w.kv_heads if name == "dv" else 1
+        rows = self.inputs("grad_out" if name == "dv" else "v", positions) * heads
+        return rows, np.full(len(positions), float(heads))
+
+    @override
+    def factor(self, b: int, kv_head: int) -> Tensor:
+        return torch.tensor(_HEAD_SCALES[kv_head % len(_HEAD_SCALES)], dtype=torch.float64)
 
 
 def signs(positions: Positions, count: int, first: int = 0) -> Array:

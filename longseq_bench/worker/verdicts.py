@@ -27,7 +27,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import all_gather
 from longseq_bench.worker.check import all_finite, check, count_zero_rows
 from longseq_bench.worker.passes import Pass, TrialRun, run_forward, run_pass
-from longseq_bench.worker.row_check import MATCHING, EveryRowCheck, RepeatCheck
+from longseq_bench.worker.row_check import EveryRowCheck, RepeatCheck
 
 _TRACE_LINES, _REASON_CHARACTERS, _LAST_CHARACTERS = 12, 300, 130
 """Of a long text, the end is kept too: NCCL names the cause last."""
@@ -286,11 +286,8 @@ class Verdicts(TrialRun):
             if not rows.done:
                 with rows.warm_up(one):
                     run_forward(attention, one)
-            if rows.can_have_equal_scores:
-                with rows.equal_scores(one):
-                    run_pass(attention, one)
-            if rows.can_have_matching_scores and MATCHING not in rows.done:
-                with rows.matching_scores(one):
+            for inputs in rows.remaining:
+                with rows.check(one, inputs):
                     run_pass(attention, one)
         self.log.facts["every_row_checked"] = rows.done
         return _wrong(agree(rows.reason, attention.group))

@@ -84,9 +84,9 @@ def test_kept_inputs_are_refused(launcher: LocalLauncher) -> None:
 @pytest.mark.parametrize("mask", [None, "sliding-window:40", "documents:31"])
 def test_equal_scores_of_few_rows_are_those_of_all(mask: str | None) -> None:
     shape = {"seq_len": 300, "head_dim": 16, "heads": 1, "mask": mask, "causal": mask is None}
-    whole = EqualScores(Workload(**shape), True)
-    step = EqualScores(Workload(mode="decode", new_tokens=4, **shape), True)
+    whole = EqualScores(Workload(**shape))
+    step = EqualScores(Workload(mode="decode", new_tokens=4, **shape))
     positions = Workload(mode="decode", new_tokens=4, **shape).queries
     rows = torch.arange(positions.start, 300).numpy()
-    for expected, got in zip(whole.out(rows), step.out(rows), strict=True):
+    for expected, got in zip(whole.expected("out", rows), step.expected("out", rows), strict=True):
         torch.testing.assert_close(torch.from_numpy(got), torch.from_numpy(expected))

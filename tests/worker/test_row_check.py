@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.worker import row_check
 from longseq_bench.worker.passes import Pass, checked_rows, run_forward, run_pass
-from longseq_bench.worker.row_check import EveryRowCheck
-from longseq_bench.worker.special_inputs import EqualScores
+from longseq_bench.worker.row_check import EveryRowCheck, find_wrong_rows
+from longseq_bench.worker.special_inputs import ConstantValues, EqualScores, SpecialInputs
 from tests.attention.test_contract import CASES
 from tests.trials import run
 
@@ -36,14 +36,8 @@ def drawn(attention: Attention) -> Pass:
     return Pass((q, k, v), torch.empty_like(q) if w.train else None)
 
 
-def with_constant_values(attention: Attention) -> Pass:
-    one = drawn(attention)
-    row_check.fill_constant(attention, one.inputs[2])
-    return one
-
-
-def with_equal_scores(attention: Attention) -> tuple[Pass, EqualScores]:
-    one, expected = drawn(attention), EqualScores(attention.workload, True)
+def filled(kind: type[SpecialInputs], attention: Attention) -> tuple[Pass, SpecialInputs]:
+    one, expected = drawn(attention), kind(attention.workload)
     expected.fill(attention, one)
     return one, expected
 
@@ -51,37 +45,42 @@ def with_equal_scores(attention: Attention) -> tuple[Pass, EqualScores]:
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_single_wrong_row_of_100_000_is_found_by_either_input(causal: bool) -> None:
     attention = exact(causal=causal)
-    out = with_constant_values(attention).inputs[2].repeat_interleave(2, 1)
-    assert row_check.find_unlike_constant(attention, out) is None
-    out[0, 2, 77_777, 3] *= 1.001
-    assert row_check.find_unlike_constant(attention, out) == (
+    one, expected = filled(ConstantValues, attention)
+    one.out = one.inputs[2].repeat_interleave(2, 1)
+    assert find_wrong_rows(attention, expected, one) is None
+    one.out[0, 2, 77_777, 3] *= 1.001
+    assert find_wrong_rows(attention, expected, one) == (
         "1 of 400,000 rows of output are wrong: "
         "token 77,777 of head 2 is 0.00093 off (allowed 6e-05)"
     )
-    one, expected = with_equal_scores(attention)
+    one, expected = filled(EqualScores, attention)
     v = one.inputs[2].double()
     means = v.cumsum(2) / torch.arange(1, TOKENS + 1)[:, None]
     means = means if causal else means[:, :, -1:].expand_as(means)
     one.out = means.repeat_interleave(2, 1).float()
-    assert row_check.find_unlike_equal(attention, expected, one) is None
+    assert find_wrong_rows(attention, expected, one) is None
     one.out[0, 1, 77_777] -= v[0, 0, 5].float() / (77_778 if causal else TOKENS)  # one key less
-    reason = row_check.find_unlike_equal(attention, expected, one) or ""
+    reason = find_wrong_rows(attention, expected, one) or ""
     assert reason.startswith("1 of 400,000 rows of output are wrong: token 77,777 of head 1 is ")
 
 
 def test_heads_have_different_constants_and_only_uncovered_rows_may_be_zero() -> None:
     attention = exact(500)
-    out = with_constant_values(attention).inputs[2].repeat_interleave(2, 1)
-    swapped = row_check.find_unlike_constant(attention, out.flip(1)) or ""
-    assert swapped.startswith("2,000 of 2,000 rows of output are wrong")
+    one, expected = filled(ConstantValues, attention)
+
+    def found(out: Tensor, of: Attention = attention) -> str | None:
+        one.out = out
+        return find_wrong_rows(of, expected, one)
+
+    out = one.inputs[2].repeat_interleave(2, 1)
+    assert "2,000 of 2,000 rows of output are wrong" in (found(out.flip(1)) or "")
     out[:, :, 7] = 0
-    reason = row_check.find_unlike_constant(attention, out) or ""
-    assert reason.startswith("4 of 2,000 rows of output are wrong")
+    assert "4 of 2,000 rows of output are wrong" in (found(out) or "")
     options: Any = {"segments": (64,), "dilation": (2,)}
     sparse = IMPLEMENTATIONS.get("dilated")(attention.workload, Group.alone(), **options)
-    assert row_check.find_unlike_constant(sparse, out) is None
+    assert found(out, sparse) is None
     out[:, :, 7] = torch.nan
-    assert "is nan off" in (row_check.find_unlike_constant(attention, out) or "")
+    assert "is nan off" in (found(out) or "")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_heads_have_different_constants_and_only_uncovered_rows_may_be_zero() ->
 @pytest.mark.parametrize("head_dim", [1, 16])
 def test_the_closed_form_is_that_of_autograd_in_float64(mask: str, head_dim: int) -> None:
     attention = exact(90, mask=mask, head_dim=head_dim, mode="train", heads=6, kv_heads=2)
-    one, expected = with_equal_scores(attention)
+    one, expected = filled(EqualScores, attention)
     q, k, v = (t.detach().double().requires_grad_() for t in one.inputs)
     keys, values = (t.repeat_interleave(3, 1) for t in (k, v))
     scores = q @ keys.transpose(2, 3) / math.sqrt(head_dim)
@@ -100,10 +99,10 @@ def test_the_closed_form_is_that_of_autograd_in_float64(mask: str, head_dim: int
     one.out = out.detach()
     assert one.grad_out is not None
     one.grads = torch.autograd.grad(out, (q, k, v), one.grad_out.double())
-    assert row_check.find_unlike_equal(attention, expected, one) is None
+    assert find_wrong_rows(attention, expected, one) is None
     for name, gradient in zip(("dq", "dk", "dv"), one.grads, strict=True):
         gradient[0, 1, 33] += 0.001
-        reason = row_check.find_unlike_equal(attention, expected, one) or ""
+        reason = find_wrong_rows(attention, expected, one) or ""
         assert f"rows of {name} are wrong: token 33 of head 1 is" in reason
         gradient[0, 1, 33] -= 0.001
 
@@ -184,7 +183,9 @@ def test_equal_scores_are_for_exact_attention_and_weights_that_float16_has() -> 
     def is_possible(name: str, dtype: Any, tokens: int, **options: Any) -> bool:
         w = Workload(seq_len=tokens, dtype=dtype)
         attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
-        return EveryRowCheck(attention).can_have_equal_scores
+        if name == "ddp":
+            attention.prepare("cpu")
+        return "equal scores" in [inputs.name for inputs in EveryRowCheck(attention).remaining]
 
     assert is_possible("sdpa", "float16", 2**14)
     assert not is_possible("sdpa", "float16", 2**14 + 1)
@@ -196,14 +197,9 @@ def test_equal_scores_are_for_exact_attention_and_weights_that_float16_has() -> 
 def judge(attention: Attention) -> str | None:
     """What the check says of an implementation."""
     check, one = EveryRowCheck(attention), drawn(attention)
-    before = [t.clone() for t in one.inputs]
-    with check.constant_values(one):
+    with check.check(one, ConstantValues(attention.workload)):
         run_forward(attention, one)
-    assert all(map(torch.equal, one.inputs, before))
-    if check.can_have_equal_scores:
-        with check.equal_scores(one):
-            run_pass(attention, one)
-    if check.can_have_matching_scores:
-        with check.matching_scores(one):
+    for inputs in check.remaining:
+        with check.check(one, inputs):
             run_pass(attention, one)
     return check.reason
