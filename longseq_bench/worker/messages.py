@@ -178,46 +178,26 @@ def _write(line: str) -> None:
 
 
 def describe(before: Entries, after: Entries) -> str:
-    """Return the oldest unfinished collective and its state, or the last one if all are done."""
-    launched = _launched(after)
-    if not launched:
-        return "none"
-    one, earlier = _oldest_unfinished(launched), _oldest_unfinished(_launched(before))
-    if one is None:
-        return f"{_name(launched[-1], after)} is done"
-    name = _name(one, after)
-    if earlier is None or earlier["record_id"] != one["record_id"]:
-        return f"{name} makes progress"
-    if earlier["state"] == one["state"] == "started":
-        return f"{name} {COLLECTIVE_WAITS}"
-    return f"{name} is queued"
+    """Return the oldest collective that has started and not ended, and if it waits; or "none".
 
-
-def _launched(entries: Entries) -> Entries:
-    """Return the entries that have a state of their own.
-
-    Sends and receives that start together are one launch: a later entry `coalesced` has its state,
-    and theirs is `scheduled` for ever.
+    Sends and receives that start together are `scheduled` for ever: a later entry has their state.
     """
-    groups = {_launch(entry) for entry in entries if entry["profiling_name"] == _COALESCED}
-    return [e for e in entries if e["profiling_name"] == _COALESCED or _launch(e) not in groups]
+    running = [entry for entry in after if entry["state"] == "started"]
+    if not running:
+        return "none"
+    one = running[0]
+    names = dict.fromkeys(
+        other["profiling_name"].removeprefix("nccl:")
+        for other in after
+        if _launch(other) == _launch(one) and other["profiling_name"] != _COALESCED
+    )
+    same = ("record_id", "state")
+    is_same = any(all(entry[key] == one[key] for key in same) for entry in before)
+    name = f"{' and '.join(names) or 'operations'} #{_launch(one)[2]}"
+    return f"{name} {COLLECTIVE_WAITS if is_same else 'makes progress'}"
 
 
 def _launch(entry: dict[str, Any]) -> tuple[int, bool, int]:
     """Return a key that is equal for operations that were launched together."""
     number = entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]
     return entry["pg_id"], entry["is_p2p"], number
-
-
-def _oldest_unfinished(entries: Entries) -> dict[str, Any] | None:
-    return next((entry for entry in entries if entry["state"] != "completed"), None)
-
-
-def _name(entry: dict[str, Any], entries: Entries) -> str:
-    """Return the names of the operations of a launch, and its number in the process group."""
-    names = dict.fromkeys(
-        other["profiling_name"].removeprefix("nccl:")
-        for other in entries
-        if _launch(other) == _launch(entry) and other["profiling_name"] != _COALESCED
-    )
-    return f"{' and '.join(names) or 'operations'} #{_launch(entry)[2]}"
