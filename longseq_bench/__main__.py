@@ -16,6 +16,9 @@ def main() -> None:
         code = run(sys.argv[1:])
         ignore_interrupts()
     except KeyboardInterrupt:
+        from longseq_bench.launchers.interrupts import ignore_interrupts
+
+        ignore_interrupts()
         code = 130
     # an interrupt inside an exec, such as that of a dataclass, sets a flag of Python, by which
     # `python -m` ends by SIGINT whatever the exit code; the next exec takes it back

@@ -35,7 +35,6 @@ from longseq_bench.launchers.exit_status import (
     remove_nccl_files,
     stack_lines,
 )
-from longseq_bench.launchers.fork_server import lacks_descriptors
 from longseq_bench.launchers.hosts import Hosts
 from longseq_bench.launchers.interrupts import defer_interrupts
 from longseq_bench.launchers.local import WAIT_S, LocalLauncher
@@ -91,10 +90,6 @@ class HostsLauncher(LocalLauncher):
     @override
     def catalogue(self, own: Sequence[str] = ()) -> Catalogue:
         return self._hosts.describe_devices(super().catalogue(own))
-
-    @override
-    def _find_obstacle(self, trial: Trial) -> str:
-        return lacks_descriptors(min(trial.world_size, self._hosts.ranks_per_host))
 
     @override
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:

@@ -1,15 +1,12 @@
-"""Map the exit of a child to an outcome: a crash, out of memory, or a lost peer.
+"""Read the exit status, the output and the stacks of a child; remove what it leaves.
 
-A child that raises an exception reports its outcome itself (worker/verdicts.py). `outcome_of_exit`
-is for a child that died without a report. That is out of memory only if SIGKILL ended it while the
-kernel's out-of-memory killer was active. A signal from outside, such as SIGTERM of a batch system,
-is no failure of the trial.
+A child that raises an exception reports its outcome itself (worker/verdicts.py). One that dies
+without a report has that of its exit status (`outcome_of_exit`). SIGKILL is out of memory only if
+the kernel's out-of-memory killer was active. A signal from outside, such as SIGTERM of a batch
+system, is no failure of the trial.
 
-`may_be_out_of_memory` selects failures that a failed allocation may have caused. LocalLauncher runs
-them once more with a larger budget (launchers/local.py, `_retry_with_more_memory`).
-`is_device_error` selects errors of a GPU or of NCCL: these trials run once more as they are. Where
-nothing enforces the budget, the worker compares the peak with it (worker/memory.py, `over_budget`).
-The module also parses stack dumps, and removes shared memory that killed ranks leave.
+launchers/local.py runs some failures again: as they are (`is_device_error`), or with more memory
+(`may_be_out_of_memory`).
 """
 
 import fcntl

@@ -62,8 +62,7 @@ def ready() -> None:
             _kill(before)
             is_short = isinstance(error, OSError) and error.errno in SHORT_OF
             if is_short or attempt == ATTEMPTS:
-                limits = f"{explain_full_disk(error)}{explain_limits()}"
-                reason = f"{str(error) or 'it ended'}{limits}"
+                reason = f"{str(error) or 'it ended'}{explain_full_disk(error)}"
                 raise LauncherError(f"the fork server can't be started: {reason}") from error
         except KeyboardInterrupt:
             _kill(before)
@@ -197,9 +196,6 @@ def _is_alive(server: int) -> bool:
 DESCRIPTORS = 65_536
 """The soft limit of open files is raised to this at most. Ranks need several descriptors each."""
 
-PER_RANK, AT_START = 4, 24
-"""Descriptors of the parent: for each rank that runs, and for a moment at the start of one."""
-
 
 @contextmanager
 def safe_helpers() -> Iterator[None]:
@@ -226,24 +222,3 @@ def raise_descriptor_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):  # macOS has another limit, which is lower
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def lacks_descriptors(ranks: int) -> str:
-    """Return why this process can't hold the pipes and outputs of so many ranks, or ""."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = psutil.Process().num_fds() + PER_RANK * ranks + AT_START
-    if limit == resource.RLIM_INFINITY or needed <= limit:
-        return ""
-    return (
-        f"{ranks} ranks need {needed:,} open files and the limit is {limit:,}: raise it by "
-        f"`ulimit -n {needed}`"
-    )
-
-
-def explain_limits() -> str:
-    """Return a clause on a limit of the address space, which importing torch needs; "" without."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return ""
-    gib = limit / 2**30
-    return f"; the address space is limited to {gib:.3g} GiB: raise the limit by `ulimit -v`"

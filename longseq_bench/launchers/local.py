@@ -28,7 +28,6 @@ from longseq_bench.core.model import (
     DryRunEstimate,
     Outcome,
     Trial,
-    environment_failure,
     is_environment_failure,
 )
 from longseq_bench.core.units import format_bytes
@@ -50,7 +49,6 @@ from longseq_bench.launchers.exit_status import (
     signal_name,
     with_first_attempt,
 )
-from longseq_bench.launchers.fork_server import explain_limits, lacks_descriptors
 from longseq_bench.launchers.interrupts import defer_interrupts
 from longseq_bench.launchers.process_inspection import (
     kill_orphans,
@@ -147,8 +145,6 @@ class LocalLauncher(Launcher):
 
     @override
     def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
-        if reason := self._find_obstacle(trial):
-            return LaunchResult(environment_failure(reason, "start"), 0)
         outcome, signal_number = self._attempt(trial, on_phase)
         first, attempts = None, 1
         if is_device_error(outcome) or is_environment_failure(outcome):
@@ -159,10 +155,6 @@ class LocalLauncher(Launcher):
             attempts += retries
         outcome = with_first_attempt(outcome, first) if first else outcome
         return LaunchResult(outcome, attempts * trial.world_size)
-
-    def _find_obstacle(self, trial: Trial) -> str:
-        """Return why a trial can't start now, or an empty string."""
-        return lacks_descriptors(trial.world_size)
 
     def _retry_with_more_memory(
         self, trial: Trial, first: Outcome, on_phase: OnPhase
@@ -218,7 +210,7 @@ class LocalLauncher(Launcher):
             if not is_lost:
                 break
         if message is None:
-            raise LauncherError(f"a child process can't be started here: {last}{explain_limits()}")
+            raise LauncherError(f"a child process can't be started here: {last}")
         return message["answer"]
 
     def _ask(

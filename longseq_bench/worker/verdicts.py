@@ -1,9 +1,8 @@
-"""Judge the passes of a trial, the same on all ranks, and turn an exception into an outcome.
+"""The verdicts on a trial: those of its checks, the same on all ranks, and that of an exception.
 
 torch raises most errors of allocators, CUDA and NCCL as a RuntimeError, so only the text tells them
-apart. Errors of Triton are plain Exceptions. A process that dies without an exception is judged in
-launchers/exit_status.py. That module also selects the failures, some RuntimeErrors among them, that
-are run again with more memory: `oom` if that passes.
+apart. Errors of Triton are plain Exceptions. launchers/exit_status.py judges a process that dies
+without an exception, and selects the failures that are run again with more memory.
 
 Two facts of an error are for the launcher. `lost_peer`: the end of another rank caused it, so it is
 never reported as the cause if another cause is known. `device_error`: the GPU or NCCL failed, so

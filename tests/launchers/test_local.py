@@ -1,7 +1,6 @@
 """Isolation: every failure has its reason, nothing is left behind, the next trial runs."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -203,18 +202,6 @@ def test_what_something_else_ended_is_tried_once_more(second: Outcome) -> None:
     assert is_environment_failure(found) == (second is KILLED)
 
 
-def test_too_many_ranks_for_the_open_files_end_the_trial_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nothing is started, and the reason names the limit that is enough."""
-    monkeypatch.setattr(fork_server.resource, "getrlimit", lambda which: (256, 256))
-    found = LocalLauncher().run(trial(world_size=64), print).outcome
-    assert is_environment_failure(found)
-    (needed,) = re.findall(r"the limit is 256: raise it by `ulimit -n (\d+)`", found.reason or "")
-    monkeypatch.setattr(fork_server.resource, "getrlimit", lambda which: (int(needed), 4096))
-    assert fork_server.lacks_descriptors(64) == ""
-
-
 def test_the_signal_that_killed_each_child_of_a_request_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -233,14 +220,6 @@ def test_the_signal_that_killed_each_child_of_a_request_is_named(
 def test_a_child_that_does_not_answer_is_named_as_such() -> None:
     with pytest.raises(LauncherError, match="can't be started here: it did not answer within 0 s"):
         LocalLauncher()._request("catalogue", limit=0.0)
-
-
-def test_a_limit_of_the_address_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    launcher, last = LocalLauncher(), "ImportError: libtorch_cpu.so: failed to map segment"
-    monkeypatch.setattr(launcher, "_ask", lambda *request: (None, last, False))
-    monkeypatch.setattr(fork_server.resource, "getrlimit", lambda which: (2**31, 2**31))
-    with pytest.raises(LauncherError, match=f"{last}; .* limited to 2 GiB: .*`ulimit -v`"):
-        launcher.catalogue()
 
 
 def test_a_signal_from_outside_is_named(launcher: LocalLauncher, nothing_left: None) -> None:
