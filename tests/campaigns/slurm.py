@@ -2,6 +2,7 @@
 
     python -m tests.campaigns.slurm
     python -m tests.campaigns.slurm --only scancel --only "n2 dies in a job"
+    python -m tests.campaigns.slurm --kills 200 --only kills
 
 It starts munged, slurmctld and two hosts with a slurmd each on this machine
 (tests/launchers/slurm_cluster.py), so it needs root and Debian's packages `slurm-wlm munge`, and
@@ -23,15 +24,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
+from statistics import median
 
 import psutil
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record, is_environment_failure
 from longseq_bench.launchers.interrupts import interrupt_on_termination
-from longseq_bench.store import RECORDS, load
+from longseq_bench.store import RECORDS, TORN, load
 from tests.campaigns.kills import find_differences
 from tests.launchers import slurm_cluster
 from tests.launchers.slurm_cluster import NODES, Cluster
@@ -56,7 +57,7 @@ END = "code=$?\n[ $code -ne 143 ] || sleep 600\nexit $code\n"
 JOB = f"#!/bin/sh\n{shlex.join(RUN)}\n{END}"
 BATCH = ("--nodes=2", "--exclusive", "--requeue", "--output=out-%j", "--open-mode=append", "job.sh")
 DEADLINE_S = 600.0
-TRIALS = 16
+TRIALS, STARTS = 16, 20
 STOPPED_S = 15.0
 """A host that is stopped is to be named within this time."""
 
@@ -68,6 +69,7 @@ class Scene:
     cluster: Cluster
     expected: Counter[str]
     chance: random.Random
+    kills: int = 10
     seen: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
 
@@ -88,7 +90,7 @@ class Scene:
     def records(self) -> list[Record]:
         """Return the records, and note broken lines."""
         loaded = load(self.cluster.work / "out")
-        self.check(not loaded.reasons, f"broken lines: {loaded.reasons}")
+        self.check(not loaded.broken, f"broken lines: {loaded.reasons}")
         return loaded.records
 
     def check_records(self, before: Sequence[bytes] = ()) -> None:
@@ -106,6 +108,7 @@ class Scene:
                 not_run = is_environment_failure(outcome)
                 self.findings.append(f"{'not run again' if not_run else 'blamed'}: {name}")
         self.check(self.lines()[: len(before)] == list(before), "a line that was written changed")
+        self.check(not (self.cluster.work / "out" / TORN).exists(), "a line was torn")
 
     def check_rest(self) -> None:
         """Note processes and files that are left, and tracebacks."""
@@ -159,10 +162,15 @@ class Scene:
 
 
 def run_salloc(scene: Scene) -> None:
-    """The documented command completes; a second job finds all records and runs nothing."""
+    """The documented command completes."""
     text = scene.run(*SALLOC, *RUN)
     scene.check_records()
     scene.check(f"1 on each of {', '.join(NODES)} by srun" in text, f"no hosts: {text}")
+
+
+def run_again(scene: Scene) -> None:
+    """A second job finds all records and runs nothing."""
+    scene.run(*SALLOC, *RUN)
     before = scene.lines()
     scene.run(*SALLOC, *RUN)
     scene.check(scene.lines() == before, "the second job ran something")
@@ -185,6 +193,18 @@ def run_searches(scene: Scene) -> None:
     scene.run(*SALLOC, *LAUNCH, "--", "scaling", "--world-sizes", "1,2", *search)
     scene.check({r.trial.world_size for r in scene.records()} == {1, 2}, "not over both")
     scene.check({r.outcome.status for r in scene.records()} <= {"ok", "oom"}, "a trial failed")
+
+
+def time_starts(scene: Scene) -> None:
+    """The time of a trial of one short pass, over two hosts and on one."""
+    text = SWEEP.replace("[64, 128, 256, 2048]", "64").replace("[ring, collective]", "ring")
+    text = text.replace("rounds: 1", f"rounds: {STARTS}").replace("repeats: 1", "repeats: 0")
+    (scene.cluster.work / "sweep.yaml").write_text(text)
+    scene.run(*SALLOC, *RUN)
+    for world in (1, 2):
+        times = [r.wall_s for r in scene.records() if r.trial.world_size == world]
+        where = "two hosts" if world == 2 else "one host"
+        scene.seen.append(f"{where}: median of {len(times)} {median(times):.2f} s")
 
 
 def cancel(scene: Scene) -> None:
@@ -243,6 +263,22 @@ def finish_again(scene: Scene, job: str, before: Sequence[bytes]) -> None:
     scene.check_records(before)
 
 
+def kill_other_host(scene: Scene) -> None:
+    """Everything on n2 dies in a sweep; then the host is back and the sweep goes on."""
+    step = scene.cluster.start(*SALLOC, *RUN)
+    scene.wait_for_lines(4)
+    scene.cluster.kill_node(1)
+    scene.end_of(step, "out.txt", codes=range(256))
+    before = scene.lines()
+    for record in scene.records():
+        is_right = record.outcome.status == "ok" or is_environment_failure(record.outcome)
+        scene.check(is_right, f"blamed: {record.outcome.reason}")
+    scene.seen.append(f"{len(before)} records before")
+    restart_node(scene, 1)
+    scene.run(*SALLOC, *RUN)
+    scene.check_records(before)
+
+
 def stop_other_host(scene: Scene) -> None:
     """The ranks on n2 are stopped: the host is named in time, and the trial runs once more."""
     step = scene.cluster.start(*SALLOC, *RUN)
@@ -285,8 +321,17 @@ def start_several(scene: Scene) -> None:
     scene.check(not scene.lines(), "a trial ran")
 
 
-def kill_node_of_job(scene: Scene, node: int) -> None:
-    """Everything on a node dies in a batch job; Slurm requeues it and it runs again."""
+def kill_node_of_job(scene: Scene) -> None:
+    """Everything on n2 dies in a batch job; Slurm requeues it and it runs again."""
+    kill_node_in_job(scene, 1)
+
+
+def kill_node_0_of_job(scene: Scene) -> None:
+    """The same with n1, which writes the records."""
+    kill_node_in_job(scene, 0)
+
+
+def kill_node_in_job(scene: Scene, node: int) -> None:
     job = scene.start_job()
     scene.wait_for_lines(4)
     scene.cluster.kill_node(node)
@@ -294,9 +339,14 @@ def kill_node_of_job(scene: Scene, node: int) -> None:
     scene.wait_for_job(job, "PENDING", "FAILED", "NODE_FAIL")
     scene.seen.append(f"ended after {time.monotonic() - start_s:.0f} s")
     before = scene.lines()
+    restart_node(scene, node)
+    finish_again(scene, job, before)
+
+
+def restart_node(scene: Scene, node: int) -> None:
+    """Start the slurmd of a node that was killed, and wait until jobs can use it."""
     scene.cluster.start_slurmd(node)
     scene.cluster.wait_until(lambda: scene.cluster.states()[node] == "idle")
-    finish_again(scene, job, before)
 
 
 def lie_about_names(scene: Scene) -> None:
@@ -374,30 +424,116 @@ def miss_a_host(scene: Scene) -> None:
     scene.check(reasons and all("mpirun ended with" in r for r in reasons), f"{reasons}")
 
 
+# ---- random kills --------------------------------------------------------------------------------
+
+
+def kill_at_random(scene: Scene) -> None:
+    """Kill and stop ranks, engines, slurmds and parents; resume until the sweep is complete."""
+    strikes = 0
+    while strikes < scene.kills:
+        shutil.rmtree(scene.cluster.work / "out", ignore_errors=True)
+        allowed: set[str] = set()
+        for _ in range(12):
+            before = scene.lines()
+            command = scene.cluster.start(*SALLOC, *RUN)
+            for _ in range(scene.chance.randint(1, 4)):
+                strikes += strike(scene, command, allowed)
+            with suppress(subprocess.TimeoutExpired):
+                command.wait(DEADLINE_S)
+            scene.check(command.poll() is not None, "the command does not end")
+            scene.cluster.run("scancel", "--user=root")
+            for node in range(2):
+                if not any(p.name() == "slurmd" for p in scene.cluster.on_node(node)):
+                    scene.cluster.start_slurmd(node)
+            scene.cluster.wait_until(lambda: scene.cluster.states() == ["idle", "idle"])
+            for name in scene.cluster.left():
+                # the next run deletes the folder of a parent that was killed
+                is_folder = Path(name).name.startswith("longseq-")
+                scene.check(is_folder, f"left: {name}")
+            scene.check(scene.lines()[: len(before)] == before, "a line that was written changed")
+            if len(scene.lines()) >= TRIALS:
+                break
+        scene.run(*SALLOC, *RUN, codes=(0, 3))
+        scene.findings += find_differences(scene.records(), scene.expected)
+        for record in scene.records():
+            reason = record.outcome.reason or ""
+            is_named = any(f"killed by {name}" in reason for name in allowed)
+            is_right = record.outcome.status == "ok" or is_named
+            scene.check(is_right, f"blamed: {record.outcome.status}: {reason}")
+        print(f"  {strikes} strikes, {len(scene.findings)} findings", flush=True)
+    scene.seen.append(f"{strikes} strikes")
+
+
+def strike(scene: Scene, command: subprocess.Popen[bytes], allowed: set[str]) -> int:
+    """Send one signal to one process of the sweep; return 1 if it hit."""
+    target = scene.chance.choice(("rank", "rank", "engine", "slurmd", "parent"))
+    number = scene.chance.choice((signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM))
+    if target == "slurmd":
+        number = signal.SIGKILL
+    time.sleep(scene.chance.uniform(0, 6))
+    end_s = time.monotonic() + 30
+    while command.poll() is None and time.monotonic() < end_s:
+        if found := find_target(scene, target):
+            chosen = scene.chance.choice(found)
+            with suppress(psutil.Error):
+                chosen.send_signal(number)
+                if target == "rank":
+                    allowed.add(number.name)
+                if number == signal.SIGSTOP:
+                    time.sleep(scene.chance.choice((1, 12)))
+                    chosen.send_signal(scene.chance.choice((signal.SIGCONT, signal.SIGKILL)))
+                    allowed |= {"SIGKILL"} if target == "rank" else set()
+                return 1
+        time.sleep(0.02)
+    return 0
+
+
+def find_target(scene: Scene, target: str) -> list[psutil.Process]:
+    """Return the processes of a kind on both nodes."""
+    if target == "rank":
+        return find_ranks(scene, 0) + find_ranks(scene, 1)
+    found = []
+    for process in (p for node in range(2) for p in scene.cluster.on_node(node)):
+        with suppress(psutil.Error):
+            if target == "parent":
+                is_right = {"launch", "sweep.yaml"} <= {*process.cmdline()[1:]}
+                is_right = is_right and process.name() != "salloc"
+            else:
+                is_right = process.name() == {"engine": "srun", "slurmd": "slurmd"}[target]
+            found += [process] if is_right else []
+    return found
+
+
 SCENARIOS: dict[str, Callable[[Scene], None]] = {
     "salloc": run_salloc,
+    "salloc again": run_again,
     "in a step": run_in_a_step,
     "maxlen and scaling": run_searches,
+    "starts": time_starts,
     "scancel": cancel,
     "preemption": preempt,
     "requeue": requeue,
+    "n2 dies": kill_other_host,
     "n2 stops": stop_other_host,
-    "n2 dies in a job": partial(kill_node_of_job, node=1),
-    "n1 dies in a job": partial(kill_node_of_job, node=0),
+    "n2 dies in a job": kill_node_of_job,
+    "n1 dies in a job": kill_node_0_of_job,
     "several tasks": start_several,
     "n1 is a loopback name": lie_about_names,
     "mpirun": run_mpirun,
     "mpirun in Slurm": run_mpirun_in_slurm,
     "mpirun without n2": miss_a_host,
     "one folder, two nodes": share_folder,
+    "kills": kill_at_random,
 }
 
 
-def run_scenario(name: str, cluster: Cluster, expected: Counter[str], seed: int) -> Scene:
+def run_scenario(
+    name: str, cluster: Cluster, expected: Counter[str], seed: int, kills: int
+) -> Scene:
     """Run a scenario in a new folder, and end what it left."""
     cluster.new_work()
     (cluster.work / "sweep.yaml").write_text(SWEEP)
-    scene = Scene(cluster, expected, random.Random(f"{seed}/{name}"))
+    scene = Scene(cluster, expected, random.Random(f"{seed}/{name}"), kills)
     try:
         SCENARIOS[name](scene)
         scene.check_rest()
@@ -417,6 +553,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", action="append", choices=SCENARIOS, help="default: all")
     parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="default: random")
+    parser.add_argument("--kills", type=int, default=10, help="strikes of the last scenario")
     parser.add_argument("--tree", type=Path, default=slurm_cluster.ROOT, help="checkout to run")
     asked = parser.parse_args()
     if reason := slurm_cluster.unavailable_reason():
@@ -432,7 +569,7 @@ def main() -> int:
                 rows.append((name, "-", "-", f"skipped: no {missing} here"))
                 continue
             start_s = time.monotonic()
-            scene = run_scenario(name, cluster, expected, asked.seed)
+            scene = run_scenario(name, cluster, expected, asked.seed, asked.kills)
             if name == "salloc" and scene.lines():
                 expected = Counter(record.key for record in scene.records())
                 scene.check(len(expected) == TRIALS, f"{len(expected)} of {TRIALS} trials")
