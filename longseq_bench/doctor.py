@@ -6,7 +6,6 @@ import re
 import shutil
 from importlib.metadata import requires
 from pathlib import Path
-from typing import Literal
 
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo
 from longseq_bench.core.gpus import VISIBLE, python_header, read_visible_gpus
@@ -45,7 +44,7 @@ def _torch(environment: Environment) -> Finding:
     remedy = f"pip install 'torch{','.join(clauses)}'"
     if version == NOT_INSTALLED:
         return Finding("torch", "missing", NOT_INSTALLED, remedy)
-    low, high = (_numbers(clause.lstrip("<>=")) for clause in clauses)
+    low, high = map(_numbers, clauses)
     in_range = low <= _numbers(version) < high
     libraries = "".join(f", {name} {v}" for name, v in environment.gpu_libraries.items())
     note = "" if in_range else f", outside the tested range {', '.join(clauses)}"
@@ -159,11 +158,11 @@ def _implementations(catalogue: Catalogue | None) -> list[Finding]:
     available = [name for name, info in catalogue.devices.items() if not info.unavailable]
     findings, usable = [], 0
     for name, entry in sorted(catalogue.implementations.items()):
-        reasons = {d: entry.unavailable[d] for d in available if d in entry.unavailable}
+        reasons = [f"not on {d}: {why}" for d, why in entry.unavailable.items() if d in available]
         usable += len(reasons) < len(available)
         if not reasons:
             continue
-        found = "; ".join(f"not on {device}: {reason}" for device, reason in reasons.items())
+        found = "; ".join(reasons)
         remedy = "leave it out, or run it on another device or machine"
         if module := re.search(r"No module named '(\w+)", found):
             remedy = f"pip install {module[1]}"
@@ -174,15 +173,15 @@ def _implementations(catalogue: Catalogue | None) -> list[Finding]:
         findings.append(Finding(name, "note", found, remedy))
     count, devices = len(catalogue.implementations), " or ".join(available) or "no device"
     summary = f"{usable} of {count} can run on {devices}"
-    state: Literal["ok", "missing"] = "ok" if usable else "missing"
-    remedy = "" if usable else "see each one's reason below"
-    return [Finding("implementations", state, summary, remedy), *findings]
+    if usable:
+        return [Finding("implementations", "ok", summary), *findings]
+    remedy = "see each one's reason below"
+    return [Finding("implementations", "missing", summary, remedy), *findings]
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the release numbers: "2.13.0+cpu" -> (2, 13, 0)."""
-    match = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
+def _numbers(version: str) -> list[int]:
+    """Return the release numbers: "2.13.0+cpu" -> [2, 13, 0]."""
+    return [int(part) for part in re.findall("[0-9]+", version.partition("+")[0])]
 
 
 def c_compiler() -> str | None:

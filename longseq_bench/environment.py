@@ -111,12 +111,17 @@ def cgroup_memory(
 
     Page cache that can be dropped counts as left. Every level of v1 and v2 up to the root counts.
     """
-    levels = [
-        limits
-        for base, path, names in _hierarchies(root, own)
-        for level in (base / path, *(base / path).parents)
-        if level.is_relative_to(base) and (limits := _limit_at(level, *names))
-    ]
+    v2 = (root, "memory.max", "memory.current", "inactive_file")
+    v1 = (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    levels = list[tuple[int, int]]()
+    for line in (_read(own) or "").splitlines():
+        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        is_v2 = number == "0" and not controllers
+        if is_v2 or "memory" in controllers.split(","):
+            base, *names = v2 if is_v2 else v1
+            group = base / path.lstrip("/")
+            parents = [one for one in (group, *group.parents) if one.is_relative_to(base)]
+            levels += filter(None, [_limit_at(level, *names) for level in parents])
     return (min(limit for limit, _ in levels), min(left for _, left in levels)) if levels else None
 
 
@@ -144,21 +149,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return result.stdout if result.returncode == 0 else None
-
-
-def _hierarchies(root: Path, own: Path) -> list[tuple[Path, Path, tuple[str, str, str]]]:
-    """Return (mount, path of this process's group, names of limit, usage and droppable cache)."""
-    v2 = ("memory.max", "memory.current", "inactive_file")
-    v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    hierarchies = []
-    for line in (_read(own) or "").splitlines():
-        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        group = Path(path.lstrip("/"))
-        if number == "0" and not controllers:
-            hierarchies.append((root, group, v2))
-        elif "memory" in controllers.split(","):
-            hierarchies.append((root / "memory", group, v1))
-    return hierarchies
 
 
 def _limit_at(level: Path, limit: str, usage: str, cache: str) -> tuple[int, int] | None:

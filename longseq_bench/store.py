@@ -22,7 +22,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from math import inf, isfinite
+from math import inf, nan
 from pathlib import Path
 from typing import Self
 
@@ -39,9 +39,6 @@ from longseq_bench.core.model import (
     Trial,
     is_environment_failure,
 )
-
-ERRORS = frozenset({"max_error", "error_of_allowed", "bias", "wire_error"})
-"""Measurements that are infinite if an output is: only in a trial that failed."""
 
 _ENDING = re.compile(rb',"checksum":"([0-9a-f]{16})"}$')
 _FIRST_WITH_CHECKSUM = 3
@@ -91,12 +88,13 @@ def read_line(line: bytes) -> Record:
 def find_impossible_sample(outcome: Outcome) -> str | None:
     """Return the name and value of a sample that nothing can measure; None without one.
 
-    Infinite, not a number, or negative. A trial whose meter returns one ends with status `error`.
+    Not a number, negative, or infinite; an error of a failed trial may be infinite. A trial whose
+    meter returns one ends with status `error`.
     """
+    most = inf if outcome.status == "ok" else nan  # nothing is equal to nan
     for one in outcome.measurements:
-        may_be_infinite = one.name in ERRORS and outcome.status != "ok"
         for sample in one.samples:
-            if not 0 <= sample < inf and (isfinite(sample) or not may_be_infinite):
+            if not sample >= 0 or sample == most:
                 return f"{one.name[:100]!r} has the sample {sample:.6g}"
     return None
 
@@ -225,9 +223,9 @@ class Store:
         if other is None or other.fingerprint == here.fingerprint:
             return ""
         count = sum(record.environment.fingerprint == other.fingerprint for record in self.records)
-        records, do = ("record", "does") if count == 1 else ("records", "do")
+        records = "record does" if count == 1 else "records do"
         return (
-            f"{count:,} {records} of {other.host} {do} not count here: another environment "
+            f"{count:,} {records} of {other.host} not count here: another environment "
             f"({_name_differences(here, other)})"
         )
 
@@ -367,18 +365,17 @@ def _append(fd: int, data: bytes) -> int:
 
 
 def _records_file(path: Path) -> Path:
-    """Return the records file of a folder or file; StoreError names a similar file."""
+    """Return the records file of a folder or file; StoreError names a similar one."""
+    file = path / RECORDS if path.is_dir() else path
+    if file.exists():
+        return file
     if path.is_dir():
-        if (path / RECORDS).exists():
-            return path / RECORDS
-        folders = sorted(f"{path / file.parent.name}" for file in path.glob(f"*/{RECORDS}"))
-        hint = f"; did you mean {folders[0]}?" if folders else ""
-        raise StoreError(f"results folder {path} holds no {RECORDS}{hint}")
-    if path.exists():
-        return path
-    guess = nearest(path.name, [file.name for file in path.parent.glob("*")])
-    hint = f"; did you mean {path.parent / guess}?" if guess else ""
-    raise StoreError(f"results {path} do not exist{hint}")
+        what = f"folder {path} holds no {RECORDS}"
+        near = [path / other.parent.name for other in sorted(path.glob(f"*/{RECORDS}"))]
+    else:
+        name = nearest(path.name, [other.name for other in path.parent.glob("*")])
+        what, near = f"{path} do not exist", [path.parent / name] if name else []
+    raise StoreError(f"results {what}" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 def _unwritable(folder: Path, error: OSError) -> StoreError:
