@@ -61,7 +61,7 @@ def install(
         "nvmlShutdown": lambda: None,
         "nvmlDeviceGetCount": lambda: len(gpus),
         "nvmlDeviceGetHandleByIndex": lambda i: gpus[i],
-        "nvmlDeviceGetName": lambda gpu: gpu.name.encode(),
+        "nvmlDeviceGetName": lambda gpu: gpu.name,
         "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
         "nvmlDeviceGetMemoryInfo": memory,
         "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: 7,

@@ -73,7 +73,7 @@ def explain_full_disk(error: BaseException) -> str:
     """Return a clause on what to do if temporary files have no room; "" for other errors."""
     if not isinstance(error, OSError) or error.errno not in _FULL:
         return ""
-    folder = _parents()[0]
+    folder = tempfile.gettempdir()
     return f": free space or inodes in {folder}, or set TMPDIR to a folder on another disk"
 
 
@@ -91,16 +91,9 @@ def locked_folder(parent: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _parents() -> tuple[str, ...]:
-    try:
-        return tempfile.gettempdir(), *_SHORT_FOLDERS
-    except OSError:  # no usable one
-        return _SHORT_FOLDERS
-
-
 def _create() -> tuple[Path, int]:
     problem = ""
-    for parent in _parents():
+    for parent in (tempfile.gettempdir(), *_SHORT_FOLDERS):
         folder = user_folder(parent)
         if len(os.fsencode(folder)) + SOCKET_BYTES > SOCKET_PATH_BYTES:
             problem = problem or f"the path of {parent} is too long for a socket"

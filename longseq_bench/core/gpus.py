@@ -7,13 +7,13 @@ Beside it is what Triton needs to compile kernels for them.
 
 import os
 import sysconfig
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pynvml as nvml
 
 from longseq_bench.core.units import format_bytes
 
@@ -81,27 +81,33 @@ class GpuReport:
 def read_visible_gpus(environ: Mapping[str, str] = os.environ) -> GpuReport:
     """Return the GPUs, and those that CUDA would show to this process."""
     try:
-        with _nvml() as nvml:
-            number = _optional(nvml.nvmlSystemGetCudaDriverVersion)
-            handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-            # a part of a GPU (MIG) has neither
-            limits = [_optional(nvml.nvmlDeviceGetPowerManagementLimit, h) for h in handles]
-            clock = nvml.NVML_CLOCK_SM
-            clocks = [_optional(nvml.nvmlDeviceGetClockInfo, h, clock) for h in handles]
-            visible, reason = _select(_list_devices(nvml, handles), environ.get(VISIBLE))
-            children = psutil.Process().children(recursive=True) if visible else []
-            own = {os.getpid(), *(child.pid for child in children)}
-            return GpuReport(
-                tuple(_describe(nvml, own, *one) for one in visible),
-                driver=_text(nvml.nvmlSystemGetDriverVersion()),
-                cuda=(number // 1000, number % 1000 // 10) if number else None,
-                reason=reason,
-                names=tuple(_text(nvml.nvmlDeviceGetName(h)) for h in handles),
-                power_limits_w=tuple(None if mw is None else mw / 1000 for mw in limits),
-                sm_clocks_mhz=tuple(None if mhz is None else float(mhz) for mhz in clocks),
-            )
-    except _NvmlFailed as error:
-        return GpuReport(reason=str(error))
+        nvml.nvmlInit()
+        try:
+            return _read_gpus(environ.get(VISIBLE))
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        return GpuReport(reason=f"NVML: {error}")
+
+
+def _read_gpus(visible_names: str | None) -> GpuReport:
+    number = _optional(nvml.nvmlSystemGetCudaDriverVersion)
+    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    # a part of a GPU (MIG) has neither
+    limits = [_optional(nvml.nvmlDeviceGetPowerManagementLimit, h) for h in handles]
+    clocks = [_optional(nvml.nvmlDeviceGetClockInfo, h, nvml.NVML_CLOCK_SM) for h in handles]
+    visible, reason = _select(_list_devices(handles), visible_names)
+    children = psutil.Process().children(recursive=True) if visible else []
+    own = {os.getpid(), *(child.pid for child in children)}
+    return GpuReport(
+        tuple(_describe(own, *one) for one in visible),
+        driver=nvml.nvmlSystemGetDriverVersion(),
+        cuda=(number // 1000, number % 1000 // 10) if number else None,
+        reason=reason,
+        names=tuple(nvml.nvmlDeviceGetName(h) for h in handles),
+        power_limits_w=tuple(None if mw is None else mw / 1000 for mw in limits),
+        sm_clocks_mhz=tuple(None if mhz is None else float(mhz) for mhz in clocks),
+    )
 
 
 def python_header() -> Path:
@@ -111,50 +117,26 @@ def python_header() -> Path:
     return Path(sysconfig.get_path("include", scheme)) / "Python.h"
 
 
-class _NvmlFailed(Exception):
-    """NVML is missing, or a call that must work failed; the message has the reason."""
-
-
 _Device = tuple[int, Any, str]
 """Index of the GPU, handle and UUID of the GPU or its slice."""
 
 
-@contextmanager
-def _nvml() -> Iterator[Any]:
-    try:
-        import pynvml
-    except ImportError as error:
-        raise _NvmlFailed(f"NVML can't be imported: {error}") from None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise _NvmlFailed(f"NVML: {error}") from None
-    try:
-        yield pynvml
-    except pynvml.NVMLError as error:
-        raise _NvmlFailed(f"NVML: {error}") from None
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def _optional(call: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a call, or None where this GPU or driver does not support it."""
-    import pynvml
-
     try:
         return call(*arguments)
-    except pynvml.NVMLError:
+    except nvml.NVMLError:
         return None
 
 
-def _list_devices(nvml: Any, handles: Sequence[Any]) -> list[list[_Device]]:
+def _list_devices(handles: Sequence[Any]) -> list[list[_Device]]:
     """Return by index each GPU, or its slices if it is in MIG mode."""
     devices = []
     for index, gpu in enumerate(handles):
         count = _optional(nvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0
         slices = [_optional(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, i) for i in range(count)]
         parts = list(filter(None, slices)) or [gpu]
-        devices.append([(index, one, _text(nvml.nvmlDeviceGetUUID(one))) for one in parts])
+        devices.append([(index, one, nvml.nvmlDeviceGetUUID(one)) for one in parts])
     return devices
 
 
@@ -177,21 +159,17 @@ def _select(
     return chosen, None if chosen else reason
 
 
-def _describe(nvml: Any, own: Collection[int], index: int, handle: Any, uuid: str) -> Gpu:
+def _describe(own: Collection[int], index: int, handle: Any, uuid: str) -> Gpu:
     memory = _optional(nvml.nvmlDeviceGetMemoryInfo, handle)
     listed = _optional(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
     held = {one.pid: one.usedGpuMemory for one in listed}
     is_known = memory is not None and None not in held.values()
     return Gpu(
         index,
-        _text(nvml.nvmlDeviceGetName(handle)),
+        nvml.nvmlDeviceGetName(handle),
         uuid,
         total=int(memory.total) if memory else None,
         free=int(memory.free) if memory else None,
         holders={pid: size for pid, size in held.items() if pid not in own},
         unlisted=int(memory.total - memory.free - sum(held.values())) if is_known else 0,
     )
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name

@@ -102,10 +102,8 @@ def load_model(text: str, folder: Path | None = None) -> ModelShape:
         return _built_in()[text.lower()]
     path = (folder or Path()) / Path(text).expanduser()
     with suppress(OSError):  # a name that is too long for a file
-        if path.is_dir() and (path / CONFIG_FILE).exists():
-            return read_config(path / CONFIG_FILE)
-        is_file = path.exists() and not path.is_dir()
-        if is_file or text.endswith(".json") or "/" in text:
+        path = path / CONFIG_FILE if (path / CONFIG_FILE).exists() else path
+        if path.is_file() or text.endswith(".json") or "/" in text:
             return read_config(path)
     raise UnknownNameError("model", text, _built_in())
 
@@ -119,7 +117,7 @@ def read_config(path: Path) -> ModelShape:
     """Read a config.json. Raises ConfigError, with the file and the key, if it can't be used."""
     try:
         data = json.loads(read_text_file(path))
-    except (ValueError, RecursionError):
+    except ValueError:
         raise ConfigError(f"model {path} is not a JSON file; give a {CONFIG_FILE}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"model {path} has no keys; give the {CONFIG_FILE} of a model")
