@@ -125,10 +125,8 @@ def _rate_key(trial: Trial) -> tuple[object, ...]:
     """Return what must be the same for a rate to be valid at another length."""
     shape = trial.workload.model_dump(exclude={"seq_len", "model"})
     options = tuple(sorted((k, str(v)) for k, v in trial.options.items()))
-    return (
-        trial.implementation, trial.source, options, trial.device, trial.world_size,
-        trial.threads, trial.keep, tuple(shape.items()),
-    )  # fmt: skip
+    how = trial.implementation, trial.source, trial.device, trial.world_size
+    return (*how, options, trial.threads, trial.keep, tuple(shape.items()))
 
 
 @dataclass(frozen=True)

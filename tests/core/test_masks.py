@@ -7,7 +7,7 @@ import pytest
 from longseq_bench.analysis.labels import mask_words
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.masks import DISTRIBUTIONS, parse_mask
-from longseq_bench.core.model import Trial, Workload
+from longseq_bench.core.model import Workload
 
 TEXTS = {
     "full": ("full", "not causal", 900),
@@ -98,12 +98,6 @@ def test_a_plain_mask_is_the_same_workload_as_causal() -> None:
         Workload(seq_len=8, causal=True, mask="prefix:4")
     with pytest.raises(ValueError, match="mask 4 is not a text"):
         Workload(seq_len=8, mask=4)  # type: ignore[arg-type]
-
-
-def test_keys_of_older_records_stay() -> None:
-    """A trial without this field had this key."""
-    trial = Trial(implementation="ring", workload=Workload(seq_len=8))
-    assert trial.key == "9665dfb551b49c72"
 
 
 @pytest.mark.parametrize(
