@@ -53,24 +53,14 @@ def test_torch_range_is_the_one_that_the_package_states() -> None:
 
 @pytest.mark.parametrize(
     ("torch", "state"),
-    [
-        ("2.11.0", "ok"),
-        ("2.13.1+cu130", "ok"),
-        ("2.14", "note"),
-        ("2.14.0", "note"),
-        ("2.9.1", "note"),
-        ("not installed", "missing"),
-    ],
-)
+    [("2.11.0", "ok"), ("2.13.1+cu130", "ok"), ("2.14", "note"), ("2.9.1", "note"),
+     ("not installed", "missing")],
+)  # fmt: skip
 def test_torch(torch: str, state: str) -> None:
-    found = finding("torch", torch=torch)
+    found = finding("torch", torch=torch, cuda="13.0", cudnn="9.15.1", triton="3.8.0")
     assert (found.state, torch in found.found) == (state, True)
     assert found.remedy == ("" if state == "ok" else "pip install 'torch>=2.11,<2.14'")
-
-
-def test_torch_has_the_versions_of_cuda_libraries() -> None:
-    found = finding("torch", torch="2.13.0+cu130", cuda="13.0", cudnn="9.15.1", triton="3.8.0")
-    assert found.found == "2.13.0+cu130, CUDA 13.0, cuDNN 9.15.1, Triton 3.8.0"
+    assert ("CUDA 13.0, cuDNN 9.15.1, Triton 3.8.0" in found.found) == (state != "missing")
 
 
 def test_hard_budgets_need_linux(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,35 +85,23 @@ def test_cuda() -> None:
     assert (found.state, found.found) == ("note", "torch is a CPU build")
     assert "CUDA build of torch" in found.remedy
     assert finding("cuda").state == "note"
-
-
-def test_a_machine_with_a_gpu_is_asked_to_run_the_acceptance_command() -> None:
-    found = finding("gpu acceptance", catalogue(H200))
-    assert (found.state, found.found) == ("note", "longseq has run on one H100 only, for minutes")
-    assert "python -m benchmarks.gpu smoke --out gpu-results" in found.remedy
-    assert "gpu acceptance" not in {f.name for f in examine(catalogue(NO_CUDA), machine())}
+    assert "benchmarks.gpu smoke --out" in finding("gpu acceptance", catalogue(H200)).remedy
+    assert "gpu acceptance" not in found_by_name(catalogue(NO_CUDA))
 
 
 def found_by_name(given: Catalogue | None = None, **fields: Any) -> dict[str, Finding]:
     return {f.name: f for f in examine(given, machine(**fields))}
 
 
-def test_visible_gpus_and_slices_have_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = FakeGpu("H100 MIG 1g.10gb", "MIG-a", 10 * 2**30, 10 * 2**30)
-    whole = FakeGpu("H100", "GPU-b", 79 * 2**30, 79 * 2**30)
-    install(monkeypatch, whole, FakeGpu("H100", "GPU-c", slices=[own]))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,MIG-a")
+def test_visible_gpus_have_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeGpu("H100", "GPU-b", 79 * 2**30, 79 * 2**30))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
     found = found_by_name(gpus=("H100", "H100"), driver="580.1")
-    assert found["visible gpus"] == Finding(
-        "visible gpus", "ok", "GPU 0: H100, 79 GiB; GPU 1: H100 MIG 1g.10gb, 10 GiB"
-    )
+    assert found["visible gpus"] == Finding("visible gpus", "ok", "GPU 0: H100, 79 GiB")
     assert "gpus in use" not in found
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-x")
     hidden = found_by_name(gpus=("H100", "H100"), driver="580.1")["visible gpus"]
-    assert (hidden.state, "CUDA_VISIBLE_DEVICES=GPU-x shows no GPU" in hidden.found) == (
-        "note",
-        True,
-    )
+    assert (hidden.state, hidden.found) == ("note", "CUDA_VISIBLE_DEVICES=GPU-x shows no GPU of 1")
     assert "nvidia-smi -L" in hidden.remedy
 
 
@@ -144,17 +122,16 @@ def test_triton_needs_a_c_compiler_and_headers_where_there_is_a_gpu(
     monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
     (tmp_path / "Python.h").write_text("")
     assert "triton on cuda" not in found_by_name(catalogue(NO_CUDA))
-    assert found_by_name(catalogue(H200))["triton on cuda"] == Finding(
-        "triton on cuda", "ok", "gcc"
-    )
+    assert found_by_name(catalogue(H200))["triton on cuda"].found == "gcc"
     there.clear()
     (tmp_path / "Python.h").unlink()
     found = found_by_name(catalogue(H200))["triton on cuda"]
-    assert found.state == "note"
-    assert found.found == (
-        f"there is no gcc or clang, there is no {tmp_path}/Python.h: Triton's kernels can't start"
+    assert found == Finding(
+        "triton on cuda",
+        "note",
+        f"there is no gcc or clang, there is no {tmp_path}/Python.h: Triton's kernels can't start",
+        "install gcc; install Python's headers (python3-dev or python3-devel)",
     )
-    assert found.remedy == ("install gcc; install Python's headers (python3-dev or python3-devel)")
     monkeypatch.setenv("CC", "mycc -v")
     assert "CC=mycc -v was not found" in found_by_name(catalogue(H200))["triton on cuda"].found
 
@@ -189,9 +166,9 @@ def test_threads(omp_threads: str | None, state: str) -> None:
     assert ("set it to 4 or less" in found.remedy) == (state == "note")
 
 
-@pytest.mark.parametrize(("load", "state"), [((2.0, 0, 0), "ok"), ((2.1, 0, 0), "note")])
-def test_a_busy_machine(load: tuple[float, ...], state: str) -> None:
-    assert finding("load", load=load).state == state
+def test_a_busy_machine() -> None:
+    loads = (2.0, 0, 0), (2.1, 0, 0)
+    assert [finding("load", load=load).state for load in loads] == ["ok", "note"]
 
 
 def test_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,26 +187,20 @@ def test_unavailable_implementations_have_a_reason() -> None:
     given = catalogue(
         sdpa=Entry(summary=""),
         ring=Entry(summary="", unavailable={"cpu": "No module named 'deepspeed.comm'"}),
+        natten=Entry(summary="", unavailable={"cpu": "it is not installed: pip install natten"}),
         flex=Entry(summary="", unavailable={"cpu": "needs cuda", "cuda": "too old"}),
         mine=Entry(summary="", unavailable={"cpu": "ImportError: x"}, source="my-plugin"),
         flash=Entry(summary="", unavailable={"cuda": "needs sm_90"}),
     )
     found = {f.name: f for f in examine(given, machine())}
-    assert found["implementations"].found == "2 of 5 can run on cpu"
+    assert found["implementations"].found == "2 of 6 can run on cpu"
     assert found["ring"] == Finding(
         "ring", "note", "not on cpu: No module named 'deepspeed.comm'", "pip install deepspeed"
     )
+    assert found["natten"].remedy == "install it as named, or leave it out"
     assert found["mine"].remedy == "ask its author; it comes from my-plugin"
     assert found["flex"].found == "not on cpu: needs cuda"
     assert not {"sdpa", "flash"} & set(found), "a device that is not there is its own finding"
-
-
-def test_a_package_that_is_missing_is_to_be_installed() -> None:
-    reason = "the package natten is not installed: pip install natten"
-    found = finding("natten", catalogue(natten=Entry(summary="", unavailable={"cpu": reason})))
-    assert (found.found, found.remedy) == (
-        f"not on cpu: {reason}", "install it as named, or leave it out"
-    )  # fmt: skip
 
 
 def test_nothing_to_run_is_missing() -> None:

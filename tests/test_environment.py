@@ -14,13 +14,7 @@ from longseq_bench import environment
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.model import Environment
-from longseq_bench.environment import (
-    cgroup_memory,
-    collect,
-    commit_of,
-    cuda_versions,
-    free_memory,
-)
+from longseq_bench.environment import cgroup_memory, collect, commit_of, cuda_versions, free_memory
 from tests.fake_nvml import FakeGpu, install
 
 
@@ -29,8 +23,6 @@ def test_collect_agrees_with_python() -> None:
     assert found.python == ".".join(map(str, sys.version_info[:3]))
     assert 1 <= found.cores <= (os.cpu_count() or 1)
     assert 2**20 < found.memory_bytes <= psutil.virtual_memory().total
-    assert found.host
-    assert found.cpu
     assert Environment.model_validate_json(found.model_dump_json()) == found
 
 
@@ -51,16 +43,10 @@ def test_only_variables_that_change_figures_are_kept(monkeypatch: pytest.MonkeyP
         if name.startswith(("OMP_", "MKL_", "MALLOC_", "PYTORCH_", "CUDA_", "TORCH_", "TRITON_")):
             monkeypatch.delenv(name)
     kept = {
-        "OMP_NUM_THREADS": "2",
-        "MALLOC_ARENA_MAX": "1",
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-        "CUDA_VISIBLE_DEVICES": "0",
-        "LD_PRELOAD": "",
-        "TORCH_NCCL_ENABLE_TIMING": "1",
-        "TRITON_ALLOW_NON_CONSTEXPR_GLOBALS": "1",
-        "CUDNN_FRONTEND_LOG_INFO": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
+        "OMP_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "1", "CUDA_VISIBLE_DEVICES": "0",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True", "LD_PRELOAD": "",
+        "TORCH_NCCL_ENABLE_TIMING": "1", "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
     left_out = {"SECRET_TOKEN", "CUDA_HOME", "TRITON_CACHE_DIR", "TORCH_HOME"}
     for name, value in {**kept, **dict.fromkeys(left_out, "/x")}.items():
         monkeypatch.setenv(name, value)
@@ -96,15 +82,6 @@ def test_versions_are_those_that_belong_to_torchs_cuda(
     assert cuda_versions() == versions
     found = collect()
     assert (found.cuda, found.nccl) == (versions.get("cuda"), versions.get("nccl"))
-
-
-@pytest.mark.cuda
-def test_the_cuda_version_is_that_of_torch() -> None:
-    import torch
-
-    found = collect()
-    assert found.cuda == torch.version.cuda
-    assert found.power_limits_w[0] is None or found.power_limits_w[0] > 0
 
 
 def test_threads_and_power_limits_change_the_fingerprint_and_clocks_do_not(
@@ -186,25 +163,17 @@ def test_gpus_are_read_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "free"),
-    [(None, 100), ("1,0", 200), ("GPU-cd", 200)],
+    ("visible", "ranks", "free"),
+    [(None, 1, 100), ("1,0", 1, 200), ("GPU-cd", 1, 200), ("1,0", 2, 100)],
 )
-def test_free_memory_is_that_of_the_visible_gpu(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, free: int
+def test_free_memory_is_that_of_the_fullest_visible_gpu(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, ranks: int, free: int
 ) -> None:
     two_gpus(monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert free_memory("cuda") == free
-
-
-def test_the_memory_of_several_ranks_is_that_of_the_fullest_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    two_gpus(monkeypatch)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert (free_memory("cuda", 1), free_memory("cuda", 2)) == (200, 100)
+    assert free_memory("cuda", ranks) == free
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES=-1 shows no GPU"):
         free_memory("cuda")
