@@ -127,8 +127,7 @@ def test_a_dry_run_and_a_run_on_a_gpu_never_share_a_folder(
 def test_a_machine_without_a_gpu_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
+    if pytest.importorskip("torch").cuda.is_available():
         pytest.skip("there is a GPU")
     assert command.main(["smoke", "--out", str(tmp_path)]) == 2
     assert "or use --dry-run: toy sizes on the CPU" in capsys.readouterr().err
@@ -166,9 +165,8 @@ FASTER = {"tile": [64, 64, 4, 3, None], "seconds": 1e-3, "difference": 1e-3}
 def test_the_best_tile_is_the_fastest_with_the_same_result() -> None:
     other = {"tile": [32, 32, 4, 2, None], "does_not_fit": "too large"}
     assert kernels.judge([CHOSEN, FASTER, other])["best"] == FASTER
-    wrong = {**FASTER, "difference": 0.5}
     with pytest.raises(ItemFailed, match=r"tiles with another result .*64, 64") as caught:
-        kernels.judge([CHOSEN, wrong])
+        kernels.judge([CHOSEN, {**FASTER, "difference": 0.5}])
     assert caught.value.figures["best"] == CHOSEN
 
 
@@ -189,7 +187,7 @@ def sweep_ends(
     return speed.run_sweep(session(out))
 
 
-def test_a_sweep_that_the_deadline_cut_goes_on_later(
+def test_a_sweep_is_cut_by_the_deadline_or_fails_with_all_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = record(trial(), outcome(facts={"kernel": "cudnn"}, time=0.1))
@@ -199,18 +197,10 @@ def test_a_sweep_that_the_deadline_cut_goes_on_later(
         sweep_ends(tmp_path, monkeypatch, 130)
     figures = sweep_ends(tmp_path, monkeypatch, 0)
     assert [(row["time_s"], row["kernel"]) for row in figures["rows"]] == [(0.1, "cudnn")]
-
-
-def test_a_sweep_with_wrong_results_fails_with_all_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records = [
-        record(trial(), outcome(time=0.1)),
-        record(trial("ring"), outcome("wrong", "dv is 2", "check")),
-        record(trial("dense"), outcome("oom", "no memory", "forward")),
-    ]  # fmt: skip
+    wrong = record(trial("ring"), outcome("wrong", "dv is 2", "check"))
+    long = record(trial("dense"), outcome("oom", "no memory", "forward"))
     with pytest.raises(ItemFailed, match="1 trials failed: ring 4096: dv is 2") as caught:
-        sweep_ends(tmp_path, monkeypatch, 3, records)
+        sweep_ends(tmp_path, monkeypatch, 3, [done, wrong, long])
     assert [row["status"] for row in caught.value.figures["rows"]] == ["ok", "wrong", "oom"]
     with pytest.raises(ItemFailed, match="ended with 1: Traceback: why"):
         sweep_ends(tmp_path / "other", monkeypatch, 1)

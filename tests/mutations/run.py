@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.mutations.faults import FAULTS, PACKAGE, Fault
 
@@ -57,18 +58,22 @@ def _exists(node: str) -> bool:
     return f"def {inside[0]}" in text or f"class {inside[0]}" in text
 
 
+def run_tests(
+    tree: Path, nodes: Sequence[str], *more: str, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
+    # a changed file may have the size and the second of the sound one
+    variables = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run([*command, *more, *nodes], cwd=tree, env=variables, text=True, **options)
+
+
 def run_fault(tree: Path, fault: Fault) -> tuple[bool, str]:
     """Return whether the tests fail with the fault in, and the end of what pytest printed."""
     path = tree / PACKAGE / fault.file
     sound = path.read_text()
     path.write_text(sound.replace(fault.old, fault.new))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    command += ["-o", "addopts=", *fault.tests]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT_S
-        )
+        done = run_tests(tree, fault.tests, "-x", capture_output=True, timeout=LIMIT_S)
         code, printed = done.returncode, done.stdout
     except subprocess.TimeoutExpired:
         code, printed = 1, f"no end within {LIMIT_S} s"
@@ -90,9 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-v", "--verbose", action="store_true", help="print the end of each run")
     asked = parser.parse_args(arguments)
     faults = [
-        f
-        for f in FAULTS
-        if (not asked.area or f.area in asked.area) and (not asked.only or f.id in asked.only)
+        one
+        for one in FAULTS
+        if one.area in (asked.area or [one.area]) and one.id in (asked.only or [one.id])
     ]
     if misplaced := find_misplaced(faults):
         print("\n".join(misplaced))
@@ -105,30 +110,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tree = Path(folder)
         copy_tree(tree)
         if asked.sound:
-            return check_sound(tree, faults)
+            nodes = sorted({node for fault in faults for node in fault.tests})
+            return run_tests(tree, nodes, capture_output=False).returncode
         for number, fault in enumerate(faults, 1):
             start = time.monotonic()
             red, printed = run_fault(tree, fault)
             took = time.monotonic() - start
-            verdict = "red" if red else "GREEN"
             place = f"[{number}/{len(faults)}] {fault.area:9} {fault.id:30}"
-            print(f"{place} {verdict:5} {took:6.1f} s", flush=True)
+            print(f"{place} {'red' if red else 'GREEN':5} {took:6.1f} s", flush=True)
             if asked.verbose or not red:
                 print(printed)
             missed += [] if red else [fault.id]
-    print(
-        f"{len(faults) - len(missed)} of {len(faults)} found"
-        + (f"; missed: {', '.join(missed)}" if missed else "")
-    )
+    names = f"; missed: {', '.join(missed)}" if missed else ""
+    print(f"{len(faults) - len(missed)} of {len(faults)} found{names}")
     return 1 if missed else 0
-
-
-def check_sound(tree: Path, faults: Sequence[Fault]) -> int:
-    """Run the tests of these faults on the sound tree: all must pass. Return pytest's exit code."""
-    nodes = sorted({node for fault in faults for node in fault.tests})
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
-    environment = {**os.environ, "PYTHONPATH": str(tree)}
-    return subprocess.run([*command, *nodes], cwd=tree, env=environment).returncode
 
 
 if __name__ == "__main__":
