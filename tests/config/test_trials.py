@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,10 +86,8 @@ def test_rows_to_compare_are_adjacent() -> None:
     found = trials(EXAMPLE)
     names = ["sdpa", "ring"] + ["block-sparse"] * 4
     assert [t.implementation for t in found] == names * 8
-    lengths = [t.workload.seq_len for t in found[:: len(names)]]
-    assert lengths == [1024, 2048, 4096, 8192] * 2
-    for start in range(0, len(found), len(names)):
-        assert len({t.workload for t in found[start : start + len(names)]}) == 1
+    lengths = [t.workload.seq_len for t in found]
+    assert lengths == [n for n in (1024, 2048, 4096, 8192) for _ in names] * 2
 
 
 def test_settings_are_axes_too() -> None:
@@ -236,26 +235,21 @@ def test_a_grid_too_large_is_refused_before_it_is_built() -> None:
     assert refusal(text) == ("sweep.yaml: the grid has 1,000,000,000 trials, more than 100,000")
 
 
-TWO_GPUS = CATALOGUE.model_copy(
-    update={"devices": {"cpu": CATALOGUE.devices["cpu"], "cuda": DeviceInfo(name="G", count=2)}}
-)
+def with_gpus(**cuda: Any) -> Catalogue:
+    devices = {**CATALOGUE.devices, "cuda": DeviceInfo(name="G", **cuda)}
+    return CATALOGUE.model_copy(update={"devices": devices})
 
 
 @pytest.mark.parametrize(
     ("devices", "count", "present"),
-    [
-        ("cuda", 2, "2 CUDA devices"),
-        ("[cpu, cuda]", 1, "1 CUDA device"),
-    ],
+    [("cuda", 2, "2 CUDA devices"), ("[cpu, cuda]", 1, "1 CUDA device")],
 )
 def test_more_ranks_than_cuda_devices_are_refused_with_their_line(
     devices: str, count: int, present: str
 ) -> None:
-    gpus = {**TWO_GPUS.devices, "cuda": DeviceInfo(name="G", count=count)}
-    here = TWO_GPUS.model_copy(update={"devices": gpus})
     text = SHORT + f"device: {devices}\nworld_size: [1,\n  {count}, 3]\n"
     with pytest.raises(ConfigError) as caught:
-        make_sweep(parse_config(text, "sweep.yaml"), here)
+        make_sweep(parse_config(text, "sweep.yaml"), with_gpus(count=count))
     assert f":5: world_size 3 is too large: this machine has {present}, and" in str(caught.value)
 
 
@@ -285,19 +279,21 @@ def test_a_missing_file_suggests_a_similar_name(tmp_path: Path) -> None:
         assert str(caught.value) == f"there is no config {tmp_path / command}; {message}"
 
 
-def test_a_file_without_end_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "long.yaml"
-    path.write_text(SHORT + "#" * MAX_BYTES)
-    with pytest.raises(ConfigError, match=r"long\.yaml has more than 256 KiB, the most that is"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"#" * (MAX_BYTES + 1), r"a\.yaml has more than 256 KiB, the most that is"),
+        (b"tokens: \xff\xfe", r"a\.yaml is not UTF-8 text \(byte 8\)"),
+        (None, "can't be read: Is a directory"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
         load_config(path)
-
-
-def test_a_binary_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "raw.yaml").write_bytes(b"tokens: \xff\xfe")
-    with pytest.raises(ConfigError, match=r"raw\.yaml is not UTF-8 text \(byte 8\)"):
-        make_sweep(load_config(tmp_path / "raw.yaml"), CATALOGUE)
-    with pytest.raises(ConfigError, match="can't be read: Is a directory"):
-        make_sweep(load_config(tmp_path), CATALOGUE)
 
 
 # ---- options on the command line ---------------------------------------------------------------
@@ -339,11 +335,7 @@ def test_a_model_gives_a_workload_its_shape_and_keys_beside_it_override() -> Non
 
 
 def test_a_model_without_a_dtype_has_that_of_the_device() -> None:
-    gpus = {
-        **TWO_GPUS.devices,
-        "cuda": DeviceInfo(name="G", count=1, dtypes=("float32", "bfloat16")),
-    }
-    here = TWO_GPUS.model_copy(update={"devices": gpus})
+    here = with_gpus(count=1, dtypes=("float32", "bfloat16"))
     text = SHORT + "device: cuda\nworkload: {model: gpt-oss-20b}\n"
     (one,) = make_sweep(parse_config(text, "sweep.yaml"), here).trials
     assert one.workload.dtype == "bfloat16"

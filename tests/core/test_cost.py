@@ -37,10 +37,8 @@ def test_the_share_of_ideal_is_one_if_skipped_pairs_cost_nothing() -> None:
 
 
 def test_unknown_inputs_give_none() -> None:
-    assert share_of_ideal(None, 0.25, 2.0) is None
-    assert share_of_ideal(8.0, None, 2.0) is None
-    assert share_of_ideal(8.0, 0.25, None) is None
+    inputs = (None, 0.25, 2.0), (8.0, None, 2.0), (8.0, 0.25, None)
+    assert [share_of_ideal(*values) for values in inputs] == [None] * 3
     assert share_interval((None, None), 0.5, (4.0, 5.0)) == (None, None)
-    assert (ratio(None, 1.0), ratio(1.0, None), ratio(1.0, 0), ratio(0.0, 2.0)) == (
-        None, None, None, 0.0,
-    )  # fmt: skip
+    pairs = (None, 1.0), (1.0, None), (1.0, 0), (0.0, 2.0)
+    assert [ratio(*pair) for pair in pairs] == [None, None, None, 0.0]

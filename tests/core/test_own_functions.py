@@ -5,9 +5,8 @@ from longseq_bench.core.registry import canonical_name, is_own
 
 
 def test_a_name_with_a_colon_is_an_own_function() -> None:
-    assert [is_own(name) for name in ("ring", "mine.py:f", "pkg.mod:f", "mine.py")] == [
-        False, True, True, True,
-    ]  # fmt: skip
+    names = "ring", "mine.py:f", "pkg.mod:f", "mine.py"
+    assert [is_own(name) for name in names] == [False, True, True, True]
 
 
 def test_one_file_has_one_name() -> None:
