@@ -167,9 +167,7 @@ def _workloads(source: SourceFile, shape: Axes, default_dtype: str | None) -> li
             named = [n for n in ("mask", "new_tokens") if f" {n} " in f" {message}"]
             # a shape that no key sets is that of the model
             key = next((k for k in (*named, "kv_heads", "heads") if k in written), "model")
-            values = getattr(source.keys.workload, key)
-            index = values.index(written[key]) if key in written else 0
-            raise source.error("workload", key, index, message=message) from None
+            raise source.error("workload", key, message=message) from None
         workloads.append(workload)
     return list(dict.fromkeys(workloads))
 

@@ -28,10 +28,7 @@ _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _LINE_END = re.compile(r"\r\n?")
 # direction marks show text in another order than it has
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-# a word of punctuation and letters without a space, or a text in quotes
-_LONG = re.compile(
-    rf"'[^'\n]{{{MAX_QUOTE + 1},}}'|\"[^\"\n]{{{MAX_QUOTE + 1},}}\"|\S{{{MAX_QUOTE + 1},}}"
-)
+_LONG = re.compile(rf"(\S{{{MAX_QUOTE}}})\S+")
 
 
 def one_line(text: str) -> str:
@@ -52,22 +49,13 @@ def keep_lines(text: str) -> str:
 
 
 def quote(value: Any) -> str:
-    """Return the repr of a value from outside, shortened to MAX_QUOTE characters."""
-    try:
-        return shorten_quotes(repr(value))
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
-        return "a number of too many digits"
+    """Return the repr of a value from outside, with its long words shortened."""
+    return shorten_quotes(repr(value))
 
 
 def shorten_quotes(message: str) -> str:
-    """Shorten the words and quoted texts of a message that are longer than MAX_QUOTE."""
-    return _LONG.sub(_shorten, message) if len(message) > MAX_QUOTE else message
-
-
-def _shorten(found: re.Match[str]) -> str:
-    text = found[0]
-    end = text[0] if text[0] in "'\"" and text[0] == text[-1] else ""
-    return f"{text[: MAX_QUOTE + len(end)]}…{end}"
+    """Shorten the words of a message that are longer than MAX_QUOTE."""
+    return _LONG.sub(r"\1…", message)
 
 
 class LongseqError(Exception):
@@ -77,7 +65,7 @@ class LongseqError(Exception):
 class UserError(LongseqError):
     """The user's mistake: its text is one clear sentence, shown without a traceback.
 
-    Words and quotes in it that are longer than a reader needs are shortened.
+    Words in it that are longer than a reader needs are shortened.
     """
 
     def __init__(self, message: str = "") -> None:
