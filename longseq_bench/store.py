@@ -50,7 +50,12 @@ class BrokenLineError(ValueError):
 
 def write_line(record: Record) -> bytes:
     """Return the line of a record, with its checksum and line end."""
-    body = record.model_dump_json(by_alias=True).encode()[:-1]
+    return add_checksum(record.model_dump_json(by_alias=True).encode())
+
+
+def add_checksum(document: bytes) -> bytes:
+    """Return the line of a JSON object."""
+    body = document[:-1]
     return body + b',"checksum":"' + _hash(body) + b'"}\n'
 
 
