@@ -197,10 +197,12 @@ def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
 
     fail_on: the smallest share listed in `worse`.
     """
-    verdict = decide(result, fail_on)
-    trials = [record.trial for side in result.records for record in side]
+    verdict, rows = (
+        decide(result, fail_on),
+        (*result.only_a, *result.only_b, *result.other_machines),
+    )
     # for programs ("ring chunk=1024"); the labels of the rows are for people
-    labels = find_labels([*trials, *result.only_a, *result.only_b, *result.other_machines])
+    labels = find_labels([*(r.trial for side in result.records for r in side), *rows])
 
     def identify(row: ComparedRow) -> dict[str, Any]:
         values = {name: getattr(row, name) for name in _IDENTITY}

@@ -24,7 +24,7 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.masks import FULL
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_tokens
-from longseq_bench.reports.groups import table_key
+from longseq_bench.reports.groups import in_brackets, table_key
 from longseq_bench.reports.wording import describe_outcome
 
 ComparedRow = SweepRow | SearchRow
@@ -94,7 +94,7 @@ def name_row(row: ComparedRow) -> str:
         mask_words(row.mask) if row.mask != FULL else "",
     ]
     words = ", ".join(filter(None, workload))
-    return f"{row.name}{tokens}{f' ({words})' if words else ''}"
+    return f"{row.name}{tokens}{in_brackets(words)}"
 
 
 def format_percent(share: float) -> str:
@@ -112,9 +112,8 @@ MIN_ROUNDS = 3
 """Rounds that are proposed where one process a side shows no noise at all."""
 MAX_CLAUSE = 90
 """Letters of the worst figure in the verdict; the reason of a failure may be long."""
-_WORSE = {
-    "slower": "is {} slower", "more": "takes {} more memory", "shorter": "reaches {} fewer tokens",
-}  # fmt: skip
+_WORSE = {"slower": "is {} slower", "more": "takes {} more memory"}
+_WORSE["shorter"] = "reaches {} fewer tokens"
 
 
 @dataclass(frozen=True)
@@ -153,10 +152,8 @@ def decide(result: Comparison, fail_on: float | None = None) -> Verdict:
     ).values()
     noisy = [some for some in series if not any(could_show(result, share, t) for t in some)]
     if noisy:
-        reason = (
-            f"{len(unseen)} of {count(len(result.times), 'trial')} could not have shown a "
-            f"slow-down of {format_percent(share)}"
-        )
+        trials = f"{len(unseen)} of {count(len(result.times), 'trial')}"
+        reason = f"{trials} could not have shown a slow-down of {format_percent(share)}"
         return _too_noisy(result, share, noisy, reason)
     for one in result.maxima:
         if one.verdict == "undecided" and 1 - one.ratio >= share:
@@ -229,12 +226,12 @@ def summarize(result: Comparison) -> Iterator[str]:
         undecided = f", {maxima['undecided']} undecided" if maxima["undecided"] else ""
         yield f"Longest lengths: shorter in {shorter} of {searches}, longer in {longer}{undecided}."
     if statuses := Counter(one.verdict for one in result.statuses):
-        words = (
-            ("broken", "no longer ok"),
-            ("mended", "ok only in B"),
-            ("otherwise", "failed differently"),
-        )
-        parts = ", ".join(f"{statuses[key]} {text}" for key, text in words if statuses[key])
+        words = {
+            "broken": "no longer ok",
+            "mended": "ok only in B",
+            "otherwise": "failed differently",
+        }
+        parts = ", ".join(f"{statuses[key]} {text}" for key, text in words.items() if statuses[key])
         yield f"Trials with a different status: {parts}."
     if result.failed_alike:
         yield f"{count(result.failed_alike, 'trial')} failed in the same way in both."
@@ -251,13 +248,11 @@ def _summarize_times(result: Comparison) -> str:
     slower, faster, same = (verdicts[word] or "none" for word in ("slower", "faster", "same"))
     parts = []
     if decided := verdicts.total() - verdicts["undecided"]:
-        known = [
-            max(t.estimate.detectable, result.min_change)
-            for t in result.times if t.estimate and t.verdict == "same"
-        ]  # fmt: skip
+        seen = [t.estimate for t in result.times if t.estimate and t.verdict == "same"]
+        known = sorted(max(one.detectable, result.min_change) for one in seen)
         smallest = ""
         if known:
-            low, high = (">100 %" if x > 1 else format_percent(x) for x in (min(known), max(known)))
+            low, high = (">100 %" if x > 1 else format_percent(x) for x in (known[0], known[-1]))
             span = low if low == high else f"{low.removesuffix(' %')} to {high}"
             smallest = f" (the smallest detectable difference is {span})"
         parts.append(
