@@ -152,8 +152,8 @@ def decide(result: Comparison, fail_on: float | None = None) -> Verdict:
     ).values()
     noisy = [some for some in series if not any(could_show(result, share, t) for t in some)]
     if noisy:
-        trials = f"{len(unseen)} of {count(len(result.times), 'trial')}"
-        reason = f"{trials} could not have shown a slow-down of {format_percent(share)}"
+        part = f"{len(unseen)} of {count(len(result.times), 'trial')}"
+        reason = f"{part} could not have shown a slow-down of {format_percent(share)}"
         return _too_noisy(result, share, noisy, reason)
     for one in result.maxima:
         if one.verdict == "undecided" and 1 - one.ratio >= share:
@@ -226,11 +226,8 @@ def summarize(result: Comparison) -> Iterator[str]:
         undecided = f", {maxima['undecided']} undecided" if maxima["undecided"] else ""
         yield f"Longest lengths: shorter in {shorter} of {searches}, longer in {longer}{undecided}."
     if statuses := Counter(one.verdict for one in result.statuses):
-        words = {
-            "broken": "no longer ok",
-            "mended": "ok only in B",
-            "otherwise": "failed differently",
-        }
+        words = {"broken": "no longer ok", "mended": "ok only in B"}
+        words["otherwise"] = "failed differently"
         parts = ", ".join(f"{statuses[key]} {text}" for key, text in words.items() if statuses[key])
         yield f"Trials with a different status: {parts}."
     if result.failed_alike:
