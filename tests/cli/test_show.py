@@ -57,45 +57,32 @@ def shown(capfd: Capture, *arguments: str | Path) -> list[str]:
     ("expression", "places"),
     [
         ("implementation=ring", [2, 3, 5, 6]),
-        ("impl = ring", [2, 3, 5, 6]),
-        ("impl==ring", [2, 3, 5, 6]),
         ("impl!=ring", [0, 1, 4]),
         ("impl~DP", [0, 1, 4]),
         ("label~chunk=128", [3]),
         ("status!=ok", [5]),
-        ("status=oom", [5]),
         ("reason~memory", [5]),
-        ("phase!=forward", [0, 1, 2, 3, 4, 6]),
         ("phase=none", [0, 1, 2, 3, 4, 6]),
-        ("tokens=4k", [1, 2, 3]),
         ("tokens>=4k", [1, 2, 3, 5]),
-        ("tokens>4096", [5]),
         ("tokens<=1k", [0, 4, 6]),
-        ("tokens<4k", [0, 4, 6]),
         ("time<10ms", [0, 4]),
         ("time_s>=0.1s", [2]),
         ("time=none", [5, 6]),
-        ("time!=none", [0, 1, 2, 3, 4]),
         ("time!=100ms", [0, 1, 3, 4, 5, 6]),
         ("peak>1MiB", [1, 2, 3, 6]),
-        ("peak<=1MiB", [0, 4]),
         ("peak=512KiB", [0]),
         ("ranks=2", [3]),
         ("world-size>1", [3]),
         ("dtype=bfloat16", [4]),
         ("dtype=bf16", [4]),
         ("causal=no", [0, 1, 2, 3, 4, 5, 6]),
-        ("causal=yes", []),
         ("exposed=20%", [3]),
-        ("exposed<0.1", []),
         ("efficiency>=80%", [0, 1, 2, 4]),
         ("speedup<=1×", [0, 1, 2, 4]),
         ("rate>20G", [0]),
         ("effective_flops>20GFLOP/s", [0]),
-        ("flops>=1g", [0, 1, 2, 3]),
         ("max_error<1e-5", [0, 1, 2, 3, 4]),
         ("option.chunk=64", [2, 5, 6]),
-        ("option.chunk!=64", [0, 1, 3, 4]),
         ("option.chunk>64", [3]),
         ("option.order~zag", [2, 3, 5, 6]),
         ("option.order=none", [0, 1, 4]),
@@ -139,12 +126,10 @@ def test_every_field_of_rows_and_maxima_can_be_shown() -> None:
     ("arguments", "sentence"),
     [
         (["--where", "tokns=4k"], "unknown field 'tokns' in --where; did you mean 'tokens'?"),
-        (["--where", "speed-up>2"], "unknown field 'speed-up' in --where; did you mean 'speedup'?"),
         (["--sort", "-pek"], "unknown field 'pek' in --sort; did you mean 'peak'?"),
         (["--columns", "time,statsu"],
          "unknown field 'statsu' in --columns; did you mean 'status'?"),
         (["--where", "option.chnk=1"], "unknown option 'chnk' in --where; did you mean 'chunk'?"),
-        (["--sort", "option.chnk"], "unknown option 'chnk' in --sort; did you mean 'chunk'?"),
         (["--where", "tokens"], "--where 'tokens' can't be read; write FIELD=VALUE, tokens>=4k, "
          "label~ring"),
         (["--where", "tokens=4q"], "--where 'tokens=4q': tokens '4q' can't be read; write 4096, 4k "
@@ -159,12 +144,8 @@ def test_every_field_of_rows_and_maxima_can_be_shown() -> None:
          "unknown status 'okay' in --where 'status=okay'; did you mean 'ok'?"),
         (["--where", "dtype=bfloat"],
          "unknown dtype 'bfloat' in --where 'dtype=bfloat'; did you mean 'bfloat16'?"),
-        (["--where", "time<none"], "--where 'time<none': time 'none' can't be read; write 60s, "
-         "500ms or 2min"),
         (["--where", "causal=maybe"], "--where 'causal=maybe': 'maybe' can't be compared with "
          "causal; write yes or no"),
-        (["--where", "tokns>4k and status=ok"],
-         "unknown field 'tokns' in --where; did you mean 'tokens'?"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(
@@ -270,7 +251,7 @@ def test_several_machines_are_named(tmp_path: Path, capfd: Capture) -> None:
 # ---- what it looks like ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [60, 120])
 @pytest.mark.parametrize("name", REAL)
 def test_lines_fit_the_terminal_and_figures_are_complete(
     name: str, width: int, capfd: Capture, monkeypatch: pytest.MonkeyPatch
