@@ -397,7 +397,7 @@ class PlainRows:
         self._dtype = getattr(torch, dtype)
         self._q = self._round(rows.q.float())
         total, attended = torch.zeros_like(rows.lse), torch.zeros_like(rows.attended)
-        for chunk in reference.seen_chunks(rows.batch):
+        for chunk in reference.chunks(rows.batch, counted_only=True):
             values = self._round(chunk.values.float())
             for head, row in reference.heads_of(chunk, rows.batch):
                 weights = self._weights(chunk, head, row)

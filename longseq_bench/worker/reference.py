@@ -109,7 +109,6 @@ class Reference:
             raise ValueError(missing)
         self.scale = 1 / math.sqrt(self.workload.head_dim)
         self._seen: dict[int, Tensor | None] = {}
-        self._kept: tuple[range, list[KeyChunk]] | None = None
 
     def own(self, tensor: Tensor) -> Tensor:
         """Return a tensor in float64 where the reference is computed."""
@@ -153,7 +152,7 @@ class Reference:
         row_max = q.new_full((*q.shape[:3], 1), -math.inf)
         total = torch.zeros_like(row_max)
         attended = q.new_zeros(*q.shape[:3], self.v.shape[-1])
-        for chunk in self.seen_chunks(batch):
+        for chunk in self.chunks(batch, counted_only=True):
             for head, row in self.heads_of(chunk, batch):
                 scores = self._scores(q[row], chunk, head)
                 old_max = row_max[row].clone()
@@ -171,20 +170,6 @@ class Reference:
     def projected(self, tensor: Tensor, name: str) -> Tensor:
         """Multiply by the module's matrix of that name, if there is one."""
         return tensor @ self.matrices[name] if name in self.matrices else tensor
-
-    def seen_chunks(self, batch: range) -> Iterator[KeyChunk]:
-        """Yield the chunks that this rank counts; they are kept for a second use if few."""
-        if self._kept and self._kept[0] == batch:
-            yield from self._kept[1]
-            return
-        kept, elements = list[KeyChunk](), 0
-        for chunk in self.chunks(batch, counted_only=True):
-            elements += chunk.keys.numel() + len(self.rows) * len(chunk.keys)
-            if elements <= MAX_KEPT_ELEMENTS:
-                kept.append(chunk)
-            yield chunk
-        if elements <= MAX_KEPT_ELEMENTS and self.attention.coarsest_dtype != "float32":
-            self._kept = batch, kept
 
     def chunks(self, batch: range, counted_only: bool) -> Iterator[KeyChunk]:
         """Yield own keys and values, of a sparse pattern only those that a row may see.
