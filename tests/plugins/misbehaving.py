@@ -118,11 +118,6 @@ class Shape(Sound):
         torch.ones(2, 3) @ torch.ones(4, 5)
 
 
-class Device(Sound):
-    def fault(self) -> None:
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-
 class Native(Sound):
     """Dies like a kernel that does not check an allocation of 256 MiB."""
 

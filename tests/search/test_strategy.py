@@ -232,9 +232,6 @@ def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
     assert resumed.ran == [r.trial for r in whole[3:]]
 
 
-BETA = make.environment("beta", cores=4, gpus=("H100",), variables={"OMP_PROC_BIND": "1"})
-
-
 @pytest.mark.parametrize("seconds", [float("inf"), -1.0])
 def test_a_meter_that_returns_what_cannot_be_is_an_error_that_can_be_read_again(
     tmp_path: Path, seconds: float

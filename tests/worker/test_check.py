@@ -93,7 +93,7 @@ def test_correct_ones_pass(name: str, dtype: Any, tokens: int) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_correct_implementations_pass_for_any_seed(dtype: Any) -> None:
     """The gradients of rows that see one or two keys cancel; only rounding errors are left."""
-    for seed in range(50):
+    for seed in range(20):
         errors = errors_for(
             IMPLEMENTATIONS.get("sdpa"), 24, seed, dtype=dtype, causal=True, mode="train",
             heads=4, head_dim=64,

@@ -1,9 +1,9 @@
 """Compilations inside a pass are noticed, and such a pass is timed again."""
 
 import sys
-from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -66,50 +66,25 @@ def test_a_graph_of_torch_compile_is_noticed() -> None:
 # ---- in a trial --------------------------------------------------------------------------------
 
 
-class FirstPassCompiles(CompileWatch):
-    """Reports a compilation in the first pass that it watches, on one rank."""
+def run_compiling_rank(group: Group, repeats: int) -> tuple[Outcome, int]:
+    """Run a trial whose first pass compiles on the last rank; return the watched passes too."""
+    passes = []
 
-    passes = 0
-    compiles = True
+    class Watch(CompileWatch):
+        def __exit__(self, *raised: Any) -> None:
+            self.compiled = not passes and group.rank == group.size - 1
+            passes.append(1)
 
-    def __exit__(self, *raised: Any) -> None:
-        self.compiled = self.compiles and not FirstPassCompiles.passes
-        FirstPassCompiles.passes += 1
-
-
-@pytest.fixture
-def first_compiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(FirstPassCompiles, "passes", 0)
-    monkeypatch.setattr(passes_module, "CompileWatch", FirstPassCompiles)
-    return
+    with patch.object(passes_module, "CompileWatch", Watch):
+        return run(group, trial_for(repeats=repeats)), len(passes)
 
 
-@pytest.mark.parametrize(("repeats", "passes"), [(0, 2), (2, 1)])
-def test_a_first_pass_that_compiled_is_timed_again(
-    first_compiles: None, repeats: int, passes: int
+@pytest.mark.parametrize(("repeats", "expected"), [(0, 2), (2, 1)])
+def test_all_ranks_time_a_first_pass_again_if_one_compiled(
+    ranks: Ranks, repeats: int, expected: int
 ) -> None:
     """With timed passes it gives no time, so it need not run again."""
-    outcome = run(Group.alone(), trial_for("sdpa", 64, repeats=repeats))
-    assert outcome.status == "ok"
-    assert FirstPassCompiles.passes == passes
-    assert len(outcome.samples("pass_time")) == 1
-    assert ("timed_again" in outcome.facts) == (passes == 2)
-
-
-def run_compiling_rank(group: Group) -> tuple[Outcome, int]:
-    """Run a trial whose first pass compiles on the last rank only."""
-
-    class Watch(FirstPassCompiles):
-        compiles = group.rank == group.size - 1
-
-    FirstPassCompiles.passes = 0
-    passes_module.CompileWatch = Watch  # type: ignore[misc]
-    try:
-        return run(group, trial_for()), FirstPassCompiles.passes
-    finally:
-        passes_module.CompileWatch = CompileWatch  # type: ignore[misc]
-
-
-def test_all_ranks_run_again_if_one_compiled(ranks: Ranks) -> None:
-    for outcome, passes in ranks(2, run_compiling_rank):
-        assert (outcome.status, passes) == ("ok", 2)
+    for outcome, passes in ranks(2, run_compiling_rank, repeats):
+        assert (outcome.status, passes) == ("ok", expected)
+        assert len(outcome.samples("pass_time")) == 1
+        assert ("timed_again" in outcome.facts) == (expected == 2)

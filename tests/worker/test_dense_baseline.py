@@ -1,7 +1,4 @@
-"""The dense baseline: when it runs, its passes, how a part is scaled, and that it affects nothing.
-
-Clocks are replaced: each returns the seconds of the test, and logs when it starts and stops.
-"""
+"""The dense baseline: when it runs, its passes, how a part is scaled, and what it never changes."""
 
 from typing import Any
 from unittest.mock import MagicMock
@@ -21,7 +18,7 @@ from longseq_bench.kernels.exact.base import select
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.clock import Clock
 from longseq_bench.testing.definition import build_attention, make_inputs
-from longseq_bench.worker import dense_baseline, timing
+from longseq_bench.worker import dense_baseline
 from longseq_bench.worker.dense_baseline import (
     NOT_RUN_ON_RANKS,
     DenseBaseline,
@@ -30,38 +27,29 @@ from longseq_bench.worker.dense_baseline import (
 )
 from longseq_bench.worker.messages import MeasurementLog, samples_of
 from longseq_bench.worker.passes import Pass, draw_inputs
-from longseq_bench.worker.timing import run_timed_passes
-from tests.make import trial
 from tests.trials import complete, exact, run, run_trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SPARSE = {"density_achieved": 0.25}
 FROM_A_PART = "computed from 1,024 of 4,096 rows"
 
 
-class Silent:
-    """A MessageSender that keeps its messages."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, str]] = []
-
-    def start_phase(self, phase: str, part: str = "") -> None:
-        self.sent.append((phase, part))
-
-
 class Bench:
-    """Replaced clocks and the kernel that dense passes call, with a log of both."""
+    """Clocks that show `seconds` for everything, and the kernel that dense passes call.
+
+    calls: the arguments of the kernel.  fails: for how many query rows it raises `error`.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.5) -> None:
-        self.log: list[str] = []
         self.calls: list[dict[str, Any]] = []
         self.fails = lambda rows: False
         self.error: Exception = RuntimeError("no room for it\nat all")
-        self.seconds, self.clocks = seconds, 0
         real = dense_baseline.scaled_dot_product_attention
 
+        class FixedClock(Clock):
+            def stop(self) -> None:
+                self.wall.append(seconds)
+
         def kernel(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-            self.log.append("dense")
             self.calls.append({"q": q, "k": k, "v": v, **options})
             if self.fails(q.shape[2]):
                 raise self.error
@@ -69,23 +57,7 @@ class Bench:
             return out
 
         monkeypatch.setattr(dense_baseline, "scaled_dot_product_attention", kernel)
-        for module in (timing, dense_baseline):
-            monkeypatch.setattr(module, "clock_for", self.clock)
-
-    def clock(self, device: str) -> Clock:
-        name, self.clocks = f"clock {self.clocks}", self.clocks + 1
-        bench = self
-
-        class LoggedClock(Clock):
-            def start(self) -> None:
-                bench.log.append(f"{name} starts")
-
-            def stop(self) -> None:
-                bench.log.append(f"{name} stops")
-                self.wall.append(bench.seconds)
-                self.cpu.append(bench.seconds)
-
-        return LoggedClock()
+        monkeypatch.setattr(dense_baseline, "clock_for", lambda device: FixedClock())
 
 
 @pytest.fixture
@@ -103,7 +75,7 @@ def prepare(name: str = "dilated", n: int = 2048, **fields: Any) -> tuple[Attent
 
 def run_baseline(baseline: DenseBaseline, sparse_s: float, times: int = 3) -> MeasurementLog:
     for _ in range(times):
-        baseline.run(Silent(), sparse_s)  # type: ignore[arg-type]
+        baseline.run(MagicMock(), sparse_s)
     log = MeasurementLog()
     baseline.add_to(log)
     return log
@@ -215,23 +187,6 @@ def test_a_kernel_that_can_not_compute_it_is_a_fact_and_a_failing_gpu_an_error(
     bench.error = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
         run_baseline(DenseBaseline(*prepare(), "cpu", 0, 1.0), 0.5)
-
-
-# alternation
-
-
-def run_timed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, shares: dict[str, float], **fields: Any
-) -> tuple[MeasurementLog, Silent]:
-    """Run timed passes of an attention that only logs them."""
-    attention, one = prepare(n=4096)
-    for name in ("run_pass", "run_forward"):
-        monkeypatch.setattr(timing, name, lambda *_: bench.log.append("sparse"))
-    log, sender = MeasurementLog(), Silent()
-    for name, share in shares.items():
-        log.add(name, "1", share)
-    run_timed_passes(attention, one, MagicMock(), trial("dilated", **fields), sender, log)  # type: ignore[arg-type]
-    return log, sender
 
 
 # whole trials

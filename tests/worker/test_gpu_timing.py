@@ -6,7 +6,6 @@ The device is a fake: a queue of work in seconds, and events that note when they
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -15,10 +14,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.meters import clock as clock_module
 from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.clock import CYCLES_PER_S, MIN_HEAD_START_S, CudaClock
-from longseq_bench.worker import timing
-from longseq_bench.worker.messages import MeasurementLog
 from longseq_bench.worker.timing import passes_of_a_sample, prepare_clocks
-from tests.make import trial
 from tests.ranks import Ranks
 
 
@@ -168,23 +164,3 @@ def test_all_ranks_have_the_passes_and_the_head_start_of_the_slowest(ranks: Rank
     first, second = ranks(2, prepare_on_rank)
     assert first == second
     assert first[1:] == (5, pytest.approx(1.2 * 2e-3 * 5))
-
-
-def run_timed(
-    device: Device, monkeypatch: pytest.MonkeyPatch, first_pass_s: float, **fields: Any,
-) -> MeasurementLog:  # fmt: skip
-    """Run timed passes of 0.105 ms."""
-    monkeypatch.setattr(timing, "clock_for", lambda kind: cuda_clock())
-    monkeypatch.setattr(timing, "run_forward", lambda *_: device.log.append("forward"))
-
-    def run_pass(*_: Any) -> None:
-        device.log.append("pass")
-        device.launch(1.05e-4, 1e-5)
-
-    monkeypatch.setattr(timing, "run_pass", run_pass)
-    log = MeasurementLog(pass_s=first_pass_s)
-    attention = SimpleNamespace(group=Group.alone(), layout_s=0.0, on_host=False)
-    one = SimpleNamespace(out=None, grads=None, grad_out=None)
-    of = trial("sdpa", repeats=3, device="cuda", **fields)
-    timing.run_timed_passes(attention, one, MagicMock(), of, MagicMock(), log)  # type: ignore[arg-type]
-    return log

@@ -15,7 +15,7 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.model import Measurement, Outcome, Trial, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.meters.base import ON_CPU, Meter, MeterContext
+from longseq_bench.meters.base import Meter
 from longseq_bench.meters.clock import Clock
 from longseq_bench.worker import memory, reference, row_check, timing
 from longseq_bench.worker.check import Errors, check
@@ -421,25 +421,6 @@ def test_the_error_of_compressed_transfers_is_measured(ranks: Ranks) -> None:
     for one, other in zip(plain, packed, strict=True):
         assert (other.status, other.reason) == ("ok", None)
         assert other.largest("bytes_sent") == (one.largest("bytes_sent") or 0) / 2
-
-
-class Counter(Meter):
-    """A meter of the role extra: it counts its passes."""
-
-    name = "counter"
-    role = "extra"
-
-    def __init__(self, context: MeterContext = ON_CPU) -> None:
-        super().__init__(context)
-        self.passes: list[float] = []
-
-    def start(self) -> None:
-        self.passes.append(len(self.passes) + 1.0)
-
-    def stop(self) -> None: ...
-
-    def measurements(self) -> list[Measurement]:
-        return [Measurement(name="passes", unit="1", samples=tuple(self.passes))]
 
 
 @pytest.mark.parametrize("world", [2, 3])
