@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing.contract import make_workload
 from longseq_bench.testing.definition import (
@@ -81,23 +80,3 @@ def test_the_library_gets_its_ranks_and_tokens(
     assert torch.equal(attention(q, k, v), 2 * q)
     config = (2, 1, 2, balance)
     assert calls == [(config, 2, "cuda", "flash_attention_2"), (2, 0.25, causal)]
-
-
-@pytest.mark.usefixtures("oldest_versions")
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"ulysses": 3}, "ulysses=3 must divide 4 ranks and 2 KV heads"),
-        ({"ulysses": 4}, "ulysses=4 must divide 4 ranks and 2 KV heads"),
-        ({"order": "zigzag"}, "order=zigzag needs a ring alone"),
-        ({"attention": "sdpa", "ulysses": 2}, "attention=sdpa has no ring; use ulysses=4"),
-        ({}, "flash_attention_2 needs cuda; use attention=sdpa ulysses=4"),
-    ],
-)
-def test_it_refuses_what_it_has_not(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], words: str
-) -> None:
-    install(monkeypatch, [])
-    w = make_workload(64, kv_heads=2, dtype="bfloat16")
-    with pytest.raises((UnsupportedError, WorldError), match=words):
-        IMPLEMENTATIONS.get(NAME)(w, Group(1, 4), **options).prepare("cpu")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.testing.contract import assert_equals_reference, make_workload
 from longseq_bench.testing.definition import build_attention, make_inputs
 from tests.attention.external.plain import attend
@@ -89,27 +88,3 @@ def test_pages_are_the_cache_itself() -> None:
     assert pages.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
     assert torch.equal(pages[2], k[1])  # page = cache: the second sequence after two KV heads
     assert attention.facts()["kernel"] == "FlashInfer fa2"
-
-
-@pytest.mark.parametrize(
-    ("fields", "options", "words"),
-    [
-        ({"mode": "forward"}, {}, "it computes steps of decoding only; use mode=decode"),
-        ({}, {"page": 40}, "page=40 does not divide the 96 cached tokens"),
-        (
-            {"seq_len": 2**16, "head_dim": 2**16},
-            {"page": 16},
-            r"use fewer than 2\^32 / head_dim tokens",
-        ),
-        ({"new_tokens": 2, "causal": False}, {}, "several new tokens are causal in FlashInfer"),
-        ({"new_tokens": 2}, {"tensor_cores": False}, "tensor_cores=false computes one new token"),
-        ({"mask": "documents:96"}, {}, "has no mask documents; it has full, causal, sliding-wi"),
-        ({"dtype": "float32"}, {}, "flashinfer-python computes bfloat16 and float16 only"),
-    ],
-)
-def test_it_refuses_what_it_has_not(
-    fields: dict[str, Any], options: dict[str, Any], words: str
-) -> None:
-    known = {"seq_len": 96, "causal": True, "dtype": "bfloat16", "mode": "decode"}
-    with pytest.raises(UnsupportedError, match=words):
-        build_attention(NAME, options, make_workload(**{**known, **fields}))

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.testing.contract import assert_equals_reference, make_workload
 from longseq_bench.testing.definition import build_attention, count_pairs
 from tests.attention.external.plain import attend, distances
@@ -62,22 +61,3 @@ def test_a_query_sees_the_first_block_and_the_nearest_ones() -> None:
     assert attention.cost().flops == pytest.approx(4 * 16 * 2 * 32 * float(pairs.sum()))
     blocks = 1 + 2 + 3 + 10 * 4  # of 13 rows with the triangle of 91
     assert attention.measures() == {"density_achieved": blocks / 91, "uncovered": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("fields", "options", "words"),
-    [
-        ({"causal": False}, {}, "parallel_nsa computes the causal mask only"),
-        ({"kv_heads": 4}, {}, "needs 16, 32, 64, ... query heads per KV head, not 8"),
-        ({"heads": 48}, {}, "query heads per KV head, not 24"),
-        ({"head_dim": 320}, {}, "parallel_nsa has a head_dim up to 256, not 320"),
-        ({}, {"blocks": 12}, "blocks=12 is not a power of 2 from 4 up"),
-        ({}, {"block": 8}, "block=8 is not a power of 2 from 16 up"),
-        ({"dtype": "float32"}, {}, "fla-core computes bfloat16 and float16 only"),
-    ],
-)
-def test_it_refuses_what_it_has_not(
-    fields: dict[str, Any], options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(UnsupportedError, match=words):
-        build_attention(NAME, options, nsa_workload(**fields))

@@ -1,0 +1,75 @@
+"""What rows of other libraries can't compute is refused before a library is imported."""
+
+from typing import Any
+
+import pytest
+
+from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.core.errors import UnsupportedError, WorldError
+from longseq_bench.distributed.group import Group
+from longseq_bench.testing.contract import make_workload
+
+pytestmark = pytest.mark.usefixtures("oldest_versions")
+
+DECODE = {"mode": "decode", "seq_len": 96, "causal": True}
+NSA: dict[str, Any] = {"causal": True, "heads": 32, "kv_heads": 2}
+SPLIT = {"segments": (64,) * 3, "dilation": (1,) * 3}
+REFUSED: dict[str, list[tuple[int, dict[str, Any], dict[str, Any], str]]] = {
+    "flashinfer": [
+        (1, {"mode": "train"}, {}, "flashinfer-python: it has no backward; use mode=forward"),
+        (1, {"dtype": "float32"}, {}, "flashinfer-python computes bfloat16 and float16 only"),
+        (1, {"mask": "prefix:9"}, {}, "no mask prefix; it has full, causal, documents, full-docu"),
+    ],
+    "natten": [
+        (1, {"mask": "sliding-window:1"}, {}, "natten has no window of 1 token; use 2 or more"),
+        (1, {"causal": True}, {}, "natten computes windows; use mask: sliding-window"),
+        (1, {"mask": "sliding-window:9", "kv_heads": 2}, {}, "no grouped heads: 4 heads and 2 KV"),
+    ],
+    "ring-flash-attention": [
+        (2, {}, {"order": "zigzag"}, "order=zigzag of ring-flash-attn computes causal masks only"),
+        (3, {}, {}, "64 tokens can't be split evenly into 3 parts"),
+        (1, {}, {}, "runs on 2 or more ranks; use fused"),
+    ],
+    "yunchang": [(4, {"kv_heads": 2}, {"ulysses": 4}, "ulysses=4 must divide 4 ranks and 2 KV")],
+    "torch-context-parallel": [
+        (2, {"seq_len": 62}, {}, "62 tokens can't be split .* into 4 parts")
+    ],
+    "axolotl-ringmaster": [
+        (4, {}, {"ulysses": 3}, "ulysses=3 must divide 4 ranks and 4 KV heads"),
+        (4, {}, {"order": "zigzag"}, "order=zigzag needs a ring alone"),
+        (4, {}, {"attention": "sdpa", "ulysses": 2}, "attention=sdpa has no ring; use ulysses=4"),
+        (4, {"dtype": "float32"}, {}, "flash_attention_2 computes bfloat16 and float16 only"),
+    ],
+    "ring-attention-pytorch": [
+        (1, {}, {}, "ring-attention-pytorch computes float32 only"),
+        (3, {"dtype": "float32", "seq_len": 192}, {"bucket": 10}, "bucket=10 does not divide the"),
+        (2, {"dtype": "float32", "mode": "train"}, {}, "wrong gradients of k and v on several"),
+    ],
+    "dilated-attention-pytorch": [
+        (1, {"seq_len": 256}, {"segments": (96,), "dilation": (1,)}, "segment 96 does not divide"),
+        (1, {}, SPLIT, "4 heads can't be split evenly into 3 groups"),
+    ],
+    "flashinfer-decode": [
+        (1, {}, {}, "it computes steps of decoding only; use mode=decode"),
+        (1, DECODE, {"page": 40}, "page=40 does not divide the 96 cached tokens"),
+        (1, DECODE | {"seq_len": 2**16, "head_dim": 2**16}, {}, r"fewer than 2\^32 / head_dim"),
+        (1, DECODE | {"new_tokens": 2, "causal": False}, {}, "several new tokens are causal in"),
+        (1, DECODE | {"new_tokens": 2}, {"tensor_cores": False}, "computes one new token"),
+    ],
+    "native-sparse-attention": [
+        (1, NSA | {"causal": False}, {}, "parallel_nsa computes the causal mask only"),
+        (1, NSA | {"kv_heads": 4}, {}, "needs 16, 32, 64, ... query heads per KV head, not 8"),
+        (1, NSA | {"heads": 48}, {}, "query heads per KV head, not 24"),
+        (1, NSA | {"head_dim": 320}, {}, "parallel_nsa has a head_dim up to 256, not 320"),
+        (1, NSA, {"blocks": 12}, "blocks=12 is not a power of 2 from 4 up"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_library_has_not_is_refused(name: str) -> None:
+    make = IMPLEMENTATIONS.get(name)
+    for size, fields, options, words in REFUSED[name]:
+        w = make_workload(**{"seq_len": 64, "dtype": "bfloat16", **fields})
+        with pytest.raises((UnsupportedError, WorldError), match=words):
+            make(w, Group(size - 1, size), **options)
