@@ -8,7 +8,7 @@
 
 `ranks(world, function, *arguments)` calls function(group, *arguments) on each rank and returns the
 results by rank. Function, arguments and results are pickled. If a rank raises, RanksFailed has the
-texts of all exceptions; `failures` returns these texts. `ranks.alone` uses a process only once.
+texts of all exceptions; `failures` returns these texts.
 
 A world starts with its first job and stays for the session; a job then takes milliseconds. The
 first world takes three seconds, mostly to import torch; later ones are forked from the same server.
@@ -131,18 +131,6 @@ class Ranks:
     ) -> list[str | None]:
         """Return the traceback of each rank's exception; None if it returned."""
         return self._run(world, function, arguments)[1]
-
-    def alone(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Return function(group, *arguments) on one rank, in a new process that ends then."""
-        self._server = self._server or Server()
-        world = World(self._server, 1)
-        try:
-            (result,), texts = world.run((function, arguments))
-        finally:
-            world.close()
-        if texts != [None]:
-            raise RanksFailed(texts)
-        return result
 
     def close(self) -> None:
         """End every world."""

@@ -30,19 +30,17 @@ from longseq_bench.testing.definition import Options, build_attention, count_pai
 from tests.attention.definition import REGISTERED, SEGMENTS
 
 OPTIONS: dict[str, list[Options]] = {
-    "sdpa": [{}, {"backend": "math"}],
-    "ring": [{}, {"chunk": 33}],
+    "ring": [{"chunk": 33}],
     "collective": [{"chunk": 50}],
     "ddp": [{"inner": "ring"}],
-    "dilated": SEGMENTS,
-    "hilbert": SEGMENTS[::2],
+    "dilated": SEGMENTS[1::2],
+    "hilbert": SEGMENTS[2::2],
     "block-sparse-multihead": [{"pattern": "strided", "sparsity": 0.6, "block": 16}],
     "block-sparse-adaptive": [
         {"block": 16, "sparsity": 0.7},
         {"block": 16, "sparsity": 0.5, "scorer": "learned", "kernel": "torch"},
     ],
     "block-sparse": [
-        {},
         *({"pattern": name, "sparsity": 0.6, "block": 16, "seed": 3} for name in PATTERNS),
         # tests/kernels/test_gathered.py has every pattern
         {"pattern": "random", "sparsity": 0.8, "block": 16, "seed": 3, "kernel": "torch"},

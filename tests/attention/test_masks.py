@@ -126,9 +126,11 @@ def test_half_precision(name: str, mask: str, dtype: str) -> None:
 
 
 def test_flex() -> None:
-    """Compiled with a mask: test_decode.py."""
+    """Not compiled; test_contract.py has a compiled case."""
     mask = "documents:37"
     w = make_workload(TOKENS, kv_heads=2, mask=mask)
+    with torch.compiler.set_stance("force_eager"):
+        assert_equals_reference("flex", {}, w)
     flex = IMPLEMENTATIONS.get("flex")(w, Group.alone())
     assert torch.equal(count_pairs(flex)[0].bool(), defined(mask))
 
@@ -180,7 +182,7 @@ def rank_options(name: str, world: int, turn: int) -> list[Options]:
 
 
 ON_TWO = ("prefix:50", "documents:1,13,90,27")
-ON_THREE = (*ON_TWO, "sliding-window:24", "full-documents:40", "sliding-window:1")
+ON_THREE = (*ON_TWO, "sliding-window:24", "full-documents:40")
 OVER_RANKS = [
     pytest.param(name, world, mask, id=f"{name}-{world}-{mask}")
     for name in MANY
@@ -199,8 +201,6 @@ def test_ranks_together_equal_the_definition(
     `fine` has small pieces, transfers and tiles. The kernel, the grouping and `fine` alternate over
     options and over masks at different rates, so that any two values occur together.
     """
-    if name == "ddp" and mask in ALONE:
-        pytest.skip("gradients of its matrices are rounding errors")
     shapes = [
         workload(name, world, TOKENS, grouped, mode="train", mask=mask) for grouped in (True, False)
     ]
