@@ -6,11 +6,9 @@ read, so that a list of all implementations stays quick.
 Letters: B batch, H heads, N tokens, D head_dim.
 """
 
-import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -21,7 +19,7 @@ from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import OrderName, TokenOrder
-from longseq_bench.kernels.exact._packages import import_installed
+from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.meta_mode import is_meta
 
 HALF = ("bfloat16", "float16")
@@ -29,29 +27,23 @@ HALF = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
-class Library:
+class Library(Package):
     """A library that the user installs.
 
-    distribution: its name for pip.  module: what is imported.  install: one command.
     oldest: the first version that is supported.  before: the first one that is not any more.
     devices: kinds of devices that it runs on.
-    parameters: by function or class, all parameters that the row gives, with spaces between them.
     """
 
-    distribution: str
-    module: str
-    install: str
-    oldest: str
-    before: str
-    devices: tuple[str, ...] = ("cuda",)
     parameters: Mapping[str, str] = field(default_factory=dict)
+    oldest: str = ""
+    before: str = ""
+    devices: tuple[str, ...] = ("cuda",)
 
-    def unavailable_reason(self, device: str) -> str | None:
+    def unavailable_reason(self, device: str = "cuda") -> str | None:
         """Return why it can't be used on this kind of device; None if it can."""
-        try:
-            found = version(self.distribution)
-        except PackageNotFoundError:
-            return f"the package {self.distribution} is not installed: {self.install}"
+        if reason := super().unavailable_reason():
+            return reason
+        found = self.version
         if not _numbers(self.oldest) <= _numbers(found) < _numbers(self.before):
             return (
                 f"{self.distribution} {found} is not supported; versions from {self.oldest} to "
@@ -60,20 +52,6 @@ class Library:
         if device not in self.devices:
             return f"{self.distribution} needs {' or '.join(self.devices)}, not {device}"
         return None
-
-    def load(self) -> Any:
-        """Import and return the module.
-
-        Raises UnsupportedError if that fails, or if its functions take other parameters.
-        """
-        module = import_installed(self.distribution, self.module, self.install)
-        for name, given in self.parameters.items():
-            if reason := _mismatch(getattr(module, name, None), given.split()):
-                raise UnsupportedError(
-                    f"{name} of {self.distribution} {version(self.distribution)} {reason}; "
-                    f"install a supported version: {self.install}"
-                )
-        return module
 
 
 class External(Attention):
@@ -176,8 +154,7 @@ class External(Attention):
 
     @override
     def facts(self) -> dict[str, Any]:
-        name = self.library.distribution
-        facts = {"library": f"{name} {version(name)}"}
+        facts = {"library": f"{self.library.distribution} {self.library.version}"}
         if type(self).attend_heads_last is not External.attend_heads_last:
             facts["layout"] = "q, k and v are copied to (B, N, H, D); the copies are part of a pass"
         return facts
@@ -186,17 +163,3 @@ class External(Attention):
 def _numbers(text: str) -> tuple[int, ...]:
     """Return the numbers of a version: 0.5.20+cu128 is (0, 5, 20)."""
     return tuple(int(n) for n in re.findall(r"\d+", re.split(r"[+a-z]", text, maxsplit=1)[0]))
-
-
-def _mismatch(function: Callable[..., Any] | None, given: list[str]) -> str:
-    """Return why a function can't be called with these parameters; empty if it can."""
-    if function is None:
-        return "does not exist"
-    parameters = inspect.signature(function).parameters.values()
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    unknown = [name for name in given if name not in {p.name for p in parameters}]
-    if unknown and not takes_any:
-        return f"has no parameter {', '.join(unknown)}"
-    named = (p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
-    needed = [p.name for p in named if p.default is p.empty and p.name not in given]
-    return f"needs {', '.join(needed)}, which longseq does not give" if needed else ""

@@ -14,6 +14,8 @@ from typing import Any
 
 from longseq_bench.core.errors import UnsupportedError
 
+_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 @dataclass(frozen=True)
 class Package:
@@ -35,6 +37,11 @@ class Package:
         except PackageNotFoundError:
             return f"the package {self.distribution} is not installed: {self.install}"
         return None
+
+    @property
+    def version(self) -> str:
+        """The installed version."""
+        return version(self.distribution)
 
     def load(self) -> Any:
         """Return the module.
@@ -70,7 +77,9 @@ def _accepts(function: Callable[..., Any] | None, given: set[str]) -> bool:
     if operator is not None:
         has_default = {a.name: a.has_default_value() for a in operator._schema.arguments}
     else:
-        parameters = inspect.signature(function).parameters
-        has_default = {n: p.default is not p.empty for n, p in parameters.items()}
+        parameters = inspect.signature(function).parameters.values()
+        has_default = {p.name: p.default is not p.empty for p in parameters if p.kind not in _MANY}
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            has_default |= dict.fromkeys(given - has_default.keys(), True)
     needed = {name for name, default in has_default.items() if not default}
     return needed <= given <= set(has_default)

@@ -3,7 +3,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.attention.external import _library
+from longseq_bench.kernels.exact import _packages
 
 
 @pytest.fixture
@@ -18,4 +18,4 @@ def oldest_versions(monkeypatch: pytest.MonkeyPatch) -> None:
                     return str(library.oldest)
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(_library, "version", version)
+    monkeypatch.setattr(_packages, "version", version)
