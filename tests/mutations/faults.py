@@ -499,7 +499,7 @@ _WORKER = (
 _LIBRARIES = (
     Fault("library-too-new", "libraries", "attention/external/_library.py",
           "The first version that is not supported any more is used.",
-          "< _numbers(self.before)", "<= _numbers(self.before)",
+          "< _numbers(before)", "<= _numbers(before)",
           ("tests/attention/external/test_library.py",)),
     Fault("library-needs-more", "libraries", "kernels/exact/_packages.py",
           "A function that needs a parameter which the row does not give is called.",

@@ -30,24 +30,23 @@ HALF = ("bfloat16", "float16")
 class Library(Package):
     """A library that the user installs.
 
-    oldest: the first version that is supported.  before: the first one that is not any more.
+    versions: the first one that is supported, and the first one that is not any more.
     devices: kinds of devices that it runs on.
     """
 
     parameters: Mapping[str, str] = field(default_factory=dict)
-    oldest: str = ""
-    before: str = ""
+    versions: tuple[str, str] = ("0", "0")
     devices: tuple[str, ...] = ("cuda",)
 
     def unavailable_reason(self, device: str = "cuda") -> str | None:
         """Return why it can't be used on this kind of device; None if it can."""
         if reason := super().unavailable_reason():
             return reason
-        found = self.version
-        if not _numbers(self.oldest) <= _numbers(found) < _numbers(self.before):
+        found, (oldest, before) = self.version, self.versions
+        if not _numbers(oldest) <= _numbers(found) < _numbers(before):
             return (
-                f"{self.distribution} {found} is not supported; versions from {self.oldest} to "
-                f"below {self.before} are: {self.install}"
+                f"{self.distribution} {found} is not supported; versions from {oldest} to below "
+                f"{before} are: {self.install}"
             )
         if device not in self.devices:
             return f"{self.distribution} needs {' or '.join(self.devices)}, not {device}"

@@ -38,8 +38,7 @@ class RingFlashAttention(External):
         "ring-flash-attn",
         "ring_flash_attn",
         "pip install ring-flash-attn flash-attn --no-build-isolation",
-        oldest="0.1.4",
-        before="0.2",
+        versions=("0.1.4", "0.2"),
         parameters=dict.fromkeys(functions.values(), "q k v causal group"),
     )
 
@@ -74,8 +73,7 @@ class RingAttentionPytorch(External):
         "ring-attention-pytorch",
         "ring_attention_pytorch",
         "pip install 'longseq-bench[ring-attention-pytorch]'",
-        oldest="0.5.20",
-        before="0.6",
+        versions=("0.5.20", "0.6"),
         devices=("cpu", "cuda"),
         parameters={"ring_flash_attn": "q k v causal bucket_size ring_reduce_col"},
     )
@@ -143,8 +141,7 @@ class Yunchang(External):
         "yunchang",
         "yunchang",
         "pip install yunchang flash-attn --no-build-isolation",
-        oldest="0.6",
-        before="0.7",
+        versions=("0.6", "0.7"),
         parameters={
             "set_seq_parallel_pg": "sp_ulysses_degree sp_ring_degree rank world_size",
             "LongContextAttention": "ring_impl_type",
@@ -202,8 +199,7 @@ class TorchContextParallel(External):
         "torch",
         "torch.distributed.tensor.experimental._attention",
         "pip install 'torch>=2.11,<2.14'",
-        oldest="2.11",
-        before="2.14",
+        versions=("2.11", "2.14"),
         parameters={
             "context_parallel": "mesh buffers buffer_seq_dims no_restore_buffers",
             "set_rotate_method": "rotate_method",
@@ -266,8 +262,7 @@ class TransformerEngine(External):
         "transformer-engine",
         "transformer_engine.pytorch",
         "pip install --no-build-isolation 'transformer-engine[pytorch]'",
-        oldest="2.0",
-        before="3",
+        versions=("2.0", "3"),
         parameters={
             "DotProductAttention": "num_attention_heads kv_channels num_gqa_groups "
             "attention_dropout qkv_format attn_mask_type"

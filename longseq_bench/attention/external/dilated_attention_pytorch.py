@@ -57,8 +57,7 @@ class DilatedAttentionPytorch(External):
         "dilated_attention_pytorch.dilated_attention",
         # its requirements name an xformers for an old torch
         "pip install --no-deps dilated-attention-pytorch==0.2.0 einops",
-        oldest="0.2.0",
-        before="0.3",
+        versions=("0.2.0", "0.3"),
         devices=("cpu", "cuda"),
     )
 

@@ -41,8 +41,7 @@ class FlashInfer(FlashInferRow):
         "flashinfer-python",
         "flashinfer",
         "pip install flashinfer-python",
-        oldest="0.2.3",
-        before="1",
+        versions=("0.2.3", "1"),
         parameters={"BatchPrefillWithRaggedKVCacheWrapper": "float_workspace_buffer kv_layout"},
     )
 
@@ -81,8 +80,7 @@ class FlashInferDecode(FlashInferRow):
         "flashinfer-python",
         "flashinfer",
         "pip install 'flashinfer-python>=0.7.2'",
-        oldest="0.7.2",
-        before="0.8",
+        versions=("0.7.2", "0.8"),
         parameters={
             "BatchDecodeWithPagedKVCacheWrapper": "float_workspace_buffer kv_layout "
             "use_tensor_cores"

@@ -30,8 +30,7 @@ class XFormers(External):
         "xformers",
         "xformers.ops",
         "pip install xformers",
-        oldest="0.0.28",
-        before="0.1",
+        versions=("0.0.28", "0.1"),
         parameters={"memory_efficient_attention": "query key value attn_bias"},
     )
 
@@ -75,8 +74,7 @@ class Natten(External):
         "natten",
         "natten.functional",
         "pip install natten",
-        oldest="0.20",
-        before="0.22",
+        versions=("0.20", "0.22"),
         parameters={"na1d": "query key value kernel_size is_causal"},
     )
 
@@ -109,8 +107,7 @@ class MagiAttention(External):
         "magi-attention",
         "magi_attention.api",
         'pip install --no-build-isolation "git+https://github.com/SandAI-org/MagiAttention"',
-        oldest="1.0.4",
-        before="2",
+        versions=("1.0.4", "2"),
         parameters={"flex_flash_attn_func": "q k v q_ranges k_ranges attn_type_map"},
     )
 

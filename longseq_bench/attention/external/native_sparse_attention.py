@@ -41,8 +41,7 @@ class NativeSparseAttention(External):
         "fla-core",
         "fla.ops.nsa",
         "pip install 'fla-core[cuda]==0.6.0'",
-        oldest="0.6",
-        before="0.7",
+        versions=("0.6", "0.7"),
         parameters={"parallel_nsa": "q k v block_indices block_counts block_size"},
     )
 

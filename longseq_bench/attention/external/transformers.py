@@ -69,8 +69,7 @@ class Transformers(ModelAttention):
         "transformers",
         "transformers.modeling_utils",
         "pip install 'longseq-bench[transformers]'",
-        oldest="4.53",
-        before="6",
+        versions=("4.53", "6"),
         devices=("cpu", "cuda"),
     )
 
@@ -123,8 +122,7 @@ class AxolotlRingmaster(ModelAttention):
         "axolotl-ringmaster",
         "ringmaster",
         "pip install 'axolotl-ringmaster[transformers]' flash-attn --no-build-isolation",
-        oldest="0.2.7",
-        before="0.3",
+        versions=("0.2.7", "0.3"),
         devices=("cpu", "cuda"),
         parameters={
             "setup": "config num_kv_heads device_type inner_attn",

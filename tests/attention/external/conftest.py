@@ -15,7 +15,7 @@ def oldest_versions(monkeypatch: pytest.MonkeyPatch) -> None:
             if IMPLEMENTATIONS.unavailable_reason(known) is None:
                 library = getattr(IMPLEMENTATIONS.get(known), "library", None)
                 if library is not None and library.distribution == name:
-                    return str(library.oldest)
+                    return str(library.versions[0])
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(_packages, "version", version)

@@ -19,7 +19,7 @@ EXTERNAL = [
     and issubclass(IMPLEMENTATIONS.get(name), External)
 ]
 LIBRARY = Library(
-    "some-attention", "some_attention", "pip install some-attention", oldest="0.9.2", before="2",
+    "some-attention", "some_attention", "pip install some-attention", versions=("0.9.2", "2"),
     parameters={"attend": "causal scale"},
 )  # fmt: skip
 
