@@ -64,7 +64,7 @@ def choose_kernel(requested: str, use: Use, w: Workload) -> tuple[CacheKernel, d
         facts = {f"not_{SPLIT_KV}": reason, **facts}
     else:
         exact, facts = select(requested, use)
-    return ExactOverCache(exact), {"kernel": exact.name, **facts}
+    return _over_cache(exact), {"kernel": exact.name, **facts}
 
 
 def _split_kv_reason(use: Use, w: Workload) -> str | None:
@@ -85,16 +85,10 @@ def _split_kv(device: str) -> CacheKernel:
     return triton_decode.forward
 
 
-@dataclass(frozen=True)
-class ExactOverCache:
-    """A CacheKernel of one call of a kernel of exact attention."""
+def _over_cache(exact: ExactKernel) -> CacheKernel:
+    """Return a CacheKernel of one call of a kernel of exact attention."""
 
-    exact: ExactKernel
-
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """See CacheKernel."""
+    def attend(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Tensor]:
         keys = np.arange(seen.begin, seen.end)
         visible = (keys >= seen.first[:, None]) & (keys < seen.stop[:, None])
         if not len(keys):
@@ -102,8 +96,10 @@ class ExactOverCache:
             return out, out.new_full(q.shape[:3], -torch.inf)
         mask = None if visible.all() else torch.from_numpy(visible).to(q.device)
         k, v = (t[:, :, seen.begin : seen.end] for t in (k, v))
-        out, lse = self.exact.forward(q, k, v, False, mask)
+        out, lse = exact.forward(q, k, v, False, mask)
         return out.float(), lse.float()
+
+    return attend
 
 
 @dataclass(frozen=True, eq=False)

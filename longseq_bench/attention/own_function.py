@@ -92,9 +92,6 @@ def describe_own_function(name: str) -> Entry:
         function = import_function(own)
     except UserError:
         raise
-    except SyntaxError as error:
-        place = files.get(os.path.realpath(error.filename or ""), error.filename)
-        raise UserError(f"{place}:{error.lineno or 1}: not valid Python: {error.msg}") from None
     except (Exception, SystemExit) as error:
         reason = one_line(f"{type(error).__name__}: {error}")
         raise UserError(f"{find_place(error) or own.file}: {reason}") from None

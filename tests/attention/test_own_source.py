@@ -87,7 +87,7 @@ def test_a_decorated_function_is_described_by_its_definition() -> None:
 
 
 MISTAKES = [
-    ("def f(:", "own.py:1: not valid Python: invalid syntax"),
+    ("def f(:", "own.py: SyntaxError: invalid syntax (own.py, line 1)"),
     ("x = 1", "own.py has no function 'f'; it defines no function"),
     ("def ff(): pass", "own.py has no function 'f'; it defines ff"),
     ("class f: pass",

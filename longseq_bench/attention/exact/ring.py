@@ -242,15 +242,9 @@ class Ring(Attention):
     def uncompressed(self) -> Ring | None:
         if self.wire is None:
             return None
-        return Ring(
-            self.workload,
-            self.group,
-            chunk=self.chunk,
-            order=self.order.name,
-            queries=self.queries,
-            transport=self.transport,
-            kernel=self.exact_name or AUTO,
-        )
+        uncompressed = object.__new__(type(self))
+        vars(uncompressed).update(vars(self), wire=None)
+        return uncompressed
 
     @property
     @override

@@ -18,7 +18,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.exact.base import AUTO, Use
-from longseq_bench.meta_mode import is_meta, refuse_limited_loops
+from longseq_bench.meta_mode import device_for, is_meta, refuse_limited_loops
 
 
 @implementation("fused")
@@ -92,8 +92,7 @@ class Sdpa(Attention):
         ] = "auto",
     ) -> None:
         super().__init__(workload, group)
-        self._is_equal = workload.v_head_dim == workload.head_dim
-        if backend == "flash" and not self._is_equal:
+        if backend == "flash" and workload.v_head_dim != workload.head_dim:
             raise UnsupportedError(
                 "backend=flash needs a v_head_dim equal to the head_dim; use backend=auto"
             )
@@ -104,12 +103,15 @@ class Sdpa(Attention):
     def prepare(self, device: str) -> None:
         """In meta mode, choose a kernel whose memory is that of torch's choice."""
         super().prepare(device)
-        if self._needs_pairs:
-            self._mask = visible_pairs_of(self.workload, "meta" if is_meta() else device)
+        w = self.workload
+        # torch aligns its causal mask with the first key, so it is wrong for the new tokens of a
+        # cache; one new token sees every key
+        if w.mask is not None or (w.causal and w.new_tokens > 1):
+            self._mask = visible_pairs_of(w, device_for(device))
         if is_meta():
             if self.backend == "math":
                 raise UnsupportedError("backend=math can't run on meta tensors")
-            if not self._is_equal and self.backend != "efficient":
+            if w.v_head_dim != w.head_dim and self.backend != "efficient":
                 raise UnsupportedError("torch's kernel for such a v_head_dim is not in the table")
             self.select_exact("aten-flash-cpu" if device == "cpu" else self.backend)
 
@@ -124,21 +126,11 @@ class Sdpa(Attention):
         backend: AbstractContextManager[Any] = (
             nullcontext() if self.backend == "auto" else sdpa_kernel(_BACKENDS[self.backend])
         )
+        grouped = q.shape[1] != k.shape[1]
         with backend:
             return scaled_dot_product_attention(
-                q, k, v, attn_mask=self._mask, is_causal=self._causal,
-                enable_gqa=q.shape[1] != k.shape[1],
-            )  # fmt: skip
-
-    @property
-    def _needs_pairs(self) -> bool:
-        """True if a tensor says which pairs are visible.
-
-        torch aligns its causal mask with the first key, so it is wrong for the new tokens of a
-        cache; one new token sees every key.
-        """
-        w = self.workload
-        return w.mask is not None or (w.causal and w.new_tokens > 1)
+                q, k, v, attn_mask=self._mask, is_causal=self._causal, enable_gqa=grouped
+            )
 
     @property
     def _causal(self) -> bool:
