@@ -223,9 +223,8 @@ class Store:
         if other is None or other.fingerprint == here.fingerprint:
             return ""
         count = sum(record.environment.fingerprint == other.fingerprint for record in self.records)
-        records = "record does" if count == 1 else "records do"
         return (
-            f"{count:,} {records} of {other.host} not count here: another environment "
+            f"records of {other.host} do not count here ({count:,}): another environment "
             f"({_name_differences(here, other)})"
         )
 
