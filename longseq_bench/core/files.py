@@ -92,19 +92,18 @@ def locked_folder(parent: Path) -> Iterator[Path]:
 
 
 def _create() -> tuple[Path, int]:
-    problem = ""
+    problems = []
     for parent in (tempfile.gettempdir(), *_SHORT_FOLDERS):
         folder = user_folder(parent)
-        if len(os.fsencode(folder)) + SOCKET_BYTES > SOCKET_PATH_BYTES:
-            problem = problem or f"the path of {parent} is too long for a socket"
-            continue
         try:
+            if len(os.fsencode(folder)) + SOCKET_BYTES > SOCKET_PATH_BYTES:
+                raise OSError("the path is too long for a socket")
             return _create_locked(private_folder(folder))
         except OSError as error:
-            problem = problem or f"{error.strerror or error} ({folder})"
+            problems.append(f"{error.strerror or error} ({folder})")
     raise LauncherError(
-        f"there is no folder for temporary files: {problem}; set TMPDIR to a folder that can be "
-        f"written and has at most {SOCKET_PATH_BYTES - SOCKET_BYTES - 20} characters"
+        f"there is no folder for temporary files: {problems[0]}; set TMPDIR to a folder that can "
+        f"be written and has at most {SOCKET_PATH_BYTES - SOCKET_BYTES - 20} characters"
     )
 
 

@@ -105,11 +105,7 @@ WORKLOAD = {
 """Shape of q, k, v and the kind of pass."""
 
 TRIAL = {
-    "device": Setting(
-        DeviceChoice,
-        "Kind of device; auto: cuda where it works with a device per rank, else cpu.",
-        "auto",
-    ),
+    "device": Setting(DeviceChoice, "auto: cuda if each rank can have one, else cpu.", "auto"),
     "world_size": Setting(
         int, "Ranks, one process each. `longseq launch` sets another default.", 1, 1, MAX_RANKS
     ),
@@ -127,10 +123,7 @@ TRIAL = {
         int, "Timed passes at most; 0: only find out if one pass fits.", 30, 0, 10**6
     ),
     "time_cap": Setting(
-        float,
-        "Time after which no further timed pass starts, in s, ms, us, min or h.",
-        2.0,
-        unit="s",
+        float, "Time after which no timed pass starts, in s, ms, us, min or h.", 2.0, unit="s"
     ),
     "threads": Setting(
         int, "CPU threads of each rank; none: the ranks share the cores.", None, 1, 2**12
