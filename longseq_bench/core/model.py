@@ -18,14 +18,7 @@ from collections.abc import Hashable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    FailFast,
-    Field,
-    computed_field,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, FailFast, Field, computed_field, model_validator
 from pydantic.dataclasses import dataclass
 
 from longseq_bench.core.errors import UserError

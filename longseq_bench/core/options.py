@@ -14,13 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from pydantic import TypeAdapter
 
-from longseq_bench.core.errors import (
-    TooLargeError,
-    UnitError,
-    UnknownNameError,
-    UserError,
-    quote,
-)
+from longseq_bench.core.errors import TooLargeError, UnitError, UnknownNameError, UserError, quote
 from longseq_bench.core.model import Frozen, OptionValue, canonical_dtype
 from longseq_bench.core.units import MAX_TOKENS, parse_tokens
 

@@ -26,7 +26,7 @@ GONE = "(absent)"
 DROPPED: dict[str, str] = {
     r"^report .*: \.\w+\.json\.(figures|sections\[0\]\.points)": (
         "names in a sentence have fixed limits, words are not counted at run time"
-    ),
+    )
 }
 """Differences that are meant: a regular expression for `command: path`, and the reason."""
 
