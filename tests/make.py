@@ -86,17 +86,11 @@ def outcome(
     )
 
 
-def on_ranks(
-    *ranks: Mapping[str, float | Sequence[float]],
-    status: Status = "ok",
-    reason: str | None = None,
-    phase: Phase | None = None,
-    facts: Mapping[str, Any] | None = None,
-) -> Outcome:
+def on_ranks(*ranks: Mapping[str, float | Sequence[float]], **fields: Any) -> Outcome:
     """An Outcome of as many ranks as there are mappings, each a rank's measurements."""
-    each = [outcome(status, reason, phase, facts, **samples) for samples in ranks]
+    each = [outcome(**fields, **samples) for samples in ranks]
     known = [replace(m, rank=rank) for rank, one in enumerate(each) for m in one.measurements]
-    return outcome(status, reason, phase, facts).model_copy(update={"measurements": tuple(known)})
+    return outcome(**fields).model_copy(update={"measurements": tuple(known)})
 
 
 def record(
@@ -107,18 +101,10 @@ def record(
     **fields: Any,
 ) -> Record:
     """A Record of one trial: by default ok, ten samples round 0.1 s, a peak of 1 MiB."""
-    known: dict[str, Any] = {
-        "started_at": "2026-11-21T09:00:00Z",
-        "wall_s": 1.5,
-        "command": "longseq sweep quickstart.yaml",
-    }
-    return Record(
-        trial=of or trial(),
-        outcome=came_to or measured(),
-        environment=where or environment(),
-        purpose=purpose,
-        **{**known, **fields},
-    )
+    known: dict[str, Any] = {"started_at": "2026-11-21T09:00:00Z", "wall_s": 1.5}
+    known |= {"command": "longseq sweep quickstart.yaml", "purpose": purpose, **fields}
+    parts = {"trial": of or trial(), "outcome": came_to or measured()}
+    return Record.model_validate({**parts, "environment": where or environment(), **known})
 
 
 def measured(
@@ -150,14 +136,12 @@ def step(
 ) -> Record:
     """A Record of one step of a search: repeats 0, under a budget of 64 MiB."""
     base = of or trial(memory_budget=64 * 2**20, repeats=0)
-    samples: dict[str, Any] = {}
     if status == "ok":
-        samples = {"pass_time": 0.2, "peak": peak if peak is not None else seq_len * 1024.0}
-    given = reason if reason or status == "ok" else f"{status} at {seq_len}"
-    where = None if status == "ok" else phase
-    return record(
-        base.at(seq_len), outcome(status, given, where, **samples), purpose=purpose, **fields
-    )
+        size = seq_len * 1024.0 if peak is None else peak
+        came_to = outcome(status, reason, pass_time=0.2, peak=size)
+    else:
+        came_to = outcome(status, reason or f"{status} at {seq_len}", phase)
+    return record(base.at(seq_len), came_to, purpose=purpose, **fields)
 
 
 def write_records(folder: str | Path, records: Iterable[Record]) -> Path:

@@ -126,13 +126,12 @@ def test_the_smallest_limit_of_all_parent_cgroups_applies(tmp_path: Path) -> Non
 
 
 def test_cgroups_version_one(tmp_path: Path) -> None:
-    own = tmp_path / "own"
+    own, none = tmp_path / "own", "9223372036854771712"
     own.write_text("4:memory:/job\n3:cpu:/job\n0::/\n")
-    cgroup(tmp_path / "memory" / "job", "5000", 1000, 500, V1)
-    cgroup(tmp_path / "memory", "9223372036854771712", 1000, 0, V1)
-    assert cgroup_memory(tmp_path, own) == (5000, 4500)
-    cgroup(tmp_path / "memory" / "job", "9223372036854771712", 1000, 0, V1)
-    assert cgroup_memory(tmp_path, own) is None
+    for limit, found in {"5000": (5000, 4500), none: None}.items():
+        cgroup(tmp_path / "memory" / "job", limit, 1000, 500, V1)
+        cgroup(tmp_path / "memory", none, 1000, 0, V1)
+        assert cgroup_memory(tmp_path, own) == found
 
 
 def test_free_memory_is_the_minimum_of_system_and_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,10 +50,9 @@ def test_an_invalid_quantity_is_an_error(parse: Callable[[Any], float], text: An
     assert "; write " in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["0.5", "0.1k", "1.0001k"])
-def test_tokens_are_whole(text: str) -> None:
-    with pytest.raises(UnitError, match="is not a whole number"):
-        parse_tokens(text)
+def test_tokens_are_whole() -> None:
+    with pytest.raises(UnitError, match=r"'1\.0001k' is not a whole number"):
+        parse_tokens("1.0001k")
 
 
 @pytest.mark.parametrize(
@@ -69,12 +68,11 @@ def test_the_maximum_is_named(parse: Callable[[Any], float], text: Any, maximum:
     assert parse_tokens(2**40) == 2**40
 
 
-@pytest.mark.parametrize("text", [32, "32", "1023", "0.9KiB"])
-def test_a_memory_budget_without_its_unit_is_refused(text: Any) -> None:
-    size = f"memory budget '?{text}'? is {round(922 if text == '0.9KiB' else int(text))} B, below"
-    with pytest.raises(UnitError, match=f"{size} 1 KiB; write 512MiB or 7.9GiB"):
-        parse_memory_budget(text)
-    assert (parse_memory_budget(1024), parse_bytes(text)) == (1024, round(parse_bytes(text)))
+def test_a_memory_budget_without_its_unit_is_refused() -> None:
+    for text, size in ((32, 32), ("32", 32), ("1023", 1023), ("0.9KiB", 922)):
+        with pytest.raises(UnitError, match=f"{text}'? is {size} B, below 1 KiB; write 512MiB or"):
+            parse_memory_budget(text)
+    assert parse_memory_budget(1024) == 1024
 
 
 @settings(max_examples=100, deadline=None)
