@@ -105,17 +105,14 @@ def _hash(body: bytes) -> bytes:
 
 def _newer_schema(document: bytes) -> str | None:
     """Return the reason why a JSON object is not read if its schema is a newer one."""
-    try:
+    with suppress(ValueError, TypeError, LookupError, AttributeError):  # it is no object of ours
         data = from_json(document)
-    except ValueError:
-        return None
-    schema = data.get("schema") if isinstance(data, dict) else None
-    if not isinstance(schema, int) or schema <= SCHEMA:
-        return None
-    environment = data.get("environment")
-    writer = environment.get("longseq") if isinstance(environment, dict) else None
-    reader = f", which longseq {writer} reads" if writer else ""
-    return f"written by a newer longseq (schema {schema}{reader}); this one reads {SCHEMA}"
+        if data["schema"] > SCHEMA:
+            writer = data.get("environment", {}).get("longseq")
+            reader = f", which longseq {writer} reads" if writer else ""
+            by = f"written by a newer longseq (schema {data['schema']}{reader})"
+            return f"{by}; this one reads {SCHEMA}"
+    return None
 
 
 RECORDS = "records.jsonl"
@@ -145,7 +142,7 @@ class Store:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.path = self.folder / RECORDS
-        self._fd: int | None = None
+        self._fd = -1
         try:
             _make_folder(self.folder)
             self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -167,11 +164,9 @@ class Store:
     def append(self, record: Record) -> Record:
         """Write a record to disk, completely or not at all, and return it.
 
-        Raises StoreError if it can't be written (disk full, store closed), or if the folder or its
+        Raises StoreError if it can't be written (disk full), or if the folder or its
         file is no longer the one that was opened (moved, deleted, replaced).
         """
-        if self._fd is None:
-            raise StoreError(f"results folder {self.folder} is closed; nothing was written")
         try:
             self._size += _append(self._fd, write_line(record))
         except OSError as error:
@@ -189,7 +184,7 @@ class Store:
 
         The error names a copy that has all records.
         """
-        if self._fd is None:
+        if self._fd < 0:
             return
         with suppress(OSError):  # nothing has the path any more
             now, own = os.stat(self.path), os.fstat(self._fd)
@@ -230,9 +225,9 @@ class Store:
 
     def close(self) -> None:
         """Release the folder; a second call does nothing."""
-        if self._fd is not None:
+        if self._fd >= 0:
             os.close(self._fd)
-        self._fd = None
+        self._fd = -1
 
     def __enter__(self) -> Self:
         return self

@@ -214,7 +214,7 @@ _STORE = (
           ("tests/test_store.py",)),
     Fault("newer-schema", "store", "store.py",
           "A record of a newer schema is read as one of this schema.",
-          "schema <= SCHEMA:", "schema <= SCHEMA + 1:",
+          "> SCHEMA:", "> SCHEMA + 1:",
           ("tests/test_store.py",)),
     Fault("half-written", "store", "store.py",
           "A record of which only a part could be written stays in the file.",
