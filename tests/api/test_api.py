@@ -89,53 +89,24 @@ def test_the_package_exports_what_it_lists() -> None:
         _ = longseq_bench.maxlength  # type: ignore[attr-defined]
 
 
-def test_the_command_calls_the_function(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """With every value of the command line."""
-    called: dict[str, Any] = {}
-
-    def record(implementations: Any, **given: Any) -> Any:
-        called.update(given, implementations=implementations)
-        raise UserError("called")
-
-    monkeypatch.setattr("longseq_bench.api.length_search.maxlen", record)
-    line = "maxlen --impl ring --heads 4 --mask prefix:1k --seed 3 -o chunk=32 --ceiling 4k"
-    from longseq_bench.cli import run
-
-    assert run(line.split()) == 2
-    expected = {"implementations": ["ring"], "options": {"chunk": "32"}, "ceiling": "4k"}
-    expected |= {"heads": 4, "mask": "prefix:1k", "seed": 3}
-    assert called.items() >= expected.items()
-    assert not {"kv_heads", "batch", "causal", "time_budget"} & {*called}
-    assert "called" in capfd.readouterr().err
-
-
 # ---- a results folder that is moved while a run writes to it -----------------------------------
 
 
-@pytest.mark.parametrize("after", [0, 1])
-@pytest.mark.parametrize("command", ["sweep", "maxlen"])
 def test_a_folder_that_is_moved_during_a_run_is_an_error_and_not_made_anew(
-    monkeypatch: pytest.MonkeyPatch, command: str, after: int
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Mover(Machine):
         def run(self, trial: Trial, on_phase: Any) -> Any:
-            if len(self.ran) == after:
+            if self.ran:
                 Path("out").rename("moved")
             return super().run(trial, on_phase)
 
     monkeypatch.setattr("longseq_bench.api.machine.make_launcher", Mover)
     monkeypatch.setattr(tempfile, "tempdir", str(Path.cwd()))
-    runs = {
-        "sweep": lambda: swept(out="out"),
-        "maxlen": lambda: maxlen("sdpa", out="out", memory_budget="8MiB", ceiling="1k"),
-    }
     with pytest.raises(StoreError) as failed:
-        runs[command]()
-    records = longseq_bench.load("moved").records
-    assert len(records) == after + 1
-    assert f"its {after + 1} records were copied to {Path.cwd()}" in str(failed.value)
+        swept(out="out")
+    assert len(longseq_bench.load("moved").records) == 2
+    assert f"its 2 records were copied to {Path.cwd()}" in str(failed.value)
     assert not Path("out").exists()
 
 
@@ -185,15 +156,12 @@ def test_with_a_folder_records_and_report_are_written_and_loaded() -> None:
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"implementations": "rign"}, "unknown implementation 'rign' in --impl; did you mean 'ring'?"),
-    ({"implementations": []}, "no implementation is given; write"),
     ({"implementations": 3}, "3 is no implementation; write"),
-    ({"implementations": {"ring": 3}}, "3 is no implementation; write"),
     ({"options": {"chonk": 3}}, "unknown option 'chonk' in ring; did you mean 'chunk'?"),
     ({"head": 3}, "unknown keyword 'head' in maxlen(); did you mean 'heads'?"),
     ({"heads": 3, "kv_heads": 2}, "heads 3 is not divisible by kv_heads 2"),
     ({"heads": 0}, "heads=0: input should be greater than or equal to 1"),
     ({"mode": "fwd"}, "mode='fwd': input should be 'forward'"),
-    ({"keep": "some"}, "keep='some': input should be 'all'"),
     ({"memory_budget": "lots"}, "memory budget 'lots' can't be read; write 512MiB or 7.9GiB"),
     ({"target": "1k"}, "--target needs --sparsity auto"),
     ({"device": "cuda"}, "device cuda is not available"),

@@ -200,18 +200,6 @@ def test_a_sweep_prints_one_document_and_writes_its_records_and_reports(
     assert (tmp_path / "out" / RECORDS).read_bytes() == kept
 
 
-def test_a_mistake_in_a_sweep_file_is_named_before_processes_start(
-    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(self: LocalLauncher) -> Catalogue:
-        raise LauncherError("a process was started")
-
-    monkeypatch.setattr(LocalLauncher, "catalogue", fail)
-    (tmp_path / "bad.yaml").write_text(TINY.replace("rounds: 2", "rounds: many"))
-    assert run(["sweep", "bad.yaml", "--dry-run"]) == 2
-    assert "longseq: bad.yaml:8: rounds" in capfd.readouterr().err
-
-
 @pytest.mark.usefixtures("simulated")
 def test_a_sweep_goes_by_default_to_a_new_folder_under_results(
     tmp_path: Path, capfd: Capture

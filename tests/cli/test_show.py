@@ -290,22 +290,3 @@ def test_a_narrow_terminal_names_options_of_this_command(
     assert "no room for Tokens" in said
     assert said.count("a wider terminal, --columns or --json has them") == said.count("no room")
     assert "--format" not in said
-
-
-HOSTILE = "[red]a[/blue]\n\x1b[2J\x1b]0;t\x07|<b>:smile:\x9b2J\u202e\\"
-
-
-def test_hostile_names_are_text(tmp_path: Path, capfd: Capture) -> None:
-    at = {"options": {"order": HOSTILE}}
-    records = [
-        make.record(make.trial(HOSTILE, 1024)),
-        make.record(make.trial(HOSTILE, 2048, **at)),
-        make.record(make.trial(HOSTILE, 4096), make.outcome("error", HOSTILE, "forward")),
-        make.record(where=make.environment(HOSTILE)),
-        make.step(1024, of=make.trial(HOSTILE, memory_budget=MIB)),
-    ]
-    folder = write_records(tmp_path, records)
-    told = "\n".join(shown(capfd, folder, "--columns", "tokens,host,reason,option.order"))
-    assert not {c for c in told if ord(c) < 32 or 127 <= ord(c) < 160 or c == "\u202e"} - {"\n"}
-    flat = "".join(told.split())
-    assert flat.count("[red]a[/blue]]0;t|<b>") >= 6
