@@ -87,22 +87,13 @@ def maxima_on_ranks(maxima: Iterable[SearchRow]) -> list[RankScaling]:
     """Return one item per maximum, grouped by implementation, by ascending ranks."""
     found = []
     for group in group_by(maxima, attrgetter("growth_key")).values():
-        one_rank = next((r for r in group if r.world_size == 1), None)
-        found += [
-            RankScaling(
-                row.label, row.world_size, row.floor_tokens, _expected(one_rank, row),
-                row.max_tokens, row.limited_by,
-            )
-            for row in sorted(group, key=attrgetter("world_size"))
-        ]  # fmt: skip
+        one_rank = next((r for r in group if r.world_size == 1 and r.max_tokens), None)
+        for row in sorted(group, key=attrgetter("world_size")):
+            by_memory = one_rank and {one_rank.limited_by, row.limited_by} == {"memory"}
+            expected = one_rank.max_tokens * row.world_size if one_rank and by_memory else None
+            of_floor = row.label, row.world_size, row.floor_tokens
+            found.append(RankScaling(*of_floor, expected, row.max_tokens, row.limited_by))
     return found
-
-
-def _expected(one_rank: SearchRow | None, row: SearchRow) -> int | None:
-    if one_rank is None or not one_rank.max_tokens:
-        return None
-    by_memory = {one_rank.limited_by, row.limited_by} == {"memory"}
-    return one_rank.max_tokens * row.world_size if by_memory else None
 
 
 def complexities(rows: Iterable[SweepRow]) -> list[Complexity]:

@@ -3,10 +3,9 @@
 Works on records alone, in SI units. A ratio is B over A. Times are tested in significance.py, and
 the result becomes a report in document.py.
 
-Trials match even if round, seed, repeats and time cap differ: these describe how often a trial was
-measured, not the trial. Searches match even if they ran different lengths. Machines match by
-hardware; their software may differ, because a comparison is often about software. So may the file
-of an own function: before and after an edit.
+Trials match even if round, seed, repeats and time cap differ, searches even if their lengths do.
+Machines match by hardware; their software may differ, because a comparison is often about software.
+So may the file of an own function: before and after an edit.
 """
 
 import math
@@ -76,13 +75,17 @@ def compare(
         problem = f"A and B were measured on different machines{machines}"
         raise UserError(f"{problem}; --across-machines compares them anyway")
     if not pairs:
-        in_common = f"A has {_contents(a)}; B has {_contents(b)}"
-        raise UserError(f"A and B have no trial in common: {in_common}")
+        sides = f"A has {_contents(a)}; B has {_contents(b)}"
+        raise UserError(f"A and B have no trial in common: {sides}")
     groups = [runs for runs, _ in pairs], *unmatched, [runs for runs, _ in elsewhere]
-    merged = [[*map(_merge, some)] for some in groups]
+
+    def merge(runs: Records) -> Any:
+        return merge_search(runs) if is_search(runs[0]) else merge_trial(runs)
+
+    merged = [[*map(merge, some)] for some in groups]
     labels = index_short_labels([*chain(*merged)])
     rows, only_a, only_b, other_machines = (set_labels(side, labels) for side in merged)
-    compared = [(pair, row, _merge(pair[1])) for pair, row in zip(pairs, rows, strict=True)]
+    compared = [(pair, row, merge(pair[1])) for pair, row in zip(pairs, rows, strict=True)]
     trials = [one for one in compared if isinstance(one[1], SweepRow)]
     searches = compared[len(trials) :]
     times = list(_compare_times(trials, level, min_change))
@@ -106,10 +109,6 @@ def compare(
     )
 
 
-def _merge(runs: Records) -> Any:
-    return merge_search(runs) if is_search(runs[0]) else merge_trial(runs)
-
-
 def _compare_times(trials: _Compared, level: float, min_change: float) -> Iterator[Change]:
     """Compare the trials timed on both sides; test those with several processes together."""
     timed = [(a, b, _medians(runs_a), _medians(runs_b)) for (runs_a, runs_b), a, b in trials]
@@ -121,13 +120,11 @@ def _compare_times(trials: _Compared, level: float, min_change: float) -> Iterat
         verdict, estimate, reason = "undecided", None, ""
         if min(len(a), len(b)) > 1:
             estimate = next(estimates)
-            is_small = abs(math.log(ratio)) < math.log1p(min_change)
-            if estimate.adjusted_p > level or is_small:
-                verdict = "same"
-            else:
-                verdict = "slower" if ratio > 1 else "faster"
+            is_large = abs(math.log(ratio)) >= math.log1p(min_change)
+            is_changed = estimate.adjusted_p <= level and is_large
+            verdict = ("slower" if ratio > 1 else "faster") if is_changed else "same"
         else:
-            alone = "A has only one process" if len(a) == 1 else "B has only one process"
+            alone = f"{'A' if len(a) == 1 else 'B'} has only one process"
             alone = "one process per side" if len(a) == len(b) else alone
             reason = f"{alone}; sweep with rounds: 3 or more"
         budgets = _differing_budgets(row_a, row_b)
@@ -136,8 +133,8 @@ def _compare_times(trials: _Compared, level: float, min_change: float) -> Iterat
 
 def _medians(runs: Records) -> tuple[float, ...]:
     """Return the median pass of each process (s); none unless all ended ok with valid times."""
-    times = [per_iteration(r, "time") if r.outcome.status == "ok" else [] for r in runs]
-    is_valid = all(one and all(0 < s < math.inf for s in one) for one in times)
+    times = [per_iteration(r, "time") for r in runs if r.outcome.status == "ok"]
+    is_valid = len(times) == len(runs) and all(t and min(t) > 0 for t in times)
     return tuple(map(median, times)) if is_valid else ()
 
 
@@ -340,9 +337,8 @@ def find_differences(
 def _format_value(field: str, value: Any) -> str:
     if field == "memory_bytes":
         return format_bytes(value)
-    texts = [] if value is None else [str(value)]
     if isinstance(value, dict):
-        texts = [f"{name}={one}" for name, one in sorted(value.items())]
-    elif isinstance(value, tuple):
-        texts = [f"{n} × {one}" for one, n in Counter(value).items()]
-    return ", ".join(texts) or "none"
+        return ", ".join(f"{name}={one}" for name, one in sorted(value.items())) or "none"
+    if isinstance(value, tuple):
+        return ", ".join(f"{n} × {one}" for one, n in Counter(value).items()) or "none"
+    return str(value or "none")

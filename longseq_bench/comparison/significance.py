@@ -15,8 +15,7 @@ from scipy.special import chdtri, polygamma, psi, stdtr, stdtrit
 
 MIN_SHARED_ROWS = 4  # rows that are needed to estimate a common variance
 MAX_PRIOR_DEGREES = 40
-MAX_ROUNDS = 1000
-"""Rounds per side beyond which none are proposed."""
+MAX_ROUNDS = 1000  # rounds per side beyond which none are proposed
 MISSED, UNDERRATED = 0.1, 0.2
 """For proposed rounds: the chance to miss the change, and that the noise is above its estimate."""
 

@@ -35,13 +35,12 @@ ComparedRow = SweepRow | SearchRow
 class Change:
     """The time, the peak memory, the longest length or the status of a trial on both sides.
 
-    a, b: the merged runs of each side, SweepRow or SearchRow; a has the label.
+    a, b: the merged runs of each side; a has the label.
     verdict: of a time "slower", "faster", "same", "undecided"; of a peak "more", "less", "same"; of
     a length "longer", "shorter", "same", "undecided"; of a status "broken", "mended", "otherwise".
     ratio: infinite if no length passed with A.  reason: why it is undecided.
     note: budgets of the two sides that differ and matter, as text.
-    a_rounds, b_rounds: of a time, the median pass of each process on the slowest rank (s); ratio
-    is that of their geometric means.  estimate: None if it is undecided.
+    a_rounds, b_rounds: of a time, the median pass of each process (s).
     """
 
     a: Any
@@ -108,10 +107,8 @@ def count(n: int, one: str, several: str = "") -> str:
     return f"{n} {one if n == 1 else several or f'{one}s'}"
 
 
-MIN_ROUNDS = 3
-"""Rounds that are proposed where one process a side shows no noise at all."""
-MAX_CLAUSE = 90
-"""Letters of the worst figure in the verdict; the reason of a failure may be long."""
+MIN_ROUNDS = 3  # that are proposed where one process a side shows no noise at all
+MAX_CLAUSE = 90  # letters of the worst figure in the verdict; the reason of a failure may be long
 _WORSE = {"slower": "is {} slower", "more": "takes {} more memory"}
 _WORSE["shorter"] = "reaches {} fewer tokens"
 
