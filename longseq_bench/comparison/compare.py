@@ -211,15 +211,13 @@ def _find_caveats(compared: _Compared, ratios: Sequence[float], min_change: floa
                 f"All of {first} was measured before {other} (A from {min(started[0])}, B from "
                 f"{min(started[1])}): the ratios include any drift of the machine."
             )
-    loads = [
+    load_a, load_b = (
         median([r.environment.load[0] for r in side if r.environment.load] or [math.nan])
         for side in (records_a, records_b)
-    ]
-    if abs(loads[0] - loads[1]) > MAX_LOAD_DIFFERENCE * records_a[0].environment.cores:
-        yield (
-            f"The machine's load was {loads[0]:.1f} with A and {loads[1]:.1f} with B (1 minute, "
-            "median): other work may have slowed one of them."
-        )
+    )
+    if abs(load_a - load_b) > MAX_LOAD_DIFFERENCE * records_a[0].environment.cores:
+        loads = f"The machine's load was {load_a:.1f} with A and {load_b:.1f} with B"
+        yield f"{loads} (1 minute, median): other work may have slowed one of them."
     yield from _unstable(compared)
     edited = {short_name(a.implementation): (a, b) for _, a, b in compared if a.source != b.source}
     for name, (a, b) in edited.items():

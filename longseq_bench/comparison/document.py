@@ -50,9 +50,8 @@ def _interval(t: Change) -> tuple[float | None, float | None]:
 
 
 def _detectable(t: Change) -> Cell:
-    """Return the smallest detectable change; above 100 % its size has no meaning."""
     share = t.estimate.detectable if t.estimate else None
-    return ">100 %" if share and share > 1 else share
+    return ">100 %" if share and share > 1 else share  # the size of more has no meaning
 
 
 _NAME = ValueColumn("Implementation", "text", attrgetter("a.name"), 10)
@@ -119,11 +118,8 @@ def comparison_document(
     worse = find_regressions(result, fail_on) if fail_on else []
     points = [*limit_findings(f"{clause}." for clause in worse), *summarize(result)]
     points += [f"{title}."] if is_terminal and unchanged else []
-    apart = {
-        "Only in A": result.only_a,
-        "Only in B": result.only_b,
-        "On different machines": result.other_machines,
-    }
+    apart = {"Only in A": result.only_a, "Only in B": result.only_b}
+    apart["On different machines"] = result.other_machines
     not_compared = [f"{where}: {name_row(row)}" for where, rows in apart.items() for row in rows]
     columns = Column(""), Column("A"), Column("B")
     differences = [Table("", columns, tuple(result.differences))] if result.differences else []

@@ -134,10 +134,8 @@ def decide(result: Comparison, fail_on: float | None = None) -> Verdict:
     Raises UserError if fail_on would ignore trials because they ran on different machines.
     """
     if fail_on and result.other_machines:
-        raise UserError(
-            f"{_on_other_machines(result)}; --fail-on would ignore them, --across-machines "
-            "compares them"
-        )
+        ignored = "--fail-on would ignore them, --across-machines compares them"
+        raise UserError(f"{_on_other_machines(result)}; {ignored}")
     if worse := find_regressions(result, fail_on or 0.0):
         rest = count(len(worse) - 1, "more figure is worse", "more figures are worse")
         worst = shorten(worse[0], MAX_CLAUSE, placeholder=" …")
@@ -178,7 +176,7 @@ def _too_noisy(
         return Verdict("TOO NOISY", f"{reason}; {advice}.")
     tested = [t for t in result.times if t.estimate]
     found = find_rounds([(t.a_rounds, t.b_rounds) for t in tested], share, result.level)
-    rounds = {id(t): n for t, n in zip(tested, found, strict=True)}
+    rounds = dict(zip(map(id, tested), found, strict=True))
     known = [[rounds[id(t)] for t in some if t.estimate] for some in series]
     least = [min(filter(None, some), default=0) for some in known if some]
     if not all(least):
