@@ -41,33 +41,26 @@ def enter(
 
 
 def detach(output: int) -> int:
-    """Start a session that prints to `output` and ends with the fork server; return its pid."""
+    """Start a session that prints to `output` and ends with the fork server; return its pid.
+
+    The server ends with the parent, also after kill -9.
+    """
     os.setsid()
     # the server ignores Ctrl-C. The system's default, not Python's: the exit status names SIGINT
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     preloaded = sys.modules.get("longseq_bench.launchers._server_preload")
     # not getppid: if the server died a moment ago, init is the parent
     server = preloaded.PID if preloaded else os.getppid()
-    _die_with_parent(server)
-    _redirect(output)
-    return int(server)
-
-
-def _die_with_parent(server: int) -> None:
-    """End when the fork server ends, which ends with the parent, also after kill -9."""
-    if not sys.platform.startswith("linux"):
-        return
-    # every child inherits the pipe through which the fork server notices the end of the parent
-    with suppress(AttributeError, TypeError, OSError):
-        os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != server:
-        os._exit(1)
-
-
-def _redirect(output: int) -> None:
+    if sys.platform.startswith("linux"):
+        # every child inherits the pipe through which the fork server notices the end of the parent
+        with suppress(AttributeError, TypeError, OSError):
+            os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != server:
+            os._exit(1)
     for stream in filter(None, (sys.stdout, sys.stderr)):  # None if the parent's was closed
         stream.flush()
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
+    return int(server)

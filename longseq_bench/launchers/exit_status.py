@@ -116,12 +116,9 @@ def signal_name(number: int) -> str:
 
 def kernel_kills() -> int:
     """Return the number of kills by the kernel's out-of-memory killer since boot; 0 if unknown."""
-    try:
-        for line in _VMSTAT.read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except OSError:
-        pass
+    with suppress(OSError):
+        if found := re.search(r"^oom_kill (\d+)$", _VMSTAT.read_text(), re.MULTILINE):
+            return int(found[1])
     return 0
 
 

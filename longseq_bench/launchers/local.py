@@ -112,7 +112,9 @@ class LocalLauncher(Launcher):
     def catalogue(self, own: Sequence[str] = ()) -> Catalogue:
         if self._catalogue is None or own:
             try:
-                self._catalogue = Catalogue.model_validate(self._request("catalogue", own=own))
+                self._catalogue = Catalogue.model_validate(
+                    self._request("catalogue", own=list(own))
+                )
             except LauncherError as error:
                 while_importing = f"; it was to import {', '.join(own)}" if own else ""
                 raise LauncherError(f"{error}{while_importing}") from None
@@ -135,7 +137,8 @@ class LocalLauncher(Launcher):
         multiprocessors: int | None = None,
     ) -> list[DryRunEstimate]:
         try:
-            answers = self._request("dry_run", trials, limit, capability, multiprocessors)
+            of_gpu = {"capability": capability, "multiprocessors": multiprocessors}
+            answers = self._request("dry_run", trials, limit, **of_gpu)
         except LauncherError as error:
             # an implementation that crashes or hangs does so in a dry run too
             last = str(error).split(": ", 1)[-1]
@@ -189,22 +192,15 @@ class LocalLauncher(Launcher):
         return first.model_copy(update={"status": "oom", "reason": reason}), retries
 
     def _request(
-        self,
-        request: str,
-        trials: Sequence[Trial] = (),
-        limit: float = PHASE_LIMIT_S,
-        capability: tuple[int, int] | None = None,
-        multiprocessors: int | None = None,
-        own: Sequence[str] = (),
+        self, request: str, trials: Sequence[Trial] = (), limit: float = PHASE_LIMIT_S, **data: Any
     ) -> Any:
-        """Return a child's answer to a request.
+        """Return a child's answer to a request with this data.
 
         A child that was killed, or whose fork server was, is replaced as often as a server.
         Raises LauncherError if no answer arrives in time.
         """
-        data = {"trials": [trial.model_dump(mode="json") for trial in trials]}
-        of_gpu = {"capability": capability, "multiprocessors": multiprocessors}
-        payload = json.dumps(data | of_gpu | {"own": list(own)})
+        data["trials"] = [trial.model_dump(mode="json") for trial in trials]
+        payload = json.dumps(data)
         for _ in range(fork_server.ATTEMPTS):
             message, last, is_lost = self._ask(request, payload, limit)
             if not is_lost:

@@ -75,8 +75,14 @@ def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> d
     starts = {rank: outputs[rank].size() for rank in pids}
     for pid in pids.values():
         with suppress(ProcessLookupError):
-            _request_stack(pid)
-    if stopped := [pid for pid in pids.values() if _is_stopped(pid)]:
+            try:
+                # the main thread: it would run on if another one wrote the stacks
+                ctypes.CDLL(None).tgkill(pid, pid, signal.SIGUSR1)
+            except AttributeError:  # macOS, and glibc before 2.30
+                os.kill(pid, signal.SIGUSR1)
+    states = _read_processes(pids, "cpu")
+    stopped = [pids[rank] for rank, (state, _) in states.items() if state == psutil.STATUS_STOPPED]
+    if stopped:
         time.sleep(CONTINUE_AFTER_S)
         for pid in stopped:
             with suppress(ProcessLookupError):
@@ -97,21 +103,6 @@ def _will_write(output: OutputFile, start: int) -> bool:
     """Return True if a rank has announced a line on its collective, and not written it yet."""
     text = output.tail(start, STACK_BYTES)
     return COLLECTIVE_FOLLOWS in text and COLLECTIVE not in text
-
-
-def _request_stack(pid: int) -> None:
-    """Signal the main thread if possible; it would run on if another thread wrote the stacks."""
-    try:
-        ctypes.CDLL(None).tgkill(pid, pid, signal.SIGUSR1)
-    except AttributeError:  # macOS, and glibc before 2.30
-        os.kill(pid, signal.SIGUSR1)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.NoSuchProcess:
-        return False
 
 
 def kill_orphans(server: int | None) -> list[str]:

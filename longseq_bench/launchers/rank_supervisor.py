@@ -309,7 +309,10 @@ class RankSupervisor:
         return outcome
 
     def _outcome(self) -> Outcome:
-        root, chosen = self._chosen()
+        blamed = self.failed[0] if self.failed else 0
+        root, chosen = self._verdict or (blamed, self._ranks[blamed].outcome)
+        if chosen is None:
+            raise ValueError("the trial is still running")
         if len(self._ranks) == 1:
             return chosen
         facts = dict(chosen.facts)
@@ -330,15 +333,6 @@ class RankSupervisor:
             for m in (one.outcome.measurements if one.outcome else ())
         ]
         return chosen.model_copy(update={"measurements": tuple(measured), "facts": facts})
-
-    def _chosen(self) -> tuple[int, Outcome]:
-        if self._verdict:
-            return self._verdict
-        root = self.failed[0] if self.failed else 0
-        chosen = self._ranks[root].outcome
-        if chosen is None:
-            raise ValueError("the trial is still running")
-        return root, chosen
 
     def _report(self, rank: int) -> str:
         one = self._ranks[rank]

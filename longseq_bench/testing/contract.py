@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.attention.own_function import find_implementation
 from longseq_bench.core.cost import floor_bytes, visible_pairs
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import Workload
@@ -20,6 +19,7 @@ from longseq_bench.testing.definition import (
     build_attention,
     compute_reference,
     count_pairs,
+    find_kind,
     make_inputs,
     make_output_gradient,
     relative_error,
@@ -137,9 +137,7 @@ class ImplementationContract:
         w = make_workload(
             150, causal=causal, kv_heads=2, mode="train", v_head_dim=v_head_dim, dtype=dtype
         )
-        kind = find_implementation(implementation) if isinstance(implementation, str) else None
-        kind = kind or implementation
-        if not kind.takes_v_head_dim:
+        if not find_kind(implementation).takes_v_head_dim:
             with pytest.raises(UnsupportedError, match=f"v_head_dim {v_head_dim} is unlike"):
                 build_attention(implementation, options, w)
             return
@@ -158,8 +156,7 @@ class ImplementationContract:
         self, implementation: Any, options: Options, causal: bool, new_tokens: int
     ) -> None:
         """New tokens against a cache, with full and grouped heads; its cost is that of a step."""
-        kind = find_implementation(implementation) if isinstance(implementation, str) else None
-        kind = kind or implementation
+        kind = find_kind(implementation)
         for kv_heads, dtype in ((HEADS, "float32"), (HEADS // 2, "bfloat16")):
             w = make_workload(
                 150, causal=causal, kv_heads=kv_heads, mode="decode", new_tokens=new_tokens,
@@ -177,22 +174,6 @@ class ImplementationContract:
             pairs, cost = count_pairs(attention), attention.cost()
             assert cost.flops == pytest.approx(4 * HEAD_DIM * BATCH * float(pairs.sum()))
             assert cost.floor_bytes == 2 * BATCH * kv_heads * 150 * HEAD_DIM * w.dtype_bytes
-
-    @pytest.mark.parametrize("mode", ["forward", "train"])
-    def test_cost_of_a_v_head_dim_of_its_own(
-        self, implementation: Any, options: Options, mode: str
-    ) -> None:
-        """Scores, dq and dk have D terms or elements; the output, dv and dp have Dv."""
-        w = make_workload(64, kv_heads=2, mode=mode, v_head_dim=8)
-        try:
-            attention = build_attention(implementation, options, w)
-        except UnsupportedError:
-            pytest.skip("it does not take a v_head_dim of its own")
-        elements = 4 * HEAD_DIM + 3 * 8 if w.train else HEAD_DIM + 8
-        cost, pairs = attention.cost(), float(count_pairs(attention).sum()) * BATCH
-        assert cost.flops == pytest.approx(2 * elements * pairs)
-        tensors, log_sum_exp = BATCH * 64 * (HEADS + 2) * (HEAD_DIM + 8), 4 * BATCH * HEADS * 64
-        assert cost.floor_bytes == (8 * tensors + log_sum_exp if w.train else 4 * tensors)
 
     def test_longer_than_a_tile(self, implementation: Any, options: Options) -> None:
         """Several tiles, the last one short, with three heads on one KV head."""
@@ -293,21 +274,24 @@ class ImplementationContract:
         assert not torch.equal(after[1], before[1])
 
     @both_masks
+    @pytest.mark.parametrize("v_head_dim", [HEAD_DIM, HEAD_DIM // 2])
     @pytest.mark.parametrize("mode", ["forward", "train"])
     def test_cost_is_that_of_the_pairs_seen(
-        self, implementation: Any, options: Options, causal: bool, mode: str
+        self, implementation: Any, options: Options, causal: bool, mode: str, v_head_dim: int
     ) -> None:
-        """Matrix products: two in forward, five more in backward. Two FLOPs a multiply-add."""
-        shape = {"causal": causal, "kv_heads": 2, "mode": mode}
-        attention, qkv = build_case(implementation, options, 111, **shape)
-        w = attention.workload
+        """Scores, dq and dk have D terms or elements; the output, dv and dp have v_head_dim."""
+        shape = {"causal": causal, "kv_heads": 2, "mode": mode, "v_head_dim": v_head_dim}
+        try:
+            attention, qkv = build_case(implementation, options, 111, **shape)
+        except UnsupportedError:
+            pytest.skip("it does not take a v_head_dim of its own")
         attention(*qkv)  # a pattern that depends on the inputs exists only after a call
-        products = 7 if w.train else 2
-        flops = 2 * products * float(count_pairs(attention).sum()) * HEAD_DIM * BATCH
-        elements = sum(t.numel() for t in (*qkv, qkv[0]))
+        w, cost = attention.workload, attention.cost()
+        terms = 4 * HEAD_DIM + 3 * v_head_dim if w.train else HEAD_DIM + v_head_dim
+        flops = 2 * terms * float(count_pairs(attention).sum()) * BATCH
+        elements = BATCH * 111 * (HEADS + 2) * (HEAD_DIM + v_head_dim)
         if attention.projections():
             flops += 2 * HEAD_DIM * elements * (3 if w.train else 1)
-        cost = attention.cost()
         assert cost.flops == pytest.approx(flops, rel=1e-12)
         log_sum_exp = 4 * BATCH * HEADS * 111
         assert cost.floor_bytes == (8 * elements + log_sum_exp if w.train else 4 * elements)
@@ -351,8 +335,7 @@ class ImplementationContract:
         self, implementation: Any, options: Options, world_size: int
     ) -> None:
         """An implementation for one rank raises WorldError; it never gives one rank's answer."""
-        kind = find_implementation(implementation) if isinstance(implementation, str) else None
-        kind = kind or implementation
+        kind = find_kind(implementation)
         w = make_workload(1024, batch=8, heads=24)
         if kind.many_ranks:
             assert kind(w, Group(world_size - 1, world_size)).group.size == world_size

@@ -21,13 +21,18 @@ Tensors = tuple[Tensor, Tensor, Tensor]
 Options = dict[str, Any]
 
 
+def find_kind(implementation: str | type[Attention]) -> type[Attention]:
+    """Return the class of an implementation. A name is looked up."""
+    return (
+        find_implementation(implementation) if isinstance(implementation, str) else implementation
+    )
+
+
 def build_attention(
     implementation: str | type[Attention], options: Options, workload: Workload
 ) -> Attention:
-    """Return an implementation on one rank of a CPU, prepared. A name is looked up."""
-    if isinstance(implementation, str):
-        implementation = find_implementation(implementation)
-    attention = implementation(workload, Group.alone(), **options)
+    """Return an implementation on one rank of a CPU, prepared."""
+    attention = find_kind(implementation)(workload, Group.alone(), **options)
     attention.prepare("cpu")
     return attention
 

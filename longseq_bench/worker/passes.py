@@ -79,9 +79,9 @@ class Pass:
         """Draw q, k and v again, in place, and give them the signs that they had."""
         assert self.redraw
         self.redraw(self.inputs)
-        for tensor, name in zip(self.inputs, "ssv", strict=True):
-            if self.signs[name] < 0:
-                tensor.neg_()
+        with torch.no_grad():
+            for tensor, name in zip(self.inputs, "ssv", strict=True):
+                tensor.mul_(self.signs[name])
 
     def protect_inputs(self) -> None:
         """Remember the inputs as they are."""

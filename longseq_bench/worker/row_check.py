@@ -15,7 +15,7 @@ Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import cycle, product
 
@@ -25,21 +25,16 @@ from torch import Tensor
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.shard import Positions, RankShard, find_rows, gather_shards, is_owner
-from longseq_bench.kernels import host_memory
 from longseq_bench.worker.check import GRADIENT_TOLERANCE, TINY, TOLERANCE, is_finite
 from longseq_bench.worker.passes import Pass
 from longseq_bench.worker.special_inputs import (
     CHUNK,
-    HARD_FACTOR,
     MAX_FLOAT16_TOKENS,
     ConstantValues,
     EqualScores,
     MatchingScores,
     SpecialInputs,
 )
-
-_MAX_COPIED_BYTES = 2**30
-"""Size of inputs up to which a warm-up pass may overwrite all of them."""
 
 
 class EveryRowCheck:
@@ -71,26 +66,15 @@ class EveryRowCheck:
     def warm_up(self, one: Pass) -> Iterator[None]:
         """Check the forward that is run in the block, and restore the inputs after it.
 
-        With constant values, unless matching scores are possible, small and checked here only.
+        With constant values, unless matching scores are possible, and checked here only.
         """
-        attention = self._attention
-        size = sum(t.numel() * t.element_size() for t in one.inputs)
-        can_restore = (size <= _MAX_COPIED_BYTES and not attention.on_host) or _can_redraw(one)
-        inputs: SpecialInputs = ConstantValues(attention.workload)
-        if self._can_match and can_restore and not attention.workload.train:
-            inputs = MatchingScores(attention.workload)
-        tensors = dict(zip("qkv", one.inputs, strict=True))
-        changed = [tensor for name, tensor in tensors.items() if name in inputs.written]
-        originals = _copies(attention, one, changed)
+        w = self._attention.workload
+        inputs: SpecialInputs = ConstantValues(w)
+        if self._can_match and not w.train:
+            inputs = MatchingScores(w)
         with self.check(one, inputs):
             yield
-        with torch.no_grad():
-            if not originals:
-                one.draw_again()
-            for tensor, original in zip(changed, originals, strict=False):
-                tensor.copy_(original)
-            if originals and "q" not in inputs.written and one.original_q is None:
-                one.inputs[0].div_(HARD_FACTOR)
+        one.draw_again()
 
     @contextmanager
     def check(self, one: Pass, inputs: SpecialInputs) -> Iterator[None]:
@@ -103,20 +87,6 @@ class EveryRowCheck:
         self.done.append(inputs.name)
         self.reason = self.reason or (reason and f"with {inputs.name}, {reason}")
         one.out = one.grads = None
-
-
-def _can_redraw(one: Pass) -> bool:
-    """Return True on a GPU, which draws inputs faster than it copies them to the host and back."""
-    return one.redraw is not None and one.inputs[0].is_cuda
-
-
-def _copies(attention: Attention, one: Pass, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return copies of inputs on the host; none if they can be drawn again."""
-    if _can_redraw(one):
-        return []
-    if attention.on_host:
-        return [host_memory.copy(t, "cpu") for t in tensors]
-    return [t.detach().to("cpu", copy=True) for t in tensors]
 
 
 def find_wrong_rows(attention: Attention, inputs: SpecialInputs, one: Pass) -> str | None:

@@ -63,7 +63,7 @@ OUTPUT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 2**-6, "flo
 """Allowed error of an output row over its largest magnitude: four roundings of the weights and of
 the output."""
 
-HARD_FACTOR = 64.0
+_HARD_FACTOR = 64.0
 """Factor of normally distributed queries that makes scores as large as 200; exact in any dtype."""
 
 MAX_BITS = 16
@@ -158,7 +158,7 @@ class ConstantValues(SpecialInputs):
     def fill(self, attention: Attention, one: Pass) -> None:
         super().fill(attention, one)
         with torch.no_grad():
-            one.inputs[0].mul_(HARD_FACTOR)
+            one.inputs[0].mul_(_HARD_FACTOR)
 
 
 class EqualScores(SpecialInputs):

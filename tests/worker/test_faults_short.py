@@ -19,7 +19,7 @@ CHOSEN = [
 ] + [Case(kind, "bfloat16", 2 if "rank" in kind else 1) for kind in HARD]
 
 
-@pytest.mark.parametrize("case", filter(None, CHOSEN), ids=str)
+@pytest.mark.parametrize("case", [*filter(None, CHOSEN)], ids=str)
 def test_it_is_wrong(launcher: LocalLauncher, case: Case) -> None:
     assert run_case(launcher, case).status == "wrong"
 

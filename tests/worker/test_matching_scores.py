@@ -11,7 +11,7 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts, Pos
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker import row_check
-from longseq_bench.worker.passes import Pass
+from longseq_bench.worker.passes import Pass, draw_inputs
 from longseq_bench.worker.special_inputs import MatchingScores
 from tests.plugins import faulty
 from tests.plugins.faulty import Faulty
@@ -116,7 +116,7 @@ def test_every_row_of_sparse_attention_returns_its_own_value(
 def test_queries_of_the_constant_check_are_hard_and_restored() -> None:
     w = Workload(seq_len=200, head_dim=64, mode="train")
     attention = IMPLEMENTATIONS.get("sdpa")(w, Group.alone())
-    one = drawn(attention)
+    one = draw_inputs(attention, "cpu", 0, torch.arange(200))
     q, before = one.inputs[0], [t.clone() for t in one.inputs]
     with row_check.EveryRowCheck(attention).warm_up(one):
         assert (q @ one.inputs[1].transpose(2, 3)).abs().max() / 8 > 200
