@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longseq_bench.attention import tiles
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.attention.exact import flex
+from longseq_bench.attention.exact import sdpa
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -193,7 +193,7 @@ def test_compiled_equals_the_reference(name: str) -> None:
     reason = IMPLEMENTATIONS.get(name).unavailable_reason("cpu")
     if reason:
         pytest.skip(reason)
-    flex._compile_s.clear()
+    sdpa._compile_s.clear()
     w = make_workload(300, causal=True, kv_heads=2)
     attention = build_attention(name, {}, w)
     with torch.compiler.set_stance("fail_on_recompile"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from longseq_bench.attention.exact.collective import GatherKernel
 from longseq_bench.attention.exact.ring import RingKernel
-from longseq_bench.attention.exact.usp import Usp
+from longseq_bench.attention.exact.ulysses import Usp
 from longseq_bench.attention.tiles import LocalShare
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.deepspeed_transport import DeepspeedRing, connect

@@ -1,10 +1,12 @@
-"""Exact attention on one rank in one call: dense, torch's sdpa, and any kernel by name (fused)."""
+"""Exact attention on one rank in one call: dense, torch's sdpa, FlexAttention, and any kernel."""
 
 import math
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -16,9 +18,12 @@ from longseq_bench.attention.masked import exact_call, visible_pairs_of
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.kernels import flex_blocks
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.exact.base import AUTO, Use
 from longseq_bench.meta_mode import device_for, is_meta, refuse_limited_loops
+from longseq_bench.patterns.blocks import make_layout
+from longseq_bench.patterns.visible_keys import visible_keys
 
 
 @implementation("fused")
@@ -152,3 +157,74 @@ class Sdpa(Attention):
     @override
     def facts(self) -> dict[str, Any]:
         return {"backend": self._ran}
+
+
+_compile_s: dict[str, float] = {}
+
+
+@implementation("flex")
+class Flex(Attention):
+    """torch.nn.attention.flex_attention on compact block masks, compiled.
+
+    It is compiled once for all lengths during the warm-up, so that no pass is charged with the
+    compiler's memory or time; the time is a fact of the record.
+    """
+
+    takes_masks = True
+    takes_decode = True
+    summary = "FlexAttention, compiled by torch (no training on a CPU); compile time is recorded"
+
+    def __init__(
+        self,
+        workload: Workload,
+        group: Group,
+        *,
+        block: Annotated[int, "block size of the causal mask, in tokens"] = 128,
+    ) -> None:
+        super().__init__(workload, group)
+        flex_blocks.check_head_dim(workload.head_dim)
+        self.block = block
+        self._mask: Any = None
+
+    @classmethod
+    @override
+    def unavailable_reason(cls, device: str) -> str | None:
+        return flex_blocks.unavailable_reason(device, train=False)
+
+    def prepare(self, device: str) -> None:
+        """Compile, and build the causal mask."""
+        super().prepare(device)
+        w = self.workload
+        if reason := flex_blocks.unavailable_reason(device, w.train):
+            raise UnsupportedError(reason)
+        if is_meta():
+            raise UnsupportedError("code compiled by torch can't run on meta tensors")
+        if w.decode:
+            queries, visible = np.asarray(w.queries), visible_keys(w)
+            first, stop = map(torch.from_numpy, (visible.first(queries), visible.stop(queries)))
+            self._mask = flex_blocks.cache_block_mask(first, stop, w.seq_len, self.block, device)
+        elif w.mask is not None:
+            layout = make_layout(
+                "local-window", w.seq_len, self.block, 0.0, w.causal, mask=visible_keys(w)
+            )
+            self._mask = flex_blocks.FlexBlocks([layout]).prepare(device, w.train)
+        elif w.causal:
+            self._mask = flex_blocks.causal_block_mask(w.seq_len, self.block, device, w.train)
+        # torch has another kernel for few queries
+        kind = f"{device} decode" if w.decode else device
+        if kind not in _compile_s:
+            start = time.perf_counter()
+            # three tensors, contiguous as those of a pass: for views of one it is compiled again
+            sizes = (w.heads, len(w.queries)), *[(w.kv_heads, w.seq_len)] * 2
+            shapes = [(w.batch, *size, w.head_dim) for size in sizes]
+            self(*(torch.zeros(s, dtype=self.torch_dtype, device=device) for s in shapes))
+            _compile_s[kind] = time.perf_counter() - start
+
+    @override
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out: Tensor = flex_blocks.attend(q, k, v, self._mask)
+        return out
+
+    @override
+    def facts(self) -> dict[str, Any]:
+        return {"kernel": "flex (compiled)", "compile_s": max(_compile_s.values(), default=None)}
