@@ -106,22 +106,17 @@ class Attention(ABC):
                 f"v_head_dim {workload.v_head_dim} is unlike head_dim {workload.head_dim}, which "
                 f"it does not support; supported by {names_that('takes_v_head_dim')}"
             )
-        self.refuse_decode(workload)
+        if workload.decode and not self.takes_decode:
+            raise UnsupportedError(
+                "mode decode: this attention computes no steps of decoding; supported by "
+                f"{names_that('takes_decode')}, and functions of your own"
+            )
         if self.exact_name is not None:
             check_name(self.exact_name)
         self.workload, self.group = workload, group
         if "order" not in vars(self):
             self.order = TokenOrder("contiguous", workload.seq_len, 1)
         self.shard = self.build_shard()
-
-    @classmethod
-    def refuse_decode(cls, workload: Workload) -> None:
-        """Raise UnsupportedError for a step of decoding that it does not compute."""
-        if workload.decode and not cls.takes_decode:
-            raise UnsupportedError(
-                "mode decode: this attention computes no steps of decoding; supported by "
-                f"{names_that('takes_decode')}, and functions of your own"
-            )
 
     def build_shard(self) -> Shard:
         """Return the part of the tensors that this rank holds. Default: the tokens of `order`."""

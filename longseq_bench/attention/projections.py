@@ -15,7 +15,6 @@ from typing_extensions import override
 from longseq_bench.attention.base import Attention, Counts, Mask, Positions
 from longseq_bench.core.cost import Cost
 from longseq_bench.core.model import Workload
-from longseq_bench.distributed.group import Group
 from longseq_bench.meta_mode import device_for
 
 NAMES = ("q", "k", "v", "out")
@@ -52,16 +51,13 @@ class Projected(nn.Module):
 class ProjectedAttention(Attention):
     """An inner attention between projections.
 
-    inner: gives the pattern and the cost, for the workload of all ranks. A subclass sets `module`
-    (a Projected, which may be wrapped) and `weights` (those of the Projected) in `prepare`.
+    inner: gives the pattern and the cost, for the workload of all ranks. A subclass sets it, and in
+    `prepare` sets `module` (a Projected, which may be wrapped) and `weights` (of the Projected).
     """
 
+    inner: Attention
     module: nn.Module
     weights: nn.ParameterDict
-
-    def __init__(self, workload: Workload, group: Group, inner: Attention) -> None:
-        self.inner = inner
-        super().__init__(workload, group)
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -235,7 +235,7 @@ class MultiheadBlockSparse(nn.Module):
         name, _ = sparse_selection.choose(self.kernel, q.device.type, dtype, "spans", q.shape[-1])
         self.ran["kernel_of_padded"] = "torch (spans)" if name == "torch" else name
         span_kernel = sparse_selection.span_kernel(name)
-        spans, kernels, start = spans_of(attention.full_layout()), [], 0
+        spans, kernels, start = spans_of(attention.layout), [], 0
         without_keys = np.zeros_like(padded)
         by_padding = {b"": (attention.build_kernel(), np.zeros(tokens, dtype=np.bool_))}
         for key, equal_rows in groupby(row.tobytes() if row.any() else b"" for row in padded):

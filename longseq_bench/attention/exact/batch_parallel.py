@@ -53,14 +53,15 @@ class BatchSplit(ProjectedAttention):
             )
         if reason := _REFUSED_INNER.get(inner):
             raise UserError(f"inner={inner} {reason}; choose another, such as sdpa")
-        self._inner_name = inner
-        super().__init__(workload, group, IMPLEMENTATIONS.get(inner)(workload, Group.alone()))
+        self._make = IMPLEMENTATIONS.get(inner)
+        self.inner = self._make(workload, Group.alone())
+        super().__init__(workload, group)
 
     def build_module(self, device: str, batch: int) -> Projected:
         """Return the module for `batch` sequences; its inner attention is prepared."""
         super().prepare(device)
         w = self.workload.model_copy(update={"batch": batch})
-        attention = IMPLEMENTATIONS.get(self._inner_name)(w, Group.alone())
+        attention = self._make(w, Group.alone())
         attention.prepare(device)
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

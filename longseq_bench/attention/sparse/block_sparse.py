@@ -35,7 +35,7 @@ from longseq_bench.distributed.shard import Shard
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.decode import SeenKeys
-from longseq_bench.patterns.block_layout import BlockLayout, Ints, Placement, place_rows
+from longseq_bench.patterns.block_layout import BlockLayout, Placement, place_rows
 from longseq_bench.patterns.blocks import (
     WITH_SPECIAL,
     check_pattern,
@@ -115,11 +115,9 @@ class BlockSparse(LayoutAttention):
             )
         self._placement = placement
         # torch sets the variable to the number of ranks on this host
-        local = os.environ.get("LOCAL_WORLD_SIZE", "")
-        on_host = int(local) if local.isdigit() else 0
-        self._ranks_per_node = ranks_per_node or on_host or group.size
+        on_host = int(os.environ.get("LOCAL_WORLD_SIZE", group.size))
+        self._ranks_per_node = ranks_per_node or on_host
         self._exchange = exchange
-        self._layout: BlockLayout | None = None
         self._kernel: AttentionKernel | None = None
         # a window replaces sparsity, except in strided: there it is a part of the kept blocks
         self.requested_density = None if window and pattern != "strided" else 1 - sparsity
@@ -164,20 +162,17 @@ class BlockSparse(LayoutAttention):
 
     @property
     def layouts(self) -> tuple[BlockLayout | CacheRows, ...]:
-        """The layout, built when it is first needed: in `prepare`, which is timed separately."""
-        if self._cache_rows is not None:
-            return (self._cache_rows,)
-        return (self.full_layout(),)
+        """The layout, or in decode the rows of the new tokens."""
+        return (self._cache_rows or self.layout,)
 
-    def full_layout(self) -> BlockLayout:
-        """Return the layout of all rows, built once; see `layouts`."""
-        if self._layout is None:
-            try:
-                self._layout = make_layout(*self._layout_options)
-            except UserError as error:
-                # the options may be valid at other lengths
-                raise UnsupportedError(str(error)) from None
-        return self._layout
+    @cached_property
+    def layout(self) -> BlockLayout:
+        """The layout of all rows, built when it is first needed: in `prepare`, which is timed."""
+        try:
+            return make_layout(*self._layout_options)
+        except UserError as error:
+            # the options may be valid at other lengths
+            raise UnsupportedError(str(error)) from None
 
     def prepare(self, device: str) -> None:
         """Build the layout and the kernel."""
@@ -185,8 +180,7 @@ class BlockSparse(LayoutAttention):
             self._prepare_decode(self._cache_rows, device)
             return
         # a shard may have needed the layout before: build it again, so that its time is counted
-        self._layout = None
-        for name in ("_sharded", "_rank_kernel"):
+        for name in ("layout", "_sharded", "_rank_kernel"):
             vars(self).pop(name, None)
         if self.group.size > 1 and self.requested_kernel in sparse_selection.FLEX:
             raise UnsupportedError(f"kernel={self.requested_kernel} runs on one rank; use auto")
@@ -196,7 +190,7 @@ class BlockSparse(LayoutAttention):
             self._kernel = self._rank_kernel
             return
         self._kernel = build_layout_kernel(
-            self.kernel_name, (self.full_layout(),), w.heads, w.kv_heads, self.kernel_use
+            self.kernel_name, (self.layout,), w.heads, w.kv_heads, self.kernel_use
         )
 
     def _prepare_decode(self, rows: CacheRows, device: str) -> None:
@@ -235,7 +229,7 @@ class BlockSparse(LayoutAttention):
     def work_share(self) -> float:
         if self.group.size == 1:
             return 1.0
-        kept = self.full_layout().row_lengths
+        kept = self.layout.row_lengths
         return float(kept[self._sharded.rows(self.group.rank)].sum() / kept.sum())
 
     @override
@@ -252,7 +246,7 @@ class BlockSparse(LayoutAttention):
         ignored = {}
         if self.requested_density is None:
             ignored["sparsity"] = f"not used: window={window} determines the kept blocks"
-        requested, kept = -(-special // block), int(np.median(self._row_lengths()))
+        requested, kept = -(-special // block), int(np.median(self.layouts[0].row_lengths))
         if requested >= kept and pattern in WITH_SPECIAL:
             ignored["globals"] = (
                 f"most rows keep {kept} block(s), of which {kept - 1} global; "
@@ -260,12 +254,9 @@ class BlockSparse(LayoutAttention):
             )
         return ignored
 
-    def _row_lengths(self) -> Ints:
-        return self.layouts[0].row_lengths
-
     @cached_property
     def _sharded(self) -> ShardedLayout:
-        layout, size = self.full_layout(), self.group.size
+        layout, size = self.layout, self.group.size
         owners = place_rows(self._placement, layout.row_lengths, size, self._ranks_per_node)
         return ShardedLayout(layout, owners, self.group.rank, size)
 
@@ -319,17 +310,10 @@ class BlockSparseMultihead(ProjectedAttention):
         seed: SeedOption = 0,
         kernel: KernelOption = "auto",
     ) -> None:
-        if group.size > 1:
-            raise WorldError(
-                f"runs on one rank, not {group.size}; to split a batch over ranks use ddp with "
-                "inner=block-sparse, which has the same projections"
-            )
-        self.refuse_decode(workload)
-        inner = BlockSparse(
-            workload, group, pattern=pattern, sparsity=sparsity, block=block, globals=globals,
-            window=window, seed=seed, kernel=kernel,
-        )  # fmt: skip
-        super().__init__(workload, group, inner)
+        super().__init__(workload, group)
+        options: dict[str, Any] = {"pattern": pattern, "sparsity": sparsity, "block": block}
+        options |= {"globals": globals, "window": window, "seed": seed, "kernel": kernel}
+        self.inner = BlockSparse(workload, group, **options)
 
     @classmethod
     @override
