@@ -119,10 +119,15 @@ class Attention(ABC):
         self.shard = self.build_shard()
 
     def build_shard(self) -> Shard:
-        """Return the part of the tensors that this rank holds. Default: the tokens of `order`."""
+        """Return the part of the tensors that this rank holds. Default: the tokens of `order`.
+
+        In decode every rank has the queries of all new tokens.
+        """
+        w = self.workload
         if self.group.size == 1 or self.order.ranks == 1:
-            return Shard.full(self.workload)
-        return Shard.of_tokens(self.workload, self.order.positions(self.group.rank))
+            return Shard.full(w)
+        keys = self.order.positions(self.group.rank)
+        return Shard.of_tokens(w, np.asarray(w.queries) if w.decode else keys, keys)
 
     @property
     def counts_traffic(self) -> bool:

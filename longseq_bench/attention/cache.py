@@ -10,6 +10,7 @@ v_head_dim, p ranks.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from longseq_bench.core.cost import mask_pairs
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Positions, Shard
+from longseq_bench.distributed.shard import Positions
 from longseq_bench.kernels import decode, sparse_selection
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.decode import SeenKeys, merge_partials
@@ -160,11 +161,9 @@ class DecodeRing(Ring):
                     "tokens, and no key is sent"
                 )
 
-    @override
-    def build_shard(self) -> Shard:
-        keys = self.order.positions(self.group.rank)
-        self._seen = seen_keys(visible_keys(self.workload), np.asarray(self.workload.queries), keys)
-        return Shard.of_tokens(self.workload, np.asarray(self.workload.queries), keys)
+    @cached_property
+    def _seen(self) -> SeenKeys:
+        return seen_keys(visible_keys(self.workload), self.shard.queries, self.shard.keys)
 
     def prepare(self, device: str) -> None:
         """Choose the kernel of a step of decoding."""

@@ -49,7 +49,6 @@ from longseq_bench.core.errors import (
 from longseq_bench.core.model import Workload
 from longseq_bench.core.registry import is_own
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder
 from longseq_bench.kernels.exact.base import AUTO, select
 from longseq_bench.meta_mode import is_meta, refuse_limited_loops
@@ -137,6 +136,7 @@ class OwnAttention(Attention):
                 raise WorldError(f"{reason}; it runs on one, not {group.size}")
             raise UnsupportedError(reason)
         options = {spec.name: spec.default for spec in self.own.options} | options
+        self.order = TokenOrder("contiguous", workload.seq_len, group.size)
         super().__init__(workload, group)
         values = passed_values(takes, workload, group.rank, group.size)
         if GROUP in values:
@@ -148,13 +148,6 @@ class OwnAttention(Attention):
     def counts_traffic(self) -> bool:
         """False over several ranks: the function sends by itself, so no byte of it is counted."""
         return self.group.size == 1
-
-    @override
-    def build_shard(self) -> Shard:
-        w = self.workload
-        keys = TokenOrder("contiguous", w.seq_len, self.group.size).positions(self.group.rank)
-        queries = np.asarray(w.queries) if w.decode else keys
-        return Shard.of_tokens(w, queries, keys)
 
     @override
     def prepare(self, device: str) -> None:

@@ -8,7 +8,6 @@ Shapes: a shard (B, H, m, D) with this rank's m tokens; all tokens (B, h, M, D) 
 in the order of the ranks.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -37,54 +36,38 @@ class HeadStage:
         return slice(self.first + rank * self.count, self.first + (rank + 1) * self.count)
 
 
-class HeadExchange(ABC):
-    """An exchange of tokens for heads. counts: tokens of each rank's shard."""
+class AllToAll:
+    """Exchange by all-to-all, some tokens at a time: only one part is packed at any moment.
+
+    counts: tokens of each rank's shard.
+    """
 
     def __init__(self, group: Group, counts: tuple[int, ...]) -> None:
         self.group, self.counts = group, counts
         self.starts = [0, *accumulate(counts[:-1])]
-
-    @abstractmethod
-    def to_heads(self, shard: Tensor, stage: HeadStage) -> Tensor:
-        """Return all tokens of this rank's heads: (B, H, m, D) -> (B, h, M, D)."""
-
-    @abstractmethod
-    def to_tokens(self, full: Tensor, shard: Tensor, stage: HeadStage) -> None:
-        """Write all tokens of this rank's heads (B, h, M, D) into `shard` (B, H, m, D)."""
-
-    @abstractmethod
-    def bytes_sent(self, head_bytes: int, heads: int, to_heads: int, to_tokens: int) -> int:
-        """Return the bytes that this rank sends, by formula.
-
-        head_bytes: bytes of one head of one token. heads: heads of a tensor. to_heads, to_tokens:
-        number of tensors exchanged in each direction.
-        """
-
-
-class AllToAll(HeadExchange):
-    """Exchange by all-to-all, some tokens at a time: only one part is packed at any moment."""
-
-    def __init__(self, group: Group, counts: tuple[int, ...]) -> None:
-        super().__init__(group, counts)
         part = max(MIN_TRANSFER, -(-max(counts) // TRANSFERS))
         self.parts = -(-max(counts) // part)
 
-    @override
     def to_heads(self, shard: Tensor, stage: HeadStage) -> Tensor:
+        """Return all tokens of this rank's heads: (B, H, m, D) -> (B, h, M, D)."""
         full = shard.new_empty(shard.shape[0], stage.count, sum(self.counts), shard.shape[3])
         for part in limited(range(self.parts), MAX_STEPS):
             by_heads, by_tokens = self._views(shard, full, stage, part)
             self._swap(by_heads, by_tokens)
         return full
 
-    @override
     def to_tokens(self, full: Tensor, shard: Tensor, stage: HeadStage) -> None:
+        """Write all tokens of this rank's heads (B, h, M, D) into `shard` (B, H, m, D)."""
         for part in limited(range(self.parts), MAX_STEPS):
             by_heads, by_tokens = self._views(shard, full, stage, part)
             self._swap(by_tokens, by_heads)
 
-    @override
     def bytes_sent(self, head_bytes: int, heads: int, to_heads: int, to_tokens: int) -> int:
+        """Return the bytes that this rank sends, by formula.
+
+        head_bytes: bytes of one head of one token. heads: heads of a tensor. to_heads, to_tokens:
+        number of tensors exchanged in each direction.
+        """
         size, own = self.group.size, self.counts[self.group.rank]
         token_bytes = heads // size * head_bytes
         return token_bytes * (to_heads * own * (size - 1) + to_tokens * (sum(self.counts) - own))
@@ -115,7 +98,7 @@ class AllToAll(HeadExchange):
             tensor.copy_(source.view(tensor.shape))
 
 
-class GatherScatter(HeadExchange):
+class GatherScatter(AllToAll):
     """Exchange of full tensors, as a tensor-parallel layer does it.
 
     A rank's heads are its part of a product that is summed over ranks; the other heads are zero.

@@ -17,6 +17,7 @@ Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N); a block of key
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
@@ -196,9 +197,10 @@ class Ring(Attention):
 
     @override
     def build_shard(self) -> Shard:
-        keys = self.order.positions(self.group.rank)
-        queries = keys if self.queries == "partitioned" else positions_of(self._query_runs())
-        return Shard.of_tokens(self.workload, queries, keys)
+        shard = super().build_shard()
+        if self.queries == "partitioned":
+            return shard
+        return replace(shard, queries=positions_of(self._query_runs()))
 
     def _query_runs(self) -> Runs:
         """Return the positions of the local queries.

@@ -23,7 +23,7 @@ from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import divisors
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.head_exchange import AllToAll, GatherScatter, HeadExchange, HeadStage
+from longseq_bench.distributed.head_exchange import AllToAll, GatherScatter, HeadStage
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import (
     OrderName,
@@ -47,7 +47,7 @@ class UlyssesKernel:
 
     def __init__(
         self,
-        exchange: HeadExchange,
+        exchange: AllToAll,
         inner: AttentionKernel,
         stages: Sequence[tuple[HeadStage, HeadStage]],
     ) -> None:
@@ -130,7 +130,7 @@ def check_heads(workload: Workload, ranks: int) -> None:
             raise WorldError(message)
 
 
-def exchange_bytes(exchange: HeadExchange, w: Workload) -> int:
+def exchange_bytes(exchange: AllToAll, w: Workload) -> int:
     """Return the bytes that one pass of UlyssesKernel sends.
 
     Forward: q, k, v to heads and out to tokens. Backward: grad_out, q, k, v, out to heads and dq,
