@@ -134,9 +134,9 @@ class Row:
     heads: int = declare("Heads", "count", "Number of query heads.", "same")
     kv_heads: int = declare("KV heads", "count", "Number of key and value heads.", "same")
     head_dim: int = declare("Head dim", "count", "Dimension of one head of q and k.", "same")
-    v_head_dim: int = declare("V head dim", "count", "The same of v and the output.", "same")
+    v_head_dim: int = declare("V head dim", "count", "Dimension of one head of v.", "same")
     model: str = declare(
-        "Model", "text", "Model of the shape, and what was changed; empty: in numbers.", "same"
+        "Model", "text", "Model of the shape, with what was changed; empty: no model.", "same"
     )
     new_tokens: int = declare(
         "New tokens", "count", "Tokens that a step of decoding adds; 0 in other modes.", "same"

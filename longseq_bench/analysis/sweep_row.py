@@ -25,7 +25,7 @@ class SweepRow(Row):
     time_high_s: float | None = declare("Time, high", "seconds", "Upper bound of the time.")
     samples: int = declare("Samples", "count", "Number of timed passes.")
     unstable: str | None = declare(
-        "Unstable", "text", "Why the time is not to be trusted: load, CPU time, drift, or none."
+        "Unstable", "text", "Why the time is not to be trusted: load, CPU time or drift."
     )
     cpu_time_s: float | None = declare(
         "CPU time", "seconds", "Processor time of a pass; largest of any rank.", "median"
@@ -64,7 +64,7 @@ class SweepRow(Row):
         "Communication only", "seconds", "Time of a pass with computation switched off.", "median"
     )
     exposed_share: float | None = declare(
-        "Exposed", "share", "What communication adds to computation: 1 - compute time / time."
+        "Exposed", "share", "Time that communication adds: 1 - compute time / time."
     )
     bytes_sent: int | None = declare(
         "Bytes sent per rank", "bytes", "Bytes counted in a pass; largest of any rank.", "largest"
@@ -98,7 +98,7 @@ class SweepRow(Row):
     )
     sparsity_asked: float | None = declare("Requested sparsity", "share", "1 - Requested density.")
     token_density: float | None = declare(
-        "Density of pairs", "share", "Computed pairs (twice counts twice) / those of dense."
+        "Density of pairs", "share", "Computed query-key pairs / those of dense attention."
     )
     mask_density: float = declare(
         "Visible pairs", "share", "Share of all query-key pairs that the mask shows.", default=1.0
@@ -148,7 +148,7 @@ class SweepRow(Row):
         "By formula, each rank", "bytes", "Bytes sent in a pass.", "each rank", json=NO_JSON
     )
     bytes_unlike: Sequence[tuple[int, int, int]] | None = declare(
-        "Miscounted", "list", "Where two differ: rank, bytes counted, by formula.", json=NO_JSON
+        "Miscounted", "list", "Ranks that differ: rank, bytes counted, by formula.", json=NO_JSON
     )
     exposed_low: float | None = declare(
         "Exposed, low", "share", "Lower bound of the exposed share.", json=NO_JSON

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from longseq_bench.analysis.runs import REMEDY
-from longseq_bench.comparison.compare import compare, match
+from longseq_bench.comparison.compare import compare
 from longseq_bench.comparison.document import comparison_document
 from longseq_bench.comparison.verdict import (
     Change,
@@ -176,18 +176,6 @@ def test_different_machines_are_refused_by_default(field: dict[str, Any]) -> Non
     assert len(found.differences) == 1
 
 
-def test_machines_match_if_their_memory_is_similar() -> None:
-    def matches(memory_bytes: int) -> bool:
-        where = make.environment("alpha", memory_bytes=memory_bytes)
-        pairs, *_ = match(rounds(where=one), rounds(where=where))
-        return bool(pairs)
-
-    one = make.environment("alpha", memory_bytes=10**9)
-    assert [matches(int(share * 10**9)) for share in (1.005, 1.011, 2, 0.992)] == [
-        True, False, False, True,
-    ]  # fmt: skip
-
-
 def test_trials_on_different_machines_are_not_only_in_one_side() -> None:
     """Some of B's trials and its search ran on another machine: they are not "only in B"."""
     other, spare = make.environment("beta", cpu="Other CPU"), make.environment("gamma")
@@ -321,8 +309,6 @@ def test_anything_worse_by_the_share_is_fail_and_the_worst_is_named() -> None:
     assert verdict_of(swept(1, 1, 1), swept(1.1, 1.3, 1)) == (
         "FAIL", "sdpa at 128 is 30 % slower, and 1 more figure is worse.",
     )  # fmt: skip
-    assert verdict_of(rounds(), rounds(peak=1.5 * MIB))[0] == "FAIL"
-    assert verdict_of(search(1000, 1010), search(900, 910))[0] == "FAIL"
     assert verdict_of(rounds(), failed("wrong"))[0] == "FAIL"
     assert verdict_of(swept(1), swept(1.1), 0.2) == (
         "PASS", "nothing is worse by 20 % or more in 1 trial.",
