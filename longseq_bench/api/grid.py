@@ -6,23 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from longseq_bench.analysis.labels import find_baseline_label, find_short_labels
 from longseq_bench.api import machine
 from longseq_bench.api.implementations import Implementations, read_implementations
 from longseq_bench.api.progress import Reporter, make_reporter
 from longseq_bench.api.results import Results
 from longseq_bench.api.running import run_and_report
 from longseq_bench.api.workloads import accept
+from longseq_bench.config.loader import SourceFile, load_config, read_values
+from longseq_bench.config.trials import SweepConfig, make_sweep
+from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import ConfigError, UserError
 from longseq_bench.core.settings import TRIAL, WORKLOAD
-
-if TYPE_CHECKING:
-    from longseq_bench.config.loader import SourceFile
-    from longseq_bench.config.trials import SweepConfig
-    from longseq_bench.core.catalogue import Catalogue
-    from longseq_bench.launchers.base import Launcher
-    from longseq_bench.search.estimate import SweepEstimate
+from longseq_bench.launchers.base import Launcher
+from longseq_bench.search import strategy
+from longseq_bench.search.estimate import SweepEstimate, estimate_sweep
+from longseq_bench.search.prediction import RateModel
 
 CALL = "sweep()"  # in messages, where a file would have its path
 
@@ -60,9 +61,6 @@ def sweep(
         UserError: a value that can't be used; the sentence names it.
         LauncherError: processes can't be started.
     """
-    from longseq_bench.config.loader import load_config, read_values
-    from longseq_bench.search import strategy
-
     folder, reporter = Path(out) if out else None, make_reporter(progress)
     named = {"tokens": tokens, "implementations": implementations, "baseline": baseline}
     keys = {name: value for name, value in named.items() if value is not None} | given
@@ -87,10 +85,6 @@ def plan_sweep(
     config: str | Path, rounds: int | None, out: Path | None, reporter: Reporter
 ) -> tuple[SweepConfig, str, SweepEstimate]:
     """Return the trials of a sweep file, a sentence on devices, and what a run would take."""
-    from longseq_bench.config.loader import load_config
-    from longseq_bench.search.estimate import estimate_sweep
-    from longseq_bench.search.prediction import RateModel
-
     parsed = load_config(config)
     with _open(parsed, out, rounds, reporter) as (launcher, catalogue, loaded, heading):
         past = machine.past_records(Path("results"))
@@ -110,9 +104,6 @@ def _open(
 
     Raises UserError for a baseline that matches no label or several.
     """
-    from longseq_bench.analysis.labels import find_baseline_label, find_short_labels
-    from longseq_bench.config.trials import make_sweep
-
     with machine.open_launcher(reporter, parsed.names) as (launcher, catalogue):
         loaded = make_sweep(
             parsed,

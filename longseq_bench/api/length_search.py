@@ -16,6 +16,7 @@ from longseq_bench.api.workloads import accept
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.settings import SEARCH, SHAPE
 from longseq_bench.core.units import parse_tokens
+from longseq_bench.search import strategy
 
 
 @accept(MAXLEN | SEARCH | SHAPE)
@@ -42,8 +43,6 @@ def maxlen(
         UserError: a value that can't be used; the sentence names it.
         LauncherError: processes can't be started.
     """
-    from longseq_bench.search import strategy
-
     ranks, shared = given.get("world_size", machine.default_ranks()), dict(options or {})
     ceiling, fit_only = parse_target(given.get("ceiling"), "--ceiling"), given.get("fit_only")
     if ceiling and ceiling < ranks:

@@ -1,7 +1,4 @@
-"""This machine for a run: launcher, device, default budget, predictions from past records.
-
-`longseq report` and others only read records, so psutil (`environment`) is imported in functions.
-"""
+"""This machine for a run: launcher, device, default budget, predictions from past records."""
 
 from __future__ import annotations
 
@@ -14,9 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from longseq_bench import environment
 from longseq_bench.api.progress import Reporter
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError
+from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.hardware import Hardware, profiles, this_cpu
 from longseq_bench.core.model import Device, Record, Trial
 from longseq_bench.core.registry import canonical_name, is_own
@@ -103,8 +102,6 @@ def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
 
     It also says which GPUs other processes use, because they change figures.
     """
-    from longseq_bench.core.gpus import read_visible_gpus
-
     trials, cuda = list(trials), catalogue.devices.get("cuda")
     ranks = max((trial.world_size for trial in trials), default=1)
     devices = dict.fromkeys(trial.device for trial in trials)
@@ -121,9 +118,7 @@ def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
 
 def past_records(folder: Path, skip: Path | None = None) -> list[Record]:
     """Return records of this machine below a folder, newest files first, up to a limit."""
-    from longseq_bench.environment import collect
-
-    fingerprint, records = collect().fingerprint, []
+    fingerprint, records = environment.collect().fingerprint, []
     paths = [
         p for p in folder.rglob(RECORDS) if skip is None or p.parent.resolve() != skip.resolve()
     ]
@@ -140,9 +135,7 @@ def past_records(folder: Path, skip: Path | None = None) -> list[Record]:
 
 def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
     """Return the profile of this machine's device by its name, or a guess."""
-    from longseq_bench.environment import collect
-
-    info, machine = catalogue.devices[device], collect()
+    info, machine = catalogue.devices[device], environment.collect()
     if device == "cpu":
         return this_cpu(machine.cpu, machine.cores, machine.memory_bytes)
     words = re.split(r"[^a-z0-9]+", info.name.lower())
@@ -162,8 +155,6 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
     On a CPU, the ranks of a host share the memory. If `out` has records, their budget is used, so
     that a resumed run makes the same trials, unless the machine has too little for these ranks.
     """
-    from longseq_bench.environment import free_memory
-
     try:
         earlier = load(out).records if out else []
     except StoreError:
@@ -178,6 +169,6 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
         if sharing_ranks == 1 or sharing_ranks * budget <= record.environment.memory_bytes:
             return budget
 
-    free = int(free_memory(device, local_ranks) * MEMORY_SHARE) // sharing_ranks
+    free = int(environment.free_memory(device, local_ranks) * MEMORY_SHARE) // sharing_ranks
     step = _COARSE if free >= 4 * _COARSE else _FINE
     return max(step, free // step * step)

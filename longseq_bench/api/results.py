@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 from longseq_bench import store
-from longseq_bench.analysis.labels import short_name
-from longseq_bench.analysis.searches import DensityRow, SearchRow
+from longseq_bench.analysis import frames
+from longseq_bench.analysis.labels import Labels, find_short_labels, index_short_labels, short_name
+from longseq_bench.analysis.searches import DensityRow, SearchRow, density_rows, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.errors import ConfigError, StoreError, UnknownNameError, UserError
 from longseq_bench.core.files import read_text_file
 from longseq_bench.core.model import Record
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     import altair
     import pandas
 
-    from longseq_bench.analysis.labels import Labels
     from longseq_bench.reports.document import Chart, Document
 
 Names = str | Sequence[str]
@@ -69,29 +70,21 @@ class Results(Printed):
 
     @property
     def _labels(self) -> Labels:
-        from longseq_bench.analysis.labels import index_short_labels
-
         return index_short_labels([record.trial for record in self.records])
 
     @cached_property
     def rows(self) -> list[SweepRow]:
         """A row per trial of a sweep, its rounds merged. Times in s, memory in bytes."""
-        from longseq_bench.analysis.sweeps import sweep_rows
-
         return sweep_rows(self.records, self._labels)
 
     @cached_property
     def maxima(self) -> list[SearchRow]:
         """A row per search for the longest length."""
-        from longseq_bench.analysis.searches import search_rows
-
         return search_rows(self.records, self._labels)
 
     @cached_property
     def min_sparsities(self) -> list[DensityRow]:
         """A row per search for the lowest sparsity."""
-        from longseq_bench.analysis.searches import density_rows
-
         return density_rows(self.records)
 
     def to_pandas(self, table: Literal["rows", "maxima"] | None = None) -> pandas.DataFrame:
@@ -100,8 +93,6 @@ class Results(Printed):
         The first column is the label of the row, as in reports.
         table: default: rows if there are any, else maxima. Raises UserError for another name.
         """
-        from longseq_bench.analysis import frames
-
         if table not in (None, "rows", "maxima"):
             raise UnknownNameError("table", str(table), ("rows", "maxima"))
         is_of_rows = table == "rows" or (table is None and bool(self.rows))
@@ -266,7 +257,6 @@ def record_files(paths: Iterable[Path]) -> list[Path]:
 
 def _find_baseline(config: str, records: list[Record]) -> str | None:
     """Return the baseline that a config names, if the records have it."""
-    from longseq_bench.analysis.labels import find_short_labels
     from longseq_bench.config.loader import parse_config
 
     try:

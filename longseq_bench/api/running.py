@@ -18,7 +18,9 @@ from longseq_bench.core.errors import StoreError
 from longseq_bench.core.model import Trial
 from longseq_bench.core.settings import SEARCH, SHAPE
 from longseq_bench.core.units import parse_memory_budget, parse_seconds
+from longseq_bench.environment import collect
 from longseq_bench.launchers.base import Launcher
+from longseq_bench.reports import write_documents
 from longseq_bench.runner import run_schedule
 from longseq_bench.search.prediction import Predictor
 from longseq_bench.search.strategy import Schedule
@@ -99,9 +101,6 @@ def run_and_report(
     config: the text of a sweep file, which is written there too.
     Raises StoreError for a folder that can't be used.
     """
-    from longseq_bench.environment import collect
-    from longseq_bench.reports import write_documents
-
     with Store(out) if out else nullcontext() as store:
         if store:
             reporter.say(store.notes, "yellow")
