@@ -59,8 +59,17 @@ def test_generated_parts_have_a_generator() -> None:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: what the documents name of a checkout, and few records to read."""
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: LocalLauncher) -> Path:
+    """The current folder: what the documents name of a checkout, and few records to read.
+
+    The implementations are those of this machine; their memory and times come by formula.
+    """
+
+    class Formulas(SimulatedLauncher):
+        catalogue = staticmethod(launcher.catalogue)
+        check = staticmethod(launcher.check)
+
+    monkeypatch.setattr("longseq_bench.api.machine.make_launcher", Formulas)
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     (tmp_path / "results" / "xeon2").mkdir(parents=True)
     for name in ("quickstart", "maxlen_forward"):
@@ -76,7 +85,6 @@ def execute(block: str, names: dict[str, Any], number: int = 0) -> None:
     exec(compile(block, file, "exec"), names)
 
 
-@pytest.mark.slow
 def test_the_examples_of_the_python_api_run(checkout: Path) -> None:
     torch = pytest.importorskip("torch")
     page = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
@@ -101,15 +109,8 @@ def questions() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("language", "block"), questions())
 def test_each_of_the_seven_questions_has_a_short_answer(
     language: str, block: str, checkout: Path, launcher: LocalLauncher,
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    class Formulas(SimulatedLauncher):
-        """The implementations of this machine; their memory and times come by formula."""
-
-        catalogue = staticmethod(launcher.catalogue)
-        check = staticmethod(launcher.check)
-
-    monkeypatch.setattr("longseq_bench.api.machine.make_launcher", Formulas)
     lines = [line for line in block.splitlines() if line]
     assert len(lines) <= 3
     if language == "python":
