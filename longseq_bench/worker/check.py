@@ -1,23 +1,19 @@
 """The numerics check: an output and its gradients against a float64 reference.
 
-The reference is one softmax built from the implementation's own pattern, row by row. Every row of a
-short sequence is checked; of a long one those of `inputs.checked_rows`. Gradients can be checked at
-any length, because the output gradient is zero outside the checked rows: then dK and dV are sums
-over the checked rows. Every rank checks its part, and all agree on the result.
+The reference is one softmax built from the implementation's own pattern. Every row of a short
+sequence is checked; of a long one those of `passes.checked_rows`. The output gradient is zero
+outside the checked rows, so dK and dV are sums over them at any length. Every rank checks its part,
+and all agree on the result. docs/decisions/0004 has the reasons of the three bounds:
 
-float32: the error of a row, its largest difference over the largest magnitude of the reference in
-that row, is at most 2e-5. Late rows of causal attention, a hundred times smaller than the first,
-count as much.
+float32: the error of a row, over the largest magnitude of the reference in that row, is at most
+2e-5. Late rows of causal attention count as much as the first, which are a hundred times larger.
 
-bfloat16, float16: errors are compared with those of a plain implementation in the same dtype on the
-same rows (`PlainRows`): the root mean square with twice the plain one, the largest with four times.
-FlashAttention's tests have this rule for the largest error; but the largest of thousands varies by
-more than two from one right implementation to another. Every further rank rounds its part once
-more, so both bounds grow with the root of the number of ranks.
+bfloat16, float16: the root mean square may be twice that of a plain implementation in the same
+dtype on the same rows (`PlainRows`), the largest error four times. Every further rank rounds its
+part once more, so both bounds grow with the root of the number of ranks.
 
 Every dtype: no bias. The least-squares slope of a tensor on its reference is 1 within 0.3 %, over
-all rows and for each head. Rounding changes a slope by chance only, by as much as the scatter of
-the rows tells; six standard errors of it are allowed on top.
+all rows and for each head, and six standard errors of the slope, by the scatter of the rows.
 """
 
 from __future__ import annotations

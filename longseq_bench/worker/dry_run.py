@@ -1,21 +1,16 @@
 """Predict the memory and work of a trial without running it: its pass runs on `meta` tensors.
 
-The layout is prepared for real, and the pass dispatches its real operators, so memory is that of
-the implementation: each storage counts while it is referenced (meta_mode.py,
-meters/memory.py). The workspace of a fused kernel is not visible and comes from a table
-(memory.py).
+The layout is prepared for real, and the pass dispatches its real operators, so each storage counts
+while it is referenced (meta_mode.py, meters/memory.py). The workspace of a fused kernel is not
+visible and comes from a table (memory.py).
 
-A block layout with a fixed sparsity grows with the square of the length: 16M tokens in blocks of
-128 with a tenth of the blocks are 800 million blocks. To build it takes minutes and many GB, so it
-is extrapolated from two small layouts:
-
-- On several ranks they have the same tokens in larger blocks: kernels over spans take any block.
-  What a rank holds, fetches and sends is the same, except for the rounding to blocks.
-- On one rank they have fewer tokens in the same blocks, because kernels over blocks depend on their
-  size. Tensors are a line in the tokens.
-
-Lists of the layout (tensors of integers) are a multiple of the tokens plus a multiple of the kept
-blocks, whose number is known without the layout. FLOPs are in proportion to the visible pairs.
+A block layout with a fixed sparsity grows with the square of the length: for 16M tokens in blocks
+of 128 it takes minutes and many GB. So it is extrapolated from two small layouts. On several ranks
+they have the same tokens in larger blocks, which changes what a rank holds, fetches and sends by
+rounding only. On one rank they have fewer tokens in the same blocks, because kernels depend on the
+size of a block; tensors are a line in the tokens. Lists of the layout (tensors of integers) are a
+multiple of the tokens plus a multiple of the kept blocks, whose number is known without the layout.
+FLOPs are in proportion to the visible pairs.
 """
 
 from collections.abc import Sequence

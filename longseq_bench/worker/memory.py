@@ -64,11 +64,6 @@ def release_free_memory() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
-def can_release() -> bool:
-    """Return whether this C library can return freed blocks."""
-    return hasattr(ctypes.CDLL(None), "malloc_trim")
-
-
 def unsupported_setting(trial: Trial) -> str | None:
     """Return why a setting has no meaning for this trial, or None."""
     if trial.keep == "inputs" and not trial.workload.train:
@@ -84,8 +79,6 @@ def unsupported_setting(trial: Trial) -> str | None:
     needed = {"expandable": "cuda", "fresh": "cpu"}.get(trial.allocator, trial.device)
     if trial.device != needed:
         return f"allocator={trial.allocator} needs device={needed}"
-    if trial.allocator == "fresh" and not can_release():
-        return "allocator=fresh needs the C library of GNU (malloc_trim)"
     return None
 
 
@@ -368,15 +361,8 @@ class KernelWorkspace:
         q, k = arguments["query"], arguments["key"]
         b, h, n, d = q.shape
         wider = max(d, arguments["value"].shape[3])
-        sizes: dict[str, int] = {
-            "B": b,
-            "Hq": h,
-            "Hk": k.shape[1],
-            "N": n,
-            "M": k.shape[2],
-            "D": wider,
-        }
-        sizes |= {"P": self._multiprocessors, "E": q.itemsize}
+        sizes: dict[str, int] = {"P": self._multiprocessors, "E": q.itemsize, "D": wider}
+        sizes |= {"B": b, "Hq": h, "Hk": k.shape[1], "N": n, "M": k.shape[2]}
         conditions = {
             "grouped": h != k.shape[1],
             "half": q.itemsize == 2,

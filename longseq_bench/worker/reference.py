@@ -154,7 +154,7 @@ class Reference:
         attended = q.new_zeros(*q.shape[:3], self.v.shape[-1])
         for chunk in self.chunks(batch, counted_only=True):
             for head, row in self.heads_of(chunk, batch):
-                scores = self._scores(q[row], chunk, head)
+                scores = self.scores(q[row], chunk, head)
                 old_max = row_max[row].clone()
                 row_max[row] = old_max.maximum(scores.amax(-1, keepdim=True))
                 scale, weights = (_exp_inplace(t, row_max[row]) for t in (old_max, scores))
@@ -217,7 +217,7 @@ class Reference:
         for head in range(chunk.head * group, (chunk.head + 1) * group):
             yield head, (chunk.b - batch.start, head)
 
-    def _scores(self, q: Tensor, chunk: KeyChunk, head: int) -> Tensor:
+    def scores(self, q: Tensor, chunk: KeyChunk, head: int) -> Tensor:
         """Return the scores (R, K) plus the logarithm of each key's multiplicity."""
         scores = (q * self.scale) @ chunk.keys.T
         seen = self.log_multiplicity(chunk, head)
@@ -267,7 +267,19 @@ class Gradients:
             dk, dk_squares = (torch.zeros_like(chunk.keys) for _ in range(2))
             dv, dv_squares = (torch.zeros_like(chunk.values) for _ in range(2))
             for head, row in reference.heads_of(chunk, self._rows.batch):
-                self._add(chunk, head, row, (dk, dk_squares), (dv, dv_squares))
+                q, d_attended = self._rows.q[row], self._d_attended[row]
+                weights = _exp_inplace(reference.scores(q, chunk, head), self._rows.lse[row])
+                scaled = weights * reference.scale
+                d_scores = scaled * (d_attended @ chunk.values.T - self._delta[row])
+                squared = d_attended.square() @ chunk.values.square().T + self._delta_squares[row]
+                terms = scaled.square() * squared
+                dk += d_scores.T @ q
+                dk_squares += terms.T @ q.square()
+                dv += weights.T @ d_attended
+                dv_squares += weights.square().T @ d_attended.square()
+                if chunk.is_counted:
+                    self._dq[row] += d_scores @ chunk.keys
+                    self._dq_squares[row] += terms @ chunk.keys.square()
             if chunk.is_counted:
                 self._add_to_matrix("k", chunk.raw[0], dk, dk_squares)
                 self._add_to_matrix("v", chunk.raw[1], dv, dv_squares)
@@ -282,30 +294,6 @@ class Gradients:
         self._add_to_matrix("q", rows.raw_q, found.value, found.squares)
         self._add_to_matrix("out", rows.attended, self.grad_out, self.grad_out.square())
         return self._before_projection(found, "q")
-
-    def _add(
-        self,
-        chunk: KeyChunk,
-        head: int,
-        row: tuple[int, int],
-        of_k: tuple[Tensor, Tensor],
-        of_v: tuple[Tensor, Tensor],
-    ) -> None:
-        """Add one query head's part to dk and dv, and to the squares of their terms."""
-        (dk, dk_squares), (dv, dv_squares) = of_k, of_v
-        q, d_attended, reference = self._rows.q[row], self._d_attended[row], self._reference
-        weights = _exp_inplace(reference._scores(q, chunk, head), self._rows.lse[row])
-        scaled = weights * reference.scale
-        d_scores = scaled * (d_attended @ chunk.values.T - self._delta[row])
-        squared = d_attended.square() @ chunk.values.square().T + self._delta_squares[row]
-        terms = scaled.square() * squared
-        dk += d_scores.T @ q
-        dk_squares += terms.T @ q.square()
-        dv += weights.T @ d_attended
-        dv_squares += weights.square().T @ d_attended.square()
-        if chunk.is_counted:
-            self._dq[row] += d_scores @ chunk.keys
-            self._dq_squares[row] += terms @ chunk.keys.square()
 
     def _add_to_matrix(self, name: str, x: Tensor, gradient: Tensor, squares: Tensor) -> None:
         """Add to a matrix's gradient, given its input x and the gradient of the product."""

@@ -202,16 +202,8 @@ class EqualScores(SpecialInputs):
         return np.arange(self.workload.seq_len)
 
     @cached_property
-    def _f(self) -> Array:
-        return signs(self._positions, self.workload.v_head_dim)
-
-    @cached_property
-    def _keys(self) -> tuple[Ints, Ints]:
-        return self._visible.first(self._positions), self._visible.stop(self._positions)
-
-    @cached_property
-    def _seen(self) -> Array:
-        return (self._keys[1] - self._keys[0]).astype(np.float64)
+    def _sums_of_values(self) -> Array:
+        return self._over_keys(signs(self._positions, self.workload.v_head_dim))
 
     @property
     @override
@@ -222,28 +214,26 @@ class EqualScores(SpecialInputs):
     def expected(self, name: str, positions: Positions) -> tuple[Array, Array]:
         if name != "out":
             return self._gradient(name, positions)
-        if self.workload.decode:
-            means, seen = self._means_of_few(positions)
-        else:
-            means, seen = self._means[positions], self._seen[positions]
+        seen = self._seen_by(positions)
+        sums = self._sum_few if self.workload.decode else self._sums_of_values.__getitem__
+        means = sums(positions) / seen[:, None]
         # a mean of n signs is about 1/√n, but may be 0: a smaller magnitude would be no scale
         return means, np.maximum(np.abs(means).max(1), seen**-0.5)
 
-    @cached_property
-    def _means(self) -> Array:
-        means: Array = self._over_keys(self._f) / self._seen[:, None]
-        return means
+    def _seen_by(self, queries: Positions) -> Array:
+        """Return the numbers of keys that queries see."""
+        found: Array = (self._visible.stop(queries) - self._visible.first(queries)).astype(float)
+        return found
 
-    def _means_of_few(self, positions: Positions) -> tuple[Array, Array]:
-        """Return the output of a few rows and the keys that they see, without long prefix sums."""
-        first, stop = self._visible.first(positions), self._visible.stop(positions)
-        total = np.zeros((len(positions), self.workload.v_head_dim))
+    def _sum_few(self, queries: Positions) -> Array:
+        """Return the sums of values that a few queries see, without long prefix sums."""
+        first, stop = self._visible.first(queries), self._visible.stop(queries)
+        total = np.zeros((len(queries), self.workload.v_head_dim))
         for start in range(0, self.workload.seq_len, _KEYS_AT_ONCE):
             keys = np.arange(start, min(start + _KEYS_AT_ONCE, self.workload.seq_len))
             sees = (keys >= first[:, None]) & (keys < stop[:, None])
             total += sees.astype(np.float64) @ signs(keys, total.shape[1])
-        seen = (stop - first).astype(np.float64)
-        return total / seen[:, None], seen
+        return total
 
     def _gradient(self, name: str, positions: Positions) -> tuple[Array, Array]:
         """Return rows of a gradient, and their magnitudes.
@@ -261,7 +251,8 @@ class EqualScores(SpecialInputs):
     @cached_property
     def _gradients(self) -> dict[str, tuple[tuple[Array, Array], Array]]:
         """By name: values by position, the vector that they multiply; magnitudes of the values."""
-        a, seen = self._f @ self._x, self._seen
+        a = signs(self._positions, self.workload.v_head_dim) @ self._x
+        seen = self._seen_by(self._positions)
         s, t, w = self._numbers(self._positions)
         mean_a, mean_s = self._over_keys(a) / seen, self._over_keys(s) / seen
         covariance = self._over_keys(a * s) / seen - mean_a * mean_s
@@ -280,7 +271,8 @@ class EqualScores(SpecialInputs):
     def _over_keys(self, values: Array) -> Array:
         """Sum values of keys for each query that sees them."""
         if self.workload.mask is not None:
-            return _sums(values, *self._keys)
+            positions = self._positions
+            return _sums(values, self._visible.first(positions), self._visible.stop(positions))
         sums: Array = values.cumsum(0)
         return sums if self.workload.causal else np.broadcast_to(sums[-1], sums.shape)
 

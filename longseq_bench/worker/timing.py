@@ -47,7 +47,9 @@ def measure_matmul_rate(group: Group, device: str, dtype: DType) -> float:
         slowest_s = group.all_max(_product_s(group, device, dtype, size))[0]
         rate = max(rate, 2 * size**3 / slowest_s)
     if device == "cpu" and native.unavailable_reason() is None:
-        rate = max(rate, _native_rate(group))
+        flops: list[int] = []
+        seconds = _fastest_s(group, "cpu", lambda: flops.append(native.product_flops(TURNS)))
+        rate = max(rate, flops[-1] / seconds)
     return _sum_over_ranks(group, rate)
 
 
@@ -62,12 +64,6 @@ def _product_s(group: Group, device: str, dtype: DType, size: int) -> float:
     )
     out = torch.empty_like(a)
     return _fastest_s(group, device, lambda: torch.mm(a, b, out=out))
-
-
-def _native_rate(group: Group) -> float:
-    flops: list[int] = []
-    seconds = _fastest_s(group, "cpu", lambda: flops.append(native.product_flops(TURNS)))
-    return flops[-1] / seconds
 
 
 def measure_copy_bandwidth(group: Group, device: str) -> float:
