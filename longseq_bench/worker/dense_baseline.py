@@ -4,10 +4,9 @@ It is computed by the same kernel as the sparse attention, if that one computes 
 then their ratio shows the pattern, not a kernel.
 
 If a complete dense pass would take too long, its time is computed from a part, scaled by the
-visible pairs: some query rows against all keys. Kernels run at another rate with a mask, so the
-part of a pass with a mask has it too: of a causal one it has as many of the first tokens as give
-about the same number of pairs. The baseline runs after the pass under the budget, so it is not in
-the measured peak.
+visible pairs: some query rows against all keys. With a mask, which changes the rate of a kernel,
+the part has it too: it is the first tokens, as many as give about the same number of pairs. The
+baseline runs after the pass under the budget, so it is not in the measured peak.
 
 Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 """
@@ -206,28 +205,20 @@ class DenseBaseline:
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         w, rows, keys = self.attention.workload, q.shape[2], k.shape[2]
-        if w.decode:
-            return self._attend_cache(q, k, v)
+        if w.decode and self.kernel is not None:
+            kernel, _ = choose_kernel(self.kernel.name, self.attention.kernel_use, w)
+            seen = seen_keys(visible_keys(w), np.asarray(w.queries), np.arange(w.seq_len))
+            return kernel(q, k, v, seen)[0].to(q.dtype)
         shape = {"seq_len": rows} if rows == keys else {"mask": None, "causal": False}
-        part = w.model_copy(update=shape)
+        part = w if w.decode else w.model_copy(update=shape)
         if self.kernel is not None:
             return attend(q, k, v, exact_call(self.kernel, part), q.requires_grad)
-        visible = None if part.mask is None else visible_pairs_of(part, q.device)
+        needs_mask = part.causal and part.new_tokens > 1 if w.decode else part.mask is not None
+        visible = visible_pairs_of(part, q.device) if needs_mask else None
         return scaled_dot_product_attention(
-            q, k, v, attn_mask=visible, is_causal=part.causal and visible is None,
-            enable_gqa=q.shape[1] != k.shape[1],
+            q, k, v, attn_mask=visible, enable_gqa=q.shape[1] != k.shape[1],
+            is_causal=part.causal and visible is None and not w.decode,
         )  # fmt: skip
-
-    def _attend_cache(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        w = self.attention.workload
-        if self.kernel is None:
-            mask = visible_pairs_of(w, q.device) if w.causal and w.new_tokens > 1 else None
-            return scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1]
-            )
-        kernel, _ = choose_kernel(self.kernel.name, self.attention.kernel_use, w)
-        seen = seen_keys(visible_keys(w), np.asarray(w.queries), np.arange(w.seq_len))
-        return kernel(q, k, v, seen)[0].to(q.dtype)
 
 
 def choose_dense_kernel(attention: Attention, requested: str) -> ExactKernel | None:

@@ -15,7 +15,7 @@ FLOPs are in proportion to the visible pairs.
 
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -52,12 +52,6 @@ MAX_KEPT_BLOCKS = 2**20
 EXTRAPOLATED_FROM = 2**22
 """Layouts with more blocks than this are extrapolated."""
 
-COMPILES = (
-    "it calls torch.compile, whose memory can't be predicted; measure it with maxlen, or "
-    "predict it without torch.compile"
-)
-"""What a compiled graph keeps in memory is not that of the operators it replaces."""
-
 
 def dry_run(
     trials: Sequence[Trial],
@@ -82,7 +76,11 @@ def dry_run(
 
 
 def _refuse_to_compile(*args: Any) -> None:
-    raise UnsupportedError(COMPILES)
+    # what a compiled graph keeps in memory is not that of the operators it replaces
+    raise UnsupportedError(
+        "it calls torch.compile, whose memory can't be predicted; measure it with maxlen, or "
+        "predict it without torch.compile"
+    )
 
 
 def _predict(
@@ -126,8 +124,8 @@ def _predict(
         return DryRunEstimate(unsupported="its layout alone takes more memory than is available")
     except Exception as error:
         # from a plug-in, or from an operator or a compiler that doesn't support meta tensors
-        if isinstance(getattr(error, "inner_exception", None), UnsupportedError):
-            return DryRunEstimate(unsupported=COMPILES)
+        if isinstance(inner := getattr(error, "inner_exception", None), UnsupportedError):
+            return DryRunEstimate(unsupported=str(inner))
         first, *_ = str(error).splitlines() or [type(error).__name__]
         where = f" ({place})" if (place := find_place(error)) else ""
         return DryRunEstimate(unsupported=f"can't run without data: {first[:200]}{where}")
@@ -258,6 +256,5 @@ def _kept(trial: Trial) -> int:
 
 
 def _block(trial: Trial) -> int:
-    block = trial.options.get("block")
-    assert isinstance(block, int), "an implementation with kept_blocks has an option block"
-    return block
+    # every implementation with kept_blocks has this option
+    return cast("int", trial.options["block"])

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from longseq_bench import meta_mode
 from longseq_bench.core.cost import floor_bytes
-from longseq_bench.core.model import Allocator, Outcome, Trial
+from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.kernels import host_memory
 from longseq_bench.meters.base import MeterContext, find_meter
 from longseq_bench.meters.memory import StoragePeak, status_bytes
@@ -54,9 +54,9 @@ def use_exact_heap() -> str | None:
     return reason
 
 
-def use_fast_heap() -> str | None:
-    """Set the largest dynamic thresholds of glibc, for timing. Returns the reason if it can't."""
-    return _mallopt(_DYNAMIC_MAX, 2 * _DYNAMIC_MAX, 0)
+def use_fast_heap() -> None:
+    """Set the largest dynamic thresholds of glibc, for timing."""
+    _mallopt(_DYNAMIC_MAX, 2 * _DYNAMIC_MAX, 0)
 
 
 def release_free_memory() -> None:
@@ -119,19 +119,14 @@ def limit_cuda(budget: int) -> int:
     return outside
 
 
-def use_allocator(name: Allocator) -> None:
-    """Select CUDA's caching allocator. Call it before the first allocation."""
-    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{name == 'expandable'}")
-
-
 def _mallopt(mmap_threshold: int, trim_threshold: int, fill: int) -> str | None:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return "this C library has no mallopt; small blocks may blur the budget and the peak"
-    settings = {-3: mmap_threshold, -1: trim_threshold, -6: fill}  # M_* of malloc.h
-    failed = [parameter for parameter, value in settings.items() if not mallopt(parameter, value)]
-    return f"mallopt refused parameters {failed}" if failed else None
+    for parameter, value in {-3: mmap_threshold, -1: trim_threshold, -6: fill}.items():
+        mallopt(parameter, value)  # M_* of malloc.h
+    return None
 
 
 FAST_HEAP_FACTOR, FAST_HEAP_EXTRA_BYTES = 1.25, 256 * 2**20
@@ -301,10 +296,8 @@ class FirstPass(TrialRun):
 
 _FUSED = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")
 
-
 USUAL_MULTIPROCESSORS = 132
 """Of an H100 or H200. FlashAttention splits the keys of a call with too few blocks of queries."""
-
 
 Row = Mapping[str, Any]
 

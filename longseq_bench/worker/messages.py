@@ -22,23 +22,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from longseq_bench.core.model import Measurement, Outcome, Phase
 from longseq_bench.core.ranks import COLLECTIVE, COLLECTIVE_FOLLOWS, COLLECTIVE_WAITS
 
 
-class Output(Protocol):
-    """Takes messages: a pipe, or the lines of a distant rank (worker/host_rank.py)."""
-
-    def send_bytes(self, message: bytes, /) -> None:
-        """Send a message."""
-
-
 class MessageSender:
-    """Reports each phase, so that the parent knows where a process died, and the outcome."""
+    """Reports each phase, so that the parent knows where a process died, and the outcome.
 
-    def __init__(self, output: Output) -> None:
+    output: has `send_bytes`: a pipe, or the lines of a distant rank (worker/host_rank.py).
+    """
+
+    def __init__(self, output: Any) -> None:
         self._output = output
         self.phase: Phase = "start"
 
@@ -136,12 +132,10 @@ def enable_flight_recorder() -> None:
 
 
 def read_entries() -> Entries:
-    """Return the recorded operations of NCCL, oldest first; none if torch has no recorder."""
-    from torch._C import _distributed_c10d
+    """Return the recorded operations of NCCL, oldest first."""
+    from torch._C._distributed_c10d import _dump_nccl_trace_json  # type: ignore[attr-defined]
 
-    dump = getattr(_distributed_c10d, "_dump_nccl_trace_json", None)
-    found: Entries = json.loads(dump()).get("entries", []) if dump else []
-    return found
+    return json.loads(_dump_nccl_trace_json()).get("entries", [])  # type: ignore[no-any-return]
 
 
 def answer_signal(read: Callable[[], Entries]) -> None:

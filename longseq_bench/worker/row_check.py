@@ -173,9 +173,9 @@ def _project(
 
 
 # ---- timed passes: each must give the result of the checked pass, for its own inputs -------------
-# Timing needs equal work, and a result that is remembered from an earlier pass must not count. So
-# one thing changes sign before every pass, outside the clock: v; q and k together; the gradient of
-# the output. The work is the same, scores stay as they are, and the results change sign exactly:
+# A result that is remembered from an earlier pass must not count. So one thing changes sign before
+# every pass, outside the clock: v; q and k together; the gradient of the output. The work and the
+# scores stay as they are, and the results change sign exactly:
 #
 #     out: with v    dv: with grad_out    dq, dk: with v, with q and k, and with grad_out
 #
@@ -300,26 +300,23 @@ def _sum_products(
     """
     w, rank = attention.workload, attention.group.rank
     total = torch.zeros(2, w.batch, w.kv_heads, dtype=torch.float64)
-    for i, b in enumerate(attention.shard.batch):
+    for i, row in enumerate(attention.shard.batch):
         for j, head in enumerate(heads):
-            if is_owner(shards, rank, b, head):
-                for own in _chunks(one.shape[2]):
-                    rows = (one[i, j, own].detach().double() * other[i, j, own].detach()).sum(-1)
+            if is_owner(shards, rank, row, head):
+                parts = (torch.split(tensor[i, j].detach(), _CHUNK) for tensor in (one, other))
+                for a, b in zip(*parts, strict=True):
+                    rows = (a.double() * b).sum(-1)
                     sums = torch.stack([rows.sum(), rows.square().sum()])
-                    total[:, b, head // group] += sums.cpu()
+                    total[:, row, head // group] += sums.cpu()
     return attention.group.all_sum(total)
-
-
-def _chunks(tokens: int) -> Iterator[slice]:
-    return (slice(start, start + _CHUNK) for start in range(0, tokens, _CHUNK))
 
 
 def _sample(tensor: Tensor, rows: Tensor) -> Tensor:
     """Return some rows of a tensor (B, H, N, D), and the sum of all rows, (B, H, R + 1, D)."""
     tensor = tensor.detach()
     total = torch.zeros_like(tensor[:, :, 0], dtype=torch.float64)
-    for own in _chunks(tensor.shape[2]):
-        total += tensor[:, :, own].sum(2, dtype=torch.float64)
+    for part in torch.split(tensor, _CHUNK, 2):
+        total += part.sum(2, dtype=torch.float64)
     chosen = tensor[:, :, rows.to(tensor.device)].double()
     return torch.cat([chosen, total[:, :, None]], 2).cpu()
 

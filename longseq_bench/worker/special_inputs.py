@@ -222,8 +222,7 @@ class EqualScores(SpecialInputs):
 
     def _seen_by(self, queries: Positions) -> Array:
         """Return the numbers of keys that queries see."""
-        found: Array = (self._visible.stop(queries) - self._visible.first(queries)).astype(float)
-        return found
+        return (self._visible.stop(queries) - self._visible.first(queries)).astype(np.float64)
 
     def _sum_few(self, queries: Positions) -> Array:
         """Return the sums of values that a few queries see, without long prefix sums."""

@@ -105,9 +105,9 @@ LONG_S = 1.0
 SETTLED_WITHIN = 0.02
 
 REST_S = 0.01
-"""Pause before a timed pass of a kernel with threads of its own. torch's threads spin for some
-milliseconds after an operation like a check, and such kernels were up to 20 % slower meanwhile.
-torch's own kernels have no pause: after it their threads must wake, which cost 4 % of 4 ms."""
+"""Pause before a timed pass of a kernel with threads of its own: torch's threads spin for some
+milliseconds after a check, and such kernels were up to 20 % slower meanwhile. Threads of torch's
+own kernels would have to wake after it, which cost 4 % of 4 ms."""
 
 WARM_S = 0.2
 """Seconds of work after which a GPU has left its idle clocks."""

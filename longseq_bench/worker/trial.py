@@ -1,18 +1,15 @@
 """One trial in its own process: build, warm up, one pass under the budget, check, time.
 
-`_run_steps` is the life of a trial; read it first. `verdicts.py` turns an exception into
-an outcome, and distinguishes out of memory from an error. A native crash reports nothing here; the
-parent reads it from the exit status (launchers/exit_status.py).
-
-The pass under the budget gives the peak memory (memory.py), and its output is checked
-(verdicts.py). A pass that was late under exact accounting of the heap, or in which a rank compiled
-something, is timed again before it counts as a timeout.
+`_run_steps` is the life of a trial; read it first. memory.py runs the pass under the budget, which
+gives the peak; verdicts.py judges its time and its output, and turns an exception into an outcome.
+A native crash reports nothing here; the parent reads it from the exit status
+(launchers/exit_status.py).
 
 A step of a search (repeats 0) has no timed passes. Far from the budget an upper bound of the peak
 is enough. Every row is checked only if the length runs again (round > 0), which confirms it.
 
-Over several ranks, every rank runs this module in its own process. All ranks agree on every
-decision about the next pass, so that no rank waits for a pass that another one skips.
+All ranks agree on every decision about the next pass, so that no rank waits for a pass that
+another one skips.
 """
 
 import torch
@@ -109,7 +106,9 @@ def _build(trial: Trial, group: Group, log: MeasurementLog) -> Attention:
     if reason := memory.unsupported_setting(trial):
         raise UnsupportedError(reason)
     if trial.device == "cuda":
-        memory.use_allocator(trial.allocator)
+        # before the first allocation
+        is_expandable = trial.allocator == "expandable"
+        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{is_expandable}")
     elif reason := memory.use_exact_heap():
         log.facts["heap"] = reason
     return attention

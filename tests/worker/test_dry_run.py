@@ -114,7 +114,6 @@ def test_a_dry_run_beyond_the_limit_of_a_kernel_is_too_long(launcher: LocalLaunc
 
 def extrapolated_and_real(trial: Trial) -> tuple[DryRunEstimate, DryRunEstimate]:
     """Return the estimate of a large layout from smaller ones, and that of the layout itself."""
-    dry_run.EXTRAPOLATED_FROM, dry_run.MAX_KEPT_BLOCKS = 2**18, 2**16
     (extrapolated,) = dry_run.dry_run([trial])
     return extrapolated, dry_run._predict(trial, 1, None)
 
@@ -122,13 +121,13 @@ def extrapolated_and_real(trial: Trial) -> tuple[DryRunEstimate, DryRunEstimate]
 def test_a_large_layout_is_extrapolated_from_two_smaller_ones(launcher: LocalLauncher) -> None:
     options: dict[str, OptionValue] = {"pattern": "hierarchical", "exchange": "fetch"}
     one = complete(
-        launcher, "block-sparse", 325_007, options, heads=8, world_size=8, causal=True,
+        launcher, "block-sparse", 1_300_007, options, heads=8, world_size=8, causal=True,
         mode="train", dtype="bfloat16",
     ).replace(device="cuda")  # fmt: skip
     found, real = in_child(launcher, extrapolated_and_real, one)
     assert (len(found.smaller_layouts), real.smaller_layouts) == (2, ())
     for field in ("peak_bytes", "peak_at_most_index", "flops", "bytes_sent", "transfers"):
-        assert getattr(found, field) == pytest.approx(getattr(real, field), rel=0.02), field
+        assert getattr(found, field) == pytest.approx(getattr(real, field), rel=0.01), field
     assert found.most_index_bytes == pytest.approx(real.most_index_bytes, rel=0.03)
 
 
