@@ -10,6 +10,7 @@ Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D); lse (B, Hq, N).
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -31,7 +32,7 @@ from longseq_bench.kernels.base import Queries
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, wide
 from longseq_bench.meta_mode import MAX_STEPS, limited
-from longseq_bench.patterns.visible_keys import MaskTile, VisibleKeys, mask_tiles, visible_keys
+from longseq_bench.patterns.visible_keys import MaskTile, mask_tiles, visible_keys
 
 TILE_ROWS = 1024
 """Rows of a kernel call. torch's CPU kernel works in tiles of 256 rows from 768 rows up."""
@@ -218,32 +219,27 @@ class ExactTiles:
 
         first_row, first_key: their indices in q and in the tensor of keys.
         """
-        for tile in self._visible(rows, keys):
-            tile_keys = slice(first_key + tile.keys.start, first_key + tile.keys.stop)
-            piece = Piece(ALL, tile_keys, heads, tile.causal, mask_tensor(tile))
+        for tile in self._visible(rows, keys, first_key):
+            piece = Piece(ALL, tile.keys, heads, tile.causal, mask_tensor(tile))
             offset, count = first_row + tile.rows.start, tile.rows.stop - tile.rows.start
             is_whole = tile.causal or self._mask is not None
             for start, stop in [(0, count)] if is_whole else self._row_cuts(count):
                 yield RowBlock(slice(offset + start, offset + stop), heads, (piece,))
 
-    def _visible(self, rows: range, keys: Runs) -> Iterator[MaskTile]:
-        if self._mask is not None:
-            yield from self._masked(self._mask, rows, keys)
+    def _visible(self, rows: range, keys: Runs, first_key: int) -> Iterator[MaskTile]:
+        if self._mask is None and not self._causal:
+            every_key = slice(first_key, first_key + sum(map(len, keys)))
+            yield MaskTile(slice(0, len(rows)), every_key)
             return
-        if not self._causal:
-            yield MaskTile(slice(0, len(rows)), slice(0, sum(map(len, keys))))
-            return
-        for first_key, run in indexed_runs(keys):
-            for tile in causal_tiles(rows, run):
-                tile_keys = slice(first_key + tile.keys.start, first_key + tile.keys.stop)
-                yield MaskTile(tile.rows, tile_keys, tile.causal)
-
-    def _masked(self, mask: VisibleKeys, rows: range, keys: Runs) -> Iterator[MaskTile]:
-        for first_key, run in indexed_runs(keys):
-            for tiles in mask_tiles(mask, rows, run, self._rows, self._max_keys):
-                for tile in tiles:
-                    start, stop = first_key + tile.keys.start, first_key + tile.keys.stop
-                    yield replace(tile, keys=slice(start, stop))
+        for first, run in indexed_runs(keys):
+            if self._mask is None:
+                tiles: Iterable[MaskTile] = causal_tiles(rows, run)
+            else:
+                masked = mask_tiles(self._mask, rows, run, self._rows, self._max_keys)
+                tiles = chain.from_iterable(masked)
+            start = first_key + first
+            for tile in tiles:
+                yield replace(tile, keys=slice(start + tile.keys.start, start + tile.keys.stop))
 
 
 def mask_tensor(tile: MaskTile) -> Tensor | None:
