@@ -13,7 +13,7 @@ import inspect
 import os
 import pickle
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -223,7 +223,20 @@ def _describe(name: str, function: Any, pattern: Any, place: str) -> OwnFunction
             f"{place}: {name} is no function made with def; name one, or make a plug-in "
             "(docs/extending.md)"
         )
-    by_keyword = [*_after_tensors(parameters, f"{place}: {name}")]
+    tensors = [p for p in parameters if p.kind < inspect.Parameter.VAR_POSITIONAL][:TENSORS]
+    if len(tensors) < TENSORS:
+        names = ", ".join(p.name for p in tensors) or "none"
+        raise UserError(
+            f"{place}: {name} has {len(tensors)} positional parameters ({names}); the first three "
+            "must take q, k and v"
+        )
+    by_keyword = [p for p in parameters if p not in tensors and p.kind in _BY_KEYWORD]
+    for parameter in by_keyword:
+        if parameter.default is inspect.Parameter.empty and parameter.name not in NAMES:
+            raise UserError(
+                f"{place}: {name} needs an argument `{parameter.name}`, which longseq does not "
+                f"pass; give it a default (it passes {', '.join(NAMES)})"
+            )
     try:
         hints = get_type_hints(function, include_extras=True)
     except Exception:  # a name in an annotation that is not defined, for example
@@ -237,29 +250,6 @@ def _describe(name: str, function: Any, pattern: Any, place: str) -> OwnFunction
         options=tuple(option for option in options if option),
         summary=(inspect.getdoc(function) or name).partition("\n")[0].rstrip("."),
     )
-
-
-def _after_tensors(parameters: list[inspect.Parameter], where: str) -> Iterator[inspect.Parameter]:
-    """Yield the parameters that can be passed by keyword, without q, k and v.
-
-    Raises UserError if q, k and v can't be passed by position, or something else must be passed.
-    """
-    by_position = [p for p in parameters if p.kind < inspect.Parameter.VAR_POSITIONAL]
-    if len(by_position) < TENSORS:
-        names = ", ".join(p.name for p in by_position) or "none"
-        raise UserError(
-            f"{where} has {len(by_position)} positional parameters ({names}); the first three must "
-            "take q, k and v"
-        )
-    for parameter in parameters:
-        if parameter in by_position[:TENSORS] or parameter.kind not in _BY_KEYWORD:
-            continue
-        if parameter.default is inspect.Parameter.empty and parameter.name not in NAMES:
-            raise UserError(
-                f"{where} needs an argument `{parameter.name}`, which longseq does not pass; "
-                f"give it a default (it passes {', '.join(NAMES)})"
-            )
-        yield parameter
 
 
 def _option(parameter: inspect.Parameter, hint: Any) -> OptionSpec | None:
