@@ -54,36 +54,28 @@ def choose_kernel(requested: str, use: Use, w: Workload) -> tuple[CacheKernel, d
     UnsupportedError if the requested kernel can't run here.
     """
     use = replace(use, masked=w.new_tokens > 1 or w.mask is not None)
-    compiled = _COMPILED[use.device]
-    if requested in (AUTO, compiled):
-        reason = _split_kv_reason(use, w)
-        if reason is None:
-            return _split_kv(use.device), {"kernel": f"{SPLIT_KV} ({compiled})"}
-        if requested == compiled:
-            raise UnsupportedError(f"kernel={requested}: {reason}")
-        exact, facts = select(AUTO, use)
-        facts = {f"not_{SPLIT_KV}": reason, **facts}
-    else:
+    is_cpu, compiled = use.device == "cpu", _COMPILED[use.device]
+    if requested not in (AUTO, compiled):
         exact, facts = select(requested, use)
-    return _over_cache(exact), {"kernel": exact.name, **facts}
-
-
-def _split_kv_reason(use: Use, w: Workload) -> str | None:
-    if use.device == "cpu":
-        return decode.unavailable_reason(use.dtype)
-    rows = w.heads // w.kv_heads * w.new_tokens
-    if reason := decode.cuda_limit_reason(rows, max(w.head_dim, w.v_head_dim), use.dtype):
-        return reason
-    return sparse_selection.triton_reason(use.device, use.dtype, use.head_dim)
-
-
-def _split_kv(device: str) -> CacheKernel:
-    if device == "cpu" or not sparse_selection.has_triton():
+        return _over_cache(exact), {"kernel": exact.name, **facts}
+    if is_cpu:
+        reason = decode.unavailable_reason(use.dtype)
+    else:
+        rows = w.heads // w.kv_heads * w.new_tokens
+        reason = decode.cuda_limit_reason(rows, max(w.head_dim, w.v_head_dim), use.dtype)
+        reason = reason or sparse_selection.triton_reason(use.device, use.dtype, use.head_dim)
+    if reason and requested == compiled:
+        raise UnsupportedError(f"kernel={requested}: {reason}")
+    if reason:
+        exact, facts = select(AUTO, use)
+        return _over_cache(exact), {"kernel": exact.name, f"not_{SPLIT_KV}": reason, **facts}
+    facts = {"kernel": f"{SPLIT_KV} ({compiled})"}
+    if is_cpu or not sparse_selection.has_triton():
         # Triton is missing in meta mode only; the compiled kernel needs about the same memory there
-        return decode.forward
+        return decode.forward, facts
     from longseq_bench.kernels import triton_decode
 
-    return triton_decode.forward
+    return triton_decode.forward, facts
 
 
 def _over_cache(exact: ExactKernel) -> CacheKernel:
