@@ -3,15 +3,18 @@
 The fakes compute what the library's documentation says, so that layouts, masks and heads of the
 row are compared with the definition in float64. They do not show that the library computes it.
 Parameters are among those of ring-flash-attn 0.1.8, yunchang, flashinfer-python 0.7.2, xformers
-0.0.35, natten 0.21.7, transformer-engine 2.20.2, and MagiAttention's tags 1.0.4 to 1.1.1.
+0.0.35, natten 0.21.7, transformer-engine 2.20.2, fla-core 0.6.0, axolotl-ringmaster 0.2.7, and
+MagiAttention's tags 1.0.4 to 1.1.1.
 """
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,7 +24,7 @@ from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.attention.external._library import Library
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing.contract import assert_equals_reference, both_masks, make_workload
-from longseq_bench.testing.definition import build_attention, make_inputs
+from longseq_bench.testing.definition import build_attention, count_pairs, make_inputs
 from tests.attention.external.plain import attend, distances
 
 pytestmark = pytest.mark.usefixtures("one_thread", "oldest_versions")
@@ -360,3 +363,112 @@ def test_torch_context_parallel_has_the_functions_that_are_called() -> None:
     assert kind.library.load().context_parallel
     w = make_workload(64, dtype="bfloat16")
     assert kind(w, Group(1, 2)).shard.queries.tolist() == [*range(16, 48)]
+
+
+# ---- flash-linear-attention: block_indices per token and KV head, -1 for none ------------------
+
+NSA, NSA_OPTIONS = "native-sparse-attention", {"block": 16, "blocks": 4}
+
+
+def parallel_nsa(
+    q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, block_counts: int, block_size: int
+) -> Tensor:
+    assert block_indices.dtype == torch.int64
+    B, N, H, S = block_indices.shape
+    assert k.shape[:3] == (B, N, H)
+    assert block_counts == S  # its backward counts this many
+    assert all(t.is_contiguous() for t in (q, k, v, block_indices))
+    own = torch.arange(N) // block_size
+    seen = (block_indices[..., None] == own).sum(3)  # (B, N, H, N)
+    assert int(seen.max()) == 1  # a block twice would be weighed twice
+    visible = (seen > 0).transpose(1, 2) & (distances(N) >= 0)
+    return attend(q, k, v, visible.repeat_interleave(q.shape[2] // H, 1))
+
+
+@pytest.fixture
+def fla(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("fla", "fla.ops"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "fla.ops.nsa", SimpleNamespace(parallel_nsa=parallel_nsa))
+
+
+def nsa_workload(seq_len: int = 200, **fields: Any) -> Any:
+    known = {"causal": True, "heads": 32, "kv_heads": 2, "dtype": "bfloat16"}
+    return make_workload(seq_len, **{**known, **fields})
+
+
+@pytest.mark.usefixtures("fla")
+@pytest.mark.parametrize("seq_len", [200, 40, 7])
+def test_native_sparse_attention(seq_len: int) -> None:
+    assert_equals_reference(NSA, NSA_OPTIONS, nsa_workload(seq_len, mode="train"))
+
+
+@pytest.mark.usefixtures("fla")
+def test_a_query_sees_the_first_block_and_the_nearest_ones() -> None:
+    attention = build_attention(NSA, NSA_OPTIONS, nsa_workload())
+    pairs = count_pairs(attention)[0]
+    keys = np.flatnonzero(pairs[150])  # block 9
+    assert keys.tolist() == [*range(16), *range(7 * 16, 151)]
+    assert attention.cost().flops == pytest.approx(4 * 16 * 2 * 32 * float(pairs.sum()))
+    blocks = 1 + 2 + 3 + 10 * 4  # of 13 rows with the triangle of 91
+    assert attention.measures() == {"density_achieved": blocks / 91, "uncovered": 0.0}
+
+
+# ---- axolotl ------------------------------------------------------------------------------------
+
+
+class LoadBalance(StrEnum):
+    NONE, HEAD_TAIL, DISTFLASH = "none", "head_tail", "distflash"
+
+
+def install_ringmaster(monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
+    attentions: dict[str, Any] = {}
+
+    def RingmasterConfig(
+        size: int, ulysses_size: int, ring_size: int, load_balance: LoadBalance
+    ) -> Any:
+        return (size, ulysses_size, ring_size, LoadBalance(load_balance).value)
+
+    def setup(config: Any, *, num_kv_heads: int, device_type: str, inner_attn: str) -> Any:
+        calls.append((config, num_kv_heads, device_type, inner_attn))
+        attentions["ringmaster_ring"] = ring
+        return SimpleNamespace(attn_implementation="ringmaster_ring")
+
+    def ring(
+        module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any,
+        dropout: float, scaling: float, is_causal: bool,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        assert (attention_mask, dropout) == (None, 0.0)
+        assert (query.shape, key.shape, value.shape) == (
+            (2, 4, 32, 16), (2, 2, 32, 16), (2, 2, 32, 16),
+        )  # fmt: skip
+        calls.append((module.num_key_value_groups, scaling, is_causal))
+        return 2 * query.transpose(1, 2), None
+
+    fake = SimpleNamespace(RingmasterConfig=RingmasterConfig, setup=setup, LoadBalance=LoadBalance)
+    monkeypatch.setitem(sys.modules, "ringmaster", fake)
+    hf = SimpleNamespace(ALL_ATTENTION_FUNCTIONS=attentions)
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "transformers.modeling_utils", hf)
+
+
+@pytest.mark.parametrize(
+    ("order", "balance", "causal", "positions"),
+    [
+        ("contiguous", "none", False, [*range(32, 64)]),
+        ("zigzag", "head_tail", True, [*range(16, 48)]),
+    ],
+)
+def test_axolotl_ringmaster(
+    monkeypatch: pytest.MonkeyPatch, order: str, balance: str, causal: bool, positions: list[int]
+) -> None:
+    calls: list[Any] = []
+    install_ringmaster(monkeypatch, calls)
+    w = make_workload(64, causal=causal, kv_heads=2, dtype="bfloat16")
+    attention = IMPLEMENTATIONS.get("axolotl-ringmaster")(w, Group(1, 2), order=order)
+    attention.prepare("cuda")
+    assert attention.shard.queries.tolist() == positions
+    q, k, v = (t[:, :, positions] for t in make_inputs(w))
+    assert torch.equal(attention(q, k, v), 2 * q)
+    config = (2, 1, 2, balance)
+    assert calls == [(config, 2, "cuda", "flash_attention_2"), (2, 0.25, causal)]
