@@ -18,7 +18,6 @@ from longseq_bench.core.model import Workload
 from longseq_bench.meta_mode import device_for
 
 NAMES = ("q", "k", "v", "out")
-MODULE_FACT = {"module": "projections of q, k, v and out"}
 
 
 class Projected(nn.Module):
@@ -30,10 +29,9 @@ class Projected(nn.Module):
         head_dim: int,
         dtype: torch.dtype,
         device: str,
-        seed: int = 0,
     ) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         self._attend = attend
         self.weights = nn.ParameterDict()
         for name in NAMES:
@@ -102,7 +100,7 @@ class ProjectedAttention(Attention):
 
     @override
     def facts(self) -> dict[str, Any]:
-        return self.inner.facts() | MODULE_FACT
+        return self.inner.facts() | {"module": "projections of q, k, v and out"}
 
 
 def projection_flops(w: Workload, elements: int | None = None) -> float:

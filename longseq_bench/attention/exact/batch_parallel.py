@@ -21,7 +21,6 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, implementation
 from longseq_bench.attention.projections import (
-    MODULE_FACT,
     Projected,
     ProjectedAttention,
     parameter_bytes,
@@ -69,14 +68,10 @@ class BatchSplit(ProjectedAttention):
                 return attention(q, k, v)
             return q * (k.flatten()[0] + v.flatten()[0])
 
-        self._attention = attention
+        self.inner = attention
         module = Projected(attend, w.head_dim, self.torch_dtype, device)
         self.weights = module.weights
         return module
-
-    @override
-    def facts(self) -> dict[str, Any]:
-        return self._attention.facts() | MODULE_FACT
 
 
 @implementation("ddp")
