@@ -107,16 +107,11 @@ class FairscaleRing(Ring):
         return super().bytes_sent() + others * shard_bytes * (3 if w.train else 1)
 
 
-class _PatchedModule(types.ModuleType):
-    """A view of a module in which some names have other values."""
-
-    def __init__(self, module: types.ModuleType, **replacements: Any) -> None:
-        super().__init__(module.__name__)
-        self._module = module
-        vars(self).update(replacements)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+def _patched(module: types.ModuleType, **replacements: Any) -> types.ModuleType:
+    """Return a view of a module in which some names have other values."""
+    view = types.ModuleType(module.__name__)
+    vars(view).update(vars(module), **replacements)
+    return view
 
 
 def _replace_collectives(group: Group) -> None:
@@ -130,7 +125,7 @@ def _replace_collectives(group: Group) -> None:
     def reduce_scatter(out: Tensor, parts: Tensor, **_: Any) -> None:
         group.reduce_scatter(out.flatten(), parts.view(group.size, -1)).wait()
 
-    fsdp_module.dist = reduce_scatter_bucketer.dist = _PatchedModule(
+    fsdp_module.dist = reduce_scatter_bucketer.dist = _patched(
         torch.distributed, _all_gather_base=all_gather, _reduce_scatter_base=reduce_scatter
     )
 
@@ -157,7 +152,7 @@ def _sharded_class(device: str) -> Any:
         stream=lambda stream: contextlib.nullcontext(),
         is_available=lambda: False,
     )
-    fsdp_module.torch = _PatchedModule(torch, cuda=cuda)
+    fsdp_module.torch = _patched(torch, cuda=cuda)
     # torch has no Tensor.record_stream for CPU tensors
     aten: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     aten.impl("record_stream", lambda tensor, stream: None, "CPU")
