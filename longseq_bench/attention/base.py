@@ -1,7 +1,7 @@
 """The contract of an attention implementation.
 
-An implementation is a class, one per file, registered by name. Its options are its keyword-only
-parameters, annotated `Annotated[type, "help"]`. Other packages register theirs through the
+An implementation is a class, registered by name. Its options are its keyword-only parameters,
+annotated `Annotated[type, "help"]`. Other packages register theirs through the
 entry-point group `longseq_bench.implementations`; the name of the entry is the name of the
 implementation.
 

@@ -107,14 +107,8 @@ class RingAttentionPytorch(External):
 
     @override
     def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = self.module.ring_flash_attn(
-            q,
-            k,
-            v,
-            causal=self.workload.causal,
-            bucket_size=self.bucket,
-            ring_reduce_col=self.group.size > 1,
-        )
+        blocks = {"bucket_size": self.bucket, "ring_reduce_col": self.group.size > 1}
+        out: Tensor = self.module.ring_flash_attn(q, k, v, causal=self.workload.causal, **blocks)
         return out
 
 
