@@ -14,12 +14,9 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetJsonSchemaHandler,
     WithJsonSchema,
     create_model,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
 
 from longseq_bench.core import units
 from longseq_bench.core.catalogue import Catalogue
@@ -42,20 +39,17 @@ def _to_list(value: Any) -> list[Any]:
 
 def _check_scalar(value: Any) -> Any:
     if isinstance(value, list | dict):
-        form = "a list" if isinstance(value, list) else "a mapping"
         hint = 'write numbers that belong together with commas, "1024,2048"'
-        raise ValueError(f"has {form} inside its list; {hint}")
+        raise ValueError(f"has a list or a mapping inside its list; {hint}")
     return value
 
 
-class _OneOrMore:
-    """JSON Schema of an axis: one value, or a list of values."""
-
-    def __get_pydantic_json_schema__(
-        self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        array = handler(core)
-        return {"anyOf": [array["items"], array]}
+def _one_or_more(schema: dict[str, Any]) -> None:
+    """Make the JSON Schema of an axis that of one value, or a list of values."""
+    array = {key: schema.pop(key) for key in ("type", "items", "minItems")}
+    schema["anyOf"] = [array["items"], array]
+    if default := schema.get("default"):
+        schema["default"] = default[0]
 
 
 # types that are put together at run time
@@ -68,7 +62,7 @@ _create_model: Any = create_model
 def axis(kind: Any) -> Any:
     """Return the type of an axis of the grid: one value, or a list of values."""
     one = _annotated[kind, BeforeValidator(_check_scalar)]
-    return _annotated[_tuple[one, ...], MinLen(1), BeforeValidator(_to_list), _OneOrMore()]
+    return _annotated[_tuple[one, ...], MinLen(1), BeforeValidator(_to_list)]
 
 
 _NONE = {"enum": ["none", None]}
@@ -119,10 +113,8 @@ def _value_type(name: str, setting: Setting) -> Any:
 def _axis(name: str, setting: Setting) -> tuple[Any, Any]:
     """Return the field of a model for a setting that may have several values."""
     kind = axis(_value_type(name, setting))
-    if setting.is_required:
-        return kind, Field(description=setting.text)
-    default = () if name == "model" else (setting.default,)
-    extra = {"default": setting.default if default else []}
+    default: Any = ... if setting.is_required else () if name == "model" else (setting.default,)
+    extra: Any = _one_or_more
     return kind, Field(default=default, description=setting.text, json_schema_extra=extra)
 
 

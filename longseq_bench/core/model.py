@@ -123,13 +123,10 @@ class Workload(Frozen):
                 f"kv_heads may be {', '.join(str(d) for d in divisors(self.heads))}"
             )
         if self.new_tokens and not self.decode:
-            raise ValueError(
-                f"new_tokens {self.new_tokens} needs mode decode, and the mode is {self.mode}"
-            )
+            raise ValueError(f"new_tokens {self.new_tokens} needs mode decode")
         if self.new_tokens > self.seq_len:
             raise ValueError(
-                f"new_tokens {self.new_tokens:,} are more than the cache of {self.seq_len:,} "
-                "tokens, which includes them"
+                f"new_tokens {self.new_tokens:,} are more than the cache of {self.seq_len:,} tokens"
             )
         return self
 

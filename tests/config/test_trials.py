@@ -150,8 +150,8 @@ MISTAKES = {
     "value of an option": (ONE + "ring:\n      chunk: [1k, many]\n",
         "4: option chunk='many' in ring is not a whole number from 1 up (write 1024 or 1k)"),
     "list in a list": (ONE + "dilated: {segments: [[1024, 2048]]}\n",
-        "3: dilated's segments has a list inside its list; write numbers that belong together "
-        'with commas, "1024,2048"'),
+        "3: dilated's segments has a list or a mapping inside its list; write numbers that belong "
+        'together with commas, "1024,2048"'),
     "options not indented": (ONE + "ring:\n    chunk: 1k\n",
         "3: an item of implementations names ring, chunk; write one name, its options indented "
         "under it"),
@@ -167,7 +167,7 @@ MISTAKES = {
     "memory budget": (SHORT + "memory_budget: -3GiB\n",
         "3: memory_budget: bytes '-3GiB' can't be read; write 512MiB or 7.9GiB"),
     "new tokens without decode": (SHORT + "workload:\n  mode: train\n  new_tokens: 2\n",
-        "5: new_tokens 2 needs mode decode, and the mode is train"),
+        "5: new_tokens 2 needs mode decode"),
     "heads not divisible": (SHORT + "workload:\n  heads: 8\n  kv_heads: [4, 3]\n",
         "5: heads 8 is not divisible by kv_heads 3; kv_heads may be 1, 2, 4, 8"),
     "device that is not there": (SHORT + "device: [cpu, cuda]\n",

@@ -76,7 +76,7 @@ def test_only_a_whole_number_zero_is_the_default(name: str) -> None:
 
 
 def test_new_tokens_need_decode_and_room_in_the_cache() -> None:
-    with pytest.raises(ValidationError, match="new_tokens 2 needs mode decode, and the mode is tr"):
+    with pytest.raises(ValidationError, match="new_tokens 2 needs mode decode"):
         trial(mode="train", new_tokens=2)
     with pytest.raises(ValidationError, match="new_tokens 9 are more than the cache of 8 tokens"):
         trial(seq_len=8, mode="decode", new_tokens=9)
