@@ -157,19 +157,16 @@ def _read_node(node: yaml.Node, path: YamlPath, source: SourceFile) -> Any:
 
 # ---- mistakes ----------------------------------------------------------------------------------
 
+_MAPPING = "{label} must be a mapping of keys to values, not {form}"
 _SENTENCES = {
-    "too_short": "{label} is an empty list, so there is nothing to run",
-    "greater_than_equal": "{label} {input} is too small; the minimum is {ge}",
-    "less_than_equal": "{label} {input} is too large; the maximum is {le:,}",
-    "int_parsing_size": "{label} {input} is too large",
-    "bool_parsing": "{label} {input} is neither true nor false",
-    "bool_type": "{label} {input} is neither true nor false",
-    "dict_type": "{label} must be a mapping of keys to values, not {form}",
-    "model_type": "{label} must be a mapping of keys to values, not {form}",
-    "string_type": "{label} takes one value, not {form}",
-} | dict.fromkeys(
-    ("int_parsing", "int_type", "int_from_float"), "{label} {input} is not a whole number"
-)
+    "too": "{label} is an empty list, so there is nothing to run",
+    "greater": "{label} {input} is too small; the minimum is {ge}",
+    "less": "{label} {input} is too large; the maximum is {le:,}",
+    "int": "{label} {input} is not a whole number",
+    "bool": "{label} {input} is neither true nor false",
+    "string": "{label} takes one value, not {form}",
+} | {"dict": _MAPPING, "model": _MAPPING}
+"""By the first word of pydantic's type of an error."""
 
 
 def _explain(error: ErrorDetails) -> str:
@@ -187,13 +184,14 @@ def _explain(error: ErrorDetails) -> str:
         known = re.findall("'([^']+)'", context["expected"])
         return str(UnknownNameError(label, str(value), known))
     if kind == "value_error":
-        text, is_unit = str(context["error"]), isinstance(context["error"], UnitError)
-        hint = f" (for several values write a list, [{value}])" if "," in str(value) else ""
-        if not is_unit:
+        text = str(context["error"])
+        if not isinstance(context["error"], UnitError):
             return f"{label} {text}"
+        hint = f" (for several values write a list, [{value}])" if "," in str(value) else ""
         return (text if text.startswith(label) else f"{label}: {text}") + hint
     parts = {"label": label, "input": quote(value), "form": _describe(value), **context}
-    return _SENTENCES.get(kind, "{label} {input} can't be used").format(**parts)
+    sentence = _SENTENCES.get(kind.partition("_")[0], "{label} {input} can't be used")
+    return sentence.format(**parts)
 
 
 def _explain_key(path: YamlPath) -> str:
