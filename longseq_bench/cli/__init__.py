@@ -19,7 +19,7 @@ from longseq_bench.cli.compare import compare
 from longseq_bench.cli.launch import launch
 from longseq_bench.cli.listing import doctor, listing, models, schema
 from longseq_bench.cli.maxlen import maxlen
-from longseq_bench.cli.options import describe
+from longseq_bench.cli.options import check_gone, describe
 from longseq_bench.cli.plan import plan
 from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
@@ -75,6 +75,7 @@ def _main(
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     try:
+        check_gone(arguments)
         _check_no_empty(arguments)
         code = int(app(args=list(arguments), prog_name="longseq", standalone_mode=False) or 0)
         # newer versions of typer return it for Ctrl-C
@@ -94,6 +95,11 @@ def run(arguments: Sequence[str]) -> int:
         if not error.filename:
             raise
         return _refuse(f"{error.filename} can't be used: {error.strerror}")
+    except Exception as error:
+        # pydantic's answer to whatever is raised while a model is defined
+        if type(error).__name__ == "SchemaError" and "KeyboardInterrupt" in str(error):
+            return _report_interrupt()
+        raise
 
 
 def _check_no_empty(arguments: Sequence[str]) -> None:
