@@ -19,7 +19,7 @@ from typing import Literal
 import psutil
 
 from longseq_bench import __version__
-from longseq_bench.core.errors import UserError
+from longseq_bench.core.errors import UserError, escape_surrogates
 from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.model import Device, Environment
 
@@ -53,7 +53,7 @@ def collect() -> Environment:
         longseq=__version__,
         commit=commit_of(Path(__file__).parent),
         variables={
-            name: value
+            escape_surrogates(name): escape_surrogates(value)
             for name, value in sorted(os.environ.items())
             if _CHANGES_FIGURES.match(name) and not _ONLY_A_PLACE.fullmatch(name)
         },
