@@ -287,6 +287,14 @@ class Ranks(SimulatedLauncher):
         )
 
 
+@pytest.mark.slow
+def test_a_search_with_a_wrong_output_ends_with_3(capfd: Capture) -> None:
+    command = ["maxlen", "--impl", "bad-far-key", "--memory-budget", "8MiB", "--ceiling", "8"]
+    assert run([*command, "--json"]) == 3
+    (found,) = json.loads(capfd.readouterr().out)["results"]
+    assert (found["limited_by"], found["failure_phase"]) == ("numerics", "check")
+
+
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands run no process: outcomes come by formula."""
