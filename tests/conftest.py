@@ -22,9 +22,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# two workers on two cores: a second thread in each would wait for the other's
+# Two workers on two cores: a second thread in each would wait for the other's. Each would rewrite
+# the asserts of all tests in every run. A run of tests/mutations has no workers: its files change.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.dont_write_bytecode = False
 # threads of trials that wait for each other would keep the cores from the other worker
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -41,9 +43,8 @@ with suppress(ImportError):
 # FlexAttention: torch would compile and load a test library first, for 7 s
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
-# else each worker and each of some hundred processes would compile the package and tests again
+# else each of some hundred processes of the tests would compile the package again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 PLUGINS = str(Path(__file__).parent / "plugins")
 sys.path.insert(0, PLUGINS)
