@@ -14,7 +14,7 @@ import psutil
 MARK = "LONGSEQ_TEST_RUN"
 """A variable that every process of a command inherits, so that what it leaves can be told."""
 
-PATIENCE_S = 60
+PATIENCE_S = 90
 SOON_S = 10
 
 
