@@ -310,8 +310,7 @@ def count_zero_rows(out: Tensor, group: Group) -> tuple[int, int]:
 
 def all_finite(tensors: list[Tensor], group: Group) -> bool:
     """Return whether every number on every rank is finite."""
-    found = all(is_finite(tensor) for tensor in tensors)
-    return not group.all_max(float(not found))[0]
+    return not group.all_max(float(not all(map(is_finite, tensors))))[0]
 
 
 class _Backward:

@@ -22,7 +22,6 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 import psutil
 
@@ -64,10 +63,6 @@ class LineOutput:
         except OSError:
             os._exit(1)
 
-    def send(self, **message: Any) -> None:
-        """Write a message of these fields."""
-        self.send_bytes(json.dumps(message).encode())
-
 
 def main() -> None:
     """Run the rank and end the process."""
@@ -75,7 +70,7 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints is no message
     write_stacks()
     step = [os.environ[name] for name in ("SLURM_JOB_ID", "SLURM_STEP_ID") if name in os.environ]
-    output.send(versions=versions(), step=".".join(step))
+    output.send_bytes(json.dumps({"versions": versions(), "step": ".".join(step)}).encode())
     threading.Thread(target=_beat, args=(output,), daemon=True).start()
     try:
         _run(output)
@@ -123,7 +118,7 @@ def _beat(output: LineOutput) -> None:
     """Send the CPU seconds of the threads that issue work, each second."""
     process = psutil.Process()
     while True:
-        output.send(beat=issuing_threads_s(process))
+        output.send_bytes(b'{"beat": %f}' % issuing_threads_s(process))
         time.sleep(BEAT_S)
 
 

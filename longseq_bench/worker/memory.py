@@ -27,7 +27,7 @@ from torch import Tensor
 
 from longseq_bench import meta_mode
 from longseq_bench.core.cost import floor_bytes
-from longseq_bench.core.model import Outcome, Trial
+from longseq_bench.core.model import Allocator, Outcome, Trial
 from longseq_bench.kernels import host_memory
 from longseq_bench.meters.base import MeterContext, find_meter
 from longseq_bench.meters.memory import StoragePeak, status_bytes
@@ -117,6 +117,11 @@ def limit_cuda(budget: int) -> int:
         raise torch.OutOfMemoryError(used)
     torch.cuda.set_per_process_memory_fraction(allowed / total)
     return outside
+
+
+def use_allocator(name: Allocator) -> None:
+    """Select CUDA's caching allocator. Call it before the first allocation."""
+    torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{name == 'expandable'}")
 
 
 def _mallopt(mmap_threshold: int, trim_threshold: int, fill: int) -> str | None:

@@ -106,9 +106,7 @@ def _build(trial: Trial, group: Group, log: MeasurementLog) -> Attention:
     if reason := memory.unsupported_setting(trial):
         raise UnsupportedError(reason)
     if trial.device == "cuda":
-        # before the first allocation
-        is_expandable = trial.allocator == "expandable"
-        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{is_expandable}")
+        memory.use_allocator(trial.allocator)
     elif reason := memory.use_exact_heap():
         log.facts["heap"] = reason
     return attention
