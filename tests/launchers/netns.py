@@ -61,11 +61,6 @@ class Hosts:
         for name in self.names:
             _do("ip", "-n", name, "link", "set", "eth", "down")
 
-    def mend(self) -> None:
-        """Put it in again."""
-        for name in self.names:
-            _do("ip", "-n", name, "link", "set", "eth", "up")
-
     def close(self) -> None:
         """Remove both, and what still runs on them."""
         for name in self.names:

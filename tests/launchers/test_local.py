@@ -18,9 +18,15 @@ from tests.make import outcome, trial
 from tests.trials import MIB, complete, run
 
 
-def test_a_good_trial_leaves_nothing(launcher: LocalLauncher, nothing_left: None) -> None:
-    outcome = run(launcher, "sdpa")
+def test_a_good_trial_leaves_nothing_and_reports_its_phases(
+    launcher: LocalLauncher, nothing_left: None
+) -> None:
+    phases: list[str] = []
+    trial = complete(launcher, "sdpa", 256, mode="train", repeats=2)
+    outcome = launcher.run(trial, lambda phase, part: phases.append(phase)).outcome
     assert (outcome.status, outcome.reason) == ("ok", None)
+    order = ["start", "inputs", "plan", "forward", "backward", "check", "time"]
+    assert list(dict.fromkeys(phases)) == order
 
 
 @pytest.mark.parametrize(
@@ -31,15 +37,19 @@ def test_a_good_trial_leaves_nothing(launcher: LocalLauncher, nothing_left: None
         ("bad-segfault", "crashed", "killed by SIGSEGV", "forward"),
         ("bad-limit", "limit", "grid of 70000 blocks exceeds 65535", "forward"),
         ("bad-import", "unsupported", "no_such_name", "start"),
+        ("bad-eats", "oom", "can't allocate memory", "forward"),
+        # fault 11: not out of memory
+        ("bad-shape", "error", "shapes cannot be multiplied", "forward"),
     ],
 )
 def test_each_failure_has_its_reason(
     launcher: LocalLauncher, name: str, status: str, reason: str, phase: str
 ) -> None:
-    outcome = run(launcher, name)
+    budget = 64 * MIB if name in ("bad-eats", "bad-shape") else None
+    outcome = run(launcher, name, memory_budget=budget)
     assert (outcome.status, outcome.phase) == (status, phase)
+    assert outcome.fits is (False if status == "oom" else None)
     assert reason in (outcome.reason or "")
-    assert run(launcher, "sdpa").status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -82,18 +92,6 @@ def test_a_grandchild_is_killed_and_named(launcher: LocalLauncher, nothing_left:
     assert "left 1 process(es) behind, killed: python" in (outcome.reason or "")
 
 
-def test_memory_beyond_the_budget_is_out_of_memory(launcher: LocalLauncher) -> None:
-    outcome = run(launcher, "bad-eats", memory_budget=64 * MIB)
-    assert (outcome.status, outcome.phase) == ("oom", "forward")
-
-
-def test_a_shape_error_is_not_out_of_memory(launcher: LocalLauncher) -> None:
-    """Fault 11."""
-    outcome = run(launcher, "bad-shape", memory_budget=64 * MIB)
-    assert (outcome.status, outcome.phase, outcome.fits) == ("error", "forward", None)
-    assert "shapes cannot be multiplied" in (outcome.reason or "")
-
-
 def test_a_native_crash_under_a_budget_is_retried_with_more_memory(launcher: LocalLauncher) -> None:
     trial = complete(launcher, "bad-native", memory_budget=64 * MIB)
     launched = launcher.run(trial, print)
@@ -115,14 +113,6 @@ def test_an_unsupported_length_is_refused_before_anything_runs(launcher: LocalLa
     assert run(launcher, "bad-refuses", 2048).status == "ok"
 
 
-def test_phases_are_reported_in_order(launcher: LocalLauncher) -> None:
-    phases: list[str] = []
-    trial = complete(launcher, "sdpa", 256, mode="train", repeats=2)
-    launcher.run(trial, lambda phase, part: phases.append(phase))
-    order = ["start", "inputs", "plan", "forward", "backward", "check", "time"]
-    assert list(dict.fromkeys(phases)) == order
-
-
 def test_output_of_a_trial_does_not_reach_the_terminal(
     launcher: LocalLauncher, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,18 +130,6 @@ def test_a_plug_in_is_listed_with_its_options_and_source(launcher: LocalLauncher
     assert "no_such_name" in launcher.catalogue().entry("bad-import").unavailable["cpu"]
     with pytest.raises(UnknownNameError, match="'bad-exits'"):
         launcher.catalogue().entry("bad-exit")
-
-
-def test_trials_do_not_share_a_process(launcher: LocalLauncher) -> None:
-    """Fault 10: a peak carried over from an earlier, larger trial."""
-
-    def peak(tokens: int) -> float:
-        outcome = run(launcher, "sdpa", tokens, memory_budget=256 * MIB)
-        return outcome.largest("peak") or 0.0
-
-    small = peak(2048)
-    assert peak(8192) > 3 * small
-    assert peak(2048) == pytest.approx(small, rel=0.1)
 
 
 def attempts(*outcomes: Outcome) -> tuple[LocalLauncher, list[int | None]]:

@@ -9,7 +9,7 @@ import pytest
 from longseq_bench.analysis.searches import density_rows, search_rows
 from longseq_bench.core.cost import floor_tokens
 from longseq_bench.core.hardware import this_cpu
-from longseq_bench.core.model import Environment, Outcome, Record, Trial
+from longseq_bench.core.model import Outcome, Record, Trial
 from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.runner import Watcher, run_schedule
 from longseq_bench.search.prediction import Predictor, RateModel
@@ -178,43 +178,28 @@ def test_the_row_of_a_time_limited_search_agrees_with_the_search() -> None:
 
 
 class FoundLog(Watcher):
-    """Logs for each record if it was found in the store instead of run, and which don't count."""
+    """Logs for each record if it was found in the store instead of run."""
 
     def __init__(self) -> None:
         self.found: list[bool] = []
-        self.skipped: list[str] = []
-
-    def skips_records(self, sentence: str) -> None:
-        self.skipped.append(sentence)
 
     def ends(self, step: Step, record: Record, found: bool) -> None:
         self.found.append(found)
 
 
 def run_stored(
-    schedule: Schedule, launcher: SimulatedLauncher, folder: Path, where: Environment | None = None
+    schedule: Schedule, launcher: SimulatedLauncher, folder: Path
 ) -> tuple[list[Record], list[bool]]:
     log = FoundLog()
     with Store(folder) as store:
-        machine = where or make.environment()
-        return run_schedule(schedule, launcher, store, lambda: machine, log), log.found
+        return run_schedule(schedule, launcher, store, make.environment, log), log.found
 
 
 def small_search() -> Schedule:
     return maxlen([make.trial("ring", memory_budget=64 * MIB, repeats=0)])
 
 
-def test_a_finished_search_is_found_again_and_nothing_runs(tmp_path: Path) -> None:
-    first, found = run_stored(small_search(), SimulatedLauncher(), tmp_path)
-    assert not any(found)
-    second_launcher = SimulatedLauncher()
-    second, found = run_stored(small_search(), second_launcher, tmp_path)
-    assert second_launcher.ran == []
-    assert all(found)
-    assert second == first
-
-
-def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
+def test_an_interrupted_search_resumes_and_a_finished_one_runs_nothing(tmp_path: Path) -> None:
     whole, _ = run_stored(small_search(), SimulatedLauncher(), tmp_path / "whole")
 
     class Broken(SimulatedLauncher):
@@ -230,6 +215,9 @@ def test_an_interrupted_search_resumes(tmp_path: Path) -> None:
     assert found == [True] * 3 + [False] * (len(whole) - 3)
     assert [r.trial for r in records] == [r.trial for r in whole]
     assert resumed.ran == [r.trial for r in whole[3:]]
+    again = SimulatedLauncher()
+    assert run_stored(small_search(), again, tmp_path / "broken") == (records, [True] * len(whole))
+    assert again.ran == []
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), -1.0])
@@ -257,8 +245,7 @@ def test_a_search_with_predictions_is_short_and_right_if_they_are_wrong(
 ) -> None:
     launcher, predictor = simulate(factor)
     trial = make.trial("ring", memory_budget=64 * 2**20)
-    with Store(tmp_path) as store:
-        records = run_schedule(maxlen([trial], None, predictor), launcher, store, make.environment)
+    records, _ = run_stored(maxlen([trial], None, predictor), launcher, tmp_path)
     (row,) = search_rows(records)
     edge = 64 * 2**20 / 1.05 / (2 * 16 * 64 * 4)
     assert row.max_tokens <= edge < row.first_failure
@@ -281,8 +268,7 @@ def test_the_minimum_sparsity_is_at_the_time_limit(tmp_path: Path, density: floa
     trial = make.trial(
         "block-sparse", 2**20, {"sparsity": 0.9}, time_budget=1.0, memory_budget=16 * make.GIB
     )
-    with Store(tmp_path) as store:
-        records = run_schedule(find_min_sparsity([trial]), launcher, store, make.environment)
+    records, _ = run_stored(find_min_sparsity([trial]), launcher, tmp_path)
     assert {(r.purpose, r.trial.workload.seq_len) for r in records} == {("density", 2**20)}
     assert search_rows(records) == []
     (row,) = density_rows(records)
@@ -295,8 +281,7 @@ def test_the_minimum_sparsity_is_at_the_time_limit(tmp_path: Path, density: floa
 def test_a_length_that_fits_at_no_sparsity_has_no_minimum_sparsity(tmp_path: Path) -> None:
     launcher = SimulatedLauncher(peak=lambda t: 2.0 * make.GIB)
     trial = make.trial("block-sparse", 2**20, {"sparsity": 0.9}, memory_budget=make.GIB)
-    with Store(tmp_path) as store:
-        records = run_schedule(find_min_sparsity([trial]), launcher, store, make.environment)
+    records, _ = run_stored(find_min_sparsity([trial]), launcher, tmp_path)
     (row,) = density_rows(records)
     assert (row.least_sparsity, row.limited_by) == (None, "memory")
     assert row.too_dense > 0.999
@@ -309,8 +294,7 @@ def test_a_scaling_study_times_parts_of_the_shortest_maximum(tmp_path: Path) -> 
         for name in ("ring", "ulysses")
         for ranks in (1, 2)
     ]
-    with Store(tmp_path) as store:
-        records = run_schedule(scaling(trials, 2, predictor), launcher, store, make.environment)
+    records, _ = run_stored(scaling(trials, 2, predictor), launcher, tmp_path)
     maxima = [r.max_tokens for r in search_rows(records)]
     assert len(maxima) == 4
     timed = sorted({r.trial.workload.seq_len for r in records if r.purpose == "measure"})
