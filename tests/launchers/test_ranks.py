@@ -35,13 +35,26 @@ def run(launcher: LocalLauncher, name: str, ranks: int = 2, **fields: object) ->
     return launch(launcher, name, ranks, **fields).outcome
 
 
-def test_all_ranks_are_measured(launcher: LocalLauncher, nothing_left: None) -> None:
-    launched = launch(launcher, "ring", 3)
+def test_all_ranks_are_measured_and_connect_on_the_loopback_only(
+    launcher: LocalLauncher, nothing_left: None
+) -> None:
+    """No other host can connect to a port of a trial."""
+    addresses: set[str] = set()
+
+    def read_addresses(phase: str, part: str) -> None:
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                connections = child.net_connections("tcp")
+                addresses.update(c.laddr.ip for c in connections if c.status == "LISTEN")
+
+    launched = launcher.run(ranks_trial("ring", 3), read_addresses)
     outcome = launched.outcome
     assert (outcome.status, outcome.reason) == ("ok", None)
     assert sorted(m.rank for m in outcome.measurements if m.name == "peak") == [0, 1, 2]
     assert launched.processes == 3
     assert "ranks" not in outcome.facts
+    assert addresses
+    assert all(socket.inet_aton(ip)[0] == 127 for ip in addresses)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +71,6 @@ def test_a_rank_that_dies_is_named(
     assert (outcome.status, outcome.phase) == (status, "forward")
     assert outcome.reason == reason
     assert outcome.facts["ranks"]["1"] == f"{status} in forward: {reason.removeprefix('rank 1: ')}"
-    assert run(launcher, "ring").status == "ok"
 
 
 def test_one_rank_out_of_memory_is_out_of_memory(
@@ -207,18 +219,3 @@ def test_a_world_size_that_suits_no_trial_is_an_error(
 ) -> None:
     with pytest.raises(UserError, match=problem) if problem else nullcontext():
         launcher.check(trials)
-
-
-def test_ranks_connect_on_the_loopback_only(launcher: LocalLauncher) -> None:
-    """No other host can connect to a port of a trial."""
-    addresses: set[str] = set()
-
-    def read_addresses(phase: str, part: str) -> None:
-        for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # it ended meanwhile
-                connections = child.net_connections("tcp")
-                addresses.update(c.laddr.ip for c in connections if c.status == "LISTEN")
-
-    assert launcher.run(ranks_trial("ring"), read_addresses).outcome.status == "ok"
-    assert addresses
-    assert all(socket.inet_aton(ip)[0] == 127 for ip in addresses)
