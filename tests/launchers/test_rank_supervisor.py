@@ -159,15 +159,6 @@ def test_backward_shares_the_time_limit_of_forward() -> None:
     assert one.deadline == pytest.approx(202.0 + GRACE_S)
 
 
-def test_one_rank_that_waits_is_a_timeout() -> None:
-    one = supervisor(1, time_budget=2.0)
-    enter(one, "forward", 0)
-    assert not one.is_hang({0: IDLE})
-    one.diagnose({0: IDLE}, {})
-    assert one.outcome().status == "timeout"
-    assert one.outcome().reason == "one pass took longer than the 2 s allowed"
-
-
 # ---- several ranks -----------------------------------------------------------------------------
 
 
@@ -397,25 +388,24 @@ def test_a_hang_also_names_ranks_that_are_done() -> None:
     assert late.outcome().samples("peak") == (1.0,)
 
 
-def test_a_busy_rank_makes_it_a_timeout_and_is_named() -> None:
-    late = stuck(3)
-    samples = {0: IDLE, 1: BUSY, 2: IDLE}
-    assert not late.is_hang(samples)
-    late.diagnose(samples, {})
-    assert late.outcome().status == "timeout"
-    assert late.outcome().reason == "rank 1: one pass took longer than the 2 s allowed"
-
-
-def test_a_timeout_names_a_rank_over_its_limit() -> None:
-    late = supervisor(time_budget=2.0)
-    enter(late, "forward", 0)
-    enter(late, "inputs", 1, now=101.0)
-    late.diagnose({0: ProcessSample(False, 0.5), 1: BUSY}, {})
-    assert late.outcome().reason == "rank 0: one pass took longer than the 2 s allowed"
-
-
-def test_a_phase_without_a_budget_has_the_default_limit() -> None:
-    late = supervisor()
-    enter(late, "plan", 0, 1)
-    late.diagnose({0: IDLE, 1: BUSY}, {})
-    assert late.outcome().reason == "rank 1: plan took longer than 900 s"
+@pytest.mark.parametrize(
+    ("phases", "samples", "budget", "reason"),
+    [
+        # one rank that waits; a busy rank among waiting ones; the one over its limit; no budget
+        (["forward"], [IDLE], 2.0, "one pass took longer than the 2 s allowed"),
+        (["forward"] * 3, [IDLE, BUSY, IDLE], 2.0,
+         "rank 1: one pass took longer than the 2 s allowed"),
+        (["forward", "inputs"], [ProcessSample(False, 0.5), BUSY], 2.0,
+         "rank 0: one pass took longer than the 2 s allowed"),
+        (["plan", "plan"], [IDLE, BUSY], None, "rank 1: plan took longer than 900 s"),
+    ],
+)  # fmt: skip
+def test_a_timeout_names_a_busy_rank_over_its_limit(
+    phases: list[Phase], samples: list[ProcessSample], budget: float | None, reason: str
+) -> None:
+    late = supervisor(len(phases), time_budget=budget)
+    for rank, phase in enumerate(phases):
+        enter(late, phase, rank, now=100.0 + rank)
+    assert not late.is_hang(dict(enumerate(samples)))
+    late.diagnose(dict(enumerate(samples)), {})
+    assert (late.outcome().status, late.outcome().reason) == ("timeout", reason)

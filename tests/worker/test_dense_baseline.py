@@ -226,7 +226,7 @@ def test_searches_exact_attention_and_several_ranks_have_no_baseline(
 def test_the_baseline_is_not_in_the_peak(launcher: LocalLauncher) -> None:
     def peak(repeats: int) -> float:
         fields = {"repeats": repeats, "mode": "train"}
-        outcome = run(launcher, "block-sparse", 4096, {"sparsity": 0.95}, **fields)
+        outcome = run(launcher, "block-sparse", 2048, {"sparsity": 0.95}, **fields)
         return outcome.largest("peak") or 0
 
     assert peak(2) == pytest.approx(peak(0), rel=0.01, abs=2**18)
