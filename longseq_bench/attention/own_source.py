@@ -184,8 +184,9 @@ def import_function(own: OwnFile) -> OwnFunction:
         function = getattr(module, own.function, None)
         if function is None:
             names = [n for n, f in vars(module).items() if f.__class__ is FunctionType]
-            defined = ", ".join(names) or "no function"
-            raise UserError(f"{own.file} has no function {own.function!r}; it defines {defined}")
+            close, defined = nearest(own.function, names), ", ".join(names) or "no function"
+            hint = f"did you mean {close!r}?" if close else f"it defines {defined}"
+            raise UserError(f"{own.file} has no function {own.function!r}; {hint}")
     code = getattr(inspect.unwrap(function), "__code__", None)
     file, line = (code.co_filename, code.co_firstlineno) if code else (str(own.file), 1)
     place = f"{files.setdefault(os.path.realpath(file), file)}:{line}"

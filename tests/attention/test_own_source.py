@@ -89,7 +89,7 @@ def test_a_decorated_function_is_described_by_its_definition() -> None:
 MISTAKES = [
     ("def f(:", "own.py: SyntaxError: invalid syntax (own.py, line 1)"),
     ("x = 1", "own.py has no function 'f'; it defines no function"),
-    ("def ff(): pass", "own.py has no function 'f'; it defines ff"),
+    ("def ff(): pass", "own.py has no function 'f'; did you mean 'ff'?"),
     ("class f: pass",
      "own.py:1: f is no function made with def; name one, or make a plug-in (docs/extending.md)"),
     ("def f(q, k): pass",
