@@ -115,7 +115,7 @@ def one_pattern(
     start = time.perf_counter()
     layout = make_layout(pattern, n, BLOCK, sparsity, args.causal)
     kernel, _ = choose(args, name)
-    built = build_layout_kernel(kernel, (layout,), HEADS, HEADS, use_of(args))
+    built = build_layout_kernel(kernel, (layout,), HEADS)
     planned = time.perf_counter() - start
     runs: dict[str, Callable[[], Clocked]] = {"ours": passes(built, inputs, args.train)}
     if not (args.no_flex or args.train):
@@ -145,9 +145,7 @@ def choose(args: Any, name: str) -> tuple[str, str]:
     """Return the name of the kernel to use, and "" or the reason why it can't run."""
     blocks = sparse_selection.Blocks(BLOCK, args.train)
     try:
-        chosen, _ = sparse_selection.choose(
-            name, args.device, args.dtype, "gathered", HEAD_DIM, blocks
-        )
+        chosen, _ = sparse_selection.choose(name, args.device, args.dtype, HEAD_DIM, blocks)
     except UnsupportedError as error:
         return name, str(error)
     return chosen, ""
@@ -176,7 +174,7 @@ def flex(args: Any, layout: Any, inputs: tuple[Tensor, ...]) -> Callable[[], Clo
     """Compile FlexAttention on the layout; return a function that times one pass."""
     q, k, v, _ = inputs
     try:
-        kernel = build_layout_kernel("flex", (layout,), HEADS, HEADS, use_of(args))
+        kernel = build_layout_kernel("flex", (layout,), HEADS)
         kernel.forward(q, k, v, False)
     except LongseqError as error:
         sys.exit(f"FlexAttention: {error}")
@@ -210,9 +208,7 @@ def growth(args: Any) -> bool:
         inputs = make_inputs(n, args)
         layout = make_layout("local-window", n, BLOCK, sparsity, args.causal)
         kernel, _ = choose(args, "auto")
-        runs[n] = passes(
-            build_layout_kernel(kernel, (layout,), HEADS, HEADS, use_of(args)), inputs, args.train
-        )
+        runs[n] = passes(build_layout_kernel(kernel, (layout,), HEADS), inputs, args.train)
         times[n] = []
     for round_ in range(args.rounds + 1):
         for n, run in runs.items():

@@ -27,7 +27,7 @@ from typing import Any
 
 CAPABILITIES = (80, 90, 100)
 HEAD_DIMS = (64, 128, 256)
-KERNELS = ("forward", "dq", "dkv", "spans forward", "spans backward", "decode")
+KERNELS = ("forward", "dq", "dkv", "decode")
 WARP = 32
 
 MULTIPROCESSOR = {
@@ -46,13 +46,8 @@ KINDS = {
     "lse": "*fp32", "delta": "*fp32", "parts": "*fp32", "parts_lse": "*fp32", "dk_parts": "*fp32",
     "dv_parts": "*fp32", "places": "*i32", "bounds": "*i64", "indices": "*i32", "indptr": "*i64",
     "splits": "*i32", "scale": "fp32", "seq_len": "i32", "rows": "i32", "heads": "i32",
-    "items": "i32", "slots": "i32", "work": "*i32", "head_list": "*i32", "runs": "*i64",
-    "tile_step": "i32", "item_count": "i32", "head_count": "i32", "first_kv_head": "i32",
-    "bias": "*fp32",
-} | dict.fromkeys(
-    ("tile_start", "tile_count", "start", "count", "step", "q_row", "k_row", "q_at", "k_at",
-     "q_first"), "*i32"
-)  # fmt: skip
+    "items": "i32", "slots": "i32",
+}  # fmt: skip
 """Types of the kernels' parameters; other pointers have the dtype of the tensors."""
 
 DECODE_KINDS = {"out": "*fp32", "first": "*i64", "stop": "*i64"} | dict.fromkeys(
@@ -72,9 +67,9 @@ class Variant:
     tile: tuple[int, ...] | None = None
     """Queries, keys, warps and stages; None: the tile that the package chooses."""
     tail: bool = False
-    """The last block is short; for spans: rows and positions come from tables."""
+    """The last block is short."""
     split: bool = False
-    """Some items write to slots; for spans: earlier results are continued."""
+    """Some items write to slots."""
     group: int = 1
     """Query heads per KV head; in decode, those times new tokens."""
     shared: bool = True
@@ -139,11 +134,9 @@ def others(variant: Variant) -> Iterator[Variant]:
             for dtype, rows in (("bf16", 64), ("fp16", 64), ("fp32", 1), ("fp32", 16))
         )
         return
-    is_span = variant.kernel.startswith("spans")
     for tail in (False, True):
         for split in (False, True):
-            groups = [(1, True)] if is_span else [(1, True), (4, True), (4, False)]
-            for group, shared in groups:
+            for group, shared in ((1, True), (4, True), (4, False)):
                 other = replace(variant, tail=tail, split=split, group=group, shared=shared)
                 if other != variant:
                     yield other
@@ -184,7 +177,7 @@ def kernel_of(variant: Variant, capability: int) -> tuple[Any, Any]:
     """Return the kernel's function, and its tile."""
     import torch
 
-    from longseq_bench.kernels import triton_decode, triton_span_kernels
+    from longseq_bench.kernels import triton_decode
     from longseq_bench.kernels.triton_blocks import _KERNELS
     from longseq_bench.kernels.triton_tiles import Shape, select_shape
 
@@ -194,11 +187,7 @@ def kernel_of(variant: Variant, capability: int) -> tuple[Any, Any]:
     shape = select_shape(
         variant.kernel, variant.block, variant.head_dim, dtype, capability // 10, variant.tail
     )
-    functions = _KERNELS | {
-        "spans forward": triton_span_kernels.forward,
-        "spans backward": triton_span_kernels.backward,
-    }
-    return functions[variant.kernel], Shape(*variant.tile) if variant.tile else shape
+    return _KERNELS[variant.kernel], Shape(*variant.tile) if variant.tile else shape
 
 
 def arguments(
@@ -211,22 +200,11 @@ def arguments(
         "BLOCK": variant.block, "DIM": variant.head_dim,
         "WIDE": wide, "V_DIM": variant.head_dim, "V_WIDE": wide, "CAUSAL": variant.causal,
         "TAIL": variant.tail, "M": tile.queries, "N": tile.keys, "KEEP_LSE": True,
-        "MERGE": variant.split, "HAS_BIAS": False, "HAS_STEP": True, "HAS_Q_ROW": variant.tail,
-        "HAS_K_ROW": variant.tail, "HAS_Q_AT": variant.tail, "HAS_K_AT": variant.tail,
-        "HAS_Q_FIRST": variant.tail,
     }  # fmt: skip
     signature: dict[str, Any] = {}
     fixed: dict[tuple[int, ...], Any] = {}
     known: dict[tuple[int, ...], Any] = {}
-    kinds = KINDS
-    if variant.kernel == "decode":
-        kinds = KINDS | DECODE_KINDS
-    if variant.kernel == "spans backward":
-        kinds = KINDS | {"dk": "*fp32", "dv": "*fp32"}
-    if variant.split:
-        # a merge continues float32 sums
-        kinds = kinds | {"out": "*fp32"} if variant.kernel == "spans forward" else kinds
-        kinds = kinds | {"dq": "*fp32"} if variant.kernel == "spans backward" else kinds
+    kinds = KINDS | DECODE_KINDS if variant.kernel == "decode" else KINDS
     for i, name in enumerate(function.arg_names):
         if name in constants:
             signature[name], fixed[(i,)] = "constexpr", constants[name]

@@ -58,7 +58,7 @@ SHARED = {"reports": "html", "comparison": "html"} | dict.fromkeys(
 LONG = (
     "compiled html launchers/test_engine attention/test_masks cli/test_terminal_report "
     "kernels/test_triton_blocks api/test_places attention/test_ranks cli/test_plan cli/test_launch "
-    "cli/test_cli worker/test_dry_run tests/test_docs kernels/test_triton_spans "
+    "cli/test_cli worker/test_dry_run tests/test_docs "
     "external/test_on_cpu worker/test_ranks cli/test_survival launchers/test_slurm "
     "launchers/test_ranks worker/test_trial worker/test_faults_short worker/test_check "
     "cli/test_action worker/test_keep tests/test_testing api/test_api"

@@ -1,6 +1,6 @@
 """Exact attention under a mask: sliding windows, prefixes, documents.
 
-Kernels of spans (native, triton) compute any mask: a tile of queries gets the keys from its first
+The compiled kernel (native) computes any mask: a tile of queries gets the keys from its first
 query's first one to its last query's last one, and the first and last key of each query. The other
 kernels know all pairs, a causal triangle, and a tensor of visible pairs: see patterns/mask_tiles.
 
@@ -49,7 +49,7 @@ from longseq_bench.kernels.base import (
     Triple,
 )
 from longseq_bench.kernels.exact.base import ExactKernel, OneCall
-from longseq_bench.kernels.exact.spans import OverSpans
+from longseq_bench.kernels.exact.spans import Native
 from longseq_bench.kernels.flex_blocks import interval_mask_mod
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanKernel, SpanTask, StepMap
 from longseq_bench.kernels.tiling import ALL, InPlaceTiledKernel, Piece, RowBlock
@@ -93,9 +93,9 @@ def masked_kernel(exact: ExactKernel, w: Workload) -> InPlaceKernel:
     return InPlaceTiledKernel(lambda: _row_blocks(w, visible, sizes), exact)
 
 
-def _computes_spans(exact: ExactKernel, w: Workload) -> TypeGuard[OverSpans]:
-    """Return True for a kernel of spans, which has one head_dim for q, k and v."""
-    return isinstance(exact, OverSpans) and w.v_head_dim == w.head_dim
+def _computes_spans(exact: ExactKernel, w: Workload) -> TypeGuard[Native]:
+    """Return True for the kernel of spans, which has one head_dim for q, k and v."""
+    return isinstance(exact, Native) and w.v_head_dim == w.head_dim
 
 
 def _row_blocks(w: Workload, visible: VisibleKeys, sizes: TileSizes) -> Iterator[RowBlock]:

@@ -65,11 +65,10 @@ class SplitKernel:
     """An AttentionKernel made of one kernel per part of the batch or of the heads.
 
     parts: for each part its index into q, its index into k and v, and its kernel.
-    sum_dtype: dtype in which gradients of k and v are summed; None: that of k and v.
     """
 
-    def __init__(self, parts: Sequence[_Part], sum_dtype: torch.dtype | None = None) -> None:
-        self._parts, self._sum_dtype = parts, sum_dtype
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self._parts = parts
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp."""
@@ -85,14 +84,14 @@ class SplitKernel:
         """Return the gradients of q, k and v."""
         (grad_out, q, out, lse), (k, v) = queries, keys
         dq = torch.empty_like(q)
-        dk, dv = (torch.zeros_like(t, dtype=self._sum_dtype) for t in (k, v))
+        dk, dv = (torch.zeros_like(t) for t in (k, v))
         for part, kv_part, kernel in self._parts:
             part_queries = grad_out[part], q[part], out[part], lse[part]
             grads = kernel.backward(part_queries, (k[kv_part], v[kv_part]))
             dq[part] = grads[0]
             dk[kv_part] += grads[1]
             dv[kv_part] += grads[2]
-        return dq, dk.to(k.dtype), dv.to(v.dtype)
+        return dq, dk, dv
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel, train: bool) -> Tensor:

@@ -1,7 +1,6 @@
 """Attention of tiles of queries to runs of keys: the contract, and an AttentionKernel built on it.
 
-`spans_reference` is the slow, obvious kernel, `native` the compiled one for CPUs, `triton_spans`
-the one for CUDA.
+`native` is the compiled kernel for CPUs, `torch_spans` computes them by exact attention anywhere.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D), Hk divides Hq; log-sum-exp (B, Hq, N) float32.
 """
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UserError
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.tiling import wide
 from longseq_bench.meta_mode import device_kind
 from longseq_bench.patterns.spans import Spans
 
@@ -48,7 +48,8 @@ class StepMap:
     """The tensor row and the sequence position of each step, all int32.
 
     q_row, k_row: row of each step; None: the step is the row.
-    q_at, k_at: position of each step, for causality; None: the row is the position.
+    q_at, k_at: position of each step, for causality; None: the row is the position. Those of the
+    keys of a run ascend.
     q_first: first position that each query sees; None: 0. With it, and q_at as the last one, a
     causal task is one of any interval of keys per query.
     """
@@ -111,7 +112,7 @@ class SpanAttention:
         """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
         self._check(q, k, v)
         out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
+        lse = q.new_empty(q.shape[:3], dtype=wide(q)) if keep_lse else None
         self._kernel.forward(q, k, v, out, lse, self._task)
         return out, lse
 
@@ -155,7 +156,7 @@ def span_gradients(
     """
     dk, dv = (torch.zeros_like(t) for t in keys)
     batch, kv_heads = dk.shape[:2]
-    if dk.dtype == torch.float32:
+    if dk.dtype == wide(dk):
         kernel.backward(queries, keys, dq, (dk, dv), range(kv_heads), task)
         return dq, dk, dv
     count = -(-kv_heads // 8) if device_kind(dk) == "cuda" else torch.get_num_threads()

@@ -1,12 +1,13 @@
 """Choice of the kernel for a sparse pattern, and the reason if the fastest one is not used.
 
 native      compiled C++ on a CPU with a compiler: two to three times as fast as plain torch
-triton      on CUDA: block layouts, and spans
-torch       torch's fused kernels on gathered keys or tiles, or plain torch on spans; any device
-flex        FlexAttention compiled by torch, block layouts only; for comparison
+triton      block layouts on CUDA
+torch       exact attention of gathered tiles, by torch's kernel or the fastest one on CUDA
+flex        FlexAttention compiled by torch, for comparison
 flex-flash  the same with the kernels of FlashAttention-4, a package that the user installs
 
-The last two are never chosen by auto.
+The last two are never chosen by auto. They and triton know block layouts only, native and torch
+any spans.
 
 Patterns that are tiles of exact attention also run on any kernel of kernels/exact, by its name.
 """
@@ -18,7 +19,7 @@ from typing import Literal
 import torch
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels import flex_blocks, flex_flash, native, spans_reference
+from longseq_bench.kernels import flex_blocks, flex_flash, native, torch_spans
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, select
 from longseq_bench.kernels.spans import SpanKernel
 from longseq_bench.meta_mode import is_meta
@@ -31,10 +32,9 @@ FLEX = ("flex", flex_flash.NAME)
 FASTEST = ("native", "triton", "torch")
 """The order in which auto tries kernels."""
 
-_NO_BLOCK_LAYOUT = "it needs a block layout, and this pattern has none here"
-
-_ANY_BLOCK = 128
-"""Spans have no block; every kernel takes one of this size."""
+_NO_BLOCK_LAYOUT = (
+    "it needs a block layout: one rank, no mask but causal, no padding, no learned scorer"
+)
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,17 @@ def choose(
     requested: str,
     device: str,
     dtype: str,
-    form: str,
     head_dim: int,
     blocks: Blocks | None = None,
 ) -> tuple[str, dict[str, str]]:
     """Return the name of the kernel to use, and facts for the record: why not a faster one.
 
-    form: input of torch's kernels: gathered (keys), spans or tiles. blocks: None if the pattern has
-    no block layout. Raises UnsupportedError with the reason if the requested kernel can't be used.
+    blocks: None if the pattern has no block layout. Raises UnsupportedError with the reason if the
+    requested kernel can't be used.
     """
     torch_dtype: torch.dtype = getattr(torch, dtype)
     use = Use(device, torch_dtype, head_dim, blocks is not None and blocks.train)
-    block = blocks.block if blocks else _ANY_BLOCK
+    block = blocks.block if blocks else 0
     reasons = {
         "native": _native_reason(device, torch_dtype),
         "triton": triton_reason(device, torch_dtype, head_dim, block),
@@ -69,13 +68,14 @@ def choose(
         "torch": None,
     }
     if blocks is None:
-        reasons |= dict.fromkeys(FLEX, _NO_BLOCK_LAYOUT)
+        for other in ("triton", *FLEX):
+            reasons[other] = reasons[other] if device == "cpu" else _NO_BLOCK_LAYOUT
     name = requested
     if requested == "auto":
         name = next(name for name in FASTEST if reasons[name] is None)
     elif reason := reasons[requested]:
         raise UnsupportedError(f"kernel={requested}: {reason}")
-    facts = {"kernel": f"torch ({form})" if name == "torch" else name}
+    facts = {"kernel": "torch (spans)" if name == "torch" else name}
     if name == "native":
         facts["kernel"] = native.name(torch_dtype)
     faster = {"cpu": "native", "cuda": "triton"}[device]
@@ -95,16 +95,8 @@ def has_triton() -> bool:
 
 
 def span_kernel(name: str) -> SpanKernel:
-    """Return the kernel of spans of this name; the reference for names that have none.
-
-    Triton is imported here. Where it is missing (in meta mode only), the compiled kernel stands
-    for it, which needs the same memory there.
-    """
-    if name == "triton" and has_triton():
-        from longseq_bench.kernels import triton_spans
-
-        return triton_spans
-    return native if name in ("native", "triton") else spans_reference
+    """Return the kernel of spans of this name; for names that have none that of torch."""
+    return native if name == "native" else torch_spans
 
 
 def _native_reason(device: str, dtype: torch.dtype) -> str | None:
@@ -113,9 +105,7 @@ def _native_reason(device: str, dtype: torch.dtype) -> str | None:
     return native.unavailable_reason(dtype)
 
 
-def triton_reason(
-    device: str, dtype: torch.dtype, head_dim: int, block: int = _ANY_BLOCK
-) -> str | None:
+def triton_reason(device: str, dtype: torch.dtype, head_dim: int, block: int = 128) -> str | None:
     """Return the reason why the Triton kernels can't be used; None if they can."""
     if device != "cuda":
         return "Triton kernels are for CUDA"

@@ -7,7 +7,9 @@ pieces counts twice). Backward uses the same tiling with the log-sum-exp of the 
 FlashAttention (arXiv 2205.14135) and Ring Attention (arXiv 2310.01889).
 
 Memory beyond q, k, v and out is one row block and one piece. Rows and keys that are slices are
-views; index tensors are gathered, one piece at a time.
+views; index tensors are gathered, one piece at a time. An index of two dimensions, (sets, tokens),
+is many pieces in one call: each set of rows sees the set of keys at the same place, and the sets
+become rows of the batch.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D), v and out with Dv instead of D where a workload
 has another v_head_dim; log-sum-exp (B, Hq, N), float32. "Wide" tensors
@@ -34,7 +36,7 @@ ALL = slice(None)
 class Piece:
     """Rows of a block and the keys they see: every pair, or (causal) the lower triangle.
 
-    rows: into the block's rows.  keys: into the tokens of k and v.
+    rows: into the block's rows, none twice.  keys: into the tokens of k and v.
     heads: query heads of the whole tensor, a slice with start and stop.
     mask: (rows, keys), True for a visible pair; None for every pair or a triangle.
     """
@@ -98,10 +100,7 @@ class TiledKernel:
             if dq is None or dk is None or dv is None:
                 dq = torch.zeros_like(q)
                 dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
-            acc = _accumulator(dq, block)
-            add_gradients(self._exact, queries, keys, block, acc, (dk, dv))
-            _store(dq, block, acc)
-            del acc
+            store_gradients(self._exact, queries, keys, block, dq, (dk, dv))
         if dq is None or dk is None or dv is None:
             return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         dk = dk.to(k.dtype)
@@ -222,6 +221,15 @@ def add_gradients(
     _add_rows(exact, (grad_out, q, out, lse), keys, group, block, acc, d_keys)
 
 
+def store_gradients(
+    exact: ExactKernel, queries: Queries, keys: Pair, block: RowBlock, dq: Tensor, d_keys: Pair
+) -> None:
+    """Write dq of one row block over these keys, and add the gradients of keys to d_keys."""
+    acc = _accumulator(dq, block)
+    add_gradients(exact, queries, keys, block, acc, d_keys)
+    _store(dq, block, acc)
+
+
 def _add_rows(
     exact: ExactKernel, own: Queries, keys: Pair, group: int, block: RowBlock, acc: Tensor,
     d_keys: Pair,
@@ -281,7 +289,15 @@ def join(
 
 
 def _put(target: Tensor, heads: slice, rows: Tensor, value: Tensor) -> None:
-    target[:, heads].index_copy_(2, rows.to(target.device), value)
+    """Write what `_take` returns for an index tensor back to its places."""
+    target[:, heads].index_copy_(2, rows.flatten().to(target.device), _as_rows(value, rows))
+
+
+def _as_rows(value: Tensor, index: Tensor) -> Tensor:
+    """Return a tensor (B S, H, tokens, D) of sets as (B, H, S tokens, D)."""
+    if index.dim() == 1:
+        return value
+    return torch.unflatten(value, 0, (-1, len(index))).transpose(1, 2).flatten(2, 3)
 
 
 def _accumulator(target: Tensor, block: RowBlock) -> Tensor:
@@ -313,13 +329,20 @@ def _store(target: Tensor, block: RowBlock, value: Tensor) -> None:
 
 def _add(total: Tensor, heads: slice, tokens: Index, part: Tensor) -> None:
     if isinstance(tokens, Tensor):
-        total[:, heads].index_add_(2, tokens.to(total.device), part.to(total.dtype))
+        rows = tokens.flatten().to(total.device)
+        total[:, heads].index_add_(2, rows, _as_rows(part, tokens).to(total.dtype))
     else:
         total[:, heads, tokens].add_(part)
 
 
 def _take(tensor: Tensor, heads: slice, tokens: Index) -> Tensor:
-    """Return heads and tokens of a tensor: a view for slices, a copy for an index tensor."""
-    if isinstance(tokens, Tensor):
-        return tensor[:, heads].index_select(2, tokens.to(tensor.device))
-    return tensor[:, heads, tokens]
+    """Return heads and tokens of a tensor: a view for slices, a copy for an index tensor.
+
+    Sets of tokens are rows of the batch: (B S, H, tokens, D) for an index (S, tokens).
+    """
+    if isinstance(tokens, slice):
+        return tensor[:, heads, tokens]
+    taken = tensor[:, heads].index_select(2, tokens.flatten().to(tensor.device))
+    if tokens.dim() == 1:
+        return taken
+    return torch.unflatten(taken, 2, tuple(tokens.shape)).transpose(1, 2).flatten(0, 1)

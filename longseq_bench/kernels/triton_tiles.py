@@ -74,14 +74,6 @@ _SHAPES = {
     ("dq", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 4, 2), Shape(16, 16, 4, 2)),
     ("dkv", 2): (Shape(64, 128, 8, 3), Shape(32, 64, 8, 3), Shape(32, 32, 8, 3)),
     ("dkv", 4): (Shape(32, 32, 8, 2), Shape(32, 32, 8, 2), Shape(16, 16, 4, 2)),
-    ("spans forward", 2): (Shape(128, 64, 8, 3), Shape(128, 64, 8, 3), Shape(64, 32, 8, 3)),
-    ("spans forward", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 8, 2), Shape(16, 32, 4, 2)),
-    ("spans backward", 2): (
-        Shape(64, 32, 8, 3, _MAX_REGISTERS),
-        Shape(64, 32, 8, 3, _MAX_REGISTERS),
-        Shape(32, 32, 8, 2, _MAX_REGISTERS),
-    ),
-    ("spans backward", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 8, 2), Shape(16, 16, 4, 2)),
 }
 """Tiles by kernel and bytes per element, for a head_dim up to each of _MAX_HEAD_DIMS.
 
@@ -94,9 +86,6 @@ _OTHERS = {
     (8, "dq", 64): Shape(128, 64, 8, 3),
     (8, "dq", 128): Shape(64, 64, 8, 3),
     (8, "dkv", 64): Shape(32, 128, 8, 3),
-    (8, "spans forward", 128): Shape(64, 64, 8, 3),
-    (8, "spans backward", 256): Shape(32, 16, 8, 2),
-    (10, "spans forward", 128): Shape(64, 64, 8, 3, _MAX_REGISTERS),
     (10, "forward", 64): Shape(64, 64, 4, 3),
     (10, "forward", 256): Shape(64, 32, 8, 3, _MAX_REGISTERS),
     (10, "dq", 64): Shape(128, 64, 8, 3, _MAX_REGISTERS),
@@ -123,7 +112,7 @@ def select_shape(
 ) -> Shape:
     """Return the first tile to try for a kernel, never larger than a block.
 
-    kernel: forward, dq, dkv, spans forward or spans backward.
+    kernel: forward, dq or dkv.
     capability: major number of the device's compute capability. tail: the last block is short.
     """
     shapes = _SHAPES.get((kernel, dtype.itemsize), ())

@@ -232,7 +232,7 @@ class MultiheadBlockSparse(nn.Module):
         if padded is None:
             return attention.build_kernel(), None
         dtype = attention.workload.dtype
-        name, _ = sparse_selection.choose(self.kernel, q.device.type, dtype, "spans", q.shape[-1])
+        name, _ = sparse_selection.choose(self.kernel, q.device.type, dtype, q.shape[-1])
         self.ran["kernel_of_padded"] = "torch (spans)" if name == "torch" else name
         span_kernel = sparse_selection.span_kernel(name)
         spans, kernels, start = spans_of(attention.layout), [], 0

@@ -24,7 +24,7 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Positions, Shard
-from longseq_bench.kernels import native, spans_reference
+from longseq_bench.kernels import native, torch_spans
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.spans import HeadSpans, SpanTask
 from longseq_bench.testing.definition import Options, Tensors, make_inputs, make_output_gradient
@@ -250,9 +250,8 @@ def _counted() -> Iterator[Kernels]:
         return counted
 
     with ExitStack() as stack:
-        for kernel in (native, spans_reference):
-            stack.enter_context(patch.object(kernel, "forward", count_forward(kernel)))
-            stack.enter_context(patch.object(kernel, "backward", count_backward(kernel)))
+        stack.enter_context(patch.object(native, "forward", count_forward(native)))
+        stack.enter_context(patch.object(native, "backward", count_backward(native)))
         for name in ("forward", "merge", "backward", "add_gradients"):
             counted = _count_exact(getattr(ExactKernel, name), kernels)
             stack.enter_context(patch.object(ExactKernel, name, counted))
@@ -263,11 +262,11 @@ def _counted() -> Iterator[Kernels]:
 def pairs_in(part: HeadSpans, task: SpanTask) -> int:
     """Return the visible pairs of a part, over its heads."""
     total = 0
-    for queries, keys, _ in spans_reference.tiles_of(part.spans):
+    for queries, keys, _ in torch_spans.tiles_of(part.spans):
         pairs = len(queries) * len(keys)
         if task.causal:
-            q_at = spans_reference.positions(queries, task.steps.q_row, task.steps.q_at)
-            k_at = spans_reference.positions(keys, task.steps.k_row, task.steps.k_at)
+            q_at = torch_spans.positions(queries, task.steps.q_row, task.steps.q_at)
+            k_at = torch_spans.positions(keys, task.steps.k_row, task.steps.k_at)
             visible = k_at[None, :] <= q_at[:, None]
             if task.steps.q_first is not None:
                 visible &= k_at[None, :] >= task.steps.q_first[queries, None]

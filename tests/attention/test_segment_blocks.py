@@ -2,15 +2,20 @@
 
 import itertools
 import random
+from collections.abc import Iterable
 from time import process_time
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from longseq_bench.attention.sparse.segments import SegmentTiles, cut_keys, cut_queries
 from longseq_bench.distributed.token_order import TokenOrder
-from longseq_bench.kernels.spans_reference import tiles_of
-from longseq_bench.patterns.dilated import DilatedSegment
+from longseq_bench.kernels.tiling import RowBlock
+from longseq_bench.kernels.torch_spans import tiles_of
+from longseq_bench.patterns.dilated import DilatedSegment, DilationRule, hilbert_order
 from longseq_bench.patterns.spans import Spans, segment_spans
 
 TOKENS = 100
@@ -53,6 +58,59 @@ def test_a_share_of_the_rows_keeps_their_numbers() -> None:
     whole = segment_spans(TOKENS, SETS[0], False)
     share = cut_queries(whole, range(40, 60), 0)
     assert pairs_of(share) == {(q, k) for q, k in pairs_of(whole) if 40 <= q < 60}
+
+
+def counts_of(blocks: Iterable[RowBlock], queries: int, keys: int, head: int) -> np.ndarray:
+    """Return how often the pieces of row blocks show each key to each query, (queries, keys)."""
+    counts = np.zeros((queries, keys), dtype=np.int64)
+    for block in blocks:
+        rows = torch.arange(queries)[block.rows]
+        for piece in block.pieces:
+            if head in range(8)[piece.heads]:
+                own, seen = rows[piece.rows], torch.arange(keys)[piece.keys]
+                mask = (
+                    torch.ones(own.shape[-1], seen.shape[-1]) if piece.mask is None else piece.mask
+                )
+                visible = (mask.tril() if piece.causal else mask).numpy().astype(np.int64)
+                for q, k in zip(np.atleast_2d(own), np.atleast_2d(seen), strict=True):
+                    np.add.at(counts, (q[:, None], k[None, :]), visible)
+    return counts
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    n=st.integers(1, 120),
+    pairs=st.lists(st.tuples(st.integers(1, 130), st.integers(1, 5)), min_size=1, max_size=3),
+    max_rows=st.integers(1, 130),
+    ends=st.tuples(*[st.integers(0, 119)] * 4),
+    causal=st.booleans(),
+    permuted=st.booleans(),
+)
+def test_tiles_are_the_rule(
+    n: int, pairs: list[tuple[int, int]], max_rows: int, ends: tuple[int, ...], causal: bool,
+    permuted: bool,
+) -> None:  # fmt: skip
+    """On one rank, and for queries and keys at any steps of the walk."""
+    rule = DilationRule(*zip(*pairs, strict=True), heads=3)
+    tiles = SegmentTiles(n, tuple(rule.pairs()), causal)
+    tiles.walk = hilbert_order(n) if permuted else None
+    order = hilbert_order(n) if permuted else np.arange(n)
+    step_of, at = np.argsort(order).astype(np.int32), np.arange(n)
+    own, keys = (
+        range(min(a, b, n - 1), min(max(a, b), n - 1) + 1) for a, b in (ends[:2], ends[2:])
+    )
+    for head in range(3):
+        expected = rule.multiplicity(at, at, head, causal, step_of)
+        heads = slice(head, head + 1)
+        found = counts_of(tiles.single_rank(heads, max_rows), n, n, head)
+        assert (found == expected).all()
+        queries = own[len(own) // 3 :]
+        found = counts_of(
+            tiles.many_ranks(heads, own, queries, keys, max_rows), len(own), len(keys), head
+        )
+        expected = expected[order[own.start : own.stop]][:, order[keys.start : keys.stop]]
+        expected[: len(own) // 3] = 0
+        assert (found == expected).all()
 
 
 def tiles(tokens: int, *segments: int) -> SegmentTiles:

@@ -68,9 +68,9 @@ def test_what_it_can_not_compute_is_refused(gpu: Any, use: Use, words: str) -> N
 
 def test_a_missing_package_and_a_pattern_without_blocks_are_named() -> None:
     with pytest.raises(UnsupportedError, match=r"kernel=flex-flash: .* pip install flash-attn-4"):
-        choose("flex-flash", "cuda", "bfloat16", "gathered", 64, Blocks(128, True))
+        choose("flex-flash", "cuda", "bfloat16", 64, Blocks(128, True))
     with pytest.raises(UnsupportedError, match="kernel=flex-flash: it needs a block layout"):
-        choose("flex-flash", "cuda", "bfloat16", "spans", 64)
+        choose("flex-flash", "cuda", "bfloat16", 64)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -86,7 +86,7 @@ def test_torch_is_asked_for_the_flash_backend(
     monkeypatch.setattr(flex_blocks, "attend", attend)
     q = torch.zeros(1, 4, 512, 64, dtype=torch.bfloat16)
     layouts = (make_layout("random", 512, 128, 0.5, causal),)
-    kernel = build_layout_kernel("flex-flash", layouts, 4, 4, USE)
+    kernel = build_layout_kernel("flex-flash", layouts, 4)
     kernel.forward(q, q, q, False)
     mask_mod = causal_mask_mod if causal else always_true
     assert asked == {"kernel_options": {"BACKEND": "FLASH"}, "mask_mod": mask_mod}

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.triton_static import Variant, arguments, kernel_of
-
 pytestmark = pytest.mark.skipif(
     not importlib.util.find_spec("triton"), reason="triton is not installed"
 )
@@ -70,13 +68,4 @@ def test_a_merge_of_two_softmaxes(monkeypatch: pytest.MonkeyPatch, dim: int) -> 
         elif name in kinds:
             known[(i,)] = ALIGNED
     made = compile_for_h100(function, signature, fixed, known, {"num_warps": 4})
-    assert_loads_before_stores(made)
-
-
-@pytest.mark.parametrize("kernel", ["spans forward", "spans backward"])
-def test_spans_that_continue_earlier_results(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    variant = Variant(kernel, 64, causal=True, split=True)
-    function, tile = kernel_of(variant, 90)
-    made = compile_for_h100(function, *arguments(function, variant, tile), tile.options)
     assert_loads_before_stores(made)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longseq_bench.kernels.spans_reference import tiles_of
+from longseq_bench.kernels.torch_spans import tiles_of
 from longseq_bench.patterns.dilated import DilationRule, hilbert_order
 from longseq_bench.patterns.spans import (
     TILE,

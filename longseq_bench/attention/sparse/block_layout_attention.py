@@ -6,8 +6,6 @@ One layout serves all query heads, or each query head has its own.
 from abc import abstractmethod
 from typing import Any
 
-import numpy as np
-import torch
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Counts, Mask, Positions
@@ -15,9 +13,8 @@ from longseq_bench.attention.masked import masked_steps
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import flex_flash, sparse_selection
-from longseq_bench.kernels.base import AttentionKernel, SplitKernel
-from longseq_bench.kernels.exact.base import Use
-from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask
+from longseq_bench.kernels.base import AttentionKernel
+from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.cache_rows import CacheRows
 from longseq_bench.patterns.spans import spans_of
@@ -48,9 +45,8 @@ class LayoutAttention(Attention):
         """Choose the kernel."""
         super().prepare(device)
         blocks, dtype = self.kernel_blocks, self.workload.dtype
-        form = "gathered" if blocks else "spans"
         self.kernel_name, self._kernel_facts = sparse_selection.choose(
-            self.requested_kernel, device, dtype, form, self.workload.head_dim, blocks
+            self.requested_kernel, device, dtype, self.workload.head_dim, blocks
         )
 
     @property
@@ -99,41 +95,28 @@ class LayoutAttention(Attention):
 
 
 def build_layout_kernel(
-    kernel: str, layouts: tuple[BlockLayout, ...], heads: int, kv_heads: int, use: Use
+    kernel: str, layouts: tuple[BlockLayout, ...], heads: int
 ) -> AttentionKernel:
     """Build the kernel of this name over one layout for all query heads, or over one per head.
 
     Kernels are imported here, because some need libraries that may be missing.
     """
-    if (mask := layouts[0].mask) is not None:
+    mask, causal, steps = layouts[0].mask, layouts[0].causal, StepMap()
+    if mask is not None:
         tokens = (range(mask.tokens),)
-        parts = [HeadSpans(spans_of(layouts[0]), range(heads))]
-        task = SpanTask(parts, True, masked_steps(mask, tokens, tokens))
-        return SpanAttention(sparse_selection.span_kernel(kernel), task, (heads, mask.tokens))
-    if kernel == "native" or (kernel == "triton" and not sparse_selection.has_triton()):
-        # Triton is missing in meta mode only; the native kernel needs the same memory there
-        by_layout = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]
-        parts = [HeadSpans(spans_of(x), of) for x, of in zip(layouts, by_layout, strict=True)]
-        task, shape = SpanTask(parts, layouts[0].causal), (heads, layouts[0].seq_len)
-        return SpanAttention(sparse_selection.span_kernel("native"), task, shape)
-    if kernel == "triton":
+        causal, steps = True, masked_steps(mask, tokens, tokens)
+    elif kernel == "triton" and sparse_selection.has_triton():
         from longseq_bench.kernels.triton_blocks import TritonBlocks
 
         return TritonBlocks(layouts)
-    if kernel == "flex":
+    elif kernel == "flex":
         from longseq_bench.kernels.flex_blocks import FlexBlocks
 
         return FlexBlocks(layouts)
-    if kernel == flex_flash.NAME:
+    elif kernel == flex_flash.NAME:
         return flex_flash.FlexFlashBlocks(layouts)
-    from longseq_bench.kernels.gathered import GatheredBlocksKernel
-
-    exact = sparse_selection.torch_kernel(use)
-    kernels = [GatheredBlocksKernel(layout, exact) for layout in layouts]
-    if len(kernels) == 1:
-        return kernels[0]
-    kv = [h * kv_heads // heads for h in range(heads)]
-    return SplitKernel(
-        [(np.s_[:, h : h + 1], np.s_[:, kv[h] : kv[h] + 1], one) for h, one in enumerate(kernels)],
-        torch.float32,
-    )
+    # Triton is missing in meta mode only; the native kernel needs the same memory there
+    spans = sparse_selection.span_kernel("native" if kernel == "triton" else kernel)
+    by_layout = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]
+    parts = [HeadSpans(spans_of(x), of) for x, of in zip(layouts, by_layout, strict=True)]
+    return SpanAttention(spans, SpanTask(parts, causal, steps), (heads, layouts[0].seq_len))

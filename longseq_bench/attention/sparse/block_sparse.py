@@ -189,9 +189,7 @@ class BlockSparse(LayoutAttention):
         if self.group.size > 1:
             self._kernel = self._rank_kernel
             return
-        self._kernel = build_layout_kernel(
-            self.kernel_name, (self.layout,), w.heads, w.kv_heads, self.kernel_use
-        )
+        self._kernel = build_layout_kernel(self.kernel_name, (self.layout,), w.heads)
 
     def _prepare_decode(self, rows: CacheRows, device: str) -> None:
         """Choose the kernel of a step of decoding: one call for sinks, and one for the window."""

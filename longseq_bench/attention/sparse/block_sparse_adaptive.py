@@ -107,9 +107,7 @@ class AdaptiveBlockSparse(LayoutAttention):
         if self.scorer == "learned" and self.workload.train:
             return _Learned.apply(q, k, v, *self.matrices, self, (queries, keys))  # type: ignore[no-any-return, no-untyped-call]
         w = self.workload
-        kernel = build_layout_kernel(
-            self.kernel_name, self._layouts, w.heads, w.kv_heads, self.kernel_use
-        )
+        kernel = build_layout_kernel(self.kernel_name, self._layouts, w.heads)
         return attend(q, k, v, kernel, w.train)
 
     @property

@@ -22,17 +22,16 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import RingExchange, ring_blocks
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder, even_span
+from longseq_bench.kernels import native
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.exact.base import AUTO, check_name
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
-from longseq_bench.kernels.sparse_selection import choose, span_kernel, torch_kernel
+from longseq_bench.kernels.sparse_selection import choose, torch_kernel
 from longseq_bench.kernels.tiling import RowBlock, TiledKernel
 from longseq_bench.patterns.dilated import DilationRule, hilbert_order
 from longseq_bench.patterns.spans import heads_by_sets, segment_spans, sort_walk
 
 Mix = Literal["softmax", "groups"]
-
-_SPAN_KERNELS = ("native", "triton")
 
 
 @implementation("dilated")
@@ -60,13 +59,13 @@ class Dilated(Attention):
         ] = "softmax",
         kernel: Annotated[
             str,
-            "native or triton (spans), torch, or a kernel of exact attention for tiles; auto: the "
-            "fastest one",
+            "native (spans), torch, or a kernel of exact attention for gathered segments; auto: "
+            "the fastest one",
         ] = AUTO,
     ) -> None:
         self.order = TokenOrder("contiguous", workload.seq_len, group.size)
         self.rule = DilationRule(tuple(segments), tuple(dilation), workload.heads, mix)
-        if kernel not in (*_SPAN_KERNELS, "torch"):
+        if kernel != "torch":
             check_name(kernel)
         super().__init__(workload, group)
         self.requested_kernel, self.kernel_name = kernel, ""
@@ -79,17 +78,15 @@ class Dilated(Attention):
         """Choose the kernel, and build the spans of the compiled one."""
         super().prepare(device)
         self._spans, self._kernel_facts, self.kernel_name = None, {}, ""
-        if self.requested_kernel in (AUTO, *_SPAN_KERNELS, "torch"):
-            self.kernel_name, self._kernel_facts = choose(
-                self.requested_kernel, device, self.workload.dtype, "tiles", self.workload.head_dim
-            )
-            if self.kernel_name in _SPAN_KERNELS:
+        requested, w = self.requested_kernel, self.workload
+        if requested == "native" or (device == "cpu" and requested in (AUTO, "torch")):
+            self.kernel_name, self._kernel_facts = choose(requested, device, w.dtype, w.head_dim)
+            if self.kernel_name == "native":
                 self._spans = self._build_spans()
                 return
-        if self.requested_kernel == "torch":
             self._exact, self._exact_facts = torch_kernel(self.kernel_use), {}
         else:
-            self.select_exact(self.requested_kernel)
+            self.select_exact(AUTO if requested == "torch" else requested)
 
     def build_kernel(self) -> AttentionKernel:
         """Return the kernel of spans, or attention tile by tile; on many ranks a ring."""
@@ -103,10 +100,9 @@ class Dilated(Attention):
     def _build_spans(self) -> AttentionKernel:
         """Return attention by a kernel of spans; on many ranks a ring."""
         w, rule, order = self.workload, self.rule, self.segments.walk
-        kernel = span_kernel(self.kernel_name)
         if self.group.size > 1:
             parts = self._parts(w.causal and not self.permuted, None)
-            blocks = SegmentBlocks(self.group, kernel, self.order, parts, w.causal, order)
+            blocks = SegmentBlocks(self.group, native, self.order, parts, w.causal, order)
             return RingKernel(self._exchange(), blocks)
         steps, sorted_by = StepMap(), None
         if order is not None and w.causal:
@@ -114,7 +110,7 @@ class Dilated(Attention):
         elif order is not None:
             steps = StepMap(order, order)
         task = SpanTask(self._parts(w.causal, sorted_by), w.causal, steps)
-        return SpanAttention(kernel, task, (w.heads, w.seq_len))
+        return SpanAttention(native, task, (w.heads, w.seq_len))
 
     def _parts(self, causal: bool, sorted_by: DilationRule | None) -> list[HeadSpans]:
         """Return the spans of the heads that use the same sets; arguments as in segment_spans."""
@@ -126,7 +122,7 @@ class Dilated(Attention):
     def _tiles(self) -> Iterator[RowBlock]:
         """Yield the tiles on one rank."""
         w, sizes = self.workload, tile_sizes(self.device)
-        rows = min(max(sizes.rows, *self.rule.segments), w.seq_len)
+        rows = self.segments.rows_of_a_block(sizes.rows)
         for heads in head_runs(w, rows, w.seq_len, sizes):
             yield from self.segments.single_rank(heads, sizes.rows)
 

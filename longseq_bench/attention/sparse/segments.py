@@ -4,19 +4,16 @@ walk  the order in which segments are cut: a permutation of the tokens, or the s
 step  an index into the walk
 set   the tokens of a segment at one offset modulo the rate; they see each other
 
-Along the sequence a set is a range, so its queries and keys are strided views. Along a permutation
-it is a list of tokens. The list is sorted, which a softmax allows, so that its causal part is again
-a lower triangle. So no mask is needed on one rank.
-
-A super-segment is the shortest run of the walk that the segments of every pair divide. Its sets are
-sorted once and used by all its row tiles.
+Segments that lie in a block of rows and in the keys at hand are one piece of a tiling: their sets
+are gathered and computed as rows of the batch. Along a permutation each set is sorted, which a
+softmax allows, so that its causal part is a lower triangle. A set that is cut is a piece of its
+own, along the sequence a strided view.
 
 Example: segment 8, rate 2, offset 0, causal, along the sequence. The set is 0 2 4 6. With the rows
 4 ... 7 the set has two pieces: queries 4 6 with keys 0 2, and the triangle of 4 6 with 4 6.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,12 +28,11 @@ from longseq_bench.distributed.kv_exchange import KVPair
 from longseq_bench.distributed.token_order import TokenOrder, causal_tiles, even_span
 from longseq_bench.kernels.base import Queries
 from longseq_bench.kernels.spans import HeadSpans, SpanKernel, SpanTask, StepMap
-from longseq_bench.kernels.tiling import Index, Piece, RowBlock
+from longseq_bench.kernels.tiling import Piece, RowBlock
 from longseq_bench.patterns.dilated import DilatedSegment
 from longseq_bench.patterns.spans import Spans
 
-Tokens = range | NDArray[np.int32]
-"""Positions in the sequence, ascending."""
+Ints = NDArray[np.int64]
 
 
 class SegmentTiles:
@@ -47,37 +43,37 @@ class SegmentTiles:
     def __init__(self, seq_len: int, segments: tuple[DilatedSegment, ...], causal: bool) -> None:
         self._seq_len, self._segments, self._causal = seq_len, segments, causal
 
+    def rows_of_a_block(self, max_rows: int) -> int:
+        """Return the rows of a block on one rank: whole segments, as many as max_rows hold.
+
+        Along the sequence a longer segment is cut; along a permutation it is one block.
+        """
+        whole = math.lcm(*(pair.segment for pair in self._segments))
+        if self.walk is None:
+            whole = min(whole, max_rows)
+        return min(whole * max(1, max_rows // whole), self._seq_len)
+
     def single_rank(self, heads: slice, max_rows: int) -> Iterator[RowBlock]:
-        """Yield the row blocks, of at most max_rows, of a run of query heads on one rank."""
-        size = min(self._seq_len, math.lcm(*(s.segment for s in self._segments)))
-        for start in range(0, self._seq_len, size):
-            stop = min(start + size, self._seq_len)
-            members, sets = self._tokens(start, stop), list(self._sets(heads, start, stop))
-            for i in range(0, len(members), max_rows):
-                rows = members[i : i + max_rows]
-                pieces = [
-                    p for tokens, of in sets for p in self._pieces(rows, tokens, of, max_rows)
-                ]
-                yield RowBlock(_index(rows), heads, tuple(pieces))
+        """Yield the row blocks of a run of query heads on one rank; q, k, v are in the sequence."""
+        everything, count = range(self._seq_len), self.rows_of_a_block(max_rows)
+        for start in range(0, self._seq_len, count):
+            rows = everything[start : start + count]
+            steps = np.arange(rows.start, rows.stop)
+            index = _view(rows, everything) if self.walk is None else self._tokens(steps)
+            yield RowBlock(index, heads, tuple(self._pieces(heads, rows, everything, self.walk)))
 
     def many_ranks(
         self, heads: slice, own: range, queries: range, keys: range, max_rows: int
     ) -> Iterator[RowBlock]:
         """Yield the row blocks of queries at some steps of the walk with keys at other steps.
 
-        Queries and keys are in the order of the walk, so every set is a strided view. Row indices
-        are into `own`, the steps that this rank holds; key indices are into `keys`, the steps of
-        any rank.
+        q, k and v are in the order of the walk. Row indices are into `own`, the steps that this
+        rank holds; key indices are into `keys`, the steps of any rank.
         """
         for start in range(queries.start, queries.stop, max_rows):
             rows = range(start, min(start + max_rows, queries.stop))
-            pieces = [
-                piece
-                for q_steps, k_steps, set_heads in self._set_parts(heads, rows, keys)
-                for piece in self._part_pieces(rows, keys, q_steps, k_steps, set_heads)
-            ]
-            if pieces:
-                yield RowBlock(_view(rows, own), heads, tuple(pieces))
+            if pieces := tuple(self._pieces(heads, rows, keys)):
+                yield RowBlock(_view(rows, own), heads, pieces)
 
     def reach(self, order: TokenOrder) -> int:
         """Return by how many ranks at most a rank is apart from one that shares a segment with it.
@@ -93,55 +89,50 @@ class SegmentTiles:
             farthest = max(farthest, int((owners - np.arange(order.ranks)).max()))
         return farthest
 
-    def _tokens(self, start: int, stop: int, rate: int = 1) -> Tokens:
-        if self.walk is None:
-            return range(start, stop, rate)
-        return np.sort(self.walk[start:stop:rate])
+    def _tokens(self, steps: Ints) -> Tensor:
+        """Return the tokens at some steps of a permuted walk."""
+        assert self.walk is not None
+        return torch.from_numpy(self.walk[steps].astype(np.int64))
 
-    def _sets(self, heads: slice, start: int, stop: int) -> Iterator[tuple[Tokens, slice]]:
-        """Yield the sets of a super-segment, each with the heads that use it."""
-        for pair in self._segments:
-            for first in range(start, stop, pair.segment):
-                end = min(first + pair.segment, stop)
-                for offset, set_heads in pair.offsets(heads):
-                    if first + offset < end:
-                        yield self._tokens(first + offset, end, pair.rate), set_heads
+    def _pieces(
+        self, heads: slice, rows: range, keys: range, order: NDArray[np.int32] | None = None
+    ) -> Iterator[Piece]:
+        """Yield the pieces of all pairs: queries at steps `rows` with keys at steps `keys`.
 
-    def _pieces(self, rows: Tokens, tokens: Tokens, heads: slice, max_keys: int) -> Iterator[Piece]:
-        """Yield the pieces of one set for a row block; causal: earlier keys, and a triangle.
-
-        max_keys: of a piece whose keys are gathered.
+        order: the walk if keys are in the order of the sequence; None: in that of the walk.
         """
-        first = bisect_left(tokens, int(rows[0]))
-        stop = bisect_left(tokens, int(rows[-1]) + 1)
-        if first >= stop:
-            return
-        queries = _indices(tokens[first:stop], rows)
-        unmasked = first if self._causal else len(tokens)
-        step = unmasked if isinstance(tokens, range) else max_keys
-        for i in range(0, unmasked, max(1, step)):
-            yield Piece(queries, _index(tokens[i : min(i + step, unmasked)]), heads)
-        if self._causal:
-            yield Piece(queries, _index(tokens[first:stop]), heads, causal=True)
-
-    def _set_parts(
-        self, heads: slice, rows: range, keys: range
-    ) -> Iterator[tuple[range, range, slice]]:
-        """Yield for each set its steps in rows, its steps in keys, and the heads that use it."""
+        both = range(max(rows.start, keys.start), min(rows.stop, keys.stop))
         for pair in self._segments:
-            first = max(rows.start, keys.start) // pair.segment
-            last = min(rows.stop - 1, keys.stop - 1) // pair.segment
-            for segment in range(first, last + 1):
-                start, stop = segment * pair.segment, (segment + 1) * pair.segment
-                for offset, set_heads in pair.offsets(heads):
-                    q_steps, k_steps = (
-                        _steps_in(run, range(start + offset, stop, pair.rate))
-                        for run in (rows, keys)
-                    )
+            size, touched = pair.segment, _touched(pair.segment, rows, keys)
+            starts = np.array(touched, dtype=np.int64) * size
+            stops = np.minimum(starts + size, self._seq_len)
+            whole = (starts >= both.start) & (stops <= both.stop)
+            for offset, set_heads in pair.offsets(heads):
+                for length in np.unique((stops - starts)[whole]).tolist():  # the last may be short
+                    own = starts[whole & (stops - starts == length)]
+                    if offset < length:
+                        steps = own[:, None] + np.arange(offset, length, pair.rate)
+                        yield self._whole_sets(steps, rows, keys, set_heads, order)
+                for start, stop in zip(
+                    starts[~whole].tolist(), stops[~whole].tolist(), strict=True
+                ):
+                    of_set = range(start + offset, stop, pair.rate)
+                    q_steps, k_steps = (_steps_in(run, of_set) for run in (rows, keys))
                     if q_steps and k_steps:
-                        yield q_steps, k_steps, set_heads
+                        yield from self._cut_set(rows, keys, q_steps, k_steps, set_heads)
 
-    def _part_pieces(
+    def _whole_sets(
+        self, steps: Ints, rows: range, keys: range, heads: slice, order: NDArray[np.int32] | None
+    ) -> Piece:
+        """Return the piece of sets of equal size, steps (sets, tokens)."""
+        if self.walk is not None and self._causal:
+            ascending = np.argsort(self.walk[steps], axis=1)
+            steps = np.take_along_axis(steps, ascending, axis=1)
+        own = torch.from_numpy(steps - rows.start)
+        seen = torch.from_numpy(steps - keys.start) if order is None else self._tokens(steps)
+        return Piece(own, seen, heads, self._causal)
+
+    def _cut_set(
         self, rows: range, keys: range, q_steps: range, k_steps: range, heads: slice
     ) -> Iterator[Piece]:
         """Yield the pieces of one set: its steps in `rows` with its steps in `keys`."""
@@ -153,13 +144,17 @@ class SegmentTiles:
                 yield Piece(_view(queries, rows), _view(tile_keys, keys), heads, tile.causal)
         else:
             # along a permutation keys of a set can come before and after a query
-            q_tokens, k_tokens = (
-                torch.from_numpy(self.walk[s.start : s.stop : s.step]) for s in (q_steps, k_steps)
-            )
+            q_tokens, k_tokens = (self._tokens(np.array(s)) for s in (q_steps, k_steps))
             mask = k_tokens[None, :] <= q_tokens[:, None]
             if mask.any():
                 partial_mask = None if mask.all() else mask
                 yield Piece(_view(q_steps, rows), _view(k_steps, keys), heads, mask=partial_mask)
+
+
+def _touched(size: int, rows: range, keys: range) -> range:
+    """Return the segments with steps in both runs."""
+    first = max(rows.start, keys.start) // size
+    return range(first, min(rows.stop - 1, keys.stop - 1) // size + 1)
 
 
 def _steps_in(run: range, steps: range) -> range:
@@ -173,22 +168,6 @@ def _view(steps: range, run: range) -> slice:
     return slice(steps.start - run.start, steps.stop - run.start, steps.step)
 
 
-def _indices(tokens: Tokens, rows: Tokens) -> Index:
-    """Return the indices of tokens in the rows of a block."""
-    if isinstance(rows, range) and isinstance(tokens, range):
-        return _view(tokens, rows)
-    if len(rows) == len(tokens):
-        return slice(None)
-    return torch.from_numpy(np.searchsorted(np.asarray(rows), np.asarray(tokens)).astype(np.int64))
-
-
-def _index(tokens: Tokens) -> Index:
-    """Return the index of tokens in the whole sequence: a slice or a tensor."""
-    if isinstance(tokens, range):
-        return slice(tokens.start, tokens.stop, tokens.step)
-    return torch.from_numpy(np.ascontiguousarray(tokens)).long()
-
-
 # ---- over many ranks -----------------------------------------------------------------------------
 # Local queries see the runs of a block of keys that is here. The spans of the whole walk are cut to
 # the steps that a rank holds, once, and for each block to its keys. So one call of a span kernel
@@ -196,8 +175,6 @@ def _index(tokens: Tokens) -> Index:
 #
 # Example: a run of the keys 0 4 8 12 and a block of the keys 6 to 13. Its keys in the block are 8
 # and 12, which are the keys 2 and 6 of the block.
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

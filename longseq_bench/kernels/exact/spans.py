@@ -1,6 +1,5 @@
-"""Exact attention by a kernel of spans: every tile of queries sees one run of keys."""
+"""Exact attention by the compiled CPU kernel of spans: a tile of queries sees one run of keys."""
 
-from abc import abstractmethod
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -9,9 +8,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from longseq_bench.kernels import native, sparse_selection
+from longseq_bench.kernels import native
 from longseq_bench.kernels.base import Pair, Queries, Triple
-from longseq_bench.kernels.exact._cuda import capability_reason
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
 from longseq_bench.kernels.spans import HeadSpans, SpanKernel, SpanTask, span_gradients
 from longseq_bench.patterns.spans import Spans
@@ -20,16 +18,24 @@ TILE = 128
 """Queries of a tile: a program of the compiled kernels takes as many."""
 
 
-class OverSpans(ExactKernel):
-    """An exact kernel that continues earlier softmaxes and sums in place, without temporaries.
+@exact_kernel("native")
+class Native(ExactKernel):
+    """The compiled CPU kernel of this package.
 
-    A subclass has `spans`, the kernel that it calls.
+    It continues earlier softmaxes and sums in place, without temporaries.
     """
 
-    @property
-    @abstractmethod
-    def spans(self) -> SpanKernel:
-        """The kernel of spans."""
+    device = "cpu"
+
+    @classmethod
+    @override
+    def unavailable_reason(cls, use: Use) -> str | None:
+        return super().unavailable_reason(use) or native.unavailable_reason(use.dtype)
+
+    @classmethod
+    @override
+    def priority(cls, use: Use) -> int | None:
+        return 0 if _MATRIX_UNITS.get(use.dtype) in _cpu_flags() else 10
 
     @property
     def counted_spans(self) -> SpanKernel:
@@ -42,20 +48,20 @@ class OverSpans(ExactKernel):
     ) -> tuple[Tensor, Tensor]:
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3] if keep_lse else (0,), dtype=torch.float32)
-        self.spans.forward(q, k, v, out, lse if keep_lse else None, _task(q, k, causal))
+        native.forward(q, k, v, out, lse if keep_lse else None, _task(q, k, causal))
         return out, lse
 
     @override
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
         dq = torch.empty_like(queries[1])
-        return span_gradients(self.spans, _task(dq, keys[0], causal), queries, keys, dq)
+        return span_gradients(native, _task(dq, keys[0], causal), queries, keys, dq)
 
     @override
     def _merge(
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
         mask: Tensor | None,
     ) -> None:  # fmt: skip
-        self.spans.forward(q, k, v, out, lse, _task(q, k, causal, merge=True))
+        native.forward(q, k, v, out, lse, _task(q, k, causal, merge=True))
 
     @override
     def _add_gradients(
@@ -63,13 +69,13 @@ class OverSpans(ExactKernel):
         mask: Tensor | None,
     ) -> None:  # fmt: skip
         task = _task(dq, keys[0], causal, merge=True)
-        self.spans.backward(queries, keys, dq, dkv, range(keys[0].shape[1]), task)
+        native.backward(queries, keys, dq, dkv, range(keys[0].shape[1]), task)
 
 
 class _CountedSpans:
     """A SpanKernel that counts its calls for an exact kernel."""
 
-    def __init__(self, owner: OverSpans) -> None:
+    def __init__(self, owner: Native) -> None:
         self._owner = owner
 
     def forward(
@@ -77,14 +83,14 @@ class _CountedSpans:
     ) -> None:
         """See SpanKernel.forward."""
         self._owner.calls["forward"] += 1
-        self._owner.spans.forward(q, k, v, out, lse, task)
+        native.forward(q, k, v, out, lse, task)
 
     def backward(
         self, queries: Queries, keys: Pair, dq: Tensor, sums: Pair, kv_heads: range, task: SpanTask
     ) -> None:
         """See SpanKernel.backward."""
         self._owner.calls["backward"] += 1
-        self._owner.spans.backward(queries, keys, dq, sums, kv_heads, task)
+        native.backward(queries, keys, dq, sums, kv_heads, task)
 
 
 @lru_cache(maxsize=64)
@@ -106,28 +112,6 @@ _MATRIX_UNITS = {torch.bfloat16: "amx_bf16", torch.float16: "amx_fp16"}
 """CPU flags of units that torch's kernel uses for 16-bit tensors, and the compiled one does not."""
 
 
-@exact_kernel("native")
-class Native(OverSpans):
-    """The compiled CPU kernel of this package."""
-
-    device = "cpu"
-
-    @classmethod
-    @override
-    def unavailable_reason(cls, use: Use) -> str | None:
-        return super().unavailable_reason(use) or native.unavailable_reason(use.dtype)
-
-    @classmethod
-    @override
-    def priority(cls, use: Use) -> int | None:
-        return 0 if _MATRIX_UNITS.get(use.dtype) in _cpu_flags() else 10
-
-    @property
-    @override
-    def spans(self) -> SpanKernel:
-        return native
-
-
 @cache
 def _cpu_flags() -> frozenset[str]:
     try:
@@ -136,24 +120,3 @@ def _cpu_flags() -> frozenset[str]:
         return frozenset()
     flags = (line.partition(":")[2] for line in text.splitlines() if line.startswith("flags"))
     return frozenset(next(flags, "").split())
-
-
-@exact_kernel("triton")
-class Triton(OverSpans):
-    """The Triton kernel of this package."""
-
-    device = "cuda"
-
-    @classmethod
-    @override
-    def unavailable_reason(cls, use: Use) -> str | None:
-        reason = super().unavailable_reason(use) or sparse_selection.triton_reason(
-            use.device, use.dtype, use.head_dim
-        )
-        # as FlexAttention, which torch compiles with Triton
-        return reason or capability_reason((7, 0))
-
-    @property
-    @override
-    def spans(self) -> SpanKernel:
-        return sparse_selection.span_kernel("triton")

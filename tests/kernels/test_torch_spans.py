@@ -1,4 +1,4 @@
-"""Block-sparse attention in plain torch: every pattern against the layout's own definition."""
+"""Spans computed by exact attention: every pattern against the layout's own definition."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from longseq_bench.attention.sparse.block_layout_attention import build_layout_kernel
 from longseq_bench.core.errors import UserError
-from longseq_bench.kernels import gathered
-from longseq_bench.kernels.gathered import GatheredBlocksKernel
+from longseq_bench.kernels import torch_spans
+from longseq_bench.kernels.tiling import wide
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 from tests.kernels import plain_attention
-from tests.kernels.plain_attention import EXACT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,12 +51,12 @@ def assert_layout(layout: BlockLayout, qkvg: Sequence[Tensor], scores: float = 0
     """scores: their magnitude, which scales the error of rounding them."""
     q, k, v, grad_out = qkvg
     expected, expected_lse, grads = reference(layout, (q, k, v), grad_out)
-    kernel = GatheredBlocksKernel(layout, EXACT)
+    kernel = build_layout_kernel("torch", (layout,), HEADS)
     out, lse = kernel.forward(q, k, v, True)
     assert lse is not None
     allowed = CLOSE[q.dtype] + 1e-6 * scores
     assert out.dtype == q.dtype
-    assert lse.dtype == torch.promote_types(q.dtype, torch.float32)
+    assert lse.dtype == wide(q)
     assert_near(out, expected, allowed)
     assert_near(lse, expected_lse, min(allowed, 2e-3))
     alone, none = kernel.forward(q, k, v, False)
@@ -91,22 +91,17 @@ def test_any_block_size(block: int, causal: bool) -> None:
     assert_layout(layout_of("strided", 300, causal, block), inputs(300, 2))
 
 
-@pytest.mark.parametrize("rows", [1, 1000])
+@pytest.mark.parametrize(("rows", "gathered"), [(1, 64), (100, 20_000)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_number_of_rows_per_call_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, rows: int, causal: bool
+def test_the_size_of_calls_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, rows: int, gathered: int, causal: bool
 ) -> None:
-    monkeypatch.setattr(gathered, "ROWS_PER_CALL", rows)
+    """One tile at a time, and some of them; long rows in several calls."""
+    monkeypatch.setattr(torch_spans, "ROWS", {"cpu": rows})
+    monkeypatch.setattr(torch_spans, "MIN_GATHERED_BYTES", gathered)
+    monkeypatch.setattr(torch_spans, "LEAST_KEYS", 40)
     for pattern in ("local-window", "global-local", "random"):
         assert_layout(layout_of(pattern, 301, causal), inputs(301, 2))
-
-
-@pytest.mark.parametrize("size", [64, 20_000])
-def test_the_gathered_size_changes_nothing(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """One head and row at a time, and some of them."""
-    monkeypatch.setattr(gathered, "MIN_GATHERED_BYTES", size)
-    for causal in (False, True):
-        assert_layout(layout_of("random", 301, causal), inputs(301, 2))
 
 
 class StorageSizes(TorchDispatchMode):
@@ -130,17 +125,20 @@ def test_temporaries_stay_small(pattern: str) -> None:
     tokens = 16_384
     q, k, v, _ = inputs(tokens, batch=1)
     special = 128 if pattern == "global-local" else 0
-    kernel = GatheredBlocksKernel(make_layout(pattern, tokens, 128, 0.95, True, 0, special), EXACT)
+    layout = make_layout(pattern, tokens, 128, 0.95, True, 0, special)
+    kernel = build_layout_kernel("torch", (layout,), HEADS)
     out_bytes = q.untyped_storage().nbytes()
     with StorageSizes((q, k, v)) as created:
         kernel.forward(q, k, v, False)
     others = sorted(created.sizes.values())
     assert others.pop() == out_bytes
     # gathered keys or values, or a part of the output
-    assert others[-1] <= gathered.MIN_GATHERED_BYTES
+    assert others[-1] <= torch_spans.MIN_GATHERED_BYTES
 
 
 def test_another_length_is_refused() -> None:
     q, k, v, _ = inputs(160)
     with pytest.raises(UserError, match="171"):
-        GatheredBlocksKernel(layout_of("random", 171, False), EXACT).forward(q, k, v, False)
+        build_layout_kernel("torch", (layout_of("random", 171, False),), HEADS).forward(
+            q, k, v, False
+        )
