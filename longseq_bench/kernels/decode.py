@@ -22,8 +22,8 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import native
-from longseq_bench.kernels.base import check_strides
 from longseq_bench.kernels.cpp_build import library
+from longseq_bench.kernels.native import fields
 from longseq_bench.meta_mode import are_loops_limited, is_meta
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -59,25 +59,15 @@ class SeenKeys:
         return max(self.begin, int(self.stop.max()))
 
 
-def _fields(*names: str) -> list[tuple[str, type]]:
-    return [(name, ctypes.c_int64) for name in names]
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), *_fields("batch", "head", "token")]
-
-
 class _Decode(ctypes.Structure):
     _fields_ = [
-        *_fields(
-            "dtype", "dim", "v_dim", "batches", "kv_heads", "group", "queries", "splits",
-        ),
-        *[(name, _Tensor) for name in ("q", "k", "v")],
-        ("first", ctypes.c_void_p),
-        ("stop", ctypes.c_void_p),
-        *_fields("begin", "end"),
-        *[(name, ctypes.c_void_p) for name in ("out", "lse", "scratch", "counter")],
-    ]  # fmt: skip
+        *fields(ctypes.c_int64, "dtype", "dim", "v_dim", "batches", "kv_heads", "group"),
+        *fields(ctypes.c_int64, "queries", "splits"),
+        *fields(native.TensorPointer, "q", "k", "v"),
+        *fields(ctypes.c_void_p, "first", "stop"),
+        *fields(ctypes.c_int64, "begin", "end"),
+        *fields(ctypes.c_void_p, "out", "lse", "scratch", "counter"),
+    ]
 
 
 @functools.cache
@@ -121,14 +111,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Te
     lse = torch.empty(rows, device=q.device)
     if is_meta() or are_loops_limited():
         return merge_partials(out, lse)
-    if reason := unavailable_reason(q.dtype):
-        raise UnsupportedError(f"the compiled decode kernel is not available: {reason}")
-    if any(t.device.type != "cpu" or t.dtype != q.dtype for t in (q, k, v)):
-        found = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))
-        raise UnsupportedError(f"the decode kernel needs q, k, v of one dtype on a CPU: {found}")
-    check_strides("the decode kernel", q, k, v)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        setattr(problem, name, _Tensor(tensor.data_ptr(), *tensor.stride()[:3]))
+    native.check_inputs("decode kernel", unavailable_reason(q.dtype), q, k, v)
+    native.set_tensors(problem, q=q, k=k, v=v)
     first, stop = (np.ascontiguousarray(ends, dtype=np.int64) for ends in (seen.first, seen.stop))
     problem.first, problem.stop = first.ctypes.data, stop.ctypes.data
     problem.out, problem.lse = out.data_ptr(), lse.data_ptr()

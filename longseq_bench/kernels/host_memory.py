@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from longseq_bench import meta_mode
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.units import format_bytes
-from longseq_bench.kernels import host_memory, tiling
+from longseq_bench.kernels import tiling
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.tiling import Piece, RowBlock, Tiling, wide
@@ -186,9 +186,9 @@ class StreamedKernel:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
-        out, lse = host_memory.zeros_like(q), None
+        out, lse = zeros_like(q), None
         if keep_lse:
-            lse = host_memory.zeros(q.shape[:3], wide(q), self._copier.device).fill_(-math.inf)
+            lse = zeros(q.shape[:3], wide(q), self._copier.device).fill_(-math.inf)
         for block in meta_mode.limited(self._tiling()):
             at = (slice(None), block.heads, block.rows)
             rows = self._copier.copy(q[at])
@@ -206,8 +206,8 @@ class StreamedKernel:
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k, v, given out and lse of the whole softmax."""
         (grad_out, q, out, lse), (k, v) = queries, keys
-        dq = host_memory.zeros_like(q)
-        dk, dv = (host_memory.zeros_like(t, wide(t)) for t in (k, v))
+        dq = zeros_like(q)
+        dk, dv = (zeros_like(t, wide(t)) for t in (k, v))
         for block in meta_mode.limited(self._tiling()):
             at = (slice(None), block.heads, block.rows)
             own = [self._copier.copy(t[at]) for t in (grad_out, q, out, lse)]
@@ -298,4 +298,4 @@ class _TileCopier:
 
 
 def _to_dtype_of(total: Tensor, like: Tensor) -> Tensor:
-    return total if total.dtype == like.dtype else host_memory.zeros_like(like).copy_(total)
+    return total if total.dtype == like.dtype else zeros_like(like).copy_(total)

@@ -33,25 +33,28 @@ LOCKS = 4096
 _STACK_BYTES = 512 * 1024
 
 
-def _fields(kind: type, *names: str) -> list[tuple[str, type]]:
+def fields(kind: type, *names: str) -> list[tuple[str, type]]:
+    """Return fields of one type for a ctypes.Structure."""
     return [(name, kind) for name in names]
 
 
-class _Tensor(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), *_fields(ctypes.c_int64, "batch", "head", "token")]
+class TensorPointer(ctypes.Structure):
+    """Address and strides of a tensor (lanes.h)."""
+
+    _fields_ = [("data", ctypes.c_void_p), *fields(ctypes.c_int64, "batch", "head", "token")]
 
 
 class _Problem(ctypes.Structure):
     _fields_ = [
-        *_fields(ctypes.c_int64, "dtype", "dim", "batches", "group", "causal", "wide", "merge"),
-        *_fields(_Tensor, "q", "k", "v", "out", "lse", "grad", "dq", "dk", "dv"),
-        *_fields(ctypes.c_void_p, *STEP_ARRAYS),
-        *_fields(ctypes.c_int64, "tiles", "tile_step"),
-        *_fields(ctypes.c_void_p, *SPAN_ARRAYS),
+        *fields(ctypes.c_int64, "dtype", "dim", "batches", "group", "causal", "wide", "merge"),
+        *fields(TensorPointer, "q", "k", "v", "out", "lse", "grad", "dq", "dk", "dv"),
+        *fields(ctypes.c_void_p, *STEP_ARRAYS),
+        *fields(ctypes.c_int64, "tiles", "tile_step"),
+        *fields(ctypes.c_void_p, *SPAN_ARRAYS),
         ("heads", ctypes.c_int64),
         ("head", ctypes.c_void_p),
-        *_fields(ctypes.c_int64, "kv_heads", "parts"),
-        *_fields(ctypes.c_void_p, "kv_head", "counter", "locks", "bias", "scratch"),
+        *fields(ctypes.c_int64, "kv_heads", "parts"),
+        *fields(ctypes.c_void_p, "kv_head", "counter", "locks", "bias", "scratch"),
     ]
 
 
@@ -100,10 +103,10 @@ def forward(
         if device_kind(q) == "cpu":
             _allocate_scratch(_problem(q, k, task), False, q.device)
         return
-    _check(q, k, v)
+    check_inputs("kernel", unavailable_reason(q.dtype), q, k, v)
     problem = _problem(q, k, task)
     problem.wide = out.dtype != q.dtype or q.dtype == torch.float32
-    _set(problem, q=q, k=k, v=v, out=out, lse=lse)
+    set_tensors(problem, q=q, k=k, v=v, out=out, lse=lse)
     for part in task.parts:
         _set_spans(problem, part)
         _run("forward", problem)
@@ -123,11 +126,13 @@ def backward(
         if device_kind(q) == "cpu":
             _allocate_scratch(_problem(q, k, task), True, q.device)
         return
-    _check(q, k, v)
+    check_inputs("kernel", unavailable_reason(q.dtype), q, k, v)
     grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
     problem = _problem(q, k, task)
     problem.wide = dq.dtype != q.dtype or q.dtype == torch.float32
-    _set(problem, q=q, k=k, v=v, out=out, lse=lse, grad=grad_out, dq=dq, dk=sums[0], dv=sums[1])
+    set_tensors(
+        problem, q=q, k=k, v=v, out=out, lse=lse, grad=grad_out, dq=dq, dk=sums[0], dv=sums[1]
+    )
     # the kernel indexes sums by KV head; they begin at the first of kv_heads
     for tensor in (problem.dk, problem.dv):
         tensor.data -= kv_heads.start * tensor.head * sums[0].element_size()
@@ -151,13 +156,14 @@ def _allocate_scratch(problem: _Problem, back: bool, device: torch.device) -> Te
     return torch.empty(thread_bytes * torch.get_num_threads(), dtype=torch.uint8, device=device)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if reason := unavailable_reason(q.dtype):
-        raise UnsupportedError(f"the compiled kernel is not available: {reason}")
+def check_inputs(kernel: str, reason: str | None, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise UnsupportedError if a compiled kernel can't be used; reason: why not, or None."""
+    if reason:
+        raise UnsupportedError(f"the compiled {kernel} is not available: {reason}")
     if any(t.device.type != "cpu" or t.dtype != q.dtype for t in (q, k, v)):
         found = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))
-        raise UnsupportedError(f"the compiled kernel needs q, k, v of one dtype on a CPU: {found}")
-    check_strides("the compiled kernel", q, k, v)
+        raise UnsupportedError(f"the {kernel} needs q, k, v of one dtype on a CPU: {found}")
+    check_strides(f"the {kernel}", q, k, v)
 
 
 def _problem(q: Tensor, k: Tensor, task: SpanTask) -> _Problem:
@@ -176,11 +182,12 @@ def _set_arrays(problem: _Problem, owner: object, names: Sequence[str]) -> None:
         setattr(problem, name, None if array is None else array.ctypes.data)
 
 
-def _set(problem: _Problem, **tensors: Tensor | None) -> None:
+def set_tensors(problem: ctypes.Structure, **tensors: Tensor | None) -> None:
+    """Set addresses and strides of tensors."""
     for name, t in tensors.items():
         if t is not None:
             strides = (*t.stride(), 0)[:3]
-            setattr(problem, name, _Tensor(t.data_ptr(), *strides))
+            setattr(problem, name, TensorPointer(t.data_ptr(), *strides))
 
 
 def _set_spans(problem: _Problem, part: HeadSpans) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.core.cost import visible_pairs as dense_pairs
-from longseq_bench.core.errors import UnsupportedError, UserError
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.patterns.visible_keys import VisibleKeys
 
 Ints = NDArray[np.int64]
@@ -24,9 +24,8 @@ class BlockLayout:
 
     indptr (rows + 1) int64, indices (kept blocks) int32. The last block may be short. Causal rows
     have no block after their own; of their own block only the lower triangle is visible.
+    No row is empty.
     mask: shows some of the pairs of a block and hides others; None: `causal` says it.
-
-    Raises UserError for a row that is empty, out of order, or sees a block it must not see.
     """
 
     seq_len: int
@@ -35,36 +34,6 @@ class BlockLayout:
     indptr: Ints
     indices: NDArray[np.int32]
     mask: VisibleKeys | None = None
-
-    def __post_init__(self) -> None:
-        if self.seq_len < 1 or self.block < 1:
-            raise UserError(
-                f"a layout needs seq_len >= 1 and block >= 1, not {self.seq_len} and {self.block}"
-            )
-        counts = np.diff(self.indptr)
-        if len(counts) != self.rows:
-            raise UserError(f"layout has {len(counts)} rows, but {self.rows} blocks")
-        if self.indptr[0] != 0 or self.indptr[-1] != len(self.indices):
-            raise UserError(
-                f"layout indptr runs from {self.indptr[0]} to {self.indptr[-1]}; "
-                f"it must run from 0 to {len(self.indices)}, the number of kept blocks"
-            )
-        if len(falling := np.flatnonzero(counts < 0)):
-            raise UserError(f"layout indptr decreases at row {falling[0]}; it must not")
-        if len(empty := np.flatnonzero(counts == 0)):
-            raise UserError(f"layout row {empty[0]} is empty; it needs at least one block")
-        # rows ascend, so their first and last entries are their lowest and highest blocks
-        rising = self.indices[1:] > self.indices[:-1]
-        rising[self.indptr[1:-1] - 1] = True
-        if not rising.all():
-            where = int(np.searchsorted(self.indptr, np.argmin(rising), side="right")) - 1
-            raise UserError(f"layout row {where} must be strictly ascending")
-        lowest, highest = self.indices[self.indptr[:-1]], self.indices[self.indptr[1:] - 1]
-        first, stop = visible_blocks(self.seq_len, self.block, self.causal, self.mask)
-        if len(bad := np.flatnonzero((lowest < first) | (highest >= stop))):
-            i = bad[0]
-            key = lowest[i] if lowest[i] < first[i] else highest[i]
-            raise UserError(f"layout row {bad[0]} must not contain key block {key}")
 
     @property
     def rows(self) -> int:
@@ -142,14 +111,6 @@ class BlockLayout:
     def row(self, i: int) -> NDArray[np.int32]:
         """Return the key blocks of a row, ascending."""
         return self.indices[self.indptr[i] : self.indptr[i + 1]]
-
-    def runs(self, i: int) -> list[tuple[int, int]]:
-        """Return the key blocks of a row as runs [start, stop) of neighbours."""
-        keys = self.row(i)
-        cuts = np.flatnonzero(np.diff(keys) > 1) + 1
-        starts = keys[np.concatenate(([0], cuts))]
-        stops = keys[np.concatenate((cuts - 1, [len(keys) - 1]))] + 1
-        return [(int(a), int(b)) for a, b in zip(starts, stops, strict=True)]
 
     def transpose(self) -> tuple[Ints, NDArray[np.int32]]:
         """Return compressed columns: the query blocks that see each key block, ascending.

@@ -32,7 +32,7 @@ def top_layout(
     The diagonal block is always kept. Of blocks with equal scores, the first are kept. Scores may
     be infinite.
 
-    Raises UserError for bad lengths or sparsity, and for scores of another shape or NaN.
+    Raises UserError for bad lengths or sparsity, and for a score that is NaN.
     """
     check_sparsity(sparsity)
     check_lengths(seq_len, block)
@@ -43,13 +43,7 @@ def top_layout(
     step = max(1, CHUNK // rows)
     for start in range(0, rows, step):
         stop = min(rows, start + step)
-        chunk = np.asarray(scores(start, stop))
-        if chunk.shape != (stop - start, rows):
-            raise UserError(
-                f"scores of query blocks {start} to {stop - 1} have shape {chunk.shape}; "
-                f"{(stop - start, rows)} was expected"
-            )
-        visible = chunk[:, : stop if causal else rows].astype(np.float32)
+        visible = scores(start, stop)[:, : stop if causal else rows].astype(np.float32)
         kept = _top(visible, counts[start:stop, None], start, causal)
         indices[indptr[start] : indptr[stop]] = kept
     return BlockLayout(seq_len, block, causal, indptr, indices)

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longseq_bench.core.errors import UserError
 from longseq_bench.patterns.block_layout import BlockLayout
 
 
@@ -76,34 +75,3 @@ def test_the_transpose_lists_the_queries_of_each_key_block(one: BlockLayout) -> 
     assert by_key.dtype == np.int32
     assert len(indptr) == one.rows + 1
     assert one.row_lengths.tolist() == [len(one.row(i)) for i in range(one.rows)]
-
-
-@pytest.mark.parametrize(
-    ("rows", "causal", "message"),
-    [
-        ([[0], [], [2]], False, "row 1 is empty"),
-        ([[0], [1]], False, "layout has 2 rows, but 3 blocks"),
-        ([[0], [1, 1], [2]], False, "row 1 must be strictly ascending"),
-        ([[0, 2, 1], [0], [2]], False, "row 0 must be strictly ascending"),
-        ([[0], [0, 1], [2, 3]], False, "row 2 must not contain key block 3"),
-        ([[0], [-1, 0], [2]], False, "row 1 must not contain key block -1"),
-        ([[0], [1, 2], [2]], True, "row 1 must not contain key block 2"),
-    ],
-)
-def test_invalid_rows_are_refused(rows: list[list[int]], causal: bool, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        layout(rows, 12, 4, causal)
-
-
-@pytest.mark.parametrize(
-    ("seq_len", "indptr", "message"),
-    [
-        (24, [0, 2, 1, 3], "decreases at row 1"),
-        (24, [1, 2, 3, 3], "from 1 to 3; it must run from 0 to 3"),
-        (24, [0, 1, 2, 5], "from 0 to 5; it must run from 0 to 3"),
-        (0, [0], "not 0 and"),
-    ],
-)
-def test_a_bad_indptr_is_named(seq_len: int, indptr: list[int], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        BlockLayout(seq_len, 8, False, np.array(indptr), np.array([0, 1, 2], dtype=np.int32))

@@ -103,10 +103,8 @@ class ExactKernel(ABC):
         """
         own = self._for(mask)
         own.calls["forward"] += 1
-        if own._pads(q, v):
-            out, lse = own._forward(q, k, pad_to(v, q.shape[3]), causal, mask, keep_lse)
-            return cut(out, v), lse
-        return own._forward(q, k, v, causal, mask, keep_lse)
+        out, lse = own._forward(q, k, own._padded(v, q), causal, mask, keep_lse)
+        return _cut(out, v), lse
 
     def backward(
         self, queries: Queries, keys: Pair, causal: bool = False, mask: Tensor | None = None
@@ -114,10 +112,10 @@ class ExactKernel(ABC):
         """Return the gradients of q, k, v, given output and log-sum-exp of the whole softmax."""
         own = self._for(mask)
         own.calls["backward"] += 1
-        if own._pads(queries[1], keys[1]):
-            padded = own._backward(*pad_backward(queries, keys), causal, mask)
-            return cut_gradients(padded, keys[1])
-        return own._backward(queries, keys, causal, mask)
+        (grad_out, q, out, lse), (k, v) = queries, keys
+        padded = own._padded(grad_out, q), q, own._padded(out, q), lse
+        dq, dk, dv = own._backward(padded, (k, own._padded(v, q)), causal, mask)
+        return dq, dk, _cut(dv, v)
 
     def merge(
         self,
@@ -153,9 +151,7 @@ class ExactKernel(ABC):
         """Add the gradients that `backward` returns to dq and dkv, which are wide."""
         own = self._for(mask)
         if own._pads(queries[1], keys[1]):
-            parts = own.backward(queries, keys, causal, mask)
-            for total, part in zip((dq, *dkv), parts, strict=True):
-                total.add_(part)
+            _add_all((dq, *dkv), own.backward(queries, keys, causal, mask))
             return
         own.calls["backward"] += 1
         own._add_gradients(queries, keys, dq, dkv, causal, mask)
@@ -168,7 +164,14 @@ class ExactKernel(ABC):
             yield f"{self._masked.name} (masked)"
 
     def _pads(self, q: Tensor, v: Tensor) -> bool:
-        return not self.takes_v_head_dim and is_narrow(q, v)
+        return not self.takes_v_head_dim and v.shape[3] < q.shape[3]
+
+    def _padded(self, t: Tensor, q: Tensor) -> Tensor:
+        """Return values or an output with the head_dim of q, for kernels that know one only.
+
+        Zeros change no score and no product. The padded copies are part of the measured memory.
+        """
+        return pad(t, (0, q.shape[3] - t.shape[3])) if self._pads(q, t) else t
 
     def _for(self, mask: Tensor | None) -> ExactKernel:
         """Return the kernel for a call: another one if this one takes no mask."""
@@ -198,9 +201,17 @@ class ExactKernel(ABC):
         self, queries: Queries, keys: Pair, dq: Tensor, dkv: Pair, causal: bool,
         mask: Tensor | None,
     ) -> None:  # fmt: skip
-        parts = self._backward(queries, keys, causal, mask)
-        for total, part in zip((dq, *dkv), parts, strict=True):
-            total.add_(part)
+        _add_all((dq, *dkv), self._backward(queries, keys, causal, mask))
+
+
+def _cut(t: Tensor, v: Tensor) -> Tensor:
+    """Return a tensor without the padding of v; the tensor itself if there is none."""
+    return t if t.shape[3] == v.shape[3] else t[..., : v.shape[3]].contiguous()
+
+
+def _add_all(totals: Triple, parts: Triple) -> None:
+    for total, part in zip(totals, parts, strict=True):
+        total.add_(part)
 
 
 class OneCall:
@@ -289,36 +300,3 @@ def _preferred(use: Use) -> list[type[ExactKernel]]:
             if rank is not None and kernel.device == use.device:
                 ranked.append((-rank, name, kernel))
     return [kernel for _, _, kernel in sorted(ranked, key=lambda one: one[:2])]
-
-
-# ---- values with another head_dim than keys, for kernels that know one only ----------------------
-# Zeros are added to v, and in a backward to the output and its gradient: they change no score and
-# no product. The columns of the output and of dv that belong to them are dropped. The padded copies
-# are part of the measured memory. Dv: head_dim of v and the output, at most D.
-
-
-def is_narrow(q: Tensor, v: Tensor) -> bool:
-    """Return True if v has fewer elements per head than q."""
-    return v.shape[3] < q.shape[3]
-
-
-def pad_to(t: Tensor, head_dim: int) -> Tensor:
-    """Return a tensor (B, H, N, Dv) with zeros up to head_dim: (B, H, N, D)."""
-    return pad(t, (0, head_dim - t.shape[3]))
-
-
-def pad_backward(queries: Queries, keys: Pair) -> tuple[Queries, Pair]:
-    """Return the inputs of a backward pass with v, the output and its gradient padded."""
-    (grad_out, q, out, lse), (k, v) = queries, keys
-    d = q.shape[3]
-    return (pad_to(grad_out, d), q, pad_to(out, d), lse), (k, pad_to(v, d))
-
-
-def cut(t: Tensor, v: Tensor) -> Tensor:
-    """Return a tensor (B, H, N, D) without the padding of v, (B, H, N, Dv)."""
-    return t[..., : v.shape[3]].contiguous()
-
-
-def cut_gradients(grads: Triple, v: Tensor) -> Triple:
-    """Return gradients of q, k and v, the last without its padding."""
-    return grads[0], grads[1], cut(grads[2], v)
