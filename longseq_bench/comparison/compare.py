@@ -42,8 +42,7 @@ TIME_TOLERANCE = 0.1
 """Relative. The noise of single passes, which is unknown, moves a maximum limited by time."""
 MAX_LOAD_DIFFERENCE = 0.5  # difference in load, as a share of the cores, that is reported
 MAX_CONTENTS = 90  # letters of a side in an error
-Records = list[Record]
-"""The runs of one trial, or of one search."""
+Records = list[Record]  # the runs of one trial, or of one search
 Pair = tuple[Records, Records]
 _Compared = Sequence[tuple[Pair, Any, Any]]
 """Trials and searches: the runs of A and of B, and the merged rows of both."""
@@ -189,10 +188,7 @@ def _contents(records: Sequence[Record]) -> str:
 
 
 def _find_caveats(compared: _Compared, ratios: Sequence[float], min_change: float) -> Iterator[str]:
-    """Yield a sentence for each caveat.
-
-    ratios: of times, B over A.  min_change: the smallest relative difference that is reported.
-    """
+    """Yield a sentence for each caveat; ratios: of times, B over A."""
     records_a, records_b = ([r for pair, *_ in compared for r in pair[i]] for i in (0, 1))
     if records_a == records_b:
         yield "The compared records are the same on both sides: identical records can't differ."
@@ -252,8 +248,7 @@ SOFTWARE = (
 """Software and settings. Differences are reported, and don't keep trials from matching."""
 _NAMES = {"memory_bytes": "memory", "gpus": "GPUs", "power_limits_w": "power limits in W"}
 _NAMES |= {"cpu": "CPU", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL", "triton": "Triton"}
-SAME_MEMORY = 0.01
-"""Relative: the memory that a kernel reserves for itself changes with its version."""
+SAME_MEMORY = 0.01  # relative: what a kernel reserves for itself changes with its version
 
 
 def is_search(record: Record) -> bool:

@@ -28,7 +28,6 @@ from longseq_bench.reports.groups import describe_workload, table_key
 from longseq_bench.reports.render.json import finite
 from longseq_bench.reports.wording import describe_outcome, limit_findings
 
-SCHEMA = 1
 _NOISY = "too noisy"
 _IDENTITY = (
     *("implementation", "options", "tokens", "device", "world_size", "dtype", "mode", "new_tokens"),
@@ -216,7 +215,7 @@ def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
     statuses = {"status": "status", "reason": "reason"}
     document: dict[str, Any] = finite(
         {
-            "schema": SCHEMA,
+            "schema": 1,
             "verdict": verdict.word,
             "reason": verdict.reason,
             "rounds_enough": verdict.rounds,

@@ -56,7 +56,7 @@ def estimate_ratios(pairs: Sequence[Pair], level: float = 0.05) -> list[RatioEst
     with np.errstate(divide="ignore", invalid="ignore"):
         t = abs(difference) / error
     p_values = np.where(error > 0, 2 * stdtr(free, -t), difference == 0)
-    half, detectable = (error * quantile(p, free) for p in (level, level / len(pairs)))
+    half, detectable = (-error * stdtrit(free, p / 2) for p in (level, level / len(pairs)))
     # an interval may exceed the largest float
     logs = np.clip([difference, difference - half, difference + half, detectable], -700, 700)
     ratio, low, high, most = np.exp(logs)
@@ -75,27 +75,18 @@ def find_rounds(pairs: Sequence[Pair], share: float, level: float = 0.05) -> lis
     variances *= free / chdtri(free, 1 - UNDERRATED)
     rounds = np.arange(2, MAX_ROUNDS + 1)
     later, free = _share_variance(variances[:, None], 2 * rounds - 2, welch[:, None], prior)
-    power = quantile(level / len(pairs), free) + quantile(2 * MISSED, free)
+    power = -stdtrit(free, level / len(pairs) / 2) - stdtrit(free, MISSED)
     enough = np.sqrt(later * 2 / rounds) * power <= np.log1p(share)
     return [int(rounds[row.argmax()]) if row.any() else None for row in enough]
 
 
 def adjust_by_holm(p_values: Sequence[float]) -> Any:
-    """Adjust p-values for the family-wise error rate (Holm 1979).
-
-    The probability that any true null hypothesis has an adjusted p-value below a level is at most
-    that level.
-    """
+    """Adjust p-values for the family-wise error rate (Holm 1979)."""
     p = np.asarray(p_values)
     order = p.argsort()
     adjusted = np.empty_like(p)
     adjusted[order] = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)).clip(max=1)
     return adjusted
-
-
-def quantile(probability: float, degrees: Any) -> Any:
-    """Return the t of Student's distribution with P(|T| > t) = probability."""
-    return -stdtrit(degrees, probability / 2)
 
 
 def _noise(pairs: Sequence[Pair]) -> tuple[Any, Prior]:

@@ -27,8 +27,7 @@ from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.groups import in_brackets, table_key
 from longseq_bench.reports.wording import describe_outcome
 
-ComparedRow = SweepRow | SearchRow
-"""A trial or a search."""
+ComparedRow = SweepRow | SearchRow  # a trial or a search
 
 
 @dataclass(frozen=True)
