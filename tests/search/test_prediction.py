@@ -187,6 +187,12 @@ def test_transfers_take_their_latency_and_their_bytes(ranks: int, seconds: float
     assert (shown.total, shown.limit) == (pytest.approx(1 + seconds), "communication")
 
 
+def test_transfers_except_the_first_overlap_with_compute() -> None:
+    estimate = DryRunEstimate(flops=100 * FLOPS, bytes_sent=10**6, transfers=4)
+    times = predict_times(ring_trial(world_size=2), estimate, RateModel(NETWORK))
+    assert times.exposed == pytest.approx(times.transfers / 4)
+
+
 def test_ranks_of_a_cpu_share_its_cores_and_hide_no_transfers() -> None:
     estimate = DryRunEstimate(flops=FLOPS, bytes_sent=10**9, transfers=10)
     two, four = (
