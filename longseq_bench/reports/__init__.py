@@ -100,19 +100,13 @@ def _write(folder: Path, files: Files) -> Path:
     return folder / next(iter(files))
 
 
-def _check_files(name: str, files: object) -> Files:
+def _check_files(name: str, files: Files) -> Files:
     """Return the output of a format, which may come from another package.
 
-    Raises UserError for a file that can't be written below the report's folder.
+    Raises UserError for a file that is not below the report's folder.
     """
-    if not isinstance(files, dict) or not files:
-        found = "nothing" if not files else type(files).__name__
-        raise UserError(f"report format {name!r} returned {found}; it must return {{name: text}}")
-    for file, text in files.items():
-        path = Path(str(file))
-        if path.is_absolute() or ".." in path.parts or not isinstance(text, str):
-            raise UserError(
-                f"report format {name!r}: {file!r} must be a path inside the report folder, with "
-                "a text"
-            )
+    for file in map(Path, files):
+        if file.is_absolute() or ".." in file.parts:
+            words = "must be a path inside the report folder"
+            raise UserError(f"report format {name!r}: {str(file)!r} {words}")
     return files

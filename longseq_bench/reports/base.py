@@ -40,6 +40,8 @@ from longseq_bench.reports.groups import (
     in_brackets,
 )
 
+MAX_TABLES = 200
+"""Maximum number of tables of a section: a file may name thousands of machines or workloads."""
 Files = dict[str, str]
 """Text by file name, below the folder of the report; the main file first."""
 
@@ -105,11 +107,11 @@ class Source:
     @cached_property
     def context(self) -> str:
         """A sentence on what is equal in all rows: workload, budgets, check; "" without rows."""
-        every = [row for table in self._tables for row in table]
-        if not every:
+        row = next((row for table in self._tables for row in table), None)
+        if row is None:
             return ""
         ending = "all outputs checked against float64" if self.is_all_checked else ""
-        return describe_shared(every, self.machines, self._varying, ending)
+        return describe_shared(row, self.machines, self._varying, ending)
 
     @cached_property
     def errors(self) -> list[float | None]:
@@ -144,10 +146,10 @@ class Source:
     def tables(
         self, rows: Iterable[Row], columns: Columns, prefix: str = "", keep_empty: bool = True
     ) -> list[Table]:
-        """Return a table of rows per workload; its title is the prefix and the workload."""
+        """Return a table of rows per workload, MAX_TABLES at most; its title is the workload."""
         return [
             build_table(self.title(group[0], start=prefix), columns, group, keep_empty)
-            for group in group_by_workload(rows)
+            for group in group_by_workload(rows)[:MAX_TABLES]
         ]
 
     def label(self, trial: Trial) -> str:

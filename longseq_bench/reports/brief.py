@@ -22,19 +22,16 @@ from longseq_bench.reports.wording import describe_failures, describe_unstable
 def sweep_brief(records: Sequence[Record], baseline: str | None = None) -> Document:
     """Return a table per workload of swept rows, their failures, and what the columns mean."""
     source = Source(records, baseline)
-    return Document("sweep", "", _context(source), _sweep_sections(source))
+    return _document("sweep", source, *_sweep_sections(source))
 
 
 def _sweep_sections(source: Source) -> list[Section]:
     speed = ValueColumn(f"× {source.baseline_label}", "ratio", lambda row: row.speed)
     columns = terminal_columns(SweepRow, SWEEP_FIELDS, {"speed": speed})
     tables = source.tables(source.rows, columns, keep_empty=False)
-    sections = (
-        Section("", tables=tables),
-        Section("", points=[*describe_failures(source.rows), *describe_unstable(source.rows)]),
-        Section("", points=explain(SweepRow, tables)),
-    )
-    return [section for section in sections if section.has_content]
+    points = [*describe_failures(source.rows), *describe_unstable(source.rows)]
+    explained = Section("", points=explain(SweepRow, tables))
+    return [Section("", tables=tables), Section("", points=points), explained]
 
 
 def search_brief(records: Sequence[Record]) -> Document:
@@ -43,32 +40,27 @@ def search_brief(records: Sequence[Record]) -> Document:
     columns = terminal_columns(SearchRow, SEARCH_FIELDS)
     tables = source.tables(source.maxima, columns, keep_empty=False)
     one_rank = index_one_rank(source.maxima)
-    answers = [describe_search(row, one_rank) for row in source.maxima]
-    sections = (
-        Section("", tables=tables),
-        Section("", points=explain(SearchRow, tables)),
-        Section("", points=answers),
-    )
-    return Document(
-        "maxlen", "", _context(source), [section for section in sections if section.has_content]
-    )
+    answers = Section("", points=[describe_search(row, one_rank) for row in source.maxima])
+    explained = Section("", points=explain(SearchRow, tables))
+    return _document("maxlen", source, Section("", tables=tables), explained, answers)
 
 
 def density_brief(records: Sequence[Record]) -> Document:
     """Return the searches for the minimum sparsity."""
     source = Source(records)
-    return Document("density", "", _context(source), [_untitled(minimum_sparsity(source))])
+    return _document("density", source, _untitled(minimum_sparsity(source)))
 
 
 def scaling_brief(records: Sequence[Record]) -> Document:
     """Return the swept rows, then maxima against theory, then the fitted exponents."""
     source = Source(records)
-    fits = [_untitled(one) for one in (over_ranks(source), exponents(source)) if one.tables]
-    return Document("scaling", "", _context(source), [*_sweep_sections(source), *fits])
+    fits = map(_untitled, (over_ranks(source), exponents(source)))
+    return _document("scaling", source, *_sweep_sections(source), *fits)
 
 
-def _context(source: Source) -> list[str]:
-    return [source.context] if source.context else []
+def _document(kind: str, source: Source, *sections: Section) -> Document:
+    context = [source.context] if source.context else []
+    return Document(kind, "", context, [one for one in sections if one.has_content])
 
 
 def _untitled(section: Section) -> Section:

@@ -8,17 +8,15 @@ from typing import Any
 
 from longseq_bench.analysis.row import fields_of, require
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.units import format_share
-from longseq_bench.reports.document import Cell, Column, Kind, Spread, Table, format_cell
+from longseq_bench.reports.document import Cell, Column, Kind, Spread, Table
 from longseq_bench.reports.groups import has_several_ranks
 from longseq_bench.reports.wording import name_status
 
 SWEEP_FIELDS = (
     "tokens", "world_size", "time_s", "unstable", "tokens_per_s", "share_of_bandwidth",
     "peak_bytes", "speed", "speedup", "exposed_share",
-    "token_density", "share_of_ideal", "efficiency", "effective_flops", "share_of_peak",
-    "bytes_sent",
-    "imbalance", "work_imbalance", "tokens_per_rank", "max_error",
+    "token_density", "share_of_ideal", "dense_source", "efficiency", "effective_flops",
+    "share_of_peak", "bytes_sent", "imbalance", "work_imbalance", "tokens_per_rank", "max_error",
 )  # fmt: skip
 """Columns of a terminal, the most important first; a narrow one leaves out the last ones."""
 SEARCH_FIELDS = (
@@ -40,32 +38,42 @@ _OBVIOUS = frozenset({
     "peak_bytes", "max_tokens", "limited_by", "unstable",
 })  # fmt: skip
 """Fields whose headings need no explanation."""
-COMPUTED_MARK = "†"
 _GLOSSARY = {
     "At least": "Lowest ratio that the 95 % intervals of both times allow.",
     "At most": "Highest ratio that the 95 % intervals of both times allow.",
-    "By formula": "The exponent that the number of operations or of bytes has.",
+    "Bottleneck": "Communication if it adds more than half of the time, compute if it adds less, "
+    "either if the interval includes one half.",
+    "By formula": "For time, of the FLOPs per rank; for memory, of the floor, or of the score "
+    "matrix of dense; for bytes, those that a rank sends.",
     "Density": "Share of dense attention that is computed.",
-    "Expected": "The longest length on one rank, times the number of ranks.",
+    "Expected": "The longest length on one rank, times the number of ranks, if memory limited both "
+    "searches.",
     "Found": "The longest length that passed.",
+    "From": "The shortest length from which the verdict is the same at all longer ones, without a "
+    "failure in between.",
     "Longest swept": "The longest length of a sweep that was ok, and the failure above it.",
     "Of expected": "The longest length that passed, divided by the expected one.",
-    "Of linear": "Times as long, divided by the number of ranks.",
     "Of the floor": "Share of the memory budget that q, k, v and output (in decode the cache) fill "
     "at this length.",
     "Pairs seen": "Share of the query-key pairs of dense attention that are computed.",
+    "Pairs without, times": "Pairs of the same segments with every rate 1, divided by the row's.",
     "Peak of a rank": "Largest peak memory of any rank.",
     "Peak on one": "Peak memory of the same trial on one rank.",
-    "Ran at": "The shortest length that was timed and is long enough.",
-    "Share of bandwidth": "Bytes of the seen keys and values per second, divided by the "
-    "bandwidth of copies in the same run.",
+    "Ran at": "The shortest length that was timed and is long enough, or the longest of a search.",
     "Ranks ^": "Exponent of a power law in ranks, with its 95 % interval.",
-    "Relative memory": "Peak memory of a rank divided by that of the baseline.",
-    "Relative speed": "Time of the baseline divided by the row's time.",
-    "Slower than the row above": "The row's time divided by that of the row above.",
+    "Relative speed": "Time of the baseline (on the same number of ranks, else on the fewest) "
+    "divided by the row's time.",
+    "Slower than the row above": "The row's time divided by that of the next faster row; ≈: no "
+    "significant difference.",
+    "Speed of dilation": "Time of the same segments with every rate 1 divided by the row's time.",
+    "Speed of the curve": "Time of the same segments along the sequence divided by the row's.",
     "Theory": "The length whose q, k, v and output alone fill the memory budgets of all ranks.",
+    "Time per doubling": "Time divided by that at half the tokens, with the bounds that both "
+    "intervals allow; 2× is linear, 4× quadratic.",
+    "Times as long": "The longest length divided by that on one rank.",
     "Tokens ^": "Exponent of a power law in tokens, with its 95 % interval.",
-    "Verdict": "Faster or slower only if the interval of the ratio does not include 1.",
+    "Uncovered": "Share of the (token, head) pairs without any key; their output is zero.",
+    "Verdict": "By the interval of the ratio at the longest length timed more than once.",
 }
 """What the values of a column are, by headings that are no declared fields."""
 
@@ -97,11 +105,6 @@ def time_with_interval(row: Any) -> Spread | float | None:
     if row.time_s is None or getattr(row, "samples", 0) < 2:
         return row.time_s  # type: ignore[no-any-return]
     return Spread(row.time_s, require(row.time_low_s), require(row.time_high_s))
-
-
-def format_time(row: SweepRow) -> str:
-    """Return the median time of a row with its interval as text."""
-    return format_cell(time_with_interval(row), "seconds")
 
 
 def time_ratio(numerator: SweepRow, denominator: SweepRow) -> Spread | float:
@@ -174,13 +177,9 @@ def terminal_columns(
 
 def explain(row_type: type, tables: Iterable[Table]) -> list[str]:
     """Return a sentence on each column of the tables that is not self-explanatory."""
-    tables = list(tables)
     shown = {column.name for table in tables for column in table.columns}
     declared = (fields_of(row_type)[name] for name in _EXPLAINED if name in fields_of(row_type))
-    lines = [f"{one.heading}: {one.help}" for one in declared if one.heading in shown]
-    if any(str(cell).endswith(COMPUTED_MARK) for t in tables for row in t.rows for cell in row):
-        lines.append(f"{COMPUTED_MARK}: the dense time was computed from some of its rows.")
-    return lines
+    return [f"{one.heading}: {one.help}" for one in declared if one.heading in shown]
 
 
 def time_or_status(row: Any) -> Cell:
@@ -189,16 +188,8 @@ def time_or_status(row: Any) -> Cell:
     return name_status(row.status) if failed else time_with_interval(row)
 
 
-def _marked_share(row: SweepRow) -> Cell:
-    """Return the share of ideal, marked if no complete dense pass was timed."""
-    if row.share_of_ideal is None or row.dense_source == "measured":
-        return row.share_of_ideal
-    return format_share(row.share_of_ideal) + COMPUTED_MARK
-
-
 _TERMINAL_VALUES: Mapping[str, Callable[[Any], Cell]] = {
     "time_s": time_or_status,
-    "share_of_ideal": _marked_share,
     "unstable": lambda row: "unstable" if row.unstable else None,
     # a pass over a whole sequence is compared by its time
     "tokens_per_s": lambda row: row.tokens_per_s if row.mode == "decode" else None,

@@ -6,7 +6,6 @@ so that every format prints the same figure.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,12 +21,8 @@ from longseq_bench.core.units import (
 )
 
 MISSING = "—"
-MAX_FINDINGS, MAX_FINDING_WORDS = 5, 25
-"""Limits of the findings of a section; alternative texts of charts have as many words."""
-MAX_FIGURES, MAX_ANSWER_ROWS = 5, 8
-"""Limits of the first screen: key figures, rows of its table."""
-LOW_IS_GOOD: frozenset[Kind] = frozenset({"seconds", "bytes", "error"})
-"""Kinds of values of which the lowest are the best; of others, the highest."""
+MAX_FINDINGS, MAX_FIGURES, MAX_ANSWER_ROWS = 5, 5, 8
+"""Limits of the findings of a section, and of the first screen: key figures, rows of its table."""
 COMPUTED = "computed, not measured"
 """Default description of a guide of a chart."""
 
@@ -100,7 +95,7 @@ class Axis:
 class Point:
     """A measured value of a series, with its interval where it has one; words for a tooltip.
 
-    Bars ignore x: each series is one bar.  facet: heading of a group of bars or of a heat map.
+    Bars ignore x: each series is one bar.
     """
 
     series: str
@@ -109,7 +104,6 @@ class Point:
     low: float | None = None
     high: float | None = None
     words: str = ""
-    facet: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,6 @@ class Mark:
     series: str
     x: float
     words: str
-    facet: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,10 +131,8 @@ class Guide:
 class Chart:
     """A chart of rows. `name` is short, for the name of its file; `title` has the workload.
 
-    description: its content in at most MAX_FINDING_WORDS words, for readers who can't see it.
-    colours: maximum number of lines in colour; the others are grey.
-    shape: "heat" is a map with a row per series, a column per x and y as the cell's value. Bars and
-    heat maps may have several facets, one below the other; bars of each have their own scale.
+    description: its content in words, for readers who can't see it.
+    shape: "heat" is a map with a row per series, a column per x and y as the cell's value.
     """
 
     name: str
@@ -153,7 +144,6 @@ class Chart:
     failures: tuple[Mark, ...] = ()
     guides: tuple[Guide, ...] = ()
     shape: Shape = "lines"
-    colours: int = 8
 
     @property
     def series(self) -> list[str]:
@@ -161,34 +151,6 @@ class Chart:
         return list(
             dict.fromkeys([*(p.series for p in self.points), *(m.series for m in self.failures)])
         )
-
-    @property
-    def has_rows(self) -> bool:
-        """True for bars and heat maps, whose series are rows with names."""
-        return self.shape in ("bars", "heat")
-
-    def find_best(self, names: Sequence[str]) -> list[str]:
-        """Return at most `colours` series: those that reach farthest, and of these the best.
-
-        names: the series to choose from.
-        """
-        sign = 1 if self.y.kind in LOW_IS_GOOD else -1
-        ends: dict[str, tuple[float, float]] = {}
-        for point in self.points:
-            end = -point.x, sign * point.y
-            ends[point.series] = min(end, ends.get(point.series, end))
-        # series that only failed come last
-        order = sorted(names, key=lambda name: ends.get(name, (math.inf, math.inf)))
-        return order[: self.colours]
-
-    @property
-    def facets(self) -> dict[str, list[str]]:
-        """The series of each facet, in order of first appearance; one facet "" if it has none."""
-        found: dict[str, dict[str, None]] = {}
-        every: list[Point | Mark] = [*self.points, *self.failures]
-        for one in every:
-            found.setdefault(one.facet, {})[one.series] = None
-        return {facet: list(series) for facet, series in found.items()}
 
 
 @dataclass(frozen=True)
@@ -276,12 +238,6 @@ def format_cell(cell: Cell, kind: Kind) -> str:
     if cell != cell:
         return "not a number"
     return _FORMATS[kind](cell) if kind in _FORMATS else f"{cell:g}"
-
-
-def alternative_text(chart: Chart) -> str:
-    """Return the text for readers who can't see the chart: with its title, if that is short."""
-    text = f"{chart.title}. {chart.description}"
-    return text if len(text.split()) <= MAX_FINDING_WORDS else chart.description
 
 
 def format_ratio(value: float) -> str:

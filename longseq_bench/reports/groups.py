@@ -1,6 +1,6 @@
 """Groups of rows that may be compared, and their descriptions."""
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import TypeVar
 
@@ -59,12 +59,14 @@ def describe_workload(
 
 
 def describe_shared(
-    rows: Sequence[Row], machines: Mapping[str, str], varying: frozenset[str], ending: str = ""
+    row: Row, machines: Mapping[str, str], varying: frozenset[str], ending: str = ""
 ) -> str:
-    """Return a sentence with what all rows share.  varying: from find_varying(rows)."""
-    described = _describe_fields(rows[0], machines)
+    """Return a sentence with what all rows share, of which this is one.
+
+    varying: from find_varying, of all rows.
+    """
+    described = _describe_fields(row, machines)
     words = ", ".join(w for names, w, _ in described if w and varying.isdisjoint(names))
-    words = f"run on {words}" if words == rows[0].device else words
     return capitalize_first("; ".join(filter(None, (words, ending)))) + "."
 
 
@@ -116,11 +118,6 @@ def capitalize_first(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def group_by_ranks(rows: Iterable[R]) -> dict[int, list[R]]:
-    """Group rows by their number of ranks, ascending: only rows of one group are compared."""
-    return dict(sorted(group_by(rows, lambda row: row.world_size).items()))
-
-
 def has_several_ranks(rows: Iterable[Row]) -> bool:
     """Return True if any row ran on several ranks."""
     return any(row.world_size > 1 for row in rows)
@@ -137,13 +134,6 @@ def most_shared(rows: Iterable[T]) -> list[T]:
         return len({row.implementation for row in found}), len({row.label for row in found})
 
     return max(group_by_workload(rows), key=count, default=[])
-
-
-def longest_shared(rows: Iterable[R]) -> list[R]:
-    """Return the rows of the longest length that several have; else of the longest."""
-    by_length = group_by(rows, attrgetter("tokens"))
-    shared = [tokens for tokens, some in by_length.items() if len(some) > 1]
-    return by_length[max(shared or by_length)]
 
 
 def common_length(
@@ -179,3 +169,8 @@ def split_by_sparsity(rows: Iterable[R]) -> dict[str, list[R]]:
     """
     found = group_by(rows, lambda row: "sparse" if row.is_sparse else "exact")
     return dict(sorted(found.items()))
+
+
+def join_words(*words: str) -> str:
+    """Join the words that are not empty by commas."""
+    return ", ".join(filter(None, words))

@@ -11,19 +11,18 @@ from operator import attrgetter
 
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.runs import group_by
-from longseq_bench.analysis.scaling import HIGH_EFFICIENCY, maxima_on_ranks
+from longseq_bench.analysis.scaling import maxima_on_ranks
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import format_time
+from longseq_bench.reports.columns import time_with_interval
 from longseq_bench.reports.document import KeyFigure, Spread, format_cell, format_ratio
 from longseq_bench.reports.groups import (
     common_length,
     format_limit,
     group_by_density,
     has_several_ranks,
-    in_brackets,
     most_shared,
     split_by_sparsity,
     table_key,
@@ -38,8 +37,14 @@ from longseq_bench.reports.sections.ranks import (
     find_timed,
     most_timed,
 )
-from longseq_bench.reports.sections.recommendations import TIE, find_longest_ties
-from longseq_bench.reports.wording import find_ties, format_range, join_names, name_unconfirmed
+from longseq_bench.reports.wording import (
+    TIE,
+    UNCONFIRMED,
+    find_longest_ties,
+    find_ties,
+    format_range,
+    join_names,
+)
 
 Figures = Iterator[KeyFigure]
 
@@ -50,8 +55,6 @@ Figures = Iterator[KeyFigure]
 def longest(source: Source) -> Figures:
     """Yield the longest lengths of searches, of exact and of sparse attention; else of sweeps."""
     found = split_by_sparsity(r for r in source.maxima if r.is_full_pass and r.max_tokens)
-    if not found:
-        yield from _longest_swept(source)
     for kind, rows in found.items():
         best = max(rows, key=lambda row: row.max_tokens)
         ties = find_longest_ties([row for row in rows if table_key(row) == table_key(best)])
@@ -59,6 +62,15 @@ def longest(source: Source) -> Figures:
         words = f"{names}{source.where(ties[0])}, {_cause(ties[0])}"
         tokens = f"{format_tokens(ties[0].max_tokens)} tokens"
         yield KeyFigure(f"Longest{_kind(kind, found)}", tokens, words)
+    if found:
+        return
+    swept = most_shared(row for row in source.rows if row.is_full_pass)
+    if most := max((row.tokens for row in swept if row.is_ok), default=0):
+        names = join_names(row.name for row in swept if row.is_ok and row.tokens == most)
+        failed = any(row.tokens > most for row in swept)
+        end = "all longer ones failed" if failed else "the longest tried"
+        words = f"{names}{source.where(swept[0])}; {end}"
+        yield KeyFigure("Longest swept", f"{format_tokens(most)} tokens", words)
 
 
 def _kind(kind: str, found: Iterable[str]) -> str:
@@ -68,36 +80,14 @@ def _kind(kind: str, found: Iterable[str]) -> str:
 
 def _cause(row: SearchRow) -> str:
     """Return what limits a search: "stopped by memory", "stopped by the 30 s limit; ..."."""
-    if row.first_failure is None:
-        return f"no longer length failed{name_unconfirmed(row)}"
-    limit = f"stopped by {row.limited_by}"
-    if row.limited_by == "time" and row.time_budget:
-        limit = f"stopped by the {format_limit(row.time_budget)} limit"
-    fits = row.fits_tokens or 0
-    more = f"; {format_tokens(fits)} would fit in memory" if fits > row.max_tokens else ""
-    return limit + more + name_unconfirmed(row)
-
-
-def _longest_swept(source: Source) -> Figures:
-    """Yield the longest length at which a row of the most shared workload was ok."""
-    rows = most_shared(row for row in source.rows if row.is_full_pass)
-    if tokens := max((row.tokens for row in rows if row.is_ok), default=0):
-        names = join_names(row.name for row in rows if row.is_ok and row.tokens == tokens)
-        failed = any(row.tokens > tokens for row in rows)
-        end = "all longer ones failed" if failed else "the longest tried"
-        words = f"{names}{source.where(rows[0])}; {end}"
-        yield KeyFigure("Longest swept", f"{format_tokens(tokens)} tokens", words)
-
-
-def memory_alone(source: Source) -> Figures:
-    """Yield the longest length that fits in memory, if searches without times found one."""
-    fits = [row for row in source.maxima if row.fit_only and row.max_tokens]
-    if fits:
-        best = max(fits, key=lambda row: row.max_tokens)
-        name = best.name.replace(" (fit only)", "")
-        where = in_brackets(source.workload(best, ("memory_budget",)))
-        words = f"{name}{where}, not timed"
-        yield KeyFigure("Memory alone", f"{format_tokens(best.max_tokens)} tokens", words)
+    words = "no longer length failed"
+    if row.first_failure is not None:
+        is_limit = row.limited_by == "time" and row.time_budget
+        limit = f"the {format_limit(require(row.time_budget))} limit" if is_limit else ""
+        words = f"stopped by {limit or row.limited_by}"
+    if (row.fits_tokens or 0) > row.max_tokens:
+        words += f"; {format_tokens(require(row.fits_tokens))} would fit in memory"
+    return words if row.confirmations else f"{words}, {UNCONFIRMED}"
 
 
 def minimum_sparsity(source: Source) -> Figures:
@@ -121,31 +111,30 @@ def fastest(source: Source) -> Figures:
     found = split_by_sparsity(row for row in _shared(source) if row.time_s)
     for kind, rows in found.items():
         words = f"{describe_fastest(rows)}{source.where(rows[0])}"
-        value = format_time(min(rows, key=lambda row: require(row.time_s)))
+        best = min(rows, key=lambda row: require(row.time_s))
+        value = format_cell(time_with_interval(best), "seconds")
         yield KeyFigure(f"Fastest{_kind(kind, found)}", value, words)
 
 
 def describe_fastest(rows: Iterable[SweepRow]) -> str:
-    """Name the fastest of timed rows of one length; all ties where intervals overlap."""
+    """Name the fastest of timed rows of one length; all ties where intervals overlap.
+
+    It is compared with the rows of similar density that were timed more than once.
+    """
     first, *others = sorted(rows, key=lambda row: require(row.time_s))
     density = f" ({format_share(first.token_density)} seen)" if first.token_density else ""
     at = f"{density if first.is_sparse else ''} at {format_tokens(first.tokens)}"
-    groups = group_by_density([first, *others])
-    same = next(group for group in groups if first in group)
-    words = f"{first.name}{at}"
-    if not others:
-        words += ", the only one timed"
-    elif first.samples < 2:
-        words += ", one pass, no interval"
-    elif len(same) > 1 and same[1].samples < 2:
-        words += f"; the next, {same[1].name}, is one pass"
-    elif len(same) > 1:
-        ties = find_ties([row for row in same if row.samples > 1], "time_low_s", "time_high_s")
-        ratio = format_ratio(require(same[1].time_s) / require(first.time_s))
-        words += f", {ratio} as fast as {same[1].name}"
-        if len(ties) > 1:
-            words = f"{join_names(row.name for row in ties)}{at}: {TIE}"
-    return words + (f", of {len(groups)} densities" if len(groups) > 1 else "")
+    if first.samples < 2:
+        return f"{first.name}{at}, one pass, no interval"
+    same = next(group for group in group_by_density([first, *others]) if first in group)
+    timed = [row for row in same if row.samples > 1]
+    ties = find_ties(timed, "time_low_s", "time_high_s")
+    if len(ties) > 1:
+        return f"{join_names(row.name for row in ties)}{at}: {TIE}"
+    if len(timed) == 1:
+        return f"{first.name}{at}, the only one timed"
+    ratio = format_ratio(require(timed[1].time_s) / require(first.time_s))
+    return f"{first.name}{at}, {ratio} as fast as {timed[1].name}"
 
 
 def least_memory(source: Source) -> Figures:
@@ -158,22 +147,38 @@ def least_memory(source: Source) -> Figures:
         yield KeyFigure("Least memory", value, words)
 
 
-def most_exact(source: Source) -> Figures:
-    """Yield the smallest error against float64."""
-    errors = {row.name: row.max_error for row in _shared(source) if row.max_error is not None}
-    if finite := list(filter(math.isfinite, errors.values())):
-        names = join_names(name for name, error in errors.items() if error == min(finite))
-        yield KeyFigure("Smallest error", format_cell(min(finite), "error"), names)
-
-
 # ---- what ranks bring ----------------------------------------------------------------------------
 
 
-def best_speedup(source: Source) -> Figures:
-    """Yield the highest speed-up over one rank, at the longest length that most share."""
+def on_ranks(source: Source) -> Figures:
+    """Yield the highest speed-up over one rank, the least share of its memory, the exposed time.
+
+    They are of the longest length that most share.
+    """
     rows = find_compared(source)
-    if not rows:
-        return
+    if rows:
+        yield _best_speedup(source, rows)
+    one_rank = index_one_rank(row for row in source.rows if row.time_s)
+    shares = {
+        row.name: (row.peak_bytes / peak, row.peak_bytes)
+        for row in rows
+        if row.peak_bytes and (peak := one_rank[row.ranks_key].peak_bytes)
+    }
+    if shares:
+        least, peak = min(shares.values())
+        names = join_names(name for name, (share, _) in shares.items() if share == least)
+        words = f"{format_bytes(peak)} with {names}"
+        yield KeyFigure("Least share of one rank's memory", format_share(least), words)
+    rows = rows or most_timed(r for r in source.rows if r.world_size > 1 and r.time_s)
+    exposed = {row.name: row.exposed_share for row in rows if row.exposed_share is not None}
+    if exposed:
+        most = max(exposed, key=lambda name: exposed[name])
+        value = format_range(list(exposed.values()), format_share)
+        words = f"most with {most}" if len(exposed) > 1 else most
+        yield KeyFigure("Waiting for communication (exposed)", f"{value} of the time", words)
+
+
+def _best_speedup(source: Source, rows: Sequence[SweepRow]) -> KeyFigure:
     ties, best = find_ties(rows, "speedup_low", "speedup_high", largest=True), rows[0]
     ratio = require(speedup(best))
     interval = "(one pass, no interval)"
@@ -181,58 +186,18 @@ def best_speedup(source: Source) -> Figures:
         interval = f"({format_ratio(ratio.low)} to {format_ratio(ratio.high)})"
     words = f"{best.name} at {format_tokens(best.tokens)}{source.where(best)}"
     if len(ties) > 1:
-        words += f"; no significant difference from {len(ties) - 1} more"
-    if (efficiency := require(best.efficiency)) > HIGH_EFFICIENCY:
-        words += f"; {format_share(efficiency)} efficiency, more than the ranks explain"
+        words += f"; {TIE} from {len(ties) - 1} more"
     label = "Best speed-up" if require(best.speedup) >= 1 else "Least slow-down"
-    yield KeyFigure(label, f"{format_ratio(require(best.speedup))} {interval}", words)
-
-
-def rank_memory(source: Source) -> Figures:
-    """Yield the least share of one rank's memory that a rank of several needs."""
-    one_rank = index_one_rank(row for row in source.rows if row.time_s)
-    known = [
-        (row.peak_bytes / peak, row)
-        for row in find_compared(source)
-        if row.peak_bytes and (peak := one_rank[row.ranks_key].peak_bytes)
-    ]
-    if known:
-        least = min(share for share, _ in known)
-        best = [row for share, row in known if share == least]
-        names = join_names(row.name for row in best)
-        words = f"{format_bytes(require(best[0].peak_bytes))} with {names}"
-        yield KeyFigure("Least share of one rank's memory", format_share(least), words)
-
-
-def exposed(source: Source) -> Figures:
-    """Yield the share of the time that communication adds."""
-    rows: Sequence[SweepRow] = find_compared(source)
-    rows = rows or most_timed(r for r in source.rows if r.world_size > 1 and r.time_s)
-    if known := [row for row in rows if row.exposed_share is not None]:
-        most = max(known, key=lambda row: require(row.exposed_share))
-        value = format_range([require(row.exposed_share) for row in known], format_share)
-        words = f"most with {most.name}" if len(known) > 1 else most.name
-        yield KeyFigure("Waiting for communication (exposed)", f"{value} of the time", words)
-
-
-def longest_on_ranks(source: Source) -> Figures:
-    """Yield the longest length on several ranks, next to that on one."""
-    rows = find_over_ranks(source)
-    one_rank = {row.label: row.max_tokens for row in rows if row.world_size == 1 and row.max_tokens}
-    several = [row for row in rows if row.world_size > 1 and row.label in one_rank]
-    if several:
-        best = max(several, key=lambda row: row.max_tokens)
-        ties = find_longest_ties([row for row in several if row.world_size == best.world_size])
-        times = best.max_tokens / one_rank[best.label]
-        names = best.name if len(ties) == 1 else f"{TIE}: {join_names(r.name for r in ties)}"
-        linear = format_share(times / best.world_size)
-        words = f"{names}, {format_ratio(times)} one rank, {linear} of linear"
-        yield KeyFigure("Longest on several ranks", f"{best.max_tokens:,} tokens", words)
+    return KeyFigure(label, f"{format_ratio(require(best.speedup))} {interval}", words)
 
 
 def growth_with_ranks(source: Source) -> Figures:
-    """Yield the growth of the longest length with ranks, of the series that reaches farthest."""
-    scaled = maxima_on_ranks(find_over_ranks(source))
+    """Yield the growth of the longest length with ranks, and the most frequent limit.
+
+    The growth is of the series that reaches farthest; without searches over ranks, the limit is the
+    bottleneck of trials on several ranks, or that of other searches.
+    """
+    scaled, timed = maxima_on_ranks(find_over_ranks(source)), find_timed(source)
     passed = group_by((one for one in scaled if one.actual), attrgetter("label")).values()
     if series := [some for some in passed if len(some) > 1]:
         first, *_, last = max(series, key=lambda some: some[-1].actual)
@@ -241,25 +206,11 @@ def growth_with_ranks(source: Source) -> Figures:
         words = f"{last.label}, {first.world_size} to {last.world_size} ranks, {limits} limit"
         rate = (last.actual / first.actual) ** (1 / doublings)
         yield KeyFigure("Tokens per doubling of ranks", format_ratio(rate), words)
-
-
-def exponent_of_time(source: Source) -> Figures:
-    """Yield the fit of time over length of most points."""
-    for group, fits in growth.find_fits(source):
-        if best := growth.find_best_fit(group, fits):
-            words = f"{best.label}, {best.points} points{source.where(group[0])}"
-            value = str(growth.format_exponent(best.tokens))
-            yield KeyFigure("Exponent of time over length", value, words)
-            return
-
-
-def most_frequent_limit(source: Source) -> Figures:
-    """Yield the most frequent limit of searches over ranks, else bottleneck of trials, or limit."""
-    scaled = maxima_on_ranks(find_over_ranks(source))
-    timed = find_timed(source)
-    kind = "searches shown" if scaled else "trials on several ranks" if timed else "searches"
-    causes = Counter(str(one.limited_by) for one in scaled or ([] if timed else source.maxima))
-    causes.update(() if scaled else map(find_bottleneck, timed))
+    if scaled or not timed:
+        searches = scaled or source.maxima
+        kind, causes = "searches", Counter(str(one.limited_by) for one in searches)
+    else:
+        kind, causes = "trials on several ranks", Counter(map(find_bottleneck, timed))
     for cause, count in causes.most_common(1):
         yield KeyFigure("Limit", cause, f"in {count:,} of {causes.total():,} {kind}")
 
@@ -268,16 +219,12 @@ def most_frequent_limit(source: Source) -> Figures:
 
 
 def working(source: Source) -> Figures:
-    """Yield the number of implementations without a failure."""
-    if rows := modes.build_matrix(source).rows:
-        verdicts = [{cell.split(" ")[0] for cell in row[1:]} for row in rows]
-        count = sum(not found & {modes.FAILS, modes.PARTIAL} for found in verdicts)
+    """Yield the number of implementations without a failure, the largest error, wrong outputs."""
+    if verdicts := modes.judge_implementations(source).values():
+        signs = [{verdict.sign for verdict in one.values()} for one in verdicts]
+        count = sum(not found & {modes.FAILS, modes.PARTIAL} for found in signs)
         words = "implementations, wherever they had memory and time"
-        yield KeyFigure("Work in all that was run", f"{count} of {len(rows)}", words)
-
-
-def largest_error(source: Source) -> Figures:
-    """Yield the largest error against float64 of a sweep, and the number of wrong outputs."""
+        yield KeyFigure("Work in all that was run", f"{count} of {len(signs)}", words)
     known = [row for row in source.rows if row.is_ok and row.max_error is not None]
     if known:
         worst = max(known, key=lambda row: require(row.max_error))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from longseq_bench.analysis.row import R
+from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.runs import REMEDY, group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -13,14 +13,9 @@ from longseq_bench.reports.document import MAX_FINDINGS
 
 MAX_NAMES = 2
 """Maximum number of names in one sentence."""
-
+TIE = "no significant difference"
 UNCONFIRMED = "not confirmed by a second run"
 """Of a longest length that passed once: the search was interrupted, or used up its runs."""
-
-
-def name_unconfirmed(row: SearchRow) -> str:
-    """Return a clause if the longest length passed once only; fit-only searches have their own."""
-    return "" if row.confirmations or row.fit_only else f", {UNCONFIRMED}"
 
 
 def limit_findings(findings: Iterable[str]) -> list[str]:
@@ -32,14 +27,11 @@ def limit_findings(findings: Iterable[str]) -> list[str]:
     return [*known[:first], f"{len(known) - first:,} more are in the tables."]
 
 
-def join_names(names: Iterable[str], separator: str = ", ", max_names: int | None = None) -> str:
-    """Return the first names of a sentence, then the number of further ones.
-
-    max_names: MAX_NAMES if None.
-    """
-    named, count = list(names), MAX_NAMES if max_names is None else max_names
-    more = len(named) - count
-    return separator.join(named if more <= 0 else [*named[:count], f"{more:,} more"])
+def join_names(names: Iterable[str]) -> str:
+    """Return the first MAX_NAMES names of a sentence, then the number of further ones."""
+    named = list(names)
+    more = len(named) - MAX_NAMES
+    return ", ".join([*named[:MAX_NAMES], f"{more:,} more"] if more > 0 else named)
 
 
 def format_range(values: Sequence[float], write: Callable[[float], str]) -> str:
@@ -61,6 +53,19 @@ def find_ties(ordered: Sequence[R], low: str, high: str, largest: bool = False) 
         return None in (bound, end) or (bound >= end if largest else bound <= end)
 
     return [row for row in ordered if overlaps(row)]
+
+
+def find_longest_ties(rows: Sequence[SearchRow]) -> list[SearchRow]:
+    """Return the longest row, and those whose bracket does not exclude its length."""
+    ordered = sorted(rows, key=lambda row: -row.max_tokens)
+    most = ordered[0].max_tokens
+    return [r for r in ordered if r.max_tokens >= most or (r.first_failure or most + 1) > most]
+
+
+def name_ties(rows: Sequence[Row]) -> str:
+    """Return the name of the best row; of several, that they do not differ, and their names."""
+    names = join_names(row.name for row in rows)
+    return names if len(rows) == 1 else f"{TIE}: {names}"
 
 
 # ---- outcomes in words ---------------------------------------------------------------------------

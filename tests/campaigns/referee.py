@@ -26,7 +26,16 @@ GONE = "(absent)"
 DROPPED: dict[str, str] = {
     r"^report .*: \.\w+\.json\.(figures|sections\[0\]\.points)": (
         "names in a sentence have fixed limits, words are not counted at run time"
-    )
+    ),
+    r"^report .*: \.\w+\.json\.sections\.[^.]*(\.charts|\.paragraphs|\.points)": (
+        "charts that repeated another one are gone, and what a column means is said once"
+    ),
+    r"^report .*: \.\w+\.json\.sections\.(What the columns mean|On other hardware, computed)$": (
+        "one table has the meanings of all columns; plan predicts lengths on other hardware"
+    ),
+    r"^report .*: \.\w+\.json\.sections\.Segments and dilation$": (
+        "a section whose only table is on the first screen is not repeated"
+    ),
 }
 """Differences that are meant: a regular expression for `command: path`, and the reason."""
 
@@ -82,6 +91,7 @@ def run(tree: Path, arguments: list[str]) -> dict[str, Any]:
 
 def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the path of each difference between two JSON values, and both values in words."""
+    before, after = _by_title(before), _by_title(after)
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before.keys() | after.keys():
             step = f"{path}.{key}"
@@ -91,6 +101,16 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, 
             yield from differences(*pair, f"{path}[{index}]")
     elif before != after:
         yield path, f"{_short(before)} -> {_short(after)}"
+
+
+def _by_title(value: Any) -> Any:
+    """Return sections as a dict by title, if no two have the same."""
+    if not isinstance(value, list) or not all(
+        isinstance(v, dict) and v.get("title") for v in value
+    ):
+        return value
+    found = {one["title"].replace(".", " "): one for one in value}
+    return found if len(found) == len(value) > 0 else value
 
 
 def _short(value: Any) -> str:

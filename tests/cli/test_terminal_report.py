@@ -33,8 +33,7 @@ from tests import make
 from tests.cli.commands import Capture
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
-REAL = ("quickstart", "parallel")
-WIDTHS = (60, 80, 120)
+WIDTHS = (60, 120)
 
 
 def printed(document: Document, width: int) -> list[str]:
@@ -71,9 +70,8 @@ def of(*tables: Table, charts: tuple[Chart, ...] = ()) -> Document:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kind", KINDS.names())
-@pytest.mark.parametrize("name", REAL)
-def test_every_section_of_every_kind_is_printed(name: str, kind: str, width: int) -> None:
-    document = real(name, kind)
+def test_every_section_of_every_kind_is_printed(kind: str, width: int) -> None:
+    document = real("ranks" if kind in ("devices", "scaling") else "quickstart", kind)
     told = printed(document, width)
     code = {line for section in document.sections for line in section.code}
     assert code <= set(told)
@@ -90,8 +88,7 @@ def test_every_section_of_every_kind_is_printed(name: str, kind: str, width: int
             assert "\n".join(printed(of(table), width)[BEFORE:]) in "\n".join(told[at:])
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize(("name", "width"), [("quickstart", 60), ("ranks", 80)])
 def test_figures_of_a_row_are_complete_next_to_its_name(name: str, width: int) -> None:
     for table in (t for section in real(name, "summary").sections for t in section.tables):
         told = printed(of(table), width)
@@ -140,7 +137,7 @@ def gone(told: list[str]) -> list[str]:
 
 def test_less_important_columns_are_hidden_first() -> None:
     order: list[str] = []
-    for width in range(200, 15, -1):
+    for width in range(200, 15, -3):
         told = printed(of(WIDE), width)
         assert "Empty" not in " ".join(told)
         order += [name for name in gone(told) if name not in order]
@@ -159,7 +156,7 @@ def test_columns_of_equal_priority_are_hidden_together() -> None:
     assert order == [["Low", "High"], ["Last", "Low", "High"], ["Last", "Low", "Verdict", "High"]]
 
 
-@pytest.mark.parametrize("width", range(70, 140, 7))
+@pytest.mark.parametrize("width", [70, 91, 133])
 def test_long_words_wrap_and_figures_do_not(width: int) -> None:
     told = printed(of(WIDE), width)
     (row,) = [line for line in told if line.startswith("name 2")]

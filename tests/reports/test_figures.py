@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.core.hardware import profiles
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_share
 from longseq_bench.reports import documents
@@ -176,12 +175,6 @@ SEARCHES: Figures = {
     "Expected": lambda s: s.expected,
     "Of expected": lambda s: over(s.tokens, s.expected),
     "Peak of each rank": lambda s: joined(s.rank_peaks, format_bytes),
-    **{
-        f"{one.name}, {format_bytes(one.memory)}": (
-            lambda s, memory=one.memory: s.peak and int(memory / (s.peak / s.tokens))
-        )
-        for one in profiles().values()
-    },
 }
 SPARSITIES: Figures = {
     "Ranks": lambda s: s.ranks,
@@ -259,7 +252,7 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
 
 WORDS = {
     "Asked for", "Not measured", "What", "Setting", "Warning",
-    "Attention", "Longest", "Fastest", "Against", "Letter", *CAPABILITIES,
+    "Attention", "Longest", "Fastest", "Meaning", "Against", "Letter", *CAPABILITIES,
 }  # fmt: skip
 """Headings of tables with separate tests."""
 OF_PAIRS = {
@@ -479,17 +472,6 @@ def test_the_largest_error_is_that_of_all_its_trials(case: Case) -> None:
     ok = [r for r in book.swept if r.ok and r.largest("max_error") is not None]
     largest = [max(r.largest("max_error") for r in some) for some in by(kind_of, ok)]
     assert sorted(row["Max error"] for row in shown) == sorted(largest)
-
-
-def test_the_fit_of_the_most_points_is_a_key_figure(case: Case) -> None:
-    book, found = case
-    (scaling,) = (document for document in found if document.kind == "scaling")
-    for figure in (one for one in scaling.figures if one.label.startswith("Exponent")):
-        shown = [row for row in rows(scaling, "Answer") if "Points" in row]
-        label, points = figure.words.split(", ")[:2]
-        fits = [f for f in book.fits if (f.label, f.quantity) == (label, "time")]
-        assert figure.value in [exponent_text(f.tokens) for f in fits]
-        assert int(points.split()[0]) >= max((row["Points"] for row in shown), default=0)
 
 
 @pytest.mark.parametrize(("name", "base"), [("rich", "sdpa"), ("a failed baseline", "dense")])

@@ -16,10 +16,9 @@ from longseq_bench.reports.render.markdown import render
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
 NASTY = [
-    "a|b", "<b>bold</b>", "two\nlines\r\nand\ttabs", "`code`", "*star* _under_ __init__", "a_b_c",
-    "[link](http://x)", "\\", "\\|", "back\\slash|", "&lt;", "&amp;", "# head", "- item", "1. one",
-    "12) twelve", "+ plus", "~~gone~~", "<!-- hidden -->", "![i](j)", "---", "===", "a `` b ` c",
-    "$x$", "| --- |", "> quote", "— ±2 % µs", "~~~", "```",
+    "a|b", "<b>bold</b>", "two\nlines\r\nand\ttabs", "*star* _under_ __init__", "a_b_c",
+    "[link](http://x)", "back\\slash|", "&lt;", "# head", "- item", "12) twelve", "~~gone~~",
+    "<!-- hidden -->", "===", "a `` b ` c", "$x$", "> quote", "— ±2 % µs", "~~~", "```",
 ]  # fmt: skip
 
 

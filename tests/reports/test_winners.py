@@ -188,7 +188,7 @@ def single_pass(record: Record) -> Record:
 
 
 CLAIMING = {
-    "devices": {"speedups", "gains"},
+    "devices": {"speedups"},
     "extreme": FAMILIES.keys() - {"peaks"},
     "implementations": {"times", "peaks", "sparse_times", "speedups"},
     "summary": FAMILIES.keys(),

@@ -18,56 +18,43 @@ from altair.utils.schemapi import debug_mode
 
 from longseq_bench.core.model import Status
 from longseq_bench.reports.document import Axis, Chart, Mark, Point, format_cell
-from longseq_bench.reports.render._theme import (
-    BAR,
-    CELL_COLOURS,
-    CONFIG,
-    CROSS,
-    GREY,
-    HEIGHT,
-    LETTER,
-    LINE,
-    MAX_SERIES,
-    MAX_TICKS,
-    PADDING,
-    PALE,
-    PALETTE,
-    SHAPES,
-    WIDTH,
-    colours,
-    label_expression,
-    round_ticks,
-)
+from longseq_bench.reports.render import _theme as theme
 
-NAME_LETTERS, NAME_LINES, TITLE_LETTERS = 27, 3, 95
-"""Letters of a line of a row's name, its lines, and letters of a line of a title."""
+NAME_LETTERS, TITLE_LETTERS = 27, 95
+"""Letters of a line of a row's name, and of a line of a title."""
 NAMES_SHARE = 0.4
 """Most of the width of a plot that names at the ends of lines take."""
-DIGITS = 5
-"""Length of the number before the name of a row or column, by which they are ordered."""
 TIP = [alt.Tooltip("w:N", title=" ")]
 
 Row = dict[str, Any]
 
 
-def draw(chart: Chart, styles: dict[str, str] | None = None) -> alt.LayerChart:
+def draw(
+    chart: Chart, styles: dict[str, str] | None = None, is_page: bool = False
+) -> alt.LayerChart:
     """Return a chart with its title, as wide as its container.
 
-    styles: colours of its series, from `colours`; None: those of a chart alone.
+    styles: colours of its series, from `theme.colours`; None: those of a chart alone.
+    is_page: with a legend, in which a click singles out a series.
     """
-    styles = styles or colours(chart, {})
+    styles = styles or theme.colours(chart, {})
     points = [p for p in chart.points if p.series in styles and math.isfinite(p.x + p.y)]
     failures = dict.fromkeys(m for m in chart.failures if m.series in styles)
-    build = {"bars": _bars, "heat": _cells}.get(chart.shape, _lines)
-    drawn = build(replace(chart, points=tuple(points), failures=tuple(failures)), styles)
+    shown = replace(chart, points=tuple(points), failures=tuple(failures))
+    if chart.shape in ("bars", "heat"):
+        drawn = _bars(shown) if chart.shape == "bars" else _cells(shown)
+    else:
+        drawn = _lines(shown, styles, is_page)
     title, text = wrap(chart.title, TITLE_LETTERS), chart.description
-    return drawn.properties(width="container", title=title, description=text, config=CONFIG)
+    return drawn.properties(width="container", title=title, description=text, config=theme.CONFIG)
 
 
 @debug_mode(False)  # else Altair checks each part when it is made; a test checks the whole
-def spec(chart: Chart, styles: dict[str, str] | None = None) -> dict[str, Any]:
+def spec(
+    chart: Chart, styles: dict[str, str] | None = None, is_page: bool = False
+) -> dict[str, Any]:
     """Return `draw` as Vega-Lite with printable texts: vl-convert ends the process on others."""
-    found: dict[str, Any] = printable(draw(chart, styles).to_dict(validate=False))
+    found: dict[str, Any] = printable(draw(chart, styles, is_page).to_dict(validate=False))
     return found
 
 
@@ -75,7 +62,7 @@ def svg(chart: Chart, styles: dict[str, str] | None = None) -> str:
     """Return a picture on white with its title, and with its description for screen readers."""
     import vl_convert
 
-    outside = {"width": WIDTH, "background": "white", "padding": 8}
+    outside = {"width": theme.WIDTH, "background": "white", "padding": 8}
     return str(vl_convert.vegalite_to_svg(spec(chart, styles) | outside))
 
 
@@ -90,37 +77,18 @@ def printable(value: Any) -> Any:
 
 def notes(chart: Chart) -> Iterator[str]:
     """Yield sentences on the marks of a chart, and on series that it leaves out."""
-    if chart.has_rows:
-        if chart.shape == "heat":
-            yield f"Darker: higher {chart.y.name.lower()}."
-        for guide in chart.guides:
-            yield f"Grey tick: {', '.join(dict.fromkeys((guide.name, guide.description)))}."
-        if chart.shape == "bars" and len(chart.facets) > 1:
-            yield "Each group of bars has its own scale."
-    else:
-        yield from _notes_on_lines(chart)
-    for mark, words in _MARKS:
-        if found := next(filter(None, map(mark.search, chart.series)), None):
-            yield words.format(found[1])
-    if more := len(chart.series[MAX_SERIES:]):
-        yield f"Not drawn, to keep the chart readable: {more} of {len(chart.series)} series."
-
-
-def _notes_on_lines(chart: Chart) -> Iterator[str]:
-    if chart.failures:
-        meaning = "a length that failed" if chart.x.kind == "tokens" else "no length passed"
-        yield f"× at the top: {meaning}; see Failures."
-    if chart.guides:
-        yield f"Dashed grey: {'; '.join(dict.fromkeys(g.description for g in chart.guides))}."
-    if more := len(chart.series[chart.colours : MAX_SERIES]):
+    is_lines, names = chart.shape in ("lines", "dots"), chart.series
+    if chart.shape == "heat":
+        yield f"Darker: higher {chart.y.name.lower()}."
+    if chart.failures and is_lines:
+        yield "× at the top: a trial or search that failed; see Failures."
+    for guide in chart.guides:
+        words = ", ".join(dict.fromkeys((guide.name, guide.description)))
+        yield f"{'Dashed grey' if is_lines else 'Grey tick'}: {words}."
+    if is_lines and (more := len(names[len(theme.PALETTE) : theme.MAX_SERIES])):
         yield f"Pale grey: {more} further series."
-
-
-_MARKS = (
-    (re.compile(r" ×(\d+)$"), "×{0}: on {0} ranks."),
-    (re.compile(r" #(\d+)( ×\d+)?$"), "#{}: options in How each ran."),
-)
-"""Ends of names, and what they mean."""
+    if more := len(names[theme.MAX_SERIES :]):
+        yield f"Not drawn, to keep the chart readable: {more} of {len(names)} series."
 
 
 # ---- rows of data --------------------------------------------------------------------------------
@@ -136,14 +104,16 @@ def _row(chart: Chart, p: Point) -> Row:
     value = format_cell(p.y, chart.y.kind)
     words = ", ".join(filter(None, (at, f"{chart.y.name} {value}", p.words)))
     text = {"value": value, "w": f"{p.series}: {words}" if p.series else words}
-    return {"s": p.series, "x": p.x, "y": p.y, "lo": p.low, "hi": p.high} | text
+    row = {"s": p.series, "row": fill(p.series, NAME_LETTERS)}
+    return row | {"x": p.x, "y": p.y, "lo": p.low, "hi": p.high} | text
 
 
 def _failure(m: Mark, other: str = "") -> Row:
     """Return a failure as a row of data; `word` is its status (OOM, timeout), or the other word."""
     status = re.split(r"[ ,]", m.words, maxsplit=1)[0]
     word = status.replace("oom", "OOM") if status in get_args(Status) else other
-    return {"s": m.series, "x": m.x, "word": word, "w": f"{m.series}: {m.words}"}
+    row = {"s": m.series, "row": fill(m.series, NAME_LETTERS)}
+    return row | {"x": m.x, "word": word, "w": f"{m.series}: {m.words}"}
 
 
 def _format_x(x: float, axis: Axis) -> str:
@@ -154,47 +124,49 @@ def _format_x(x: float, axis: Axis) -> str:
 # ---- lines and dots ------------------------------------------------------------------------------
 
 
-def _lines(chart: Chart, styles: dict[str, str]) -> alt.LayerChart:
+def _lines(chart: Chart, styles: dict[str, str], is_page: bool) -> alt.LayerChart:
     """Draw lines or dots with intervals, guides, and a cross at the top for each failed length."""
     # those in colour lie over the grey ones
-    points = sorted(chart.points, key=lambda p: styles[p.series] != PALE)
-    shapes = [
-        SHAPES[PALETTE.index(c) % len(SHAPES)] if c != PALE else SHAPES[0] for c in styles.values()
-    ]
+    points = sorted(chart.points, key=lambda p: styles[p.series] != theme.PALE)
     scale = alt.Scale(domain=list(styles), range=list(styles.values()))
-    colour = alt.Color("s:N", scale=scale, legend=None)
-    shape = alt.Shape("s:N", scale=alt.Scale(domain=list(styles), range=shapes), legend=None)
-    base = _of(_row(chart, p) for p in points).encode(color=colour)
+    legend = alt.Legend(title=None, orient="bottom", columns=3, labelLimit=170)
+    colour = alt.Color("s:N", scale=scale, legend=legend if is_page else None)
+    picked = alt.selection_point(fields=["s"], bind="legend")
+    opacity = alt.condition(picked, alt.value(1), alt.value(0.12))
+    base = _of(_row(chart, p) for p in points).encode(color=colour, opacity=opacity)
     bounds = base.transform_filter("isValid(datum.lo)").encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi:Q"))
     layers = [
-        base.mark_point(filled=True, size=46, opacity=1).encode(shape=shape, tooltip=TIP),
-        bounds.mark_rule(strokeWidth=1.5, opacity=0.7),
+        base.mark_point(filled=True, size=46).encode(tooltip=TIP),
+        bounds.mark_rule(strokeWidth=1.5),
     ]
     if chart.shape == "lines":
         layers.insert(0, base.mark_line(strokeWidth=1.8).encode(detail=alt.Detail("s:N")))
     top = 0
     if chart.failures:
-        crosses = _cross_rows(chart)
-        top = max(row["row"] for row in crosses)
-        failed = _of(crosses).encode(y=alt.Y("row:Q", scale=None), color=colour, tooltip=TIP)
+        # those of one length are one below the other
+        failed = list(dict.fromkeys(m.series for m in chart.failures))
+        places = [6 + 8 * (failed.index(m.series) % 8) for m in chart.failures]
+        top = max(places)
+        marks = [_failure(m) | {"top": at} for m, at in zip(chart.failures, places, strict=True)]
+        crosses = _of(marks).encode(y=alt.Y("top:Q", scale=None), color=colour, tooltip=TIP)
         layers += [
-            failed.mark_point(shape=CROSS, size=50, strokeWidth=2, opacity=1),
-            failed.mark_text(align="left", dx=7, fontSize=9).encode(text="word:N"),
+            crosses.mark_point(shape=theme.CROSS, size=50, strokeWidth=2, opacity=1),
+            crosses.mark_text(align="left", dx=7, fontSize=9).encode(text="word:N"),
         ]
     for guide in chart.guides:
         line = [_row(chart, p) | {"s": guide.name} for p in guide.points]
-        layers += [
-            _of(line).mark_line(strokeDash=[4, 4], color=GREY, strokeWidth=1.5),
-            _of(line[-1:]).mark_text(align="right", dy=-7, color=GREY).encode(text="s:N"),
-        ]
-    ends = _name_ends(chart, styles, HEIGHT - top)
+        last = _of(line[-1:]).mark_text(align="right", dy=-7, color=theme.GREY)
+        dashed = _of(line).mark_line(strokeDash=[4, 4], color=theme.GREY, strokeWidth=1.5)
+        layers += [dashed, last.encode(text="s:N")]
+    ends = _name_ends(chart, styles, theme.HEIGHT - top)
     names = _of(ends).encode(color=colour, text="s:N")
     limit, move = alt.ExprRef(f"{NAMES_SHARE} * width - 10"), alt.ExprRef("datum.move")
     layers.append(names.mark_text(align="left", limit=limit, dx=8, dy=move))
-    room = LETTER * max((len(row["s"]) for row in ends), default=0) + 16
+    room = theme.LETTER * max((len(row["s"]) for row in ends), default=0) + 16
     right = {"expr": f"width - min({room}, {NAMES_SHARE} * width)"}
-    x, y = _channel(chart, "x", [0, right]), _channel(chart, "y", [HEIGHT, top])
-    return alt.layer(*layers).encode(x=x, y=y).properties(height=HEIGHT)
+    layers[0] = layers[0].add_params(picked)
+    x, y = _channel(chart, "x", [0, right]), _channel(chart, "y", [theme.HEIGHT, top])
+    return alt.layer(*layers).encode(x=x, y=y).properties(height=theme.HEIGHT)
 
 
 def _values(chart: Chart, name: str) -> list[float]:
@@ -209,47 +181,35 @@ def _channel(chart: Chart, name: str, ends: list[Any]) -> Any:
     Of few lengths or ranks each has a tick, also if it failed.
     """
     axis, values = getattr(chart, name), _values(chart, name)
-    is_log = axis.log and min(values, default=0) > 0
-    more: Row = {"base": 2 if axis.kind == "tokens" else 10} if is_log else {"zero": False}
-    tried = {*values, *(m.x for m in chart.failures)}
-    exact = sorted(tried if len(tried) <= MAX_TICKS else set(values))
-    is_exact = name == "x" and axis.kind in ("tokens", "count") and len(exact) <= MAX_TICKS
-    ticks = exact if is_exact else round_ticks(axis.kind, is_log, values)
+    is_log, is_binary = axis.log and min(values, default=0) > 0, axis.kind in ("tokens", "bytes")
+    ticks = theme.decimal_ticks(min(values), max(values)) if is_log and not is_binary else None
+    exact = {*values, *(m.x for m in chart.failures)}
+    if name == "x" and axis.kind in ("tokens", "count") and len(exact) <= theme.MAX_TICKS:
+        ticks = sorted(exact)
     label = alt.Axis(
         title=axis.name,
-        labelExpr=label_expression(axis.kind),
+        labelExpr=theme.label_expression(axis.kind),
         labelOverlap=True,
         values=ticks or alt.Undefined,
         # lines of x are as long as the range of y, so below crosses they would miss the axis
         grid=name == "y" or not chart.failures,
     )
-    scale = alt.Scale(
-        type="log" if is_log else "linear", nice=False, padding=PADDING, range=ends, **more
-    )
+    more: Row = {"base": 2 if is_binary else 10} if is_log else {"zero": False}
+    more |= {"type": "log" if is_log else "linear"}
+    scale = alt.Scale(nice=False, padding=theme.PADDING, range=ends, **more)
     return (alt.X if name == "x" else alt.Y)(f"{name}:Q", scale=scale, axis=label)
-
-
-def _cross_rows(chart: Chart) -> list[Row]:
-    """Return a row per failure; those at one length are one below the other, `row` px from the top.
-
-    With more series than rows several crosses are at one place; the last one has the word.
-    """
-    failed = list(dict.fromkeys(m.series for m in chart.failures))
-    rows = [_failure(m) | {"row": 6 + 8 * (failed.index(m.series) % 8)} for m in chart.failures]
-    last = {(row["x"], row["row"]): row for row in rows}
-    return [row if row is last[row["x"], row["row"]] else row | {"word": ""} for row in rows]
 
 
 def _name_ends(chart: Chart, styles: dict[str, str], height: int) -> list[Row]:
     """Return the last point of each series in colour; `move` (px) keeps their names apart."""
     ends: dict[str, Point] = {}
     for p in sorted(chart.points, key=lambda p: p.x):
-        if styles[p.series] != PALE:
+        if styles[p.series] != theme.PALE:
             ends[p.series] = p
     values = _values(chart, "y")
     scale = math.log if chart.y.log and min(values, default=0) > 0 else float
     low, high = (scale(end(values, default=1)) for end in (min, max))
-    room = height - 2 * PADDING
+    room = height - 2 * theme.PADDING
     places = [(scale(p.y) - low) / ((high - low) or 1) * room for p in ends.values()]
     moved = zip(ends.values(), places, _separate(places), strict=True)
     return [{"s": p.series, "x": p.x, "y": p.y, "move": at - placed} for p, at, placed in moved]
@@ -260,11 +220,11 @@ def _separate(places: Sequence[float]) -> list[float]:
     order = sorted(range(len(places)), key=places.__getitem__, reverse=True)
     placed = list(places)
     for above, below in pairwise(order):
-        placed[below] = min(placed[below], placed[above] - LINE)
-    lowest = LINE / 2 - PADDING  # those that are below the plot go up
+        placed[below] = min(placed[below], placed[above] - theme.LINE)
+    lowest = theme.LINE / 2 - theme.PADDING  # those that are below the plot go up
     for i in reversed(order):
         placed[i] = max(placed[i], lowest)
-        lowest = placed[i] + LINE
+        lowest = placed[i] + theme.LINE
     return placed
 
 
@@ -272,109 +232,64 @@ def _separate(places: Sequence[float]) -> list[float]:
 
 
 def _in_rows(chart: Chart, layers: Sequence[alt.Chart], x: alt.X) -> alt.LayerChart:
-    """Put layers into rows with names, below the headings of their facets."""
-    rows, headings = _rows(chart)
-    above = _of(headings).mark_text(align="left", fontWeight="bold", limit=alt.ExprRef("width"))
-    layers = [*layers, *[above.encode(x=alt.value(0), text="text:N")] * bool(headings)]
-    names = [row[DIGITS:].split("\n") for row in rows.values()]
-    name = f"split(slice(datum.label, {DIGITS}), '\\n')"
+    """Put layers into rows with names."""
+    names = [fill(name, NAME_LETTERS).split("\n") for name in chart.series]
+    lines = "split(datum.label, '\\n')"
     axis = alt.Axis(
-        labelExpr=name,
+        labelExpr=lines,
         labelLimit=0,
-        labelLineHeight=LINE,
+        labelLineHeight=theme.LINE,
         # centre the lines on the row; by default the first is at the row, the others below
-        labelOffset=alt.ExprRef(f"{-LINE / 2} * (length({name}) - 1)"),
-        minExtent=LETTER * max((len(line) for lines in names for line in lines), default=0) + 8,
+        labelOffset=alt.ExprRef(f"{-theme.LINE / 2} * (length({lines}) - 1)"),
+        minExtent=theme.LETTER * max(len(line) for name in names for line in name) + 8,
         ticks=False,
         domain=False,
     )
-    y = alt.Y("row:N", sort="ascending", title=None, axis=axis)
-    step = max(BAR, LINE * max(map(len, names), default=1) + 6)
-    height = step * max(len(rows) + len(headings), 2)
+    domain = alt.Scale(domain=["\n".join(name) for name in names])
+    y = alt.Y("row:N", scale=domain, title=None, axis=axis)
+    height = max(theme.BAR, theme.LINE * max(map(len, names)) + 6) * max(len(names), 2)
     return alt.layer(*layers).encode(x=x, y=y).properties(height=height)
 
 
-def _rows(chart: Chart) -> tuple[dict[tuple[str, str], str], list[Row]]:
-    """Return the row of each (facet, series), and the rows of headings.
-
-    Rows begin with a number, by which they are ordered, so that hidden ones take no room.
-    """
-    rows, headings = dict[tuple[str, str], str](), list[Row]()
-    for facet, names in chart.facets.items():
-        if facet:
-            row = f"{len(rows) + len(headings):0{DIGITS}}"
-            headings.append({"s": "", "row": row, "text": facet})
-        for name in names:
-            lines = fill(name, NAME_LETTERS, max_lines=NAME_LINES, placeholder=" …")
-            rows[facet, name] = f"{len(rows) + len(headings):0{DIGITS}}{lines}"
-    return rows, headings
-
-
-def _bars(chart: Chart, _: dict[str, str]) -> alt.LayerChart:
+def _bars(chart: Chart) -> alt.LayerChart:
     """Draw a bar per row with its value and interval, ticks of guides, and crosses of failures.
 
-    The longest bar or tick of a facet is as long as the plot; values are a column at its right.
+    Values are a column at the right.
     """
-    rows, _headings = _rows(chart)
-    guides = [p for guide in chart.guides for p in guide.points if (p.facet, p.series) in rows]
-    largest = dict.fromkeys(chart.facets, 0.0)
-    for p in (*chart.points, *guides):
-        largest[p.facet] = max(largest[p.facet], p.high or p.y)
-
-    def place(p: Point) -> Row:
-        unit = largest[p.facet] or 1.0
-        ends = {name: y and y / unit for name, y in (("at", p.y), ("lo", p.low), ("hi", p.high))}
-        return _row(chart, p) | ends | {"row": rows[p.facet, p.series]}
-
-    bars = _of(map(place, chart.points))
+    bars = _of(_row(chart, p) for p in chart.points)
     bounds = bars.transform_filter("isValid(datum.lo)").encode(x=alt.X("lo:Q"), x2=alt.X2("hi:Q"))
+    crosses = _of(_failure(m, m.words) for m in chart.failures).encode(x=alt.value(8), tooltip=TIP)
+    cross: dict[str, Any] = {"shape": theme.CROSS, "size": 50, "strokeWidth": 2, "opacity": 1}
+    guides = (p for guide in chart.guides for p in guide.points if p.series in chart.series)
+    ticks = _of(_row(chart, p) for p in guides).encode(tooltip=TIP)
     layers = [
-        bars.mark_bar(height=BAR * 0.55, color=PALETTE[0]).encode(tooltip=TIP),
+        bars.mark_bar(height=theme.BAR * 0.55, color=theme.PALETTE[0]).encode(tooltip=TIP),
         bars.mark_text(align="right").encode(x=alt.value("width"), text="value:N"),
         bounds.mark_rule(strokeWidth=1.5),
+        crosses.mark_point(**cross, color=theme.PALETTE[1]),
+        crosses.mark_text(align="left", dx=8).encode(text="word:N"),
+        ticks.mark_tick(thickness=2.5, height=theme.BAR * 0.9, color=theme.GREY),
     ]
-    if chart.failures:
-        failed = [_failure(m, m.words) | {"row": rows[m.facet, m.series]} for m in chart.failures]
-        crosses = _of(failed).encode(x=alt.value(8), tooltip=TIP)
-        layers += [
-            crosses.mark_point(shape=CROSS, size=50, strokeWidth=2, opacity=1, color=PALETTE[1]),
-            crosses.mark_text(align="left", dx=8).encode(text="word:N"),
-        ]
-    if guides:
-        marks = _of(place(p) for p in guides).encode(tooltip=TIP)
-        layers.append(marks.mark_tick(thickness=2.5, height=BAR * 0.9, color=GREY))
-    longest = max((len(format_cell(p.y, chart.y.kind)) for p in chart.points), default=0)
-    room = {"expr": f"width - {LETTER * longest + 18}"}
-    scale = alt.Scale(domain=[0, 1], range=[0, room])
-    return _in_rows(chart, layers, alt.X("at:Q", axis=None, scale=scale))
+    room = theme.LETTER * max(len(format_cell(p.y, chart.y.kind)) for p in chart.points) + 18
+    scale = alt.Scale(nice=False, range=[0, {"expr": f"width - {room}"}])
+    return _in_rows(chart, layers, alt.X("y:Q", axis=None, scale=scale))
 
 
-def _cells(chart: Chart, _: dict[str, str]) -> alt.LayerChart:
+def _cells(chart: Chart) -> alt.LayerChart:
     """Draw a cell per value with its text; a higher value is darker, also in a grey print."""
-    rows, _headings = _rows(chart)
     xs = sorted({*_values(chart, "x"), *(m.x for m in chart.failures)})
-    columns = {x: f"{i:0{DIGITS}}{_format_x(x, chart.x)}" for i, x in enumerate(xs)}
-
-    def place(one: Point | Mark) -> Row:
-        return {"row": rows[one.facet, one.series], "column": columns[one.x]}
-
-    cells = _of(_row(chart, p) | place(p) for p in chart.points).encode(tooltip=TIP)
-    failed = _of(_failure(m, "×") | place(m) for m in chart.failures).encode(tooltip=TIP)
-    is_ratio = min(_values(chart, "y"), default=0) > 0
-    shade = alt.Scale(type="log" if is_ratio else "linear", range=CELL_COLOURS, nice=False)
-    edge: dict[str, Any] = {"stroke": GREY, "strokeWidth": 0.5}
+    columns = {x: _format_x(x, chart.x) for x in xs}
+    cells = _of(_row(chart, p) | {"column": columns[p.x]} for p in chart.points)
+    failed = _of(_failure(m, "×") | {"column": columns[m.x]} for m in chart.failures)
+    shade = alt.Scale(type="log", range=theme.CELL_COLOURS, nice=False)
+    edge: dict[str, Any] = {"stroke": theme.GREY, "strokeWidth": 0.5}
     layers = [
-        cells.mark_rect(**edge).encode(fill=alt.Fill("y:Q", scale=shade, legend=None)),
-        cells.mark_text(color="#000000").encode(text="value:N"),
-        failed.mark_rect(**edge, fill="transparent"),
-        failed.mark_text().encode(text="word:N"),
+        cells.mark_rect(**edge).encode(alt.Fill("y:Q", scale=shade, legend=None), tooltip=TIP),
+        cells.mark_text(color="#000000").encode(text="value:N", tooltip=TIP),
+        failed.mark_rect(**edge, fill="transparent").encode(tooltip=TIP),
+        failed.mark_text().encode(text="word:N", tooltip=TIP),
     ]
-    axis = alt.Axis(
-        orient="top",
-        labelAngle=0,
-        title=chart.x.name,
-        ticks=False,
-        domain=False,
-        labelExpr=f"slice(datum.label, {DIGITS})",
-    )
-    return _in_rows(chart, layers, alt.X("column:N", sort="ascending", axis=axis))
+    look: dict[str, Any] = {"orient": "top", "labelAngle": 0, "ticks": False, "domain": False}
+    axis = alt.Axis(title=chart.x.name, **look)
+    domain = alt.Scale(domain=list(columns.values()))
+    return _in_rows(chart, layers, alt.X("column:N", scale=domain, axis=axis))

@@ -5,15 +5,12 @@ drawing; a picture in a file is black on white.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from longseq_bench.reports.document import Chart, Kind
 
 PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7f3c8d", "#4d4d4d"]
 """Colours that colour-blind readers can distinguish (Okabe and Ito, 2008), on white and black."""
-SHAPES = ("circle", "square", "triangle-up", "diamond")
-"""Shapes of points, in turn, so that a grey print distinguishes the series as well."""
 CROSS = "M-1,-1L1,1M1,-1L-1,1"
 GREY, PALE = "#888888", "#bbbbbb"
 """Colours of guides, and of series that are context."""
@@ -25,15 +22,15 @@ LETTER, LINE, BAR = 6, 13, 26
 """Width of a letter, height of a line and of a row of bars (px)."""
 MAX_SERIES = 32
 """Drawn series, those without a colour in grey."""
-MAX_TICKS, MAX_LOG_TICKS, MAX_DECADES = 9, 16, 5
-"""Most lengths or ranks of which each has a tick, most ticks of a logarithmic axis, and most
-decades with three ticks each."""
+MAX_TICKS, MAX_LOG_TICKS = 9, 16
+"""Most lengths or ranks of which each has a tick, and most ticks of a logarithmic axis."""
 
 CONFIG: dict[str, Any] = {
     "background": "transparent",
     "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
     "title": {"anchor": "start", "limit": 0, "color": "currentColor"},
     "view": {"stroke": None},
+    "legend": {"labelColor": "currentColor", "labelFontSize": 12},
     "rule": {"color": "currentColor"},
     "text": {"color": "currentColor"},
     "axis": {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500, "titlePadding": 8}
@@ -64,25 +61,10 @@ def label_expression(kind: Kind) -> str:
     return words.replace("v ", "datum.value ").replace("(v,", "(datum.value,")
 
 
-def round_ticks(kind: Kind, log: bool, values: Sequence[float]) -> list[float] | None:
-    """Return the ticks of an axis; None for those that Vega chooses.
-
-    They are round where Vega's are not: powers of two, 1-2-5 steps of a logarithmic axis, and
-    multiples of a power of two for bytes.
-    """
-    low, high = min(values), max(values)
-    if not high > low:
-        return None
-    if not log:
-        step = 2.0 ** math.ceil(math.log2((high - low) / 8))
-        multiples = range(math.ceil(low / step), math.floor(high / step) + 1)
-        return [step * n for n in multiples] if kind == "bytes" else None
-    if kind in ("tokens", "bytes"):
-        powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
-        return [2.0**n for n in powers] if len(powers) > 1 else None
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    digits = (1, 2, 5) if last - first <= MAX_DECADES else (1,)
-    steps = [digit * 10.0**n for n in range(first, last + 1) for digit in digits]
+def decimal_ticks(low: float, high: float) -> list[float] | None:
+    """Return 1-2-5 steps of a logarithmic axis; None for the ticks that Vega chooses."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = [digit * 10.0**n for n in exponents for digit in (1, 2, 5)]
     kept = [step for step in steps if low <= step <= high]
     return kept if 1 < len(kept) <= MAX_LOG_TICKS else None
 
@@ -91,13 +73,18 @@ def colours(chart: Chart, known: dict[str, str]) -> dict[str, str]:
     """Return the colour of each drawn series; only the best have one, the others are pale.
 
     known: colours in earlier charts of the same report, which series keep; new ones are added.
-    Names label all bars and rows of cells, which have one colour and that of their value.
+    Names label bars and rows of cells, which have one colour and that of their value.
     """
     names = chart.series[:MAX_SERIES]
-    if chart.has_rows:
+    if chart.shape in ("bars", "heat"):
         return dict.fromkeys(names, PALETTE[0])
     styles = dict.fromkeys(names, PALE)
-    best = chart.find_best(names)
+    sign = 1 if chart.y.kind in ("seconds", "bytes", "error") else -1
+    ends: dict[str, tuple[float, float]] = {}
+    for p in chart.points:
+        ends[p.series] = min((-p.x, sign * p.y), ends.get(p.series, (math.inf, math.inf)))
+    # those that reach farthest, and of these the best; those that only failed come last
+    best = sorted(names, key=lambda name: ends.get(name, (math.inf, math.inf)))[: len(PALETTE)]
     for name in sorted((n for n in names if n in best), key=lambda name: name not in known):
         free = [colour for colour in PALETTE if colour not in styles.values()]
         unused = [colour for colour in free if colour not in known.values()]

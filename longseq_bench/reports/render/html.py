@@ -27,7 +27,6 @@ from longseq_bench.reports.document import (
     Section,
     Spread,
     Table,
-    alternative_text,
     format_cell,
 )
 from longseq_bench.reports.render.csv import slug
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
 MAX_ROWS, MAX_PAGE_ROWS, MIN_ROWS = 1_000, 5_000, 10
 """Rows of a table and of a page at most; rows of each table that comes after those of a page."""
 
-NAMES, CELL, AXIS = 170, 48, 48
-"""Widths of the names of a heat map's rows and, at least, of a cell; height of an axis (px)."""
+AXIS = 48
+"""Height of an axis (px)."""
 
 LONG = 30
 """Length of a text (letters) above which its column is wider, to avoid one word per line."""
@@ -158,20 +157,14 @@ def _figure(chart: Chart, known: dict[str, str]) -> Shown:
     from longseq_bench.reports.render import _draw
     from longseq_bench.reports.render._theme import colours
 
-    styles = colours(chart, known)
-    spec = _draw.spec(chart, styles)
+    spec = _draw.spec(chart, colours(chart, known), is_page=True)
     del spec["title"]  # the page has it above the chart
-    data = finite({"spec": spec, "series": _draw.printable(list(styles))})
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite(spec), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = keep_lines(text)  # JSON escapes control characters, not the marks of direction
-    columns = {p.x for p in chart.points} | {m.x for m in chart.failures}
     return {
         "chart": chart,
-        "alt": alternative_text(chart),
+        "alt": f"{chart.title}. {chart.description}",
         "height": spec["height"] + AXIS * (chart.shape != "bars"),
-        # the texts of a heat map's cells do not overlap
-        "width": NAMES + CELL * len(columns) if chart.shape == "heat" else 0,
-        "legend": [] if chart.has_rows else list(styles.items()),
         "notes": list(_draw.notes(chart)),
         "data": Markup(_ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)),
     }

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from longseq_bench.reports.base import FORMATS, Files
-from longseq_bench.reports.document import Chart, Document, Section, Spread, Table
+from longseq_bench.reports.document import Chart, Document, Spread, Table
 
 SCHEMA = 1
 
@@ -26,18 +26,17 @@ def as_json(document: Document) -> dict[str, Any]:
         "title": document.title,
         "paragraphs": list(document.paragraphs),
         "figures": [asdict(figure) for figure in document.figures],
-        "sections": [_section(section) for section in document.sections],
-    }
-
-
-def _section(section: Section) -> dict[str, Any]:
-    return {
-        "title": section.title,
-        "paragraphs": list(section.paragraphs),
-        "points": list(section.points),
-        "charts": [_chart(chart) for chart in section.charts],
-        "tables": [_table(table) for table in section.tables],
-        "code": list(section.code),
+        "sections": [
+            {
+                "title": section.title,
+                "paragraphs": list(section.paragraphs),
+                "points": list(section.points),
+                "charts": [_chart(chart) for chart in section.charts],
+                "tables": [_table(table) for table in section.tables],
+                "code": list(section.code),
+            }
+            for section in document.sections
+        ],
     }
 
 
@@ -50,11 +49,8 @@ def _chart(chart: Chart) -> dict[str, Any]:
 
 
 def _table(table: Table) -> dict[str, Any]:
-    return {
-        "title": table.title,
-        "columns": [{"name": one.name, "kind": one.kind} for one in table.columns],
-        "rows": finite(table.rows),
-    }
+    columns = [{"name": one.name, "kind": one.kind} for one in table.columns]
+    return {"title": table.title, "columns": columns, "rows": finite(table.rows)}
 
 
 def finite(value: Any) -> Any:

@@ -14,7 +14,6 @@ from longseq_bench.reports.document import (
     KeyFigure,
     Section,
     Table,
-    alternative_text,
     format_cell,
 )
 from longseq_bench.reports.render.csv import slug
@@ -155,7 +154,7 @@ def _section(section: Section, names: Mapping[int, str]) -> Iterator[str]:
     for chart in section.charts:
         from longseq_bench.reports.render._draw import notes
 
-        yield from (f"![{escape(alternative_text(chart))}]({names[id(chart)]})", "")
+        yield from (f"![{escape(f'{chart.title}. {chart.description}')}]({names[id(chart)]})", "")
         if signs := " ".join(notes(chart)):
             yield from (_line(signs), "")
     for table in section.tables:

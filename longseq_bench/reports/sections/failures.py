@@ -4,6 +4,8 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import NamedTuple
 
 from longseq_bench.analysis.row import R
 from longseq_bench.analysis.runs import REMEDY, are_finite, group_by
@@ -13,9 +15,9 @@ from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_ratio
+from longseq_bench.reports.groups import join_words
 from longseq_bench.reports.wording import UNCONFIRMED, name_status, shorten_reason
 
-_NUMBER = re.compile(r"[\d.,]+")
 _FAILED = (
     Column("Implementation"), Column("Tokens", "tokens"), Column("Ranks", "count"),
     Column("Asked for"), Column("Status"), Column("Phase"), Column("Reason"),
@@ -23,6 +25,17 @@ _FAILED = (
 _MISSING = (
     Column("Implementation"), Column("Tokens", "tokens"), Column("Not measured"), Column("Reason"),
 )  # fmt: skip
+_UNTIMED = "none was requested (repeats 0)"
+_REASONS = {
+    "time": "no timed pass was recorded",
+    "peak": "the memory meter gave no peak",
+    "flops": "the implementation stated no FLOPs",
+    "max_error": "the output's error was not recorded",
+    "compute_time": "no pass without communication was recorded",
+    "bytes_sent": "no bytes were counted",
+    "dense_time": "no dense pass was recorded",
+}
+"""Why an ok trial lacks a measurement that it should have."""
 
 
 def failures(source: Source) -> Section:
@@ -32,11 +45,8 @@ def failures(source: Source) -> Section:
         _counted("Runs that were not ok", _FAILED, _failed(source), source),
         _counted("Figures that are missing from ok rows", _MISSING, _missing(source), source),
     ]
-    return Section(
-        "Failures",
-        points=_count_by_status(source.records),
-        tables=[table for table in tables if table.rows],
-    )
+    counts = _count_by_status(source.records)
+    return Section("Failures", points=counts, tables=[table for table in tables if table.rows])
 
 
 def _count_by_status(records: Sequence[Record]) -> list[str]:
@@ -46,35 +56,50 @@ def _count_by_status(records: Sequence[Record]) -> list[str]:
     counts = ", ".join(f"{count:,} {name_status(status)}" for status, count in by_status)
     steps = sum(record.purpose != "measure" for record in failed)
     found = [f"{len(failed):,} of {len(records):,} runs were not ok: {counts}."] if failed else []
-    return found + [f"Steps of searches, which end with a failure: {steps:,} of them."] * (
-        steps > 0
-    )
+    if steps:
+        found.append(f"Steps of searches, which end with a failure: {steps:,} of them.")
+    return found
+
+
+class Suspect(NamedTuple):
+    """A figure to distrust: the finding that it belongs to, its row, and what is wrong with it."""
+
+    finding: str
+    row: SweepRow | SearchRow
+    warning: str
+
+
+def _suspects(source: Source) -> Iterator[Suspect]:
+    """Yield rows whose allocator retried, with bytes that differ from the formula, or unstable."""
+    every: list[SweepRow | SearchRow] = [*source.rows, *source.maxima]
+    for row in (row for row in every if row.alloc_retries):
+        retried = "CUDA's allocator freed its cache and retried"
+        warning = f"{retried}; times: {row.alloc_retries:,.0f}"
+        yield Suspect(f"{retried} (thrashing)", row, warning)
+    for swept in source.rows:
+        for rank, counted, stated in swept.bytes_unlike or ():
+            words = f"rank {rank} sent {counted:,} B in a pass; the formula gives {stated:,} B"
+            yield Suspect("Bytes sent differ from their formula", swept, words)
+    for swept in (row for row in source.rows if row.unstable):
+        finding = "Unstable times, run these again on an idle machine"
+        yield Suspect(finding, swept, f"unstable: {swept.unstable}; {REMEDY}")
 
 
 def _warnings(source: Source) -> Table:
-    """List rows whose allocator retried, with bytes that differ from the formula, or unstable."""
     columns = Column("Implementation"), Column("Tokens", "tokens"), Column("Warning")
-    found = [
-        (row, f"CUDA's allocator freed its cache and retried; times: {row.alloc_retries:,.0f}")
-        for row in thrashes(source)
-    ]
-    for row in source.rows:
-        for rank, counted, stated in row.bytes_unlike or ():
-            words = f"rank {rank} sent {counted:,} B in a pass; the formula gives {stated:,} B"
-            found.append((row, words))
-        if row.unstable:
-            found.append((row, f"unstable: {row.unstable}; {REMEDY}"))
     rows: list[tuple[Cell, ...]] = [
-        (*filter(None, [source.machines[row.fingerprint]]), row.name, row.tokens, words)
-        for row, words in found
+        (*filter(None, [source.machines[row.fingerprint]]), row.name, row.tokens, warning)
+        for _, row, warning in _suspects(source)
     ]
     return Table("Figures to distrust", (*source.machine_column, *columns), tuple(rows))
 
 
 def _counted(
-    title: str, columns: Sequence[Column], found: Iterable[tuple[Record, tuple[Cell, ...]]],
+    title: str,
+    columns: Sequence[Column],
+    found: Iterable[tuple[Record, tuple[Cell, ...]]],
     source: Source,
-) -> Table:  # fmt: skip
+) -> Table:
     """Count equal rows; the machine is a column where there are several."""
     rows = Counter((*source.machine_cell(record), *cells) for record, cells in found)
     shown = (*source.machine_column, *columns, Column("Runs", "count"))
@@ -87,16 +112,16 @@ def _failed(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
     Those that can't run here ("unsupported") are after what failed.
     """
     failed = [record for record in source.records if record.outcome.status != "ok"]
-    kinds = [
-        (record.outcome.status, _NUMBER.sub("", shorten_reason(record.outcome) or ""))
-        for record in failed
-    ]
-    first = {kind: at for at, kind in reversed([*enumerate(kinds)])}
+    seen = set[tuple[str, str]]()
 
-    def order(at: int) -> tuple[bool, bool]:
-        return first[kinds[at]] != at, kinds[at][0] == "unsupported"
+    def order(record: Record) -> tuple[bool, bool]:
+        status = record.outcome.status
+        kind = status, re.sub(r"[\d.,]+", "", shorten_reason(record.outcome) or "")
+        is_known = kind in seen
+        seen.add(kind)
+        return is_known, status == "unsupported"
 
-    for record in map(failed.__getitem__, sorted(range(len(failed)), key=order)):
+    for record in sorted(failed, key=order):
         trial, outcome = record.trial, record.outcome
         yield record, (
             source.label(trial), trial.workload.seq_len, trial.world_size, record.purpose,
@@ -105,6 +130,7 @@ def _failed(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
 
 
 def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
+    """Yield the measurements that ok trials should have and lack."""
     for record in source.records:
         trial, outcome = record.trial, record.outcome
         if outcome.status != "ok" or record.purpose != "measure":
@@ -112,44 +138,21 @@ def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
         measured: defaultdict[str, list[float]] = defaultdict(list)
         for one in outcome.measurements:
             measured[one.name] += one.samples
-        for name in _expected(record, measured.get("density_achieved", ())):
-            samples = measured.get(name, ())
-            if not are_finite(samples):
-                some = any(map(math.isfinite, samples))
-                reason = f"{'some of ' * some}its samples are not finite"
-            elif samples:
+        names = ["time", "peak", "flops", "max_error"]
+        names += ["compute_time", "bytes_sent"] if trial.world_size > 1 else []
+        names += ["dense_time"] if min(measured["density_achieved"], default=1.0) < 1 else []
+        stated = {"peak": outcome.facts.get("heap"), "dense_time": outcome.facts.get("dense")}
+        for name in names:
+            samples = measured[name]
+            if samples and are_finite(samples):
                 continue
-            else:
-                reason = str(_explain_missing(record, name))
+            reason = str(stated.get(name) or _REASONS[name])
+            if name.endswith("time") and not trial.repeats:
+                reason = _UNTIMED
+            if samples:
+                some = "some of " * any(map(math.isfinite, samples))
+                reason = f"{some}its samples are not finite"
             yield record, (source.label(trial), trial.workload.seq_len, name, reason)
-
-
-def _expected(record: Record, densities: Sequence[float]) -> Iterator[str]:
-    """Yield the measurements that an ok trial should have."""
-    yield from ("time", "peak", "flops", "max_error")
-    if record.trial.world_size > 1:
-        yield from ("compute_time", "bytes_sent")
-    if min(densities, default=1.0) < 1:
-        yield "dense_time"
-
-
-def _explain_missing(record: Record, name: str) -> object:
-    """Return the reason why a measurement is missing."""
-    facts = record.outcome.facts
-    if name in _TIMED and not record.trial.repeats:
-        return "none was requested (repeats 0)"
-    return {
-        "peak": facts.get("heap") or "the memory meter gave no peak",
-        "flops": "the implementation stated no FLOPs",
-        "max_error": "the output's error was not recorded",
-        "bytes_sent": "no bytes were counted",
-        "time": "no timed pass was recorded",
-        "compute_time": "no pass without communication was recorded",
-        "dense_time": facts.get("dense", "no dense pass was recorded"),
-    }[name]
-
-
-_TIMED = ("time", "compute_time", "dense_time")
 
 
 # ---- what to distrust on a first screen, and searches in words -----------------------------------
@@ -157,39 +160,16 @@ _TIMED = ("time", "compute_time", "dense_time")
 
 def problems(source: Source) -> Iterator[str]:
     """Yield sentences on wrong outputs, thrashing, miscounted bytes and unstable times."""
-    wrong = [
-        f"{source.label(r.trial)} at {format_tokens(r.trial.workload.seq_len)} tokens"
+    named = [
+        ("Wrong output, no speed is shown", source.label(r.trial), r.trial.workload.seq_len)
         for r in source.records
         if r.outcome.status == "wrong"
     ]
-    thrashing = [f"{row.name} at {format_tokens(row.tokens)} tokens" for row in thrashes(source)]
-    miscounted = [
-        f"{row.name} at {format_tokens(row.tokens)} tokens" for row in source.rows
-        if row.bytes_unlike
-    ]  # fmt: skip
-    unstable = [
-        f"{row.name} at {format_tokens(row.tokens)} tokens" for row in source.rows if row.unstable
-    ]
-    found = (
-        ("Wrong output, no speed is shown", wrong),
-        ("CUDA's allocator freed its cache and retried (thrashing)", thrashing),
-        ("Bytes sent differ from their formula", miscounted),
-        ("Unstable times, run these again on an idle machine", unstable),
-    )
-    for words, names in found:
-        if names:
-            yield f"{words}: {_first(dict.fromkeys(names))}; see Failures."
-
-
-def thrashes(source: Source) -> list[SweepRow | SearchRow]:
-    """Return the rows in which CUDA's allocator freed its cache and retried."""
-    rows: list[SweepRow | SearchRow] = [*source.rows, *source.maxima]
-    return [row for row in rows if row.alloc_retries]
-
-
-def _first(names: Iterable[str]) -> str:
-    first, *others = names
-    return f"{first}, and {len(others):,} more" if others else first
+    named += [(one.finding, one.row.name, one.row.tokens) for one in _suspects(source)]
+    for finding, some in group_by(dict.fromkeys(named), itemgetter(0)).items():
+        at = f"{some[0][1]} at {format_tokens(some[0][2])} tokens"
+        more = f"and {len(some) - 1:,} more" if len(some) > 1 else ""
+        yield f"{finding}: {join_words(at, more)}; see Failures."
 
 
 def index_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
@@ -198,40 +178,25 @@ def index_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
     return {key: rows[0] for key, rows in by_search.items()}
 
 
-def describe_search(row: SearchRow, one_rank: Mapping[Hashable, SearchRow], where: str = "") -> str:
-    """Return the answer of a search as a sentence.
-
-    one_rank: from `index_one_rank`.  where: its workload in brackets, if not stated nearby.
-    """
-    name = row.name
+def describe_search(row: SearchRow, one_rank: Mapping[Hashable, SearchRow]) -> str:
+    """Return the answer of a search as a sentence.  one_rank: from `index_one_rank`."""
+    limit = "no longer length failed: this is where the search stopped, not a limit"
+    if row.first_failure is not None:
+        adds = row.failure_phase and row.failure_phase != row.limited_by
+        phase = f" in {row.failure_phase}" if adds else ""
+        limit = f"limited by {row.limited_by}{phase} at {format_tokens(row.first_failure)}"
     if not row.max_tokens:
-        return f"{name}: no length passed{where}; {describe_limit(row)}."
+        return f"{row.name}: no length passed; {limit}."
+    tokens = f"{format_tokens(row.max_tokens)} tokens"
     if row.fit_only:
-        tokens = format_tokens(row.max_tokens)
-        return f"{name}: {tokens} tokens fit in memory{where}; not checked or timed."
-    floor = gain = ""
-    if row.fraction_of_floor is not None:
-        floor = f", {format_share(row.fraction_of_floor)} of the floor"
+        return f"{row.name}: {tokens} fit in memory; not checked or timed."
     one = one_rank.get(row.ranks_key) if row.world_size > 1 else None
-    if one is not None and one.max_tokens:
-        gain = f", {format_ratio(row.max_tokens / one.max_tokens)} one rank's"
-    confirmed = UNCONFIRMED
-    if row.confirmations:
-        confirmed = f"confirmed by {_count(row.confirmations, 'further run')}"
-    return (
-        f"{name} takes {format_tokens(row.max_tokens)} tokens{where}{floor}{gain}, {confirmed}; "
-        f"{describe_limit(row)}."
+    floor, gain = row.fraction_of_floor, one and one.max_tokens and row.max_tokens / one.max_tokens
+    runs = f"confirmed by {row.confirmations:,} further run{'s' * (row.confirmations != 1)}"
+    words = join_words(
+        f"{row.name} takes {tokens}",
+        "" if floor is None else f"{format_share(floor)} of the floor",
+        f"{format_ratio(gain)} one rank's" if gain else "",
+        runs if row.confirmations else UNCONFIRMED,
     )
-
-
-def describe_limit(row: SearchRow) -> str:
-    """Describe the cause that ended a search, and its length."""
-    if row.first_failure is None:
-        return "no longer length failed: this is where the search stopped, not a limit"
-    adds = row.failure_phase and row.failure_phase != row.limited_by
-    phase = f" in {row.failure_phase}" if adds else ""
-    return f"limited by {row.limited_by}{phase} at {format_tokens(row.first_failure)}"
-
-
-def _count(n: int, one: str) -> str:
-    return f"{n:,} {one}{'s' * (n != 1)}"
+    return f"{words}; {limit}."

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
@@ -16,7 +17,6 @@ from longseq_bench.reports.columns import (
 )
 from longseq_bench.reports.document import Section, Spread
 from longseq_bench.reports.groups import table_key
-from longseq_bench.reports.sections.ranks import explain_rank_columns
 
 
 def _of_standard(name: str) -> ValueColumn:
@@ -41,42 +41,17 @@ _LENGTHS: Columns = (
     ValueColumn("Zero rows", "share", lambda row: row.zero_rows or None, optional=True),
     *optional(SweepRow, "speed"),
 )  # fmt: skip
-_STANDARD_MEMORY = (
-    "Memory reduction: peak of standard attention, which keeps its score matrix, divided by the "
-    "row's peak. Measured if the implementation dense ran on the same workload, else computed."
-)
 
 
 def lengths(source: Source) -> Section:
     """Build a table and charts of all measured rows, per workload."""
-    explanation = [
-        "Time: median of the slowest rank; ±: the larger distance to a bound of its 95 % interval "
-        "(of the range of fewer than 6 samples). A dash: not measured; see Failures."
-    ]
+    explanation = ["A dash: not measured; see Failures.", *explain_high_efficiency(source.rows)]
     if source.baseline_label:
-        explanation.append(
-            f"Speed: time of {source.baseline_label} (on the same number of ranks, else on the "
-            "fewest) divided by the row's time, on the same workload."
-        )
-    if any(row.memory_reduction is not None for row in source.rows):
-        explanation.append(_STANDARD_MEMORY)
-    if any(row.uncovered or row.zero_rows for row in source.rows):
-        explanation.append(
-            "Uncovered: share of the (token, head) pairs that see no key; their output is zero. "
-            "Zero rows: share of output rows that are zero."
-        )
-    explanation.append(
-        "Time per doubling: time divided by that at half the tokens, with the bounds that both "
-        "intervals allow; 2× is linear, 4× quadratic."
-    )
-    builders = charts.time, charts.memory, charts.throughput
+        explanation.append(f"Speed: time of {source.baseline_label} divided by the row's time.")
+    builders = charts.time, charts.memory
     return Section(
         "Lengths swept",
-        [
-            *explanation,
-            *explain_rank_columns(source.rows),
-            *charts.limit_note(source.rows, len(builders)),
-        ],
+        explanation,
         tables=source.tables(source.rows, (*_LENGTHS, _per_doubling(source.rows))),
         charts=charts.of_each_workload(source, source.rows, *builders),
     )

@@ -1,13 +1,13 @@
 """Provenance: dates, machines, versions, how each trial ran, how to run it again."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
 from longseq_bench.analysis.labels import option_text
 from longseq_bench.analysis.runs import group_by
-from longseq_bench.core.model import Environment, OptionValue, Record
+from longseq_bench.core.model import Environment, Record
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
@@ -45,33 +45,29 @@ def hardware(source: Source) -> Section:
 
 def _facts(environments: Sequence[Environment]) -> Iterator[tuple[str, str]]:
     last = environments[-1]
+
+    def ends(values: Iterable[float | None], form: str) -> str:
+        known = [value for value in values if value]
+        return f"{min(known):{form}} to {max(known):{form}}" if known else ""
+
     yield "Host", last.host
     yield "System", last.os
     yield "CPU", f"{last.cpu}, {last.cores} cores, {format_bytes(last.memory_bytes)} memory"
     for gpu, count in Counter(last.gpus).items():
         yield "GPU", f"{count} × {gpu}" if count > 1 else gpu
     yield "Driver", last.driver or ""
-    yield (
-        "Power limit",
-        ", ".join(
-            f"{count} × {watts:.0f} W"
-            for watts, count in Counter(last.power_limits_w).items()
-            if watts
-        ),
-    )
+    limits = Counter(watts for watts in last.power_limits_w if watts)
+    yield "Power limit", ", ".join(f"{count} × {watts:.0f} W" for watts, count in limits.items())
     yield "Versions", f"longseq {last.longseq}, torch {last.torch}, Python {last.python}"
     yield "CUDA libraries", ", ".join(f"{k} {v}" for k, v in last.gpu_libraries.items())
     yield "Commit", ", ".join(dict.fromkeys(one.commit for one in environments if one.commit))
     yield "Variables", ", ".join(f"{k}={v}" for k, v in sorted(last.variables.items()))
-    loads = [one.load[0] for one in environments if one.load]
-    yield "Load, 1 minute", f"{min(loads):.2f} to {max(loads):.2f}" if loads else ""
-    clocks = [one.clock_mhz for one in environments if one.clock_mhz]
-    yield "Clock", f"{min(clocks):.0f} to {max(clocks):.0f} MHz" if clocks else ""
-    sm_clocks = [clock for one in environments for clock in one.sm_clocks_mhz if clock]
-    yield (
-        "SM clock before trials",
-        f"{min(sm_clocks):.0f} to {max(sm_clocks):.0f} MHz" if sm_clocks else "",
-    )
+    yield "Load, 1 minute", ends((one.load[0] for one in environments if one.load), ".2f")
+    for name, values in (
+        ("Clock", [one.clock_mhz for one in environments]),
+        ("SM clock before trials", [mhz for one in environments for mhz in one.sm_clocks_mhz]),
+    ):
+        yield name, f"{ends(values, '.0f')} MHz" if any(values) else ""
     yield "Fingerprint", last.fingerprint
 
 
@@ -80,18 +76,15 @@ def how_it_ran(source: Source) -> Section:
     facts: dict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
     for record in source.records:
         which = (*source.machine_cell(record), source.label(record.trial))
-        if record.trial.options:
-            facts[*which, "options"][_describe_options(record.trial.options)] = None
+        if options := record.trial.options:
+            words = ", ".join(f"{name}={option_text(value)}" for name, value in options.items())
+            facts[*which, "options"][words] = None
         for name, value in record.outcome.facts.items():
             if isinstance(value, (str, bool)):
                 facts[*which, name][str(value)] = None
     rows = tuple((*key, "; ".join(values)) for key, values in facts.items())
     columns = (*source.machine_column, *map(Column, ("Implementation", "What", "Value")))
     return Section("How each ran", tables=[Table("", columns, rows)] if rows else [])
-
-
-def _describe_options(options: Mapping[str, OptionValue]) -> str:
-    return ", ".join(f"{name}={option_text(value)}" for name, value in options.items())
 
 
 def configs(source: Source) -> Iterator[Section]:
@@ -102,48 +95,48 @@ def configs(source: Source) -> Iterator[Section]:
 
 def rerun(source: Source) -> Section:
     """Build the section with the commands of the records, after the version that ran them."""
+
+    def describe(record: Record) -> str:
+        found = record.environment
+        commit = f"commit {found.commit}" if found.commit else "its commit was not recorded"
+        return f"longseq {found.longseq}, {commit}"
+
     code: list[str] = []
-    for version, records in group_by(source.records, _describe_version).items():
+    for version, records in group_by(source.records, describe).items():
         commands = dict.fromkeys(r.command or "# its command was not recorded" for r in records)
         code += [*[""] * bool(code), f"# {version}", *commands]
     return Section("How to run it again", code=code)
 
 
-def _describe_version(record: Record) -> str:
-    found = record.environment
-    commit = f"commit {found.commit}" if found.commit else "its commit was not recorded"
-    return f"longseq {found.longseq}, {commit}"
-
-
 def settings(source: Source) -> Section:
     """Build the section on settings, and on how outputs were checked."""
-    rows = tuple(_settings(source.records))
-    tables = [Table("", (Column("Setting"), Column("Value")), rows), *check_tables(source)]
-    return Section("Settings and checks", [*_method(source), *check_method(source)], tables=tables)
-
-
-def _method(source: Source) -> Iterator[str]:
-    """State how outputs were checked, and what ± is."""
+    columns = Column("Setting"), Column("Value")
+    tables = [Table("", columns, tuple(_settings(source.records))), *_check_tables(source)]
+    explanation = []
     errors = [error for error in source.errors if error is not None]
     if errors:
         runs = "all" if source.is_all_checked else f"{len(errors):,} of {len(source.errors):,}"
-        yield (
+        explanation.append(
             f"Outputs of {runs} runs that were ok were compared with a float64 reference; the "
             f"largest error is {format_cell(max(errors), 'error')}."
         )
-    yield (
+    explanation.append(
         "±: distance from the median to the farther bound of its 95 % interval; of fewer than six "
         "samples, to the farther end of their range."
     )
-
-
-_budgets = attrgetter(
-    "repeats", "time_cap", "time_budget", "memory_budget", "threads", "seed"
-)  # fmt: skip
+    if len(tables) > 1:
+        explanation.append(
+            "Rows compared: output rows of each head next to float64, of all; gradients at these "
+            "rows. Every row with: inputs whose results are known. Error of allowed: the largest "
+            "error over its bound. Bias: distance of the slope on float64 from 1. docs: What the "
+            "check can and cannot see."
+        )
+    return Section("Settings and checks", explanation, tables=tables)
 
 
 def _settings(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
-    trials = list({_budgets(record.trial): record.trial for record in records}.values())
+    budgets = attrgetter("repeats", "time_cap", "time_budget", "memory_budget", "threads", "seed")
+    trials = list({budgets(record.trial): record.trial for record in records}.values())
 
     def distinct(values: Iterable[Any], write: Callable[[Any], str] = str) -> str:
         return ", ".join("none" if v is None else write(v) for v in dict.fromkeys(values))
@@ -158,22 +151,8 @@ def _settings(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield "Time budget a pass", distinct((t.time_budget for t in trials), format_seconds)
     yield "Memory budget a rank", distinct((t.memory_budget for t in trials), format_bytes)
     yield "Threads a rank", distinct(t.threads or "torch's choice" for t in trials)
-    yield "Rounds", _rounds(records)
+    yield "Rounds", str(1 + max(record.trial.round for record in records))
     yield "Seeds", distinct(sorted({t.seed for t in trials}))
-
-
-def _rounds(records: Sequence[Record]) -> str:
-    """Return the smallest and the largest number of rounds of any sweep.
-
-    A sweep is the trials of one command on one machine. Without a sweep, searches count.
-    """
-    swept = [record for record in records if record.purpose == "measure"] or records
-    rounds: dict[tuple[str | None, str], int] = defaultdict(int)
-    for record in swept:
-        sweep = record.command, record.environment.fingerprint
-        rounds[sweep] = max(rounds[sweep], record.trial.round + 1)
-    found = rounds.values()
-    return " to ".join(map(str, sorted({min(found), max(found)})))
 
 
 # ---- what was checked of each implementation -----------------------------------------------------
@@ -186,35 +165,17 @@ _CHECKED = (
 )  # fmt: skip
 
 
-def check_method(source: Source) -> Iterator[str]:
-    """Explain the table."""
-    if _checked(source):
-        yield (
-            "Rows compared: output rows of each head next to float64, of all; gradients at these "
-            "rows. Every row with: inputs whose results are known. Error of allowed: the largest "
-            "error over its bound. Bias: distance of the slope on float64 from 1. docs: What the "
-            "check can and cannot see."
-        )
-
-
-def check_tables(source: Source) -> list[Table]:
+def _check_tables(source: Source) -> list[Table]:
     """Return the table of what was checked; none for records that don't state it."""
 
     def kind(record: Record) -> Hashable:
         w = record.trial.workload
         return (*source.machine_cell(record), source.label(record.trial), w.dtype, w.mode)
 
-    groups = group_by(_checked(source), kind).values()
+    ok = (record for record in source.records if record.outcome.status == "ok")
+    groups = group_by((r for r in ok if r.outcome.samples("checked_rows")), kind).values()
     rows = tuple((*source.machine_cell(some[0]), *_row(source, some)) for some in groups)
-    columns = (*source.machine_column, *_CHECKED)
-    return [Table("What was checked", columns, rows)] if rows else []
-
-
-def _checked(source: Source) -> list[Record]:
-    """Return the ok runs that state which rows were compared."""
-    return [
-        r for r in source.records if r.outcome.status == "ok" and r.outcome.samples("checked_rows")
-    ]
+    return [Table("What was checked", (*source.machine_column, *_CHECKED), rows)] if rows else []
 
 
 def _row(source: Source, records: Sequence[Record]) -> tuple[Cell, ...]:
@@ -226,13 +187,10 @@ def _row(source: Source, records: Sequence[Record]) -> tuple[Cell, ...]:
     inputs = [name for names in lists for name in names if isinstance(name, str)]
     passes = sum(r.outcome.largest("checked_passes") or 0.0 for r in records)
     count, of = (format_range(some, "{:,.0f}".format) for some in (compared, tokens))
+    names = "max_error", "error_of_allowed", "bias"
+    known = ([v for r in records if (v := r.outcome.largest(name)) is not None] for name in names)
+    errors = (max(values, default=None) for values in known)
     return (
         source.label(trial), trial.workload.dtype, trial.workload.mode, len(records),
-        f"{count} of {of}", ", ".join(dict.fromkeys(inputs)) or None, round(passes),
-        *(_worst(records, name) for name in ("max_error", "error_of_allowed", "bias")),
+        f"{count} of {of}", ", ".join(dict.fromkeys(inputs)) or None, round(passes), *errors,
     )  # fmt: skip
-
-
-def _worst(records: Sequence[Record], name: str) -> float | None:
-    known = [value for r in records if (value := r.outcome.largest(name)) is not None]
-    return max(known, default=None)

@@ -1,7 +1,6 @@
 """Name the best attention for each range of lengths, with the figures behind it."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -10,22 +9,21 @@ from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_seconds, format_tokens
-from longseq_bench.reports.base import Source
+from longseq_bench.reports.base import MAX_TABLES, Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
-from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Section, Table
+from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Section
 from longseq_bench.reports.groups import (
     SHAPE,
     group_by_density,
+    join_words,
     shape_key,
     split_by_sparsity,
     table_key,
 )
-from longseq_bench.reports.sections.recommendations import find_longest_ties, name_ties
-from longseq_bench.reports.wording import find_ties, join_names
+from longseq_bench.reports.wording import find_longest_ties, find_ties, join_names, name_ties
 
 MAX_LENGTHS = 64
 """Maximum number of lengths, the longest, from which ranges are made."""
-
 TITLE = "Which attention for which length"
 _EXPLANATION = (
     "A range has the attention that is best at its end: the fastest that was timed more than once; "
@@ -34,8 +32,6 @@ _EXPLANATION = (
     "Sparse attention does not compute what exact attention does. Of the rows that a range "
     "compares, only the densest (within 10 %) count, and their quality is not measured.",
 )
-
-
 Known = SweepRow | SearchRow
 """A row with a length that was ok: a swept one, or a search's longest."""
 
@@ -43,58 +39,20 @@ Known = SweepRow | SearchRow
 class Choice(NamedTuple):
     """The attention for a range of lengths.
 
-    rows: the best row and its ties; empty if no length was long enough.
-    is_only: no other attention of the kind ran as long.
+    rows: the best row and its ties; empty beyond the longest length.
     longest: the longest known row of the kind, for the range beyond its length.
     """
 
     tokens: str
     kind: str
-    rows: Sequence[Known]
-    is_only: bool = False
+    attention: str
+    rows: Sequence[Known] = ()
     longest: Known | None = None
 
     @property
     def best(self) -> Known | None:
         """The first of the rows."""
         return self.rows[0] if self.rows else None
-
-    @property
-    def is_compared(self) -> bool:
-        """True if the rows are the best of several, not all that ran only once."""
-        return isinstance(self.best, SearchRow) or (self.best is not None and self.best.samples > 1)
-
-
-class _Kind:
-    """The rows of exact or of sparse attention on one workload, under all budgets."""
-
-    def __init__(self, kind: str, rows: Sequence[Known]) -> None:
-        at_lengths = group_by(rows, attrgetter("tokens")).values()
-        has_less_dense = kind == "sparse" and any(len(group_by_density(s)) > 1 for s in at_lengths)
-        self.kind = "sparse, densest timed" if has_less_dense else kind
-        self.rows = sorted(rows, key=attrgetter("tokens"))
-
-    def _choose(self, tokens: int) -> Choice:
-        """Return the attention for a length."""
-        rows = _approach(self.rows, tokens)
-        names = {row.name for row in self.rows if row.tokens >= tokens}
-        return Choice("", self.kind, rows, len(names) == len(rows) == 1)
-
-    def ranges(self, max_ranges: int) -> Iterator[Choice]:
-        """Yield the attention of neighbouring ranges up to the longest length, and the rest.
-
-        A range has the attention that is best at its end, so it can take all shorter lengths.
-        """
-        lengths = sorted({row.tokens for row in self.rows})[-MAX_LENGTHS:]
-        by_end = {n: self._choose(n) for n in lengths}
-        names = {n: _attention(choice) for n, choice in by_end.items()}
-        ends = [one for one, other in pairwise(lengths) if names[one] != names[other]]
-        ends = [*ends, lengths[-1]][-max_ranges:]
-        start = "up to"
-        for end in ends:
-            yield by_end[end]._replace(tokens=f"{start} {format_tokens(end)}")
-            start = f"{format_tokens(end)} to"
-        yield Choice(f"beyond {format_tokens(ends[-1])}", self.kind, (), longest=self.rows[-1])
 
 
 def uses(source: Source) -> Section:
@@ -109,20 +67,41 @@ def uses(source: Source) -> Section:
         searched = {row.implementation for row in rows if isinstance(row, SearchRow)}
         return -len(searched), -len({row.implementation for row in rows})
 
-    groups = sorted(group_by(known, shape_key).values(), key=rank)
-    return Section(TITLE, _EXPLANATION, tables=[_table(source, group) for group in groups])
-
-
-def _table(source: Source, group: Sequence[Known]) -> Table:
-    """Return the table of a workload, of at most MAX_ANSWER_ROWS rows."""
-    kinds = [_Kind(*pair) for pair in split_by_sparsity(group).items()]
-    own = MAX_ANSWER_ROWS // len(kinds) - 1
-    choices = [choice for kind in kinds for choice in kind.ranges(own)]
     limit = ValueColumn("Limit", "text", lambda choice: _limit(source, choice), 5)
-    return build_table(source.title(group[0], SHAPE, TITLE), (*_COLUMNS, limit), choices)
+    tables = []
+    for group in sorted(group_by(known, shape_key).values(), key=rank)[:MAX_TABLES]:
+        kinds = split_by_sparsity(group)
+        most = MAX_ANSWER_ROWS // len(kinds) - 1
+        choices = [choice for kind, rows in kinds.items() for choice in _ranges(kind, rows, most)]
+        title = source.title(group[0], SHAPE, TITLE)
+        tables.append(build_table(title, (*_COLUMNS, limit), choices))
+    return Section(TITLE, _EXPLANATION, tables=tables)
 
 
-def _approach(rows: Sequence[Known], tokens: int) -> Sequence[Known]:
+def _ranges(kind: str, rows: Sequence[Known], max_ranges: int) -> Iterator[Choice]:
+    """Yield the attention of neighbouring ranges up to the longest length, and the rest.
+
+    A range has the attention that is best at its end, so it can take all shorter lengths.
+    """
+    by_length = dict(sorted(group_by(rows, attrgetter("tokens")).items()))
+    if kind == "sparse" and any(len(group_by_density(some)) > 1 for some in by_length.values()):
+        kind = "sparse, densest timed"
+    found: list[tuple[int, Choice]] = []
+    for tokens in [*by_length][-MAX_LENGTHS:]:
+        best = _choose(rows, tokens)
+        attention = _name(best, len({row.name for row in rows if row.tokens >= tokens}))
+        if found and found[-1][1].attention == attention:
+            found.pop()
+        found.append((tokens, Choice("", kind, attention, best)))
+    start = "up to"
+    for end, choice in found[-max_ranges:]:
+        yield choice._replace(tokens=f"{start} {format_tokens(end)}")
+        start = f"{format_tokens(end)} to"
+    end, longest = by_length.popitem()
+    yield Choice(f"beyond {format_tokens(end)}", kind, "none ran this long", longest=longest[-1])
+
+
+def _choose(rows: Sequence[Known], tokens: int) -> Sequence[Known]:
     """Return the best of the rows that are long enough, and its ties; the densest ones only.
 
     The fastest at the shortest length that was timed more than once; else the longest maximum; else
@@ -137,38 +116,36 @@ def _approach(rows: Sequence[Known], tokens: int) -> Sequence[Known]:
         return find_ties(at, "time_low_s", "time_high_s")
     if reached := [row for row in enough if isinstance(row, SearchRow)]:
         best = max(group_by_density(reached)[0], key=attrgetter("max_tokens"))
-        others = [row for row in rows if isinstance(row, SearchRow) and row is not best]
-        same = [row for row in others if table_key(row) == table_key(best)]
-        return find_longest_ties([best, *(row for row in same if are_similar(row, best))])
-    longest = max((row.tokens for row in enough), default=0)
-    return group_by_density(row for row in enough if row.tokens == longest)[0] if enough else []
+        same = [
+            row
+            for row in rows
+            if isinstance(row, SearchRow) and row is not best and table_key(row) == table_key(best)
+            if len(group_by_density([row, best])) == 1
+        ]
+        return find_longest_ties([best, *same])
+    longest = max(row.tokens for row in enough)
+    return group_by_density(row for row in enough if row.tokens == longest)[0]
 
 
-def are_similar(one: Known, other: Known) -> bool:
-    """Return True for rows of similar density, which may be compared."""
-    return len(group_by_density([one, other])) == 1
+def _name(rows: Sequence[Known], count: int) -> str:
+    """Name the best rows.  count: names that ran as long."""
+    if count == len(rows) == 1:
+        return f"only {rows[0].name} ran this long"
+    if isinstance(rows[0], SearchRow) or rows[0].samples > 1 or len(rows) == 1:
+        return name_ties(rows)
+    return f"{join_names(row.name for row in rows)} (not compared)"
 
 
 def _limit(source: Source, choice: Choice) -> str | None:
     """Return the budgets of a range; beyond the longest length also what ended its search."""
-    row = choice.best or choice.longest
-    words = [source.workload(row, _BUDGETS)] if row else []
-    if isinstance(choice.longest, SearchRow):
-        row = choice.longest
+    row, words, fits = choice.best or require(choice.longest), "", ""
+    if not choice.rows and isinstance(row, SearchRow):
         ended = f"{row.limited_by} at {format_tokens(row.first_failure or 0)}"
-        words.insert(0, ended if row.first_failure else "none reached")
+        words = ended if row.first_failure else "none reached"
         if row.fits_tokens and row.limited_by == "time":
-            words.append(f"memory alone allows {format_tokens(row.fits_tokens)}")
-    return ", ".join(filter(None, words)) or None
-
-
-def _attention(choice: Choice) -> str:
-    if choice.is_only:
-        return f"only {choice.rows[0].name} ran this long"
-    if choice.is_compared or len(choice.rows) == 1:
-        return name_ties(choice.rows)
-    names = join_names(row.name for row in choice.rows)
-    return f"{names} (not compared)" if choice.rows else "none ran this long"
+            fits = f"memory alone allows {format_tokens(row.fits_tokens)}"
+    budgets = source.workload(row, ("memory_budget", "time_budget"))
+    return join_words(words, budgets, fits) or None
 
 
 def _time(choice: Choice) -> Cell:
@@ -176,7 +153,7 @@ def _time(choice: Choice) -> Cell:
     best = choice.best
     if not isinstance(best, SweepRow) or best.time_s is None:
         return None
-    if choice.is_compared:
+    if best.samples > 1:
         return time_with_interval(best)
     return f"{format_seconds(best.time_s)} (one pass)" if len(choice.rows) == 1 else None
 
@@ -185,22 +162,12 @@ def _density(choice: Choice) -> float | None:
     return choice.best.density if choice.best and choice.best.is_sparse else None
 
 
-def _ran_at(choice: Choice) -> int | None:
-    """Return the length of the figures: for a search, its longest."""
-    return choice.best.tokens if choice.best else None
-
-
-def _peak(choice: Choice) -> int | None:
-    return choice.best.peak_bytes if choice.best else None
-
-
-_BUDGETS = ("memory_budget", "time_budget")
 _COLUMNS = (
     ValueColumn("Tokens", "text", attrgetter("tokens"), 8),
     ValueColumn("Kind", "text", attrgetter("kind"), 6),
-    ValueColumn("Attention", "text", _attention, 7),
+    ValueColumn("Attention", "text", attrgetter("attention"), 7),
     ValueColumn("Density", "share", _density, 2),
-    ValueColumn("Ran at", "tokens", _ran_at, 3),
+    ValueColumn("Ran at", "tokens", lambda choice: choice.best and choice.best.tokens, 3),
     ValueColumn("Time", "seconds", _time, 4),
-    ValueColumn("Peak memory", "bytes", _peak, 1),
+    ValueColumn("Peak memory", "bytes", lambda choice: choice.best and choice.best.peak_bytes, 1),
 )

@@ -1,11 +1,8 @@
-// Interaction with a report: draw charts, hide series, sort, filter and copy tables, open sections.
+// Interaction with a report: draw charts, sort and filter tables, open sections.
 // It fetches nothing.
 "use strict";
 (() => {
   const MISSING = "—";
-  const FEW = 10; // rows of a table at first
-  const PRINTED = 200; // rows on paper
-
   const all = (node, query) => [...node.querySelectorAll(query)];
   const folds = () => all(document, ".fold");
   const inOrder = new Intl.Collator("en", { numeric: true }).compare;
@@ -21,32 +18,19 @@
     tooltip: { disableDefaultStyle: true },
   };
 
-  // Draw a chart at its first call, with buttons that hide its series.
+  // Draw a chart at its first call.
   async function draw(figure) {
     if (figure.dataset.drawn) return;
     figure.dataset.drawn = "yes";
-    const { spec, series } = JSON.parse(figure.querySelector("script").textContent);
-    const keys = all(figure, ".pick");
-    spec.params = [{ name: "hidden", value: [] }];
-    for (const layer of spec.layer) (layer.transform ??= []).push({ filter: "indexof(hidden, datum.s) < 0" });
     const place = figure.querySelector(".chart");
     try {
-      const { view } = await window.vegaEmbed(place, spec, EMBED_OPTIONS);
-      for (const key of keys) {
-        key.addEventListener("click", () => {
-          key.setAttribute("aria-pressed", key.getAttribute("aria-pressed") === "false");
-          const hidden = series.filter((_, i) => keys[i].getAttribute("aria-pressed") === "false");
-          view.signal("hidden", hidden).runAsync();
-        });
-      }
+      await window.vegaEmbed(place, JSON.parse(figure.querySelector("script").textContent), EMBED_OPTIONS);
     } catch (error) {
       place.textContent = `This chart can't be drawn here: ${error.message}`;
     }
   }
 
   // ---- tables -----------------------------------------------------------------------------------
-
-  const grids = new Map(); // by node
 
   class Grid {
     constructor(node) {
@@ -55,7 +39,6 @@
       this.body = node.querySelector("tbody");
       this.rows = [...this.body.rows];
       this.words = [];
-      this.limit = FEW;
       const field = node.querySelector("input");
       field.hidden = this.rows.length < 6;
       field.addEventListener("input", () => {
@@ -65,8 +48,6 @@
       this.heads.forEach((head, j) => {
         head.firstElementChild.addEventListener("click", () => this.sort(j));
       });
-      this.more = node.querySelector(".more");
-      this.more.firstElementChild.addEventListener("click", () => this.show(this.limit === FEW ? Infinity : FEW));
       this.show();
     }
 
@@ -100,44 +81,24 @@
       return [cell.textContent === MISSING ? 2 : 1, cell.textContent];
     }
 
-    show(limit = this.limit) {
-      this.limit = limit;
+    show() {
       const rows = this.visibleRows();
-      const isLong = rows.length > FEW + 2; // a button for one or two rows is not worth it
-      const shown = isLong ? rows.slice(0, limit) : rows;
-      this.body.replaceChildren(...shown);
-      this.node.querySelector(".scroll").classList.toggle("tall", shown.length > 30);
-      this.more.hidden = !isLong;
-      this.more.firstElementChild.textContent = limit === FEW ? `Show all ${rows.length} rows` : `Show the first ${FEW} rows`;
+      this.body.replaceChildren(...rows);
       const of = rows.length === this.rows.length ? "" : ` of ${this.rows.length}`;
       this.node.querySelector(".count").textContent = `${rows.length}${of} ${this.rows.length === 1 ? "row" : "rows"}`;
-    }
-
-    // The rows that pass the filter, in their order, as raw figures in SI units.
-    csv() {
-      const quote = (text) => {
-        const safe = /^[=+\-@]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text;
-        return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
-      };
-      const text = (cell) => cell.dataset.v ?? (cell.textContent === MISSING ? "" : cell.textContent);
-      const rows = this.visibleRows().map((row) => [...row.cells].map(text));
-      const names = this.heads.map((head) => head.textContent);
-      return [names, ...rows].map((row) => `${row.map(quote).join(",")}\n`).join("");
     }
   }
 
   // ---- the page ---------------------------------------------------------------------------------
 
   async function copy(button) {
-    const grid = grids.get(button.closest(".grid"));
-    const label = (button.dataset.label ??= button.textContent);
     try {
-      await navigator.clipboard.writeText(grid ? grid.csv() : button.previousElementSibling.textContent);
+      await navigator.clipboard.writeText(button.previousElementSibling.textContent);
       button.textContent = "Copied";
     } catch {
       button.textContent = "Not allowed here";
     }
-    setTimeout(() => (button.textContent = label), 1500);
+    setTimeout(() => (button.textContent = "Copy"), 1500);
   }
 
   // Open the section that a link points to.
@@ -157,7 +118,6 @@
   document.documentElement.classList.add("js");
   addEventListener("beforeprint", () => {
     for (const fold of folds()) fold.open = true;
-    for (const grid of grids.values()) grid.show(Math.max(grid.limit, PRINTED));
     all(document, "figure").forEach(draw);
   });
   addEventListener("click", ({ target }) => {
@@ -167,7 +127,7 @@
   });
   addEventListener("hashchange", () => reveal(location.hash));
   addEventListener("DOMContentLoaded", () => {
-    for (const node of all(document, ".grid")) grids.set(node, new Grid(node));
+    for (const node of all(document, ".grid")) new Grid(node);
     for (const fold of folds()) {
       fold.addEventListener("toggle", () => fold.open && all(fold, "figure").forEach(draw));
       if (fold.open) all(fold, "figure").forEach(draw);
