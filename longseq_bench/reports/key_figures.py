@@ -159,21 +159,21 @@ def on_ranks(source: Source) -> Figures:
     if rows:
         yield _best_speedup(source, rows)
     one_rank = index_one_rank(row for row in source.rows if row.time_s)
-    shares = {
-        row.name: (row.peak_bytes / peak, row.peak_bytes)
+    shares = [
+        (row.peak_bytes / peak, row.peak_bytes, row.name)
         for row in rows
         if row.peak_bytes and (peak := one_rank[row.ranks_key].peak_bytes)
-    }
+    ]
     if shares:
-        least, peak = min(shares.values())
-        names = join_names(name for name, (share, _) in shares.items() if share == least)
+        least, peak, _ = min(shares)
+        names = join_names(name for share, _, name in shares if share == least)
         words = f"{format_bytes(peak)} with {names}"
         yield KeyFigure("Least share of one rank's memory", format_share(least), words)
     rows = rows or most_timed(r for r in source.rows if r.world_size > 1 and r.time_s)
-    exposed = {row.name: row.exposed_share for row in rows if row.exposed_share is not None}
+    exposed = [(row.exposed_share, row.name) for row in rows if row.exposed_share is not None]
     if exposed:
-        most = max(exposed, key=lambda name: exposed[name])
-        value = format_range(list(exposed.values()), format_share)
+        _, most = max(exposed)
+        value = format_range([share for share, _ in exposed], format_share)
         words = f"most with {most}" if len(exposed) > 1 else most
         yield KeyFigure("Waiting for communication (exposed)", f"{value} of the time", words)
 

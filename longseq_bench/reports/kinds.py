@@ -31,7 +31,7 @@ from longseq_bench.reports.sections.failures import failures, problems
 from longseq_bench.reports.sections.gains import DENSE, ONE_RANK, where_it_pays
 from longseq_bench.reports.sections.growth import exponents, minimum_sparsity, over_ranks
 from longseq_bench.reports.sections.lengths import lengths
-from longseq_bench.reports.sections.maxima import maxima
+from longseq_bench.reports.sections.maxima import maxima, projected
 from longseq_bench.reports.sections.modes import capabilities, errors
 from longseq_bench.reports.sections.provenance import (
     configs,
@@ -224,7 +224,8 @@ _KINDS = {
     "extreme": Kind(
         "Extreme lengths",
         [key.longest, key.fastest],
-        [uses, maxima, sparse, fastest, _density_pays, lengths, minimum_sparsity, exponents],
+        [uses, maxima, sparse, fastest, _density_pays, lengths, minimum_sparsity, exponents]
+        + [projected],
         "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99",
         lambda source: bool(source.maxima),
     ),

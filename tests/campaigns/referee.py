@@ -30,8 +30,8 @@ DROPPED: dict[str, str] = {
     r"^report .*: \.\w+\.json\.sections\.[^.]*(\.charts|\.paragraphs|\.points)": (
         "charts that repeated another one are gone, and what a column means is said once"
     ),
-    r"^report .*: \.\w+\.json\.sections\.(What the columns mean|On other hardware, computed)$": (
-        "one table has the meanings of all columns; plan predicts lengths on other hardware"
+    r"^report .*: \.\w+\.json\.sections\.What the columns mean$": (
+        "one table has the meanings of all columns"
     ),
     r"^report .*: \.\w+\.json\.sections\.Segments and dilation$": (
         "a section whose only table is on the first screen is not repeated"
