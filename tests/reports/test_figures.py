@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from longseq_bench.core.hardware import profiles
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_share
 from longseq_bench.reports import documents
@@ -175,6 +176,12 @@ SEARCHES: Figures = {
     "Expected": lambda s: s.expected,
     "Of expected": lambda s: over(s.tokens, s.expected),
     "Peak of each rank": lambda s: joined(s.rank_peaks, format_bytes),
+    **{
+        f"{one.name}, {format_bytes(one.memory)}": (
+            lambda s, memory=one.memory: s.peak and int(memory / (s.peak / s.tokens))
+        )
+        for one in profiles().values()
+    },
 }
 SPARSITIES: Figures = {
     "Ranks": lambda s: s.ranks,
