@@ -52,7 +52,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PLUGINS, os.environ.get
 
 
 SHARED = {"reports": "html", "comparison": "html"} | dict.fromkeys(
-    ["kernels/test_flex_blocks", "attention/test_contract", "kernels/test_exact_flex"], "compiled"
+    ["kernels/test_flex_blocks", "attention/test_contract"], "compiled"
 )
 """Folders and files whose tests share a worker: they share scripts of a page, or compiled code."""
 LONG = (

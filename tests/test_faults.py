@@ -77,7 +77,7 @@ CAUGHT: dict[int, list[str]] = {
         "core.test_units:test_formatting",
     ],
     11: [
-        "launchers.test_local:test_a_shape_error_is_not_out_of_memory",
+        "launchers.test_local:test_each_failure_has_its_reason",
         "search.test_strategy:test_a_crash_above_the_winner_stays_a_crash",
     ],
     12: [

@@ -207,6 +207,12 @@ def run_kernel(number: int) -> None:
 def open_gpu(number: int) -> None:
     """Initialise CUDA and use this GPU of the visible ones, counted from 0."""
     torch.cuda.init()  # type: ignore[no-untyped-call]
+    visible = torch.cuda.device_count()
+    if number >= visible:
+        raise UnsupportedError(
+            f"rank {number} of this host needs a GPU of its own, and {visible} are visible; use "
+            "fewer ranks, or make more visible (CUDA_VISIBLE_DEVICES)"
+        )
     torch.cuda.set_device(number)
 
 

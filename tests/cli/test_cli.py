@@ -489,7 +489,7 @@ def test_a_config_may_name_a_label_as_its_baseline(tmp_path: Path) -> None:
     (folder / "config.yaml").write_text("baseline: strided 90 %\n")
     assert run(["report", str(folder)]) == 0
     text = (folder / "report-details.md").read_text()
-    assert "Speed: time of strided 90 % (on the same" in text
+    assert "Speed: time of strided 90 % divided by" in text
 
 
 def test_a_report_shows_every_config_next_to_records(results: Path, tmp_path: Path) -> None:

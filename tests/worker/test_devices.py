@@ -42,7 +42,7 @@ def test_a_gpu_without_kernels_is_unavailable(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.skipif(not find_spec("triton"), reason="triton is not installed")
 def test_a_kernel_without_its_device_is_unavailable() -> None:
-    """Triton's own reason is about head_dim and dtype only."""
+    """The kernel's own reason is about head_dim and dtype only."""
     devices = {"cuda": DeviceInfo(unavailable="no driver"), "cpu": DeviceInfo()}
-    assert main._kernel("triton", devices).unavailable == "no driver"
+    assert main._kernel("efficient", devices).unavailable == "no driver"
     assert main._kernel("aten-flash-cpu", devices).unavailable is None

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Phase, Trial
 from longseq_bench.core.ranks import CONNECTING, OPENING, WARMING_UP, RankInfo
 from longseq_bench.distributed.group import Group
@@ -62,6 +63,18 @@ def test_what_a_rank_can_not_run_is_refused_before_it_connects(
     found, events = start(monkeypatch, trial("sdpa", 64, world_size=2))
     assert found.status == "unsupported"
     assert events == [f"start: {OPENING}"]
+
+
+def test_a_rank_without_a_gpu_of_its_own_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    main.open_gpu(1)
+    assert used == [1]
+    with pytest.raises(UnsupportedError, match=r"rank 2 of this host .* 2 are visible"):
+        main.open_gpu(2)
+    assert used == [1]
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is built for CUDA")
