@@ -227,8 +227,8 @@ class Cluster:
         while processes_of(self._mark) and time.monotonic() < end:
             time.sleep(0.1)
         left = [" ".join(process.cmdline()) for process in processes_of(self._mark)]
-        # torchrun leaves folders of its own, and the folder of a user stays, empty
-        tmp, known = self.folder / "tmp", ("torchelastic_", "longseq-")
+        # torch leaves folders of its own, and the folder of a user stays, empty
+        tmp, known = self.folder / "tmp", ("torchelastic_", "torchinductor_", "longseq-")
         files = [file for file in tmp.iterdir() if not file.name.startswith(known)]
         return left + [str(file) for file in [*files, *tmp.glob("longseq-*/*")]]
 
