@@ -28,7 +28,10 @@ _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _LINE_END = re.compile(r"\r\n?")
 # direction marks show text in another order than it has
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_LONG = re.compile(rf"(\S{{{MAX_QUOTE}}})\S+")
+# a text in quotes, or a word of punctuation and letters without a space
+_LONG = re.compile(
+    rf"'[^'\n]{{{MAX_QUOTE + 1},}}'|\"[^\"\n]{{{MAX_QUOTE + 1},}}\"|\S{{{MAX_QUOTE + 1},}}"
+)
 
 
 def one_line(text: str) -> str:
@@ -54,8 +57,14 @@ def quote(value: Any) -> str:
 
 
 def shorten_quotes(message: str) -> str:
-    """Shorten the words of a message that are longer than MAX_QUOTE."""
-    return _LONG.sub(r"\1…", message)
+    """Shorten the words and quoted texts of a message that are longer than MAX_QUOTE."""
+    return _LONG.sub(_shorten, message)
+
+
+def _shorten(found: re.Match[str]) -> str:
+    text = found[0]
+    end = text[0] if text[0] in "'\"" and text[0] == text[-1] else ""
+    return f"{text[: MAX_QUOTE + len(end)]}…{end}"
 
 
 class LongseqError(Exception):

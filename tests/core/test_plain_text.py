@@ -1,5 +1,7 @@
 """Text from outside: control characters and long quotes."""
 
+import pytest
+
 from longseq_bench.core.errors import (
     MAX_QUOTE,
     UnknownNameError,
@@ -19,10 +21,15 @@ def test_lines_and_tabs_stay_and_other_control_characters_go() -> None:
     assert one_line("a\r\n\tb \x1b[2Jc") == "a b c"
 
 
-def test_a_message_has_words_of_at_most_200_characters() -> None:
-    message = str(UserError(f"key {'x' * 5000!r} is unknown; remove it"))
-    assert message == f"key '{'x' * 199}… is unknown; remove it"
-    assert len(str(UnknownNameError("key", "x" * 5000, ["tokens"]))) < MAX_QUOTE + 60
+@pytest.mark.parametrize(
+    "text", ["x" * 5000, "many words " * 500, "it's " * 1000], ids=["word", "words", "quotes"]
+)
+def test_a_message_quotes_at_most_200_characters(text: str) -> None:
+    message = str(UserError(f"key {text!r} is unknown; remove it"))
+    assert message.startswith("key ")
+    assert message.endswith(" is unknown; remove it")
+    assert len(message) < MAX_QUOTE + 40
+    assert len(str(UnknownNameError("key", text, ["tokens"]))) < MAX_QUOTE + 60
 
 
 def test_a_short_quote_and_a_long_list_of_names_stay() -> None:
