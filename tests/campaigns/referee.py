@@ -36,6 +36,9 @@ DROPPED: dict[str, str] = {
     r"^report .*: \.\w+\.json\.sections\.Segments and dilation$": (
         "a section whose only table is on the first screen is not repeated"
     ),
+    r"^plan segments: ": (
+        "segments on CUDA are gathered for a kernel of exact attention, no Triton kernel of spans"
+    ),
 }
 """Differences that are meant: a regular expression for `command: path`, and the reason."""
 
