@@ -181,9 +181,8 @@ def _entry(name: str, devices: dict[str, DeviceInfo]) -> Entry:
 def _cuda() -> DeviceInfo:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        count = torch.cuda.device_count()
         free, total = torch.cuda.mem_get_info()
-        for number in range(count):
+        for number in range(torch.cuda.device_count()):
             run_kernel(number)
     except Exception as error:
         sentence = explain_unusable(error) or str(error).partition("\n")[0]
@@ -195,7 +194,7 @@ def _cuda() -> DeviceInfo:
         dtypes=("float32", *half, "float16"),
         free_bytes=free,
         total_bytes=total,
-        count=count,
+        count=torch.cuda.device_count(),
     )
 
 
@@ -207,12 +206,9 @@ def run_kernel(number: int) -> None:
 def open_gpu(number: int) -> None:
     """Initialise CUDA and use this GPU of the visible ones, counted from 0."""
     torch.cuda.init()  # type: ignore[no-untyped-call]
-    visible = torch.cuda.device_count()
-    if number >= visible:
-        raise UnsupportedError(
-            f"rank {number} of this host needs a GPU of its own, and {visible} are visible; use "
-            "fewer ranks, or make more visible (CUDA_VISIBLE_DEVICES)"
-        )
+    if number >= (visible := torch.cuda.device_count()):
+        needed = f"rank {number} of this host needs a GPU of its own, and {visible} are visible"
+        raise UnsupportedError(f"{needed}; use fewer ranks, or make more visible")
     torch.cuda.set_device(number)
 
 
