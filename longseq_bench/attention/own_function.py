@@ -62,9 +62,9 @@ _SDPA_ARGUMENTS = "query", "key", "value", "attn_mask", "dropout_p", "is_causal"
 
 
 def find_implementation(name: str, source: str | None = None) -> type[Attention]:
-    """Return the class of an implementation: a registered one, or one made of an own function.
+    """Return the class of an implementation, registered or made of a function of the user.
 
-    source: the expected hash of the own function; None: any. Raises OwnFunctionError for another
+    source: the expected hash of its file; None: any. Raises OwnFunctionError for another
     one, and whatever the file raises when it is imported.
     """
     if not is_own(name):
@@ -82,7 +82,7 @@ def find_implementation(name: str, source: str | None = None) -> type[Attention]
 
 
 def describe_own_function(name: str) -> Entry:
-    """Describe an own function for the catalogue.
+    """Describe a function of the user for the catalogue.
 
     Raises UserError if it can't be used, also for whatever its file raises when it is imported.
     """

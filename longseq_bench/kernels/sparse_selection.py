@@ -20,7 +20,7 @@ import torch
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import flex_blocks, flex_flash, native, torch_spans
-from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, select
+from longseq_bench.kernels.exact.base import Use
 from longseq_bench.kernels.spans import SpanKernel
 from longseq_bench.meta_mode import is_meta
 
@@ -82,11 +82,6 @@ def choose(
     if requested == "auto" and (reason := reasons[faster]):
         facts[f"not_{faster}"] = reason
     return name, facts
-
-
-def torch_kernel(use: Use) -> ExactKernel:
-    """Return torch's own kernel of exact attention, which computes gathered keys and tiles."""
-    return select("aten-flash-cpu" if use.device == "cpu" else AUTO, use)[0]
 
 
 def has_triton() -> bool:

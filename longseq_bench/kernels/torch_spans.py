@@ -77,11 +77,14 @@ def backward(
                     _add_bias(of_head, own_keys, part.spans, task, task.bias[i][:, j])
 
 
+def torch_kernel(use: Use) -> ExactKernel:
+    """Return the kernel of gathered keys and tiles: torch's on a CPU, on CUDA the fastest one."""
+    return select("aten-flash-cpu" if use.device == "cpu" else AUTO, use)[0]
+
+
 @lru_cache(maxsize=16)
 def _exact(device: str, dtype: torch.dtype, head_dim: int) -> ExactKernel:
-    """Return torch's kernel on a CPU, on CUDA the fastest one."""
-    use = Use(device, dtype, head_dim, train=True)
-    return select("aten-flash-cpu" if device == "cpu" else AUTO, use)[0]
+    return torch_kernel(Use(device, dtype, head_dim, train=True))
 
 
 def _row_blocks(

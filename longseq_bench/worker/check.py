@@ -1,4 +1,4 @@
-"""The numerics check: an output and its gradients against a float64 reference.
+"""Compare an output and its gradients with a float64 reference.
 
 The reference is one softmax built from the implementation's own pattern. Every row of a short
 sequence is checked; of a long one those of `passes.checked_rows`. The output gradient is zero

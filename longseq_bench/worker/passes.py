@@ -21,7 +21,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Positions, all_gather, find_rows, fingerprint
 from longseq_bench.kernels import host_memory
 from longseq_bench.kernels.exact.base import Use
-from longseq_bench.kernels.sparse_selection import torch_kernel
+from longseq_bench.kernels.torch_spans import torch_kernel
 from longseq_bench.meters.clock import wait_for_device
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
 

@@ -15,6 +15,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import flex_flash, sparse_selection
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
+from longseq_bench.kernels.torch_spans import torch_kernel
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.cache_rows import CacheRows
 from longseq_bench.patterns.spans import spans_of
@@ -85,7 +86,7 @@ class LayoutAttention(Attention):
         if self.workload.decode:
             return "native" if self.device == "cpu" else "triton"
         if self.kernel_name == "torch":
-            return sparse_selection.torch_kernel(self.kernel_use).name
+            return torch_kernel(self.kernel_use).name
         return {flex_flash.NAME: "flash-attn-4"}.get(self.kernel_name, self.kernel_name)
 
     @override

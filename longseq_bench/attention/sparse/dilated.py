@@ -26,8 +26,9 @@ from longseq_bench.kernels import native
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.exact.base import AUTO, check_name
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
-from longseq_bench.kernels.sparse_selection import choose, torch_kernel
+from longseq_bench.kernels.sparse_selection import choose
 from longseq_bench.kernels.tiling import RowBlock, TiledKernel
+from longseq_bench.kernels.torch_spans import torch_kernel
 from longseq_bench.patterns.dilated import DilationRule, hilbert_order
 from longseq_bench.patterns.spans import heads_by_sets, segment_spans, sort_walk
 
