@@ -4,7 +4,6 @@ Shapes: q, out, grad_out (B, Hq, N, D); k, v (B, Hk, M, D), Hk divides Hq; lse (
 or wider.
 """
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -56,42 +55,6 @@ class InPlaceKernel(AttentionKernel, Protocol):
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
     ) -> Triple:
         """Return the gradients of q, k and v from the inputs; inplace: dq is written over q."""
-
-
-_Part = tuple[Any, Any, AttentionKernel]
-
-
-class SplitKernel:
-    """An AttentionKernel made of one kernel per part of the batch or of the heads.
-
-    parts: for each part its index into q, its index into k and v, and its kernel.
-    """
-
-    def __init__(self, parts: Sequence[_Part]) -> None:
-        self._parts = parts
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
-        """Return the output and, if kept, the log-sum-exp."""
-        out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[:3], dtype=torch.float32) if keep_lse else None
-        for part, kv_part, kernel in self._parts:
-            out[part], part_lse = kernel.forward(q[part], k[kv_part], v[kv_part], keep_lse)
-            if lse is not None and part_lse is not None:
-                lse[part] = part_lse
-        return out, lse
-
-    def backward(self, queries: Queries, keys: Pair) -> Triple:
-        """Return the gradients of q, k and v."""
-        (grad_out, q, out, lse), (k, v) = queries, keys
-        dq = torch.empty_like(q)
-        dk, dv = (torch.zeros_like(t) for t in (k, v))
-        for part, kv_part, kernel in self._parts:
-            part_queries = grad_out[part], q[part], out[part], lse[part]
-            grads = kernel.backward(part_queries, (k[kv_part], v[kv_part]))
-            dq[part] = grads[0]
-            dk[kv_part] += grads[1]
-            dv[kv_part] += grads[2]
-        return dq, dk, dv
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel, train: bool) -> Tensor:

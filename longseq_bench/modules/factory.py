@@ -1,27 +1,32 @@
-"""Block-sparse attention by the name of its variant, as a function of tensors.
+"""Block-sparse attention by the name of its variant, as a function of tensors or as a module.
 
     attend = create_block_sparse_attention("base", sparsity=0.99)
     out = attend(q, k, v)                        # (B, H, N, D), differentiable
 
 The benchmark prepares an attention for one workload. Here it is prepared for the shapes of each
 call, and the last few are kept.
+
+Shapes: B batch, N tokens, E embed_dim, Hq heads, Hk kv_heads, D head_dim = E / Hq.
 """
 
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from pydantic import ValidationError
+from torch import Tensor, nn
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.attention.sparse.block_sparse import PatternName
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.core.options import OptionSpec, fill, specs_of, unknown_option
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.modules.multihead import MultiheadBlockSparse, RecentCache, make_workload
+from longseq_bench.kernels import sparse_selection
+from longseq_bench.kernels.base import Triple
 
 VARIANTS = {
     "base": "block-sparse",
@@ -32,6 +37,9 @@ VARIANTS = {
 """The implementation of each variant; a module has none."""
 
 RANK_OPTIONS = ("placement", "ranks_per_node", "exchange")
+
+CACHED = 4
+"""Shapes whose layouts are kept."""
 
 
 class SparseAttention:
@@ -55,7 +63,7 @@ class SparseAttention:
     ) -> None:
         self._name, self._options, self._causal = implementation, options, causal
         self._distributed, self._groups = distributed, dict[str, Group]()
-        self._cache: RecentCache[Attention] = RecentCache()
+        self._cache: dict[Hashable, Attention] = {}
         self._learned: tuple[Tensor, ...] = ()
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -147,11 +155,31 @@ class SparseAttention:
     ) -> Attention:
         """Return the attention for `seq_len` tokens of all ranks; shape: of q on this rank."""
         batch, heads, _, head_dim = shape
-        sizes = {"seq_len": seq_len, "batch": batch, "heads": heads, "kv_heads": kv_heads}
-        mode = "train" if train else "forward"
-        w = make_workload(dtype, head_dim=head_dim, causal=self._causal, mode=mode, **sizes)
-        self.attention = self._cache.get((w, device), lambda: self._build(w, device))
+        try:
+            w = Workload(
+                seq_len=seq_len,
+                batch=batch,
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                dtype=str(dtype).removeprefix("torch."),
+                causal=self._causal,
+                mode="train" if train else "forward",
+            )
+        except ValidationError as error:
+            wrong = (
+                f"{' '.join(map(str, e['loc']))} {e['input']}: {e['msg']}" for e in error.errors()
+            )
+            raise UserError("; ".join(wrong)) from None
+        self.attention = self._cache.pop((w, device), None) or self._build(w, device)
+        self._cache[w, device] = self.attention
+        if len(self._cache) > CACHED:
+            del self._cache[next(iter(self._cache))]
         return self.attention
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle keeps: not the layouts."""
+        return self.__dict__ | {"_cache": {}, "attention": None}
 
     def _build(self, w: Workload, device: torch.device) -> Attention:
         kind = IMPLEMENTATIONS.get(self._name)
@@ -164,6 +192,134 @@ class SparseAttention:
             attention.matrices = self._learned
         built: Attention = attention
         return built
+
+
+class MultiheadBlockSparse(nn.Module):
+    """torch.nn.MultiheadAttention over the blocks of a layout, for self-attention.
+
+    Parameters have the names and layout of nn.MultiheadAttention (in_proj_weight (E + 2 Hk D, E):
+    rows of q, k, v; in_proj_bias; out_proj). With as many KV heads as heads, a state_dict of one
+    loads into the other. With an attn_mask that equals the layout, both return the same. There is
+    no key_padding_mask, and attention weights are never computed.
+
+    Attributes:
+        attend: the SparseAttention between the projections.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        *,
+        num_kv_heads: int | None = None,
+        batch_first: bool = False,
+        pattern: PatternName = "local-window",
+        sparsity: float = 0.9,
+        block: int = 128,
+        globals: Annotated[int | None, 0] = None,
+        window: int | None = None,
+        seed: Annotated[int, 0] = 0,
+        causal: bool = False,
+        kernel: sparse_selection.Kernel = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Pattern and kernel are options of `block-sparse`; num_kv_heads None: as many as heads.
+
+        Raises:
+            UserError: a value is impossible.
+        """
+        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        sizes = embed_dim, num_heads, kv_heads
+        if min(sizes) < 1 or embed_dim % num_heads or num_heads % kv_heads:
+            raise UserError(
+                "num_heads must divide embed_dim, and num_kv_heads num_heads; got "
+                f"embed_dim={embed_dim}, num_heads={num_heads}, num_kv_heads={kv_heads}"
+            )
+        if dropout:
+            raise UserError(f"dropout={dropout:g} is not supported (no attention weights); use 0")
+        super().__init__()
+        self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, kv_heads
+        self.head_dim, self.batch_first, self.causal = embed_dim // num_heads, batch_first, causal
+        self.dropout = 0.0
+        # if this were True, torch's encoder layer would call its own dense kernel instead
+        self._qkv_same_embed_dim = False
+        self._options: dict[str, Any] = {"pattern": pattern, "sparsity": sparsity, "block": block}
+        self._options |= {"globals": globals, "window": window, "seed": seed, "kernel": kernel}
+        self.attend = create_block_sparse_attention("base", causal=causal, **self._options)
+        # drawn in the order of nn.MultiheadAttention: equal seeds give equal ones
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self._rows = [embed_dim, *[kv_heads * self.head_dim] * 2]
+        self.in_proj_weight = nn.Parameter(torch.empty(sum(self._rows), embed_dim, **factory))
+        in_proj_bias = nn.Parameter(torch.zeros(sum(self._rows), **factory)) if bias else None
+        self.in_proj_bias = in_proj_bias
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        if bias:
+            nn.init.zeros_(self.out_proj.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        """Return (output, None), the pair of nn.MultiheadAttention; arguments are in its order.
+
+        query, key, value: (N, B, E), with batch_first (B, N, E), or (N, E); so is the output.
+        average_attn_weights has no effect.
+
+        Raises:
+            UserError: shapes do not match, or there is no kernel for the dtype.
+            UnsupportedError: a mask, need_weights, or is_causal without `causal`.
+        """
+        refused = {
+            "need_weights=True: attention weights are never computed": need_weights,
+            "attn_mask: the pattern is the mask": attn_mask is not None,
+            "key_padding_mask: pass rows of one length": key_padding_mask is not None,
+            "is_causal=True: it was created with causal=False": is_causal and not self.causal,
+        }
+        for reason, is_given in refused.items():
+            if is_given:
+                raise UnsupportedError(f"not supported: {reason}")
+        shapes = [tuple(t.shape) for t in (query, key, value)]
+        is_known = query.dim() in (2, 3) and query.shape[-1] == self.embed_dim and query.numel()
+        if not is_known or len({*shapes}) > 1:
+            raise UserError(
+                f"query, key and value need one shape with E={self.embed_dim} and tokens (this is "
+                f"self-attention); got {', '.join(map(str, shapes))}"
+            )
+        is_turned = query.dim() == 3 and not self.batch_first
+        inputs = [t.transpose(0, 1) if is_turned else t for t in (query, key, value)]
+        q, k, v = self._project([t.unsqueeze(0) if t.dim() == 2 else t for t in inputs])
+        out: Tensor = self.out_proj(self.attend(q, k, v).transpose(1, 2).flatten(2))
+        if query.dim() == 2:
+            return out.squeeze(0), None
+        return out.transpose(0, 1) if is_turned else out, None
+
+    def extra_repr(self) -> str:
+        """Return the options for repr."""
+        options = ", ".join(f"{n}={v}" for n, v in self._options.items() if v is not None)
+        heads = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
+        return f"embed_dim={self.embed_dim}, {heads}, causal={self.causal}, {options}"
+
+    def _project(self, inputs: list[Tensor]) -> Triple:
+        """(B, N, E) each -> (B, Hq, N, D) and twice (B, Hk, N, D)."""
+        weights = torch.split(self.in_proj_weight, self._rows)
+        bias = self.in_proj_bias
+        biases = (None, None, None) if bias is None else torch.split(bias, self._rows)
+        q, k, v = (
+            torch.unflatten(nn.functional.linear(t, w, b), -1, (-1, self.head_dim)).transpose(1, 2)
+            for t, w, b in zip(inputs, weights, biases, strict=True)
+        )
+        return q, k, v
 
 
 def create_block_sparse_attention(

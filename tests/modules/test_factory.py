@@ -13,8 +13,7 @@ from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.modules import factory
-from longseq_bench.modules.factory import VARIANTS, SparseAttention
-from longseq_bench.modules.multihead import MultiheadBlockSparse
+from longseq_bench.modules.factory import VARIANTS, MultiheadBlockSparse, SparseAttention
 from longseq_bench.testing.definition import (
     Tensors,
     build_attention,

@@ -281,7 +281,7 @@ def special_tokens(pattern: str, seq_len: int, requested: int | None) -> int:
 
 # ---- the variant multihead -----------------------------------------------------------------------
 # q, k, v and the output each pass through a weight matrix. This is the benchmark's implementation;
-# modules/multihead.py has the module for use in a model.
+# modules/factory.py has the module for use in a model.
 
 
 @implementation("block-sparse-multihead")
