@@ -86,8 +86,6 @@ def causal_block_mask(tokens: int, block: int, device: torch.device | str, train
     take 10 tokens² bytes. train: add the tables of a backward, by columns; torch would compute them
     with dense tables of rows² numbers, 24 GB for ten million tokens.
     """
-    from torch.nn.attention.flex_attention import BlockMask
-
     rows = -(-tokens // block)
     steps = torch.arange(2 * rows, dtype=torch.int32, device=device)
 
@@ -101,9 +99,17 @@ def causal_block_mask(tokens: int, block: int, device: torch.device | str, train
     if train:
         # rows i + 1 to the last see block i in full
         by_column = ones, diagonal, counts.flip(-1), table(steps + 1)
-    make: Callable[..., Any] = BlockMask
     by_row = ones, diagonal, counts, table(_earlier_blocks(steps))
-    return make((tokens, tokens), *by_row, *by_column, (block, block), causal_mask_mod)
+    return _block_mask((tokens, tokens), (*by_row, *by_column), block, causal_mask_mod)
+
+
+def _block_mask(
+    lengths: tuple[int, int], tables: Sequence[Tensor | None], block: int, mask_mod: Any
+) -> Any:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    make: Callable[..., Any] = BlockMask
+    return make(lengths, *tables, (block, block), mask_mod)
 
 
 def _earlier_blocks(steps: Tensor) -> Tensor:
@@ -139,8 +145,6 @@ def cache_block_mask(
     It has as many key blocks as the cache, in one or few rows: blocks that every new token sees in
     full, and the others, with a mask.
     """
-    from torch.nn.attention.flex_attention import BlockMask
-
     starts = torch.arange(0, tokens, block)
     ends = (starts + block).clamp(max=tokens)
     is_seen = (starts < stop.max()) & (ends > first.min())
@@ -153,15 +157,8 @@ def cache_block_mask(
         count = torch.full((1, 1, rows), int(kept.sum()), dtype=torch.int32)
         return count.to(device), order.expand(1, 1, rows, -1).contiguous().to(device)
 
-    make: Callable[..., Any] = BlockMask
-    tables = *table(is_seen & ~is_full), *table(is_full)
-    return make(
-        (len(first), tokens),
-        *tables,
-        *(None,) * 4,
-        (block, block),
-        interval_mask_mod(first, stop, device),
-    )
+    tables = *table(is_seen & ~is_full), *table(is_full), *(None,) * 4
+    return _block_mask((len(first), tokens), tables, block, interval_mask_mod(first, stop, device))
 
 
 def unavailable_reason(device: str, train: bool) -> str | None:
@@ -232,20 +229,11 @@ class FlexBlocks:
         if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise UnsupportedError(f"FlexAttention has no kernel for {q.dtype}")
         mask = self.prepare(q.device, train)
-        return attend(q, k, v, mask, kernel_options=self._kernel_options(q) or None, **more)
-
-    def _kernel_options(self, q: Tensor) -> dict[str, Any]:
-        return {**tile_options(self.block, q.shape[3], q.dtype)} if q.is_cuda else {}
-
-    @property
-    def _mask_mod(self) -> Any:
-        """The function of positions that partly seen blocks have."""
-        from torch.nn.attention.flex_attention import noop_mask
-
-        return causal_mask_mod if self.causal else noop_mask
+        tiles = tile_options(self.block, q.shape[3], q.dtype) if q.is_cuda else {}
+        return attend(q, k, v, mask, kernel_options=tiles or None, **more)
 
     def _mask(self, device: torch.device, train: bool) -> Any:
-        from torch.nn.attention.flex_attention import BlockMask
+        from torch.nn.attention.flex_attention import noop_mask
 
         masked, full = [], []
         for one in self.layouts:
@@ -260,14 +248,12 @@ class FlexBlocks:
             [_transposed(*one) for one in entries] for entries in (masked, full)
         )
         tables += self._tables(columns, full_columns, device) if train else (None,) * 4
-        make: Callable[..., Any] = BlockMask
-        lengths, blocks = (self.seq_len, self.seq_len), (self.block, self.block)
-        mod, mask = self._mask_mod, self.layouts[0].mask
-        if mask is not None:
+        mod: Any = causal_mask_mod if self.causal else noop_mask
+        if (mask := self.layouts[0].mask) is not None:
             positions = np.arange(mask.tokens)
             first, stop = map(torch.from_numpy, (mask.first(positions), mask.stop(positions)))
             mod = interval_mask_mod(first, stop, device)
-        return make(lengths, *tables, blocks, mod)
+        return _block_mask((self.seq_len, self.seq_len), tables, self.block, mod)
 
     def _tables(
         self, masked: Sequence[Entries], full: Sequence[Entries], device: torch.device

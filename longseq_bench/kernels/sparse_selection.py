@@ -1,13 +1,11 @@
 """Choice of the kernel for a sparse pattern, and the reason if the fastest one is not used.
 
-native      compiled C++ on a CPU with a compiler: two to three times as fast as plain torch
-triton      block layouts on CUDA
-torch       exact attention of gathered tiles, by torch's kernel or the fastest one on CUDA
-flex        FlexAttention compiled by torch, for comparison
-flex-flash  the same with the kernels of FlashAttention-4, a package that the user installs
+native  compiled C++ on a CPU with a compiler: two to three times as fast as plain torch
+triton  block layouts on CUDA
+torch   exact attention of gathered tiles, by torch's kernel or the fastest one on CUDA
+flex    FlexAttention compiled by torch, for comparison; never chosen by auto
 
-The last two are never chosen by auto. They and triton know block layouts only, native and torch
-any spans.
+triton and flex know block layouts only, native and torch any spans.
 
 Patterns that are tiles of exact attention also run on any kernel of kernels/exact, by its name.
 """
@@ -19,15 +17,11 @@ from typing import Literal
 import torch
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels import flex_blocks, flex_flash, native, torch_spans
-from longseq_bench.kernels.exact.base import Use
+from longseq_bench.kernels import flex_blocks, native, torch_spans
 from longseq_bench.kernels.spans import SpanKernel
 from longseq_bench.meta_mode import is_meta
 
-Kernel = Literal["auto", "native", "triton", "flex", "flex-flash", "torch"]
-
-FLEX = ("flex", flex_flash.NAME)
-"""Kernels for block layouts only: one rank, no padding, no gradients of scores."""
+Kernel = Literal["auto", "native", "triton", "flex", "torch"]
 
 FASTEST = ("native", "triton", "torch")
 """The order in which auto tries kernels."""
@@ -58,17 +52,14 @@ def choose(
     requested kernel can't be used.
     """
     torch_dtype: torch.dtype = getattr(torch, dtype)
-    use = Use(device, torch_dtype, head_dim, blocks is not None and blocks.train)
-    block = blocks.block if blocks else 0
     reasons = {
         "native": _native_reason(device, torch_dtype),
-        "triton": triton_reason(device, torch_dtype, head_dim, block),
-        "flex": flex_blocks.unavailable_reason(device, use.train),
-        flex_flash.NAME: flex_flash.unavailable_reason(use, block),
+        "triton": triton_reason(device, torch_dtype, head_dim, blocks.block if blocks else 0),
+        "flex": flex_blocks.unavailable_reason(device, blocks is not None and blocks.train),
         "torch": None,
     }
     if blocks is None:
-        for other in ("triton", *FLEX):
+        for other in ("triton", "flex"):
             reasons[other] = reasons[other] if device == "cpu" else _NO_BLOCK_LAYOUT
     name = requested
     if requested == "auto":

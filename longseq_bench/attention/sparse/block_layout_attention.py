@@ -12,7 +12,7 @@ from longseq_bench.attention.base import Attention, Counts, Mask, Positions
 from longseq_bench.attention.masked import masked_steps
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels import flex_flash, sparse_selection
+from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
 from longseq_bench.kernels.torch_spans import torch_kernel
@@ -87,7 +87,7 @@ class LayoutAttention(Attention):
             return "native" if self.device == "cpu" else "triton"
         if self.kernel_name == "torch":
             return torch_kernel(self.kernel_use).name
-        return {flex_flash.NAME: "flash-attn-4"}.get(self.kernel_name, self.kernel_name)
+        return self.kernel_name
 
     @override
     def facts(self) -> dict[str, Any]:
@@ -114,8 +114,6 @@ def build_layout_kernel(
         from longseq_bench.kernels.flex_blocks import FlexBlocks
 
         return FlexBlocks(layouts)
-    elif kernel == flex_flash.NAME:
-        return flex_flash.FlexFlashBlocks(layouts)
     # Triton is missing in meta mode only; the native kernel needs the same memory there
     spans = sparse_selection.span_kernel("native" if kernel == "triton" else kernel)
     by_layout = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]

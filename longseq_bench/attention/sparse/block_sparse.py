@@ -182,7 +182,7 @@ class BlockSparse(LayoutAttention):
         # a shard may have needed the layout before: build it again, so that its time is counted
         for name in ("layout", "_sharded", "_rank_kernel"):
             vars(self).pop(name, None)
-        if self.group.size > 1 and self.requested_kernel in sparse_selection.FLEX:
+        if self.group.size > 1 and self.requested_kernel == "flex":
             raise UnsupportedError(f"kernel={self.requested_kernel} runs on one rank; use auto")
         super().prepare(device)
         w = self.workload
