@@ -89,7 +89,7 @@ def test_the_examples_of_the_python_api_run(checkout: Path) -> None:
     torch = pytest.importorskip("torch")
     page = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
     names: dict[str, Any] = dict.fromkeys("qkv", torch.randn(1, 2, 256, 16))
-    names |= {"x": torch.randn(256, 1, 512)}
+    names |= {"x": torch.randn(256, 1, 512), "padding": torch.zeros(1, 256, dtype=torch.bool)}
     names["__name__"] = "__main__"
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL)):
         execute(block, names, number)

@@ -10,7 +10,9 @@ Shapes: B batch, N tokens, E embed_dim, Hq heads, Hk kv_heads, D head_dim = E / 
 """
 
 import inspect
+import math
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 import torch
@@ -27,6 +29,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import Triple
+from longseq_bench.patterns.block_layout import BlockLayout
 
 VARIANTS = {
     "base": "block-sparse",
@@ -199,8 +202,10 @@ class MultiheadBlockSparse(nn.Module):
 
     Parameters have the names and layout of nn.MultiheadAttention (in_proj_weight (E + 2 Hk D, E):
     rows of q, k, v; in_proj_bias; out_proj). With as many KV heads as heads, a state_dict of one
-    loads into the other. With an attn_mask that equals the layout, both return the same. There is
-    no key_padding_mask, and attention weights are never computed.
+    loads into the other. With an attn_mask that equals the layout, both return the same; but a
+    query whose visible keys are all padded gets a row of zeros, where torch returns NaN. Attention
+    weights are never computed. With key_padding_mask, torch's SDPA computes one row of blocks at a
+    time.
 
     Attributes:
         attend: the SparseAttention between the projections.
@@ -274,16 +279,16 @@ class MultiheadBlockSparse(nn.Module):
         """Return (output, None), the pair of nn.MultiheadAttention; arguments are in its order.
 
         query, key, value: (N, B, E), with batch_first (B, N, E), or (N, E); so is the output.
+        key_padding_mask: (B, N) or (N,), True for a key to ignore; or floats, 0 and -inf.
         average_attn_weights has no effect.
 
         Raises:
             UserError: shapes do not match, or there is no kernel for the dtype.
-            UnsupportedError: a mask, need_weights, or is_causal without `causal`.
+            UnsupportedError: need_weights, attn_mask, or is_causal without `causal`.
         """
         refused = {
             "need_weights=True: attention weights are never computed": need_weights,
-            "attn_mask: the pattern is the mask": attn_mask is not None,
-            "key_padding_mask: pass rows of one length": key_padding_mask is not None,
+            "attn_mask: the pattern is the mask; use key_padding_mask": attn_mask is not None,
             "is_causal=True: it was created with causal=False": is_causal and not self.causal,
         }
         for reason, is_given in refused.items():
@@ -299,10 +304,53 @@ class MultiheadBlockSparse(nn.Module):
         is_turned = query.dim() == 3 and not self.batch_first
         inputs = [t.transpose(0, 1) if is_turned else t for t in (query, key, value)]
         q, k, v = self._project([t.unsqueeze(0) if t.dim() == 2 else t for t in inputs])
-        out: Tensor = self.out_proj(self.attend(q, k, v).transpose(1, 2).flatten(2))
+        if key_padding_mask is None:
+            heads, unseen = self.attend(q, k, v), None
+        else:
+            heads, unseen = self._attend_padded(q, k, v, key_padding_mask)
+        out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
+        if unseen is not None:
+            out = out.masked_fill(unseen[..., None], 0.0)
         if query.dim() == 2:
             return out.squeeze(0), None
         return out.transpose(0, 1) if is_turned else out, None
+
+    def _attend_padded(
+        self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the output (B, Hq, N, D), and the queries (B, N) that see no key."""
+        batch, _, tokens, _ = q.shape
+        if padding.numel() != batch * tokens or padding.shape[-1] != tokens:
+            raise UserError(
+                f"key_padding_mask {tuple(padding.shape)} is not (B, N) = {(batch, tokens)}"
+            )
+        ignored = padding.reshape(batch, tokens)
+        if ignored.dtype != torch.bool:
+            if not bool(((ignored == 0) | (ignored == -math.inf)).all()):
+                raise UserError(
+                    "key_padding_mask must be bool (True: ignored), or floats 0 and -inf"
+                )
+            ignored = ignored != 0
+        sizes = {"heads": q.shape[1], "kv_heads": k.shape[1], "head_dim": q.shape[-1]}
+        self.attend.prepare(tokens, batch=batch, dtype=q.dtype, device=q.device, **sizes)
+        attention: Any = self.attend.attention
+        layout: BlockLayout = attention.layout
+        out, unseen = torch.empty_like(q), torch.zeros_like(ignored)
+        blocks = torch.split(torch.arange(tokens, device=q.device), layout.block)
+        for row, (first, stop) in enumerate(pairwise(layout.indptr)):
+            rows = blocks[row]
+            keys = torch.cat([blocks[i] for i in layout.indices[first:stop]])
+            visible = ~ignored[:, None, keys].expand(-1, len(rows), -1)
+            if self.causal:
+                visible = visible & (keys <= rows[:, None])
+            empty = ~visible.any(-1, keepdim=True)
+            # SDPA returns NaN for a query without keys, so it sees all; its row becomes zero later
+            out[:, :, rows] = nn.functional.scaled_dot_product_attention(
+                q[:, :, rows], k[:, :, keys], v[:, :, keys], (visible | empty)[:, None],
+                enable_gqa=q.shape[1] != k.shape[1],
+            )  # fmt: skip
+            unseen[:, rows] = empty[..., 0]
+        return out, unseen
 
     def extra_repr(self) -> str:
         """Return the options for repr."""

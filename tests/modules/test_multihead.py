@@ -42,32 +42,82 @@ def visible_pairs(n: int, causal: bool, **options: Any) -> Tensor:
     return count_pairs(build_attention("block-sparse", options, w))[0] > 0
 
 
+def padding(kind: str, n: int) -> Tensor | None:
+    """Return keys to ignore, (B, N): another number in each row; in row 0 only for `all`."""
+    ignored = torch.zeros(BATCH, n, dtype=torch.bool)
+    for b in range(BATCH):
+        if kind == "end":
+            ignored[b, n - b * n // 3 :] = b > 0
+        elif kind == "start":
+            ignored[b, : b * n // 3] = True
+        elif kind == "scattered":
+            ignored[b] = torch.rand(n, generator=torch.Generator().manual_seed(b)) < b / 3
+        elif kind == "all":
+            ignored[b] = b < 2
+    return None if kind == "none" else ignored
+
+
+def run_torch(
+    like: MultiheadBlockSparse, x: tuple[Tensor, ...], visible: Tensor, ignored: Tensor | None
+) -> tuple[Tensor, nn.MultiheadAttention]:
+    """Return the output of nn.MultiheadAttention with the same parameters, and the module.
+
+    Queries without a visible key get zeros; to avoid NaN the mask lets them see all keys.
+    """
+    own = nn.MultiheadAttention(EMBED, HEADS, bias=like.in_proj_bias is not None, batch_first=True)
+    own.load_state_dict(like.state_dict())
+    hidden = (~visible).expand(BATCH, *visible.shape)
+    if ignored is not None:
+        hidden = hidden | ignored[:, None]
+    without_keys = hidden.all(-1)
+    mask = (hidden & ~without_keys[..., None]).repeat_interleave(HEADS, 0)
+    out, _ = own(*x, attn_mask=mask, need_weights=False)
+    return out.masked_fill(without_keys[..., None], 0.0), own
+
+
+def assert_equals_torch(
+    sparse: MultiheadBlockSparse, visible: Tensor, ignored: Tensor | None
+) -> None:
+    """Compare the output and the gradients of inputs and parameters."""
+    n = visible.shape[0]
+    x = tuple(tokens(n, seed=s).requires_grad_() for s in range(3))
+    y = tuple(t.detach().clone().requires_grad_() for t in x)
+    out, weights = sparse(*x, key_padding_mask=ignored)
+    expected, own = run_torch(sparse, y, visible, ignored)
+    assert weights is None
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    grad = tokens(n, seed=9)
+    out.backward(grad)
+    expected.backward(grad)
+    for one, other in zip(x, y, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+    expected_parameters = dict(own.named_parameters())
+    assert expected_parameters.keys() == dict(sparse.named_parameters()).keys()
+    for name, parameter in sparse.named_parameters():
+        scale = float(expected_parameters[name].grad.abs().max())
+        assert (
+            float((parameter.grad - expected_parameters[name].grad).abs().max()) < 2e-5 * scale
+        ), name
+
+
 @causality
-@pytest.mark.parametrize("n", [17, 150])
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
-def test_every_pattern_equals_torch_under_its_mask(pattern: str, n: int, causal: bool) -> None:
-    """The output and the gradients of inputs and parameters."""
+def test_every_pattern_equals_torch_under_its_mask(pattern: str, causal: bool) -> None:
     options: dict[str, Any] = {"pattern": pattern, "seed": 3}
     if pattern in WITH_SPECIAL:
         options["globals"] = BLOCK
-    sparse, visible = module(causal, **options), visible_pairs(n, causal, **options)
-    assert n == 17 or float(visible.double().mean()) < (0.4 if causal else 0.6)
-    own = nn.MultiheadAttention(EMBED, HEADS, batch_first=True)
-    own.load_state_dict(sparse.state_dict())
-    results = []
-    for attend, mask in ((sparse, {}), (own, {"attn_mask": ~visible, "need_weights": False})):
-        x = [tokens(n, seed=s).requires_grad_() for s in range(3)]
-        out, weights = attend(*x, **mask)
-        assert weights is None
-        out.backward(tokens(n, seed=9))
-        gradients = {name: p.grad for name, p in attend.named_parameters()}
-        results.append(
-            {"out": out.detach(), **gradients, **{str(i): t.grad for i, t in enumerate(x)}}
-        )
-    got, expected = results
-    assert got.keys() == expected.keys()
-    for name, of_torch in expected.items():
-        assert (got[name] - of_torch).abs().max() < 2e-5 * of_torch.abs().max().clamp_min(1), name
+    visible = visible_pairs(150, causal, **options)
+    assert float(visible.double().mean()) < (0.4 if causal else 0.6)
+    for kind in ("none", "end"):
+        assert_equals_torch(module(causal, **options), visible, padding(kind, 150))
+
+
+@causality
+@pytest.mark.parametrize("kind", ["start", "scattered", "all"])
+@pytest.mark.parametrize("n", [1, 101])
+def test_every_padding_equals_torch(n: int, kind: str, causal: bool) -> None:
+    sparse = module(causal, pattern="random")
+    assert_equals_torch(sparse, visible_pairs(n, causal, pattern="random"), padding(kind, n))
 
 
 # ---- a drop-in ---------------------------------------------------------------------------------
@@ -95,7 +145,13 @@ def test_shapes_are_those_of_torch() -> None:
     out, weights = other(y, y, y)
     assert (out.shape, weights) == (y.shape, None)
     torch.testing.assert_close(out.transpose(0, 1), expected)
-    torch.testing.assert_close(sparse(x[1], x[1], x[1])[0], expected[1])
+    ignored = padding("end", 50)
+    torch.testing.assert_close(
+        other(y, y, y, ignored)[0].transpose(0, 1), sparse(x, x, x, ignored)[0]
+    )
+    one = sparse(x[1], x[1], x[1], ignored[1])[0]
+    assert one.shape == x[1].shape
+    torch.testing.assert_close(one, sparse(x, x, x, ignored)[0][1])
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
@@ -106,18 +162,18 @@ def test_torch_s_encoder_runs_this_module(mode: str) -> None:
     layer.self_attn(*[tokens(20)] * 3)  # the encoder copies the layer, without its layouts
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     encoder.train(mode == "train")
-    x = tokens(140)
+    x, ignored = tokens(140), padding("end", 140)
     with torch.set_grad_enabled(mode == "train"):
-        before = encoder(x)
+        before = encoder(x, src_key_padding_mask=ignored)
         changed = x.clone()
         changed[:, 139] += 50
-        after = encoder(changed)
+        after = encoder(changed, src_key_padding_mask=ignored)
     assert torch.isfinite(before).all()
+    reached = (before != after).any(-1)
     visible = visible_pairs(140, False)
     twice = (visible.double() @ visible.double())[:, 139] > 0
-    assert torch.equal((before != after).any(-1)[0], twice)
+    assert torch.equal(reached[0], twice)
     assert not twice.all()
-    assert "kernel" in encoder.layers[0].self_attn.attend.attention.facts()
 
 
 # ---- errors ------------------------------------------------------------------------------------
@@ -148,7 +204,8 @@ X = tokens(20)
         ({"attn_mask": torch.zeros(20, 20)}, UnsupportedError, "the pattern is the mask"),
         ({"is_causal": True}, UnsupportedError, "created with causal=False"),
         ({"key": X[:, :9], "value": X[:, :9]}, UserError, "need one shape with E=32"),
-        ({"key_padding_mask": torch.zeros(3, 20) > 0}, UnsupportedError, "rows of one length"),
+        ({"key_padding_mask": torch.zeros(20, 3) > 0}, UserError, r"\(20, 3\) is not \(B, N\)"),
+        ({"key_padding_mask": torch.ones(3, 20)}, UserError, "must be bool"),
     ],
 )
 def test_bad_input_says_what_is_wrong(
@@ -162,3 +219,10 @@ def test_a_dtype_without_a_kernel_is_refused() -> None:
     y = X.double()
     with pytest.raises(UserError, match="dtype float64: Input should be 'float32', 'bfloat16'"):
         module().double()(y, y, y)
+
+
+@causality
+def test_a_mask_without_padded_keys_changes_nothing(causal: bool) -> None:
+    sparse, x = module(causal, num_kv_heads=2), tokens(50)
+    nothing = torch.zeros(BATCH, 50)
+    torch.testing.assert_close(sparse(x, x, x, nothing)[0], sparse(x, x, x)[0])
