@@ -23,7 +23,6 @@ from torch import Tensor
 
 from longseq_bench.core.errors import LongseqError
 from longseq_bench.kernels.exact.base import Use, select
-from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.memory import HeapPeak, StoragePeak
 from longseq_bench.worker import memory
 from longseq_bench.worker.memory import KernelWorkspace
@@ -103,7 +102,7 @@ def measure_on_cuda(
     before = torch.cuda.memory_allocated()
     call(tensors)
     measured = torch.cuda.max_memory_allocated() - before
-    meter = StoragePeak(MeterContext("cuda", workspace=KernelWorkspace(1)))
+    meter = StoragePeak("cuda", KernelWorkspace(1))
     with meter:
         # the meter would take a view of what was there before for something new
         copies = [t.clone() for t in tensors]

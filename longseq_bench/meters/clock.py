@@ -1,14 +1,15 @@
 """Time of passes: wall time, CPU time, and on CUDA the device's own events."""
 
+from __future__ import annotations
+
 import time
-from typing import cast
+from typing import Any
 
 import torch
 from typing_extensions import override
 
 from longseq_bench.core.model import Measurement
 from longseq_bench.core.ranks import longseq_wait_for_device
-from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext, find_meter
 
 
 def wait_for_device() -> None:
@@ -31,42 +32,45 @@ MIN_HEAD_START_S = 1e-3
 """The head start of a clock that knows no dispatch time yet."""
 
 
-@METERS.register("clock")
-class Clock(Meter):
-    """Wall and CPU seconds, one sample per entry. The difference of both shows a busy machine.
+class Clock:
+    """A context manager that adds a sample of wall and CPU seconds; their difference shows load.
 
     passes: passes that one entry measures; a sample is per pass.
     """
 
     name = "clock"
-    role = "time"
     passes = 1
 
-    def __init__(self, context: MeterContext = ON_CPU) -> None:
-        super().__init__(context)
+    def __init__(self) -> None:
         self.wall: list[float] = []
         self.cpu: list[float] = []
 
-    @override
+    def __enter__(self) -> Clock:
+        self.start()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.stop()
+
     def start(self) -> None:
+        """Begin a sample."""
         self._cpu = time.process_time()
         self._wall = time.perf_counter()
 
-    @override
     def stop(self) -> None:
+        """End a sample."""
         wall = time.perf_counter()
         self.cpu.append((time.process_time() - self._cpu) / self.passes)
         self.wall.append((wall - self._wall) / self.passes)
 
-    @override
     def measurements(self) -> list[Measurement]:
+        """Return the samples in seconds."""
         return [
             Measurement(name="time", unit="s", samples=tuple(self.wall)),
             Measurement(name="cpu_time", unit="s", samples=tuple(self.cpu)),
         ]
 
 
-@METERS.register("cuda-events")
 class CudaClock(Clock):
     """Device time between two events. The device is idle before and after (warm L2 cache).
 
@@ -77,18 +81,10 @@ class CudaClock(Clock):
     """
 
     name = "CUDA events"
-    priority = 10
 
-    def __init__(self, context: MeterContext = ON_CPU) -> None:
-        super().__init__(context)
+    def __init__(self) -> None:
+        super().__init__()
         self.head_start_s, self.dispatch_s = MIN_HEAD_START_S, 0.0
-
-    @classmethod
-    @override
-    def unavailable_reason(cls, context: MeterContext = ON_CPU) -> str | None:
-        if context.device != "cuda":
-            return "measures CUDA devices only"
-        return None if torch.cuda.is_available() else "no CUDA device"
 
     @override
     def start(self) -> None:
@@ -112,4 +108,4 @@ class CudaClock(Clock):
 
 def clock_for(device: str) -> Clock:
     """Return a new clock for passes on a device type."""
-    return cast("Clock", find_meter("time", MeterContext(device)))
+    return CudaClock() if device == "cuda" else Clock()

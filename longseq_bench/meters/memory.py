@@ -5,10 +5,13 @@ process. `outside_allocator` is what a budget counts and no peak: CUDA contexts,
 workspaces and code of libraries.
 """
 
+from __future__ import annotations
+
 import weakref
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,24 +20,60 @@ from typing_extensions import override
 
 from longseq_bench import meta_mode
 from longseq_bench.core.model import Measurement
-from longseq_bench.meters.base import METERS, ON_CPU, Meter, MeterContext
 from longseq_bench.meters.clock import wait_for_device
 
+Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any]], int]
+"""Bytes that an operator, given its arguments, allocates outside torch's tensors while it runs."""
 
-@METERS.register("cuda-memory")
+
+class Meter(ABC):
+    """A context manager around the code that it measures. It may be entered several times.
+
+    name: written to the record.
+    """
+
+    name: ClassVar[str]
+
+    def __enter__(self) -> Meter:
+        self.start()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.stop()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to measure."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the measurement."""
+
+    @abstractmethod
+    def measurements(self) -> list[Measurement]:
+        """Return the results in SI units, with `peak` in bytes. Valid after `stop`."""
+
+
+def memory_meter(
+    device: str, maps_files: bool, workspace: Workspace, data_limit: int | None = None
+) -> Meter:
+    """Return the meter for a pass on a device.
+
+    maps_files: if the inputs are in memory-mapped files: their pages are resident too, and don't
+    count for the budget.  workspace: bytes that an operator allocates where no tensor shows it.
+    data_limit: bytes of the heap above which an allocation fails, if the system enforces a limit.
+    """
+    if device == "cuda":
+        return CudaMemory()
+    if maps_files or HeapPeak.unavailable_reason():
+        return StoragePeak(device, workspace)
+    return HeapPeak(data_limit)
+
+
 class CudaMemory(Meter):
-    """Peak bytes above the level at the start, allocator retries, fragmentation."""
+    """Peak bytes above the level at the start, bytes outside the allocator, allocator retries."""
 
     name = "CUDA allocator"
-    role = "memory"
-    priority = 30
-
-    @classmethod
-    @override
-    def unavailable_reason(cls, context: MeterContext = ON_CPU) -> str | None:
-        if context.device != "cuda":
-            return "measures CUDA devices only"
-        return None if torch.cuda.is_available() else "no CUDA device"
 
     @override
     def start(self) -> None:
@@ -45,7 +84,6 @@ class CudaMemory(Meter):
     @override
     def stop(self) -> None:
         wait_for_device()
-        stats = torch.cuda.memory_stats()
         free, total = torch.cuda.mem_get_info()
         self._bytes = {
             "peak": torch.cuda.max_memory_allocated() - self._before,
@@ -53,9 +91,8 @@ class CudaMemory(Meter):
             "device_memory": total - free,
             # now, not at the peak: both figures are of the same moment
             "outside_allocator": max(0, total - free - torch.cuda.memory_reserved()),
-            "inactive_split": stats.get("inactive_split_bytes.all.peak", 0),
         }
-        self.retries = int(stats.get("num_alloc_retries", 0))
+        self.retries = int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 
     @override
     def measurements(self) -> list[Measurement]:
@@ -78,21 +115,17 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 
 
-@METERS.register("heap-peak")
 class HeapPeak(Meter):
     """Peak bytes above the level at the start. kept: bytes that are not freed at the end."""
 
     name = "heap peak (VmHWM)"
-    role = "memory"
-    priority = 30
 
-    @classmethod
-    @override
-    def unavailable_reason(cls, context: MeterContext = ON_CPU) -> str | None:
-        if context.device != "cpu":
-            return "measures the host's heap only"
-        if context.maps_files:
-            return "pages of mapped files are resident too, and don't count for the budget"
+    def __init__(self, data_limit: int | None = None) -> None:
+        self._data_limit = data_limit
+
+    @staticmethod
+    def unavailable_reason() -> str | None:
+        """Return why the peak can't be measured here, or None."""
         try:
             _CLEAR_REFS.write_text("5")
         except OSError as error:
@@ -109,7 +142,7 @@ class HeapPeak(Meter):
     def stop(self) -> None:
         # code that runs for the first time becomes resident too, but is not allocated
         code = max(0, status_bytes("RssFile") - self._files)
-        peak, limit = max(0, status_bytes("VmHWM") - self._before - code), self.context.data_limit
+        peak, limit = max(0, status_bytes("VmHWM") - self._before - code), self._data_limit
         self.peak = peak if limit is None else min(peak, limit)
         self.kept = max(0, status_bytes("VmRSS") - self._before - code)
 
@@ -129,12 +162,11 @@ def status_bytes(field: str) -> int:
 # ---- torch's tensors by their storages, on any device, `meta` included ---------------------------
 # Every operation of forward and backward is counted when it is dispatched. A storage counts from
 # the operation that created it until its last reference is gone. The workspace of a fused kernel is
-# not visible; `context.workspace` gives its size.
+# not visible; `workspace` gives its size.
 
 
-@METERS.register("storage-peak")
 class StoragePeak(Meter):
-    """Peak bytes of storages that are created while it runs, on the device of the context.
+    """Peak bytes of storages that are created while it runs, on one type of device.
 
     current: bytes now. peak_workspace: the part of the peak that is a kernel's workspace.
     peak_indices: the part of the peak that is tensors of integers, such as the lists of a layout.
@@ -142,8 +174,9 @@ class StoragePeak(Meter):
     """
 
     name = "tensor peak (storages)"
-    role = "memory"
-    priority = 10
+
+    def __init__(self, device: str, workspace: Workspace | None = None) -> None:
+        self._device, self._workspace = device, workspace
 
     @override
     def start(self) -> None:
@@ -167,11 +200,11 @@ class StoragePeak(Meter):
     ) -> None:
         """Count the new storages among an operator's outputs, and its workspace."""
         for tensor in _tensors(output):
-            if tensor.device.type == self.context.device:
+            if tensor.device.type == self._device:
                 storage = tensor.untyped_storage()
                 if not meta_mode.is_off_device(storage):
                     self._add_storage(storage, not tensor.dtype.is_floating_point)
-        workspace = self.context.workspace(op, args, kwargs)
+        workspace = self._workspace(op, args, kwargs) if self._workspace else 0
         if self.current + workspace > self.peak:
             self.peak, self.peak_workspace = self.current + workspace, workspace
             self.peak_indices = self._indices

@@ -31,7 +31,6 @@ from longseq_bench.core.registry import is_own
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import host_memory
 from longseq_bench.kernels.exact.base import AUTO
-from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.memory import HeapPeak, StoragePeak
 from longseq_bench.worker import memory
 from longseq_bench.worker.check import Array
@@ -145,7 +144,7 @@ def _predict_rank(
     attention: Attention, trial: Trial, multiprocessors: int | None
 ) -> DryRunEstimate:
     workspace = KernelWorkspace(torch.get_num_threads(), multiprocessors=multiprocessors)
-    meter = StoragePeak(MeterContext("meta", workspace=workspace))
+    meter = StoragePeak("meta", workspace)
     # the heap of the host includes the layout, so add it if the trial is measured by the heap
     heap = HeapPeak() if trial.device == "cpu" and not HeapPeak.unavailable_reason() else None
     host_memory.usage.restart()

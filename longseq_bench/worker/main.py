@@ -23,7 +23,6 @@ from longseq_bench.core.options import specs_of
 from longseq_bench.core.ranks import CONNECTING, OPENING, WARMING_UP, RankInfo
 from longseq_bench.distributed.group import GROUP_TIMEOUT, Group
 from longseq_bench.kernels.exact.base import KERNELS, Use, check_name
-from longseq_bench.meters.base import METERS
 from longseq_bench.worker import messages
 from longseq_bench.worker.dry_run import dry_run
 from longseq_bench.worker.memory import unsupported_setting
@@ -36,7 +35,6 @@ TOKENS_PER_RANK = 4096
 
 # plug-ins are imported in a child only: an import may have any side effect
 IMPLEMENTATIONS.load_built_ins()
-METERS.load_built_ins()
 
 
 def serve(request: str, payload: str, pipe: Connection, listener: socket | None = None) -> None:

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from math import prod
@@ -29,8 +29,7 @@ from longseq_bench import meta_mode
 from longseq_bench.core.cost import floor_bytes
 from longseq_bench.core.model import Allocator, Outcome, Trial
 from longseq_bench.kernels import host_memory
-from longseq_bench.meters.base import MeterContext, find_meter
-from longseq_bench.meters.memory import StoragePeak, status_bytes
+from longseq_bench.meters.memory import Meter, StoragePeak, memory_meter, status_bytes
 from longseq_bench.worker.messages import MeasurementLog, samples_of
 from longseq_bench.worker.passes import Pass, TrialRun, draw_inputs, synchronize, wait_for_all_ranks
 
@@ -156,7 +155,7 @@ class FirstPass(TrialRun):
         log = self.log
         meta_mode.limit_loops()
         wait_for_all_ranks(self.attention.group, self.sender)
-        meter = StoragePeak(self._meter_context())
+        meter = StoragePeak(self.trial.device, KernelWorkspace(torch.get_num_threads()))
         with self._limit(), meter:
             self._run(MeasurementLog(log.rank), "loops capped")
         log.extend(meter.measurements())
@@ -181,7 +180,7 @@ class FirstPass(TrialRun):
         The bound includes freed blocks. If it is above the budget on a rank, an exact pass follows.
         """
         trial, group = self.trial, self.attention.group
-        log, meter = MeasurementLog(self.log.rank), find_meter("memory", self._meter_context())
+        log, meter = MeasurementLog(self.log.rank), self._meter()
         wait_for_all_ranks(group, self.sender)
         mapped = mapped_bytes()
         use_fast_heap()
@@ -207,8 +206,7 @@ class FirstPass(TrialRun):
         mapped: bytes mapped before the trial allocated anything; None if it has not allocated yet.
         """
         budget = self.trial.memory_budget
-        # before the limit: this loads plug-ins, which are not the trial's memory
-        meter = find_meter("memory", replace(self._meter_context(), data_limit=budget))
+        meter = self._meter(budget)
         wait_for_all_ranks(self.attention.group, self.sender)
         with self._limit(mapped), meter:
             one = self._run(self.log, "exact")
@@ -217,9 +215,9 @@ class FirstPass(TrialRun):
         self.log.exact = True
         return one
 
-    def _meter_context(self) -> MeterContext:
+    def _meter(self, data_limit: int | None = None) -> Meter:
         workspace = KernelWorkspace(torch.get_num_threads())
-        return MeterContext(self.trial.device, self.attention.on_host, workspace)
+        return memory_meter(self.trial.device, self.attention.on_host, workspace, data_limit)
 
     def _run(self, log: MeasurementLog, part: str = "") -> Pass:
         """Draw the inputs, prepare the layout and run one pass. part: its kind, for the parent."""

@@ -7,7 +7,6 @@ calls, the first of which only warms up, over all ranks at the same time.
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,6 @@ from longseq_bench.core.model import DType, Trial
 from longseq_bench.core.stats import settled
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
-from longseq_bench.meters.base import Meter, MeterContext, available_meters
 from longseq_bench.meters.clock import MIN_HEAD_START_S, Clock, CudaClock, clock_for
 from longseq_bench.worker import memory
 from longseq_bench.worker.dense_baseline import dense_baseline_for
@@ -133,7 +131,6 @@ def run_timed_passes(
     clock = clock_for(trial.device)
     has_halves = group.size > 1 and attention.counts_traffic
     halves = {name: clock_for(trial.device) for name in _HALVES if has_halves}
-    extra = available_meters("extra", MeterContext(trial.device, attention.on_host))
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
     dense = dense_baseline_for(attention, one, trial, warm_ups, log)
     passes = _Passes(attention, one, check, sender, trial.allocator == "fresh")
@@ -141,15 +138,14 @@ def run_timed_passes(
         passes.warm_up()
     on_cuda = [found for found in (clock, *halves.values()) if isinstance(found, CudaClock)]
     if on_cuda and warm_ups and (log.compiled or log.pass_s < LONG_S):
-        # a pass in place spends its inputs, and an extra meter has one sample per pass
-        can_batch = trial.keep != "nothing" and not extra
-        prepare_clocks(on_cuda, passes.run_unchecked, group, can_batch)
+        # a pass in place spends its inputs
+        prepare_clocks(on_cuda, passes.run_unchecked, group, trial.keep != "nothing")
     layout_s: list[float] = []
     end = time.perf_counter() + trial.time_cap
     while len(clock.wall) < trial.repeats:
         part = f"pass {len(clock.wall) + 1}"
         passes.change_inputs(part)
-        passes.run(clock, part, extra)
+        passes.run(clock, part)
         sender.start_phase("check", part)
         check.add(one)
         layout_s += filter(None, [attention.layout_s])
@@ -165,7 +161,7 @@ def run_timed_passes(
         log.slowest.append(slowest)
         if settled(log.slowest, SETTLED_WITHIN) or stop:
             break
-    _log_meters(log, clock, extra, halves)
+    _log_clocks(log, clock, halves)
     if layout_s:
         log.add("plan_time", "s", *layout_s)
     if dense:
@@ -207,33 +203,25 @@ class _Passes:
         self.run(clock, "warm-up")
         self.one.out = self.one.grads = None
 
-    def run(self, clock: Clock, part: str, extra: Sequence[Meter] = ()) -> None:
+    def run(self, clock: Clock, part: str) -> None:
         """Run a pass under the clock, which starts when all ranks are ready."""
         self.sender.start_phase("time", part)
         if self.fresh:
             memory.release_free_memory()
         if native.has_threads():
             time.sleep(REST_S)
-        with ExitStack() as meters:
-            for meter in extra:
-                meters.enter_context(meter)
-            self.attention.group.barrier()
-            with clock:
-                for _ in range(clock.passes):
-                    run_pass(self.attention, self.one)
+        self.attention.group.barrier()
+        with clock:
+            for _ in range(clock.passes):
+                run_pass(self.attention, self.one)
 
 
-def _log_meters(
-    log: MeasurementLog, clock: Clock, extra: list[Meter], halves: dict[str, Clock]
-) -> None:
-    for meter in (clock, *extra):
-        log.extend(meter.measurements())
+def _log_clocks(log: MeasurementLog, clock: Clock, halves: dict[str, Clock]) -> None:
+    log.extend(clock.measurements())
     for name, half in halves.items():
         log.add(name, "s", *half.wall)
     batch = f", mean of {clock.passes} passes a sample" if clock.passes > 1 else ""
     log.facts["timer"] = clock.name + batch
-    if extra:
-        log.facts["extra_meters"] = [meter.name for meter in extra]
 
 
 def prepare_clocks(
@@ -244,7 +232,7 @@ def prepare_clocks(
     Every rank runs the same number of passes, and gets the same head start of the host and batches.
     can_batch: if a pass may follow another one without new inputs.
     """
-    warming, busy_s = CudaClock(clocks[0].context), 0.0
+    warming, busy_s = CudaClock(), 0.0
     while busy_s < WARM_S:
         run(warming)
         pass_s, dispatch_s = group.all_max(warming.wall[-1], warming.dispatch_s)

@@ -18,7 +18,6 @@ from longseq_bench.kernels.flex_blocks import (
     compiled,
     tile_options,
 )
-from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.memory import StoragePeak
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
@@ -120,7 +119,7 @@ def test_both_tables_of_a_layout_have_the_same_strides(pattern: str, causal: boo
 
 def test_the_causal_mask_is_small() -> None:
     """Ten million tokens; dense tables of this many rows take 24 GB each."""
-    meter = StoragePeak(MeterContext("cpu"))
+    meter = StoragePeak("cpu")
     with meter:
         mask = causal_block_mask(10_000_000, 128, "cpu", True)
     assert mask.full_q_indices.shape == (1, 1, 78_125, 78_125)

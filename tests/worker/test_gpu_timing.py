@@ -12,7 +12,6 @@ import torch
 
 from longseq_bench.distributed.group import Group
 from longseq_bench.meters import clock as clock_module
-from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.clock import CYCLES_PER_S, MIN_HEAD_START_S, CudaClock
 from longseq_bench.worker.timing import passes_of_a_sample, prepare_clocks
 from tests.ranks import Ranks
@@ -75,7 +74,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def cuda_clock() -> CudaClock:
-    return CudaClock(MeterContext("cuda"))
+    return CudaClock()
 
 
 # ---- the clock ---------------------------------------------------------------------------------

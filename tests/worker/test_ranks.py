@@ -15,8 +15,8 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.model import Measurement, Outcome, Trial, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
-from longseq_bench.meters.base import Meter
 from longseq_bench.meters.clock import Clock
+from longseq_bench.meters.memory import Meter
 from longseq_bench.worker import memory, reference, timing
 from longseq_bench.worker.check import Errors, check
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
@@ -287,7 +287,6 @@ class FixedPeak(Meter):
     """A meter that returns a given peak."""
 
     name = "fixed"
-    role = "memory"
 
     def __init__(self, peak: float) -> None:
         self._peak = peak
@@ -303,7 +302,7 @@ class FixedPeak(Meter):
 def run_with_peak(group: Group, over: int | None) -> Outcome:
     """Run a trial whose first pass has a peak above the budget on one rank."""
     peaks = iter([2e9 if group.rank == over else 1e6, 1e6])
-    with patch.object(memory, "find_meter", lambda role, context: FixedPeak(next(peaks))):
+    with patch.object(memory, "memory_meter", lambda *_: FixedPeak(next(peaks))):
         return run(group, trial_for(memory_budget=10**9, time_budget=600.0))
 
 
@@ -396,7 +395,7 @@ def test_timing_ends_when_the_slowest_rank_is_steady(ranks: Ranks) -> None:
         assert log.slowest[-1] == pytest.approx(6.2)
 
 
-# ---- compressed transfers, extra meters --------------------------------------------------------
+# ---- compressed transfers, parts of passes ------------------------------------------------------
 
 
 def test_the_error_of_compressed_transfers_is_measured(ranks: Ranks) -> None:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from longseq_bench.distributed.group import Group
-from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.memory import StoragePeak
 from longseq_bench.worker import check
 from longseq_bench.worker.check import all_finite, count_zero_rows
@@ -24,7 +23,7 @@ def heads_next_to_tokens(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def memory_of(call: Callable[[Tensor], object], tensor: Tensor) -> int:
     """Return the peak of the tensors that a call with a tensor creates, in bytes."""
-    meter = StoragePeak(MeterContext("cpu"))
+    meter = StoragePeak("cpu")
     with meter:
         tensor.detach()  # the meter counts it from here on
         before = meter.current
