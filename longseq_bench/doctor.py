@@ -4,17 +4,44 @@ import os
 import platform
 import re
 import shutil
+from collections import Counter
+from dataclasses import dataclass
 from importlib.metadata import requires
 from pathlib import Path
+from typing import Literal
 
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo
 from longseq_bench.core.gpus import VISIBLE, python_header, read_visible_gpus
 from longseq_bench.core.model import Environment
 from longseq_bench.core.units import format_bytes
-from longseq_bench.environment import NOT_INSTALLED, Finding, check, examine_system
+from longseq_bench.environment import NOT_INSTALLED, own_cpus, read_text
+
+CPUS = "sys/devices/system/cpu"
+HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
+HIDDEN = "not visible here"
+"""A virtual machine and a container often hide these files."""
 
 MIN_SHARED_MEMORY = 2**30
 """Bytes. Docker gives a container 64 MiB, which is too little for NCCL and data loaders."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    state: ok; missing (something cannot work); note (it works less well or differently).
+    found: the observation.  remedy: what to do; empty if nothing has to be done.
+    """
+
+    name: str
+    state: Literal["ok", "missing", "note"]
+    found: str
+    remedy: str = ""
+
+
+def check(name: str, is_ok: bool, found: str, remedy: str) -> Finding:
+    """Return an ok finding without a remedy, or a note with its remedy."""
+    return Finding(name, "ok", found) if is_ok else Finding(name, "note", found, remedy)
 
 
 def examine(catalogue: Catalogue | None, environment: Environment) -> list[Finding]:
@@ -26,14 +53,14 @@ def examine(catalogue: Catalogue | None, environment: Environment) -> list[Findi
     return [
         Finding("python", "ok", environment.python),
         _torch(environment),
-        _data_limit(),
-        _peak_reset(),
+        _memory(),
         *_gpus(environment),
         *_cuda(cuda),
         _shared_memory(),
-        _threads(environment),
         _load(environment),
-        *examine_system(),
+        _governor(),
+        _turbo(),
+        _huge_pages(),
         _compiler(),
         *_implementations(catalogue),
     ]
@@ -57,23 +84,18 @@ def torch_range() -> list[str]:
     return sorted(re.findall(r">=[0-9.]+|<[0-9.]+", line.split(";")[0]), reverse=True)
 
 
-def _data_limit() -> Finding:
-    """Check RLIMIT_DATA, the hard CPU budget; it counts private anonymous memory on Linux only."""
-    is_linux = platform.system() == "Linux"
-    found = "enforces" if is_linux else f"of {platform.system()} does not enforce"
-    remedy = "a budget is checked after the pass rather than enforced; use Linux"
-    return check("memory budget on cpu", is_linux, f"RLIMIT_DATA {found} it", remedy)
-
-
-def _peak_reset(path: Path = Path("/proc/self/clear_refs")) -> Finding:
-    """Check by writing: root passes an access check even where a container forbids writes."""
-    name = "peak memory on cpu"
+def _memory(system: str = platform.system(), path: Path = Path("/proc/self/clear_refs")) -> Finding:
+    """Check what enforces a budget (RLIMIT_DATA counts mapped memory on Linux only) and a peak."""
+    name = "memory on cpu"
+    if system != "Linux":
+        found, remedy = f"{system} enforces no budget", "the peak is compared with it; use Linux"
+        return Finding(name, "note", found, remedy)
     try:
-        path.write_text("5")
+        path.write_text("5")  # root passes an access check even where a container forbids writes
     except OSError as error:
-        remedy = "peaks come from slower accounting; on Linux, run outside the sandbox"
+        remedy = "peaks come from slower accounting; run outside the sandbox"
         return Finding(name, "note", f"{path} can't be written: {error.strerror}", remedy)
-    return Finding(name, "ok", f"{path} resets the peak")
+    return Finding(name, "ok", f"RLIMIT_DATA enforces budgets, {path} resets peaks")
 
 
 def _gpus(environment: Environment) -> list[Finding]:
@@ -125,27 +147,43 @@ def _shared_memory(path: Path = Path("/dev/shm")) -> Finding:
     return check(name, size.total >= MIN_SHARED_MEMORY, found, remedy)
 
 
-def _threads(environment: Environment) -> Finding:
-    threads = environment.variables.get("OMP_NUM_THREADS", "").split(",")[0]
-    cores = environment.cores
-    if not threads.isdigit():
-        return Finding("threads", "ok", f"{cores} cores, torch chooses")
-    found = f"OMP_NUM_THREADS is {threads} on {cores} cores"
-    remedy = f"set it to {cores} or less; more threads than cores wait"
-    return check("threads", int(threads) <= cores, found, remedy)
-
-
 def _load(environment: Environment) -> Finding:
     load, cores = environment.load[0] if environment.load else 0.0, environment.cores
     found = f"{load:.2f} on {cores} cores over the last minute"
     return check("load", load <= cores / 2, found, "times will spread; end other work or wait")
 
 
+def _governor(root: Path = Path("/")) -> Finding:
+    files = (root / CPUS / f"cpu{cpu}/cpufreq/scaling_governor" for cpu in sorted(own_cpus()))
+    governors = Counter(filter(None, map(read_text, files)))
+    found = ", ".join(f"{name} on {count} CPUs" for name, count in governors.items()) or HIDDEN
+    slow = "the clock follows the load with a delay, so that short passes vary"
+    remedy = f"{slow}: sudo cpupower frequency-set -g performance"
+    return check("cpu governor", governors.keys() <= {"performance"}, found, remedy)
+
+
+def _turbo(root: Path = Path("/")) -> Finding:
+    for file, on, off in (("intel_pstate/no_turbo", "0", 1), ("cpufreq/boost", "1", 0)):
+        if value := read_text(root / CPUS / file):
+            drift = "the clock falls as the chip gets warm, so that times drift upwards"
+            remedy = f"{drift}: echo {off} | sudo tee /{CPUS}/{file}"
+            return check("turbo", value != on, "on" if value == on else "off", remedy)
+    return Finding("turbo", "ok", HIDDEN)
+
+
+def _huge_pages(root: Path = Path("/")) -> Finding:
+    mode = re.search(r"\[(\w+)\]", read_text(root / HUGE_PAGES))
+    found = mode[1] if mode else HIDDEN
+    effect = "peaks grow in steps of 2 MiB, and the kernel merges pages while passes run"
+    remedy = f"{effect}: echo madvise | sudo tee /{HUGE_PAGES}"
+    return check("transparent huge pages", found != "always", found, remedy)
+
+
 def _compiler() -> Finding:
     cxx = os.environ.get("CXX")
-    commands = (text.split() for text in ([cxx] if cxx else ["c++", "g++", "clang++"]))
-    path = next((path for words in commands if words and (path := shutil.which(words[0]))), None)
-    found = path or (f"CXX={cxx} was not found" if cxx else "none was found on PATH")
+    commands = [cxx.split()[0]] if cxx else ["c++", "g++", "clang++"]
+    path = next(filter(None, map(shutil.which, commands)), None)
+    found = path or f"none of {', '.join(commands)} was found"
     remedy = "optional: install g++ or clang++ for implementations that torch compiles on cpu"
     return check("c++ compiler", path is not None, found, remedy)
 
@@ -166,17 +204,14 @@ def _implementations(catalogue: Catalogue | None) -> list[Finding]:
         remedy = "leave it out, or run it on another device or machine"
         if module := re.search(r"No module named '(\w+)", found):
             remedy = f"pip install {module[1]}"
-        elif "is not installed: pip install " in found:
+        elif "pip install " in found:
             remedy = "install it as named, or leave it out"
-        elif entry.source != "built-in":
-            remedy = f"ask its author; it comes from {entry.source}"
         findings.append(Finding(name, "note", found, remedy))
     count, devices = len(catalogue.implementations), " or ".join(available) or "no device"
     summary = f"{usable} of {count} can run on {devices}"
-    if usable:
-        return [Finding("implementations", "ok", summary), *findings]
-    remedy = "see each one's reason below"
-    return [Finding("implementations", "missing", summary, remedy), *findings]
+    state: Literal["ok", "missing"] = "ok" if usable else "missing"
+    remedy = "" if usable else "see each one's reason below"
+    return [Finding("implementations", state, summary, remedy), *findings]
 
 
 def _numbers(version: str) -> list[int]:

@@ -1,8 +1,8 @@
 """Findings of the doctor on described machines."""
 
-import platform
 import shutil
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +13,7 @@ from longseq_bench import doctor
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.gpus import GpuReport
 from longseq_bench.core.model import Environment
-from longseq_bench.doctor import examine, torch_range
-from longseq_bench.environment import Finding
+from longseq_bench.doctor import Finding, examine, torch_range
 from tests.fake_nvml import FakeGpu, install
 
 CPU = DeviceInfo(name="a CPU", dtypes=("float32",))
@@ -63,20 +62,14 @@ def test_torch(torch: str, state: str) -> None:
     assert ("CUDA 13.0, cuDNN 9.15.1, Triton 3.8.0" in found.found) == (state != "missing")
 
 
-def test_hard_budgets_need_linux(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "system", lambda: "Linux")
-    assert finding("memory budget on cpu").state == "ok"
-    monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    found = finding("memory budget on cpu")
+def test_hard_budgets_and_exact_peaks_need_linux_and_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "clear_refs"
+    assert doctor._memory("Linux", path).state == "ok"
+    assert path.read_text() == "5"
+    found = doctor._memory("Darwin", path)
     assert (found.state, "Darwin" in found.found) == ("note", True)
-
-
-def test_exact_peaks_need_a_file_that_can_be_written(tmp_path: Path) -> None:
-    assert doctor._peak_reset(tmp_path / "clear_refs").state == "ok"
-    assert (tmp_path / "clear_refs").read_text() == "5"
-    found = doctor._peak_reset(tmp_path / "none" / "clear_refs")
-    assert found.state == "note"
-    assert "can't be written: No such file" in found.found
+    found = doctor._memory("Linux", tmp_path / "none" / "clear_refs")
+    assert (found.state, "can't be written: No such file" in found.found) == ("note", True)
 
 
 def test_cuda() -> None:
@@ -155,17 +148,6 @@ def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert (found.state, "there is no" in found.found) == ("note", True)
 
 
-@pytest.mark.parametrize(
-    ("omp_threads", "state"),
-    [(None, "ok"), ("4", "ok"), ("5", "note"), ("8,2", "note"), ("x", "ok")],
-)
-def test_threads(omp_threads: str | None, state: str) -> None:
-    found = finding("threads", variables={"OMP_NUM_THREADS": omp_threads} if omp_threads else {})
-    assert found.state == state
-    assert "4 cores" in found.found
-    assert ("set it to 4 or less" in found.remedy) == (state == "note")
-
-
 def test_a_busy_machine() -> None:
     loads = (2.0, 0, 0), (2.1, 0, 0)
     assert [finding("load", load=load).state for load in loads] == ["ok", "note"]
@@ -180,7 +162,42 @@ def test_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     there["clang++"] = "/usr/bin/clang++"
     assert finding("c++ compiler").found == "/usr/bin/clang++"
     monkeypatch.setenv("CXX", "mycc -v")
-    assert finding("c++ compiler").found == "CXX=mycc -v was not found"
+    assert finding("c++ compiler").found == "none of mycc was found"
+
+
+CPUS, PAGES = doctor.CPUS, doctor.HUGE_PAGES
+
+
+@pytest.mark.parametrize(
+    ("look", "files", "state", "words"),
+    [
+        (doctor._governor, {}, "ok", "not visible here"),
+        (doctor._governor, {f"{CPUS}/cpu1/cpufreq/scaling_governor": "performance"},
+         "ok", "performance on 1 CPUs"),
+        (doctor._governor, {f"{CPUS}/cpu0/cpufreq/scaling_governor": "powersave"},
+         "note", "the clock follows the load with a delay"),
+        (doctor._turbo, {}, "ok", "not visible here"),
+        (doctor._turbo, {f"{CPUS}/intel_pstate/no_turbo": "1"}, "ok", "off"),
+        (doctor._turbo, {f"{CPUS}/intel_pstate/no_turbo": "0"}, "note", "times drift upwards"),
+        (doctor._turbo, {f"{CPUS}/cpufreq/boost": "1"}, "note", "cpufreq/boost"),
+        (doctor._huge_pages, {}, "ok", "not visible here"),
+        (doctor._huge_pages, {PAGES: "always [madvise] never"}, "ok", "madvise"),
+        (doctor._huge_pages, {PAGES: "[always] madvise never"}, "note", "steps of 2 MiB"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_makes_times_vary_says_what_it_changes(
+    monkeypatch: pytest.MonkeyPatch, look: Callable[[Path], Finding], files: dict[str, str],
+    state: str, words: str, tmp_path: Path,
+) -> None:  # fmt: skip
+    """Nothing is guessed where nothing is visible."""
+    monkeypatch.setattr(doctor, "own_cpus", lambda: (0, 1))
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text + "\n")
+    found = look(tmp_path)
+    assert found.state == state
+    assert words in f"{found.found} {found.remedy}"
+    assert bool(found.remedy) == (state == "note")
 
 
 def test_unavailable_implementations_have_a_reason() -> None:
@@ -189,16 +206,14 @@ def test_unavailable_implementations_have_a_reason() -> None:
         ring=Entry(summary="", unavailable={"cpu": "No module named 'deepspeed.comm'"}),
         natten=Entry(summary="", unavailable={"cpu": "it is not installed: pip install natten"}),
         flex=Entry(summary="", unavailable={"cpu": "needs cuda", "cuda": "too old"}),
-        mine=Entry(summary="", unavailable={"cpu": "ImportError: x"}, source="my-plugin"),
         flash=Entry(summary="", unavailable={"cuda": "needs sm_90"}),
     )
     found = {f.name: f for f in examine(given, machine())}
-    assert found["implementations"].found == "2 of 6 can run on cpu"
+    assert found["implementations"].found == "2 of 5 can run on cpu"
     assert found["ring"] == Finding(
         "ring", "note", "not on cpu: No module named 'deepspeed.comm'", "pip install deepspeed"
     )
     assert found["natten"].remedy == "install it as named, or leave it out"
-    assert found["mine"].remedy == "ask its author; it comes from my-plugin"
     assert found["flex"].found == "not on cpu: needs cuda"
     assert not {"sdpa", "flash"} & set(found), "a device that is not there is its own finding"
 

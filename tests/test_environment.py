@@ -108,37 +108,24 @@ def test_threads_and_power_limits_change_the_fingerprint_and_clocks_do_not(
 # ---- memory ------------------------------------------------------------------------------------
 
 
-def cgroup(folder: Path, limit: str, used: int, cache: int, names: tuple[str, str, str]) -> None:
+def cgroup(folder: Path, limit: str, used: int, cache: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / names[0]).write_text(f"{limit}\n")
-    (folder / names[1]).write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {cache}\nactive_file 7\n")
-
-
-V2 = ("memory.max", "memory.current", "inactive_file")
-V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cache}\nactive_file 7\n")
 
 
 def test_the_smallest_limit_of_all_parent_cgroups_applies(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.write_text("0::/slice/job\n")
     root = tmp_path / "fs"
-    cgroup(root / "slice", "1000", 700, 100, V2)
-    cgroup(root / "slice" / "job", "2000", 300, 0, V2)
+    cgroup(root / "slice", "1000", 700, 100)
+    cgroup(root / "slice" / "job", "2000", 300, 0)
     assert cgroup_memory(root, own) == (1000, 400)
-    cgroup(root / "slice", "max", 700, 100, V2)
+    cgroup(root / "slice", "max", 700, 100)
     assert cgroup_memory(root, own) == (2000, 1700)
-    cgroup(root / "slice" / "job", "max", 300, 0, V2)
+    cgroup(root / "slice" / "job", "max", 300, 0)
     assert cgroup_memory(root, own) is None
-
-
-def test_cgroups_version_one(tmp_path: Path) -> None:
-    own, none = tmp_path / "own", "9223372036854771712"
-    own.write_text("4:memory:/job\n3:cpu:/job\n0::/\n")
-    for limit, found in {"5000": (5000, 4500), none: None}.items():
-        cgroup(tmp_path / "memory" / "job", limit, 1000, 500, V1)
-        cgroup(tmp_path / "memory", none, 1000, 0, V1)
-        assert cgroup_memory(tmp_path, own) == found
 
 
 def test_free_memory_is_the_minimum_of_system_and_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:

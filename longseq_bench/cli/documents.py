@@ -6,7 +6,7 @@ from longseq_bench.api.progress import Labels, format_option
 from longseq_bench.core.catalogue import Catalogue, Entry
 from longseq_bench.core.model import Environment, Trial
 from longseq_bench.core.models import ModelShape
-from longseq_bench.environment import Finding
+from longseq_bench.doctor import Finding
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import Column, Document, Section, Table
 from longseq_bench.reports.groups import capitalize_first
