@@ -37,9 +37,8 @@ from longseq_bench.reports.groups import (
 
 MAX_CHARTS = 12
 """Maximum number of charts in one section; the tables have all rows."""
-MAX_LENGTHS, MAX_BARS, MAX_RANKED = 4, 8, 16
-"""Maximum number of lengths whose speeds over dense are drawn, of bars of longest lengths, and of
-speed-ups without a title that says that they are the highest."""
+MAX_LENGTHS, MAX_BARS = 4, 8
+"""Maximum number of lengths whose speeds over dense are drawn, and of bars of longest lengths."""
 
 TOKENS, SPEEDUP, NAMES = Axis("Tokens", "tokens", True), Axis("Speed-up", "ratio"), Axis("", "text")
 Builder = Callable[[Sequence[R], str], Chart | None]
@@ -156,11 +155,10 @@ def _place(row: SweepRow) -> tuple[str, float]:
 def speedups(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Chart the speed-ups of one length as sorted bars, with a tick at 1."""
     words = "as fast as one rank"
-    points = [_speedup(r, r.name, 0) for r in sorted(rows, key=lambda r: -require(r.speedup))]
+    points = [_speedup(r, r.name, 0) for r in rows]
     ones = Guide(words, tuple(Point(p.series, 0, 1.0) for p in points), words)
-    title = f"The {MAX_RANKED} highest of {len(rows)} speed-ups" if len(rows) > MAX_RANKED else ""
     where = _at(where, rows[0].tokens)
-    return build_chart("speed-up", where, NAMES, SPEEDUP, points, (), ones, "bars", title)
+    return build_chart("speed-up", where, NAMES, SPEEDUP, points, (), ones, "bars")
 
 
 def speedup_by_ranks(rows: Sequence[SweepRow], where: str) -> Chart | None:

@@ -9,38 +9,34 @@ from typing import Any
 from longseq_bench.analysis.row import fields_of, require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports.document import Cell, Column, Kind, Spread, Table
-from longseq_bench.reports.groups import has_several_ranks
+from longseq_bench.reports.groups import has_several_ranks, split_names
 from longseq_bench.reports.wording import name_status
 
-SWEEP_FIELDS = (
-    "tokens", "world_size", "time_s", "unstable", "tokens_per_s", "share_of_bandwidth",
-    "peak_bytes", "speed", "speedup", "exposed_share",
-    "token_density", "share_of_ideal", "dense_source", "efficiency", "effective_flops",
-    "share_of_peak", "bytes_sent", "imbalance", "work_imbalance", "tokens_per_rank", "max_error",
-)  # fmt: skip
+SWEEP_FIELDS = split_names(
+    "tokens world_size time_s unstable tokens_per_s share_of_bandwidth peak_bytes speed speedup "
+    "exposed_share token_density share_of_ideal dense_source efficiency effective_flops "
+    "share_of_peak bytes_sent imbalance work_imbalance tokens_per_rank max_error"
+)
 """Columns of a terminal, the most important first; a narrow one leaves out the last ones."""
-SEARCH_FIELDS = (
-    "max_tokens", "world_size", "first_failure", "limited_by", "fits_tokens", "fraction_of_floor",
-    "peak_bytes", "tokens_per_rank", "imbalance", "runs",
-)  # fmt: skip
-_RANK_FIELDS = frozenset({
-    "world_size", "speedup", "efficiency", "tokens_per_rank", "imbalance", "work_imbalance",
-    "bytes_sent",
-    "exposed_share", "compute_time_s", "communication_time_s",
-})  # fmt: skip
+SEARCH_FIELDS = split_names(
+    "max_tokens world_size first_failure limited_by fits_tokens fraction_of_floor peak_bytes "
+    "tokens_per_rank imbalance runs"
+)
+_RANK_FIELDS = split_names(
+    "world_size speedup efficiency tokens_per_rank imbalance work_imbalance bytes_sent "
+    "exposed_share compute_time_s communication_time_s"
+)
 """Fields whose columns are shown only where rows ran on several ranks."""
-_EXPLAINED = (
-    "speedup", "exposed_share", "efficiency", "token_density", "share_of_ideal", "share_of_peak",
-    "share_of_bandwidth", "fraction_of_floor", "fits_tokens",
-)  # fmt: skip
-_OBVIOUS = frozenset({
-    "label", "implementation", "tokens", "world_size", "dtype", "mode", "status", "time_s",
-    "peak_bytes", "max_tokens", "limited_by", "unstable",
-})  # fmt: skip
+_EXPLAINED = split_names(
+    "speedup exposed_share efficiency token_density share_of_ideal share_of_peak "
+    "share_of_bandwidth fraction_of_floor fits_tokens"
+)
+_OBVIOUS = split_names(
+    "label implementation tokens world_size dtype mode status time_s peak_bytes max_tokens "
+    "limited_by unstable"
+)
 """Fields whose headings need no explanation."""
 _GLOSSARY = {
-    "At least": "Lowest ratio that the 95 % intervals of both times allow.",
-    "At most": "Highest ratio that the 95 % intervals of both times allow.",
     "Bottleneck": "Communication if it adds more than half of the time, compute if it adds less, "
     "either if the interval includes one half.",
     "By formula": "For time, of the FLOPs per rank; for memory, of the floor, or of the score "
@@ -56,17 +52,13 @@ _GLOSSARY = {
     "Of the floor": "Share of the memory budget that q, k, v and output (in decode the cache) fill "
     "at this length.",
     "Pairs seen": "Share of the query-key pairs of dense attention that are computed.",
-    "Pairs without, times": "Pairs of the same segments with every rate 1, divided by the row's.",
     "Peak of a rank": "Largest peak memory of any rank.",
     "Peak on one": "Peak memory of the same trial on one rank.",
-    "Ran at": "The shortest length that was timed and is long enough, or the longest of a search.",
     "Ranks ^": "Exponent of a power law in ranks, with its 95 % interval.",
     "Relative speed": "Time of the baseline (on the same number of ranks, else on the fewest) "
     "divided by the row's time.",
     "Slower than the row above": "The row's time divided by that of the next faster row; ≈: no "
     "significant difference.",
-    "Speed of dilation": "Time of the same segments with every rate 1 divided by the row's time.",
-    "Speed of the curve": "Time of the same segments along the sequence divided by the row's.",
     "Theory": "The length whose q, k, v and output alone fill the memory budgets of all ranks.",
     "Time per doubling": "Time divided by that at half the tokens, with the bounds that both "
     "intervals allow; 2× is linear, 4× quadratic.",
@@ -133,11 +125,6 @@ def field_column(row_type: type, name: str) -> ValueColumn:
 def optional(row_type: type, *names: str) -> list[ValueColumn]:
     """Return columns of fields that are left out where no row has a value."""
     return [replace(field_column(row_type, name), optional=True) for name in names]
-
-
-MIN_PEAK = ValueColumn(
-    "Least peak", "bytes", attrgetter("min_peak_bytes"), of_ranks=True, optional=True
-)
 
 
 def build_table(

@@ -13,20 +13,21 @@ from longseq_bench.core.units import format_bytes, format_seconds
 
 T = TypeVar("T", SweepRow, SearchRow)
 
-SAME_TABLE = (
-    "fingerprint", "device", "mode", "new_tokens", "dtype", "mask", "batch", "heads", "kv_heads",
-    "head_dim", "v_head_dim", "model", "memory_budget", "time_budget", "threads", "fit_only",
-)  # fmt: skip
+
+def split_names(names: str) -> tuple[str, ...]:
+    """Return the names of fields in a text."""
+    return tuple(names.split())
+
+
+SAME_TABLE = split_names(
+    "fingerprint device mode new_tokens dtype mask batch heads kv_heads head_dim v_head_dim model "
+    "memory_budget time_budget threads fit_only"
+)
 SIMILAR_DENSITY = 0.9
 """Fraction of the highest density; rows at or above it are treated as equally sparse."""
 
-SHAPE = tuple(n for n in SAME_TABLE if n not in ("memory_budget", "time_budget", "fit_only"))
-"""Fields of SAME_TABLE without budgets: figures of passes that ran depend on these only."""
-
 table_key: Callable[[Row], Hashable] = attrgetter(*SAME_TABLE)
 """Key that is equal for rows of one table."""
-shape_key: Callable[[Row], Hashable] = attrgetter(*SHAPE)
-"""Key that is equal for rows of one shape, under any budgets."""
 
 
 def group_by_workload(rows: Iterable[R]) -> list[list[R]]:

@@ -1,23 +1,24 @@
 """Key figures of a report: the longest, the fastest, the least memory, what ranks bring.
 
-Each is a function of the records that yields figures; kinds.py lists them per kind. A best row is
-named only if its interval does not overlap with those of others.
+A best row is named only if its interval does not overlap with those of others.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Iterator
 
 from longseq_bench.analysis.row import require
-from longseq_bench.analysis.runs import group_by
-from longseq_bench.analysis.scaling import maxima_on_ranks
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import time_with_interval
-from longseq_bench.reports.document import KeyFigure, Spread, format_cell, format_ratio
+from longseq_bench.reports.document import (
+    MAX_FIGURES,
+    KeyFigure,
+    Spread,
+    format_cell,
+    format_ratio,
+)
 from longseq_bench.reports.groups import (
     common_length,
     format_limit,
@@ -27,22 +28,14 @@ from longseq_bench.reports.groups import (
     split_by_sparsity,
     table_key,
 )
-from longseq_bench.reports.sections import growth, modes
-from longseq_bench.reports.sections.failures import index_one_rank
 from longseq_bench.reports.sections.gains import speedup
-from longseq_bench.reports.sections.ranks import (
-    find_bottleneck,
-    find_compared,
-    find_over_ranks,
-    find_timed,
-    most_timed,
-)
+from longseq_bench.reports.sections.growth import format_sparsity
+from longseq_bench.reports.sections.ranks import find_shared
 from longseq_bench.reports.wording import (
     TIE,
     UNCONFIRMED,
     find_longest_ties,
     find_ties,
-    format_range,
     join_names,
 )
 
@@ -91,10 +84,10 @@ def _cause(row: SearchRow) -> str:
 
 
 def minimum_sparsity(source: Source) -> Figures:
-    """Yield the lowest sparsities with which a length passed, of the first two searches."""
-    for row in source.minima[:2]:
+    """Yield the lowest sparsity with which a length passed, of the first search."""
+    for row in source.minima[:1]:
         at = f"{row.name} at {format_tokens(row.tokens)} tokens, limited by {row.limited_by}"
-        value = growth.format_sparsity(row.least_sparsity, math.ceil) or "none"
+        value = format_sparsity(row.least_sparsity, math.ceil) or "none"
         yield KeyFigure("Minimum sparsity", value, at)
 
 
@@ -150,35 +143,11 @@ def least_memory(source: Source) -> Figures:
 # ---- what ranks bring ----------------------------------------------------------------------------
 
 
-def on_ranks(source: Source) -> Figures:
-    """Yield the highest speed-up over one rank, the least share of its memory, the exposed time.
-
-    They are of the longest length that most share.
-    """
-    rows = find_compared(source)
-    if rows:
-        yield _best_speedup(source, rows)
-    one_rank = index_one_rank(row for row in source.rows if row.time_s)
-    shares = [
-        (row.peak_bytes / peak, row.peak_bytes, row.name)
-        for row in rows
-        if row.peak_bytes and (peak := one_rank[row.ranks_key].peak_bytes)
-    ]
-    if shares:
-        least, peak, _ = min(shares)
-        names = join_names(name for share, _, name in shares if share == least)
-        words = f"{format_bytes(peak)} with {names}"
-        yield KeyFigure("Least share of one rank's memory", format_share(least), words)
-    rows = rows or most_timed(r for r in source.rows if r.world_size > 1 and r.time_s)
-    exposed = [(row.exposed_share, row.name) for row in rows if row.exposed_share is not None]
-    if exposed:
-        _, most = max(exposed)
-        value = format_range([share for share, _ in exposed], format_share)
-        words = f"most with {most}" if len(exposed) > 1 else most
-        yield KeyFigure("Waiting for communication (exposed)", f"{value} of the time", words)
-
-
-def _best_speedup(source: Source, rows: Sequence[SweepRow]) -> KeyFigure:
+def best_speedup(source: Source) -> Figures:
+    """Yield the highest speed-up over one rank, at the length and workload that most share."""
+    rows = find_shared(source)
+    if not rows:
+        return
     ties, best = find_ties(rows, "speedup_low", "speedup_high", largest=True), rows[0]
     ratio = require(speedup(best))
     interval = "(one pass, no interval)"
@@ -188,49 +157,10 @@ def _best_speedup(source: Source, rows: Sequence[SweepRow]) -> KeyFigure:
     if len(ties) > 1:
         words += f"; {TIE} from {len(ties) - 1} more"
     label = "Best speed-up" if require(best.speedup) >= 1 else "Least slow-down"
-    return KeyFigure(label, f"{format_ratio(require(best.speedup))} {interval}", words)
+    yield KeyFigure(label, f"{format_ratio(require(best.speedup))} {interval}", words)
 
 
-def growth_with_ranks(source: Source) -> Figures:
-    """Yield the growth of the longest length with ranks, and the most frequent limit.
-
-    The growth is of the series that reaches farthest; without searches over ranks, the limit is the
-    bottleneck of trials on several ranks, or that of other searches.
-    """
-    scaled, timed = maxima_on_ranks(find_over_ranks(source)), find_timed(source)
-    passed = group_by((one for one in scaled if one.actual), attrgetter("label")).values()
-    if series := [some for some in passed if len(some) > 1]:
-        first, *_, last = max(series, key=lambda some: some[-1].actual)
-        doublings = math.log2(last.world_size / first.world_size)
-        limits = " then ".join(dict.fromkeys(str(one.limited_by) for one in (first, last)))
-        words = f"{last.label}, {first.world_size} to {last.world_size} ranks, {limits} limit"
-        rate = (last.actual / first.actual) ** (1 / doublings)
-        yield KeyFigure("Tokens per doubling of ranks", format_ratio(rate), words)
-    if scaled or not timed:
-        searches = scaled or source.maxima
-        kind, causes = "searches", Counter(str(one.limited_by) for one in searches)
-    else:
-        kind, causes = "trials on several ranks", Counter(map(find_bottleneck, timed))
-    for cause, count in causes.most_common(1):
-        yield KeyFigure("Limit", cause, f"in {count:,} of {causes.total():,} {kind}")
-
-
-# ---- what works ----------------------------------------------------------------------------------
-
-
-def working(source: Source) -> Figures:
-    """Yield the number of implementations without a failure, the largest error, wrong outputs."""
-    if verdicts := modes.judge_implementations(source).values():
-        signs = [{verdict.sign for verdict in one.values()} for one in verdicts]
-        count = sum(not found & {modes.FAILS, modes.PARTIAL} for found in signs)
-        words = "implementations, wherever they had memory and time"
-        yield KeyFigure("Work in all that was run", f"{count} of {len(signs)}", words)
-    known = [row for row in source.rows if row.is_ok and row.max_error is not None]
-    if known:
-        worst = max(known, key=lambda row: require(row.max_error))
-        words = f"{worst.name}, {worst.mode}, {worst.dtype}"
-        yield KeyFigure("Largest error of a sweep", format_cell(worst.max_error, "error"), words)
-    names = Counter(row.name for row in source.rows if row.status == "wrong")
-    if names:
-        (name, _), *_ = names.most_common(1)
-        yield KeyFigure("Wrong outputs", f"{names.total():,} trials", f"most with {name}")
+def key_figures(source: Source) -> list[KeyFigure]:
+    """Return the answer of a report in at most MAX_FIGURES figures."""
+    found = longest, fastest, best_speedup, least_memory, minimum_sparsity
+    return [figure for find in found for figure in find(source)][:MAX_FIGURES]

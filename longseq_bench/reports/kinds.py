@@ -1,4 +1,4 @@
-"""The kinds of reports: each has a title, key figures for its first screen, and sections.
+"""The kinds of reports: each has a title and sections.
 
 `build_document` puts a kind's sections, those that all kinds share and the tidy table (one row per
 measurement) together. The first chart and the first table of the sections are on the first screen.
@@ -14,25 +14,26 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from longseq_bench.core.model import Record
-from longseq_bench.reports import key_figures as key
 from longseq_bench.reports.base import KINDS, MAX_TABLES, SECTIONS, Source
 from longseq_bench.reports.charts import MAX_CHARTS
 from longseq_bench.reports.document import (
     MAX_ANSWER_ROWS,
-    MAX_FIGURES,
     Cell,
     Column,
     Document,
     Section,
     Table,
+    make_columns,
 )
+from longseq_bench.reports.groups import split_names
+from longseq_bench.reports.key_figures import key_figures
 from longseq_bench.reports.sections.at_a_glance import all_implementations
 from longseq_bench.reports.sections.failures import failures, problems
-from longseq_bench.reports.sections.gains import DENSE, ONE_RANK, where_it_pays
+from longseq_bench.reports.sections.gains import where_it_pays
 from longseq_bench.reports.sections.growth import exponents, minimum_sparsity, over_ranks
 from longseq_bench.reports.sections.lengths import lengths
 from longseq_bench.reports.sections.maxima import maxima, projected
-from longseq_bench.reports.sections.modes import capabilities, errors
+from longseq_bench.reports.sections.modes import capabilities
 from longseq_bench.reports.sections.provenance import (
     configs,
     context,
@@ -41,30 +42,28 @@ from longseq_bench.reports.sections.provenance import (
     rerun,
     settings,
 )
-from longseq_bench.reports.sections.ranks import against_one, bottleneck, each_rank, hangs
-from longseq_bench.reports.sections.sparse import segments, sparse
+from longseq_bench.reports.sections.ranks import against_one, bottleneck, each_rank
+from longseq_bench.reports.sections.sparse import sparse
 from longseq_bench.reports.sections.speeds import fastest, relative
-from longseq_bench.reports.sections.use_cases import uses
 from longseq_bench.reports.wording import limit_findings
 
 # ---- the tidy table: one row per measurement -----------------------------------------------------
 
-_FIELDS = (
-    "started_at", "environment.host", "environment.fingerprint", "environment.commit", "purpose",
-    "trial.implementation", "trial.options", "trial.workload.seq_len", "trial.workload.batch",
-    "trial.workload.heads", "trial.workload.kv_heads", "trial.workload.head_dim",
-    "trial.workload.v_head_dim", "trial.workload.model", "trial.workload.dtype",
-    "trial.workload.causal", "trial.workload.visibility.text", "trial.workload.mode",
-    "trial.workload.new_tokens", "trial.device", "trial.world_size", "trial.memory_budget",
-    "trial.time_budget", "trial.threads", "trial.repeats", "trial.seed", "trial.round", "key",
-    "outcome.status", "outcome.reason", "outcome.phase", "wall_s", "processes", "predicted_tokens",
-    "outcome.facts", "trial.fit_only", "trial.keep", "trial.allocator",
-    "trial.requested_dense_kernel", "foreseen", "foreseen",
-)  # fmt: skip
+_FIELDS = split_names(
+    "started_at environment.host environment.fingerprint environment.commit purpose "
+    "trial.implementation trial.options trial.workload.seq_len trial.workload.batch "
+    "trial.workload.heads trial.workload.kv_heads trial.workload.head_dim "
+    "trial.workload.v_head_dim trial.workload.model trial.workload.dtype trial.workload.causal "
+    "trial.workload.visibility.text trial.workload.mode trial.workload.new_tokens trial.device "
+    "trial.world_size trial.memory_budget trial.time_budget trial.threads trial.repeats "
+    "trial.seed trial.round key outcome.status outcome.reason outcome.phase wall_s processes "
+    "predicted_tokens outcome.facts trial.fit_only trial.keep trial.allocator "
+    "trial.requested_dense_kernel foreseen foreseen"
+)
 _NAMES = {"seq_len": "tokens", "text": "mask", "facts": "dense_source"}
 _HEADINGS = [_NAMES.get(name, name) for name in (path.rpartition(".")[2] for path in _FIELDS)]
 _HEADINGS[-2:] = ["foreseen_peak_bytes", "foreseen_s", "unstable"]
-_MEASURED = ("measurement", "unit", "rank", "samples", "median", "smallest", "largest", "values")
+_MEASURED = split_names("measurement unit rank samples median smallest largest values")
 _fields = attrgetter(*_FIELDS)
 
 
@@ -96,11 +95,10 @@ def _rows(record: Record, unstable: str | None) -> Iterator[tuple[Cell, ...]]:
         yield (*values.values(), *[None] * len(_MEASURED))
     for measurement in outcome.measurements:
         samples = measurement.samples
-        yield (
-            *values.values(), measurement.name, measurement.unit, measurement.rank, len(samples),
-            median(samples) if samples else None, min(samples, default=None),
-            max(samples, default=None), " ".join(map(repr, samples)),
-        )  # fmt: skip
+        middle = median(samples) if samples else None
+        ends = min(samples, default=None), max(samples, default=None)
+        what = measurement.name, measurement.unit, measurement.rank, len(samples)
+        yield (*values.values(), *what, middle, *ends, " ".join(map(repr, samples)))
 
 
 # ---- a report from its sections and those that all kinds share -----------------------------------
@@ -116,13 +114,11 @@ Build = Callable[[Source], Section]
 class Kind(NamedTuple):
     """A kind of report.
 
-    figures: the first MAX_FIGURES that they yield are shown.
     command: produces rows for it, with files of the checkout only; shown where no section has any.
     has_rows: the records have rows for it; if None, where a section has.
     """
 
     title: str
-    figures: Sequence[Callable[[Source], key.Figures]]
     sections: Sequence[Build]
     command: str
     has_rows: Callable[[Source], bool] | None = None
@@ -143,8 +139,7 @@ def build_document(name: str, kind: Kind, source: Source) -> Document:
     measured = rerun(source), settings(source), hardware(source), how_it_ran(source)
     technical = [replace(one, technical=True) for one in (*measured, *configs(source))]
     first = _first_screen(own, limit_findings(problems(source)))
-    shared = *hangs(source), failures(source), *technical
-    shown = [_without(_limit(one), first) for one in (*own, *shared)]
+    shown = [_without(_limit(one), first) for one in (*own, failures(source), *technical)]
     shown.append(_explain_columns(shown))
     details = [replace(one, is_detail=True) for one in shown if one.has_content]
     records, unstable = source.records, source.unstable  # the data does not keep the tables
@@ -155,7 +150,7 @@ def build_document(name: str, kind: Kind, source: Source) -> Document:
         [*([first] if first.has_content else []), *details],
         lambda: samples_table(records, unstable),
         has_rows=has_rows,
-        figures=[figure for find in kind.figures for figure in find(source)][:MAX_FIGURES],
+        figures=key_figures(source),
     )
 
 
@@ -182,8 +177,7 @@ def _explain_columns(sections: Sequence[Section]) -> Section:
     """Build a table of the columns that are not self-explanatory, by heading."""
     columns = (column for one in sections for table in one.tables for column in table.columns)
     meanings = sorted({column.name: column.help for column in columns if column.help}.items())
-    headings = Column("Heading"), Column("Meaning")
-    tables = [Table("", headings, tuple(meanings))] if meanings else []
+    tables = [Table("", make_columns("Heading, Meaning"), tuple(meanings))] if meanings else []
     return Section("What the columns mean", tables=tables, technical=True)
 
 
@@ -202,52 +196,36 @@ def _limit(section: Section) -> Section:
 # ---- the kinds -----------------------------------------------------------------------------------
 
 _SWEEP = "longseq sweep configs/quickstart.yaml"
-_ranks_pay: Build = partial(where_it_pays, references=ONE_RANK)
-_density_pays: Build = partial(where_it_pays, references=DENSE)
-_both_pay: Build = partial(where_it_pays, references={**ONE_RANK, **DENSE})
-
-
 _KINDS = {
     "summary": Kind(
         "How many tokens attention takes here",
-        [key.longest, key.fastest, key.least_memory, key.minimum_sparsity],
         [all_implementations, fastest, sparse, maxima, lengths, minimum_sparsity, over_ranks]
         + [exponents, each_rank],
         _SWEEP,
     ),
     "devices": Kind(
         "Many devices",
-        [key.on_ranks, key.growth_with_ranks],
-        [against_one, over_ranks, each_rank, _ranks_pay],
+        [against_one, over_ranks, each_rank, where_it_pays],
         "longseq sweep configs/parallel.yaml",
     ),
     "extreme": Kind(
         "Extreme lengths",
-        [key.longest, key.fastest],
-        [uses, maxima, sparse, fastest, _density_pays, lengths, minimum_sparsity, exponents]
-        + [projected],
+        [maxima, sparse, fastest, where_it_pays, lengths, minimum_sparsity, exponents, projected],
         "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99",
         lambda source: bool(source.maxima),
     ),
     "implementations": Kind(
         "Implementations side by side",
-        [key.fastest, key.least_memory, key.longest],
-        [relative, exponents, _ranks_pay],
+        [relative, exponents, where_it_pays],
         _SWEEP,
         lambda source: len({row.label for row in source.rows if row.time_s}) > 1,
     ),
     "scaling": Kind(
         "Scaling",
-        [key.growth_with_ranks],
-        [over_ranks, exponents, segments, bottleneck, _ranks_pay],
+        [over_ranks, exponents, bottleneck, where_it_pays],
         "longseq scaling --impl ring --impl ulysses --world-sizes 1,2",
     ),
-    "capabilities": Kind(
-        "What works here",
-        [key.working],
-        [capabilities, errors, _both_pay, against_one],
-        _SWEEP,
-    ),
+    "capabilities": Kind("What works here", [capabilities, where_it_pays, against_one], _SWEEP),
 }
 for _name, _kind in _KINDS.items():
     KINDS.register(_name)(partial(build_document, _name, _kind))

@@ -178,9 +178,6 @@ class Swept(Trials):
     standard: tuple[int, str]
     half: "Swept | None" = None
     """The same trial at half the tokens, if it was timed."""
-    undilated: "Swept | None" = None
-    along: "Swept | None" = None
-    """The same segments with every rate 1, and along the sequence; both were timed."""
     speed: float | None = None
 
     def __init__(self, records: Sequence[Record]) -> None:
@@ -195,7 +192,7 @@ class Swept(Trials):
         self.peak = rounded(largest(records, "peak"))
         self.rank_peaks = each_rank(records, "peak", max)
         self.rank_times = each_rank(timed, "time", median)
-        self.imbalance, self.least_peak = uneven(self.rank_peaks)
+        self.imbalance = uneven(self.rank_peaks)
 
     def largest(self, name: str) -> float | None:
         """The largest sample of a measurement over ranks and rounds."""
@@ -292,7 +289,7 @@ class Search(Trials):
         self.phase = worst.phase if worst else None
         self.peak = rounded(largest(self.at, "peak"))
         self.rank_peaks = each_rank(self.at, "peak", max)
-        self.imbalance, self.least_peak = uneven(self.rank_peaks)
+        self.imbalance = uneven(self.rank_peaks)
         self.runs = sum(max(1, r.processes // self.ranks) for r in records)
         self.confirmations = max(len(self.at) - 1, 0)
         predicted = [r.predicted_tokens for r in records if r.purpose != "confirm"]
@@ -376,24 +373,11 @@ class Book:
             ]
             computed = (score_bytes(row.workload), "computed")
             row.standard = (peaks[0] or 0, "measured") if peaks else computed
-        self._relate_segments()
         for one in self.searches:
             ranks = (s for s in self.searches if s.ranks == 1 and s.but_ranks == one.but_ranks)
             one.alone = next(ranks, None)
             lean = [s.tokens for s in self.searches if holds_memory(s) and but_time(s, one)]
             one.memory_alone = lean[-1] if lean and not one.trial.fit_only else None
-
-    def _relate_segments(self) -> None:
-        def key(row: Swept, implementation: str, options: Any) -> Any:
-            return row.group, row.tokens, row.ranks, implementation, str(sorted(options.items()))
-
-        timed = {key(r, r.implementation, r.options): r for r in self.swept if r.time}
-        for row in self.swept:
-            rates = tuple(1 for _ in row.options.get("dilation", ()))
-            plain = timed.get(key(row, row.implementation, row.options | {"dilation": rates}))
-            row.undilated = None if plain is row else plain
-            if row.implementation == "hilbert":
-                row.along = timed.get(key(row, "dilated", row.options))
 
     def _against(self, row: Swept, base: str) -> float | None:
         times: dict[int, float] = {}
@@ -491,9 +475,9 @@ def ends(samples: Sequence[float]) -> tuple[float, float] | None:
     return interval(samples) if len(samples) > 1 else None
 
 
-def uneven(peaks: Sequence[float | None] | None) -> tuple[float | None, float | None]:
-    """The largest value of several ranks divided by the smallest, and the smallest."""
+def uneven(peaks: Sequence[float | None] | None) -> float | None:
+    """The largest value of several ranks divided by the smallest."""
     known = [peak for peak in peaks or () if peak]
     if len(known) < 2 or len(known) < len(peaks or ()):
-        return None, None
-    return max(known) / min(known), min(known)
+        return None
+    return max(known) / min(known)

@@ -1,22 +1,16 @@
 """The report on extreme lengths: its tables and its first screen, recomputed from the records."""
 
-import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from longseq_bench.core.units import format_seconds
-from longseq_bench.reports.document import Chart, Document, Table
-from longseq_bench.reports.sections.use_cases import TITLE
-from tests.reports import examples
+from longseq_bench.reports.document import Chart, Document
 from tests.reports.oracle import Book, Search, Swept, by, over
-from tests.reports.reading import build, cells, section, titles
+from tests.reports.reading import cells, section, titles
 from tests.reports.test_figures import agrees, reports, spread
 
-NONE = "none ran this long"
 NAMES = ("rich", "sparse", "extreme", "sparsity")
 
 
@@ -69,13 +63,6 @@ def tied(rows: Sequence[Swept]) -> list[Swept]:
     return [r for r in ordered if (r.ends or (0, 0))[0] <= end]
 
 
-def tied_maxima(found: Sequence[Search]) -> list[Search]:
-    """The longest, and those that did not fail at its length or below."""
-    ordered = sorted(found, key=lambda s: -s.tokens)
-    most = ordered[0].tokens
-    return [s for s in ordered if s.tokens == most or s.failed is None or s.failed > most]
-
-
 # ---- tables --------------------------------------------------------------------------------------
 
 
@@ -104,103 +91,14 @@ def test_the_fastest_of_each_length(name: str) -> None:
         assert any(all(agrees(row.get(n), v) for n, v in expected.items()) for row in shown)
 
 
-def length(text: str) -> int:
-    sizes = {"k": 1024, "M": 1024**2}
-    digits = text.rstrip("kM").replace(",", "")
-    return int(digits) * sizes.get(text[-1], 1)
-
-
-def choose(rows: Sequence[Any], tokens: int) -> list[Any]:
-    """The fastest and its ties at the shortest timed length; else the longest; else a swept one."""
-    enough = [r for r in rows if r.tokens >= tokens]
-    timed = [r for r in enough if isinstance(r, Swept) and r.time and len(r.times) > 1]
-    if timed:
-        shortest = min(r.tokens for r in timed)
-        return tied(next(similar([r for r in timed if r.tokens == shortest])))
-    if found := [r for r in enough if isinstance(r, Search)]:
-        best = max(next(similar(found)), key=lambda s: s.tokens)
-        others = [r for r in rows if isinstance(r, Search) and r.group == best.group]
-        near = [r for r in others if r is not best and len(list(similar([r, best]))) == 1]
-        return tied_maxima([best, *near])
-    longest = max((r.tokens for r in enough), default=0)
-    return next(similar([r for r in enough if r.tokens == longest])) if enough else []
-
-
-def workloads(book: Book) -> list[list[Any]]:
-    """Ok full passes and searches, by workload over all budgets."""
-    known = [s for s in book.searches if s.tokens and is_full(s)]
-    known += [r for r in book.swept if r.ok and is_full(r)]
-    return by(lambda one: one.workload_key, known)
-
-
-def wrong_choice(row: dict[str, Any], tokens: int, rows: Sequence[Any]) -> str:
-    """The expected attention, if the row has another or other figures."""
-    best = choose([r for r in rows if kind(r) == row["Kind"].partition(",")[0]], tokens)
-    if not best:
-        return "" if row["Attention"] == NONE else "none"
-    swept = isinstance(best[0], Swept)
-    time = spread(best[0]) if swept else None
-    text = named(best)
-    own = [r for r in rows if kind(r) == row["Kind"].partition(",")[0]]
-    long = {r.name for r in own if r.tokens >= tokens}
-    if swept and len(best[0].times) < 2:
-        time = f"{format_seconds(time)} (one pass)" if time and len(best) == 1 else None
-        text = f"{text.partition(': ')[2]} (not compared)" if len(best) > 1 else text
-    if len(long) == len(best) == 1:
-        text = f"only {text} ran this long"
-    expected = {
-        "Attention": text, "Time": time, "Ran at": best[0].tokens,
-        "Density": density(best[0]) if kind(best[0]) == "sparse" else None,
-    }  # fmt: skip
-    unlike = {n: v for n, v in expected.items() if not agrees(row.get(n), v)}
-    return str(unlike) if unlike else ""
-
-
-def wrong_ranges(table: Table, rows: Sequence[Any]) -> list[str]:
-    """What is wrong in ranges: they join, have the attention of their end, end at the longest."""
-    found = []
-    for k in dict.fromkeys(map(kind, rows)):
-        lengths = by(lambda r: r.tokens, [r for r in rows if kind(r) == k])
-        several = k == "sparse" and any(len([*similar(some)]) > 1 for some in lengths)
-        own = [row for row in cells(table) if row["Kind"] == k + ", densest timed" * several]
-        ends = [length(re.split(" to |up to |beyond ", row["Tokens"])[-1]) for row in own]
-        choices = zip(own, [*ends[:-1], math.inf], strict=True)
-        found += [wrong_choice(row, end, rows) for row, end in choices]
-        starts = [re.split(" to |beyond ", row["Tokens"])[0] for row in own[1:-1]]
-        same = [r.tokens for r in rows if kind(r) == k]
-        is_joined = ends == sorted(ends) and list(map(length, starts)) == ends[:-2]
-        is_short = all(one["Attention"] != other["Attention"] for one, other in pairwise(own))
-        is_whole = ends[-1:] == [max(same)]
-        found += [] if is_joined and is_short and is_whole else [f"ranges of {k}: {ends}"]
-    return list(filter(None, found))
-
-
-def count(rows: Iterable[Any]) -> int:
-    return len({one.implementation for one in rows})
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_which_attention_for_which_length(name: str) -> None:
-    """A table per workload; the first screen has one of them, with at most eight rows."""
+@pytest.mark.parametrize("name", ["rich", "extreme"])
+def test_the_first_screen_has_the_longest_lengths(name: str) -> None:
+    """Those of full passes come first, the longest first."""
     book, document = report(name)
-    known = workloads(book)
-    (found,) = [s.tables for s in document.sections if s.title == TITLE]
-    known.sort(key=lambda rows: (-count(r for r in rows if isinstance(r, Search)), -count(rows)))
-    assert [wrong_ranges(one, rows) for one, rows in zip(found, known, strict=True)] == [
-        [] for _ in known
-    ]
     (first,) = document.sections[0].tables
-    assert first == found[0]
+    longest = max(s.tokens for s in book.searches if is_full(s))
+    assert cells(first)[0]["Max tokens"] == longest
     assert len(first.rows) <= 8
-
-
-def test_searches_under_other_budgets_are_no_ties() -> None:
-    """The bracket of the second would not exclude the length of the first."""
-    records = examples.search("one", 9000, memory_budget=2**26)
-    records += examples.search("two", 8500, beyond=9000, memory_budget=2**27)
-    first, *_ = cells(build(records, "extreme").sections[0].tables[0])
-    assert (first["Tokens"], first["Attention"]) == ("up to 8,500", "one")
-    assert "64 MiB a rank" in first["Limit"]
 
 
 # ---- charts --------------------------------------------------------------------------------------

@@ -110,18 +110,13 @@ SWEPT: Figures = {
     "Exposed, high": lambda r: r.exposed_ends[1],
     "Bottleneck": bottleneck,
     "Speed-up": lambda r: r.speedup,
-    "At least": lambda r: r.speedup_ends[0],
-    "At most": lambda r: r.speedup_ends[1],
+    "Speed-up over one": one_rank_ratio,
     "Verdict": lambda r: verdict(one_rank_ratio(r)),
     "Efficiency": lambda r: over(r.speedup, r.ranks),
     "Bytes sent per rank": lambda r: rounded(r.largest("bytes_sent")),
     "Peak memory": lambda r: r.peak,
     "Peak of a rank": lambda r: r.peak,
-    "Least peak": lambda r: r.least_peak,
     "Imbalance": lambda r: r.imbalance,
-    "Speed of dilation": lambda r: dilation_ratio(r),
-    "Speed of the curve": lambda r: curve_ratio(r),
-    "Pairs without, times": lambda r: r.undilated and over(r.undilated.pairs_seen, r.pairs_seen),
     "Time per doubling": lambda r: r.half and time_ratio(r, r.half),
     "Tokens/s": lambda r: over(r.workload.batch * r.tokens, r.time),
     "Effective FLOP/s": lambda r: over(r.largest("flops"), r.time),
@@ -166,7 +161,6 @@ SEARCHES: Figures = {
     "Floor": lambda s: s.floor_tokens,
     "Achieved density": lambda s: max_of(s.at, "density_achieved"),
     "Peak memory": lambda s: s.peak,
-    "Least peak": lambda s: s.least_peak,
     "Imbalance": lambda s: s.imbalance,
     "Bytes/token": lambda s: over(s.peak, s.tokens),
     "Predicted": lambda s: s.predicted,
@@ -259,14 +253,11 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
 
 WORDS = {
     "Asked for", "Not measured", "What", "Setting", "Warning",
-    "Attention", "Longest", "Fastest", "Meaning", "Against", "Letter", *CAPABILITIES,
+    "Longest", "Fastest", "Meaning", "Against", *CAPABILITIES,
 }  # fmt: skip
 """Headings of tables with separate tests."""
-OF_PAIRS = {
-    "Segments", "Dilation", "Relative speed", "Slower than the row above", "Workload",
-    "Longest", "Limits",
-}  # fmt: skip
-"""Headings of values of two rows, which are tested below, and of options."""
+OF_PAIRS = {"Relative speed", "Slower than the row above", "Workload", "Longest"}
+"""Headings of values of two rows, which are tested below."""
 
 ONE_LINE_EACH = re.compile(r"(\d+ of [\d,]+ rows: )?One line per ")
 """Titles of the first table of a summary, which has a test of its own."""
@@ -417,28 +408,16 @@ def time_ratio(one: Swept, other: Swept) -> Any:
     return Spread(value, one.ends[0] / other.ends[1], one.ends[1] / other.ends[0])
 
 
-def dilation_ratio(row: Swept) -> Spread | float | None:
-    """The speed over the same segments with every rate 1."""
-    return time_ratio(row.undilated, row) if row.time and row.undilated else None
-
-
-def curve_ratio(row: Swept) -> Spread | float | None:
-    """The speed over the same segments along the sequence."""
-    return time_ratio(row.along, row) if row.time and row.along else None
-
-
 def ratio_against(row: Swept, against: str) -> Spread | float | None:
-    """The speed of a trial against one rank, dense attention, or other segments."""
+    """The speed of a trial against one rank or dense attention."""
     if against == "one rank":
         return one_rank_ratio(row) if row.ranks > 1 else None
-    if against == "dense attention":
-        if not row.sparse or row.dense is None or not row.time:
-            return None
-        _, time, ends = row.dense
-        if not (ends and row.ends):
-            return time / row.time
-        return Spread(time / row.time, ends[0] / row.ends[1], ends[1] / row.ends[0])
-    return curve_ratio(row) if against == "sequence" else dilation_ratio(row)
+    if not row.sparse or row.dense is None or not row.time:
+        return None
+    _, time, ends = row.dense
+    if not (ends and row.ends):
+        return time / row.time
+    return Spread(time / row.time, ends[0] / row.ends[1], ends[1] / row.ends[0])
 
 
 def test_a_verdict_and_its_length_agree_with_the_records(case: Case) -> None:
@@ -465,20 +444,6 @@ def expected_since(book: Book, row: Swept, against: str) -> int | None:
     unlike = {n for n, word in timed.items() if word != timed[row.tokens]}
     unlike |= {r.tokens for r in series if not r.ok and r.tokens < row.tokens}
     return min(n for n in timed if not any(n <= other for other in unlike))
-
-
-def test_the_largest_error_is_that_of_all_its_trials(case: Case) -> None:
-    book, found = case
-    (document,) = (document for document in found if document.kind == "capabilities")
-    shown = [row for s in document.sections for t in s.tables for row in cells(t) if "Dtype" in row]
-
-    def kind_of(r: Swept) -> Any:
-        budgets = r.trial.memory_budget, r.trial.time_budget
-        return r.fingerprint, r.label, r.ranks, r.workload.dtype, r.workload.mode, budgets
-
-    ok = [r for r in book.swept if r.ok and r.largest("max_error") is not None]
-    largest = [max(r.largest("max_error") for r in some) for some in by(kind_of, ok)]
-    assert sorted(row["Max error"] for row in shown) == sorted(largest)
 
 
 @pytest.mark.parametrize(("name", "base"), [("rich", "sdpa"), ("a failed baseline", "dense")])

@@ -5,7 +5,7 @@ import pytest
 from longseq_bench.core.model import Record, Status
 from longseq_bench.reports import key_figures
 from longseq_bench.reports.base import KINDS, Source
-from longseq_bench.reports.sections.gains import ONE_RANK, where_it_pays
+from longseq_bench.reports.sections.gains import where_it_pays
 from longseq_bench.reports.sections.speeds import fastest
 from tests import make
 from tests.reports.examples import single, timing, timings
@@ -62,7 +62,7 @@ def begins_to_pay(*ends: tuple[float | Status, int] | float | Status) -> int | N
     found = []
     for i, end in enumerate(ends):
         found += on_two_ranks("a", 1024 * 2**i, *(end if isinstance(end, tuple) else (end,)))
-    ((row,),) = map(cells, where_it_pays(Source(found), ONE_RANK).tables)
+    ((row,),) = map(cells, where_it_pays(Source(found)).tables)
     return row["From"] // 1024 if row["Verdict"] == "faster" else None
 
 

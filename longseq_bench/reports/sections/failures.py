@@ -1,11 +1,8 @@
 """Failed runs, and figures that are missing although the run was ok, each with its reason."""
 
-import math
-import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from operator import itemgetter
-from typing import NamedTuple
 
 from longseq_bench.analysis.row import R
 from longseq_bench.analysis.runs import REMEDY, are_finite, group_by
@@ -14,119 +11,73 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Cell, Column, Section, Table, format_ratio
+from longseq_bench.reports.document import Cell, Section, Table, format_ratio, make_columns
 from longseq_bench.reports.groups import join_words
 from longseq_bench.reports.wording import UNCONFIRMED, name_status, shorten_reason
 
-_FAILED = (
-    Column("Implementation"), Column("Tokens", "tokens"), Column("Ranks", "count"),
-    Column("Asked for"), Column("Status"), Column("Phase"), Column("Reason"),
-)  # fmt: skip
-_MISSING = (
-    Column("Implementation"), Column("Tokens", "tokens"), Column("Not measured"), Column("Reason"),
-)  # fmt: skip
-_UNTIMED = "none was requested (repeats 0)"
-_REASONS = {
-    "time": "no timed pass was recorded",
-    "peak": "the memory meter gave no peak",
-    "flops": "the implementation stated no FLOPs",
-    "max_error": "the output's error was not recorded",
-    "compute_time": "no pass without communication was recorded",
-    "bytes_sent": "no bytes were counted",
-    "dense_time": "no dense pass was recorded",
-}
-"""Why an ok trial lacks a measurement that it should have."""
+_FAILED = "Implementation, Tokens: tokens, Ranks: count, Asked for, Status, Phase, Reason"
+_MISSING = "Implementation, Tokens: tokens, Not measured, Reason"
 
 
 def failures(source: Source) -> Section:
     """Build the section on failed runs and figures that ok rows lack, with equal rows counted."""
+    failed = [record for record in source.records if record.outcome.status != "ok"]
     tables = [
         _warnings(source),
-        _counted("Runs that were not ok", _FAILED, _failed(source), source),
+        _counted("Runs that were not ok", _FAILED, _describe(source, failed), source),
         _counted("Figures that are missing from ok rows", _MISSING, _missing(source), source),
     ]
-    counts = _count_by_status(source.records)
-    return Section("Failures", points=counts, tables=[table for table in tables if table.rows])
-
-
-def _count_by_status(records: Sequence[Record]) -> list[str]:
-    """Return the number of runs by status, then that of searches; nothing if all were ok."""
-    failed = [record for record in records if record.outcome.status != "ok"]
     by_status = Counter(record.outcome.status for record in failed).most_common()
     counts = ", ".join(f"{count:,} {name_status(status)}" for status, count in by_status)
-    steps = sum(record.purpose != "measure" for record in failed)
-    found = [f"{len(failed):,} of {len(records):,} runs were not ok: {counts}."] if failed else []
-    if steps:
-        found.append(f"Steps of searches, which end with a failure: {steps:,} of them.")
-    return found
+    points = [f"{len(failed):,} of {len(source.records):,} runs were not ok: {counts}."]
+    if steps := sum(record.purpose != "measure" for record in failed):
+        points.append(f"Steps of searches, which end with a failure: {steps:,} of them.")
+    shown = [table for table in tables if table.rows]
+    return Section("Failures", points=points if failed else (), tables=shown)
 
 
-class Suspect(NamedTuple):
-    """A figure to distrust: the finding that it belongs to, its row, and what is wrong with it."""
-
-    finding: str
-    row: SweepRow | SearchRow
-    warning: str
-
-
-def _suspects(source: Source) -> Iterator[Suspect]:
-    """Yield rows whose allocator retried, with bytes that differ from the formula, or unstable."""
+def _suspects(source: Source) -> Iterator[tuple[str, SweepRow | SearchRow, str]]:
+    """Yield figures to distrust: the finding that each belongs to, its row, and what is wrong."""
     every: list[SweepRow | SearchRow] = [*source.rows, *source.maxima]
     for row in (row for row in every if row.alloc_retries):
         retried = "CUDA's allocator freed its cache and retried"
-        warning = f"{retried}; times: {row.alloc_retries:,.0f}"
-        yield Suspect(f"{retried} (thrashing)", row, warning)
+        yield f"{retried} (thrashing)", row, f"{retried}; times: {row.alloc_retries:,.0f}"
     for swept in source.rows:
         for rank, counted, stated in swept.bytes_unlike or ():
             words = f"rank {rank} sent {counted:,} B in a pass; the formula gives {stated:,} B"
-            yield Suspect("Bytes sent differ from their formula", swept, words)
+            yield "Bytes sent differ from their formula", swept, words
     for swept in (row for row in source.rows if row.unstable):
         finding = "Unstable times, run these again on an idle machine"
-        yield Suspect(finding, swept, f"unstable: {swept.unstable}; {REMEDY}")
+        yield finding, swept, f"unstable: {swept.unstable}; {REMEDY}"
 
 
 def _warnings(source: Source) -> Table:
-    columns = Column("Implementation"), Column("Tokens", "tokens"), Column("Warning")
     rows: list[tuple[Cell, ...]] = [
         (*filter(None, [source.machines[row.fingerprint]]), row.name, row.tokens, warning)
         for _, row, warning in _suspects(source)
     ]
-    return Table("Figures to distrust", (*source.machine_column, *columns), tuple(rows))
+    columns = *source.machine_column, *make_columns("Implementation, Tokens: tokens, Warning")
+    return Table("Figures to distrust", columns, tuple(rows))
 
 
 def _counted(
-    title: str,
-    columns: Sequence[Column],
-    found: Iterable[tuple[Record, tuple[Cell, ...]]],
-    source: Source,
+    title: str, names: str, found: Iterable[tuple[Record, tuple[Cell, ...]]], source: Source
 ) -> Table:
     """Count equal rows; the machine is a column where there are several."""
     rows = Counter((*source.machine_cell(record), *cells) for record, cells in found)
-    shown = (*source.machine_column, *columns, Column("Runs", "count"))
-    return Table(title, shown, tuple((*row, count) for row, count in rows.items()))
+    columns = *source.machine_column, *make_columns(f"{names}, Runs: count")
+    return Table(title, columns, tuple((*row, count) for row, count in rows.items()))
 
 
-def _failed(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
-    """Yield the failed records, one of every kind of reason first.
-
-    Those that can't run here ("unsupported") are after what failed.
-    """
-    failed = [record for record in source.records if record.outcome.status != "ok"]
-    seen = set[tuple[str, str]]()
-
-    def order(record: Record) -> tuple[bool, bool]:
-        status = record.outcome.status
-        kind = status, re.sub(r"[\d.,]+", "", shorten_reason(record.outcome) or "")
-        is_known = kind in seen
-        seen.add(kind)
-        return is_known, status == "unsupported"
-
-    for record in sorted(failed, key=order):
+def _describe(
+    source: Source, failed: Iterable[Record]
+) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
+    """Yield failed records with their cells; the unsupported ones come last."""
+    for record in sorted(failed, key=lambda record: record.outcome.status == "unsupported"):
         trial, outcome = record.trial, record.outcome
-        yield record, (
-            source.label(trial), trial.workload.seq_len, trial.world_size, record.purpose,
-            outcome.status, outcome.phase, shorten_reason(outcome) or "none was recorded",
-        )  # fmt: skip
+        what = source.label(trial), trial.workload.seq_len, trial.world_size, record.purpose
+        reason = shorten_reason(outcome) or "none was recorded"
+        yield record, (*what, outcome.status, outcome.phase, reason)
 
 
 def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
@@ -144,15 +95,13 @@ def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
         stated = {"peak": outcome.facts.get("heap"), "dense_time": outcome.facts.get("dense")}
         for name in names:
             samples = measured[name]
-            if samples and are_finite(samples):
-                continue
-            reason = str(stated.get(name) or _REASONS[name])
-            if name.endswith("time") and not trial.repeats:
-                reason = _UNTIMED
-            if samples:
-                some = "some of " * any(map(math.isfinite, samples))
-                reason = f"{some}its samples are not finite"
-            yield record, (source.label(trial), trial.workload.seq_len, name, reason)
+            if not samples or not are_finite(samples):
+                reason = str(stated.get(name) or "none was recorded")
+                if name.endswith("time") and not trial.repeats:
+                    reason = "none was requested (repeats 0)"
+                if samples:
+                    reason = "a sample is not finite"
+                yield record, (source.label(trial), trial.workload.seq_len, name, reason)
 
 
 # ---- what to distrust on a first screen, and searches in words -----------------------------------
@@ -165,7 +114,7 @@ def problems(source: Source) -> Iterator[str]:
         for r in source.records
         if r.outcome.status == "wrong"
     ]
-    named += [(one.finding, one.row.name, one.row.tokens) for one in _suspects(source)]
+    named += [(finding, row.name, row.tokens) for finding, row, _ in _suspects(source)]
     for finding, some in group_by(dict.fromkeys(named), itemgetter(0)).items():
         at = f"{some[0][1]} at {format_tokens(some[0][2])} tokens"
         more = f"and {len(some) - 1:,} more" if len(some) > 1 else ""

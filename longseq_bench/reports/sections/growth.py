@@ -13,7 +13,7 @@ from longseq_bench.reports import charts
 from longseq_bench.reports.base import MAX_TABLES, Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table
 from longseq_bench.reports.document import Section, Table
-from longseq_bench.reports.groups import group_by_workload
+from longseq_bench.reports.groups import group_by_workload, split_names
 
 
 def over_ranks(source: Source) -> Section:
@@ -106,13 +106,11 @@ _EXPONENTS = (
     ValueColumn("Points", "count", attrgetter("points")),
 )
 _SPARSITIES: Columns = (
-    "label", "world_size", "tokens",
+    *split_names("label world_size tokens"),
     # rounded so that what is shown passed, or failed, as well
-    ValueColumn(
-        "Minimum sparsity", "text", lambda r: format_sparsity(r.least_sparsity, math.ceil)
-    ),
+    ValueColumn("Minimum sparsity", "text", lambda r: format_sparsity(r.least_sparsity, math.ceil)),
     ValueColumn(
         "Highest failed sparsity", "text", lambda r: format_sparsity(r.too_dense, math.floor)
     ),
-    "limited_by", "time_s", "peak_bytes", "confirmations", "runs",
-)  # fmt: skip
+    *split_names("limited_by time_s peak_bytes confirmations runs"),
+)

@@ -8,7 +8,6 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import (
-    MIN_PEAK,
     Columns,
     ValueColumn,
     field_column,
@@ -16,7 +15,7 @@ from longseq_bench.reports.columns import (
     time_ratio,
 )
 from longseq_bench.reports.document import Section, Spread
-from longseq_bench.reports.groups import table_key
+from longseq_bench.reports.groups import split_names, table_key
 
 
 def _of_standard(name: str) -> ValueColumn:
@@ -29,18 +28,17 @@ def _of_standard(name: str) -> ValueColumn:
 
 
 _LENGTHS: Columns = (
-    "label", "tokens", "world_size", "tokens_per_rank", "status", "time_s", "samples",
+    *split_names("label tokens world_size tokens_per_rank status time_s samples"),
     *optional(SweepRow, "unstable"),
-    "compute_time_s", "communication_time_s", "exposed_share", "speedup", "efficiency",
-    "bytes_sent", "peak_bytes", MIN_PEAK, "imbalance", "tokens_per_s", "effective_flops",
-    "max_error",
+    *split_names("compute_time_s communication_time_s exposed_share speedup efficiency"),
+    *split_names("bytes_sent peak_bytes imbalance tokens_per_s effective_flops max_error"),
     *optional(SweepRow, "share_of_bandwidth", "copy_bandwidth", "memory_reduction"),
     *(_of_standard(name) for name in ("dense_peak_bytes", "dense_memory_source")),
     *optional(SweepRow, "wire_error", "density_asked", "density_achieved"),
     ValueColumn("Uncovered", "share", lambda row: row.uncovered or None, optional=True),
     ValueColumn("Zero rows", "share", lambda row: row.zero_rows or None, optional=True),
     *optional(SweepRow, "speed"),
-)  # fmt: skip
+)
 
 
 def lengths(source: Source) -> Section:

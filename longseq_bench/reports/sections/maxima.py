@@ -8,22 +8,22 @@ from longseq_bench.core.hardware import Hardware, profiles
 from longseq_bench.core.units import format_bytes
 from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import MIN_PEAK, Columns, ValueColumn, optional
+from longseq_bench.reports.columns import Columns, ValueColumn, optional
 from longseq_bench.reports.document import Section
-from longseq_bench.reports.groups import has_several_ranks
+from longseq_bench.reports.groups import has_several_ranks, split_names
 
 _MAXIMA: Columns = (
-    "label", "world_size", *optional(SearchRow, "density_achieved"), "max_tokens",
-    *optional(SearchRow, "fits_tokens"), "tokens_per_rank",
-    "first_failure", "limited_by", "failure_phase", "floor_tokens", "fraction_of_floor",
-    "peak_bytes", MIN_PEAK, "imbalance", "bytes_per_token", "predicted_tokens", "runs",
+    *split_names("label world_size max_tokens"),
+    *optional(SearchRow, "density_achieved", "fits_tokens"),
+    *split_names("tokens_per_rank first_failure limited_by failure_phase floor_tokens"),
+    *split_names("fraction_of_floor peak_bytes imbalance bytes_per_token predicted_tokens runs"),
     "confirmations",
-)  # fmt: skip
+)
 
 
 def maxima(source: Source) -> Section:
-    """Build a table of all searches per workload, and bar charts."""
-    rows = source.maxima
+    """Build a table of all searches per workload, the longest first, and bar charts."""
+    rows = sorted(source.maxima, key=lambda row: (not row.is_full_pass, -row.max_tokens))
     explanations = {
         "Max tokens and the floor are those of all ranks together; Tokens per rank and Peak memory "
         "are the largest of any rank.": has_several_ranks(rows),

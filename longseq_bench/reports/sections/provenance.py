@@ -10,7 +10,7 @@ from longseq_bench.analysis.runs import group_by
 from longseq_bench.core.model import Environment, Record
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Cell, Column, Section, Table, format_cell
+from longseq_bench.reports.document import Cell, Section, Table, format_cell, make_columns
 from longseq_bench.reports.wording import format_range, join_names
 
 
@@ -39,7 +39,7 @@ def hardware(source: Source) -> Section:
         facts += ("First trial", min(times)), ("Last trial", max(times))
         name = source.machines[fingerprint]
         title = f"Machine {name}" if name else ""
-        tables.append(Table(title, (Column("What"), Column("Value")), facts))
+        tables.append(Table(title, make_columns("What, Value"), facts))
     return Section("Hardware and versions", tables=tables)
 
 
@@ -83,7 +83,7 @@ def how_it_ran(source: Source) -> Section:
             if isinstance(value, (str, bool)):
                 facts[*which, name][str(value)] = None
     rows = tuple((*key, "; ".join(values)) for key, values in facts.items())
-    columns = (*source.machine_column, *map(Column, ("Implementation", "What", "Value")))
+    columns = (*source.machine_column, *make_columns("Implementation, What, Value"))
     return Section("How each ran", tables=[Table("", columns, rows)] if rows else [])
 
 
@@ -110,8 +110,8 @@ def rerun(source: Source) -> Section:
 
 def settings(source: Source) -> Section:
     """Build the section on settings, and on how outputs were checked."""
-    columns = Column("Setting"), Column("Value")
-    tables = [Table("", columns, tuple(_settings(source.records))), *_check_tables(source)]
+    rows = tuple(_settings(source.records))
+    tables = [Table("", make_columns("Setting, Value"), rows), *_check_tables(source)]
     explanation = []
     errors = [error for error in source.errors if error is not None]
     if errors:
@@ -157,12 +157,10 @@ def _settings(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
 
 # ---- what was checked of each implementation -----------------------------------------------------
 
-_CHECKED = (
-    Column("Implementation", "text"), Column("Dtype", "text"), Column("Mode", "text"),
-    Column("Runs", "count"), Column("Rows compared", "text"), Column("Every row with", "text"),
-    Column("Timed passes", "count"), Column("Max error", "error"),
-    Column("Error of allowed", "share"), Column("Bias", "error"),
-)  # fmt: skip
+_CHECKED = make_columns(
+    "Implementation, Dtype, Mode, Runs: count, Rows compared, Every row with, Timed passes: count, "
+    "Max error: error, Error of allowed: share, Bias: error"
+)
 
 
 def _check_tables(source: Source) -> list[Table]:
@@ -190,7 +188,6 @@ def _row(source: Source, records: Sequence[Record]) -> tuple[Cell, ...]:
     names = "max_error", "error_of_allowed", "bias"
     known = ([v for r in records if (v := r.outcome.largest(name)) is not None] for name in names)
     errors = (max(values, default=None) for values in known)
-    return (
-        source.label(trial), trial.workload.dtype, trial.workload.mode, len(records),
-        f"{count} of {of}", ", ".join(dict.fromkeys(inputs)) or None, round(passes), *errors,
-    )  # fmt: skip
+    what = source.label(trial), trial.workload.dtype, trial.workload.mode, len(records)
+    each = ", ".join(dict.fromkeys(inputs)) or None
+    return (*what, f"{count} of {of}", each, round(passes), *errors)
