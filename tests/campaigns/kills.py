@@ -175,9 +175,10 @@ def _find_changes(said: Path, kept: list[bytes], may_trace: bool = False) -> Ite
 def _was_interrupted_in_python_s_start(kills: Sequence[Kill], said: str) -> bool:
     """Return True if SIGINT came before Python ran a line of longseq: it prints its own traceback.
 
-    With an editable installation this takes some 40 ms.
+    With an editable installation this takes some 40 ms. In the first ones Python has no handler of
+    SIGINT yet, and ends without a word.
     """
-    is_python_s = "<frozen site>" in said or "<frozen runpy>" in said
+    is_python_s = not said or "<frozen site>" in said or "<frozen runpy>" in said
     is_struck = any(k.target == "parent" and k.signal == signal.SIGINT for k in kills)
     return is_python_s and "longseq_bench/" not in said and is_struck
 
