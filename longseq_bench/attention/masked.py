@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -40,6 +39,7 @@ from longseq_bench.distributed.token_order import (
     positions_of,
     slice_runs,
 )
+from longseq_bench.kernels import native
 from longseq_bench.kernels.base import (
     AttentionKernel,
     InPlaceKernel,
@@ -88,12 +88,12 @@ def masked_kernel(exact: ExactKernel, w: Workload) -> InPlaceKernel:
         tokens = (range(w.seq_len),)
         part = HeadSpans(masked_spans(visible, tokens, tokens), range(w.heads))
         task = SpanTask([part], True, masked_steps(visible, tokens, tokens))
-        return SpanAttention(exact.counted_spans, task, (w.heads, w.seq_len))
+        return SpanAttention(native, task, (w.heads, w.seq_len))
     sizes = tile_sizes(exact.device)
     return InPlaceTiledKernel(lambda: _row_blocks(w, visible, sizes), exact)
 
 
-def _computes_spans(exact: ExactKernel, w: Workload) -> TypeGuard[Native]:
+def _computes_spans(exact: ExactKernel, w: Workload) -> bool:
     """Return True for the kernel of spans, which has one head_dim for q, k and v."""
     return isinstance(exact, Native) and w.v_head_dim == w.head_dim
 
@@ -152,7 +152,7 @@ def block_attention(
     """Return the attention of local queries to blocks of keys from any rank."""
     if w.mask is not None and _computes_spans(exact, w):
         visible = visible_keys(w)
-        return MaskedBlocks(group, exact.counted_spans, visible, order, queries, w.heads)
+        return MaskedBlocks(group, native, visible, order, queries, w.heads)
     tiles = ExactTiles(w, group.rank, order, queries, tile_sizes(device))
     return TiledBlocks(group, exact, tiles)
 

@@ -269,14 +269,6 @@ static int padded(const Decode *p) { return (p->dim + LANES - 1) / LANES * LANES
 extern "C" {
 int64_t decode_bytes() { return sizeof(Decode); }
 
-int has_float16() {
-#if defined(__FLT16_MAX__)
-    return 1;
-#else
-    return 0;
-#endif
-}
-
 // Bytes of working memory that a thread needs.
 int64_t thread_bytes(const Decode *p) {
     int64_t rows = p->group * p->queries;

@@ -43,6 +43,9 @@ INLINE float wide(bfloat16 x) {
 }
 #if defined(__FLT16_MAX__)
 INLINE float wide(_Float16 x) { return (float)x; }
+extern "C" int has_float16() { return 1; }
+#else
+extern "C" int has_float16() { return 0; }
 #endif
 
 INLINE vec splat(float x) { return x - (vec){0}; }

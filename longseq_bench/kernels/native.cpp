@@ -17,13 +17,6 @@
 #define BATCH 8
 #endif
 
-// bfloat16 is multiplied in pairs of neighbours (VDPBF16PS), twice as many products an instruction.
-#if defined(__AVX512BF16__) && LANES == 16
-#define PAIRS 1
-#else
-#define PAIRS 0
-#endif
-
 #define VECTORS 2
 #define GROUP (LANES * VECTORS)  // queries multiplied together
 #define ROWS 128                 // queries of a tile
@@ -39,7 +32,6 @@
 
 typedef float four __attribute__((vector_size(16), may_alias, aligned(4)));
 typedef int32_t four_ints __attribute__((vector_size(16)));
-typedef uint32_t pairs __attribute__((may_alias, aligned(2)));
 
 static const float LOG2E = 1.44269504088896f;
 
@@ -63,8 +55,7 @@ struct Problem {
     char *scratch;  // working memory of all threads
 };
 
-// Working memory of a thread; sizes follow the padded head_dim. A pair is two bfloat16 numbers, of which the
-// lower half comes first.
+// Working memory of a thread; sizes follow the padded head_dim.
 struct Scratch {
     float *q, *o;           // transposed: q[d][row]
     float *g;               // output gradient, transposed
@@ -74,16 +65,10 @@ struct Scratch {
     float *sum;             // BATCH rows of gradients
     float *m, *l, *delta;   // of each row: largest score, sum of weights, sum of out * gradient
     int32_t *at, *row, *from;  // position, row, and first position that it sees
-    uint32_t *q2, *g2;           // pairs of dims, transposed: q2[dim / 2][row]
-    uint32_t *q_rows2, *g_rows2; // pairs of rows: [row / 2][dim]
-    uint32_t *kv2;               // pairs of keys: [key / 2][dim] of values (forward) or keys (backward)
-    uint32_t *s2;                // pairs of keys of weights (forward) or their gradients: [key / 2][row of a group]
-    uint16_t *s_rows, *t_rows;   // weights and their gradients as bfloat16: [key][row]
 };
 
 struct Chunk {
     const float *k[KEYS], *v[KEYS];
-    const pairs *k2[KEYS], *v2[KEYS];  // the same rows as pairs of dims
     int32_t row[KEYS], at[KEYS];
     int64_t run[KEYS];
     int32_t first, last;  // the smallest and the largest position
@@ -139,80 +124,6 @@ INLINE void columns_times(
         UNROLL for (int x = 0; x < VECTORS; x++) at(out + (d + j) * ldo, x) = c[j][x];
 }
 
-#if PAIRS
-INLINE vec dot(vec sum, __m512i a, __m512i b) {
-    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-}
-INLINE __m512i pair_of(uint32_t x) { return _mm512_set1_epi32(x); }
-
-// out[j][GROUP] = scale * sum over pairs i of a[j][i] . b[i][GROUP], for BATCH rows of a.
-INLINE void rows_dot(
-    const pairs *const *a, const uint32_t *b, int ldb, int n, float scale, float *out, int ldo) {
-    const pairs *p[BATCH];
-    vec c[BATCH][VECTORS];
-    UNROLL for (int j = 0; j < BATCH; j++) {
-        p[j] = a[j];
-        UNROLL for (int x = 0; x < VECTORS; x++) c[j][x] = (vec){0};
-    }
-    for (int i = 0; i < n; i++) {
-        __m512i r[VECTORS];
-        UNROLL for (int x = 0; x < VECTORS; x++) r[x] = _mm512_loadu_si512(b + i * ldb + x * LANES);
-        UNROLL for (int j = 0; j < BATCH; j++) {
-            const __m512i own = pair_of(p[j][i]);
-            UNROLL for (int x = 0; x < VECTORS; x++) c[j][x] = dot(c[j][x], own, r[x]);
-        }
-    }
-    UNROLL for (int j = 0; j < BATCH; j++)
-        UNROLL for (int x = 0; x < VECTORS; x++) at(out + j * ldo, x) = c[j][x] * scale;
-}
-
-// out[d][GROUP] = keep out + sum over pairs i of a[i][d] . b[i][GROUP], for BATCH d.
-INLINE void columns_dot(
-    const uint32_t *a, int lda, const uint32_t *b, int ldb, int n, const vec *keep, float *out, int ldo) {
-    vec c[BATCH][VECTORS];
-    UNROLL for (int j = 0; j < BATCH; j++)
-        UNROLL for (int x = 0; x < VECTORS; x++) c[j][x] = at(out + j * ldo, x) * keep[x];
-    for (int i = 0; i < n; i++) {
-        const uint32_t *p = a + i * lda;
-        __m512i r[VECTORS];
-        UNROLL for (int x = 0; x < VECTORS; x++) r[x] = _mm512_loadu_si512(b + i * ldb + x * LANES);
-        UNROLL for (int j = 0; j < BATCH; j++) {
-            const __m512i own = pair_of(p[j]);
-            UNROLL for (int x = 0; x < VECTORS; x++) c[j][x] = dot(c[j][x], own, r[x]);
-        }
-    }
-    UNROLL for (int j = 0; j < BATCH; j++)
-        UNROLL for (int x = 0; x < VECTORS; x++) at(out + j * ldo, x) = c[j][x];
-}
-
-// Pairs of two rows of bfloat16 numbers: out[d] = low[d], high[d]; zeros up to `padded`.
-INLINE void zip(const uint16_t *low, const uint16_t *high, uint32_t *out, int dim, int padded) {
-    int d = 0;
-    for (; d + LANES <= dim; d += LANES) {
-        const __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(low + d)));
-        const __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(high + d)));
-        _mm512_storeu_si512(out + d, _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
-    }
-    for (; d < dim; d++) out[d] = low[d] | (uint32_t)high[d] << 16;
-    for (; d < padded; d++) out[d] = 0;
-}
-
-// LANES numbers rounded to bfloat16, in the lower halves of integers.
-INLINE __m512i rounded(vec x) { return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)); }
-INLINE void store_pairs(vec low, vec high, uint32_t *out) {
-    _mm512_storeu_si512(out, _mm512_or_si512(rounded(low), _mm512_slli_epi32(rounded(high), 16)));
-}
-INLINE void store_rounded(vec x, uint16_t *out) {
-    _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh((__m512)x));
-}
-#endif
-
-// Whether numbers of this type are multiplied in pairs.
-template <class T> struct Paired { enum { possible = 0 }; };
-#if PAIRS
-template <> struct Paired<bfloat16> { enum { possible = 1 }; };
-#endif
-template <class T> INLINE bool paired(const Problem &p) { return Paired<T>::possible && p.dim % 2 == 0; }
 
 template <class T>
 INLINE T *row_of(const Tensor &t, int64_t b, int64_t h, int64_t n) {
@@ -243,43 +154,9 @@ INLINE bool next(const Problem &p, int64_t end, int64_t &e, int64_t &s, Chunk &c
     return c.count > 0;
 }
 
-#if PAIRS
-// Loads a chunk as pairs: `zipped` says which rows are also needed as pairs of keys.
-INLINE void load_key_pairs(const Problem &p, int64_t b, int64_t kv, const Tensor &zipped, Chunk &c, Scratch &w) {
-    const int ld = up(p.dim, BATCH);
-    for (int j = 0; j < up(c.count, BATCH); j++) {
-        const int32_t row = c.row[j < c.count ? j : c.count - 1];
-        c.k2[j] = (const pairs *)row_of<bfloat16>(p.k, b, kv, row);
-        c.v2[j] = (const pairs *)row_of<bfloat16>(p.v, b, kv, row);
-    }
-    for (int j = 0; j < c.count; j += 2) {
-        const uint16_t *low = row_of<uint16_t>(zipped, b, kv, c.row[j]);
-        uint32_t *out = w.kv2 + j / 2 * ld;
-        if (j + 1 < c.count) zip(low, row_of<uint16_t>(zipped, b, kv, c.row[j + 1]), out, p.dim, ld);
-        else for (int d = 0; d < ld; d++) out[d] = d < p.dim ? low[d] : 0;
-    }
-}
-
-// Loads rows as pairs of dims, transposed, and (rows2) as pairs of rows.
-INLINE void load_row_pairs(
-    const Problem &p, const Tensor &t, int64_t b, int64_t h, int count, const Scratch &w, uint32_t *transposed,
-    uint32_t *rows2) {
-    const int ld = up(p.dim, GROUP);
-    for (int r = 0; r < up(count, GROUP); r++) {
-        const pairs *from = (const pairs *)row_of<bfloat16>(t, b, h, w.row[r]);
-        for (int i = 0; i < p.dim / 2; i++) transposed[i * ROWS + r] = from[i];
-    }
-    if (!rows2) return;
-    for (int r = 0; r < up(count, GROUP); r += 2)
-        zip(row_of<uint16_t>(t, b, h, w.row[r]), row_of<uint16_t>(t, b, h, w.row[r + 1]), rows2 + r / 2 * ld, p.dim, ld);
-}
-#endif
 
 template <class T>
-INLINE void load_keys(const Problem &p, int64_t b, int64_t kv, bool back, Chunk &c, Scratch &w) {
-#if PAIRS
-    if (paired<T>(p)) return load_key_pairs(p, b, kv, back ? p.k : p.v, c, w);
-#endif
+INLINE void load_keys(const Problem &p, int64_t b, int64_t kv, Chunk &c, Scratch &w) {
     const bool direct = sizeof(T) == sizeof(float) && p.dim % BATCH == 0;
     const int padded = up(p.dim, BATCH);
     for (int j = 0; j < c.count; j++) {
@@ -314,7 +191,7 @@ INLINE void transpose(const float *rows, int ld, int dim, int count, float scale
 
 // Loads rows and positions of a tile; q is transposed and scaled for exponents of 2.
 template <class T>
-INLINE int load_queries(const Problem &p, int64_t b, int64_t h, int64_t tile, int64_t part, bool back, Scratch &w) {
+INLINE int load_queries(const Problem &p, int64_t b, int64_t h, int64_t tile, int64_t part, Scratch &w) {
     const int64_t left = p.tile_count[tile] - part;
     const int count = left < ROWS ? left : ROWS, ld = up(p.dim, GROUP);
     for (int r = 0; r < up(count, GROUP); r++) {
@@ -323,9 +200,6 @@ INLINE int load_queries(const Problem &p, int64_t b, int64_t h, int64_t tile, in
         w.at[r] = p.q_at ? p.q_at[step] : w.row[r];
         w.from[r] = p.q_first ? p.q_first[step] : 0;
     }
-#if PAIRS
-    if (paired<T>(p)) return load_row_pairs(p, p.q, b, h, count, w, w.q2, back ? w.q_rows2 : 0), count;
-#endif
     for (int r = 0; r < up(count, GROUP); r++)
         widen(row_of<T>(p.q, b, h, w.row[r]), w.q_row + r * ld, p.dim, ld);
     transpose(w.q_row, ld, p.dim, count, LOG2E / sqrtf(p.dim), w.q);
@@ -357,17 +231,8 @@ INLINE int visible(const Problem &p, const Chunk &c, const Scratch &w, int g, in
 }
 
 // s[key][GROUP]: exponents of 2, NEVER for a masked pair.
-template <class T>
 INLINE void score(const Problem &p, const Chunk &c, const Scratch &w, int g, int keys, bool hidden, float *s, int lds) {
-    for (int j = 0; j < keys; j += BATCH) {
-#if PAIRS
-        if (paired<T>(p)) {
-            rows_dot(c.k2 + j, w.q2 + g, ROWS, p.dim / 2, LOG2E / sqrtf(p.dim), s + j * lds, lds);
-            continue;
-        }
-#endif
-        rows_times(c.k + j, w.q + g, ROWS, p.dim, s + j * lds, lds);
-    }
+    for (int j = 0; j < keys; j += BATCH) rows_times(c.k + j, w.q + g, ROWS, p.dim, s + j * lds, lds);
     if (!hidden) return;
     for (int j = 0; j < keys; j++)
         for (int x = 0; x < VECTORS; x++) {
@@ -377,27 +242,13 @@ INLINE void score(const Problem &p, const Chunk &c, const Scratch &w, int g, int
         }
 }
 
-#if PAIRS
-// o = keep o + sum over keys of kv2 . weights[key][row of the group], rounded to bfloat16.
-INLINE void add_pairs(const Problem &p, const float *weights, int ld, int keys, const vec *keep, int g, Scratch &w) {
-    for (int j = 0; j < keys; j += 2)
-        for (int x = 0; x < VECTORS; x++) {
-            const vec low = *(const vec *)(weights + j * ld + x * LANES);
-            const vec high = j + 1 < keys ? *(const vec *)(weights + (j + 1) * ld + x * LANES) : (vec){0};
-            store_pairs(low, high, w.s2 + j / 2 * GROUP + x * LANES);
-        }
-    for (int d = 0; d < p.dim; d += BATCH)
-        columns_dot(w.kv2 + d, up(p.dim, BATCH), w.s2, GROUP, (keys + 1) / 2, keep, w.o + d * ROWS + g, ROWS);
-}
-#endif
 
 // Adds one chunk of keys to the softmax of a group of queries.
-template <class T>
 INLINE void join(const Problem &p, const Chunk &c, Scratch &w, int g, int count) {
     bool hidden;
     const int keys = visible(p, c, w, g, count, hidden);
     if (!keys) return;
-    score<T>(p, c, w, g, keys, hidden, w.s, GROUP);
+    score(p, c, w, g, keys, hidden, w.s, GROUP);
     vec keep[VECTORS];
     UNROLL for (int x = 0; x < VECTORS; x++) {
         vec old = at(w.m + g, x), m = old, l = {0};
@@ -414,12 +265,6 @@ INLINE void join(const Problem &p, const Chunk &c, Scratch &w, int g, int count)
         at(w.m + g, x) = m;
         at(w.l + g, x) = at(w.l + g, x) * keep[x] + l;
     }
-#if PAIRS
-    if (paired<T>(p)) {
-        add_pairs(p, w.s, GROUP, keys, keep, g, w);
-        return;
-    }
-#endif
     for (int d = 0; d < p.dim; d += BATCH) columns_times(c.v, d, w.s, GROUP, keys, keep, w.o + g, ROWS);
 }
 
@@ -477,7 +322,7 @@ INLINE void prefetch(const Problem &p, int64_t b, int64_t kv, const Chunk &c, in
 template <class T>
 static void forward_tile(const Problem &p, int64_t b, int64_t h, int64_t tile, Scratch &w) {
     for (int64_t part = 0; part < p.tile_count[tile]; part += ROWS) {
-        const int count = load_queries<T>(p, b, h, tile, part, false, w);
+        const int count = load_queries<T>(p, b, h, tile, part, w);
         begin(p, b, h, count, w);
         Chunk chunks[2];
         int64_t e = p.runs[tile], s = 0;
@@ -486,10 +331,10 @@ static void forward_tile(const Problem &p, int64_t b, int64_t h, int64_t tile, S
             Chunk &c = chunks[turn], &then = chunks[turn ^ 1];
             more = next(p, p.runs[tile + 1], e, s, then);
             if (hides(p, c, w, count)) continue;
-            load_keys<T>(p, b, h / p.group, false, c, w);
+            load_keys<T>(p, b, h / p.group, c, w);
             for (int g = 0; g < count; g += GROUP) {
                 prefetch<T>(p, b, h / p.group, then, g, GROUP);
-                join<T>(p, c, w, g, count);
+                join(p, c, w, g, count);
             }
         }
         finish<T>(p, b, h, count, w);
@@ -511,27 +356,15 @@ INLINE void load_gradient(const Problem &p, int64_t b, int64_t h, int count, Scr
         w.m[r] = r < count && lse != -INFINITY ? lse * LOG2E : -2 * NEVER;
         w.delta[r] = sum;
     }
-#if PAIRS
-    if (paired<T>(p)) return load_row_pairs(p, p.grad, b, h, count, w, w.g2, w.g_rows2);
-#endif
     transpose(w.g_row, ld, p.dim, count, 1, w.g);
 }
 
 // s: weights, t: gradients of the scores, both [key][ROWS], of a group of queries; dq is added to o.
-template <class T>
 INLINE void weigh(const Problem &p, const Chunk &c, Scratch &w, int g, int count) {
     bool hidden;
     const int keys = visible(p, c, w, g, count, hidden);
-    score<T>(p, c, w, g, keys, hidden, w.s + g, ROWS);
-    for (int j = 0; j < keys; j += BATCH) {
-#if PAIRS
-        if (paired<T>(p)) {
-            rows_dot(c.v2 + j, w.g2 + g, ROWS, p.dim / 2, 1, w.t + j * ROWS + g, ROWS);
-            continue;
-        }
-#endif
-        rows_times(c.v + j, w.g + g, ROWS, p.dim, w.t + j * ROWS + g, ROWS);
-    }
+    score(p, c, w, g, keys, hidden, w.s + g, ROWS);
+    for (int j = 0; j < keys; j += BATCH) rows_times(c.v + j, w.g + g, ROWS, p.dim, w.t + j * ROWS + g, ROWS);
     for (int j = 0; j < c.count; j++)
         UNROLL for (int x = 0; x < VECTORS; x++) {
             vec &s = at(w.s + j * ROWS + g, x), &t = at(w.t + j * ROWS + g, x);
@@ -539,74 +372,25 @@ INLINE void weigh(const Problem &p, const Chunk &c, Scratch &w, int g, int count
             t = j < keys ? s * (t - at(w.delta + g, x)) : (vec){0};
         }
     const vec all[VECTORS] = {splat(1), splat(1)};
-#if PAIRS
-    if (paired<T>(p)) {
-        for (int j = 0; j < c.count; j++)
-            for (int x = 0; x < VECTORS; x++) {
-                store_rounded(at(w.s + j * ROWS + g, x), w.s_rows + j * ROWS + g + x * LANES);
-                store_rounded(at(w.t + j * ROWS + g, x), w.t_rows + j * ROWS + g + x * LANES);
-            }
-        return add_pairs(p, w.t + g, ROWS, keys, all, g, w);
-    }
-#endif
     for (int d = 0; d < p.dim; d += BATCH) columns_times(c.k, d, w.t + g, ROWS, keys, all, w.o + g, ROWS);
 }
 
-INLINE void lock(uint8_t *byte) {
-    while (__atomic_test_and_set(byte, __ATOMIC_ACQUIRE)) {}
-}
-
-// w.sum[x] = sum over the tile's rows of weights of key j + x times a row, for BATCH keys.
-INLINE void sum_rows(const Chunk &c, int j, const float *weights, const float *rows, int ld, int count, Scratch &w) {
-    const float *a[BATCH];
-    for (int x = 0; x < BATCH; x++) a[x] = weights + (j + x < c.count ? j + x : c.count - 1) * ROWS;
-    for (int d = 0; d < ld; d += GROUP) rows_times(a, rows + d, ld, up(count, GROUP), w.sum + d, ld);
-}
-#if PAIRS
-INLINE void sum_rows(const Chunk &c, int j, const uint16_t *weights, const uint32_t *rows2, int ld, int count, Scratch &w) {
-    const pairs *a[BATCH];
-    for (int x = 0; x < BATCH; x++) a[x] = (const pairs *)(weights + (j + x < c.count ? j + x : c.count - 1) * ROWS);
-    for (int d = 0; d < ld; d += GROUP) rows_dot(a, rows2 + d, ld, up(count, GROUP) / 2, 1, w.sum + d, ld);
-}
-#endif
-
 // Adds gradients of keys (t, q) or values (s, output gradient), summed over the tile's rows.
-template <class W, class R>
 INLINE void add_rows(
-    const Problem &p, const Tensor &to, int64_t b, int64_t kv, const Chunk &c, const W *weights,
-    const R *rows, float scale, int count, Scratch &w) {
+    const Problem &p, const Tensor &to, int64_t b, int64_t kv, const Chunk &c, const float *weights,
+    const float *rows, float scale, int count, Scratch &w) {
     const int ld = up(p.dim, GROUP);
     for (int j = 0; j < c.count; j += BATCH) {
-        sum_rows(c, j, weights, rows, ld, count, w);
+        const float *a[BATCH];
+        for (int x = 0; x < BATCH; x++) a[x] = weights + (j + x < c.count ? j + x : c.count - 1) * ROWS;
+        for (int d = 0; d < ld; d += GROUP) rows_times(a, rows + d, ld, up(count, GROUP), w.sum + d, ld);
         for (int x = 0; x < BATCH && j + x < c.count; x++) {
             float *row = row_of<float>(to, b, kv, c.row[j + x]);
             uint8_t *byte = p.locks ? p.locks + (c.row[j + x] & 4095) : 0;
-            if (byte) lock(byte);
+            while (byte && __atomic_test_and_set(byte, __ATOMIC_ACQUIRE)) {}
             for (int d = 0; d < p.dim; d++) row[d] += w.sum[x * ld + d] * scale;
             if (byte) __atomic_clear(byte, __ATOMIC_RELEASE);
         }
-    }
-}
-
-template <class T>
-INLINE void add_key_gradients(const Problem &p, int64_t b, int64_t kv, const Chunk &c, int count, Scratch &w) {
-    const float scale = 1 / sqrtf(p.dim);
-#if PAIRS
-    if (paired<T>(p)) {
-        add_rows(p, p.dv, b, kv, c, w.s_rows, w.g_rows2, 1, count, w);
-        return add_rows(p, p.dk, b, kv, c, w.t_rows, w.q_rows2, scale, count, w);
-    }
-#endif
-    add_rows(p, p.dv, b, kv, c, w.s, w.g_row, 1, count, w);
-    add_rows(p, p.dk, b, kv, c, w.t, w.q_row, scale, count, w);
-}
-
-// Adds up the score gradients of each run: the gradient of a bias on all its scores.
-INLINE void add_bias(const Chunk &c, const float *t, int count, float *bias) {
-    for (int j = 0; j < c.count; j++) {
-        float sum = 0;
-        for (int r = 0; r < count; r++) sum += t[j * ROWS + r];
-        bias[c.run[j]] += sum;
     }
 }
 
@@ -629,30 +413,35 @@ template <class T>
 static void backward_tile(const Problem &p, int64_t b, int64_t index, int64_t tile, Scratch &w) {
     const int64_t h = p.head[index], kv = h / p.group, runs = p.runs[p.tiles];
     for (int64_t part = 0; part < p.tile_count[tile]; part += ROWS) {
-        const int count = load_queries<T>(p, b, h, tile, part, true, w);
+        const int count = load_queries<T>(p, b, h, tile, part, w);
         load_gradient<T>(p, b, h, count, w);
         Chunk c;
         int64_t e = p.runs[tile], s = 0;
         while (next(p, p.runs[tile + 1], e, s, c)) {
             if (hides(p, c, w, count)) continue;
-            load_keys<T>(p, b, kv, true, c, w);
-            for (int g = 0; g < count; g += GROUP) weigh<T>(p, c, w, g, count);
-            add_key_gradients<T>(p, b, kv, c, count, w);
-            if (p.bias) add_bias(c, w.t, count, p.bias + (b * p.heads + index) * runs);
+            load_keys<T>(p, b, kv, c, w);
+            for (int g = 0; g < count; g += GROUP) weigh(p, c, w, g, count);
+            add_rows(p, p.dv, b, kv, c, w.s, w.g_row, 1, count, w);
+            add_rows(p, p.dk, b, kv, c, w.t, w.q_row, 1 / sqrtf(p.dim), count, w);
+            // the gradient of a bias on all scores of a run
+            float *bias = p.bias ? p.bias + (b * p.heads + index) * runs : 0;
+            for (int j = 0; bias && j < c.count; j++) {
+                float sum = 0;
+                for (int r = 0; r < count; r++) sum += w.t[j * ROWS + r];
+                bias[c.run[j]] += sum;
+            }
         }
         finish_dq<T>(p, b, h, count, w);
     }
 }
 
-static bool has_pairs(const Problem &p) { return PAIRS && p.dtype == 1 && p.dim % 2 == 0; }
-static bool converts(const Problem &p) { return (p.dtype || p.dim % BATCH) && !has_pairs(p); }
+static bool converts(const Problem &p) { return p.dtype || p.dim % BATCH; }
 
 // Bytes that a thread needs.
 static int64_t scratch_bytes(const Problem &p, bool back) {
     const int64_t dim = up(p.dim, GROUP), tile = dim * ROWS, keys = KEYS * dim;
     const int64_t s = back ? KEYS * ROWS : KEYS * GROUP;
     const int64_t floats = (back ? 5 : 3) * tile + (back ? 2 : 1) * s + (converts(p) ? 2 * keys : 0) +
-                           (has_pairs(p) ? (back ? 2 : 0.5) * tile + keys / 2 + KEYS * (GROUP / 2 + (back ? ROWS : 0)) : 0) +
                            BATCH * dim + 6 * ROWS;
     const int64_t bytes = (floats * sizeof(float) + 63) / 64 * 64;
     return bytes < SMALLEST_MAPPED ? SMALLEST_MAPPED : bytes;
@@ -674,12 +463,6 @@ static void take_scratch(const Problem &p, bool back, Scratch &w) {
     w.sum = take(BATCH * dim);
     w.m = take(ROWS), w.l = take(ROWS), w.delta = take(ROWS);
     w.at = (int32_t *)take(ROWS), w.row = (int32_t *)take(ROWS), w.from = (int32_t *)take(ROWS);
-    if (!has_pairs(p)) return;
-    auto take2 = [&](int64_t n) { return (uint32_t *)take(n); };
-    w.q2 = take2(tile / 2), w.kv2 = take2(keys / 2), w.s2 = take2(KEYS / 2 * GROUP);
-    if (!back) return;
-    w.g2 = take2(tile / 2), w.q_rows2 = take2(tile / 2), w.g_rows2 = take2(tile / 2);
-    w.s_rows = (uint16_t *)take(KEYS * ROWS / 2), w.t_rows = (uint16_t *)take(KEYS * ROWS / 2);
 }
 
 template <class T>
@@ -727,7 +510,6 @@ int backward(const Problem *p) { return EACH(backward_all); }
 int lanes() { return LANES; }
 int thread_bytes(const Problem *p, int back) { return (int)scratch_bytes(*p, back); }
 int problem_bytes() { return sizeof(Problem); }
-int multiplies_pairs() { return PAIRS; }
 // Multiplies float32 matrices that stay in the first-level cache; returns the FLOPs of a turn.
 int multiply(int turns) {
     enum { INNER = 256 };
@@ -739,12 +521,5 @@ int multiply(int turns) {
         __asm__ volatile("" : : "r"(out) : "memory");  // every turn is needed
     }
     return 2 * BATCH * GROUP * INNER;
-}
-int has_float16() {
-#if defined(__FLT16_MAX__)
-    return 1;
-#else
-    return 0;
-#endif
 }
 }

@@ -80,19 +80,9 @@ def library_reason(kernel: str, load: Callable[[], Any], dtype: torch.dtype) -> 
     return None
 
 
-def name(dtype: torch.dtype = torch.float32) -> str:
+def name() -> str:
     """Return the kernel's name with its vector width."""
-    pairs = ", pairs" if multiplies_pairs(dtype) else ""
-    return f"native ({_library().lanes()} lanes{pairs})"
-
-
-def multiplies_pairs(dtype: torch.dtype) -> bool:
-    """Return True if numbers are multiplied in pairs: bfloat16, with AVX512_BF16.
-
-    Weights and their gradients are then rounded to bfloat16 before they are multiplied, as in
-    FlashAttention.
-    """
-    return dtype == torch.bfloat16 and bool(_library().multiplies_pairs())
+    return f"native ({_library().lanes()} lanes)"
 
 
 def forward(

@@ -68,7 +68,7 @@ def choose(
         raise UnsupportedError(f"kernel={requested}: {reason}")
     facts = {"kernel": "torch (spans)" if name == "torch" else name}
     if name == "native":
-        facts["kernel"] = native.name(torch_dtype)
+        facts["kernel"] = native.name()
     faster = {"cpu": "native", "cuda": "triton"}[device]
     if requested == "auto" and (reason := reasons[faster]):
         facts[f"not_{faster}"] = reason

@@ -250,15 +250,12 @@ def test_a_padded_v_head_dim_is_a_fact_and_a_larger_one_is_refused() -> None:
 # ---- limits of kernels for CUDA, which need no GPU -----------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("most", "calls"),
-    [(16, [(2, 8, 4)]), (7, [(1, 6, 3), (1, 2, 1)] * 2), (1, [(1, 1, 1)] * 16)],
-)
+@pytest.mark.parametrize(("most", "calls"), [(16, [(2, 8, 4)]), (15, [(1, 2, 1)] * 8)])
 @pytest.mark.parametrize("name", ["flash", "flash-attn-2"])
 def test_flash_splits_a_backward_that_its_index_can_not_address(
     monkeypatch: pytest.MonkeyPatch, name: str, most: int, calls: list[tuple[int, ...]]
 ) -> None:
-    """By rows of the batch, then by KV heads, then by query heads of one KV head."""
+    """Each sequence and KV head is a call."""
     q, k, v = inputs((2, 8, 4, 40, 90))
     grad_out = gradient_like(q)
     whole = make("aten-flash-cpu")
@@ -281,11 +278,11 @@ def test_flash_splits_a_backward_that_its_index_can_not_address(
         assert_near(got, expected, torch.float32)
 
 
-def test_one_head_that_flash_can_not_address_is_a_limit() -> None:
+def test_one_kv_head_that_flash_can_not_address_is_a_limit() -> None:
     """2^31 is reached from 16.7 million tokens on with a head_dim of 128."""
     kernel = Flash(Use("cuda", torch.bfloat16, 128, True))
     q, lse = torch.empty(1, 1, 2**24, 128, device="meta"), torch.empty(1, 1, 2**24, device="meta")
-    with pytest.raises(KernelLimitError, match="flash: the backward of one head has 2,147,483,648"):
+    with pytest.raises(KernelLimitError, match="flash: the backward of one KV head has 2,147,4"):
         kernel.backward((q, q, q, lse), (q, q))
 
 

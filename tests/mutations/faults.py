@@ -491,7 +491,7 @@ _LIBRARIES = (
           ("tests/attention/external/test_library.py",)),
     Fault("library-needs-more", "libraries", "kernels/exact/_packages.py",
           "A function that needs a parameter which the row does not give is called.",
-          "return needed <= given <= set(has_default)", "return given <= set(has_default)",
+          "signature.bind(", "signature.bind_partial(",
           ("tests/attention/external/test_library.py",)),
     Fault("library-always-causal", "libraries", "attention/external/context_parallel.py",
           "A row of another library is causal where the workload is not.",

@@ -10,15 +10,15 @@ from longseq_bench.meta_mode import is_meta
 HALF = (torch.bfloat16, torch.float16)
 
 
-def half_reason(use: Use, multiple: int = 8, largest: int = 256) -> str | None:
+def half_reason(use: Use, largest: int = 256) -> str | None:
     """Return why a half-precision kernel can't take this dtype or head_dim; None if it can.
 
     torch pads other head sizes before it calls its kernels; a direct call has to refuse them.
     """
     if use.dtype not in HALF:
         return f"it supports bfloat16 and float16, not {str(use.dtype)[6:]}"
-    if use.head_dim % multiple or use.head_dim > largest:
-        return f"it needs a head_dim of at most {largest}, a multiple of {multiple}"
+    if use.head_dim % 8 or use.head_dim > largest:
+        return f"it needs a head_dim of at most {largest}, a multiple of 8"
     return None
 
 

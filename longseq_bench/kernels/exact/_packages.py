@@ -14,8 +14,6 @@ from typing import Any
 
 from longseq_bench.core.errors import UnsupportedError
 
-_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
 
 @dataclass(frozen=True)
 class Package:
@@ -48,9 +46,16 @@ class Package:
 
         Raises UnsupportedError if it can't be imported, or if its functions need other parameters.
         """
-        module = import_installed(self.distribution, self.module, self.install)
+        try:
+            module = importlib.import_module(self.module)
+        except (ImportError, OSError, RuntimeError) as error:
+            raise UnsupportedError(
+                f"{self.distribution} is installed but can't be imported ({error}); install it "
+                f"again for this torch: {self.install}"
+            ) from error
         for name, given in self.parameters.items():
-            if not _accepts(getattr(module, name, None), set(given.split())):
+            function = getattr(module, name, None)
+            if function is None or not _accepts(function, given.split()):
                 raise UnsupportedError(
                     f"{name} of the installed {self.distribution} takes other parameters than "
                     f"{given}; install the current version: {self.install}"
@@ -58,28 +63,12 @@ class Package:
         return module
 
 
-def import_installed(distribution: str, module: str, install: str) -> Any:
-    """Import a module of an installed distribution. Raises UnsupportedError if that fails."""
-    try:
-        return importlib.import_module(module)
-    except (ImportError, OSError, RuntimeError) as error:
-        raise UnsupportedError(
-            f"{distribution} is installed but can't be imported ({error}); install it again for "
-            f"this torch: {install}"
-        ) from error
-
-
-def _accepts(function: Callable[..., Any] | None, given: set[str]) -> bool:
+def _accepts(function: Callable[..., Any], given: list[str]) -> bool:
     """Return True if a function or a custom operator can be called with these parameters alone."""
-    if function is None:
+    # a custom operator is an object that holds its function
+    signature = inspect.signature(getattr(function, "_init_fn", function))
+    try:
+        signature.bind(**dict.fromkeys(given))
+    except TypeError:
         return False
-    operator = getattr(function, "_opoverload", None)
-    if operator is not None:
-        has_default = {a.name: a.has_default_value() for a in operator._schema.arguments}
-    else:
-        parameters = inspect.signature(function).parameters.values()
-        has_default = {p.name: p.default is not p.empty for p in parameters if p.kind not in _MANY}
-        if any(p.kind is p.VAR_KEYWORD for p in parameters):
-            has_default |= dict.fromkeys(given - has_default.keys(), True)
-    needed = {name for name, default in has_default.items() if not default}
-    return needed <= given <= set(has_default)
+    return True

@@ -5,7 +5,7 @@ the whole process: a dense baseline by `flash` would run it too, under another n
 which are written in CuTe, are compiled at the first call with a new dtype, head_dim or mask.
 """
 
-from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +21,7 @@ from longseq_bench.kernels.exact._cuda import (
     half_reason,
 )
 from longseq_bench.kernels.exact._flash_backward import (
+    MAX_INDEX,
     allocate_flash_2,
     allocate_flash_3_and_4,
     backward_in_parts,
@@ -34,13 +35,19 @@ from longseq_bench.meta_mode import is_meta
 class PackageKernel(ExactKernel):
     """A kernel for CUDA and 16 bits of a package that users install.
 
-    A subclass names the package and calls its functions, which take tensors (B, N, H, D). A plan
-    calls none of them: it needs no package, and allocates tensors of the same sizes.
+    A subclass names the package and what its functions take; tensors are (B, N, H, D) there.
+    A plan calls none of them: it needs no package, and allocates tensors of the same sizes.
     """
 
     device = "cuda"
     optional = True
     package: ClassVar[Package]
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """Arguments of both functions that are always the same."""
+    forward_only: ClassVar[Mapping[str, Any]] = {}
+    backward_only: ClassVar[Mapping[str, Any]] = {}
+    causal_of_backward = "causal"
+    """The name that the backward has for `causal`."""
 
     def __init__(self, use: Use) -> None:
         super().__init__(use)
@@ -72,16 +79,23 @@ class PackageKernel(ExactKernel):
             return gradients
         return self._call_backward(queries, keys, q.shape[3] ** -0.5, causal)
 
-    @abstractmethod
     def _call_forward(self, **given: Any) -> Any:
         """Return the output, the log-sum-exp (B, H, N), and what else the package returns.
 
         given: q, k, v, softmax_scale and causal.
         """
+        return self._module._flash_attn_forward(**given, **self.fixed, **self.forward_only)
 
-    @abstractmethod
     def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
         """Return the gradients; all tensors are (B, H, N, D) here."""
+        (grad_out, q, out, lse), (k, v) = queries, keys
+        dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+        tensors = transpose(dout=grad_out, q=q, k=k, v=v, out=out, dq=dq, dk=dk, dv=dv)
+        given = {"softmax_scale": scale, self.causal_of_backward: causal}
+        self._module._flash_attn_backward(
+            **tensors, softmax_lse=lse.contiguous(), **given, **self.fixed, **self.backward_only
+        )
+        return dq, dk, dv
 
     def _allocate_buffers(self, q: Tensor, k: Tensor) -> None:
         allocate_flash_3_and_4(q, k)
@@ -92,15 +106,21 @@ def transpose(**tensors: Tensor) -> dict[str, Tensor]:
     return {name: t.transpose(1, 2) for name, t in tensors.items()}
 
 
+_FIXED_2 = {
+    "dropout_p": 0.0,
+    "window_size_left": -1,
+    "window_size_right": -1,
+    "softcap": 0.0,
+    "alibi_slopes": None,
+}
 FLASH_ATTN_2 = Package(
     distribution="flash-attn",
     module="flash_attn.flash_attn_interface",
     install="pip install flash-attn --no-build-isolation",
     parameters={
-        "_flash_attn_forward": "q k v dropout_p softmax_scale causal window_size_left "
-        "window_size_right softcap alibi_slopes return_softmax",
-        "_flash_attn_backward": "dout q k v out softmax_lse dq dk dv dropout_p softmax_scale "
-        "causal window_size_left window_size_right softcap alibi_slopes deterministic",
+        "_flash_attn_forward": " ".join(["q k v softmax_scale causal return_softmax", *_FIXED_2]),
+        "_flash_attn_backward": "dout q k v out softmax_lse dq dk dv softmax_scale causal "
+        + " ".join(["deterministic", *_FIXED_2]),
     },
 )
 
@@ -110,6 +130,9 @@ class FlashAttn2(PackageKernel):
     """The flash-attn package, version 2."""
 
     package = FLASH_ATTN_2
+    fixed = _FIXED_2
+    forward_only: ClassVar[Mapping[str, Any]] = {"return_softmax": False}
+    backward_only: ClassVar[Mapping[str, Any]] = {"deterministic": False}
 
     @classmethod
     @override
@@ -122,25 +145,6 @@ class FlashAttn2(PackageKernel):
         return backward_in_parts(
             self.name, queries, keys, lambda rows, seen: whole(rows, seen, causal, mask)
         )
-
-    @override
-    def _call_forward(self, **given: Any) -> Any:
-        return self._module._flash_attn_forward(
-            **given, dropout_p=0.0, window_size_left=-1, window_size_right=-1, softcap=0.0,
-            alibi_slopes=None, return_softmax=False,
-        )  # fmt: skip
-
-    @override
-    def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
-        (grad_out, q, out, lse), (k, v) = queries, keys
-        dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
-        self._module._flash_attn_backward(
-            **transpose(dout=grad_out, q=q, k=k, v=v, out=out, dq=dq, dk=dk, dv=dv),
-            softmax_lse=lse.contiguous(), dropout_p=0.0, softmax_scale=scale, causal=causal,
-            window_size_left=-1, window_size_right=-1, softcap=0.0, alibi_slopes=None,
-            deterministic=False,
-        )  # fmt: skip
-        return dq, dk, dv
 
     @override
     def _allocate_buffers(self, q: Tensor, k: Tensor) -> None:
@@ -164,25 +168,12 @@ class FlashAttn3(PackageKernel):
     """FlashAttention-3, a package for Hopper GPUs."""
 
     package = FLASH_ATTN_3
+    causal_of_backward = "is_causal"
 
     @classmethod
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
         return super().unavailable_reason(use) or generation_reason((9,))
-
-    @override
-    def _call_forward(self, **given: Any) -> Any:
-        return self._module._flash_attn_forward(**given)
-
-    @override
-    def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
-        (grad_out, q, out, lse), (k, v) = queries, keys
-        dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
-        self._module._flash_attn_backward(
-            **transpose(dout=grad_out, q=q, k=k, v=v, out=out, dq=dq, dk=dk, dv=dv),
-            softmax_lse=lse.contiguous(), softmax_scale=scale, is_causal=causal,
-        )  # fmt: skip
-        return dq, dk, dv
 
 
 FLASH_ATTN_4 = Package(
@@ -194,13 +185,6 @@ FLASH_ATTN_4 = Package(
         "_flash_attn_bwd": "q k v out dout lse softmax_scale causal",
     },
 )
-
-MAX_INDEX = 2**31 - 1
-"""The largest offset that CuTe computes in 32 bits, in elements.
-
-Kernels in CuTe have read other memory beyond it, at 2M tokens of 8 heads of 128 (MSLK#303,
-flash-attention#2611).
-"""
 
 
 @exact_kernel("flash-attn-4")
@@ -222,14 +206,14 @@ class FlashAttn4(PackageKernel):
     def _forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
     ) -> tuple[Tensor, Tensor]:
-        check_offsets(self.name, [q, k, v], q.numel())
+        self._check_offsets([q, k, v], q.numel())
         return super()._forward(q, k, v, causal, mask, keep_lse)
 
     @override
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
         (grad_out, q, out, _), (k, v) = queries, keys
         largest = max(sum_elements(q), sum_elements(k))
-        check_offsets(self.name, [q, k, v, out, grad_out], largest)
+        self._check_offsets([q, k, v, out, grad_out], largest)
         return super()._backward(queries, keys, causal, mask)
 
     @override
@@ -239,28 +223,26 @@ class FlashAttn4(PackageKernel):
     @override
     def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
         (grad_out, q, out, lse), (k, v) = queries, keys
+        tensors = transpose(q=q, k=k, v=v, out=out, dout=grad_out)
         dq, dk, dv, *_ = self._module._flash_attn_bwd(
-            **transpose(q=q, k=k, v=v, out=out, dout=grad_out), lse=lse.contiguous(),
-            softmax_scale=scale, causal=causal,
-        )  # fmt: skip
+            **tensors, lse=lse.contiguous(), softmax_scale=scale, causal=causal
+        )
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
+    def _check_offsets(self, tensors: list[Tensor], elements: int) -> None:
+        """Raise KernelLimitError if a tensor has an element that 32 bits can't index.
 
-def check_offsets(kernel: str, tensors: list[Tensor], elements: int) -> None:
-    """Raise KernelLimitError if a tensor has an element that 32 bits can't index.
-
-    elements: the size of the largest tensor that the package allocates. A view counts with the
-    memory between its elements.
-    """
-    reach = [
-        1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in tensors
-    ]
-    largest = max(*reach, elements)
-    if largest > MAX_INDEX:
-        raise KernelLimitError(
-            f"{kernel}: a tensor spans {largest:,} elements; kernels written in CuTe index at most "
-            f"{MAX_INDEX:,} reliably"
-        )
+        Kernels in CuTe have read other memory beyond it, at 2M tokens of 8 heads of 128 (MSLK#303,
+        flash-attention#2611). A view counts with the memory between its elements.
+        elements: the size of the largest tensor that the package allocates.
+        """
+        spans = (zip(t.shape, t.stride(), strict=True) for t in tensors)
+        largest = max(elements, *(1 + sum((n - 1) * s for n, s in span) for span in spans))
+        if largest > MAX_INDEX:
+            raise KernelLimitError(
+                f"{self.name}: a tensor spans {largest:,} elements; kernels written in CuTe index "
+                f"at most {MAX_INDEX:,} reliably"
+            )
 
 
 def _head_dim_reason(head_dim: int) -> str | None:

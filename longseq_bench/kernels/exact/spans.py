@@ -11,7 +11,7 @@ from typing_extensions import override
 from longseq_bench.kernels import native
 from longseq_bench.kernels.base import Pair, Queries, Triple
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
-from longseq_bench.kernels.spans import HeadSpans, SpanKernel, SpanTask, span_gradients
+from longseq_bench.kernels.spans import HeadSpans, SpanTask, span_gradients
 from longseq_bench.patterns.spans import Spans
 
 TILE = 128
@@ -36,11 +36,6 @@ class Native(ExactKernel):
     @override
     def priority(cls, use: Use) -> int | None:
         return 0 if _MATRIX_UNITS.get(use.dtype) in _cpu_flags() else 10
-
-    @property
-    def counted_spans(self) -> SpanKernel:
-        """The kernel of spans, for tasks of any mask; its calls count as calls of this kernel."""
-        return _CountedSpans(self)
 
     @override
     def _forward(
@@ -70,27 +65,6 @@ class Native(ExactKernel):
     ) -> None:  # fmt: skip
         task = _task(dq, keys[0], causal, merge=True)
         native.backward(queries, keys, dq, dkv, range(keys[0].shape[1]), task)
-
-
-class _CountedSpans:
-    """A SpanKernel that counts its calls for an exact kernel."""
-
-    def __init__(self, owner: Native) -> None:
-        self._owner = owner
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, task: SpanTask
-    ) -> None:
-        """See SpanKernel.forward."""
-        self._owner.calls["forward"] += 1
-        native.forward(q, k, v, out, lse, task)
-
-    def backward(
-        self, queries: Queries, keys: Pair, dq: Tensor, sums: Pair, kv_heads: range, task: SpanTask
-    ) -> None:
-        """See SpanKernel.backward."""
-        self._owner.calls["backward"] += 1
-        native.backward(queries, keys, dq, sums, kv_heads, task)
 
 
 @lru_cache(maxsize=64)
