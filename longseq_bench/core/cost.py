@@ -69,10 +69,8 @@ def visible_pairs(seq_len: int, causal: bool) -> int:
 
 def mask_pairs(workload: Workload) -> int:
     """Return the query-key pairs per head that the workload's mask shows."""
-    w = workload
-    if w.decode:
-        return w.visibility.pairs_of_last(w.new_tokens, w.seq_len)
-    return w.visibility.visible_pairs(w.seq_len)
+    mask, tokens = workload.visibility, workload.seq_len
+    return mask.visible_pairs(tokens) - mask.pairs_before(workload.queries.start, tokens)
 
 
 def attention_flops(workload: Workload, pairs: float | None = None) -> float:

@@ -117,18 +117,16 @@ class Mask:
                 f"the sequence has {tokens:,}; one number or a distribution fits every length"
             )
 
-    def pairs_of_last(self, queries: int, tokens: int) -> int:
-        """Return the query-key pairs of the last queries of a sequence."""
-        before = tokens - queries
+    def pairs_before(self, position: int, tokens: int) -> int:
+        """Return the query-key pairs of all queries before a position of a sequence."""
         if self.kind == FULL:
-            return queries * tokens
+            return position * tokens
         if self.kind == FULL_DOCUMENTS:
-            start, length = self._find_document(before, tokens)
-            cut = self.visible_pairs(start) + (before - start) * length
-            return self.visible_pairs(tokens) - cut
-        if self.kind == PREFIX and before < self.size:
-            return self.visible_pairs(tokens) - before * min(self.size, tokens)
-        return self.visible_pairs(tokens) - self.visible_pairs(before)
+            start, length = self._find_document(position, tokens)
+            return self.visible_pairs(start) + (position - start) * length
+        if self.kind == PREFIX and position < self.size:
+            return position * min(self.size, tokens)
+        return self.visible_pairs(position)
 
     def visible_pairs(self, tokens: int) -> int:
         """Return the query-key pairs that a head computes over a sequence.
@@ -167,7 +165,7 @@ class Mask:
             if position < start + length:
                 return start, min(length, tokens - start)
             start += length
-        raise ValueError(f"position {position} is not among {tokens} tokens")
+        return start, 0
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,6 @@ striped     rank r holds every p-th token, from token r (Striped Attention, arXi
 A run is a range of global positions. The local order of a rank's tokens is the order of its runs.
 """
 
-import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -155,9 +154,9 @@ def causal_tiles(rows: range, keys: range) -> tuple[MaskTile, ...]:
 
 # ---- balanced orders -----------------------------------------------------------------------------
 # The sequence is cut into equally long pieces, and every rank gets equally many of them. The pieces
-# with most pairs are given out first, each to the rank that has fewest pairs so far. With a causal
-# mask and two pieces per rank this is the zigzag of Llama 3 (arXiv 2407.21783); documents need more
-# pieces. MagiAttention (github.com/SandAI-org/MagiAttention) assigns tokens by the same idea.
+# with most pairs are given out first, in turns; the rank with fewest pairs so far is first.
+# With a causal mask and two pieces per rank this is the zigzag of Llama 3 (arXiv 2407.21783);
+# documents need more pieces. MagiAttention (github.com/SandAI-org/MagiAttention) has the same idea.
 
 MAX_IMBALANCE = 0.02
 """Pairs of the fullest rank above the mean at which no more pieces are tried."""
@@ -179,28 +178,20 @@ def balanced_runs(visible: VisibleKeys, ranks: int) -> tuple[Runs, ...]:
     pieces = 2
     while best is None or (pieces <= MAX_PIECES and tokens // (pieces * ranks) >= MIN_PIECE):
         ends = np.arange(pieces * ranks + 1) * tokens // (pieces * ranks)
-        pairs = np.diff(visible.pairs_before(ends))
-        owned = _assign(pairs, ranks, pieces)
-        sums = [int(pairs[own].sum()) for own in owned]
-        imbalance = max(sums) * ranks / sum(sums) - 1
+        pairs = np.diff([visible.mask.pairs_before(end, tokens) for end in ends.tolist()])
+        owners, sums = np.empty(len(pairs), dtype=np.int64), np.zeros(ranks, dtype=np.int64)
+        for turn in np.argsort(-pairs, kind="stable").reshape(pieces, ranks):
+            receivers = np.argsort(sums, kind="stable")
+            owners[turn] = receivers
+            sums[receivers] += pairs[turn]
+        imbalance = float(sums.max() / sums.mean()) - 1
         if best is None or imbalance < best[0]:
-            best = imbalance, tuple(_join(np.sort(own), ends) for own in owned)
+            owned = (np.flatnonzero(owners == rank) for rank in range(ranks))
+            best = imbalance, tuple(_join(own, ends) for own in owned)
         if imbalance <= MAX_IMBALANCE:
             break
         pieces *= 2
     return best[1]
-
-
-def _assign(pairs: NDArray[np.int64], ranks: int, pieces: int) -> list[NDArray[np.int64]]:
-    """Return the pieces of each rank, equally many."""
-    owned: list[list[int]] = [[] for _ in range(ranks)]
-    waiting = [(0, rank) for rank in range(ranks)]
-    for piece in np.argsort(-pairs, kind="stable").tolist():
-        total, rank = heapq.heappop(waiting)
-        owned[rank].append(piece)
-        if len(owned[rank]) < pieces:
-            heapq.heappush(waiting, (total + int(pairs[piece]), rank))
-    return [np.array(own) for own in owned]
 
 
 def _join(pieces: NDArray[np.int64], ends: NDArray[np.int64]) -> Runs:

@@ -239,24 +239,23 @@ def _chunks(counts: Ints, full_rows: int) -> Iterator[tuple[int, int]]:
             yield start, min(end, start + step)
 
 
-def _window(rows: LayoutRows, width: Ints, first: Ints) -> Ints:
-    """Return the start of a window of `width` blocks around the row, not before `first`."""
-    return np.clip(_window_start(rows, rows.row, width), first, rows.visible - width)
+def window_start(row: Ints, visible: Ints, width: Ints, first: Ints | int = 0) -> Ints:
+    """Return the start of a window of `width` blocks around a row, not before `first`.
 
-
-def _window_start(rows: LayoutRows, center: Ints, width: Ints) -> Ints:
-    """Return the start of `width` blocks that end at the center if causal, else lie around it."""
-    return center - np.where(rows.visible == rows.row + 1, width - 1, width // 2)
+    A causal row sees no block after its own, so that the window ends there.
+    """
+    start: Ints = np.clip(row - width // 2, first, visible - width)
+    return start
 
 
 def _local_window(rows: LayoutRows) -> Ints:
-    return _window(rows, rows.kept, np.zeros_like(rows.row)) + rows.slot
+    return window_start(rows.row, rows.visible, rows.kept) + rows.slot
 
 
 def _special_and_window(rows: LayoutRows) -> Ints:
     """Keep the first blocks, then a window; the diagonal has priority over special blocks."""
     special = np.minimum(rows.special, rows.kept - 1)
-    start = _window(rows, rows.kept - special, special)
+    start = window_start(rows.row, rows.visible, rows.kept - special, special)
     return rows.slot + np.where(rows.slot < special, 0, start - special)
 
 
@@ -276,7 +275,7 @@ def _strided(rows: LayoutRows) -> Ints:
     width = rows.kept - columns
     row_number = rows.row - np.minimum(-(-rows.row // stride), columns)
     outside = rows.visible - columns
-    first = np.clip(_window_start(rows, row_number, width), 0, outside - width)
+    first = window_start(row_number, outside, width)
     last = first + width - 1
     columns_before = np.minimum(first // (stride - 1) + 1, columns)
     run_end = width + np.minimum(last // (stride - 1) + 1, columns)
@@ -293,7 +292,7 @@ def _random(rows: LayoutRows) -> Ints:
     Draws never collide. A draw depends only on the seed, the row and its index.
     """
     width = (rows.kept + 1) // 2
-    start = _window(rows, width, np.zeros_like(rows.row))
+    start = window_start(rows.row, rows.visible, width)
     draws, room = np.maximum(rows.kept - width, 1), rows.visible - width
     low = (rows.slot - width) * room // draws
     high = (rows.slot - width + 1) * room // draws

@@ -80,37 +80,6 @@ class VisibleKeys:
             return int(queries.sum()) + len(queries)
         return int((self.stop(queries) - self.first(queries)).sum())
 
-    def pairs_before(self, positions: Ints) -> Ints:
-        """Return the pairs of all queries before each position, (positions,), 0 ... tokens."""
-        i = positions
-        triangles = i * (i + 1) // 2
-        if self.mask.has_documents:
-            document = np.searchsorted(self._bounds, i, "right") - 1
-            start = self._bounds[document]
-            length = np.diff(self._bounds, append=self._bounds[-1])[document]
-            inside = i - start
-            is_causal = self.mask.is_causal
-            own: Ints = inside * (inside + 1) // 2 if is_causal else inside * length
-            own += self._pairs_of_documents[document]
-            return own
-        if self.mask.kind == WINDOW:
-            hidden: Ints = np.maximum(i - self.mask.size, 0)
-            triangles -= hidden * (hidden + 1) // 2
-            return triangles
-        if self.mask.kind == PREFIX:
-            prefix = min(self.mask.size, self.tokens)
-            inside = np.minimum(i, prefix)
-            triangles += inside * prefix - inside * (inside + 1) // 2
-            return triangles
-        return triangles if self.mask.is_causal else i * self.tokens
-
-    @cached_property
-    def _pairs_of_documents(self) -> Ints:
-        """The pairs of all documents before each, and of all of them."""
-        lengths = np.diff(self._bounds)
-        pairs = lengths * (lengths + 1) // 2 if self.mask.is_causal else lengths**2
-        return np.concatenate(([0], np.cumsum(pairs)))
-
     def share(self, queries: Ints) -> float:
         """Return the share of all pairs that these queries see."""
         return self.pairs(queries) / self.mask.visible_pairs(self.tokens)

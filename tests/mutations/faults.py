@@ -43,7 +43,7 @@ _PATTERNS = (
           ("tests/patterns/test_blocks.py",)),
     Fault("window-misses-diagonal", "patterns", "patterns/blocks.py",
           "A causal window ends one block before the query's own block.",
-          "width - 1, width // 2", "width, width // 2",
+          "first, visible - width)", "first, visible - width - 1)",
           ("tests/patterns/test_blocks.py",)),
     Fault("topk-sees-next-block", "patterns", "patterns/topk.py",
           "Top-k selection looks at a block after the query's own block (causal leak).",

@@ -91,7 +91,7 @@ class LayoutAttention(Attention):
 
     @override
     def facts(self) -> dict[str, Any]:
-        kept = sum(len(layout.indices) for layout in self.layouts)
+        kept = sum(int(layout.row_lengths.sum()) for layout in self.layouts)
         return {**self._kernel_facts, "kept_blocks": kept}
 
 
