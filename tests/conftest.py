@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -59,7 +58,7 @@ LONG = (
     "compiled html launchers/test_engine attention/test_masks cli/test_terminal_report "
     "kernels/test_triton_blocks api/test_places attention/test_ranks cli/test_plan cli/test_launch "
     "cli/test_cli worker/test_dry_run tests/test_docs "
-    "external/test_on_cpu worker/test_ranks cli/test_survival launchers/test_slurm "
+    "external/test_on_cpu worker/test_ranks cli/test_survival "
     "launchers/test_ranks worker/test_trial worker/test_faults_short worker/test_check "
     "cli/test_action worker/test_keep tests/test_testing api/test_api"
 )
@@ -101,29 +100,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not torch.cuda.is_available():
             for item in need_gpu:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
-
-
-MAX_REASONS = 25
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List why tests were skipped, with counts: a run without a browser or a GPU says so."""
-    skipped = terminalreporter.getreports("skipped")
-    reasons = Counter(_reason_of(report.longrepr) for report in skipped)
-    if not reasons:
-        return
-    terminalreporter.section(f"{len(skipped):,} skipped", sep="-")
-    for reason, count in reasons.most_common(MAX_REASONS):
-        terminalreporter.line(f"{count:6,}  {reason}")
-    if rest := sum(count for _, count in reasons.most_common()[MAX_REASONS:]):
-        terminalreporter.line(f"{rest:6,}  for {len(reasons) - MAX_REASONS} other reasons")
-
-
-def _reason_of(longrepr: Any) -> str:
-    """The reason of a skip, which is (file, line, reason), on one line."""
-    text = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
-    return " ".join(text.removeprefix("Skipped: ").split())[:120]
 
 
 def pytest_collection_finish() -> None:

@@ -1,6 +1,6 @@
 """Sweep files: the trials of a grid, and the sentence for each mistake."""
 
-import re
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,7 @@ def test_every_list_is_an_axis() -> None:
     }
     assert sparse == {(p, s) for p in ("local-window", "dilated-sparse") for s in (0.9, 0.99)}
     assert {t.memory_budget for t in found} == {512 * 2**20}
-
-
-def test_rows_to_compare_are_adjacent() -> None:
-    found = trials(EXAMPLE)
+    # rows to compare are adjacent
     names = ["sdpa", "ring"] + ["block-sparse"] * 4
     assert [t.implementation for t in found] == names * 8
     lengths = [t.workload.seq_len for t in found]
@@ -93,19 +90,16 @@ def test_rows_to_compare_are_adjacent() -> None:
 def test_settings_are_axes_too() -> None:
     text = (
         "memory_budget: [1GiB, none]\ntime_budget: [2min, ~]\nworld_size: [1, 2]\n"
-        "threads: [1, none]\nseed: [0, 7]\nrepeats: [0, 5]\ntime_cap: [1s, 500ms]\n" + SHORT
+        "threads: [1, none]\nrepeats: [0, 5]\ntime_cap: [1s, 500ms]\n" + SHORT
     )
     found = trials(text)
-    assert len(found) == 2**7
-    assert {(t.memory_budget, t.time_budget) for t in found} == {
-        (m, s) for m in (2**30, None) for s in (120.0, None)
+    assert {(t.memory_budget, t.time_budget, t.world_size) for t in found} == {
+        *itertools.product((2**30, None), (120.0, None), (1, 2))
     }
-    assert {(t.threads, t.seed, t.repeats) for t in found} == {
-        (h, s, r) for h in (1, None) for s in (0, 7) for r in (0, 5)
+    assert {(t.threads, t.repeats, t.time_cap) for t in found} == {
+        *itertools.product((1, None), (0, 5), (1.0, 0.5))
     }
-    assert {(t.time_cap, t.world_size) for t in found} == {
-        (c, w) for c in (1.0, 0.5) for w in (1, 2)
-    }
+    assert len(found) == 2**6
 
 
 def test_missing_keys_have_the_defaults_of_a_trial() -> None:
@@ -157,8 +151,6 @@ MISTAKES = {
         "under it"),
     "broken YAML": ("tokens: [1k, 2k\nimplementations: [sdpa]\n",
         "2: not valid YAML: while parsing a flow sequence, expected ',' or ']', but got ':'"),
-    "a character that is none": ("tokens: 1k\n\x07\n",
-        "2: not valid YAML: special characters are not allowed"),
     "tokens": ("tokens: [1k,\n  12q]\n" + TAIL,
         "2: tokens '12q' can't be read; write 4096, 4k or 1M"),
     "tokens with commas": ("tokens: 1k,2k\n" + TAIL,
@@ -166,8 +158,6 @@ MISTAKES = {
         "[1k,2k])"),
     "memory budget": (SHORT + "memory_budget: -3GiB\n",
         "3: memory_budget: bytes '-3GiB' can't be read; write 512MiB or 7.9GiB"),
-    "new tokens without decode": (SHORT + "workload:\n  mode: train\n  new_tokens: 2\n",
-        "5: new_tokens 2 needs mode decode"),
     "heads not divisible": (SHORT + "workload:\n  heads: 8\n  kv_heads: [4, 3]\n",
         "5: heads 8 is not divisible by kv_heads 3; kv_heads may be 1, 2, 4, 8"),
     "device that is not there": (SHORT + "device: [cpu, cuda]\n",
@@ -176,20 +166,14 @@ MISTAKES = {
         "3: unknown device 'gpu'; did you mean 'cuda'?"),
     "dtype that the device lacks": (SHORT + "workload:\n  dtype: [float32,\n    float16]\n",
         "5: dtype float16 is not available on cpu; use float32 or bfloat16"),
-    "mode that is none": (SHORT + "workload: {mode: training}\n",
-        "3: unknown mode 'training'; did you mean 'train'?"),
     "negative heads": (SHORT + "workload: {heads: -8}\n",
         "3: heads -8 is too small; the minimum is 1"),
-    "causal": (SHORT + "workload: {causal: maybe}\n",
-        "3: causal 'maybe' is neither true nor false"),
     "empty": ("# nothing yet\n", "is empty; start from configs/quickstart.yaml of the repository"),
     "no tokens": (TAIL, "tokens is missing; start from configs/quickstart.yaml of the repository"),
-    "empty list of tokens": ("tokens: []\n" + TAIL,
-        "1: tokens is an empty list, so there is nothing to run"),
     "a key without a value": ("tokens:\n" + TAIL, "1: tokens has no value"),
-    "a list for an implementation": ("tokens: 1k\nimplementations: [[sdpa, ring]]\n",
-        "2: an item of implementations is not one name; write one '- name' a line"),
     "two baselines": (SHORT + "baseline: [sdpa]\n", "3: baseline takes one value, not a list"),
+    "many digits": (f"seed: {'9' * 5000}\n" + SHORT,
+        f"1: seed '{'9' * 200}…' is not a whole number"),
     "key twice": ("tokens: 1k\nimplementations: [sdpa]\ntokens: 2k\n",
         "3: tokens is written twice, first in line 1; remove one"),
     "several mistakes, the first in the file": (
@@ -204,15 +188,6 @@ MISTAKES = {
         "longer documents"),
     "list for a key": ("? [tokens]\n: 1k\n", "1: a key of the config is not a word"),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("key", ["tokens", "seed", "memory_budget"])
-def test_a_number_of_many_digits_is_refused_in_one_short_sentence(key: str) -> None:
-    message = refusal(f"{key}: {'9' * 5000}\n{TAIL}{'' if key == 'tokens' else 'tokens: 1'}\n")
-    assert re.match(
-        r"sweep\.yaml:1: .* (is too large|can't be read|is not a whole number)", message
-    )
-    assert len(message) < 350
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

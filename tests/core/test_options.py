@@ -40,9 +40,6 @@ def test_specs_come_from_the_signature_in_order() -> None:
     assert by_name["chunk"].help == "tokens per step"
     assert by_name["order"].choices == ("contiguous", "zigzag")
     assert [s.name for s in SPECS if s.optional] == ["backend"]
-
-
-def test_defaults_are_filled_in() -> None:
     defaults = {spec.name: spec.default for spec in SPECS}
     assert fill(SPECS, {"chunk": "2k"}, "ring") == {**defaults, "chunk": 2048}
 

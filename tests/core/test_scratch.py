@@ -35,31 +35,6 @@ def test_only_what_dead_processes_left_is_deleted(user: Path) -> None:
     assert scratch_folder() == own
 
 
-def test_another_process_does_not_delete_ours(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = scratch_folder()
-    held = files._own
-    monkeypatch.setattr(files, "_own", {})
-    theirs = scratch_folder()
-    assert ours != theirs
-    assert ours.is_dir()
-    files._delete(os.getpid())
-    assert list(user.iterdir()) == [ours]
-    monkeypatch.setattr(files, "_own", held)
-    files._delete(os.getpid())
-    assert not list(user.iterdir())
-
-
-def test_a_socket_fits_below_a_long_tmpdir(
-    user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "SOCKET_PATH_BYTES", 103)
-    long = tmp_path / ("x" * 90)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    assert len(f"{scratch_folder()}/listener-12345678") <= 103
-    files._delete(os.getpid())
-
-
 def test_without_a_folder_the_remedy_is_named(
     user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from longseq_bench.core.model import ENVIRONMENT_FAILURE
-from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.local import SERVER_ENDED
 
 ROOT = Path(__file__).parents[2]
@@ -109,26 +108,3 @@ def test_a_server_dies_with_its_parent_while_it_imports(
     parent.wait()
     gone, _ = psutil.wait_procs([server], timeout=PATIENCE_S / 4)
     assert gone == [server]
-
-
-LEADER_ENDS = """
-import ctypes, platform, threading, time
-threading.Thread(target=time.sleep, args=(60,)).start()
-print("ready", flush=True)
-ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
-"""
-"""Ends its first thread alone, by the system call exit."""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the system call is Linux's")
-def test_a_zombie_with_a_running_thread_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """multiprocessing would take it for a running server, and connect to its closed socket."""
-    server = psutil.Popen([sys.executable, "-c", LEADER_ENDS], stdout=subprocess.PIPE)
-    server.stdout.readline()
-    while server.status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
-    monkeypatch.setattr(fork_server, "pid", lambda: server.pid)
-    assert not fork_server.has_ended(server.pid, 0.05)
-    server.kill()
-    assert fork_server.has_ended(server.pid, PATIENCE_S)
-    assert server.wait() == -9

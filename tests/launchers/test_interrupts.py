@@ -25,15 +25,6 @@ def interrupted(then: Callable[[], object]) -> None:
         then()
 
 
-def test_it_waits_for_the_end() -> None:
-    done: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(lambda: done.append("ended"))
-    assert done == ["ended"]
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
 @pytest.mark.parametrize("ignored", [True, False])
 def test_it_does_then_what_it_would_have_done(ignored: bool) -> None:
     done: list[str] = []
@@ -48,14 +39,13 @@ def test_it_does_then_what_it_would_have_done(ignored: bool) -> None:
 
 
 def test_what_fails_for_its_sake_is_not_told() -> None:
+    def fail() -> None:
+        raise EOFError
+
     with pytest.raises(KeyboardInterrupt):
-        interrupted(_fail)
+        interrupted(fail)
     with pytest.raises(EOFError), defer_interrupts():
-        _fail()
-
-
-def _fail() -> None:
-    raise EOFError
+        fail()
 
 
 TERMINATION = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

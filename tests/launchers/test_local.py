@@ -164,22 +164,36 @@ LOST = outcome("error", "AcceleratorError: CUDA error: unspecified", facts={"dev
 KILLED = environment_failure("the fork server was killed", "forward")
 
 
-@pytest.mark.parametrize(
-    ("second", "reason"),
-    [
-        (outcome("ok"), f"passed in a second process; the first failed: {LOST.reason}"),
-        (LOST, f"{LOST.reason}; a second process failed in the same way"),
-        (outcome("oom", "too large"), f"too large; a first process failed: {LOST.reason}"),
-    ],
+CRASH, NATIVE = (
+    outcome("crashed", "killed by SIGSEGV"),
+    "killed by SIGSEGV; a second process passed",
 )
-def test_an_error_of_a_device_is_tried_once_more(second: Outcome, reason: str) -> None:
-    """In a fresh process, with the same budget; the record names the first failure."""
-    launcher, budgets = attempts(LOST, second)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "reason", "budgets"),
+    [
+        # the record names the first failure of a device
+        ([LOST, outcome()], "ok",
+         f"passed in a second process; the first failed: {LOST.reason}", 2),
+        ([LOST, LOST], "error", f"{LOST.reason}; a second process failed in the same way", 2),
+        ([LOST, outcome("oom", "too large")], "oom",
+         f"too large; a first process failed: {LOST.reason}", 2),
+        # a crash that does not repeat, such as SIGSEGV sent by another program
+        ([CRASH, outcome(), outcome()], "crashed", f"{NATIVE} with the same memory", 3),
+    ],
+)  # fmt: skip
+def test_a_failure_that_may_not_repeat_is_tried_once_more(
+    ends: list[Outcome], status: str, reason: str, budgets: int
+) -> None:
+    """In a fresh process."""
+    launcher, given = attempts(*ends)
     found = launcher.run(trial(world_size=2, memory_budget=2**30), print)
-    assert (found.outcome.status, found.outcome.reason) == (second.status, reason)
-    assert found.outcome.facts["first_attempt"] == LOST.reason
-    assert found.processes == 4
-    assert budgets == [2**30, 2**30]
+    assert (found.outcome.status, found.outcome.reason) == (status, reason)
+    assert (found.processes, len(given)) == (2 * budgets, budgets)
+    if ends[0] is LOST:
+        assert found.outcome.facts["first_attempt"] == LOST.reason
+        assert given == [2**30] * 2
 
 
 @pytest.mark.parametrize("second", [outcome("ok"), KILLED])
@@ -207,11 +221,6 @@ def test_the_signal_that_killed_each_child_of_a_request_is_named(
         launcher.catalogue()
 
 
-def test_a_child_that_does_not_answer_is_named_as_such() -> None:
-    with pytest.raises(LauncherError, match="can't be started here: it did not answer within 0 s"):
-        LocalLauncher()._request("catalogue", limit=0.0)
-
-
 def test_a_signal_from_outside_is_named(launcher: LocalLauncher, nothing_left: None) -> None:
     """Python's handler would make it an exit with code 1."""
 
@@ -225,15 +234,6 @@ def test_a_signal_from_outside_is_named(launcher: LocalLauncher, nothing_left: N
     assert (found.outcome.reason, found.processes) == (
         "killed by SIGINT; a second process failed in the same way", 2,
     )  # fmt: skip
-
-
-def test_a_crash_that_does_not_repeat_is_not_out_of_memory() -> None:
-    """Such as SIGSEGV sent by another program."""
-    crash = outcome("crashed", "killed by SIGSEGV")
-    launched = attempts(crash, outcome(), outcome())[0].run(trial(memory_budget=64 * MIB), print)
-    assert (launched.outcome.status, launched.processes) == ("crashed", 3)
-    reason = "killed by SIGSEGV; a second process passed with the same memory"
-    assert launched.outcome.reason == reason
 
 
 def test_a_crash_of_the_second_process_is_tried_with_more_memory() -> None:

@@ -1,10 +1,8 @@
 """What processes print: read whole and in order, and nothing of it left behind."""
 
 import errno
-import multiprocessing
 import os
 import tempfile
-from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
@@ -33,19 +31,6 @@ def test_a_full_disk_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     remedy = f"No space left on device: free space or inodes in {folder}, or set TMPDIR to a folder"
     with pytest.raises(LauncherError, match=f"the output of a child .*: {remedy}"):
         LocalLauncher().catalogue()
-
-
-@pytest.mark.parametrize("is_child", [False, True])
-def test_a_fork_server_on_a_full_disk_is_named(
-    folder: Path, is_child: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also one that runs, and has no room for what a child needs."""
-    process = multiprocessing.get_context("forkserver").Process()
-    monkeypatch.setattr(fork_server, "_start" if is_child else "_ready", refuse)
-    monkeypatch.setattr(fork_server, "_kill", lambda before: None)  # all tests share the server
-    begin = partial(fork_server.start, process) if is_child else fork_server.ready
-    with pytest.raises(LauncherError, match=f"free space or inodes in {folder}, or set TMPDIR"):
-        begin()
 
 
 def test_whoever_reads_moves_nobody_who_prints(

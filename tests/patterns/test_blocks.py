@@ -5,13 +5,14 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
+from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.patterns import blocks
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL, WITH_WINDOW, make_layout
@@ -93,21 +94,16 @@ def test_a_row_does_not_depend_on_its_chunk(
     assert np.array_equal(whole.indptr, cut.indptr)
 
 
-def test_local_window_keeps_the_nearest() -> None:
+def test_windows_keep_the_nearest_and_the_first_blocks() -> None:
     causal = make_layout("local-window", 1600, 16, 0.9, True)
     assert causal.row(50).tolist() == [46, 47, 48, 49, 50]
     both = make_layout("local-window", 1600, 16, 0.95, False)
     assert both.row(50).tolist() == [48, 49, 50, 51, 52]
     assert both.row(0).tolist() == [0, 1, 2, 3, 4]
     assert both.row(99).tolist() == [95, 96, 97, 98, 99]
-
-
-def test_sink_window_keeps_the_first_and_a_window() -> None:
-    layout = make_layout("sink-window", 1600, 16, 0.9, True, special=32)
-    assert layout.row(50).tolist() == [0, 1, 48, 49, 50]
-
-
-def test_global_local_has_global_columns_and_rows() -> None:
+    sinks = make_layout("sink-window", 1600, 16, 0.9, True, special=32)
+    assert sinks.row(50).tolist() == [0, 1, 48, 49, 50]
+    # global tokens are columns, and rows that see everything
     layout = make_layout("global-local", 1600, 16, 0.9, False, special=20)
     assert layout.row(0).tolist() == layout.row(1).tolist() == list(range(100))
     assert all(layout.row(i).tolist()[:2] == [0, 1] for i in range(100))
@@ -202,28 +198,6 @@ def test_hierarchical_is_its_definition(
         )
 
 
-def test_an_unknown_pattern_names_the_nearest() -> None:
-    with pytest.raises(UnknownNameError) as caught:
-        make_layout("local-windows", 100, 10, 0.5, False)
-    assert caught.value.nearest == "local-window"
-    assert "'local-windows'" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("sparsity", "hint"),
-    [
-        (1.0, "0.99 keeps one block in a hundred"),
-        (-0.1, "0 skips nothing"),
-        (90, "90 % would be 0.9"),
-        (float("nan"), "sparsity nan"),
-    ],
-)
-def test_a_sparsity_outside_the_range_is_refused(sparsity: float, hint: str) -> None:
-    with pytest.raises(UserError, match=r"outside \[0, 1\)") as caught:
-        make_layout("strided", 100, 10, sparsity, False)
-    assert hint in str(caught.value)
-
-
 WITHOUT_GLOBALS = "use global-local or sink-window"
 WITHOUT_WINDOW = "use global-local, local-window, sink-window or strided"
 
@@ -233,6 +207,11 @@ WITHOUT_WINDOW = "use global-local, local-window, sink-window or strided"
     [
         (["strided"], {"block": -3}, "block -3 is too small; the minimum is 1"),
         (["random"], {"seq_len": 0}, "sequence of 0 tokens"),
+        (["local-windows"], {}, "unknown pattern 'local-windows'; did you mean 'local-window'"),
+        (["strided"], {"sparsity": 1.0}, r"outside \[0, 1\); 0.99 keeps one block in a hundred"),
+        (["strided"], {"sparsity": -0.1}, r"outside \[0, 1\); 0 skips nothing"),
+        (["strided"], {"sparsity": 90}, r"outside \[0, 1\); 90 % would be 0.9"),
+        (["strided"], {"sparsity": float("nan")}, "sparsity nan"),
         (WITH_SPECIAL, {"special": 101}, "globals=101 is more than the 100 tokens"),
         (PATTERNS.keys() - {*WITH_SPECIAL}, {"special": 5}, WITHOUT_GLOBALS),
         (PATTERNS.keys() - {*WITH_WINDOW}, {"window": 20}, WITHOUT_WINDOW),
@@ -242,22 +221,20 @@ WITHOUT_WINDOW = "use global-local, local-window, sink-window or strided"
     ],
 )
 def test_options_that_a_pattern_does_not_support_are_refused(
-    patterns: Collection[str], options: dict[str, int], message: str
+    patterns: Collection[str], options: dict[str, Any], message: str
 ) -> None:
+    given = {"seq_len": 100, "block": 10, "sparsity": 0.5, "causal": False, **options}
     for pattern in patterns:
         with pytest.raises((UserError, UnsupportedError), match=message):
-            make_layout(
-                pattern, sparsity=0.5, causal=False, **{"seq_len": 100, "block": 10, **options}
-            )
+            make_layout(pattern, **given)
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.999])
 def test_a_window_replaces_sparsity(sparsity: float) -> None:
     """In tokens, rounded up to blocks, the diagonal block included."""
     make = make_layout
-    assert make("local-window", 1600, 16, sparsity, True, window=33).row(50).tolist() == [
-        48, 49, 50,
-    ]  # fmt: skip
+    causal = make("local-window", 1600, 16, sparsity, True, window=33)
+    assert causal.row(50).tolist() == [48, 49, 50]
     both = make("local-window", 1600, 16, sparsity, False, window=48)
     assert both.row(50).tolist() == [49, 50, 51]
     assert both.row(0).tolist() == [0, 1, 2]

@@ -1,7 +1,6 @@
 """Segments and rates as spans: every query in one tile, and exactly the pairs of the rule."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +12,6 @@ from longseq_bench.patterns.spans import (
     heads_by_sets,
     segment_spans,
     sort_walk,
-    unique_pairs,
 )
 
 pairs = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 6)), min_size=1, max_size=3)
@@ -68,18 +66,3 @@ def test_causal_keys_end_with_the_tile() -> None:
     full = segment_spans(4096, [(4096, 1, 0)], causal=False)
     half = segment_spans(4096, [(4096, 1, 0)], causal=True)
     assert half.count.sum() == full.count.sum() * (1 + TILE / 4096) / 2
-
-
-@pytest.mark.parametrize("rates", [(1, 2), (2, 3)])
-def test_sorted_sets_ascend(rates: tuple[int, int]) -> None:
-    """Hidden keys are then at the end of a run."""
-    rule = DilationRule((40, 96), rates, 4)
-    order = hilbert_order(300)
-    queries, keys = sort_walk(order, rule)
-    assert sorted(queries) == list(range(300))
-    assert len(keys) == 300 * len(unique_pairs(rule))
-    for sets in heads_by_sets(rule):
-        for q, k, run in tiles_of(segment_spans(300, sets, True, rule)):
-            assert (np.diff(queries[q]) > 0).all()
-            for e in np.unique(run):
-                assert (np.diff(keys[k[run == e]]) > 0).all()

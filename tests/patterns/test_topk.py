@@ -45,15 +45,6 @@ def test_it_equals_a_full_sort(
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("value", [0.0, -2.5, float("-inf")])
-def test_equal_scores_keep_the_first_blocks(value: float, causal: bool) -> None:
-    layout = layout_of(np.full((40, 40), value, dtype=np.float32), 0.9, causal)
-    assert layout.row(39).tolist() == [0, 1, 2, 39]
-    if not causal:
-        assert layout.row(2).tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("causal", [False, True])
 def test_the_result_is_the_same_in_chunks_requested_in_order(
     causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -241,10 +241,6 @@ class RankKillsItself(OnRankOne):
     fault = KillsItself.fault
 
 
-class RankNative(OnRankOne):
-    fault = Native.fault
-
-
 class RankLeavesShared(OnRankOne):
     """Leaves a file as NCCL does that is killed."""
 
