@@ -46,12 +46,6 @@ class Printed:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        from longseq_bench.reports.render._notebook import fragment
-
-        document = self.table()
-        return fragment(document) if document else "<p>no records</p>"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Results(Printed):

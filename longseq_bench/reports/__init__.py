@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,15 +30,12 @@ def write_documents(
 
     The folder is created if it is missing. A summary is `report.<format>`, another kind is
     `<kind>.<format>`. Some formats put charts and tables into a folder next to the main file.
-    attachments: write these folders too.  Several reports have links to each other.
+    attachments: write these folders too.
     Raises UnknownNameError for an unknown format, and StoreError if `out_dir` can't be written.
     All reports are rendered before the first is written.
     """
     from longseq_bench.reports.base import FORMATS
 
-    if len(reports) > 1:
-        related = [(report.kind, report.stem) for report in reports]
-        reports = [replace(report, related=related) for report in reports]
     renderers = {name: FORMATS.get(name) for name in formats}
     rendered = []
     for report in reports if attachments else [report.without_charts() for report in reports]:

@@ -119,9 +119,9 @@ def ratios(name: str, where: str, points: Sequence[Point]) -> Chart:
 
 
 def speed_over_dense(source: Source, rows: Iterable[SweepRow]) -> list[Chart]:
-    """Map the speed over dense: a row per pattern, a column per sparsity, a map per length.
+    """Chart the speed over dense against the requested density, a chart per length.
 
-    Only lengths with several sparsities are drawn.
+    Only lengths with several densities are drawn.
     """
     # the sparsity of a plug-in may be a word
     rows = [r for r in rows if type(r.options.get("sparsity")) in (int, float)]
@@ -131,22 +131,22 @@ def speed_over_dense(source: Source, rows: Iterable[SweepRow]) -> list[Chart]:
 
 
 def _speed_over_dense(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    points = [Point(*_place(r), r.speed_over_dense) for r in rows if r.speed_over_dense]
+    known = [r for r in rows if r.speed_over_dense]
+    points = [Point(*_place(r), require(r.speed_over_dense)) for r in known]
     if len({p.x for p in points}) < 2:
         return None
-    computed = any(r.dense_source != "measured" for r in rows if r.speed_over_dense)
+    computed = any(r.dense_source != "measured" for r in known)
     where = join_words(_at(where, rows[0].tokens), "dense time computed" if computed else "")
     failures = [Mark(*_place(r), _describe_failure(r)) for r in rows if _is_failed(r)]
-    x, y = Axis("Requested sparsity", "share"), Axis("Speed over dense", "ratio")
-    title = "Speed over dense attention"
-    return build_chart("speed-over-dense", where, x, y, points, failures, shape="heat", title=title)
+    x, y = Axis("Requested density", "share", True), Axis("Speed over dense", "ratio", True)
+    return build_chart("speed-over-dense", where, x, y, points, failures)
 
 
 def _place(row: SweepRow) -> tuple[str, float]:
-    """Return the name of a row without its sparsity, and this sparsity."""
+    """Return the name of a row without its sparsity, and the density that it leaves."""
     sparsity = row.options["sparsity"]
     name = row.name.replace(f" {format_option('sparsity', sparsity)}", "", 1)
-    return name, float(str(sparsity))
+    return name, round(1 - float(str(sparsity)), 9)
 
 
 # ---- several ranks -----------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class Table:
                 )
 
 
-Shape = Literal["lines", "dots", "bars", "heat"]
+Shape = Literal["lines", "dots", "bars"]
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Chart:
     """A chart of rows. `name` is short, for the name of its file; `title` has the workload.
 
     description: its content in words, for readers who can't see it.
-    shape: "heat" is a map with a row per series, a column per x and y as the cell's value.
+    shape: each series is a line, dots, or one bar.
     """
 
     name: str
@@ -201,7 +201,6 @@ class Document:
     figures: its answer, in at most MAX_FIGURES figures.
     make_data: builds `data`, the tidy table for programs, at its first use.
     has_rows: the records have rows for this kind of report.
-    related: kind and stem of each report that is written with it, itself included.
     """
 
     kind: str
@@ -211,7 +210,6 @@ class Document:
     make_data: Callable[[], Table] = field(default=lambda: Table("data", (), ()), repr=False)
     has_rows: bool = True
     figures: Sequence[KeyFigure] = ()
-    related: Sequence[tuple[str, str]] = ()
 
     @cached_property
     def data(self) -> Table:

@@ -210,7 +210,8 @@ _KINDS = {
     ),
     "extreme": Kind(
         "Extreme lengths",
-        [maxima, sparse, fastest, where_it_pays, lengths, minimum_sparsity, exponents, projected],
+        [all_implementations, maxima, sparse, fastest, where_it_pays, lengths, minimum_sparsity]
+        + [exponents, projected],
         "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99",
         lambda source: bool(source.maxima),
     ),

@@ -90,18 +90,6 @@ def test_the_files_are_named_for_their_format(tmp_path: Path) -> None:
     assert only.read_text() == written[1].read_text()
 
 
-def test_reports_that_are_written_together_have_links_to_each_other(tmp_path: Path) -> None:
-    written = write(SETS["one row"], tmp_path, ["md", "html"], kinds=["summary", "scaling"])
-    texts = {path.name: path.read_text() for path in written}
-    assert set(texts) == {"report.md", "report.html", "scaling.md", "scaling.html"}
-    for name, text in texts.items():
-        for stem in ("report", "scaling"):
-            file = stem + Path(name).suffix
-            assert file in re.findall(r'(?:href="|\]\()([^#")]+)', text), name
-    (alone,) = write(SETS["one row"], tmp_path, ["md"])
-    assert "Reports of these records" not in alone.read_text()
-
-
 def test_errors_are_raised_before_anything_is_written(tmp_path: Path) -> None:
     records, folder = SETS["one row"], tmp_path / "out"
     with pytest.raises(UnknownNameError, match=r"report format 'cvs'; did you mean 'csv'"):

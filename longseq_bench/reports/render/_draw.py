@@ -7,9 +7,8 @@ registry from importing it.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import pairwise
 from textwrap import fill, wrap
 from typing import Any, get_args
 
@@ -17,44 +16,34 @@ import altair as alt
 from altair.utils.schemapi import debug_mode
 
 from longseq_bench.core.model import Status
-from longseq_bench.reports.document import Axis, Chart, Mark, Point, format_cell
+from longseq_bench.reports.document import Chart, Mark, Point, format_cell
 from longseq_bench.reports.render import _theme as theme
 
 NAME_LETTERS, TITLE_LETTERS = 27, 95
 """Letters of a line of a row's name, and of a line of a title."""
-NAMES_SHARE = 0.4
-"""Most of the width of a plot that names at the ends of lines take."""
 TIP = [alt.Tooltip("w:N", title=" ")]
 
 Row = dict[str, Any]
 
 
-def draw(
-    chart: Chart, styles: dict[str, str] | None = None, is_page: bool = False
-) -> alt.LayerChart:
+def draw(chart: Chart, styles: dict[str, str] | None = None) -> alt.LayerChart:
     """Return a chart with its title, as wide as its container.
 
     styles: colours of its series, from `theme.colours`; None: those of a chart alone.
-    is_page: with a legend, in which a click singles out a series.
     """
     styles = styles or theme.colours(chart, {})
     points = [p for p in chart.points if p.series in styles and math.isfinite(p.x + p.y)]
     failures = dict.fromkeys(m for m in chart.failures if m.series in styles)
     shown = replace(chart, points=tuple(points), failures=tuple(failures))
-    if chart.shape in ("bars", "heat"):
-        drawn = _bars(shown) if chart.shape == "bars" else _cells(shown)
-    else:
-        drawn = _lines(shown, styles, is_page)
+    drawn = _bars(shown) if chart.shape == "bars" else _lines(shown, styles)
     title, text = wrap(chart.title, TITLE_LETTERS), chart.description
     return drawn.properties(width="container", title=title, description=text, config=theme.CONFIG)
 
 
 @debug_mode(False)  # else Altair checks each part when it is made; a test checks the whole
-def spec(
-    chart: Chart, styles: dict[str, str] | None = None, is_page: bool = False
-) -> dict[str, Any]:
+def spec(chart: Chart, styles: dict[str, str] | None = None) -> dict[str, Any]:
     """Return `draw` as Vega-Lite with printable texts: vl-convert ends the process on others."""
-    found: dict[str, Any] = printable(draw(chart, styles, is_page).to_dict(validate=False))
+    found: dict[str, Any] = printable(draw(chart, styles).to_dict(validate=False))
     return found
 
 
@@ -77,9 +66,7 @@ def printable(value: Any) -> Any:
 
 def notes(chart: Chart) -> Iterator[str]:
     """Yield sentences on the marks of a chart, and on series that it leaves out."""
-    is_lines, names = chart.shape in ("lines", "dots"), chart.series
-    if chart.shape == "heat":
-        yield f"Darker: higher {chart.y.name.lower()}."
+    is_lines, names = chart.shape != "bars", chart.series
     if chart.failures and is_lines:
         yield "× at the top: a trial or search that failed; see Failures."
     for guide in chart.guides:
@@ -100,7 +87,7 @@ def _of(rows: Iterable[Row]) -> alt.Chart:
 
 def _row(chart: Chart, p: Point) -> Row:
     """Return a point as a row of data, with its value as text and the words of its tooltip."""
-    at = "" if chart.shape == "bars" else f"{chart.x.name} {_format_x(p.x, chart.x)}"
+    at = "" if chart.shape == "bars" else f"{chart.x.name} {format_cell(p.x, chart.x.kind)}"
     value = format_cell(p.y, chart.y.kind)
     words = ", ".join(filter(None, (at, f"{chart.y.name} {value}", p.words)))
     text = {"value": value, "w": f"{p.series}: {words}" if p.series else words}
@@ -116,21 +103,20 @@ def _failure(m: Mark, other: str = "") -> Row:
     return row | {"x": m.x, "word": word, "w": f"{m.series}: {m.words}"}
 
 
-def _format_x(x: float, axis: Axis) -> str:
-    """Format a value along x; shares have as many digits as they need."""
-    return f"{x * 100:g} %" if axis.kind == "share" else format_cell(x, axis.kind)
-
-
 # ---- lines and dots ------------------------------------------------------------------------------
 
 
-def _lines(chart: Chart, styles: dict[str, str], is_page: bool) -> alt.LayerChart:
-    """Draw lines or dots with intervals, guides, and a cross at the top for each failed length."""
+def _lines(chart: Chart, styles: dict[str, str]) -> alt.LayerChart:
+    """Draw lines or dots with intervals, guides, and a cross at the top for each failed length.
+
+    A click in the legend singles out a series.
+    """
     # those in colour lie over the grey ones
     points = sorted(chart.points, key=lambda p: styles[p.series] != theme.PALE)
     scale = alt.Scale(domain=list(styles), range=list(styles.values()))
-    legend = alt.Legend(title=None, orient="bottom", columns=3, labelLimit=170)
-    colour = alt.Color("s:N", scale=scale, legend=legend if is_page else None)
+    named = [name for name, colour in styles.items() if colour != theme.PALE]
+    legend = alt.Legend(title=None, orient="bottom", columns=3, labelLimit=190, values=named)
+    colour = alt.Color("s:N", scale=scale, legend=legend)
     picked = alt.selection_point(fields=["s"], bind="legend")
     opacity = alt.condition(picked, alt.value(1), alt.value(0.12))
     base = _of(_row(chart, p) for p in points).encode(color=colour, opacity=opacity)
@@ -158,33 +144,22 @@ def _lines(chart: Chart, styles: dict[str, str], is_page: bool) -> alt.LayerChar
         last = _of(line[-1:]).mark_text(align="right", dy=-7, color=theme.GREY)
         dashed = _of(line).mark_line(strokeDash=[4, 4], color=theme.GREY, strokeWidth=1.5)
         layers += [dashed, last.encode(text="s:N")]
-    ends = _name_ends(chart, styles, theme.HEIGHT - top)
-    names = _of(ends).encode(color=colour, text="s:N")
-    limit, move = alt.ExprRef(f"{NAMES_SHARE} * width - 10"), alt.ExprRef("datum.move")
-    layers.append(names.mark_text(align="left", limit=limit, dx=8, dy=move))
-    room = theme.LETTER * max((len(row["s"]) for row in ends), default=0) + 16
-    right = {"expr": f"width - min({room}, {NAMES_SHARE} * width)"}
     layers[0] = layers[0].add_params(picked)
-    x, y = _channel(chart, "x", [0, right]), _channel(chart, "y", [theme.HEIGHT, top])
+    x, y = _channel(chart, "x", alt.Undefined), _channel(chart, "y", [theme.HEIGHT, top])
     return alt.layer(*layers).encode(x=x, y=y).properties(height=theme.HEIGHT)
 
 
-def _values(chart: Chart, name: str) -> list[float]:
-    """Return the values of points and guides along "x" or "y"."""
-    every = [*chart.points, *(p for guide in chart.guides for p in guide.points)]
-    return [getattr(p, name) for p in every]
-
-
-def _channel(chart: Chart, name: str, ends: list[Any]) -> Any:
+def _channel(chart: Chart, name: str, ends: Any) -> Any:
     """Return the channel of "x" or "y", with its scale, ticks and labels.
 
-    Of few lengths or ranks each has a tick, also if it failed.
+    Of few lengths, ranks or shares each has a tick, also if it failed.
     """
-    axis, values = getattr(chart, name), _values(chart, name)
+    every = [*chart.points, *(p for guide in chart.guides for p in guide.points)]
+    axis, values = getattr(chart, name), [getattr(p, name) for p in every]
     is_log, is_binary = axis.log and min(values, default=0) > 0, axis.kind in ("tokens", "bytes")
     ticks = theme.decimal_ticks(min(values), max(values)) if is_log and not is_binary else None
     exact = {*values, *(m.x for m in chart.failures)}
-    if name == "x" and axis.kind in ("tokens", "count") and len(exact) <= theme.MAX_TICKS:
+    if name == "x" and len(exact) <= theme.MAX_TICKS:
         ticks = sorted(exact)
     label = alt.Axis(
         title=axis.name,
@@ -200,55 +175,7 @@ def _channel(chart: Chart, name: str, ends: list[Any]) -> Any:
     return (alt.X if name == "x" else alt.Y)(f"{name}:Q", scale=scale, axis=label)
 
 
-def _name_ends(chart: Chart, styles: dict[str, str], height: int) -> list[Row]:
-    """Return the last point of each series in colour; `move` (px) keeps their names apart."""
-    ends: dict[str, Point] = {}
-    for p in sorted(chart.points, key=lambda p: p.x):
-        if styles[p.series] != theme.PALE:
-            ends[p.series] = p
-    values = _values(chart, "y")
-    scale = math.log if chart.y.log and min(values, default=0) > 0 else float
-    low, high = (scale(end(values, default=1)) for end in (min, max))
-    room = height - 2 * theme.PADDING
-    places = [(scale(p.y) - low) / ((high - low) or 1) * room for p in ends.values()]
-    moved = zip(ends.values(), places, _separate(places), strict=True)
-    return [{"s": p.series, "x": p.x, "y": p.y, "move": at - placed} for p, at, placed in moved]
-
-
-def _separate(places: Sequence[float]) -> list[float]:
-    """Return places of lines of text that do not overlap, in the order of those wanted."""
-    order = sorted(range(len(places)), key=places.__getitem__, reverse=True)
-    placed = list(places)
-    for above, below in pairwise(order):
-        placed[below] = min(placed[below], placed[above] - theme.LINE)
-    lowest = theme.LINE / 2 - theme.PADDING  # those that are below the plot go up
-    for i in reversed(order):
-        placed[i] = max(placed[i], lowest)
-        lowest = placed[i] + theme.LINE
-    return placed
-
-
-# ---- bars and heat maps, whose series are rows with names ----------------------------------------
-
-
-def _in_rows(chart: Chart, layers: Sequence[alt.Chart], x: alt.X) -> alt.LayerChart:
-    """Put layers into rows with names."""
-    names = [fill(name, NAME_LETTERS).split("\n") for name in chart.series]
-    lines = "split(datum.label, '\\n')"
-    axis = alt.Axis(
-        labelExpr=lines,
-        labelLimit=0,
-        labelLineHeight=theme.LINE,
-        # centre the lines on the row; by default the first is at the row, the others below
-        labelOffset=alt.ExprRef(f"{-theme.LINE / 2} * (length({lines}) - 1)"),
-        minExtent=theme.LETTER * max(len(line) for name in names for line in name) + 8,
-        ticks=False,
-        domain=False,
-    )
-    domain = alt.Scale(domain=["\n".join(name) for name in names])
-    y = alt.Y("row:N", scale=domain, title=None, axis=axis)
-    height = max(theme.BAR, theme.LINE * max(map(len, names)) + 6) * max(len(names), 2)
-    return alt.layer(*layers).encode(x=x, y=y).properties(height=height)
+# ---- bars, whose series are rows with names ------------------------------------------------------
 
 
 def _bars(chart: Chart) -> alt.LayerChart:
@@ -272,24 +199,20 @@ def _bars(chart: Chart) -> alt.LayerChart:
     ]
     room = theme.LETTER * max(len(format_cell(p.y, chart.y.kind)) for p in chart.points) + 18
     scale = alt.Scale(nice=False, range=[0, {"expr": f"width - {room}"}])
-    return _in_rows(chart, layers, alt.X("y:Q", axis=None, scale=scale))
-
-
-def _cells(chart: Chart) -> alt.LayerChart:
-    """Draw a cell per value with its text; a higher value is darker, also in a grey print."""
-    xs = sorted({*_values(chart, "x"), *(m.x for m in chart.failures)})
-    columns = {x: _format_x(x, chart.x) for x in xs}
-    cells = _of(_row(chart, p) | {"column": columns[p.x]} for p in chart.points)
-    failed = _of(_failure(m, "×") | {"column": columns[m.x]} for m in chart.failures)
-    shade = alt.Scale(type="log", range=theme.CELL_COLOURS, nice=False)
-    edge: dict[str, Any] = {"stroke": theme.GREY, "strokeWidth": 0.5}
-    layers = [
-        cells.mark_rect(**edge).encode(alt.Fill("y:Q", scale=shade, legend=None), tooltip=TIP),
-        cells.mark_text(color="#000000").encode(text="value:N", tooltip=TIP),
-        failed.mark_rect(**edge, fill="transparent").encode(tooltip=TIP),
-        failed.mark_text().encode(text="word:N", tooltip=TIP),
-    ]
-    look: dict[str, Any] = {"orient": "top", "labelAngle": 0, "ticks": False, "domain": False}
-    axis = alt.Axis(title=chart.x.name, **look)
-    domain = alt.Scale(domain=list(columns.values()))
-    return _in_rows(chart, layers, alt.X("column:N", scale=domain, axis=axis))
+    names = [fill(name, NAME_LETTERS).split("\n") for name in chart.series]
+    lines = "split(datum.label, '\\n')"
+    axis = alt.Axis(
+        labelExpr=lines,
+        labelLimit=0,
+        labelLineHeight=theme.LINE,
+        # centre the lines on the row; by default the first is at the row, the others below
+        labelOffset=alt.ExprRef(f"{-theme.LINE / 2} * (length({lines}) - 1)"),
+        minExtent=theme.LETTER * max(len(line) for name in names for line in name) + 8,
+        ticks=False,
+        domain=False,
+    )
+    domain = alt.Scale(domain=["\n".join(name) for name in names])
+    y = alt.Y("row:N", scale=domain, title=None, axis=axis)
+    height = max(theme.BAR, theme.LINE * max(map(len, names)) + 6) * max(len(names), 2)
+    x = alt.X("y:Q", axis=None, scale=scale)
+    return alt.layer(*layers).encode(x=x, y=y).properties(height=height)

@@ -14,8 +14,6 @@ PALETTE = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7
 CROSS = "M-1,-1L1,1M1,-1L-1,1"
 GREY, PALE = "#888888", "#bbbbbb"
 """Colours of guides, and of series that are context."""
-CELL_COLOURS = ["#eef5fc", "#5096d2"]
-"""Of the lowest and the highest value of a heat map; black text is readable on both."""
 WIDTH, HEIGHT, PADDING = 620, 320, 12
 """Size of a plot, and space between its edges and the values (px)."""
 LETTER, LINE, BAR = 6, 13, 26
@@ -73,10 +71,10 @@ def colours(chart: Chart, known: dict[str, str]) -> dict[str, str]:
     """Return the colour of each drawn series; only the best have one, the others are pale.
 
     known: colours in earlier charts of the same report, which series keep; new ones are added.
-    Names label bars and rows of cells, which have one colour and that of their value.
+    Bars have names and one colour.
     """
     names = chart.series[:MAX_SERIES]
-    if chart.shape in ("bars", "heat"):
+    if chart.shape == "bars":
         return dict.fromkeys(names, PALETTE[0])
     styles = dict.fromkeys(names, PALE)
     sign = 1 if chart.y.kind in ("seconds", "bytes", "error") else -1

@@ -157,7 +157,7 @@ def _figure(chart: Chart, known: dict[str, str]) -> Shown:
     from longseq_bench.reports.render import _draw
     from longseq_bench.reports.render._theme import colours
 
-    spec = _draw.spec(chart, colours(chart, known), is_page=True)
+    spec = _draw.spec(chart, colours(chart, known))
     del spec["title"]  # the page has it above the chart
     text = json.dumps(finite(spec), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = keep_lines(text)  # JSON escapes control characters, not the marks of direction

@@ -92,9 +92,6 @@ def _page(document: Document, names: Mapping[int, str]) -> str:
     lines = [f"# {escape(document.title)}", ""]
     for paragraph in document.paragraphs:
         lines += [_line(paragraph), ""]
-    if document.related:
-        links = (f"[{escape(kind)}]({stem}.md)" for kind, stem in document.related)
-        lines += [f"Reports of these records: {', '.join(links)}", ""]
     if document.figures:
         lines += [*map(_figure, document.figures), ""]
     for section in document.sections:

@@ -13,7 +13,7 @@ from longseq_bench.reports.groups import split_names
 
 
 def sparse(source: Source) -> Section:
-    """Build a table per workload of the sparse rows, and a map of their speeds over dense."""
+    """Build a table per workload of the sparse rows, and charts of their speeds over dense."""
     rows = [row for row in source.rows if row.is_sparse]
     return Section(
         "Sparse and dilated attention",

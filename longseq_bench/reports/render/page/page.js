@@ -1,4 +1,4 @@
-// Interaction with a report: draw charts, sort and filter tables, open sections.
+// Interaction with a report: draw charts, sort and filter tables, open linked sections.
 // It fetches nothing.
 "use strict";
 (() => {
@@ -91,16 +91,6 @@
 
   // ---- the page ---------------------------------------------------------------------------------
 
-  async function copy(button) {
-    try {
-      await navigator.clipboard.writeText(button.previousElementSibling.textContent);
-      button.textContent = "Copied";
-    } catch {
-      button.textContent = "Not allowed here";
-    }
-    setTimeout(() => (button.textContent = "Copy"), 1500);
-  }
-
   // Open the section that a link points to.
   function reveal(hash) {
     const node = document.getElementById(hash.slice(1));
@@ -109,20 +99,12 @@
     node?.scrollIntoView();
   }
 
-  function foldAll(button) {
-    const on = folds().some((fold) => !fold.open);
-    for (const fold of folds()) fold.open = on;
-    button.textContent = on ? "Fold all" : "Open all";
-  }
-
   document.documentElement.classList.add("js");
   addEventListener("beforeprint", () => {
     for (const fold of folds()) fold.open = true;
     all(document, "figure").forEach(draw);
   });
   addEventListener("click", ({ target }) => {
-    if (target.matches("#folds")) foldAll(target);
-    if (target.matches(".copy")) copy(target);
     if (target.matches("main a, nav a")) reveal(target.hash);
   });
   addEventListener("hashchange", () => reveal(location.hash));
