@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter
 from statistics import median
 from typing import TypeVar
@@ -37,24 +38,30 @@ class Runs:
 
     def __init__(self, records: Iterable[Record]) -> None:
         self.records = sorted(records, key=attrgetter("started_at", "trial.round"))
-        self._by_run: dict[str, list[dict[int, list[float]]]] = {}
+        self._by_run: dict[str, list[dict[int, Samples]]] = {}
         self._unmeasured: list[ByRank] = [{}] * len(self.records)
         for i, record in enumerate(self.records):
             for one in record.outcome.measurements:
-                runs = self._by_run.setdefault(one.name, [{} for _ in self.records])
-                runs[i].setdefault(one.rank, []).extend(one.samples)
+                if one.name not in self._by_run:
+                    self._by_run[one.name] = [{} for _ in self.records]
+                of_rank = self._by_run[one.name][i]
+                earlier = of_rank.get(one.rank)
+                of_rank[one.rank] = (*earlier, *one.samples) if earlier else one.samples
         self.measured = self._by_run.keys()
         self._world_size = self.records[0].trial.world_size if self.records else 1
+        self._iterations: dict[str, Samples] = {}
         self._intervals: dict[str, Interval] = {}
 
     def by_run(self, name: str) -> Sequence[ByRank]:
         """Return the samples of each run."""
         return self._by_run.get(name, self._unmeasured)
 
-    def iterations(self, name: str) -> list[float]:
-        """Return one sample per iteration, of the slowest rank; none if any is not finite."""
-        found = [s for ranks in self.by_run(name) for s in slowest(ranks, self._world_size)]
-        return found if are_finite(found) else []
+    def iterations(self, name: str) -> Samples:
+        """Return one sample per iteration, of the slowest rank."""
+        if name not in self._iterations:
+            runs = (slowest(ranks, self._world_size) for ranks in self.by_run(name))
+            self._iterations[name] = list(chain.from_iterable(runs))
+        return self._iterations[name]
 
     def interval(self, name: str) -> Interval:
         """Return the 95 % interval of the median over iterations."""
@@ -68,9 +75,9 @@ class Runs:
         return self.interval(name)[1]
 
     def largest(self, name: str) -> float | None:
-        """Return the largest sample; NaN if any sample is NaN, which max() may hide."""
-        known = [s for ranks in self.by_run(name) for samples in ranks.values() for s in samples]
-        return math.nan if any(map(math.isnan, known)) else max(known, default=None)
+        """Return the largest sample."""
+        runs = self.by_run(name)
+        return max((s for ranks in runs for some in ranks.values() for s in some), default=None)
 
     def largest_size(self, name: str) -> int | None:
         """Return the largest sample as a whole number; None where it is not finite."""
@@ -93,7 +100,7 @@ class Runs:
         return None if sizes is None else [_to_int(size) for size in sizes]
 
 
-def per_iteration(record: Record, name: str) -> list[float]:
+def per_iteration(record: Record, name: str) -> Samples:
     """Return one sample per iteration of one run, in the measurement's own unit."""
     return Runs([record]).iterations(name)
 

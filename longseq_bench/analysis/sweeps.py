@@ -162,7 +162,7 @@ def _traffic(runs: Runs) -> Values:
         for sent, stated in zip(*sides, strict=True)
         for rank in sorted(sent.keys() & stated.keys())
         for both in zip(sent[rank], stated[rank], strict=False)
-        if are_finite(both)
+        if are_finite(both)  # errors of a failed trial may be infinite
     ]
     unlike = list(dict.fromkeys(one for one in counts if one[1] != one[2]))
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -212,7 +213,11 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     A folder that has no records file stands for all folders below it. Raises StoreError if there
     are none.
     """
-    loaded = [store.load(path) for path in record_files(paths)]
+    gc.disable()  # half of the time of reading 20,000 records: records have no cycles
+    try:
+        loaded = [store.load(path) for path in record_files(paths)]
+    finally:
+        gc.enable()
     notes = [note for file in loaded for note in file.notes]
     records: list[Record] = []
     seen: dict[tuple[object, ...], list[Record]] = {}

@@ -30,6 +30,8 @@ def report(
         baseline: Implementation or label whose speed is 1. Default: the one in the config.
         as_json: Print rows and maxima as one JSON document on stdout. Default: files only.
     """
+    import gc
+
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
     from longseq_bench.api.results import load
     from longseq_bench.cli.session import print_documents, print_json, print_lines
@@ -47,6 +49,7 @@ def report(
     if as_json and TERMINAL in format_names:
         raise UserError("--format terminal and --json both print on stdout; leave one out")
     found = load(*results)
+    gc.freeze()  # each later collection would visit all records
     print_lines(found.notes, "yellow")
     built = found.documents(kinds, baseline)
     file_formats = [name for name in format_names if name != TERMINAL]

@@ -214,9 +214,10 @@ class Trial(Frozen):
 
         The fields are those of the trial or of its workload. Valid in this process only.
         """
-        shape = {name: value for name, value in self.workload if name not in names}
-        own = {name: value for name, value in self if name not in (*names, "workload", "options")}
-        return options_key({} if "options" in names else self.options), repr((own, shape))
+        left_out = {*names, "workload", "options"}
+        fields = [*vars(self).items(), *vars(self.workload).items()]
+        values = tuple([value for name, value in fields if name not in left_out])
+        return options_key({} if "options" in names else self.options), values
 
     def at(self, seq_len: int) -> Trial:
         """Return the same trial at another length, which is at least that of the new tokens."""

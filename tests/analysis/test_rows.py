@@ -227,11 +227,6 @@ def test_the_status_is_the_worst_of_the_rounds() -> None:
             assert (row.status, row.reason, row.phase) == (worse, f"was {worse}", "forward")
 
 
-@pytest.mark.parametrize("order", [(math.nan, 1e-3), (1e-3, math.nan)])
-def test_an_error_that_is_not_a_number_is_not_hidden(order: tuple[float, float]) -> None:
-    assert math.isnan(only([make.record(came_to=make.outcome(max_error=order))]).max_error)
-
-
 def test_search_steps_are_not_rows_and_rows_not_searches() -> None:
     records = [make.step(1024), make.record(), make.step(2048, purpose="edge")]
     assert len(sweep_rows(records)) == 1
