@@ -218,7 +218,6 @@ class _BracketSearch:
 
     @property
     def _high_is_late(self) -> bool:
-        """Return True if the bracket ends where only time failed."""
         return self.high is not None and self.high not in self.history.failures
 
     def _width(self) -> int:

@@ -6,6 +6,7 @@ estimate of the time edge, and their spread shows how noisy the machine is.
 """
 
 import math
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -176,31 +177,12 @@ class EdgeModel:
 def _find_edge(
     loads: Callable[[int], Mapping[str, float]], factors: Mapping[str, float], ceiling: int
 ) -> int | None:
-    """Find the longest length at which every load times its factor is at most 1, within 0.1 %.
+    """Find the longest length at which every load times its factor is at most 1.
 
-    Returns the ceiling if that is so there, None if no load is known. Evaluates few lengths.
+    Returns 1 if no length is that short, None if no load is known.
     """
 
     def load(n: int) -> float:
         return max((x * factors.get(k, 1.0) for k, x in loads(n).items()), default=0.0)
 
-    low, high = 1, ceiling
-    at_low, at_high = load(low), load(high)
-    if at_high <= 0:
-        return None
-    if at_high <= 1:
-        return ceiling
-    if at_low > 1:
-        return 1
-    for turn in range(60):
-        if high - low <= max(1, low // 1000):
-            break
-        # interpolate in logarithms; bisect every fourth time, so that the loop ends
-        share = math.log(1 / max(at_low, 1e-12)) / math.log(at_high / max(at_low, 1e-12))
-        middle = low * (high / low) ** (0.5 if turn % 4 == 3 else share)
-        at = max(low + 1, min(high - 1, round(middle)))
-        if (at_middle := load(at)) <= 1:
-            low, at_low = at, at_middle
-        else:
-            high, at_high = at, at_middle
-    return low
+    return max(1, bisect_right(range(1, ceiling + 1), 1.0, key=load)) if load(ceiling) > 0 else None

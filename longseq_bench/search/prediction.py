@@ -15,7 +15,7 @@ from functools import partial
 from statistics import median
 from typing import Literal, NamedTuple
 
-from longseq_bench.analysis.runs import per_iteration
+from longseq_bench.analysis.runs import group_by, per_iteration
 from longseq_bench.core.cost import (
     BACKWARD_MATMULS,
     FORWARD_MATMULS,
@@ -69,15 +69,14 @@ class RateModel:
         if outcome.status != "ok" or trial.device != self.hardware.device:
             return
         flops, sent = outcome.largest("flops"), outcome.largest("bytes_sent")
-        seconds = pass_seconds(record)
-        if seconds and flops:
+        if (seconds := pass_seconds(record)) and flops:
             # compute and communication grow differently: use the time without communication
             computing = per_iteration(record, "compute_time")
             compute_s = min(seconds, median(computing)) if computing and sent else seconds
             rate = flops / trial.world_size / compute_s
             exposed = (seconds - compute_s) / sent if sent else 0.0
-            rates = self._rates.setdefault(_rate_key(trial), [])
-            rates.append((trial.workload.seq_len, rate, exposed))
+            of_kind = self._rates.setdefault(_rate_key(trial), [])
+            of_kind.append((trial.workload.seq_len, rate, exposed))
         if sent and (transfer_s := per_iteration(record, "communication_time")):
             self._bandwidths.append(sent / median(transfer_s))
 
@@ -103,7 +102,6 @@ class RateModel:
         return Rate(rate, PROFILE_UNCERTAINTY, source)
 
     def _profile_rate(self, w: Workload, kernel: str) -> tuple[float, str]:
-        """Return FLOP/s and their source: published ones of the kernel, else the profile's."""
         hardware = self.hardware
         usual, source = hardware.rate(w.dtype, w.mode), f"profile of {hardware.name}"
         published = hardware.kernel_rate(kernel, w.dtype, w.mode, w.head_dim)
@@ -439,9 +437,8 @@ class LengthModel:
         )
 
     def _seconds(self, tokens: int) -> float:
-        return predict_times(
-            self._trial.at(tokens), self._curve.at(tokens), self._rates, self._rate
-        ).total
+        trial, estimate = self._trial.at(tokens), self._curve.at(tokens)
+        return predict_times(trial, estimate, self._rates, self._rate).total
 
 
 class Predictor:
@@ -474,15 +471,11 @@ class Predictor:
         flops = attention_flops(known.workload) * kept / trial.world_size
         rate = self._rates.rate(trial)
         max_flops = trial.time_budget * rate.flops * rate.uncertainty * DRY_RUN_TIME_FACTOR
-        return max(
-            known.workload.seq_len, int(known.workload.seq_len * math.sqrt(max_flops / flops))
-        )
+        return int(known.workload.seq_len * max(1.0, math.sqrt(max_flops / flops)))
 
     def predict_trials(self, trials: Sequence[Trial]) -> list[TrialPrediction | None]:
         """Return the prediction for each trial; None where there is none."""
-        groups: dict[str, list[Trial]] = {}
-        for trial in trials:
-            groups.setdefault(trial.implementation, []).append(trial)
+        groups = group_by(trials, lambda trial: trial.implementation)
         # one call per implementation: if one crashes in its dry run, the others are not affected
         predictions = {
             trial.key: TrialPrediction(

@@ -4,7 +4,6 @@ A schedule knows nothing of processes, files or devices. A test can drive it by 
 resumed from records. A Predictor predicts the memory and time of its trials.
 """
 
-import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -17,12 +16,9 @@ from longseq_bench.core.cost import floor_tokens
 from longseq_bench.core.model import Purpose, Record, Trial, TrialPrediction
 from longseq_bench.search.bracket import Result, find_longest
 from longseq_bench.search.edge_model import ExpectedLoads
-from longseq_bench.search.prediction import CEILING_TOKENS, PROFILE_UNCERTAINTY, Predictor
+from longseq_bench.search.prediction import CEILING_TOKENS, Predictor
 
 FIRST_TOKENS = 2048  # the longest first length of a search: a pass of it takes milliseconds
-
-PREDICTED_SPARSITY = 0.999
-"""The sparsity whose time is predicted; the time of others is scaled from it."""
 
 DENSITY_STEPS = 2**22  # resolution of the search for the lowest sparsity: steps of a density of 1
 LENGTH_DIVISORS, TIMED_PASSES = (8, 4, 2), 7
@@ -100,8 +96,7 @@ def find_min_sparsity(trials: Sequence[Trial], predictor: Predictor | None = Non
     """
     records: list[Record] = []
     for trial in trials:
-        expected = _expected_density(trial, predictor)
-        search = find_longest(DENSITY_STEPS // 1000, DENSITY_STEPS, expected)
+        search = find_longest(DENSITY_STEPS // 1000, DENSITY_STEPS)
         request, first_record = next(search), len(records)
         while True:
             options = {**trial.options, "sparsity": round(1 - request.tokens / DENSITY_STEPS, 9)}
@@ -115,20 +110,6 @@ def find_min_sparsity(trials: Sequence[Trial], predictor: Predictor | None = Non
             except StopIteration:
                 break
     return records
-
-
-def _expected_density(trial: Trial, predictor: Predictor | None) -> ExpectedLoads | None:
-    """Return loads over the density: time is expected to grow with it, and memory not to."""
-    sparse = trial.replace(options={**trial.options, "sparsity": PREDICTED_SPARSITY})
-    prediction = predictor.predict_trials([sparse])[0] if predictor else None
-    if prediction is None or not prediction.seconds or not trial.time_budget:
-        return None
-    full = prediction.seconds / (1 - PREDICTED_SPARSITY) / trial.time_budget
-    memory = (prediction.budget_bytes or 0) / (trial.memory_budget or math.inf)
-    if memory > 1:
-        return None
-    uncertainty = {"time": PROFILE_UNCERTAINTY}
-    return ExpectedLoads(lambda n: {"time": full * n / DENSITY_STEPS}, uncertainty)
 
 
 def scaling(trials: Sequence[Trial], rounds: int, predictor: Predictor | None = None) -> Schedule:
