@@ -93,12 +93,8 @@ def check_lengths(seq_len: int, block: int) -> None:
         raise UserError(f"a sequence of {seq_len} tokens has no layout; use 1 token or more")
 
 
-def kept_counts(rows: int, sparsity: float, causal: bool) -> Ints:
+def kept_counts(visible: Ints, sparsity: float) -> Ints:
     """Return the blocks per row, (rows,): (1 - sparsity) of the visible, rounded, at least 1."""
-    return _kept(_visible(rows, causal), sparsity)
-
-
-def _kept(visible: Ints, sparsity: float) -> Ints:
     counts: Ints = np.clip(np.rint((1 - sparsity) * visible).astype(np.int64), 1, visible)
     return counts
 
@@ -172,17 +168,13 @@ def row_counts(
     """Return the kept blocks of each row of a named pattern, (rows,); see make_layout."""
     base, stop_block = visible_blocks(seq_len, block, causal, mask)
     visible, special_blocks = stop_block - base, -(-special // block)
-    counts = _kept(visible, sparsity)
+    counts = kept_counts(visible, sparsity)
     if window is not None and pattern != "strided":
         counts = np.minimum(visible, special_blocks + min(len(visible), -(-window // block)))
     if pattern == "global-local":
         is_full = np.arange(len(visible)) - base < special_blocks
         counts[is_full] = visible[is_full]
     return counts
-
-
-def _visible(rows: int, causal: bool) -> Ints:
-    return np.arange(1, rows + 1) if causal else np.full(rows, rows, dtype=np.int64)
 
 
 def check_special(pattern: str, seq_len: int, special: int) -> None:
@@ -313,17 +305,11 @@ def _both_sides(side: Side, rows: LayoutRows) -> Ints:
     before = np.minimum(rows.row, (others + 1) // 2)
     after = np.minimum(room_after, others - before)
     before = others - after
-    table = np.broadcast_to(rows.row, (len(rows.row), rows.slot.size)).copy()
-    # compute each side only for the slots that some row uses
-    stop, start = int(before.max()), int(before.min()) + 1
-    slot = rows.slot[:, :stop]
-    nth = np.clip(before - 1 - slot, 0, np.maximum(before - 1, 0))
-    np.copyto(table[:, :stop], side(rows.row, nth, before, rows.row), where=slot < before)
+    nth = np.clip(before - 1 - rows.slot, 0, np.maximum(before - 1, 0))
+    table = np.where(rows.slot < before, side(rows.row, nth, before, rows.row), rows.row)
     if after.any():
-        slot = rows.slot[:, start:]
-        nth = np.clip(slot - before - 1, 0, np.maximum(after - 1, 0))
-        mirrored = side(-rows.row, nth, after, room_after)
-        np.copyto(table[:, start:], -mirrored, where=slot > before)
+        nth = np.clip(rows.slot - before - 1, 0, np.maximum(after - 1, 0))
+        table = np.where(rows.slot > before, -side(-rows.row, nth, after, room_after), table)
     return table
 
 

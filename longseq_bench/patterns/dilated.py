@@ -193,33 +193,15 @@ def hilbert_order(n: int) -> Cells:
         raise UnsupportedError(
             f"the Hilbert walk numbers its grid in int32: {MAX_SIDE**2} tokens at most, not {n}"
         )
-    if side == 1:
-        return np.zeros(1, dtype=np.int32)
-    half = side // 2
-    row, col = _curve(half)
-    cell = np.empty((4, half * half), dtype=np.int32)
-    # one quarter at a time, so that the full square's rows and columns are never in memory
-    for out, (r, c) in zip(cell, _quarters(row, col, half), strict=True):
-        np.multiply(r, np.int32(side), out=out)
-        out += c
-    walk = cell.reshape(-1)
-    return walk[walk < n] if n < side * side else walk
-
-
-def _curve(side: int) -> tuple[Cells, Cells]:
-    """Return row and column of each step over a square, by doubling the side."""
     row = col = np.zeros(1, dtype=np.int32)
     half = 1
     while half < side:
-        rows, cols = zip(*_quarters(row, col, half), strict=True)
-        row, col = np.concatenate(rows), np.concatenate(cols)
+        # the four quarters: transposed, plain, plain, anti-transposed
+        row, col = (
+            np.concatenate((col, row, row + half, 2 * half - 1 - col)),
+            np.concatenate((row, col + half, col + half, half - 1 - row)),
+        )
         half *= 2
-    return row, col
-
-
-def _quarters(row: Cells, col: Cells, half: int) -> Iterator[tuple[Cells, Cells]]:
-    """Yield the curve over the four quarters: transposed, plain, plain, anti-transposed."""
-    yield col, row
-    yield row, col + half
-    yield row + half, col + half
-    yield 2 * half - 1 - col, half - 1 - row
+    walk = row * np.int32(side)
+    walk += col
+    return walk[walk < n]

@@ -9,16 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.core.errors import UserError
-from longseq_bench.patterns.block_layout import BlockLayout, Ints
+from longseq_bench.patterns.block_layout import BlockLayout, Ints, visible_blocks
 from longseq_bench.patterns.blocks import check_lengths, check_sparsity, kept_counts
 
 Scores = NDArray[np.float32]
 
 CHUNK = 2**18
 """Scores per chunk: about 5 MB of working memory."""
-
-_HIDDEN = np.iinfo(np.int64).max
-_FIRST = np.int64(np.iinfo(np.int32).min) << 32
 
 
 def top_layout(
@@ -37,7 +34,7 @@ def top_layout(
     check_sparsity(sparsity)
     check_lengths(seq_len, block)
     rows = -(-seq_len // block)
-    counts = kept_counts(rows, sparsity, causal)
+    counts = kept_counts(visible_blocks(seq_len, block, causal, None)[1], sparsity)
     indptr = np.concatenate(([0], np.cumsum(counts)))
     indices = np.empty(indptr[-1], dtype=np.int32)
     step = max(1, CHUNK // rows)
@@ -51,35 +48,19 @@ def top_layout(
 
 def _top(scores: Scores, counts: Ints, start: int, causal: bool) -> Ints:
     """Return the kept blocks of some rows, ascending, one row after the other."""
-    keys = _descending(scores, start, causal)
-    widest = int(counts.max())
-    if widest < keys.shape[1]:
-        keys = np.partition(keys, widest - 1, axis=1)[:, :widest]
-    keys.sort(axis=1)
-    kept = np.arange(widest) < counts
-    blocks = np.where(kept, keys & 0xFFFFFFFF, _HIDDEN)
-    blocks.sort(axis=1)
-    return blocks[kept]
-
-
-def _descending(scores: Scores, start: int, causal: bool) -> Ints:
-    """Return a sort key for each score, all different in a row; smaller keys are kept first.
-
-    The inverted order of the score is in the high bits, the block index in the low ones. The bits
-    of positive floats sort as integers; those of negative floats sort in reverse.
-    """
-    blocks = np.arange(scores.shape[1])
-    own = np.arange(start, start + len(scores))
-    hidden = blocks > own[:, None] if causal else np.zeros_like(scores, dtype=np.bool_)
-    if len(bad := np.argwhere(np.isnan(scores) & ~hidden)):
+    blocks, own = np.arange(scores.shape[1]), np.arange(start, start + len(scores))
+    if causal:
+        scores = np.where(blocks > own[:, None], -np.inf, scores)
+    if len(bad := np.argwhere(np.isnan(scores))):
         row, key = bad[0]
         raise UserError(f"the score of query block {start + row} for key block {key} is NaN")
-    # adding 0 turns -0.0 into 0.0, whose bits differ
-    bits = (scores + np.float32(0)).view(np.int32)
-    rising = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
-    keys = (~rising).astype(np.int64) << 32
-    keys |= blocks
-    keys[hidden] = _HIDDEN
-    # the diagonal sorts before every score; only NaN has such bits
-    keys[np.arange(len(own)), own] = _FIRST | own
-    return keys
+    # the diagonal comes before every score
+    scores = np.minimum(scores, np.finfo(np.float32).max)
+    scores[np.arange(len(own)), own] = np.inf
+    widest = int(counts.max())
+    # of equal scores the first; hidden blocks are after all visible ones
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :widest]
+    kept = np.arange(widest) < counts
+    chosen = np.where(kept, order, len(blocks))
+    chosen.sort(axis=1)
+    return chosen[kept]

@@ -47,11 +47,11 @@ _PATTERNS = (
           ("tests/patterns/test_blocks.py",)),
     Fault("topk-sees-next-block", "patterns", "patterns/topk.py",
           "Top-k selection looks at a block after the query's own block (causal leak).",
-          "hidden = blocks > own[:, None]", "hidden = blocks > own[:, None] + 1",
+          "np.where(blocks > own[:, None]", "np.where(blocks > own[:, None] + 1",
           ("tests/patterns/test_topk.py",)),
     Fault("topk-negative-order", "patterns", "patterns/topk.py",
           "Top-k selection keeps the lowest of the negative scores.",
-          "np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)", "bits",
+          "np.argsort(-scores", "np.argsort(-np.abs(scores)",
           ("tests/patterns/test_topk.py",)),
     Fault("dilated-offset", "patterns", "patterns/dilated.py",
           "Every head of a dilated pattern has the same offset.",
@@ -64,7 +64,7 @@ _PATTERNS = (
           ("tests/patterns/test_segment_spans.py",)),
     Fault("hilbert-turn", "patterns", "patterns/dilated.py",
           "The last quarter of the Hilbert curve runs the wrong way, so the walk jumps.",
-          "yield 2 * half - 1 - col, half - 1 - row", "yield half + row, col",
+          "row + half, 2 * half - 1 - col)", "row + half, half + row)",
           ("tests/patterns/test_hilbert.py",)),
 )
 
