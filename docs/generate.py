@@ -140,7 +140,7 @@ def _describe_values(setting: Any) -> str:
     from longseq_bench.config.schema import UNITS
 
     if setting.unit:
-        _, example, _, maximum = UNITS[setting.unit]
+        _, example, maximum = UNITS[setting.unit]
         values = f"number up to {maximum:,}, text such as `{example}`"
     elif setting.high:
         values = f"whole number from {setting.low} to {setting.high:,}"

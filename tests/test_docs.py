@@ -14,6 +14,7 @@ from typing import Any, get_args
 import pytest
 
 from longseq_bench.cli import run
+from longseq_bench.config.schema import SweepFile, WorkloadSection
 from longseq_bench.core.model import Mode
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.simulated import SimulatedLauncher
@@ -56,6 +57,11 @@ def test_generated_parts_have_a_generator() -> None:
         sys.path.pop(0)
     used = {name for page in PAGES for name in MARKER.findall(page.read_text(encoding="utf-8"))}
     assert used == set(GENERATORS)
+    reference = GENERATORS["configuration"]()
+    keys = [*SweepFile.model_fields, *WorkloadSection.model_fields]
+    assert reference.count("\n| `") == len(keys)
+    assert all(f"| `{key}` |" in reference for key in keys)
+    assert "| `time_cap` | number up to 31,536,000, text such as `500ms`, *list* |" in reference
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ for arguments in json.loads(sys.argv[1]):
         note(0)
 """
 
-COMMANDS = "sweep maxlen plan scaling launch report show compare list schema doctor"
+COMMANDS = "sweep maxlen plan scaling launch report show compare list doctor"
 
 
 @pytest.mark.slow

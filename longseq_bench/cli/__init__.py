@@ -17,7 +17,7 @@ import typer
 from longseq_bench import __version__
 from longseq_bench.cli.compare import compare
 from longseq_bench.cli.launch import launch
-from longseq_bench.cli.listing import doctor, listing, models, schema
+from longseq_bench.cli.listing import doctor, listing, models
 from longseq_bench.cli.maxlen import maxlen
 from longseq_bench.cli.options import check_gone, describe
 from longseq_bench.cli.plan import plan
@@ -53,7 +53,7 @@ _add(launch, context_settings={"allow_interspersed_args": False})
 for _command in (plan, scaling, report, show, compare):
     _add(_command)
 _add(listing, "list")
-for _command in (models, schema, doctor):
+for _command in (models, doctor):
     _add(_command)
 
 

@@ -122,6 +122,7 @@ GONE = {
     "launch --node-rank --rdzv-endpoint --rdzv-timeout --key-file": "`longseq launch` runs once, "
     "in an allocation of Slurm or with --hosts a:8,b:8",
     "verify": "`longseq show RESULTS` names the broken lines",
+    "schema": "docs/configuration.md lists the keys of a sweep file, and a mistake has its line",
     "compare --least": "write --min-difference",
     "compare --across": "write --across-machines",
     "plan --accuracy": "the table of `longseq plan` has the past error of each row, and "
