@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longseq_bench.attention.sparse.block_layout_attention import build_layout_kernel
+from longseq_bench.attention.sparse.block_sparse import build_layout_kernel
 from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import LongseqError, UnsupportedError
 from longseq_bench.core.units import parse_tokens

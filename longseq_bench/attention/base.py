@@ -96,21 +96,18 @@ class Attention(ABC):
         """
         if group.size > 1 and not self.many_ranks:
             raise WorldError(f"runs on one rank, not {group.size}; ddp splits a batch over ranks")
-        if workload.mask is not None and not self.takes_masks:
-            raise UnsupportedError(
-                f"mask {workload.mask}: this attention is defined for full and causal masks only; "
-                f"masks are supported by {names_that('takes_masks')}"
-            )
-        if workload.v_head_dim != workload.head_dim and not self.takes_v_head_dim:
-            raise UnsupportedError(
-                f"v_head_dim {workload.v_head_dim} is unlike head_dim {workload.head_dim}, which "
-                f"it does not support; supported by {names_that('takes_v_head_dim')}"
-            )
-        if workload.decode and not self.takes_decode:
-            raise UnsupportedError(
-                "mode decode: this attention computes no steps of decoding; supported by "
-                f"{names_that('takes_decode')}, and functions of your own"
-            )
+        w = workload
+        for is_needed, is_supported, what in (
+            (w.mask is not None, self.takes_masks, f"mask {w.mask} is neither full nor causal"),
+            (
+                w.v_head_dim != w.head_dim,
+                self.takes_v_head_dim,
+                f"v_head_dim {w.v_head_dim} is unlike head_dim {w.head_dim}",
+            ),
+            (w.decode, self.takes_decode, "mode decode"),
+        ):
+            if is_needed and not is_supported:
+                raise UnsupportedError(f"{what}: this attention can't compute it; use ring or sdpa")
         if self.exact_name is not None:
             check_name(self.exact_name)
         self.workload, self.group = workload, group
@@ -283,12 +280,8 @@ class Attention(ABC):
         """Return the bytes of keys and values that any query of a step of decoding sees."""
         w, queries = self.workload, np.asarray(self.workload.queries)
         group, keys = w.heads // w.kv_heads, np.arange(w.seq_len)
-        if self.is_exact:
-            visible = visible_keys(w)
-            seen = int(visible.multiplicity(queries, keys).any(0).sum()) * w.kv_heads
-        else:
-            counts = (self.multiplicity(queries, keys, h * group) for h in range(w.kv_heads))
-            seen = sum(int((count > 0).any(0).sum()) for count in counts)
+        counts = (self.multiplicity(queries, keys, h * group) for h in range(w.kv_heads))
+        seen = sum(int((count > 0).any(0).sum()) for count in counts)
         return seen * key_bytes_per_token(w) // w.kv_heads
 
     def bytes_sent(self) -> int:
@@ -336,13 +329,3 @@ IMPLEMENTATIONS: Registry[type[Attention]] = Registry(
     "implementation", "longseq_bench.attention", "longseq_bench.implementations"
 )
 implementation = IMPLEMENTATIONS.register
-
-
-def names_that(flag: str) -> str:
-    """Return the implementations of this package that have a flag, such as takes_masks."""
-    own = f"{__package__}.exact", f"{__package__}.sparse"
-    usable = [n for n in IMPLEMENTATIONS.names() if not IMPLEMENTATIONS.unavailable_reason(n)]
-    kinds = {name: IMPLEMENTATIONS.get(name) for name in usable}
-    return ", ".join(
-        name for name, one in kinds.items() if getattr(one, flag) and one.__module__.startswith(own)
-    )

@@ -134,11 +134,6 @@ def _merge(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return merge_partials(torch.stack(outs), torch.stack(lses))
 
 
-def bytes_sent(w: Workload, ranks: int) -> int:
-    """Return the bytes that a rank sends: its output and log-sum-exp, to each other rank."""
-    return (ranks - 1) * w.batch * w.heads * w.new_tokens * (w.v_head_dim + 1) * PARTIAL_BYTES
-
-
 class DecodeRing(Ring):
     """All new tokens on every rank, against its part of the cache."""
 
@@ -173,7 +168,9 @@ class DecodeRing(Ring):
 
     @override
     def bytes_sent(self) -> int:
-        return bytes_sent(self.workload, self.group.size)
+        # its output and log-sum-exp, to each other rank
+        w, others = self.workload, self.group.size - 1
+        return others * w.batch * w.heads * w.new_tokens * (w.v_head_dim + 1) * PARTIAL_BYTES
 
     @override
     def facts(self) -> dict[str, Any]:

@@ -54,10 +54,9 @@ from longseq_bench.kernels.exact.base import AUTO, select
 from longseq_bench.meta_mode import is_meta, refuse_limited_loops
 from longseq_bench.patterns.visible_keys import visible_keys
 
-COUNTED_PAIRS, MIN_COUNTED_ROWS = 2**26, 8
+COUNTED_PAIRS, MIN_COUNTED_ROWS = 2**24, 8
 """Pairs of a pattern, over all heads, that are counted for its density: of evenly spaced rows."""
 
-_CHUNK_PAIRS = 2**22
 _SDPA_ARGUMENTS = "query", "key", "value", "attn_mask", "dropout_p", "is_causal"
 
 
@@ -212,28 +211,21 @@ class OwnSparseAttention(OwnAttention):
 
     @override
     def facts(self) -> dict[str, Any]:
-        rows, every = len(self._counted_rows()), len(self.workload.queries)
+        rows, every = len(self._counted_rows), len(self.workload.queries)
         return super().facts() | {"density_of": f"{rows} of {every} query rows"}
 
     @cached_property
     def _kept_share(self) -> float:
         """The share of the visible pairs that the pattern keeps, from some of the rows."""
-        w, rows = self.workload, self._counted_rows()
-        keys = np.arange(w.seq_len)
-        step = max(1, _CHUNK_PAIRS // w.seq_len)
-        kept = sum(
-            float(self.multiplicity(rows[i : i + step], keys, head).sum())
-            for head in range(w.heads)
-            for i in range(0, len(rows), step)
-        )
+        w, rows, keys = self.workload, self._counted_rows, np.arange(self.workload.seq_len)
+        kept = sum(float(self.multiplicity(rows, keys, head).sum()) for head in range(w.heads))
         return kept / (visible_keys(w).pairs(rows) * w.heads)
 
+    @property
     def _counted_rows(self) -> Positions:
-        w = self.workload
-        count, rows = max(MIN_COUNTED_ROWS, COUNTED_PAIRS // (w.seq_len * w.heads)), len(w.queries)
-        if count >= rows:
-            return np.asarray(w.queries)
-        # the middle of equal parts
+        """The middle rows of equally long parts; all rows if they are few."""
+        w, rows = self.workload, len(self.workload.queries)
+        count = min(rows, max(MIN_COUNTED_ROWS, COUNTED_PAIRS // (w.seq_len * w.heads)))
         return w.queries.start + (2 * np.arange(count) + 1) * rows // (2 * count)
 
 

@@ -32,23 +32,22 @@ ATTN_MASK, MASK_MOD = "attn_mask", "mask_mod"
 or a function of batch, head, query and key as in FlexAttention; None for a full or causal one."""
 
 
-def _needs_causal(workload: Workload, ranks: int = 1) -> bool:
+def _needs_causal(w: Workload) -> bool:
     """Return False for one new token, which sees the whole cache, and where a mask is passed."""
-    return workload.causal and workload.mask is None and workload.new_tokens != 1
-
-
-def _has_groups(workload: Workload, ranks: int = 1) -> bool:
-    return workload.kv_heads != workload.heads
+    return w.causal and w.mask is None and w.new_tokens != 1
 
 
 _NEEDS: dict[tuple[str, ...], tuple[str, Callable[[Workload, int], bool]]] = {
-    ("causal", "is_causal"): ("a causal mask", _needs_causal),
+    ("causal", "is_causal"): ("a causal mask", lambda w, ranks: _needs_causal(w)),
     (ATTN_MASK, MASK_MOD): (
         "a mask that is neither full nor causal",
-        lambda w, ranks: w.mask is not None,
+        lambda w, ranks: bool(w.mask),
     ),
     ("new_tokens",): ("decoding with more than one new token", lambda w, ranks: w.new_tokens > 1),
-    ("enable_gqa", "grouped_heads"): ("fewer kv_heads than heads", _has_groups),
+    ("enable_gqa", "grouped_heads"): (
+        "fewer kv_heads than heads",
+        lambda w, ranks: w.kv_heads != w.heads,
+    ),
     (GROUP,): ("several ranks", lambda w, ranks: ranks > 1),
 }
 """Parameters of which a function needs one, what needs it, and when."""
@@ -75,14 +74,10 @@ def passed_values(
 
     The caller puts the group and the mask in the place of None.
     """
-    w, causal, grouped = workload, _needs_causal(workload), _has_groups(workload)
-    values = {
-        "causal": causal,
-        "is_causal": causal,
-        "enable_gqa": grouped,
-        "scale": w.head_dim**-0.5,
-    }
-    values |= {"grouped_heads": grouped, "new_tokens": w.new_tokens}
+    w, grouped = workload, workload.kv_heads != workload.heads
+    values: dict[str, Any] = dict.fromkeys(("causal", "is_causal"), _needs_causal(w))
+    values |= dict.fromkeys(("enable_gqa", "grouped_heads"), grouped)
+    values |= {"new_tokens": w.new_tokens, "scale": w.head_dim**-0.5}
     values |= {"rank": rank, "world_size": ranks}
     return {name: values.get(name) for name in NAMES if name in taken}
 

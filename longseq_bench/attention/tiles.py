@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,10 +26,9 @@ from longseq_bench.distributed.token_order import (
     indexed_runs,
     slice_runs,
 )
-from longseq_bench.kernels import tiling
 from longseq_bench.kernels.base import Queries
 from longseq_bench.kernels.exact.base import ExactKernel
-from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, wide
+from longseq_bench.kernels.tiling import ALL, Piece, RowBlock
 from longseq_bench.meta_mode import MAX_STEPS, limited
 from longseq_bench.patterns.visible_keys import MaskTile, mask_tiles, visible_keys
 
@@ -129,22 +127,12 @@ Block = KVBlock | LocalShare
 """A block of another rank, or a share of the work with the rank's own keys."""
 
 
-class BlockAttention(Protocol):
-    """Attention of this rank's queries to a block of keys, merged into the results so far."""
-
-    def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
-        """Merge the block into out and lse, which start as 0 and -inf, in float32 or wider."""
-
-    def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
-        """Add the gradients of the block to dq and dkv, in float32 or wider."""
-
-
 @dataclass(frozen=True)
 class TiledBlocks:
-    """A BlockAttention computed tile by tile.
+    """Attention of this rank's queries to a block of keys, merged into the results so far.
 
-    exact: computes the tiles.  tiles: returns the tiles of local queries that see a block; key
-    indices are into the block.
+    exact: computes the tiles.  tiles: returns the tiles of local queries that see a block, each of
+    one piece; key indices are into the block.
     """
 
     group: Group
@@ -152,18 +140,31 @@ class TiledBlocks:
     tiles: Callable[[Block], Iterable[RowBlock]]
 
     def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
-        """Merge the block into out and lse."""
-        for tile in self._tiles(block):
-            tiling.merge(self.exact, q, *kv, tile, out, lse)
+        """Merge the block into out and lse, which start as 0 and -inf, in float32 or wider."""
+        for tile in self.visible(block):
+            heads, kv_heads, (piece,) = tile.heads, key_heads(tile.heads, q, kv), tile.pieces
+            own, own_out, own_lse = (t[:, heads, tile.rows] for t in (q, out, lse))
+            k, v = (t[:, kv_heads, piece.keys] for t in kv)
+            self.exact.merge(own, k, v, own_out, own_lse, piece.causal, piece.mask)
 
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
-        """Add the gradients of the block to dq and dkv."""
-        for tile in self._tiles(block):
-            dq_rows = dq[:, tile.heads, tile.rows]
-            tiling.add_gradients(self.exact, queries, kv, tile, dq_rows, dkv)
+        """Add the gradients of the block to dq and dkv, in float32 or wider."""
+        for tile in self.visible(block):
+            heads, kv_heads, (piece,) = tile.heads, key_heads(tile.heads, dq, kv), tile.pieces
+            grad_out, q, out, lse, dq_rows = (t[:, heads, tile.rows] for t in (*queries, dq))
+            k, v, dk, dv = (t[:, kv_heads, piece.keys] for t in (*kv, *dkv))
+            own = grad_out, q, out, lse
+            self.exact.add_gradients(own, (k, v), dq_rows, (dk, dv), piece.causal, piece.mask)
 
-    def _tiles(self, block: Block) -> Iterable[RowBlock]:
+    def visible(self, block: Block) -> Iterable[RowBlock]:
+        """Return the tiles of a block; none while communication alone is timed."""
         return limited(self.tiles(block), MAX_STEPS) if self.group.computes else ()
+
+
+def key_heads(heads: slice, q: Tensor, kv: KVPair) -> slice:
+    """Return the KV heads of whole groups of query heads."""
+    group = q.shape[1] // kv[0].shape[1]
+    return slice(heads.start // group, heads.stop // group)
 
 
 class ExactTiles:
@@ -252,11 +253,12 @@ def empty_softmax(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
     v: values, whose head_dim is that of the output.
     """
-    out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=wide(q))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=wide)
     return out, out.new_full(q.shape[:3], -math.inf)
 
 
 def wide_zeros(pair: KVPair) -> KVPair:
     """Return zeros of the shapes of both tensors, in float32 or wider, to sum in."""
-    first, second = (torch.zeros_like(t, dtype=wide(t)) for t in pair)
-    return first, second
+    wide = torch.promote_types(pair[0].dtype, torch.float32)
+    return torch.zeros_like(pair[0], dtype=wide), torch.zeros_like(pair[1], dtype=wide)

@@ -39,7 +39,7 @@ VARIANTS = {
 }
 """The implementation of each variant; a module has none."""
 
-RANK_OPTIONS = ("placement", "ranks_per_node", "exchange")
+RANK_OPTIONS = ("placement", "ranks_per_node")
 
 CACHED = 4
 """Shapes whose layouts are kept."""

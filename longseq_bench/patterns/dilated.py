@@ -127,11 +127,11 @@ class DilationRule:
     def visible_pairs(self, seq_len: int, causal: bool) -> int:
         """Return the visible query-key pairs, with multiplicity, summed over heads."""
         total = 0
-        for segment, rate, heads in self.pairs():
-            whole, rest = divmod(seq_len, segment)
-            for head in heads:
+        for head in range(self.heads):
+            for segment, rate, offset in self.sets_of_head(head):
+                whole, rest = divmod(seq_len, segment)
                 for length, segments in ((segment, whole), (rest, 1)):
-                    members = max(0, -(-(length - head % rate) // rate))
+                    members = max(0, -(-(length - offset) // rate))
                     pairs = members * (members + 1) // 2 if causal else members**2
                     total += pairs * segments
         return total

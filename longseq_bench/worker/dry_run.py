@@ -24,7 +24,7 @@ import torch
 from longseq_bench import meta_mode
 from longseq_bench.attention.base import Attention
 from longseq_bench.attention.own_function import find_implementation, find_place
-from longseq_bench.attention.sparse.block_layout_attention import LayoutAttention
+from longseq_bench.attention.sparse.block_sparse import LayoutAttention
 from longseq_bench.core.errors import KernelLimitError, LongseqError, UnsupportedError
 from longseq_bench.core.model import DryRunEstimate, Trial
 from longseq_bench.core.registry import is_own

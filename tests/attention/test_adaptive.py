@@ -111,5 +111,3 @@ def test_bad_input_is_named() -> None:
         AdaptiveBlockSparse(w, Group.alone(), sparsity=1.0)
     with pytest.raises(UserError, match="kernel=flex can't train scorer=learned"):
         AdaptiveBlockSparse(w, Group.alone(), scorer="learned", kernel="flex")
-    with pytest.raises(RuntimeError, match="only after a call"):
-        AdaptiveBlockSparse(w, Group.alone()).measures()

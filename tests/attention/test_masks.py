@@ -173,9 +173,7 @@ def rank_options(name: str, world: int, turn: int) -> list[Options]:
         kernels = ("native", "aten-flash-cpu")
         return [{"order": o, "kernel": kernels[(turn + i) % 2]} for i, o in enumerate(orders)]
     if name == "block-sparse":
-        return [
-            {"block": 8, "sparsity": 0.0, "exchange": exchange} for exchange in ("fetch", "ring")
-        ]
+        return [{"block": 8, "sparsity": 0.0}]
     if name == "ulysses" or name == "head-parallel":
         return KERNELS[name]
     return [o for o in options_at(name, world) if "transport" not in o]
@@ -224,7 +222,7 @@ def test_ranks_together_equal_the_definition(
 @pytest.mark.parametrize("name", [n for n in REGISTERED if n not in TAKING])
 def test_others_say_that_they_take_no_mask(name: str) -> None:
     w = Workload(seq_len=64, mask="sliding-window:8")
-    with pytest.raises(UnsupportedError, match=r"mask sliding-window:8: .*full and causal"):
+    with pytest.raises(UnsupportedError, match="mask sliding-window:8 is neither full nor causal"):
         IMPLEMENTATIONS.get(name)(w, Group.alone())
 
 

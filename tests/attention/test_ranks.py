@@ -61,27 +61,21 @@ def options_at(name: str, world: int) -> list[Options]:
     if name == "collective":
         gathers: list[Options] = [{"chunk": 30}, {"order": "striped", "chunk": 30}]
         return [{}, *gathers, {"order": "contiguous"}][: 4 if world == 3 else 2]
-    if name == "ulysses":
-        return [{}, {"stage": 2}]
     if name == "usp":
-        degrees: list[Options] = [{"ulysses": d, "ring": world // d} for d in divisors(world)]
-        return [{}, *degrees, {"ulysses": 1, "chunk": 7, "order": "striped"}]
+        return [{}, *({"ulysses": d} for d in divisors(world))]
     if name == "head-parallel":
         return [{}, {"sequence_parallel": True}]
     if name == "ddp":
         return [{}, {"inner": "ring"}]
     if name in ("dilated", "hilbert"):
-        in_tiles: Options = {"segments": (24, 100), "dilation": (1, 3), "kernel": "torch"}
+        in_tiles: Options = {"segments": (24, 100), "dilation": (1, 3), "kernel": "aten-flash-cpu"}
         rates = [*SEGMENTS[:: 1 if name == "dilated" else 2], in_tiles]
         return rates if world == 3 else rates[2 * (world == 4) :: 4]
     if name == "block-sparse":
         patterns: list[Options] = [
-            {"block": 8, "sparsity": 0.6, "pattern": pattern, "exchange": exchange}
-            for pattern, exchange in (
-                ("local-window", "ring"), ("random", "fetch"), ("global-local", "fetch"),
-                ("global-local", "ring"),
-            )
-        ]  # fmt: skip
+            {"block": 8, "sparsity": 0.6, "pattern": pattern}
+            for pattern in ("local-window", "global-local")
+        ]
         places: list[Options] = [
             {"block": 5, "sparsity": 0.5, "pattern": "strided", "placement": "load-balanced"},
             {"block": 4, "sparsity": 0.7, "placement": "hierarchical", "ranks_per_node": 2},
@@ -114,7 +108,7 @@ SOME = [
     named("usp", 4, {"ulysses": 2}),
     named("head-parallel", 3, {"sequence_parallel": True}),
     named("dilated", 3, {"segments": (24, 100), "dilation": (1, 3)}),
-    named("block-sparse", 2, {"block": 4, "exchange": "ring", "placement": "load-balanced"}),
+    named("block-sparse", 2, {"block": 4, "placement": "load-balanced"}),
 ]
 MODULES = [
     named("ring", 2, {"transport": "fairscale"}),
@@ -285,7 +279,7 @@ def test_a_single_process_sees_the_same(name: str, world: int, options: Options)
     """Fault 8: on every rank the pattern is that of a single process."""
     w = workload(name, world, 67, causal=world != 4)
     kind = IMPLEMENTATIONS.get(name)
-    options = {n: value for n, value in options.items() if n not in ("ulysses", "ring")}
+    options = {n: value for n, value in options.items() if n != "ulysses"}
     alone = count_pairs(kind(w, Group.alone(), **options))
     for rank in range(world):
         assert torch.equal(count_pairs(kind(w, Group(rank, world), **options)), alone)

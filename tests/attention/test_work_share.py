@@ -44,9 +44,7 @@ def test_a_rank_that_computes_its_own_rows_has_the_pairs_that_they_see(
         assert one.work_share() == pytest.approx(counted_share(one), rel=1e-12)
 
 
-def test_a_ring_of_usp_in_contiguous_order_is_uneven() -> None:
-    """Of two groups, the one with the later half of the tokens does three quarters of the work."""
-    shares = [one.work_share() for one in ranks_of("usp", True, 4, ulysses=2, order="contiguous")]
-    later = (TOKENS // 2 * TOKENS // 2 + TOKENS // 2 * (TOKENS // 2 + 1) // 2) / 2
-    assert shares[2:] == pytest.approx([later / (TOKENS * (TOKENS + 1) / 2)] * 2)
-    assert sum(shares) == pytest.approx(1)
+def test_ranks_of_usp_share_the_work_of_their_group() -> None:
+    """The two groups of two ranks each have half of the tokens in zigzag order."""
+    shares = [one.work_share() for one in ranks_of("usp", True, 4, ulysses=2)]
+    assert shares == pytest.approx([1 / 4] * 4)

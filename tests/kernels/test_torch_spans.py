@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from longseq_bench.attention.sparse.block_layout_attention import build_layout_kernel
+from longseq_bench.attention.sparse.block_sparse import build_layout_kernel
 from longseq_bench.core.errors import UserError
 from longseq_bench.kernels import torch_spans
 from longseq_bench.kernels.tiling import wide

@@ -55,7 +55,7 @@ def test_work_and_bytes_are_those_of_one_rank(launcher: LocalLauncher) -> None:
         ("ring", {}, (1,)),
         ("ulysses", {}, (3,)),
         # the communicator of all ranks exists too; the others have two ranks each
-        ("usp", {"ulysses": 2, "ring": 2}, (0, 1, 1)),
+        ("usp", {"ulysses": 2}, (0, 1, 1)),
     ],
 )
 def test_the_peers_of_each_communicator_are_counted(
@@ -119,7 +119,7 @@ def extrapolated_and_real(trial: Trial) -> tuple[DryRunEstimate, DryRunEstimate]
 
 
 def test_a_large_layout_is_extrapolated_from_two_smaller_ones(launcher: LocalLauncher) -> None:
-    options: dict[str, OptionValue] = {"pattern": "hierarchical", "exchange": "fetch"}
+    options: dict[str, OptionValue] = {"pattern": "hierarchical"}
     one = complete(
         launcher, "block-sparse", 1_300_007, options, heads=8, world_size=8, causal=True,
         mode="train", dtype="bfloat16",

@@ -31,12 +31,8 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import even_span
 
-_REFUSED_INNER = {
-    "ddp": "already splits the batch",
-    "data-parallel": "already splits the batch",
-    "block-sparse-multihead": "already has projections",
-    "block-sparse-adaptive": "chooses its pattern from all of the batch",
-}
+_REFUSED_INNER = ("ddp", "data-parallel", "block-sparse-multihead", "block-sparse-adaptive")
+"""They split a batch, have projections, or choose a pattern from all of the batch."""
 
 
 class BatchSplit(ProjectedAttention):
@@ -50,8 +46,8 @@ class BatchSplit(ProjectedAttention):
                 f"a batch of {workload.batch} can't be split into {parts} parts: "
                 "each rank or device needs at least one sequence"
             )
-        if reason := _REFUSED_INNER.get(inner):
-            raise UserError(f"inner={inner} {reason}; choose another, such as sdpa")
+        if inner in _REFUSED_INNER:
+            raise UserError(f"inner={inner} can't run on a part of the batch; choose sdpa or ring")
         self._make = IMPLEMENTATIONS.get(inner)
         self.inner = self._make(workload, Group.alone())
         super().__init__(workload, group)
@@ -149,9 +145,8 @@ class DataParallel(BatchSplit):
         group: Group,
         *,
         inner: Annotated[str, "implementation on each device, with its default options"] = "sdpa",
-        devices: Annotated[int | None, "number of CUDA devices; none: all"] = None,
     ) -> None:
-        self.devices = devices or max(1, torch.cuda.device_count())
+        self.devices = max(1, torch.cuda.device_count())
         super().__init__(workload, group, inner, self.devices)
 
     @classmethod
@@ -164,4 +159,4 @@ class DataParallel(BatchSplit):
     def prepare(self, device: str) -> None:
         """Build the module for the share of one device."""
         module = self.build_module(device, -(-self.workload.batch // self.devices))
-        self.module = torch.nn.DataParallel(module, list(range(self.devices)))
+        self.module = torch.nn.DataParallel(module)

@@ -13,10 +13,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, KernelOption, implementation
-from longseq_bench.attention.masked import block_attention, masked_kernel
+from longseq_bench.attention.masked import masked_kernel
 from longseq_bench.attention.tiles import (
-    BlockAttention,
+    ExactTiles,
     LocalShare,
+    TiledBlocks,
     empty_softmax,
     single_rank_tiles,
     tile_sizes,
@@ -29,14 +30,14 @@ from longseq_bench.distributed.kv_exchange import GatherExchange, KVBlocks, KVPa
 from longseq_bench.distributed.token_order import OrderName, order_for
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO, OneCall
-from longseq_bench.kernels.tiling import InPlaceTiledKernel, wide
+from longseq_bench.kernels.tiling import InPlaceTiledKernel
 from longseq_bench.meta_mode import MAX_STEPS, limited
 
 
 class GatherKernel:
     """All-gather attention on one rank: forward and backward. An AttentionKernel."""
 
-    def __init__(self, exchange: GatherExchange, attention: BlockAttention) -> None:
+    def __init__(self, exchange: GatherExchange, attention: TiledBlocks) -> None:
         self.exchange, self.attention = exchange, attention
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
@@ -59,8 +60,8 @@ class GatherKernel:
 
     def backward(self, queries: Queries, keys: KVPair) -> Triple:
         """Return the gradients of q, k and v; those of gathered keys go back to their owners."""
-        q, (k, v) = queries[1], keys
-        dq = torch.zeros_like(q, dtype=wide(q))
+        (_, q, _, lse), (k, v) = queries, keys
+        dq = torch.zeros_like(q, dtype=lse.dtype)
         dkv = wide_zeros(keys)
         count = self.exchange.blocks.per_rank
         gathered = self.exchange.buffer(k, v)
@@ -114,11 +115,9 @@ class Collective(Attention):
     def build_kernel(self) -> AttentionKernel:
         """Return the all-gather; on one rank a single kernel call, or a loop over chunks."""
         if self.group.size > 1:
-            runs = self.order.runs(self.group.rank)
-            blocks = block_attention(
-                self.workload, self.group, self.exact, self.order, runs, self.device
-            )
-            return GatherKernel(self.exchange, blocks)
+            rank, sizes = self.group.rank, tile_sizes(self.device)
+            tiles = ExactTiles(self.workload, rank, self.order, self.order.runs(rank), sizes)
+            return GatherKernel(self.exchange, TiledBlocks(self.group, self.exact, tiles))
         if self.workload.mask is not None:
             return masked_kernel(self.exact, self.workload)
         if self.chunk is None:

@@ -26,11 +26,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, KernelOption, implementation
-from longseq_bench.attention.masked import block_attention, masked_kernel
+from longseq_bench.attention.masked import masked_kernel
 from longseq_bench.attention.tiles import (
     Block,
-    BlockAttention,
+    ExactTiles,
     LocalShare,
+    TiledBlocks,
     empty_softmax,
     single_rank_tiles,
     tile_sizes,
@@ -53,7 +54,7 @@ from longseq_bench.distributed.token_order import OrderName, Runs, order_for, po
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.kernels.host_memory import StreamedKernel
-from longseq_bench.kernels.tiling import InPlaceTiledKernel, wide
+from longseq_bench.kernels.tiling import InPlaceTiledKernel
 
 FINE_TO_COARSE: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 
@@ -67,7 +68,7 @@ class RingKernel:
     """
 
     def __init__(
-        self, ring: RingExchange, attention: BlockAttention, full_queries: bool = False
+        self, ring: RingExchange, attention: TiledBlocks, full_queries: bool = False
     ) -> None:
         self.ring, self.attention, self.full_queries = ring, attention, full_queries
 
@@ -100,8 +101,8 @@ class RingKernel:
 
     def backward(self, queries: Queries, keys: KVPair) -> Triple:
         """Return the gradients of q, k and v. Gradients of a block follow it round the ring."""
-        q, (k, v) = queries[1], keys
-        dq = torch.zeros_like(q, dtype=wide(q))
+        (_, q, _, lse), (k, v) = queries, keys
+        dq = torch.zeros_like(q, dtype=lse.dtype)
         dkv = wide_zeros(keys)
         returns = self.ring.hops > 0 and not self.full_queries
         gradients = RingGradients(self.ring, keys, dkv) if returns else None
@@ -222,8 +223,9 @@ class Ring(Attention):
         """Return the ring; on one rank a loop over chunks."""
         w = self.workload
         if self.group.size > 1:
-            queries = self._query_runs()
-            blocks = block_attention(w, self.group, self.exact, self.order, queries, self.device)
+            sizes, queries = tile_sizes(self.device), self._query_runs()
+            tiles = ExactTiles(w, self.group.rank, self.order, queries, sizes)
+            blocks = TiledBlocks(self.group, self.exact, tiles)
             return RingKernel(self._exchange(), blocks, self.queries == "full")
         if w.mask is not None:
             return masked_kernel(self.exact, w)

@@ -26,7 +26,6 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import AllToAll, GatherScatter, HeadStage
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import (
-    OrderName,
     TokenOrder,
     check_tokens,
     even_span,
@@ -107,17 +106,10 @@ class SkippableKernel:
 
 
 def head_stages(w: Workload, ranks: int, stage_heads: int) -> list[tuple[HeadStage, HeadStage]]:
-    """Return stages of `stage_heads` key heads per rank, with the query heads that use them.
-
-    The last stage may have fewer heads.
-    """
-    group, own = w.heads // w.kv_heads, w.kv_heads // ranks
-    stages = []
-    for start in range(0, own, stage_heads):
-        count = min(stage_heads, own - start)
-        kv_heads = HeadStage(start * ranks, count)
-        stages.append((HeadStage(kv_heads.first * group, count * group), kv_heads))
-    return stages
+    """Return stages of `stage_heads` key heads per rank, with the query heads that use them."""
+    count, group = stage_heads, w.heads // w.kv_heads
+    starts = range(0, w.kv_heads, count * ranks)
+    return [(HeadStage(kv * group, count * group), HeadStage(kv, count)) for kv in starts]
 
 
 def check_heads(workload: Workload, ranks: int) -> None:
@@ -160,28 +152,21 @@ class Ulysses(Attention):
     takes_masks = True
     overlaps = False
 
-    def __init__(
-        self,
-        workload: Workload,
-        group: Group,
-        *,
-        stage: Annotated[int, "KV heads that a rank exchanges at a time"] = 1,
-        kernel: KernelOption = AUTO,
-    ) -> None:
+    def __init__(self, workload: Workload, group: Group, *, kernel: KernelOption = AUTO) -> None:
         self.exact_name = kernel
         self.order = TokenOrder("contiguous", workload.seq_len, group.size)
         check_heads(workload, group.size)
         super().__init__(workload, group)
-        self.stage = stage
         self.exchange = AllToAll(group, self.order.counts)
 
     def build_kernel(self) -> AttentionKernel:
         """Return the exchanges around one kernel call; on one rank the call alone."""
-        w, one_call = self.workload, exact_call(self.exact, self.workload)
+        w = self.workload
         if self.group.size == 1:
-            return one_call
-        stages = head_stages(w, self.group.size, self.stage)
-        return UlyssesKernel(self.exchange, SkippableKernel(one_call, self.group), stages)
+            return exact_call(self.exact, w)
+        stage = w.model_copy(update={"heads": w.heads // w.kv_heads, "kv_heads": 1})
+        kernel = SkippableKernel(exact_call(self.exact, stage), self.group)
+        return UlyssesKernel(self.exchange, kernel, head_stages(w, self.group.size, 1))
 
     @override
     def work_share(self) -> float:
@@ -239,13 +224,13 @@ class HeadParallel(Attention):
     def build_kernel(self) -> AttentionKernel:
         """Return one kernel call; with sequence_parallel, between gather and scatter."""
         w, size = self.workload, self.group.size
-        one_call = exact_call(self.exact, w)
         if size == 1:
-            return one_call
-        kernel = SkippableKernel(one_call, self.group)
+            return exact_call(self.exact, w)
+        own = w.model_copy(update={"heads": w.heads // size, "kv_heads": w.kv_heads // size})
+        kernel = SkippableKernel(exact_call(self.exact, own), self.group)
         if not self.sequence_parallel:
             return kernel
-        return UlyssesKernel(self.exchange, kernel, head_stages(w, size, w.kv_heads))
+        return UlyssesKernel(self.exchange, kernel, head_stages(w, size, w.kv_heads // size))
 
     @override
     def work_share(self) -> float:
@@ -278,18 +263,17 @@ class Usp(Attention):
         group: Group,
         *,
         ulysses: Annotated[int | None, "ranks per Ulysses group; none: as many as possible"] = None,
-        ring: Annotated[int | None, "ranks per ring; none: world size / ulysses"] = None,
-        chunk: Annotated[
-            int | None, "maximum keys per step of a ring, in tokens; none: by the kind of device"
-        ] = None,
-        order: Annotated[OrderName, "assignment of tokens to groups of ranks"] = "zigzag",
         kernel: KernelOption = AUTO,
     ) -> None:
         self.exact_name = kernel
-        self.ulysses, self.ring = choose_degrees(workload, group.size, ulysses, ring)
+        if ulysses is None:
+            ulysses = max(d for d in divisors(group.size) if workload.kv_heads % d == 0)
+        if group.size % ulysses:
+            raise WorldError(f"ulysses={ulysses} does not divide {group.size} ranks")
+        self.ulysses, self.ring = ulysses, group.size // ulysses
         check_heads(workload, self.ulysses)
         check_tokens(workload.seq_len, group.size)
-        self.order = order_for(order, workload, self.ring)
+        self.order = order_for("zigzag", workload, self.ring)
         super().__init__(workload, group)
         u, r = self.ulysses, self.ring
         heads_group = group.subgroup([[i * u + j for j in range(u)] for i in range(r)])
@@ -301,8 +285,6 @@ class Usp(Attention):
         self.stage_ring = Ring(
             workload.model_copy(update=stage),
             group.subgroup([[i * u + j for i in range(r)] for j in range(u)]),
-            chunk=chunk,
-            order=order,
             kernel=kernel,
         )
 
@@ -339,27 +321,3 @@ class Usp(Attention):
         if self.ulysses == 1:
             return stage
         return exchange_bytes(self.exchange, w) + stage * (w.kv_heads // self.ulysses)
-
-
-def choose_degrees(
-    workload: Workload, size: int, ulysses: int | None, ring: int | None
-) -> tuple[int, int]:
-    """Return the number of ranks per Ulysses group and per ring.
-
-    A degree that is None is chosen; if both are, the Ulysses groups are as large as possible.
-
-    Raises:
-        WorldError: the product of the degrees is not the world size.
-    """
-    requested = {"ulysses": ulysses, "ring": ring}
-    if ulysses is None:
-        largest = max(d for d in divisors(size) if workload.kv_heads % d == 0)
-        ulysses = size // ring if ring else largest
-    if ring is None:
-        ring = size // ulysses
-    if ulysses * ring != size:
-        degrees = " and ".join(f"{name} {degree}" for name, degree in requested.items() if degree)
-        raise WorldError(
-            f"{degrees} do not make up {size} ranks; ulysses · ring must be the world size"
-        )
-    return ulysses, ring

@@ -1,4 +1,1 @@
-"""Attention of other libraries; none of them is imported before it runs.
-
-_library.py finds out if a library is installed in a version that is supported.
-"""
+"""Attention of other libraries; none of them is imported before it runs."""

@@ -7,8 +7,7 @@ Letters: B batch, H heads, N tokens, D head_dim.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -34,7 +33,6 @@ class Library(Package):
     devices: kinds of devices that it runs on.
     """
 
-    parameters: Mapping[str, str] = field(default_factory=dict)
     versions: tuple[str, str] = ("0", "0")
     devices: tuple[str, ...] = ("cuda",)
 

@@ -4,7 +4,7 @@ Only ring-attention-pytorch runs on a CPU; the others have not run on a GPU by t
 Letters: B batch, H heads, N tokens, D head_dim.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from longseq_bench.attention.base import implementation
 from longseq_bench.attention.external._library import HALF, External, Library
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
+from longseq_bench.core.units import divisors
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import OrderName, TokenOrder
@@ -39,7 +40,6 @@ class RingFlashAttention(External):
         "ring_flash_attn",
         "pip install ring-flash-attn flash-attn --no-build-isolation",
         versions=("0.1.4", "0.2"),
-        parameters=dict.fromkeys(functions.values(), "q k v causal group"),
     )
 
     def __init__(
@@ -62,6 +62,10 @@ class RingFlashAttention(External):
         return out
 
 
+MAX_BUCKET = 1024
+"""Most tokens of a block of ring-attention-pytorch (its bucket_size)."""
+
+
 @implementation("ring-attention-pytorch")
 class RingAttentionPytorch(External):
     """`ring_flash_attn` of lucidrains' ring-attention-pytorch: its version in torch operations."""
@@ -75,29 +79,18 @@ class RingAttentionPytorch(External):
         "pip install 'longseq-bench[ring-attention-pytorch]'",
         versions=("0.5.20", "0.6"),
         devices=("cpu", "cuda"),
-        parameters={"ring_flash_attn": "q k v causal bucket_size ring_reduce_col"},
     )
 
-    def __init__(
-        self,
-        workload: Workload,
-        group: Group,
-        *,
-        bucket: Annotated[int, "tokens of a block (its bucket_size)"] = 1024,
-    ) -> None:
+    def __init__(self, workload: Workload, group: Group) -> None:
         super().__init__(workload, group)
-        own = workload.seq_len // group.size
-        if group.size > 1 and own % min(bucket, own):
-            # it numbers blocks by whole ones per rank, so causal blocks would be mixed up
-            raise UnsupportedError(
-                f"bucket={bucket} does not divide the {own} tokens of a rank; choose a divisor"
-            )
         if workload.train and group.size > 1:
             raise UnsupportedError(
                 "ring_flash_attn returns wrong gradients of k and v on several ranks in version "
                 "0.5.20; use mode=forward, or one rank"
             )
-        self.bucket = bucket
+        # it numbers blocks by whole ones per rank, so others would mix up causal blocks
+        own = workload.seq_len // group.size
+        self._bucket = max(d for d in divisors(own) if d <= MAX_BUCKET)
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -107,7 +100,7 @@ class RingAttentionPytorch(External):
 
     @override
     def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        blocks = {"bucket_size": self.bucket, "ring_reduce_col": self.group.size > 1}
+        blocks = {"bucket_size": self._bucket, "ring_reduce_col": self.group.size > 1}
         out: Tensor = self.module.ring_flash_attn(q, k, v, causal=self.workload.causal, **blocks)
         return out
 
@@ -136,10 +129,6 @@ class Yunchang(External):
         "yunchang",
         "pip install yunchang flash-attn --no-build-isolation",
         versions=("0.6", "0.7"),
-        parameters={
-            "set_seq_parallel_pg": "sp_ulysses_degree sp_ring_degree rank world_size",
-            "LongContextAttention": "ring_impl_type",
-        },
     )
 
     def __init__(
@@ -148,14 +137,9 @@ class Yunchang(External):
         group: Group,
         *,
         ulysses: Annotated[int, "ranks of a Ulysses group; the ring has the rest"] = 1,
-        order: Annotated[
-            Literal["basic", "zigzag"], "tokens of a rank; zigzag balances the causal mask"
-        ] = "basic",
     ) -> None:
         self.ulysses = ulysses
-        super().__init__(workload, group, "zigzag" if order == "zigzag" else "contiguous", ulysses)
-        if order == "zigzag" and not workload.causal:
-            raise UnsupportedError("order=zigzag of yunchang computes causal masks only")
+        super().__init__(workload, group, "zigzag" if workload.causal else "contiguous", ulysses)
 
     @override
     def build_shard(self) -> Shard:
@@ -194,24 +178,11 @@ class TorchContextParallel(External):
         "torch.distributed.tensor.experimental._attention",
         "pip install 'torch>=2.11,<2.14'",
         versions=("2.11", "2.14"),
-        parameters={
-            "context_parallel": "mesh buffers buffer_seq_dims no_restore_buffers",
-            "set_rotate_method": "rotate_method",
-        },
     )
 
-    def __init__(
-        self,
-        workload: Workload,
-        group: Group,
-        *,
-        rotate: Annotated[
-            Literal["allgather", "alltoall"], "keys gathered at once, or passed on in a ring"
-        ] = "alltoall",
-    ) -> None:
+    def __init__(self, workload: Workload, group: Group) -> None:
         # with unequal parts torch would drop its balanced order
         super().__init__(workload, group, "zigzag")
-        self.rotate = rotate
 
     @classmethod
     @override
@@ -223,7 +194,7 @@ class TorchContextParallel(External):
     def prepare(self, device: str) -> None:
         """Make a mesh of the ranks."""
         super().prepare(device)
-        self.module.set_rotate_method(self.rotate)
+        self.module.set_rotate_method("alltoall")  # a ring; by default keys are gathered at once
         self._mesh = DeviceMesh.from_group(self.group.data, device)
 
     @override
@@ -257,24 +228,11 @@ class TransformerEngine(External):
         "transformer_engine.pytorch",
         "pip install --no-build-isolation 'transformer-engine[pytorch]'",
         versions=("2.0", "3"),
-        parameters={
-            "DotProductAttention": "num_attention_heads kv_channels num_gqa_groups "
-            "attention_dropout qkv_format attn_mask_type"
-        },
     )
 
-    def __init__(
-        self,
-        workload: Workload,
-        group: Group,
-        *,
-        communication: Annotated[
-            Literal["p2p", "all_gather", "a2a"], "how ranks exchange (its cp_comm_type)"
-        ] = "p2p",
-    ) -> None:
+    def __init__(self, workload: Workload, group: Group) -> None:
         # each rank holds a part from the front and the matching one from the back
         super().__init__(workload, group, "zigzag")
-        self.communication = communication
 
     def prepare(self, device: str) -> None:
         """Build the module; over ranks with a stream for its transfers."""
@@ -291,9 +249,7 @@ class TransformerEngine(External):
         if self.group.size > 1:
             ranks = list(self.group.ranks) or list(range(self.group.size))
             stream: Any = torch.cuda.Stream() if device == "cuda" else None  # type: ignore[no-untyped-call]
-            self._attention.set_context_parallel_group(
-                self.group.data, ranks, stream, self.communication
-            )
+            self._attention.set_context_parallel_group(self.group.data, ranks, stream)
 
     @override
     def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -127,12 +127,8 @@ class DilatedAttentionPytorch(External):
 
     @override
     def kept_pairs(self) -> float:
-        w, total = self.workload, 0
-        for segment, rate, heads in self.rule.pairs():
-            ((_, _, offset),) = self.rule.sets_of_head(heads[0])
-            kept = len(range(offset, segment, rate))
-            total += w.seq_len // segment * visible_pairs(kept, w.causal)
-        return total / len(self.rule.segments)
+        w = self.workload
+        return self.rule.visible_pairs(w.seq_len, w.causal) / w.heads
 
     @override
     def measures(self) -> dict[str, float]:

@@ -13,36 +13,31 @@ from typing_extensions import override
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.external._library import HALF, External, Library
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.core.masks import DOCUMENTS, FULL_DOCUMENTS, WINDOW
+from longseq_bench.core.masks import DOCUMENTS, FULL_DOCUMENTS, WINDOW, Mask
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 
 _WORKSPACE_BYTES = 128 * 2**20  # what its documentation recommends
 
 
-class FlashInferRow(External):
-    """A row of FlashInfer; its workspace stays allocated."""
-
-    dtypes = HALF
-
-    def window(self) -> int:
-        """Return the keys before a query's own that it sees; -1: all."""
-        return self.mask.size - 1 if self.mask.kind == WINDOW else -1
+def _window(mask: Mask) -> int:
+    """Return the keys before a query's own that it sees; -1: all."""
+    return mask.size - 1 if mask.kind == WINDOW else -1
 
 
 @implementation("flashinfer")
-class FlashInfer(FlashInferRow):
+class FlashInfer(External):
     """`BatchPrefillWithRaggedKVCacheWrapper` of FlashInfer, planned in `prepare`."""
 
     summary = "FlashInfer's ragged prefill, with documents and windows; forward only"
     mask_kinds = frozenset({WINDOW, DOCUMENTS, FULL_DOCUMENTS})
+    dtypes = HALF
     train_reason = "it has no backward"
     library = Library(
         "flashinfer-python",
         "flashinfer",
         "pip install flashinfer-python",
         versions=("0.2.3", "1"),
-        parameters={"BatchPrefillWithRaggedKVCacheWrapper": "float_workspace_buffer kv_layout"},
     )
 
     def prepare(self, device: str) -> None:
@@ -59,7 +54,7 @@ class FlashInfer(FlashInferRow):
             num_kv_heads=w.kv_heads,
             head_dim_qk=w.head_dim,
             causal=self.mask.is_causal,
-            window_left=self.window(),
+            window_left=_window(self.mask),
             q_data_type=self.torch_dtype,
         )
 
@@ -70,21 +65,18 @@ class FlashInfer(FlashInferRow):
 
 
 @implementation("flashinfer-decode")
-class FlashInferDecode(FlashInferRow):
+class FlashInferDecode(External):
     """`BatchDecodeWithPagedKVCacheWrapper` of FlashInfer, planned in `prepare`."""
 
     summary = "FlashInfer's decoding over a paged KV cache, with windows"
     takes_decode = True
+    dtypes = HALF
     mask_kinds = frozenset({WINDOW})
     library = Library(
         "flashinfer-python",
         "flashinfer",
         "pip install 'flashinfer-python>=0.7.2'",
         versions=("0.7.2", "0.8"),
-        parameters={
-            "BatchDecodeWithPagedKVCacheWrapper": "float_workspace_buffer kv_layout "
-            "use_tensor_cores"
-        },
     )
 
     def __init__(
@@ -93,9 +85,6 @@ class FlashInferDecode(FlashInferRow):
         group: Group,
         *,
         page: Annotated[int, "tokens of a page; it divides the tokens of the cache"] = 16,
-        tensor_cores: Annotated[
-            bool, "use its kernel for tensor cores, which several new tokens need"
-        ] = True,
     ) -> None:
         super().__init__(workload, group)
         w = workload
@@ -109,9 +98,7 @@ class FlashInferDecode(FlashInferRow):
             )
         if w.new_tokens > 1 and not w.causal:
             raise UnsupportedError("several new tokens are causal in FlashInfer; use causal=true")
-        if w.new_tokens > 1 and not tensor_cores:
-            raise UnsupportedError("tensor_cores=false computes one new token")
-        self.page, self.tensor_cores = page, tensor_cores
+        self.page = page
 
     def prepare(self, device: str) -> None:
         """Plan: FlashInfer splits the pages among thread blocks."""
@@ -119,7 +106,7 @@ class FlashInferDecode(FlashInferRow):
         w, pages = self.workload, self.workload.seq_len // self.page
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._wrapper = self.module.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, kv_layout="HND", use_tensor_cores=self.tensor_cores
+            workspace, kv_layout="HND", use_tensor_cores=True
         )
         sequences = torch.arange(w.batch, dtype=torch.int32, device=device)
         # between the pages of two sequences lie those of the other KV heads: see _pages
@@ -134,7 +121,7 @@ class FlashInferDecode(FlashInferRow):
             head_dim=w.head_dim,
             page_size=self.page,
             q_len_per_req=w.new_tokens,
-            window_left=self.window(),
+            window_left=_window(self.mask),
             q_data_type=self.torch_dtype,
             kv_data_type=self.torch_dtype,
         )

@@ -1,40 +1,31 @@
 """Block-sparse attention on a compressed layout: for each query block, the key blocks it keeps.
 
-Over ranks, rows of the layout are split with their keys (`placement`). Each rank fetches the key
-blocks that its rows see, or all blocks travel round a ring (`exchange`); see
-block_sparse_distributed.py.
+Over ranks, rows of the layout are split with their keys (`placement`), and each rank fetches the
+key blocks that its rows see; see block_sparse_distributed.py.
 """
 
 import os
-from functools import cached_property
+from abc import abstractmethod
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from typing_extensions import override
 
-from longseq_bench.attention.base import implementation
+from longseq_bench.attention.base import Attention, Counts, Mask, Positions, implementation
 from longseq_bench.attention.cache import CacheAttention, choose_kernel
-from longseq_bench.attention.exact.ring import RingKernel
+from longseq_bench.attention.masked import masked_steps
 from longseq_bench.attention.projections import Projected, ProjectedAttention
-from longseq_bench.attention.sparse.block_layout_attention import (
-    LayoutAttention,
-    build_layout_kernel,
-)
-from longseq_bench.attention.sparse.block_sparse_distributed import (
-    FetchKernel,
-    ShardedLayout,
-    SpanBlocks,
-)
-from longseq_bench.attention.tiles import tile_sizes
+from longseq_bench.attention.sparse.block_sparse_distributed import FetchKernel, ShardedLayout
 from longseq_bench.core.cost import key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.kv_exchange import RingExchange, ring_blocks
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.decode import SeenKeys
+from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
+from longseq_bench.kernels.torch_spans import torch_kernel
 from longseq_bench.patterns.block_layout import BlockLayout, Placement, place_rows
 from longseq_bench.patterns.blocks import (
     WITH_SPECIAL,
@@ -46,12 +37,18 @@ from longseq_bench.patterns.blocks import (
 )
 from longseq_bench.patterns.cache_rows import PATTERN as CACHE_PATTERN
 from longseq_bench.patterns.cache_rows import CacheRows
+from longseq_bench.patterns.spans import spans_of
 from longseq_bench.patterns.visible_keys import visible_keys
 
 PatternName = Literal[
-    "local-window", "dilated-sparse", "global-local", "hierarchical", "strided", "sink-window",
+    "local-window",
+    "dilated-sparse",
+    "global-local",
+    "hierarchical",
+    "strided",
+    "sink-window",
     "random",
-]  # fmt: skip
+]
 DEFAULT_GLOBALS = 128
 """Global or sink tokens of a pattern that has some."""
 
@@ -65,6 +62,105 @@ GlobalsOption = Annotated[
 WindowOption = Annotated[int | None, "window width in tokens; none: it follows from sparsity"]
 SeedOption = Annotated[int, "seed of pattern=random", 0]
 KernelOption = Annotated[sparse_selection.Kernel, "kernel; auto: the fastest one available"]
+
+
+class LayoutAttention(Attention):
+    """Attention over the blocks of `layouts`: one layout, or one per query head."""
+
+    sees_itself = True  # in every layout a block of queries sees its own keys
+
+    requested_density: float | None
+    """Requested density; None if the options set the window instead."""
+
+    block: int
+    """Tokens of a block."""
+
+    def __init__(self, workload: Workload, group: Group, kernel: sparse_selection.Kernel) -> None:
+        super().__init__(workload, group)
+        self.requested_kernel = kernel
+        self.kernel_name = ""
+
+    @property
+    @abstractmethod
+    def layouts(self) -> tuple[BlockLayout | CacheRows, ...]:
+        """The layouts of the last call, or of all calls."""
+
+    def prepare(self, device: str) -> None:
+        """Choose the kernel."""
+        super().prepare(device)
+        blocks, dtype = self.kernel_blocks, self.workload.dtype
+        self.kernel_name, self._kernel_facts = sparse_selection.choose(
+            self.requested_kernel, device, dtype, self.workload.head_dim, blocks
+        )
+
+    @property
+    def kernel_blocks(self) -> sparse_selection.Blocks | None:
+        """Return what block kernels have to support; None if only span kernels can be used."""
+        w = self.workload
+        if w.mask is not None:
+            return None  # block kernels know no mask but the causal triangle
+        return sparse_selection.Blocks(self.block, w.train)
+
+    @override
+    def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
+        layout = self.layouts[head if len(self.layouts) > 1 else 0]
+        return layout.multiplicity(q_positions, k_positions)
+
+    @override
+    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
+        layout = self.layouts[head if len(self.layouts) > 1 else 0]
+        return layout.may_see(q_positions, k_positions)
+
+    @override
+    def kept_pairs(self) -> float:
+        return sum(layout.visible_pairs for layout in self.layouts) / len(self.layouts)
+
+    @override
+    def measures(self) -> dict[str, float]:
+        achieved = sum(layout.block_density for layout in self.layouts) / len(self.layouts)
+        requested = self.requested_density
+        measures = {} if requested is None else {"density_asked": requested}
+        # no query is uncovered: in every layout each sees its own block
+        return {**measures, "density_achieved": achieved, "uncovered": 0.0}
+
+    @property
+    @override
+    def comparable_kernel(self) -> str:
+        if self.workload.decode:
+            return "native" if self.device == "cpu" else "triton"
+        if self.kernel_name == "torch":
+            return torch_kernel(self.kernel_use).name
+        return self.kernel_name
+
+    @override
+    def facts(self) -> dict[str, Any]:
+        kept = sum(len(layout.indices) for layout in self.layouts)
+        return {**self._kernel_facts, "kept_blocks": kept}
+
+
+def build_layout_kernel(
+    kernel: str, layouts: tuple[BlockLayout, ...], heads: int
+) -> AttentionKernel:
+    """Build the kernel of this name over one layout for all query heads, or over one per head.
+
+    Kernels are imported here, because some need libraries that may be missing.
+    """
+    mask, causal, steps = layouts[0].mask, layouts[0].causal, StepMap()
+    if mask is not None:
+        causal, steps = True, masked_steps(mask)
+    elif kernel == "triton" and sparse_selection.has_triton():
+        from longseq_bench.kernels.triton_blocks import TritonBlocks
+
+        return TritonBlocks(layouts)
+    elif kernel == "flex":
+        from longseq_bench.kernels.flex_blocks import FlexBlocks
+
+        return FlexBlocks(layouts)
+    # Triton is missing in meta mode only; the native kernel needs the same memory there
+    spans = sparse_selection.span_kernel("native" if kernel == "triton" else kernel)
+    by_layout = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]
+    parts = [HeadSpans(spans_of(x), of) for x, of in zip(layouts, by_layout, strict=True)]
+    return SpanAttention(spans, SpanTask(parts, causal, steps), (heads, layouts[0].seq_len))
 
 
 @implementation("block-sparse")
@@ -92,21 +188,16 @@ class BlockSparse(LayoutAttention):
         ranks_per_node: Annotated[
             int, "ranks per node (hierarchical); 0: those of this host", 0
         ] = 0,
-        exchange: Annotated[
-            Literal["auto", "fetch", "ring"],
-            "fetch: each rank fetches the key blocks it sees; ring: all blocks go round a ring; "
-            "auto: ring if a rank sees more than half of the other ranks' keys",
-        ] = "auto",
     ) -> None:
         check_pattern(pattern, sparsity)
         check_window(pattern, block, window)
-        w, self.block = workload, block
+        w, self.block, self.window = workload, block, window
         special = special_tokens(pattern, w.seq_len, globals)
         check_special(pattern, w.seq_len, special)
-        self._layout_options = (
-            pattern, w.seq_len, block, sparsity, w.causal, seed, special, window,
-            None if w.mask is None else visible_keys(w),
-        )  # fmt: skip
+        mask = None if w.mask is None else visible_keys(w)
+        self._make_layout = partial(
+            make_layout, pattern, w.seq_len, block, sparsity, w.causal, seed, special, window, mask
+        )
         self._cache_rows: CacheRows | None = None
         if w.decode:
             self._refuse_in_decode(pattern, w, group)
@@ -117,7 +208,6 @@ class BlockSparse(LayoutAttention):
         # torch sets the variable to the number of ranks on this host
         on_host = int(os.environ.get("LOCAL_WORLD_SIZE", group.size))
         self._ranks_per_node = ranks_per_node or on_host
-        self._exchange = exchange
         self._kernel: AttentionKernel | None = None
         # a window replaces sparsity, except in strided: there it is a part of the kept blocks
         self.requested_density = None if window and pattern != "strided" else 1 - sparsity
@@ -169,7 +259,7 @@ class BlockSparse(LayoutAttention):
     def layout(self) -> BlockLayout:
         """The layout of all rows, built when it is first needed: in `prepare`, which is timed."""
         try:
-            return make_layout(*self._layout_options)
+            return self._make_layout()
         except UserError as error:
             # the options may be valid at other lengths
             raise UnsupportedError(str(error)) from None
@@ -219,9 +309,8 @@ class BlockSparse(LayoutAttention):
     def bytes_sent(self) -> int:
         if self.group.size == 1:
             return 0
-        kernel, token = self._rank_kernel, key_bytes_per_token(self.workload)
-        transfers = kernel.ring if isinstance(kernel, RingKernel) else kernel
-        return transfers.bytes_sent(token, token if self.workload.train else 0)
+        token = key_bytes_per_token(self.workload)
+        return self._rank_kernel.bytes_sent(token, token if self.workload.train else 0)
 
     @override
     def work_share(self) -> float:
@@ -232,25 +321,10 @@ class BlockSparse(LayoutAttention):
 
     @override
     def facts(self) -> dict[str, Any]:
-        facts = {**super().facts(), **self._ignored_options()}
-        if self.group.size == 1:
-            return facts
-        ring = isinstance(self._rank_kernel, RingKernel)
-        return {**facts, "exchange": "ring" if ring else "fetch"}
-
-    def _ignored_options(self) -> dict[str, str]:
-        """Return options without effect, or with less than the requested effect, and the reason."""
-        pattern, _, block, *_, special, window, _ = self._layout_options
-        ignored = {}
+        facts = super().facts()
         if self.requested_density is None:
-            ignored["sparsity"] = f"not used: window={window} determines the kept blocks"
-        requested, kept = -(-special // block), int(np.median(self.layouts[0].row_lengths))
-        if requested >= kept and pattern in WITH_SPECIAL:
-            ignored["globals"] = (
-                f"most rows keep {kept} block(s), of which {kept - 1} global; "
-                f"requested: {requested}"
-            )
-        return ignored
+            facts["sparsity"] = f"not used: window={self.window} determines the kept blocks"
+        return facts
 
     @cached_property
     def _sharded(self) -> ShardedLayout:
@@ -259,17 +333,9 @@ class BlockSparse(LayoutAttention):
         return ShardedLayout(layout, owners, self.group.rank, size)
 
     @cached_property
-    def _rank_kernel(self) -> FetchKernel | RingKernel:
-        sharded = self._sharded
-        kernel = sparse_selection.span_kernel(self.kernel_name)
-        exchange = self._exchange
-        if exchange == "auto":
-            exchange = "ring" if sharded.sees_nearly_all() else "fetch"
-        if exchange == "fetch":
-            return FetchKernel(sharded, self.group, kernel)
-        smallest = tile_sizes(self.device).smallest_block
-        ring = RingExchange(self.group, ring_blocks(sharded.counts, smallest=smallest))
-        return RingKernel(ring, SpanBlocks(sharded, self.group, kernel))
+    def _rank_kernel(self) -> FetchKernel:
+        spans = sparse_selection.span_kernel(self.kernel_name)
+        return FetchKernel(self._sharded, self.group, spans)
 
 
 def special_tokens(pattern: str, seq_len: int, requested: int | None) -> int:

@@ -24,11 +24,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.sparse.block_layout_attention import (
+from longseq_bench.attention.sparse.block_sparse import (
+    BlockOption,
+    KernelOption,
     LayoutAttention,
+    SparsityOption,
     build_layout_kernel,
 )
-from longseq_bench.attention.sparse.block_sparse import BlockOption, KernelOption, SparsityOption
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -52,6 +54,9 @@ class AdaptiveBlockSparse(LayoutAttention):
 
     summary = "each query block sees the key blocks with the highest scores, chosen for each head"
 
+    layouts: tuple[BlockLayout, ...] = ()
+    """The layouts of the last call, one per query head."""
+
     def __init__(
         self,
         workload: Workload,
@@ -62,7 +67,6 @@ class AdaptiveBlockSparse(LayoutAttention):
         scorer: Annotated[
             Scorer, "means: scores of block means; learned: learned matrices are applied first"
         ] = "means",
-        seed: Annotated[int, "seed of the learned scorer's initial matrices", 0] = 0,
         kernel: KernelOption = "auto",
     ) -> None:
         check_sparsity(sparsity)
@@ -70,23 +74,15 @@ class AdaptiveBlockSparse(LayoutAttention):
         if scorer == "learned" and kernel == "flex":
             raise UserError(f"kernel={kernel} can't train scorer=learned; use kernel=auto")
         self.block, self.sparsity, self.requested_density = block, sparsity, 1 - sparsity
-        self.scorer, self._seed = scorer, seed
+        self.scorer = scorer
         self.matrices: tuple[Tensor, ...] = ()
-        self._layouts: tuple[BlockLayout, ...] = ()
-
-    @property
-    def layouts(self) -> tuple[BlockLayout, ...]:
-        """The layouts of the last call, one per query head."""
-        if not self._layouts:
-            raise RuntimeError("the layouts of an adaptive pattern exist only after a call")
-        return self._layouts
 
     def prepare(self, device: str) -> None:
         """Choose the kernel and draw the scorer's matrices; each call chooses its layouts."""
         super().prepare(device)
         w = self.workload
         if self.scorer == "learned" and not self.matrices:
-            generator = torch.Generator().manual_seed(self._seed)
+            generator = torch.Generator().manual_seed(0)
             noise = (torch.randn(w.head_dim, w.head_dim, generator=generator) for _ in range(2))
             scale = _INIT_NOISE / math.sqrt(w.head_dim)
             matrices = (torch.eye(w.head_dim) + n * scale for n in noise)
@@ -102,12 +98,12 @@ class AdaptiveBlockSparse(LayoutAttention):
             first_queries = q[:, :, :: self.block]
             queries = first_queries.float() if self.workload.causal else _means(q, self.block)
             keys = _means(k, self.block)
-            self._layouts = tuple(self._layout(queries, keys, h) for h in range(q.shape[1]))
+            self.layouts = tuple(self._layout(queries, keys, h) for h in range(q.shape[1]))
         self.layout_s = time.perf_counter() - start
         if self.scorer == "learned" and self.workload.train:
             return _Learned.apply(q, k, v, *self.matrices, self, (queries, keys))  # type: ignore[no-any-return, no-untyped-call]
         w = self.workload
-        kernel = build_layout_kernel(self.kernel_name, self._layouts, w.heads)
+        kernel = build_layout_kernel(self.kernel_name, self.layouts, w.heads)
         return attend(q, k, v, kernel, w.train)
 
     @property

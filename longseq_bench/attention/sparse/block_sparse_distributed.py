@@ -1,8 +1,7 @@
 """Block-sparse attention with rows split over ranks, and keys and values with their rows.
 
-FetchKernel  each rank fetches the key blocks that its rows see, a few key heads at a time; the next
-             heads are transferred during the computation with the current ones
-SpanBlocks   for patterns that see nearly everything: blocks of keys go round a ring (ring.py)
+Each rank fetches the key blocks that its rows see, a few key heads at a time; the next heads are
+transferred during the computation with the current ones.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N).
 """
@@ -16,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.attention.tiles import Block, LocalShare
+from longseq_bench.attention.masked import masked_steps
 from longseq_bench.distributed.group import Group, Pending
 from longseq_bench.distributed.kv_exchange import KVPair
-from longseq_bench.distributed.token_order import even_span
 from longseq_bench.kernels.base import OutputAndLse, Queries, Triple
 from longseq_bench.kernels.spans import HeadSpans, SpanKernel, SpanTask, StepMap
 from longseq_bench.patterns.block_layout import BlockLayout, Owners
@@ -30,9 +28,6 @@ Ints = NDArray[np.int64]
 MAX_STAGES = 8
 """Maximum number of stages of key heads for fetching, so that fetched keys need little memory."""
 
-RING_SHARE = 0.5
-"""A ring is used if a rank would fetch more than this share of the other ranks' keys."""
-
 
 @dataclass(frozen=True, eq=False)
 class ShardedLayout:
@@ -41,7 +36,7 @@ class ShardedLayout:
     owners: the rank of each row and of its key block.
 
     Example: blocks of 2 tokens, owners 0 1 1 0. Rank 0 has the rows 0 and 3, and the tokens 0, 1,
-    6 and 7. `local_start` is 0 0 2 2: block 3 starts at local token 2 of rank 0.
+    6 and 7.
     """
 
     layout: BlockLayout
@@ -63,48 +58,6 @@ class ShardedLayout:
         return self.layout.block_sizes
 
     @cached_property
-    def counts(self) -> tuple[int, ...]:
-        """Tokens of each rank."""
-        tokens = np.bincount(self.owners, weights=self.sizes, minlength=self.ranks)
-        return tuple(int(n) for n in tokens)
-
-    @cached_property
-    def local_start(self) -> Ints:
-        """Index of the first token of each block among the tokens of its owner."""
-        local_start = np.empty(self.layout.rows, dtype=np.int64)
-        for rank in range(self.ranks):
-            own = self.rows(rank)
-            local_start[own] = np.cumsum(self.sizes[own]) - self.sizes[own]
-        return local_start
-
-    @cached_property
-    def positions(self) -> NDArray[np.int32]:
-        """Positions of this rank's tokens."""
-        return self.tokens(self.rows(self.rank)).astype(np.int32)
-
-    @property
-    def is_masked(self) -> bool:
-        """True if some pairs of kept blocks are hidden, by causality or another mask."""
-        return self.layout.causal or self.layout.mask is not None
-
-    @cached_property
-    def query_steps(self) -> StepMap:
-        """First and last key of each local query; without a mask its position."""
-        if (mask := self.layout.mask) is None:
-            return StepMap(q_at=self.positions)
-        positions = self.positions.astype(np.int64)
-        last, first = mask.stop(positions) - 1, mask.first(positions)
-        return StepMap(q_at=last.astype(np.int32), q_first=first.astype(np.int32))
-
-    @cached_property
-    def kept_blocks(self) -> tuple[Ints, Ints]:
-        """Kept blocks of this rank's rows: the index of the row among them, and the key block."""
-        own = self.rows(self.rank)
-        counts = self.layout.row_lengths[own]
-        kept = self.layout.indices[_ranges(self.layout.indptr[own], counts)]
-        return np.repeat(np.arange(len(own)), counts), kept.astype(np.int64)
-
-    @cached_property
     def fetched(self) -> tuple[Ints, ...]:
         """Key blocks of other ranks that each rank's rows see, ordered by owner, ascending."""
         # rank and key block as one integer, rank * rows + block, so that each pair is kept once
@@ -115,31 +68,6 @@ class ShardedLayout:
         by_rank = (keys[is_remote & (ranks == rank)] for rank in range(self.ranks))
         return tuple(x[np.argsort(self.owners[x], kind="stable")] for x in by_rank)
 
-    def sees_nearly_all(self) -> bool:
-        """Return True if some rank would fetch nearly all keys of the others."""
-        return any(
-            self.sizes[self.fetched[rank]].sum()
-            > RING_SHARE * (self.layout.seq_len - self.counts[rank])
-            for rank in range(self.ranks)
-        )
-
-    def spans(self, row: Ints, start: Ints, count: Ints) -> Spans:
-        """Return spans: this rank's rows as tiles, and for each a run of key tokens.
-
-        row: index of each run's row among this rank's rows. start, count: tokens of the run.
-        """
-        order = np.argsort(row, kind="stable")
-        per_row = np.bincount(row, minlength=len(self.rows(self.rank)))
-        with_runs = np.flatnonzero(per_row)
-        tiles = self.rows(self.rank)[with_runs]
-        return Spans(
-            tile_start=self.local_start[tiles].astype(np.int32),
-            tile_count=self.sizes[tiles].astype(np.int32),
-            runs=np.concatenate(([0], np.cumsum(per_row[with_runs]))).astype(np.int64),
-            start=start[order].astype(np.int32),
-            count=count[order].astype(np.int32),
-        )
-
 
 class FetchKernel:
     """Attention to the rank's own and fetched keys, a stage of key heads at a time.
@@ -149,24 +77,37 @@ class FetchKernel:
     """
 
     def __init__(self, sharded: ShardedLayout, group: Group, kernel: SpanKernel) -> None:
-        self._group, self._kernel, self._is_masked = group, kernel, sharded.is_masked
-        rank, ranks = sharded.rank, sharded.ranks
-        fetched = sharded.fetched[rank]
-        in_buffer = np.concatenate((sharded.rows(rank), fetched))
-        buffer_start = np.zeros(sharded.layout.rows, dtype=np.int64)
-        buffer_start[in_buffer] = np.cumsum(sharded.sizes[in_buffer]) - sharded.sizes[in_buffer]
-        row, key = sharded.kept_blocks
-        self._spans = sharded.spans(row, buffer_start[key], sharded.sizes[key])
-        key_positions = sharded.tokens(in_buffer).astype(np.int32)
-        self._steps = replace(sharded.query_steps, k_at=key_positions)
-        self._own_count = sharded.counts[rank]
-        received = np.bincount(
-            sharded.owners[fetched], weights=sharded.sizes[fetched], minlength=ranks
+        self._group, self._kernel, layout = group, kernel, sharded.layout
+        rank, ranks, sizes = sharded.rank, sharded.ranks, sharded.sizes
+        own, fetched = sharded.rows(rank), sharded.fetched[rank]
+        in_buffer = np.concatenate((own, fetched))
+        buffer_start = np.zeros(layout.rows, dtype=np.int64)
+        buffer_start[in_buffer] = np.cumsum(sizes[in_buffer]) - sizes[in_buffer]
+        # this rank's rows are tiles; each kept block is a run of keys
+        kept = layout.row_lengths[own]
+        key = layout.indices[_ranges(layout.indptr[own], kept)]
+        self._spans = Spans(
+            tile_start=buffer_start[own].astype(np.int32),
+            tile_count=sizes[own].astype(np.int32),
+            runs=np.concatenate(([0], np.cumsum(kept))).astype(np.int64),
+            start=buffer_start[key].astype(np.int32),
+            count=sizes[key].astype(np.int32),
         )
+        self._is_masked = layout.causal or layout.mask is not None
+        positions, key_positions = sharded.tokens(own), sharded.tokens(in_buffer)
+        steps = StepMap(q_at=positions.astype(np.int32))
+        if layout.mask is not None:
+            steps = masked_steps(layout.mask, positions)
+        self._steps = replace(steps, k_at=key_positions.astype(np.int32))
+        self._own_count = len(positions)
+        owners = sharded.owners
+        received = np.bincount(owners[fetched], weights=sizes[fetched], minlength=ranks)
         self._received = [int(n) for n in received]
-        sent = [_tokens_for(sharded, other) for other in range(ranks)]
-        self._sent = [len(tokens) for tokens in sent]
-        self._sent_tokens = torch.from_numpy(np.concatenate(sent))
+        # own blocks that each rank fetches, in its order
+        sent = [blocks[owners[blocks] == rank] for blocks in sharded.fetched]
+        tokens = [_ranges(buffer_start[blocks], sizes[blocks]) for blocks in sent]
+        self._sent = [len(of_rank) for of_rank in tokens]
+        self._sent_tokens = torch.from_numpy(np.concatenate(tokens))
 
     def bytes_sent(self, token_bytes: int, gradient_bytes: int = 0) -> int:
         """Return the bytes that this rank sends in one pass, by formula.
@@ -240,62 +181,6 @@ class FetchKernel:
             buffer[self._own_count :], sent, self._received, self._sent
         )
         return buffer, pending, sent
-
-
-class SpanBlocks:
-    """A BlockAttention for a ring: rows of a layout see spans of a block of keys."""
-
-    def __init__(self, sharded: ShardedLayout, group: Group, kernel: SpanKernel) -> None:
-        self._sharded, self._group, self._kernel = sharded, group, kernel
-        ranks = range(sharded.ranks)
-        self._positions = [sharded.tokens(sharded.rows(rank)).astype(np.int32) for rank in ranks]
-
-    def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
-        """Merge the block into out and lse."""
-        if task := self._task(block, q.shape[1]):
-            self._kernel.forward(q, *kv, out, lse, task)
-
-    def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
-        """Add the gradients of the block to dq and dkv."""
-        if task := self._task(block, dq.shape[1]):
-            self._kernel.backward(queries, kv, dq, dkv, range(kv[0].shape[1]), task)
-
-    def _task(self, block: Block, heads: int) -> SpanTask | None:
-        """Return the task of local rows with a block; None if there is nothing to compute.
-
-        The block's ends may lie inside blocks of the layout.
-        """
-        sharded = self._sharded
-        row, key = sharded.kept_blocks
-        if isinstance(block, LocalShare):
-            first, last = even_span(len(sharded.rows(sharded.rank)), block.count, block.index)
-            in_share = (sharded.owners[key] == sharded.rank) & (row >= first) & (row < last)
-            row, key = row[in_share], key[in_share]
-            spans = sharded.spans(row, sharded.local_start[key], sharded.sizes[key])
-            key_positions = sharded.positions
-        else:
-            is_owners = sharded.owners[key] == block.owner
-            row, key = row[is_owners], key[is_owners]
-            start = np.maximum(sharded.local_start[key], block.start)
-            stop = np.minimum(sharded.local_start[key] + sharded.sizes[key], block.stop)
-            visible = start < stop
-            row, start, stop = row[visible], start[visible], stop[visible]
-            spans = sharded.spans(row, start - block.start, stop - start)
-            key_positions = self._positions[block.owner][block.tokens]
-        if not (self._group.computes and spans.tiles):
-            return None
-        steps = replace(sharded.query_steps, k_at=key_positions)
-        part = HeadSpans(spans, range(heads))
-        return SpanTask([part], sharded.is_masked, steps, merge=True)
-
-
-def _tokens_for(sharded: ShardedLayout, other: int) -> Ints:
-    """Return this rank's tokens that another rank fetches, in the order of its `fetched`."""
-    if other == sharded.rank:
-        return np.empty(0, dtype=np.int64)
-    fetched = sharded.fetched[other]
-    own = fetched[sharded.owners[fetched] == sharded.rank]
-    return _ranges(sharded.local_start[own], sharded.sizes[own])
 
 
 def _ranges(starts: Ints, counts: Ints) -> Ints:

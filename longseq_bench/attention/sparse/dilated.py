@@ -6,7 +6,7 @@ multiset union of their keys. With `mix=groups` each head uses one pair only.
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from typing_extensions import override
 from longseq_bench.attention.base import Attention, Counts, Mask, Positions, implementation
 from longseq_bench.attention.exact.ring import RingKernel
 from longseq_bench.attention.sparse.segments import SegmentBlocks, SegmentTiles
-from longseq_bench.attention.tiles import Block, LocalShare, TiledBlocks, head_runs, tile_sizes
+from longseq_bench.attention.tiles import Block, LocalShare, head_runs, tile_sizes
 from longseq_bench.core.cost import key_bytes_per_token, visible_pairs
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -24,11 +24,10 @@ from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import TokenOrder, even_span
 from longseq_bench.kernels import native
 from longseq_bench.kernels.base import AttentionKernel
-from longseq_bench.kernels.exact.base import AUTO, check_name
+from longseq_bench.kernels.exact.base import AUTO
+from longseq_bench.kernels.exact.spans import Native
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
-from longseq_bench.kernels.sparse_selection import choose
 from longseq_bench.kernels.tiling import RowBlock, TiledKernel
-from longseq_bench.kernels.torch_spans import torch_kernel
 from longseq_bench.patterns.dilated import DilationRule, hilbert_order
 from longseq_bench.patterns.spans import heads_by_sets, segment_spans, sort_walk
 
@@ -60,65 +59,51 @@ class Dilated(Attention):
         ] = "softmax",
         kernel: Annotated[
             str,
-            "native (spans), torch, or a kernel of exact attention for gathered segments; auto: "
-            "the fastest one",
+            "kernel of exact attention for gathered segments (on one rank native reads them in "
+            "place); auto: the fastest one",
         ] = AUTO,
     ) -> None:
         self.order = TokenOrder("contiguous", workload.seq_len, group.size)
         self.rule = DilationRule(tuple(segments), tuple(dilation), workload.heads, mix)
-        if kernel != "torch":
-            check_name(kernel)
+        self.exact_name = kernel
         super().__init__(workload, group)
-        self.requested_kernel, self.kernel_name = kernel, ""
         w, pairs = workload, tuple(self.rule.pairs())
         self.segments = SegmentTiles(w.seq_len, pairs, w.causal)
         self._spans: AttentionKernel | None = None
-        self._kernel_facts: dict[str, str] = {}
 
     def prepare(self, device: str) -> None:
-        """Choose the kernel, and build the spans of the compiled one."""
+        """Choose the kernel; on one rank, build the spans of the compiled one."""
         super().prepare(device)
-        self._spans, self._kernel_facts, self.kernel_name = None, {}, ""
-        requested, w = self.requested_kernel, self.workload
-        if requested == "native" or (device == "cpu" and requested in (AUTO, "torch")):
-            self.kernel_name, self._kernel_facts = choose(requested, device, w.dtype, w.head_dim)
-            if self.kernel_name == "native":
-                self._spans = self._build_spans()
-                return
-            self._exact, self._exact_facts = torch_kernel(self.kernel_use), {}
-        else:
-            self.select_exact(AUTO if requested == "torch" else requested)
+        is_alone, reason = self.group.size == 1, native.unavailable_reason(self.torch_dtype)
+        if self.exact_name == AUTO and device == "cpu" and is_alone and not reason:
+            # of scattered keys it is the fastest one, also with matrix units for 16 bits
+            self.select_exact("native")
+        exact = self.exact
+        self._spans = self._build_spans(exact) if is_alone and isinstance(exact, Native) else None
 
     def build_kernel(self) -> AttentionKernel:
         """Return the kernel of spans, or attention tile by tile; on many ranks a ring."""
         if self._spans:
             return self._spans
         if self.group.size > 1:
-            tiles = TiledBlocks(self.group, self.exact, self._ring_tiles)
+            tiles = SegmentBlocks(self.group, self.exact, self._ring_tiles)
             return RingKernel(self._exchange(), tiles)
         return TiledKernel(self._tiles, self.exact)
 
-    def _build_spans(self) -> AttentionKernel:
-        """Return attention by a kernel of spans; on many ranks a ring."""
+    def _build_spans(self, exact: Native) -> AttentionKernel:
+        """Return attention by the compiled kernel of spans."""
         w, rule, order = self.workload, self.rule, self.segments.walk
-        if self.group.size > 1:
-            parts = self._parts(w.causal and not self.permuted, None)
-            blocks = SegmentBlocks(self.group, native, self.order, parts, w.causal, order)
-            return RingKernel(self._exchange(), blocks)
         steps, sorted_by = StepMap(), None
         if order is not None and w.causal:
             steps, sorted_by = StepMap(*sort_walk(order, rule)), rule
         elif order is not None:
             steps = StepMap(order, order)
-        task = SpanTask(self._parts(w.causal, sorted_by), w.causal, steps)
-        return SpanAttention(native, task, (w.heads, w.seq_len))
-
-    def _parts(self, causal: bool, sorted_by: DilationRule | None) -> list[HeadSpans]:
-        """Return the spans of the heads that use the same sets; arguments as in segment_spans."""
-        return [
-            HeadSpans(segment_spans(self.workload.seq_len, sets, causal, sorted_by), heads)
-            for sets, heads in heads_by_sets(self.rule).items()
+        parts = [
+            HeadSpans(segment_spans(w.seq_len, sets, w.causal, sorted_by), heads)
+            for sets, heads in heads_by_sets(rule).items()
         ]
+        task = SpanTask(parts, w.causal, steps)
+        return SpanAttention(native, task, (w.heads, w.seq_len))
 
     def _tiles(self) -> Iterator[RowBlock]:
         """Yield the tiles on one rank."""
@@ -186,20 +171,6 @@ class Dilated(Attention):
             "density_achieved": self.kept_pairs() / visible_pairs(w.seq_len, w.causal),
             "uncovered": self.rule.uncovered_share(w.seq_len),
         }
-
-    @property
-    @override
-    def comparable_kernel(self) -> str:
-        return self.kernel_name if self._spans else super().comparable_kernel
-
-    @override
-    def facts(self) -> dict[str, Any]:
-        w = self.workload
-        facts: dict[str, Any] = {**self._kernel_facts, **super().facts()}
-        if longer := [f"{s:,}" for s in self.rule.segments if s > w.seq_len]:
-            lengths = ", ".join(longer)
-            facts["segments"] = f"{lengths} exceed {w.seq_len:,} tokens: one segment holds all"
-        return facts
 
 
 # ---- along the Hilbert curve ---------------------------------------------------------------------

@@ -8,7 +8,7 @@ not enough: flash-attn-4 makes a folder `flash_attn`, and flash-attn 2 has a fol
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -26,7 +26,7 @@ class Package:
     distribution: str
     module: str
     install: str
-    parameters: Mapping[str, str]
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
     def unavailable_reason(self) -> str | None:
         """Return how to install it; None if it is installed."""

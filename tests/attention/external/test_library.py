@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,9 +18,8 @@ EXTERNAL = [
     and issubclass(IMPLEMENTATIONS.get(name), External)
 ]
 LIBRARY = Library(
-    "some-attention", "some_attention", "pip install some-attention", versions=("0.9.2", "2"),
-    parameters={"attend": "causal scale"},
-)  # fmt: skip
+    "some-attention", "some_attention", "pip install some-attention", versions=("0.9.2", "2")
+)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, found: str | None) -> None:
@@ -86,23 +84,6 @@ print(len(libraries), {n for n in libraries if n in sys.modules} - {"torch"})
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == [str(len(EXTERNAL)), "set()"]
-
-
-def attend(q: object, causal: bool = False) -> None: ...
-
-
-def attend_up_to(length: int, causal: bool = False, scale: float = 1.0) -> None: ...
-
-
-@pytest.mark.parametrize("attention", [attend, attend_up_to, None])
-def test_a_function_with_other_parameters_is_refused_before_a_call(
-    monkeypatch: pytest.MonkeyPatch, attention: object
-) -> None:
-    install(monkeypatch, "1.0")
-    monkeypatch.setitem(sys.modules, "some_attention", SimpleNamespace(attend=attention))
-    message = "attend of the installed some-attention takes other parameters than causal scale"
-    with pytest.raises(UnsupportedError, match=message):
-        LIBRARY.load()
 
 
 def test_a_library_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,9 +60,9 @@ class TestTransformers(ImplementationContract):
     cases = installed((HF, {"attention": "sdpa"}))
 
 
-def _own_rows(group: Group, causal: bool, kv_heads: int, bucket: int) -> Any:
+def _own_rows(group: Group, causal: bool, kv_heads: int) -> Any:
     w = make_workload(192, causal=causal, kv_heads=kv_heads)
-    attention = IMPLEMENTATIONS.get(RING)(w, group, bucket=bucket)
+    attention = IMPLEMENTATIONS.get(RING)(w, group)
     attention.prepare("cpu")
     s = attention.shard
     q, k, v = make_inputs(w)
@@ -74,7 +74,7 @@ def _own_rows(group: Group, causal: bool, kv_heads: int, bucket: int) -> Any:
 @both_masks
 def test_ring_attention_pytorch_over_ranks_equals_the_reference(ranks: Ranks, causal: bool) -> None:
     w = make_workload(192, causal=causal, kv_heads=2)
-    out = torch.from_numpy(np.concatenate(ranks(3, _own_rows, causal, 2, 16), axis=2))
+    out = torch.from_numpy(np.concatenate(ranks(3, _own_rows, causal, 2), axis=2))
     expected = compute_reference(count_pairs(build_attention(RING, {}, w)), w, {})["out"]
     assert relative_error(out, expected) < TOLERANCE["float32"]
 

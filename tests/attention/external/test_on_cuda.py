@@ -3,14 +3,13 @@
 The fakes compute what the library's documentation says, so that layouts, masks and heads of the
 row are compared with the definition in float64. They do not show that the library computes it.
 Parameters are among those of ring-flash-attn 0.1.8, yunchang, flashinfer-python 0.7.2, xformers
-0.0.35, natten 0.21.7, transformer-engine 2.20.2, fla-core 0.6.0, axolotl-ringmaster 0.2.7, and
+0.0.35, natten 0.21.7, transformer-engine 2.20.2, fla-core 0.6.0, and
 MagiAttention's tags 1.0.4 to 1.1.1.
 """
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -243,9 +242,9 @@ class DotProductAttention:
         self.parallel: Any = None
 
     def set_context_parallel_group(
-        self, cp_group: Any, cp_global_ranks: Any, cp_stream: Any, cp_comm_type: str = "p2p"
+        self, cp_group: Any, cp_global_ranks: Any, cp_stream: Any
     ) -> None:
-        self.parallel = (cp_group, cp_global_ranks, cp_comm_type)
+        self.parallel = (cp_group, cp_global_ranks)
 
     def __call__(self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor) -> Tensor:
         assert query_layer.shape[2:] == (self.heads, self.head_dim)
@@ -264,26 +263,26 @@ def test_transformer_engine(monkeypatch: pytest.MonkeyPatch, causal: bool, kv_he
     w = make_workload(64, causal=causal, kv_heads=kv_heads, dtype="bfloat16", mode="train")
     assert_equals_reference("transformer-engine", {}, w)
     make: Any = IMPLEMENTATIONS.get("transformer-engine")
-    attention = make(w, Group(1, 2, data="the ranks"), communication="a2a")
+    attention = make(w, Group(1, 2, data="the ranks"))
     attention.prepare("cpu")
     assert attention.shard.queries.tolist() == [*range(16, 48)]
-    assert attention._attention.parallel == ("the ranks", [0, 1], "a2a")
+    assert attention._attention.parallel == ("the ranks", [0, 1])
 
 
 # ---- yunchang ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("rank", "options", "positions"),
+    ("rank", "ulysses", "causal", "positions"),
     [
-        (1, {}, [*range(16, 32)]),
-        (3, {"ulysses": 2}, [*range(48, 64)]),
-        (1, {"ulysses": 2, "order": "zigzag"}, [*range(48, 64)]),
-        (1, {"order": "zigzag"}, [*range(8, 16), *range(48, 56)]),
+        (1, 1, False, [*range(16, 32)]),
+        (3, 2, False, [*range(48, 64)]),
+        (1, 2, True, [*range(48, 64)]),
+        (1, 1, True, [*range(8, 16), *range(48, 56)]),
     ],
 )
 def test_yunchang(
-    monkeypatch: pytest.MonkeyPatch, rank: int, options: dict[str, Any], positions: list[int]
+    monkeypatch: pytest.MonkeyPatch, rank: int, ulysses: int, causal: bool, positions: list[int]
 ) -> None:
     """Positions are those of its extract_local functions."""
     made: list[Any] = []
@@ -306,14 +305,13 @@ def test_yunchang(
         set_seq_parallel_pg=set_seq_parallel_pg, LongContextAttention=LongContextAttention
     )
     monkeypatch.setitem(sys.modules, "yunchang", fake)
-    ulysses, order = options.get("ulysses", 1), options.get("order", "basic")
-    causal = order == "zigzag"
     w = make_workload(64, causal=causal, dtype="bfloat16")
-    attention = IMPLEMENTATIONS.get("yunchang")(w, Group(rank, 4), **options)
+    attention = IMPLEMENTATIONS.get("yunchang")(w, Group(rank, 4), ulysses=ulysses)
     attention.prepare("cpu")
     assert attention.shard.queries.tolist() == positions
     q, k, v = (t[:, :, positions] for t in make_inputs(w))
     assert torch.equal(attention(q, k, v), 2 * q)
+    order = "zigzag" if causal else "basic"
     assert made == [(ulysses, 4 // ulysses, rank, 4), order, causal]
 
 
@@ -347,12 +345,12 @@ def test_torch_context_parallel(monkeypatch: pytest.MonkeyPatch, causal: bool) -
     monkeypatch.setattr(DeviceMesh, "from_group", lambda group, device: (group, device))
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", attend_here)
     w = make_workload(64, causal=causal, dtype="bfloat16")
-    attention = kind(w, Group(1, 2, data="the ranks"), rotate="allgather")
+    attention = kind(w, Group(1, 2, data="the ranks"))
     attention.prepare("cuda")
     q, k, v = make_inputs(w)
     assert torch.equal(attention(q, k, v), 2 * q)
     mesh = ("the ranks", "cuda")
-    assert calls == ["allgather", (mesh, [64], [0]), causal, "the end of the context"]
+    assert calls == ["alltoall", (mesh, [64], [0]), causal, "the end of the context"]
 
 
 def test_torch_context_parallel_has_the_functions_that_are_called() -> None:
@@ -367,7 +365,7 @@ def test_torch_context_parallel_has_the_functions_that_are_called() -> None:
 
 # ---- flash-linear-attention: block_indices per token and KV head, -1 for none ------------------
 
-NSA, NSA_OPTIONS = "native-sparse-attention", {"block": 16, "blocks": 4}
+NSA = "native-sparse-attention"
 
 
 def parallel_nsa(
@@ -387,6 +385,8 @@ def parallel_nsa(
 
 @pytest.fixture
 def fla(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IMPLEMENTATIONS.get(NSA), "block", 16)
+    monkeypatch.setattr(IMPLEMENTATIONS.get(NSA), "blocks", 4)
     for name in ("fla", "fla.ops"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     monkeypatch.setitem(sys.modules, "fla.ops.nsa", SimpleNamespace(parallel_nsa=parallel_nsa))
@@ -400,75 +400,15 @@ def nsa_workload(seq_len: int = 200, **fields: Any) -> Any:
 @pytest.mark.usefixtures("fla")
 @pytest.mark.parametrize("seq_len", [200, 40, 7])
 def test_native_sparse_attention(seq_len: int) -> None:
-    assert_equals_reference(NSA, NSA_OPTIONS, nsa_workload(seq_len, mode="train"))
+    assert_equals_reference(NSA, {}, nsa_workload(seq_len, mode="train"))
 
 
 @pytest.mark.usefixtures("fla")
 def test_a_query_sees_the_first_block_and_the_nearest_ones() -> None:
-    attention = build_attention(NSA, NSA_OPTIONS, nsa_workload())
+    attention = build_attention(NSA, {}, nsa_workload())
     pairs = count_pairs(attention)[0]
     keys = np.flatnonzero(pairs[150])  # block 9
     assert keys.tolist() == [*range(16), *range(7 * 16, 151)]
     assert attention.cost().flops == pytest.approx(4 * 16 * 2 * 32 * float(pairs.sum()))
     blocks = 1 + 2 + 3 + 10 * 4  # of 13 rows with the triangle of 91
     assert attention.measures() == {"density_achieved": blocks / 91, "uncovered": 0.0}
-
-
-# ---- axolotl ------------------------------------------------------------------------------------
-
-
-class LoadBalance(StrEnum):
-    NONE, HEAD_TAIL, DISTFLASH = "none", "head_tail", "distflash"
-
-
-def install_ringmaster(monkeypatch: pytest.MonkeyPatch, calls: list[Any]) -> None:
-    attentions: dict[str, Any] = {}
-
-    def RingmasterConfig(
-        size: int, ulysses_size: int, ring_size: int, load_balance: LoadBalance
-    ) -> Any:
-        return (size, ulysses_size, ring_size, LoadBalance(load_balance).value)
-
-    def setup(config: Any, *, num_kv_heads: int, device_type: str, inner_attn: str) -> Any:
-        calls.append((config, num_kv_heads, device_type, inner_attn))
-        attentions["ringmaster_ring"] = ring
-        return SimpleNamespace(attn_implementation="ringmaster_ring")
-
-    def ring(
-        module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any,
-        dropout: float, scaling: float, is_causal: bool,
-    ) -> tuple[Tensor, None]:  # fmt: skip
-        assert (attention_mask, dropout) == (None, 0.0)
-        assert (query.shape, key.shape, value.shape) == (
-            (2, 4, 32, 16), (2, 2, 32, 16), (2, 2, 32, 16),
-        )  # fmt: skip
-        calls.append((module.num_key_value_groups, scaling, is_causal))
-        return 2 * query.transpose(1, 2), None
-
-    fake = SimpleNamespace(RingmasterConfig=RingmasterConfig, setup=setup, LoadBalance=LoadBalance)
-    monkeypatch.setitem(sys.modules, "ringmaster", fake)
-    hf = SimpleNamespace(ALL_ATTENTION_FUNCTIONS=attentions)
-    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "transformers.modeling_utils", hf)
-
-
-@pytest.mark.parametrize(
-    ("order", "balance", "causal", "positions"),
-    [
-        ("contiguous", "none", False, [*range(32, 64)]),
-        ("zigzag", "head_tail", True, [*range(16, 48)]),
-    ],
-)
-def test_axolotl_ringmaster(
-    monkeypatch: pytest.MonkeyPatch, order: str, balance: str, causal: bool, positions: list[int]
-) -> None:
-    calls: list[Any] = []
-    install_ringmaster(monkeypatch, calls)
-    w = make_workload(64, causal=causal, kv_heads=2, dtype="bfloat16")
-    attention = IMPLEMENTATIONS.get("axolotl-ringmaster")(w, Group(1, 2), order=order)
-    attention.prepare("cuda")
-    assert attention.shard.queries.tolist() == positions
-    q, k, v = (t[:, :, positions] for t in make_inputs(w))
-    assert torch.equal(attention(q, k, v), 2 * q)
-    config = (2, 1, 2, balance)
-    assert calls == [(config, 2, "cuda", "flash_attention_2"), (2, 0.25, causal)]

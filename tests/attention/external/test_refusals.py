@@ -34,15 +34,8 @@ REFUSED: dict[str, list[tuple[int, dict[str, Any], dict[str, Any], str]]] = {
     "torch-context-parallel": [
         (2, {"seq_len": 62}, {}, "62 tokens can't be split .* into 4 parts")
     ],
-    "axolotl-ringmaster": [
-        (4, {}, {"ulysses": 3}, "ulysses=3 must divide 4 ranks and 4 KV heads"),
-        (4, {}, {"order": "zigzag"}, "order=zigzag needs a ring alone"),
-        (4, {}, {"attention": "sdpa", "ulysses": 2}, "attention=sdpa has no ring; use ulysses=4"),
-        (4, {"dtype": "float32"}, {}, "flash_attention_2 computes bfloat16 and float16 only"),
-    ],
     "ring-attention-pytorch": [
         (1, {}, {}, "ring-attention-pytorch computes float32 only"),
-        (3, {"dtype": "float32", "seq_len": 192}, {"bucket": 10}, "bucket=10 does not divide the"),
         (2, {"dtype": "float32", "mode": "train"}, {}, "wrong gradients of k and v on several"),
     ],
     "dilated-attention-pytorch": [
@@ -54,14 +47,12 @@ REFUSED: dict[str, list[tuple[int, dict[str, Any], dict[str, Any], str]]] = {
         (1, DECODE, {"page": 40}, "page=40 does not divide the 96 cached tokens"),
         (1, DECODE | {"seq_len": 2**16, "head_dim": 2**16}, {}, r"fewer than 2\^32 / head_dim"),
         (1, DECODE | {"new_tokens": 2, "causal": False}, {}, "several new tokens are causal in"),
-        (1, DECODE | {"new_tokens": 2}, {"tensor_cores": False}, "computes one new token"),
     ],
     "native-sparse-attention": [
         (1, NSA | {"causal": False}, {}, "parallel_nsa computes the causal mask only"),
         (1, NSA | {"kv_heads": 4}, {}, "needs 16, 32, 64, ... query heads per KV head, not 8"),
         (1, NSA | {"heads": 48}, {}, "query heads per KV head, not 24"),
         (1, NSA | {"head_dim": 320}, {}, "parallel_nsa has a head_dim up to 256, not 320"),
-        (1, NSA, {"blocks": 12}, "blocks=12 is not a power of 2 from 4 up"),
     ],
 }
 
