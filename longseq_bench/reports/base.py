@@ -40,8 +40,6 @@ from longseq_bench.reports.groups import (
     in_brackets,
 )
 
-MAX_TABLES = 200
-"""Maximum number of tables of a section: a file may name thousands of machines or workloads."""
 Files = dict[str, str]
 """Text by file name, below the folder of the report; the main file first."""
 
@@ -146,10 +144,10 @@ class Source:
     def tables(
         self, rows: Iterable[Row], columns: Columns, prefix: str = "", keep_empty: bool = True
     ) -> list[Table]:
-        """Return a table of rows per workload, MAX_TABLES at most; its title is the workload."""
+        """Return a table of rows per workload; its title is the workload."""
         return [
             build_table(self.title(group[0], start=prefix), columns, group, keep_empty)
-            for group in group_by_workload(rows)[:MAX_TABLES]
+            for group in group_by_workload(rows)
         ]
 
     def label(self, trial: Trial) -> str:

@@ -13,8 +13,6 @@ from longseq_bench.analysis.row import R, require
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.cost import floor_bytes_per_token
-from longseq_bench.core.model import Workload
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import (
@@ -65,13 +63,11 @@ def time(rows: Sequence[SweepRow], where: str) -> Chart | None:
 
 
 def memory(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """Chart the peak of a rank against tokens; with the floor if all rows ran on one rank."""
+    """Chart the peak of a rank against tokens."""
     points = [
         Point(r.name, r.tokens, r.peak_bytes) for r in rows if r.peak_bytes and r.status == "ok"
     ]
-    lengths = [p.x for p in points if all(r.world_size == 1 for r in rows)]
-    floor = guide_line("floor", lengths, lambda tokens: tokens * _floor_bytes(rows[0]))
-    return _against_tokens("memory", where, Axis("Peak memory", "bytes", True), points, rows, floor)
+    return _against_tokens("memory", where, Axis("Peak memory", "bytes", True), points, rows)
 
 
 def _against_tokens(
@@ -80,22 +76,14 @@ def _against_tokens(
     y: Axis,
     points: Sequence[Point],
     rows: Sequence[SweepRow],
-    guide: Guide | None = None,
 ) -> Chart | None:
     """Chart a quantity against tokens, with a cross per failed trial; bars for a single length."""
     failures = [Mark(r.name, r.tokens, _describe_failure(r)) for r in rows if _is_failed(r)]
     lengths = {int(p.x) for p in points} | {int(m.x) for m in failures}
     if len(lengths) > 1:
-        return build_chart(name, where, TOKENS, y, points, failures, guide)
+        return build_chart(name, where, TOKENS, y, points, failures)
     at = _at(where, lengths.pop()) if lengths else where
     return build_chart(name, at, NAMES, replace(y, log=False), points, failures, shape="bars")
-
-
-def _floor_bytes(row: SweepRow) -> int:
-    """Return the bytes per token that any exact attention needs."""
-    names = "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "mode", "new_tokens"
-    tokens = max(1, row.new_tokens)
-    return floor_bytes_per_token(Workload(seq_len=tokens, **{n: getattr(row, n) for n in names}))
 
 
 def ratios(name: str, where: str, points: Sequence[Point]) -> Chart:
@@ -234,7 +222,7 @@ def _name_bar(row: SearchRow, varying: Iterable[str]) -> str:
 def over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
     """Chart longest lengths against ranks, of implementations that were searched on several.
 
-    The guide is the longest on one rank times the ranks; without one rank, the floor.
+    The guide is the longest on one rank times the ranks.
     """
     several = {row.label for row in rows if row.world_size > 1}
     rows = [row for row in rows if row.label in several]
@@ -244,12 +232,8 @@ def over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
     if len(worlds) < 2:
         return None
     alone = max((p.y for p in points if p.x == 1), default=0.0)
-    guide = guide_line("ideal: one rank × ranks", worlds, lambda ranks: ranks * alone)
-    if not alone:
-        floors = sorted({(r.world_size, r.floor_tokens) for r in rows if r.floor_tokens})
-        guide = Guide(
-            "theoretical maximum", tuple(Point("", ranks, tokens) for ranks, tokens in floors)
-        )
+    ends = worlds if alone else ()
+    guide = guide_line("ideal: one rank × ranks", ends, lambda ranks: ranks * alone)
     x, y = Axis("Ranks", "count", log=True), replace(MAX_TOKENS, log=True)
     title = "Longest lengths against ranks"
     name = "maxima-over-ranks"

@@ -60,8 +60,6 @@ _GLOSSARY = {
     "Slower than the row above": "The row's time divided by that of the next faster row; ≈: no "
     "significant difference.",
     "Theory": "The length whose q, k, v and output alone fill the memory budgets of all ranks.",
-    "Time per doubling": "Time divided by that at half the tokens, with the bounds that both "
-    "intervals allow; 2× is linear, 4× quadratic.",
     "Times as long": "The longest length divided by that on one rank.",
     "Tokens ^": "Exponent of a power law in tokens, with its 95 % interval.",
     "Uncovered": "Share of the (token, head) pairs without any key; their output is zero.",
@@ -97,18 +95,6 @@ def time_with_interval(row: Any) -> Spread | float | None:
     if row.time_s is None or getattr(row, "samples", 0) < 2:
         return row.time_s  # type: ignore[no-any-return]
     return Spread(row.time_s, require(row.time_low_s), require(row.time_high_s))
-
-
-def time_ratio(numerator: SweepRow, denominator: SweepRow) -> Spread | float:
-    """Return the ratio of two times, with the lowest and highest that both intervals allow."""
-    value = require(numerator.time_s) / require(denominator.time_s)
-    if min(numerator.samples, denominator.samples) < 2:
-        return value
-    return Spread(
-        value,
-        require(numerator.time_low_s) / require(denominator.time_high_s),
-        require(numerator.time_high_s) / require(denominator.time_low_s),
-    )
 
 
 @cache

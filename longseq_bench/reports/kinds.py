@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from longseq_bench.core.model import Record
-from longseq_bench.reports.base import KINDS, MAX_TABLES, SECTIONS, Source
+from longseq_bench.reports.base import KINDS, SECTIONS, Source
 from longseq_bench.reports.charts import MAX_CHARTS
 from longseq_bench.reports.document import (
     MAX_ANSWER_ROWS,
@@ -109,6 +109,8 @@ _NO_RESULTS = (
     "To produce results for this kind, run:",
 )
 Build = Callable[[Source], Section]
+MAX_TABLES = 200
+"""Maximum number of tables of a section: a file may name thousands of machines or workloads."""
 
 
 class Kind(NamedTuple):

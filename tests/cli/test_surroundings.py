@@ -86,10 +86,9 @@ def test_a_report_is_written_without_charts_where_none_can_be_drawn() -> None:
         ["bash", "-c", f"ulimit -v 6000000; {command}"], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    reason = "they need 65 GiB of address space, and the limit (`ulimit -v`) is 5.72 GiB"
-    note = f"The charts are left out: {reason}."
-    assert done.stderr.splitlines()[-1] == note
+    note = "The charts are left out: vl-convert-python needs 65 GiB of address space"
+    assert done.stderr.splitlines()[-1].startswith(note)
     assert {path.name for path in Path("out").iterdir()} == {"report.md", "report-details.md"}
     report = Path("out/report.md").read_text()
-    assert note.replace("`", "\\`") in report
+    assert note in report
     assert "svg" not in report

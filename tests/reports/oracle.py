@@ -176,8 +176,6 @@ class Swept(Trials):
     """One measured trial; its rounds are merged. A trial that failed in one round has no time."""
 
     standard: tuple[int, str]
-    half: "Swept | None" = None
-    """The same trial at half the tokens, if it was timed."""
     speed: float | None = None
 
     def __init__(self, records: Sequence[Record]) -> None:
@@ -361,11 +359,9 @@ class Book:
     def _relate(self) -> None:
         alone = [r for r in self.swept if r.ranks == 1 and r.time is not None]
         standard = [r for r in self.swept if is_standard(r)]
-        timed = {(r.but_ranks, r.ranks, r.tokens): r for r in self.swept if r.time}
         for row in self.swept:
             same = (r for r in alone if r.tokens == row.tokens and r.but_ranks == row.but_ranks)
             row.alone = next(same, None)
-            row.half = row.time and timed.get((row.but_ranks, row.ranks, row.tokens / 2))
             peaks = [
                 r.peak
                 for r in standard

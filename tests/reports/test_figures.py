@@ -117,7 +117,6 @@ SWEPT: Figures = {
     "Peak memory": lambda r: r.peak,
     "Peak of a rank": lambda r: r.peak,
     "Imbalance": lambda r: r.imbalance,
-    "Time per doubling": lambda r: r.half and time_ratio(r, r.half),
     "Tokens/s": lambda r: over(r.workload.batch * r.tokens, r.time),
     "Effective FLOP/s": lambda r: over(r.largest("flops"), r.time),
     "Max error": largest("max_error"),
@@ -398,14 +397,6 @@ def test_a_slightly_wrong_number_is_found() -> None:
 
 
 # ---- figures of two rows -------------------------------------------------------------------------
-
-
-def time_ratio(one: Swept, other: Swept) -> Any:
-    """The ratio of two times, with the bounds that both intervals allow."""
-    value = (one.time or 0) / (other.time or 1)
-    if one.ends is None or other.ends is None:
-        return value
-    return Spread(value, one.ends[0] / other.ends[1], one.ends[1] / other.ends[0])
 
 
 def ratio_against(row: Swept, against: str) -> Spread | float | None:

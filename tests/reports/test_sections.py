@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from longseq_bench.core.model import Record
-from longseq_bench.reports import base, kinds, wording
+from longseq_bench.reports import kinds, wording
 from longseq_bench.reports.wording import join_names, limit_findings
 from tests import make
 from tests.reports.examples import BETA, BUDGET, failed, search, single
@@ -208,7 +208,6 @@ def test_growth_with_ranks_is_compared_with_theory_and_expectation() -> None:
 
 
 def test_a_section_has_a_limited_number_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "MAX_TABLES", 3)
     monkeypatch.setattr(kinds, "MAX_TABLES", 3)
     records = [make.record(where=make.environment(f"host{i}")) for i in range(4)]
     found = section(build(records), "Lengths swept")

@@ -16,10 +16,9 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from subprocess import DEVNULL, PIPE, run
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from longseq_bench.core.errors import UserError, keep_lines
-from longseq_bench.core.model import Status
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import (
     Cell,
@@ -36,8 +35,8 @@ from longseq_bench.reports.render.json import finite
 if TYPE_CHECKING:
     from jinja2 import Template
 
-MAX_ROWS, MAX_PAGE_ROWS, MIN_ROWS = 1_000, 5_000, 10
-"""Rows of a table and of a page at most; rows of each table that comes after those of a page."""
+MAX_ROWS = 1_000
+"""Rows of a table at most; the report in CSV has all."""
 
 AXIS = 48
 """Height of an axis (px)."""
@@ -137,19 +136,14 @@ def _sections(sections: Sequence[Section]) -> Iterator[Shown]:
     """Yield the sections for the template; `name` is the anchor in the page."""
     names: dict[str, int] = {}
     colours: dict[str, str] = {}
-    left = MAX_PAGE_ROWS
     for section in sections:
         name = slug(section.title) or "section"
         names[name] = names.get(name, 0) + 1
-        grids = []
-        for table in section.tables:
-            grids.append(_grid(section, table, min(MAX_ROWS, max(left, MIN_ROWS))))
-            left -= len(grids[-1]["rows"])
         yield {
             "name": name if names[name] == 1 else f"{name}-{names[name]}",
             "section": section,
             "figures": [_figure(chart, colours) for chart in section.charts],
-            "grids": grids,
+            "grids": [_grid(section, table) for table in section.tables],
             "code": "\n".join(section.code),
         }
 
@@ -174,17 +168,15 @@ def _figure(chart: Chart, known: dict[str, str]) -> Shown:
     }
 
 
-def _grid(section: Section, table: Table, rows: int) -> Shown:
+def _grid(section: Section, table: Table) -> Shown:
     """Return a table for the template, with its first rows; cells are (text, class, value)."""
-    columns = list(zip(*table.rows[:rows], strict=True)) or [()] * len(table.columns)
+    columns = list(zip(*table.rows[:MAX_ROWS], strict=True)) or [()] * len(table.columns)
     classes, shown = [], []
     for column, cells in zip(table.columns, columns, strict=True):
         texts = [format_cell(cell, column.kind) for cell in cells]
-        css_class = "long" if any(len(text) > LONG for text in texts) else ""
-        css_class = "status" if column.name == "Status" else css_class
-        classes.append(css_class if column.kind == "text" else "num")
-        words = [_status(text) if classes[-1] == "status" else classes[-1] for text in texts]
-        shown.append(list(zip(texts, words, map(_value, cells), strict=True)))
+        is_long = any(len(text) > LONG for text in texts)
+        classes.append("num" if column.kind != "text" else "long" if is_long else "")
+        shown.append([(text, classes[-1], _value(c)) for text, c in zip(texts, cells, strict=True)])
     return {
         "title": table.title or section.title,
         "named": bool(table.title),
@@ -192,11 +184,6 @@ def _grid(section: Section, table: Table, rows: int) -> Shown:
         "rows": list(zip(*shown, strict=True)),
         "count": len(table.rows),
     }
-
-
-def _status(text: str) -> str:
-    word = text.partition(" ")[0]
-    return f"status is-{word}" if word in get_args(Status) else "status"
 
 
 def _value(cell: Cell) -> float | None:

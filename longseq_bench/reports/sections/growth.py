@@ -1,7 +1,6 @@
 """Growth of maxima and times with tokens and ranks; minimum sparsities."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
@@ -10,7 +9,7 @@ from longseq_bench.analysis.scaling import Exponent, complexities, maxima_on_ran
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.core.cost import ratio
 from longseq_bench.reports import charts
-from longseq_bench.reports.base import MAX_TABLES, Source
+from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table
 from longseq_bench.reports.document import Section, Table
 from longseq_bench.reports.groups import group_by_workload, split_names
@@ -23,7 +22,7 @@ def over_ranks(source: Source) -> Section:
         for group in group_by_workload(source.maxima)
         if len({row.world_size for row in group}) > 1
     ]
-    groups = sorted(groups, key=len, reverse=True)[:MAX_TABLES]
+    groups.sort(key=len, reverse=True)
     return Section(
         "Longest lengths over ranks",
         tables=[_over_ranks_table(source, group) for group in groups],
@@ -52,10 +51,7 @@ def exponents(source: Source) -> Section:
         "cores, so more ranks may not be faster."
     ]
     groups = group_by_workload(source.rows)
-    if len(groups) > MAX_TABLES:  # fits take long, and these have most points
-        series = attrgetter("growth_key")
-        groups.sort(key=lambda rows: -max(Counter(map(series, rows)).values()))
-    found = [(group, fits) for group in groups[:MAX_TABLES] if (fits := complexities(group))]
+    found = [(group, fits) for group in groups if (fits := complexities(group))]
     found.sort(key=lambda one: (-max(fit.points for fit in one[1]), -len(one[1])))
     tables = [
         build_table(source.title(group[0]), _EXPONENTS, fits, keep_empty=True)

@@ -1,6 +1,5 @@
 """Swept lengths: one table per workload, one row per trial, its rounds merged."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from longseq_bench.analysis.scaling import explain_high_efficiency
@@ -12,10 +11,9 @@ from longseq_bench.reports.columns import (
     ValueColumn,
     field_column,
     optional,
-    time_ratio,
 )
-from longseq_bench.reports.document import Section, Spread
-from longseq_bench.reports.groups import split_names, table_key
+from longseq_bench.reports.document import Section
+from longseq_bench.reports.groups import split_names
 
 
 def _of_standard(name: str) -> ValueColumn:
@@ -50,17 +48,6 @@ def lengths(source: Source) -> Section:
     return Section(
         "Lengths swept",
         explanation,
-        tables=source.tables(source.rows, (*_LENGTHS, _per_doubling(source.rows))),
+        tables=source.tables(source.rows, _LENGTHS),
         charts=charts.of_each_workload(source, source.rows, *builders),
     )
-
-
-def _per_doubling(rows: Iterable[SweepRow]) -> ValueColumn:
-    """Return the column of the time divided by that of the same trial at half the tokens."""
-    halves = {(table_key(row), row.name, 2 * row.tokens): row for row in rows if row.time_s}
-
-    def ratio(row: SweepRow) -> Spread | float | None:
-        half = halves.get((table_key(row), row.name, row.tokens))
-        return time_ratio(row, half) if row.time_s and half else None
-
-    return ValueColumn("Time per doubling", "ratio", ratio, optional=True)

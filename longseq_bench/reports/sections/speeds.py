@@ -10,7 +10,7 @@ from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports import charts
-from longseq_bench.reports.base import MAX_TABLES, Source
+from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import (
     Columns,
     ValueColumn,
@@ -50,7 +50,7 @@ def relative(source: Source) -> Section:
     return Section(
         "Time, memory, relative speed",
         explanation,
-        tables=[_rank(source, group) for group in groups[:MAX_TABLES]],
+        tables=[_rank(source, group) for group in groups],
         charts=charts.of_each_workload(source, source.rows, *builders) if groups else (),
     )
 
