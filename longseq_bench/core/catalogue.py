@@ -89,10 +89,7 @@ class Catalogue(Frozen):
         raise UnknownNameError("implementation", name, self.implementations, place)
 
     def options(self, name: str, given: dict[str, Any]) -> dict[str, OptionValue]:
-        """Return all options of an implementation, coerced and filled in with defaults.
-
-        Raises UserError for an invalid value, UnknownNameError for an unknown option.
-        """
+        """Return all options of an implementation, as `fill` does."""
         return fill(self.entry(name).options, given, owner=name)
 
     def resolve_device(self, choice: DeviceChoice, ranks: int = 1) -> Device:
@@ -114,10 +111,10 @@ class Catalogue(Frozen):
         info = self.devices.get(device)
         if info is None or info.unavailable:
             reason = info.unavailable if info else "this machine lists no such device"
-            reason = f"{reason}; {info.remedy}" if info and info.remedy else reason
+            remedy = f"; {info.remedy}" if info and info.remedy else ""
             available = [name for name, other in self.devices.items() if not other.unavailable]
             hint = f"; available: {', '.join(available)}" if available else ""
-            raise UserError(f"device {device} is not available: {reason}{hint}")
+            raise UserError(f"device {device} is not available: {reason}{remedy}{hint}")
 
     def check_dtype(self, device: str, dtype: str) -> None:
         """Raise UserError if a device does not have a dtype."""

@@ -67,29 +67,24 @@ class ModelShape(Frozen):
         fields["v_head_dim"] = fields["v_head_dim"] or fields["head_dim"]
         if fields["dtype"] is not None:
             fields["dtype"] = canonical_dtype(fields["dtype"])
-        changed = [n for n in OVERRIDABLE if getattr(self, n) not in (None, fields[n])]
+        changed = self._changed(fields)
         label = self.name + (f" with other {', '.join(changed)}" if changed else "")
         return {n: value for n, value in fields.items() if value is not None} | {"model": label}
 
     def describe(self, workload: Workload | None = None) -> str:
-        """Return what was understood, in a line.
-
-        workload: one of this model; the line says which of its fields were set otherwise.
-        """
+        """Return what was understood, in a line, and which fields a workload of it overrides."""
         value = f" (of v {self.v_head_dim})" if self.v_head_dim != self.head_dim else ""
         own = (
             f"model {self.name}: {self.heads} heads, {self.kv_heads} KV heads, head_dim "
             f"{self.head_dim}{value}, {self.layers} layers, {self.dtype or 'no dtype'} "
             f"({self.page or self.source})"
         )
-        fields = OVERRIDABLE if workload else ()
-        set_here = [
-            f"{name} {value}"
-            for name in fields
-            if getattr(self, name) not in (None, value := getattr(workload, name))
-        ]
-        overridden = [f"overridden: {', '.join(set_here)}"] if set_here else []
-        return "; ".join([own, *overridden, *self.notes])
+        fields = self._changed({n: getattr(workload, n) for n in OVERRIDABLE}) if workload else ()
+        set_here = ", ".join(f"{name} {getattr(workload, name)}" for name in fields)
+        return "; ".join([own, *([f"overridden: {set_here}"] if set_here else []), *self.notes])
+
+    def _changed(self, fields: Mapping[str, Any]) -> list[str]:
+        return [n for n in OVERRIDABLE if getattr(self, n) not in (None, fields[n])]
 
 
 def load_model(text: str, folder: Path | None = None) -> ModelShape:
@@ -167,19 +162,16 @@ def parse_config(data: Mapping[str, Any], name: str, source: str) -> ModelShape:
         reason = "weights are not counted: a value of the file is not a whole number"
     except UnsupportedError as error:
         reason = str(error)
-    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "dtype": dtype}
+    shape: dict[str, Any] = {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "dtype": dtype,
+    }
     shape |= {"v_head_dim": _count(config, "v_head_dim", head_dim), "hidden_size": hidden}
-    return ModelShape(
-        name=name,
-        source=source,
-        layers=layers,
-        sliding_window=window,
-        window_layers=window_layers,
-        parameters=parameters,
-        parameters_reason=reason,
-        notes=tuple(notes),
-        **shape,
-    )
+    shape |= {"layers": layers, "sliding_window": window, "window_layers": window_layers}
+    shape |= {"parameters": parameters, "parameters_reason": reason, "notes": tuple(notes)}
+    return ModelShape(name=name, source=source, **shape)
 
 
 @cache

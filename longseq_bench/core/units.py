@@ -76,10 +76,7 @@ def parse_tokens(text: str | int | float, name: str = "tokens") -> int:
 
 
 def parse_bytes(text: str | int | float, name: str = "bytes") -> int:
-    """Return bytes from 1024, "512MiB", "7.9GiB", "8GB". Raises UnitError if not positive.
-
-    name: the name of the value in messages.
-    """
+    """Return bytes from 1024, "512MiB", "7.9GiB", "8GB". Raises UnitError if not positive."""
     return max(1, round(_MEMORY.parse(text, name)))
 
 
@@ -92,18 +89,12 @@ def parse_memory_budget(text: str | int | float, name: str = "memory budget") ->
 
 
 def parse_seconds(text: str | int | float, name: str = "time") -> float:
-    """Return seconds from 60, "60s", "500ms", "2min", "1h". Raises UnitError if not positive.
-
-    name: the name of the value in messages.
-    """
+    """Return seconds from 60, "60s", "500ms", "2min", "1h". Raises UnitError if not positive."""
     return _TIME.parse(text, name)
 
 
 def parse_share(text: str, name: str) -> float:
-    """Return a fraction between 0 and 1 from "5%", "5 %", "0.05".
-
-    name: the name of the value in messages. Raises UnitError for anything else: "5" is ambiguous.
-    """
+    """Return a fraction from "5%", "5 %", "0.05". Raises UnitError for others: "5" is ambiguous."""
     number = text.strip()
     try:
         value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)

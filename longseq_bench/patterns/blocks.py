@@ -142,12 +142,10 @@ def make_layout(
     indptr = np.concatenate(([0], np.cumsum(counts)))
     indices = np.empty(indptr[-1], dtype=np.int32)
     for start, stop in _chunks(counts, full_rows):
-        kept = counts[start:stop, None]
-        part = LayoutRows(
-            row=row[start:stop, None], visible=visible[start:stop, None], kept=kept,
-            slot=np.arange(int(kept.max()))[None, :], seed=seed, special=special_blocks,
-            stride=stride, window=window_blocks or 1,
-        )  # fmt: skip
+        of_rows, visible_of_rows, kept = (x[start:stop, None] for x in (row, visible, counts))
+        slot = np.arange(int(kept.max()))[None, :]
+        own = seed, special_blocks, stride, window_blocks or 1
+        part = LayoutRows(of_rows, visible_of_rows, kept, slot, *own)
         table = PATTERNS[pattern](part)
         if mask is not None:
             table = table + base[start:stop, None]
