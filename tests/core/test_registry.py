@@ -59,12 +59,6 @@ def test_subpackages_are_scanned(package: Path) -> None:
     assert "a_library_that_nobody_has" in (shapes(package).unavailable_reason("open-box") or "")
 
 
-def test_a_duplicate_name_is_an_error(package: Path) -> None:
-    shapes(package).get("circle")
-    with pytest.raises(ValueError, match="two shapes are called 'circle'"):
-        shapes(package).register("circle")(int)
-
-
 def test_a_failing_plug_in_keeps_its_reason_and_affects_no_other(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

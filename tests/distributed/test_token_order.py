@@ -64,14 +64,8 @@ def test_causal_work_is_even_in_zigzag_and_striped(more: int, p: int, name: Orde
     pairs = [causal_pairs(order, rank) for rank in range(p)]
     # one or two tokens more or less, each of which sees at most all tokens
     assert max(pairs) - min(pairs) <= 2 * tokens
-
-
-def test_causal_work_is_not_even_in_contiguous() -> None:
-    """Otherwise the bound above would hold for any order."""
-    order = TokenOrder("contiguous", 500, 4)
-    pairs = [causal_pairs(order, rank) for rank in range(4)]
-    assert max(pairs) - min(pairs) > 50 * 500
-    assert pairs == sorted(pairs)
+    uneven = TokenOrder("contiguous", 500, 4)
+    assert causal_pairs(uneven, 3) - causal_pairs(uneven, 0) > 50 * 500
 
 
 def covered(rows: range, keys: range) -> np.ndarray:
@@ -100,16 +94,3 @@ def test_tiles_contain_exactly_the_visible_pairs(
     others = range(first_key, first_key + keys * step, step)
     visible = np.array(others)[None, :] <= np.array(queries)[:, None]
     assert (covered(queries, others) == visible).all()
-
-
-@given(name=names, more=st.integers(0, 55), p=st.integers(1, 5))
-def test_tiles_of_all_ranks_make_the_triangle(name: OrderName, more: int, p: int) -> None:
-    tokens = p + more
-    order = TokenOrder(name, tokens, p)
-    table = np.zeros((tokens, tokens), dtype=int)
-    for rank in range(p):
-        for owner in range(p):
-            for rows in order.runs(rank):
-                for keys in order.runs(owner):
-                    table[np.ix_(rows, keys)] += covered(rows, keys)
-    assert (table == np.tri(tokens, dtype=int)).all()

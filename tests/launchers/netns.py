@@ -56,11 +56,6 @@ class Hosts:
         """The command that runs `command` on one of the hosts."""
         return ["ip", "netns", "exec", self.names[host], *command]
 
-    def cut(self) -> None:
-        """Pull the cable out."""
-        for name in self.names:
-            _do("ip", "-n", name, "link", "set", "eth", "down")
-
     def close(self) -> None:
         """Remove both, and what still runs on them."""
         for name in self.names:

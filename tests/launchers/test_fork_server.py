@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -31,51 +30,31 @@ fork_server.ready()
 """
 
 
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose modules leave a file named ran."""
-    folder = tmp_path_factory.mktemp("cloned")
-    for name in HOSTILE:
-        (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'a').write(__name__)")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def seen(hostile: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What killed_server.py saw."""
-    command = [sys.executable, str(ROOT / "tests/launchers/killed_server.py")]
-    done = subprocess.run(
-        command, cwd=hostile, env=environment(tmp_path_factory.mktemp("t")), timeout=PATIENCE_S,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
 def environment(temporary: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
 
 
-def test_nothing_of_the_current_folder_runs(seen: dict[str, Any], hostile: Path) -> None:
-    ran = hostile / "ran"
+def test_a_server_that_is_killed_is_replaced(tmp_path: Path) -> None:
+    """Its death is not blamed on the trial, and nothing of the current folder runs."""
+    folder, temporary, ran = tmp_path / "cloned", tmp_path / "temporary", tmp_path / "ran"
+    for made in (folder, temporary):
+        made.mkdir()
+    for name in HOSTILE:
+        (folder / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write(__name__)")
+    command = [sys.executable, str(ROOT / "tests/launchers/killed_server.py")]
+    done = subprocess.run(
+        command, cwd=folder, env=environment(temporary), timeout=PATIENCE_S,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     assert not ran.exists(), ran.read_text()
-
-
-def test_the_death_of_the_server_is_not_blamed_on_the_trial(seen: dict[str, Any]) -> None:
-    outcome = seen["outcome"]
-    assert (outcome["status"], outcome["reason"]) == ("error", SERVER_ENDED)
-    assert outcome["facts"] == {ENVIRONMENT_FAILURE: True}
-
-
-def test_the_next_child_has_a_new_server(seen: dict[str, Any]) -> None:
-    """And exit code 255 of a child is not taken for the death of its server."""
+    seen = json.loads(done.stdout)
+    assert (seen["outcome"]["status"], seen["outcome"]["reason"]) == ("error", SERVER_ENDED)
+    assert seen["outcome"]["facts"] == {ENVIRONMENT_FAILURE: True}
     assert seen["restarted"]
+    # exit code 255 of a child is not taken for the death of its server
     assert (seen["code"], seen["lost"]) == (255, False)
-
-
-def test_multiprocessing_makes_no_folder_of_its_own(seen: dict[str, Any]) -> None:
-    """It would stay after a kill, and nobody would know whose it was."""
+    # a folder of multiprocessing would stay after a kill, and nobody would know whose it was
     assert [name for name in seen["files"] if name.startswith("pymp-")] == []
 
 
