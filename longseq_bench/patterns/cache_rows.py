@@ -46,9 +46,14 @@ class CacheRows:
         return row_counts(PATTERN, *args)[self.first_query // self.block :]
 
     @property
+    def indices(self) -> range:
+        """A number for each kept block; which blocks they are, `runs` says."""
+        return range(int(self.row_lengths.sum()))
+
+    @property
     def block_density(self) -> float:
         """Kept blocks divided by visible blocks."""
-        return int(self.row_lengths.sum()) / int(self._visible.sum())
+        return len(self.indices) / int(self._visible.sum())
 
     @cached_property
     def visible_pairs(self) -> int:
