@@ -167,30 +167,26 @@ def _cuts(first: Ints, stop: Ints, keys: int, documents: bool, step: int) -> lis
 
 def _piece(a: int, b: int, first: Ints, stop: Ints, max_keys: int) -> Iterator[MaskTile]:
     """Yield the tiles of queries a ... b - 1, whose keys are first ... stop - 1."""
-    rows, last = slice(a, b), int(stop[-1])
+
+    def with_tensor(begin: int, end: int) -> MaskTile:
+        keys = np.arange(begin, end)
+        visible = (keys >= first[:, None]) & (keys < stop[:, None])
+        return MaskTile(rows, slice(begin, end), visible=visible)
+
+    rows, begin, last = slice(a, b), int(first[0]), int(stop[-1])
     low, high = int(first[-1]), int(stop[0])  # all queries see the keys between
-    if last <= first[0]:
+    if last <= begin:
         return
     if low > high:
-        yield MaskTile(rows, slice(int(first[0]), last), visible=_visible(first, stop, last))
+        yield with_tensor(begin, last)
         return
     is_triangle = high > low and bool((stop == high + np.arange(b - a)).all())
     triangle = high - 1 if is_triangle else high
-    if low > first[0]:
-        keys = slice(int(first[0]), low)
-        yield MaskTile(rows, keys, visible=_visible(first, np.full_like(stop, low), low))
+    if low > begin:
+        yield with_tensor(begin, low)
     for start in range(low, triangle, max_keys):
         yield MaskTile(rows, slice(start, min(start + max_keys, triangle)))
     if is_triangle:
         yield MaskTile(rows, slice(triangle, last), causal=True)
     elif last > high:
-        yield MaskTile(
-            rows, slice(high, last), visible=_visible(np.full_like(first, high), stop, last)
-        )
-
-
-def _visible(first: Ints, stop: Ints, last: int) -> NDArray[np.bool_]:
-    """Return the pairs of queries with the keys from the first query's first to `last` - 1."""
-    keys = np.arange(int(first[0]), last)
-    visible: NDArray[np.bool_] = (keys >= first[:, None]) & (keys < stop[:, None])
-    return visible
+        yield with_tensor(high, last)

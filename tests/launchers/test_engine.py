@@ -94,19 +94,24 @@ def test_a_rank_that_dies_is_named(by_mpirun: HostsLauncher) -> None:
     assert outcome.phase in ("forward", "communication")
 
 
+NAMED = "echo 'srun: error: n2: task 1: {}' >&2\nexec sleep 60"
+
+
 @pytest.mark.parametrize(
-    ("end", "status", "reason"),
+    ("script", "status", "reason"),
     [
-        ("Segmentation fault", "crashed", "rank 1 (host {host}): killed by SIGSEGV"),
+        (NAMED.format("Segmentation fault"), "crashed", "rank 1 (host {host}): killed by SIGSEGV"),
         # Slurm kills the ranks of a job that ends, and says so later or never
-        ("Killed", None, f"rank 1 (host {{host}}): {engine.OUTSIDE}"),
+        (NAMED.format("Killed"), None, f"rank 1 (host {{host}}): {engine.OUTSIDE}"),
+        ("echo 'srun: no such node' >&2; exit 9", None,
+         "srun ended with exit code 9: srun: no such node"),
     ],
-)
-def test_a_rank_whose_end_srun_names(
-    by_srun: HostsLauncher, tmp_path: Path, end: str, status: str | None, reason: str
+)  # fmt: skip
+def test_an_end_that_srun_names(
+    by_srun: HostsLauncher, tmp_path: Path, script: str, status: str | None, reason: str
 ) -> None:
-    """A kill is no failure of the trial."""
-    let_srun_run(tmp_path, f"echo 'srun: error: n2: task 1: {end}' >&2\nexec sleep 60")
+    """A kill, and the end of the engine, are no failure of the trial."""
+    let_srun_run(tmp_path, script)
     outcome = attempt(by_srun, "ring")
     assert is_environment_failure(outcome) == (status is None)
     assert outcome.status == (status or outcome.status)
@@ -153,15 +158,6 @@ def test_a_job_that_ends_ends_the_command(
     monkeypatch.setattr(engine.signal, "raise_signal", interrupt)
     with pytest.raises(KeyboardInterrupt):
         attempt(by_srun, "ring")
-
-
-def test_an_engine_that_ends_is_no_failure_of_the_trial(
-    by_srun: HostsLauncher, tmp_path: Path
-) -> None:
-    let_srun_run(tmp_path, "echo 'srun: no such node' >&2; exit 9")
-    outcome = attempt(by_srun, "ring")
-    assert is_environment_failure(outcome)
-    assert "srun ended with exit code 9: srun: no such node" in (outcome.reason or "")
 
 
 def test_another_version_on_a_host_is_named(by_srun: HostsLauncher, tmp_path: Path) -> None:

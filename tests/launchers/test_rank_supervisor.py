@@ -277,18 +277,6 @@ def test_a_stopped_rank_is_a_hang_and_is_named_first() -> None:
     assert late.signal_number == 0
 
 
-def test_ranks_that_all_wait_are_a_hang() -> None:
-    late = stuck(3)
-    samples = dict.fromkeys(range(3), IDLE)
-    assert late.is_hang(samples)
-    here = ["torch/distributed/distributed_c10d.py:2799 recv", "a/b.py:1 f"]
-    late.diagnose(samples, {0: here, 1: ["a/b.py:1 f"], 2: here})
-    assert late.outcome().reason == (
-        "rank 0 and rank 2 wait in communication; rank 1 waits in forward"
-    )
-    assert late.outcome().phase == "forward"
-
-
 @pytest.mark.parametrize(
     ("line", "phase"),
     [
