@@ -121,7 +121,13 @@ class Ranks:
 
     def __call__(self, world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return the results of function(group, *arguments) on `world` ranks; raise RanksFailed."""
-        results, texts = self._run(world, function, arguments)
+        self._server = self._server or Server()
+        ranks = self._worlds.get(world) or World(self._server, world)
+        self._worlds[world] = ranks
+        results, texts = ranks.run((function, arguments))
+        # if all ranks raised the same exception at the same place, no rank waits for another
+        if len(set(texts)) > 1:
+            self._worlds.pop(world).close()
         if any(text is not None for text in texts):
             raise RanksFailed(texts)
         return results
@@ -130,7 +136,11 @@ class Ranks:
         self, world: int, function: Callable[..., Any], *arguments: Any
     ) -> list[str | None]:
         """Return the traceback of each rank's exception; None if it returned."""
-        return self._run(world, function, arguments)[1]
+        try:
+            self(world, function, *arguments)
+        except RanksFailed as failed:
+            return failed.texts
+        return [None] * world
 
     def close(self) -> None:
         """End every world."""
@@ -139,18 +149,6 @@ class Ranks:
         if self._server:
             self._server.close()
             self._server = None
-
-    def _run(
-        self, size: int, function: Callable[..., Any], arguments: tuple[Any, ...]
-    ) -> tuple[list[Any], list[str | None]]:
-        self._server = self._server or Server()
-        world = self._worlds.get(size) or World(self._server, size)
-        self._worlds[size] = world
-        results, texts = world.run((function, arguments))
-        # if all ranks raised the same exception at the same place, no rank waits for another
-        if len(set(texts)) > 1:
-            self._worlds.pop(size).close()
-        return results, texts
 
 
 # ---- in the processes --------------------------------------------------------------------------
@@ -208,18 +206,9 @@ def _serve(rank: int, size: int, pipe: Connection, store: str) -> None:
     while True:
         try:
             function, arguments = pipe.recv()
-        except EOFError:
-            return
-        except Exception:
-            pipe.send((None, traceback.format_exc()))
-            continue
-        try:
             answer = (function(Group.world("cpu"), *arguments), None)
+        except EOFError:  # the parent has closed the pipe
+            return
         except Exception:
             answer = (None, traceback.format_exc())
-        try:
-            pipe.send(answer)
-        except OSError:  # the parent has closed the pipe
-            return
-        except Exception:
-            pipe.send((None, traceback.format_exc()))
+        pipe.send(answer)
