@@ -33,7 +33,6 @@ FULL, CAUSAL = "full", "causal"
 WINDOW, PREFIX = "sliding-window", "prefix"
 DOCUMENTS, FULL_DOCUMENTS = "documents", "full-documents"
 KINDS = (FULL, CAUSAL, WINDOW, PREFIX, DOCUMENTS, FULL_DOCUMENTS)
-FORMS = "full, causal, sliding-window:4k, prefix:8k, documents:4k or full-documents:4k"
 _CHATQA2 = (0.16, 0.05, 0.04, 0.06, 0.08, 0.21, 0.4, 0.2, 0.05, 0.04, 0.01, 0.01)
 DISTRIBUTIONS = {
     "chatqa2": tuple((2**n if n > 10 else 1, 2 ** (n + 1), w) for n, w in enumerate(_CHATQA2, 10))

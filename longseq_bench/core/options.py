@@ -40,8 +40,10 @@ class OptionSpec(Frozen):
             return self._coerce(raw, place)
         except (ValueError, TypeError, UnitError) as error:
             where = f" in {place}" if place else ""
-            message = f"option {self.name}={quote(raw)}{where} {self._expected(error)}"
-            raise UserError(message) from None
+            expected = _EXPECTED[self.kind].format(least=self.least)
+            if isinstance(error, TooLargeError):
+                expected = f"is too large; the maximum is {MAX_TOKENS:,}"
+            raise UserError(f"option {self.name}={quote(raw)}{where} {expected}") from None
 
     def _coerce(self, raw: Any, place: str) -> OptionValue:
         if raw is None or (self.optional and str(raw).lower() in {"none", "null", ""}):
@@ -63,19 +65,14 @@ class OptionSpec(Frozen):
             raise UnknownNameError(self.name, text, self.choices, place)
         return text
 
-    def _expected(self, error: Exception) -> str:
-        if self.choices:
-            return f"is not one of {', '.join(self.choices)}"
-        if isinstance(error, TooLargeError):
-            return f"is too large; the maximum is {MAX_TOKENS:,}"
-        expected = {
-            "int": f"is not a whole number from {self.least} up (write 1024 or 1k)",
-            "float": "is not a number from 0 up",
-            "bool": "is neither true nor false",
-            "ints": "is not whole numbers with commas (write 1024,2048 or 1k,2k)",
-            "str": "is not a word",
-        }
-        return expected[self.kind]
+
+_EXPECTED: dict[Kind, str] = {
+    "int": "is not a whole number from {least} up (write 1024 or 1k)",
+    "float": "is not a number from 0 up",
+    "bool": "is neither true nor false",
+    "ints": "is not whole numbers with commas (write 1024,2048 or 1k,2k)",
+    "str": "is not a word",
+}
 
 
 def specs_of(make: Callable[..., Any]) -> tuple[OptionSpec, ...]:
