@@ -96,14 +96,22 @@ def _read_gpus(visible_names: str | None) -> GpuReport:
     # a part of a GPU (MIG) has neither
     limits = [_optional(nvml.nvmlDeviceGetPowerManagementLimit, h) for h in handles]
     clocks = [_optional(nvml.nvmlDeviceGetClockInfo, h, nvml.NVML_CLOCK_SM) for h in handles]
-    visible, reason = _select(_list_devices(handles), visible_names)
+    devices = _name_devices(handles)
+    names = map(str, range(len(handles))) if visible_names is None else visible_names.split(",")
+    # CUDA ignores everything from the first invalid name on
+    visible = []
+    for name in names:
+        if (device := devices.get(name.strip())) is None:
+            break
+        visible.append(device)
+    reason = f"{VISIBLE}={visible_names} shows no GPU of {len(handles)}" if handles else NO_GPU
     children = psutil.Process().children(recursive=True) if visible else []
     own = {os.getpid(), *(child.pid for child in children)}
     return GpuReport(
         tuple(_describe(own, *one) for one in visible),
         driver=nvml.nvmlSystemGetDriverVersion(),
         cuda=(number // 1000, number % 1000 // 10) if number else None,
-        reason=reason,
+        reason=None if visible else reason,
         names=tuple(nvml.nvmlDeviceGetName(h) for h in handles),
         power_limits_w=tuple(None if mw is None else mw / 1000 for mw in limits),
         sm_clocks_mhz=tuple(None if mhz is None else float(mhz) for mhz in clocks),
@@ -129,34 +137,20 @@ def _optional(call: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def _list_devices(handles: Sequence[Any]) -> list[list[_Device]]:
-    """Return by index each GPU, or its slices if it is in MIG mode."""
-    devices = []
+def _name_devices(handles: Sequence[Any]) -> dict[str, _Device]:
+    """Return the GPUs by index and UUID, and the slices of those in MIG mode.
+
+    The index of such a GPU is its first slice, as CUDA has it.
+    """
+    devices: dict[str, _Device] = {}
     for index, gpu in enumerate(handles):
         count = _optional(nvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0
         slices = [_optional(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, i) for i in range(count)]
-        parts = list(filter(None, slices)) or [gpu]
-        devices.append([(index, one, nvml.nvmlDeviceGetUUID(one)) for one in parts])
+        for one in list(filter(None, slices)) or [gpu]:
+            uuid = nvml.nvmlDeviceGetUUID(one)
+            devices[uuid] = index, one, uuid
+            devices.setdefault(str(index), devices[uuid])
     return devices
-
-
-def _select(
-    devices: Sequence[Sequence[_Device]], text: str | None
-) -> tuple[list[_Device], str | None]:
-    """Return the devices that CUDA_VISIBLE_DEVICES names, and why there are none.
-
-    CUDA ignores everything from the first invalid name on, and shows the first slice of a GPU.
-    """
-    every = {uuid: [(index, one, uuid)] for some in devices for index, one, uuid in some}
-    by_name = {str(index): some for index, some in enumerate(devices)} | every
-    chosen = []
-    for name in range(len(devices)) if text is None else text.split(","):
-        found = by_name.get(str(name).strip())
-        if not found:
-            break
-        chosen.append(found[0])
-    reason = f"{VISIBLE}={text} shows no GPU of {len(devices)}" if devices else NO_GPU
-    return chosen, None if chosen else reason
 
 
 def _describe(own: Collection[int], index: int, handle: Any, uuid: str) -> Gpu:

@@ -125,21 +125,19 @@ def segment_spans(
     runs = []
     for segment, rate, offset in sets:
         tiles = np.flatnonzero((tile_start % segment) % rate == offset)
-        segment_start = tile_start[tiles] // segment * segment
-        segment_size = np.minimum(segment_start + segment, seq_len) - segment_start
-        set_size = -(-(segment_size - offset) // rate)
-        if sorted_by is None:
+        begin = tile_start[tiles] // segment * segment
+        size = np.minimum(begin + segment, seq_len) - begin
+        first, count, step = begin + offset, -(-(size - offset) // rate), rate
+        if sorted_by is not None:
+            first = begin + _sorted_before(size, rate, offset)
+            first, step = first + pairs.index((segment, rate)) * seq_len, 1
+        elif causal:
             last_query = tile_start[tiles] + (tile_count[tiles] - 1) * period
-            key_count = (last_query - segment_start - offset) // rate + 1 if causal else set_size
-            first_key, key_step = segment_start + offset, rate
-        else:
-            index_start = pairs.index((segment, rate)) * seq_len
-            first_key = index_start + segment_start + _sorted_before(segment_size, rate, offset)
-            key_count, key_step = set_size, 1
-        runs.append((tiles, first_key, key_count, np.full(len(tiles), key_step)))
-    tiles, first_keys, key_counts, key_steps = (np.concatenate(x) for x in zip(*runs, strict=True))
-    order = np.argsort(tiles, kind="stable")
-    runs_per_tile = np.bincount(tiles, minlength=len(tile_start))
+            count = (last_query - begin - offset) // rate + 1
+        runs.append(np.array((tiles, first, count, np.full(len(tiles), step))))
+    tile, first_keys, key_counts, key_steps = np.concatenate(runs, axis=1)
+    order = np.argsort(tile, kind="stable")
+    runs_per_tile = np.bincount(tile, minlength=len(tile_start))
     return Spans(
         tile_start=(tile_start if sorted_by is None else sorted_tile_start).astype(np.int32),
         tile_count=tile_count.astype(np.int32),
