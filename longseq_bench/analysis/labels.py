@@ -226,35 +226,22 @@ def _find_words(distinct: Mapping[Hashable, Settings]) -> dict[Hashable, Words]:
     led = named[0] if len(named) == 1 and patterns.isdisjoint(by_name) else None
     short = short_names(by_name)
 
-    def words_of(one: Settings, more: Iterable[str] = ()) -> Words:
-        shown = {*differing[one.implementation], *more}
-        return _words(one, short[one.implementation], shown, led)
-
-    words = {key: words_of(one) for key, one in distinct.items()}
-    for same in group_by(words, lambda key: _join(words[key], distinct[key])).values():
-        if len(same) > 1:
-            more = _find_differing((distinct[key] for key in same), is_missing_different=True)
-            for key in same:
-                words[key] = words_of(distinct[key], more)
-    return words
+    return {
+        key: _words(one, short[one.implementation], differing[one.implementation], led)
+        for key, one in distinct.items()
+    }
 
 
-def _find_differing(settings: Iterable[Settings], is_missing_different: bool = False) -> set[str]:
+def _find_differing(settings: Iterable[Settings]) -> set[str]:
     """Return the names of options that differ.
 
     A missing option is not a difference: the version of longseq that ran did not have it.
     """
-    settings = list(settings)
     values: dict[str, set[str]] = defaultdict(set)
     for one in settings:
         for name, value in named_options(one).items():
             values[name].add(repr(value))
-    counts = Counter(name for one in settings for name in named_options(one))
-    return {
-        name
-        for name, texts in values.items()
-        if len(texts) > 1 or (is_missing_different and counts[name] < len(settings))
-    }
+    return {name for name, texts in values.items() if len(texts) > 1}
 
 
 def _words(settings: Settings, name: str, differing: Iterable[str], led: str | None) -> Words:

@@ -252,7 +252,6 @@ class Row:
 
 
 def _find_path(name: str) -> str:
-    """Return the place of a field in a record."""
     if name in ("fingerprint", "host"):
         return f"environment.{name}"
     if name == "mask":

@@ -12,7 +12,6 @@ from longseq_bench.api.results import Printed
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.model import Trial
-from longseq_bench.core.settings import Sharding
 from longseq_bench.core.units import MAX_RANKS, format_bytes, format_seconds, format_tokens
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import Cell, Document, Section
@@ -32,12 +31,6 @@ _EXPLANATION = (
     "ends the length; time limited by: what takes most of a pass. Past error: median of predicted "
     "/ measured - 1 on this machine."
 )
-_SHARDING_WORDS: dict[Sharding, str] = {
-    "none": "each rank has all of them",
-    "zero1": "the optimizer state is split over all ranks (ZeRO-1)",
-    "zero2": "gradients and optimizer state are split over all ranks (ZeRO-2)",
-    "zero3": "weights, gradients and optimizer state are split over all ranks (ZeRO-3)",
-}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -94,11 +87,9 @@ class Plan(Printed):
         return f"{head}. Use {best.trial.implementation}{reason}. {missing}"
 
     def _rank(self, one: Prediction) -> int:
-        """Return what decides before time; the lower is better."""
         return one.trial.world_size if self.target else -one.trial.workload.seq_len
 
     def _reason(self, best: Prediction, others: Sequence[Prediction]) -> str:
-        """Return why the best one is better than the others."""
         equal = [one for one in others if self._rank(one) == self._rank(best)]
         if not equal:
             trial = min(others, key=self._rank).trial
@@ -264,7 +255,7 @@ def _model_notes(model: ModelPlan, results: Sequence[Prediction], budget: int) -
     counted = (
         f"Tokens and Peak count the attention of one layer; checkpoints, weights, gradients "
         f"and optimizer state of the published model are by formula, for "
-        f"{model.shape.layers} layers; {_SHARDING_WORDS[model.sharding]}; Sum has all of them"
+        f"{model.shape.layers} layers; sharding {model.sharding}; Sum has all of them"
     )
     over = [
         f"{one.trial.implementation}: with the whole model a rank needs {format_bytes(total)}, "
@@ -277,7 +268,6 @@ def _model_notes(model: ModelPlan, results: Sequence[Prediction], budget: int) -
 
 
 def _row(one: Prediction | str, trial: Trial, model: ModelPlan | None) -> dict[str, Any]:
-    """Return a result of the JSON document."""
     asked = {
         "implementation": trial.implementation,
         "options": trial.options,

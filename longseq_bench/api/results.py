@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 from longseq_bench import store
 from longseq_bench.analysis import frames
@@ -103,16 +103,6 @@ class Results(Printed):
 
         return documents(self.records, kinds, baseline or self.baseline, self.notes, self.configs)
 
-    @overload
-    def report(
-        self, path: None = None, *, format: Names = "", kind: Names = "", baseline: str = ""
-    ) -> str: ...
-
-    @overload
-    def report(
-        self, path: str | Path, *, format: Names = "", kind: Names = "", baseline: str = ""
-    ) -> list[Path]: ...
-
     def report(
         self,
         path: str | Path | None = None,
@@ -120,8 +110,8 @@ class Results(Printed):
         format: Names = (),
         kind: Names = "summary",
         baseline: str | None = None,
-    ) -> str | list[Path]:
-        """Return a report as text, or write reports into a folder and return their paths.
+    ) -> Any:
+        """Return a report as text (str), or write reports into a folder and return their paths.
 
         path: the folder; None: return the text.  format: md (default), html, csv, json; several for
         files.  kind: summary, extreme, devices, scaling, capabilities, implementations; for files
@@ -220,12 +210,11 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
         gc.enable()
     notes = [note for file in loaded for note in file.notes]
     records: list[Record] = []
-    seen: dict[tuple[object, ...], list[Record]] = {}
+    seen: set[tuple[object, ...]] = set()
     for file in loaded:
         # the same run in a copy of a file; equal records of one file are different runs
-        new = [record for record in file.records if record not in seen.get(_run_of(record), [])]
-        for record in new:
-            seen.setdefault(_run_of(record), []).append(record)
+        new = [record for record in file.records if _run_of(record) not in seen]
+        seen.update(map(_run_of, new))
         records += new
     if copies := sum(len(file.records) for file in loaded) - len(records):
         notes.append(f"duplicate records ignored: {copies}")
@@ -233,8 +222,7 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
 
 
 def _run_of(record: Record) -> tuple[object, ...]:
-    """Return a part of a record that is cheaper to compare than all of it."""
-    return record.started_at, record.wall_s, record.trial.implementation, record.trial.round
+    return record.started_at, record.wall_s, record.trial.key_without()
 
 
 def record_files(paths: Iterable[Path]) -> list[Path]:

@@ -23,7 +23,6 @@ def compare(
     level: str = "5%",
     min_difference: str = "1%",
     across_machines: bool = False,
-    charts: bool = True,
     as_json: options.AsJson = False,
 ) -> int:
     """Compare two sets of results, trial by trial: times, memory, longest lengths.
@@ -51,8 +50,6 @@ def compare(
         level: Family-wise error rate: the chance of any false `slower` or `faster`.
         min_difference: Smallest difference in time that is reported.
         across_machines: Also compare trials of different machines. Default: one machine only.
-        charts: Charts in the files of --format; without them for pages that show no pictures, such
-            as the summary of a CI job.
     """
     from longseq_bench.cli import REGRESSED, TOO_NOISY
     from longseq_bench.cli.session import print_answer, print_lines
@@ -60,7 +57,6 @@ def compare(
     from longseq_bench.comparison.document import comparison_document, json_document
     from longseq_bench.comparison.verdict import decide
     from longseq_bench.reports import write_documents
-    from longseq_bench.reports.render.markdown import missing_charts
 
     format_names = options.split_names(formats)
     if out is not None and not format_names:
@@ -86,11 +82,8 @@ def compare(
             print_lines([f"warning: {verdict}"], "yellow")
     if format_names:
         report = comparison_document(result, gate)
-        report = report if charts else report.without_charts()
         paths = write_documents([report], out or Path(), format_names)
         print_lines(f"wrote {path}" for path in paths)
-        if "md" in format_names and (note := missing_charts(report)):
-            print_lines([note], "yellow")
     return print_answer(
         as_json,
         lambda: json_document(result, gate),

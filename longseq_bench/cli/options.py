@@ -125,6 +125,7 @@ GONE = {
     "schema": "docs/configuration.md lists the keys of a sweep file, and a mistake has its line",
     "compare --least": "write --min-difference",
     "compare --across": "write --across-machines",
+    "compare --charts --no-charts": "a comparison has tables only",
     "plan --accuracy": "the table of `longseq plan` has the past error of each row, and "
     "`longseq plan --json` all of them",
     "plan --sbatch": "write a job that runs `longseq launch -- maxlen ...` in an allocation of "

@@ -1,9 +1,9 @@
-"""Conditions of `longseq show --where` and its order: pandas queries with units and short names.
+"""Conditions of `longseq show --where` and its order: pandas queries of values with units.
 
     tokens >= 4k and status != "ok"      time<10ms      option.chunk=64      label~zigzag
 
 In each comparison of a field and a value, the value is read in the unit of the field, = means ==, ~
-means "contains", and `none` is a missing value.
+means "contains", and `none` is a missing value. A heading names a field, too: ranks, max-error.
 """
 
 from __future__ import annotations
@@ -22,43 +22,27 @@ from longseq_bench.core.model import canonical_dtype
 from longseq_bench.core.units import parse_bytes, parse_seconds, parse_tokens
 
 OPTION = "option."
-ALIASES = {
-    "time": "time_s",
-    "peak": "peak_bytes",
-    "ranks": "world_size",
-    "impl": "implementation",
-    "error": "max_error",
-    "rate": "effective_flops",
-    "sent": "bytes_sent",
-    "exposed": "exposed_share",
-    "density": "token_density",
-    "budget": "memory_budget",
-    "longest": "max_tokens",
-    "floor": "fraction_of_floor",
-}
-"""Short names; a dash is read as an underscore."""
-
 FIELDS: dict[str, Field] = {
     field.name: field
-    for row_type in (SweepRow, SearchRow)
+    for row_type in (SearchRow, SweepRow)
     for field in fields_of(row_type).values()
     if field.in_frame and field.merge != "each rank" and field.kind not in ("list", "options")
 }
 """Fields by which rows can be filtered and sorted: all except lists."""
 
+_NAMES = {field.heading.lower().replace(" ", "_"): name for name, field in FIELDS.items()}
+_NAMES |= {"impl": "implementation", "implementation": "implementation", "peak": "peak_bytes"}
 _COMPARISON = re.compile(
     r"([A-Za-z][\w.-]*)\s*(==|!=|<=|>=|=|<|>|~)\s*"
     # a value in quotes, or a word and those that follow it
     r"""("[^"]*"|'[^']*'|[^\s()&|]+(?:\s+(?!(?:and|or)\b)[^\s()&|=!<>~"']+)*)"""
 )
-_NUMBER = re.compile(r"([+-]?\d*\.?\d+(?:e[+-]?\d+)?)\s*([kmgtp%]?)(?:flop/s|b/s|x|×)?", re.I)
-_SCALES = {"": 1.0, "%": 0.01, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _PARSERS = {"tokens": parse_tokens, "bytes": parse_bytes, "seconds": parse_seconds}
 _FLAGS = {"true": True, "yes": True, "false": False, "no": False}
 
 
 def find_field(name: str, place: str, rows: Sequence[Row]) -> str:
-    """Return the field with a name or short name; `option.NAME` is an option of the rows.
+    """Return the field with a name or heading; `option.NAME` is an option of the rows.
 
     Raises UnknownNameError with the nearest name.
     """
@@ -68,9 +52,9 @@ def find_field(name: str, place: str, rows: Sequence[Row]) -> str:
             raise UnknownNameError("option", option, known, place)
         return name
     key = name.strip().lower().replace("-", "_")
-    field = ALIASES.get(key, key)
-    if field not in FIELDS:
-        raise UnknownNameError("field", name, [*ALIASES, *FIELDS], place)
+    field = key if key in FIELDS else _NAMES.get(key)
+    if field is None:
+        raise UnknownNameError("field", name, [*_NAMES, *FIELDS], place)
     return field
 
 
@@ -109,12 +93,11 @@ def filter_rows(
             reason = " ".join(str(error).split())
             raise UserError(f"--where {text!r} can't be read: {reason}") from None
     if keys:
-        rising = [not text.startswith("-") for text in sort]
-        # an option may have numbers and words
         frame = frame.sort_values(
             keys,
-            ascending=rising,
+            ascending=[not text.startswith("-") for text in sort],
             kind="stable",
+            # an option may have numbers and words
             key=lambda c: c if c.dtype != object else c.map(str, na_action="ignore"),
         )
     return [rows[i] for i in frame.index]
@@ -152,18 +135,18 @@ def _parse(field: Field | None, raw: str, where: str) -> Any:
         if field.choices and raw not in field.choices:
             raise UnknownNameError(field.name, raw, field.choices, where)
         return raw
-    if field.kind == "flag" and raw.lower() in _FLAGS:
-        return _FLAGS[raw.lower()]
-    if field.kind in _PARSERS:
-        try:
+    try:
+        if field.kind == "flag":
+            return _FLAGS[raw.lower()]
+        if field.kind in _PARSERS:
             return _rounded(_PARSERS[field.kind](raw))
-        except UnitError as error:
-            raise UserError(f"{where}: {error}") from None
-    match = _NUMBER.fullmatch(raw)
-    if match is None:
-        forms = "yes or no" if field.kind == "flag" else "0.5, 50%, 20G or 1e-6"
-        raise UserError(f"{where}: {raw!r} can't be compared with {field.name}; write {forms}")
-    return _rounded(float(match[1]) * _SCALES[match[2].lower()])
+        return _rounded(float(raw.removesuffix("%")) / (100 if raw.endswith("%") else 1))
+    except UnitError as error:
+        raise UserError(f"{where}: {error}") from None
+    except (KeyError, ValueError):
+        forms = "yes or no" if field.kind == "flag" else "0.5, 50% or 1e-6"
+        problem = f"{raw!r} can't be compared with {field.name}"
+        raise UserError(f"{where}: {problem}; write {forms}") from None
 
 
 def _rounded(value: Any) -> Any:

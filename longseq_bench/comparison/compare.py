@@ -131,14 +131,12 @@ def _compare_times(trials: _Compared, level: float, min_change: float) -> Iterat
 
 
 def _medians(runs: Records) -> tuple[float, ...]:
-    """Return the median pass of each process (s); none unless all ended ok with valid times."""
     times = [per_iteration(r, "time") for r in runs if r.outcome.status == "ok"]
     is_valid = len(times) == len(runs) and all(t and min(t) > 0 for t in times)
     return tuple(map(median, times)) if is_valid else ()
 
 
 def _compare_peaks(pair: Pair, row_a: SweepRow, row_b: SweepRow) -> Iterator[Change]:
-    """Compare the peaks of a trial that was ok on both sides; nothing if they are unknown."""
     a, b = ([p for r in runs if (p := r.outcome.largest("peak"))] for runs in pair)
     if row_a.is_ok and row_b.is_ok and a and b:
         verdict = "same"
@@ -225,7 +223,6 @@ def _find_caveats(compared: _Compared, ratios: Sequence[float], min_change: floa
 
 
 def _unstable(compared: _Compared) -> Iterator[str]:
-    """Report trials that were measured on a machine that was not steady."""
     trials = [one for one in compared if isinstance(one[1], SweepRow) and not one[1].fit_only]
     for i, side in enumerate("AB"):
         busy = busy_threads(record for pair, *_ in trials for record in pair[i])

@@ -21,9 +21,8 @@ from longseq_bench.comparison.verdict import (
     summarize,
 )
 from longseq_bench.core.model import Record
-from longseq_bench.reports.charts import ratios
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
-from longseq_bench.reports.document import Cell, Chart, Column, Document, Point, Section, Table
+from longseq_bench.reports.document import Cell, Column, Document, Section, Table
 from longseq_bench.reports.groups import describe_workload, table_key
 from longseq_bench.reports.render.json import finite
 from longseq_bench.reports.wording import describe_outcome, limit_findings
@@ -108,7 +107,7 @@ def comparison_document(
     """Return the report, the verdict first; fail_on: the share from which a change is a failure.
 
     Rows that changed, or were too noisy to tell, come first; the unchanged ones are folded.
-    is_terminal: without charts, and with one line for the unchanged rows.
+    is_terminal: one line for the unchanged rows.
     """
     tables, unchanged = _tables(result, fail_on or result.min_change)
     if result.statuses:
@@ -123,20 +122,19 @@ def comparison_document(
     columns = Column(""), Column("A"), Column("B")
     differences = [Table("", columns, tuple(result.differences))] if result.differences else []
     sections = [
-        Section("Result", points=points, tables=tables, charts=_charts(result.times)),
+        Section("Result", points=points, tables=tables),
         Section("Cautions", points=result.caveats),
         Section("Not compared", points=not_compared),
         Section("Differences of machine and software", tables=differences),
         Section(title, tables=unchanged, folded=True),
     ]
-    report = Document(
+    return Document(
         "compare",
         str(decide(result, fail_on)),
         [*map(_describe_side, "AB", result.names, result.records), _METHOD],
         [one for one in sections if one.has_content and not (is_terminal and one.folded)],
         lambda: build_table("times", (_WORKLOAD, *_TIMES), result.times),
     )
-    return report.without_charts() if is_terminal else report
 
 
 def _tables(result: Comparison, share: float) -> tuple[list[Table], list[Table]]:
@@ -172,17 +170,6 @@ def _describe_side(letter: str, name: str, records: Sequence[Record]) -> str:
     )
 
 
-def _charts(times: Sequence[Change]) -> list[Chart]:
-    """Return a chart of the ratios for each workload with several trials."""
-    charts = []
-    groups = group_by(times, lambda one: table_key(one.a)).values()
-    for number, group in enumerate(groups, 1):
-        if len(group) > 1:
-            points = [Point(t.a.name, t.a.tokens, t.ratio, *_interval(t), t.verdict) for t in group]
-            charts.append(ratios(f"ratios {number}", _workload(group[0].a), points))
-    return charts
-
-
 def _workload(row: ComparedRow) -> str:
     return describe_workload(row, defaultdict(str))
 
@@ -192,10 +179,8 @@ def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
 
     fail_on: the smallest share listed in `worse`.
     """
-    verdict, rows = (
-        decide(result, fail_on),
-        (*result.only_a, *result.only_b, *result.other_machines),
-    )
+    verdict = decide(result, fail_on)
+    rows = *result.only_a, *result.only_b, *result.other_machines
     # for programs ("ring chunk=1024"); the labels of the rows are for people
     labels = find_labels([*(r.trial for side in result.records for r in side), *rows])
 
@@ -213,42 +198,37 @@ def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
     own = ("a_rounds", "b_rounds", "ratio", "verdict", "reason", "note")
     limits = ("max_tokens", "first_failure", "limited_by")
     statuses = {"status": "status", "reason": "reason"}
-    document: dict[str, Any] = finite(
-        {
-            "schema": 1,
-            "verdict": verdict.word,
-            "reason": verdict.reason,
-            "rounds_enough": verdict.rounds,
-            "a": result.names[0],
-            "b": result.names[1],
-            "level": result.level,
-            "least": result.min_change,
-            "fail_on": fail_on,
-            "worse": find_regressions(result, fail_on) if fail_on else None,
-            "summary": [*summarize(result)],
-            "notes": result.caveats,
-            "times": [
-                describe(t, times, *own)
-                | {name: getattr(t.estimate, field, None) for name, field in _ESTIMATE.items()}
-                for t in result.times
-            ],
-            "peaks": [
-                describe(p, {"bytes": "peak_bytes"}, "ratio", "verdict") for p in result.peaks
-            ],
-            "maxima": [
-                describe(m, {}, "ratio", "verdict", "reason")
-                | {side: {n: getattr(getattr(m, side), n) for n in limits} for side in "ab"}
-                for m in result.maxima
-            ],
-            "turned": [
-                describe(s, statuses, "verdict") | {"budgets": bool(s.note)}
-                for s in result.statuses
-            ],
-            "failed_alike": result.failed_alike,
-            "only_a": [*map(identify, result.only_a)],
-            "only_b": [*map(identify, result.only_b)],
-            "unlike_machines": [*map(identify, result.other_machines)],
-            "differences": [{"name": name, "a": a, "b": b} for name, a, b in result.differences],
-        }
-    )
-    return document
+    found: dict[str, Any] = {
+        "schema": 1,
+        "verdict": verdict.word,
+        "reason": verdict.reason,
+        "rounds_enough": verdict.rounds,
+        "a": result.names[0],
+        "b": result.names[1],
+        "level": result.level,
+        "least": result.min_change,
+        "fail_on": fail_on,
+        "worse": find_regressions(result, fail_on) if fail_on else None,
+        "summary": [*summarize(result)],
+        "notes": result.caveats,
+        "times": [
+            describe(t, times, *own)
+            | {name: getattr(t.estimate, field, None) for name, field in _ESTIMATE.items()}
+            for t in result.times
+        ],
+        "peaks": [describe(p, {"bytes": "peak_bytes"}, "ratio", "verdict") for p in result.peaks],
+        "maxima": [
+            describe(m, {}, "ratio", "verdict", "reason")
+            | {side: {n: getattr(getattr(m, side), n) for n in limits} for side in "ab"}
+            for m in result.maxima
+        ],
+        "turned": [
+            describe(s, statuses, "verdict") | {"budgets": bool(s.note)} for s in result.statuses
+        ],
+        "failed_alike": result.failed_alike,
+        "only_a": [*map(identify, result.only_a)],
+        "only_b": [*map(identify, result.only_b)],
+        "unlike_machines": [*map(identify, result.other_machines)],
+        "differences": [{"name": name, "a": a, "b": b} for name, a, b in result.differences],
+    }
+    return dict(finite(found))

@@ -267,7 +267,7 @@ def test_a_plan_of_a_model_counts_it_apart_from_the_attention(capfd: Capture) ->
     assert run([*command, "--sharding", "none"]) == 0
     printed = " ".join(capfd.readouterr().out.split())
     assert "Tokens and Peak count the attention of one layer" in printed
-    assert "each rank has all of them" in printed
+    assert "sharding none" in printed
     assert "model llama-3.1-8b: 32 heads, 8 KV heads, head_dim 128, 32 layers" in printed
     assert "Optimizer" in printed
 

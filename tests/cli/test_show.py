@@ -78,9 +78,8 @@ def shown(capfd: Capture, *arguments: str | Path) -> list[str]:
         ("causal=no", [0, 1, 2, 3, 4, 5, 6]),
         ("exposed=20%", [3]),
         ("efficiency>=80%", [0, 1, 2, 4]),
-        ("speedup<=1×", [0, 1, 2, 4]),
-        ("rate>20G", [0]),
-        ("effective_flops>20GFLOP/s", [0]),
+        ("speedup<=1", [0, 1, 2, 4]),
+        ("effective_flops>2e10", [0]),
         ("max_error<1e-5", [0, 1, 2, 3, 4]),
         ("option.chunk=64", [2, 5, 6]),
         ("option.chunk>64", [3]),
@@ -111,9 +110,9 @@ def test_a_condition_on_a_label_takes_the_one_that_is_shown(capfd: Capture) -> N
 def test_small_numbers_are_compared_to_their_own_digits() -> None:
     """Errors in float64 are of 1e-16; rounding to decimals would make them 0."""
     rows = [replace(row, max_error=3e-15) for row in sweep_rows(mixed())[:1]]
-    assert filter_rows(rows, rows, ["error<1e-13"], []) == rows
-    assert filter_rows(rows, rows, ["error<1e-15"], []) == []
-    assert filter_rows(rows, rows, ["error=3e-15"], []) == rows
+    assert filter_rows(rows, rows, ["max-error<1e-13"], []) == rows
+    assert filter_rows(rows, rows, ["max-error<1e-15"], []) == []
+    assert filter_rows(rows, rows, ["max-error=3e-15"], []) == rows
 
 
 def test_every_field_of_rows_and_maxima_can_be_shown() -> None:
@@ -139,7 +138,7 @@ def test_every_field_of_rows_and_maxima_can_be_shown() -> None:
         (["--where", "peak>-1"], "--where 'peak>-1': bytes '-1' can't be read; write 512MiB or "
          "7.9GiB"),
         (["--where", "exposed>much"], "--where 'exposed>much': 'much' can't be compared with "
-         "exposed_share; write 0.5, 50%, 20G or 1e-6"),
+         "exposed_share; write 0.5, 50% or 1e-6"),
         (["--where", "status=okay"],
          "unknown status 'okay' in --where 'status=okay'; did you mean 'ok'?"),
         (["--where", "dtype=bfloat"],
