@@ -102,7 +102,7 @@ def measure_on_cuda(
     before = torch.cuda.memory_allocated()
     call(tensors)
     measured = torch.cuda.max_memory_allocated() - before
-    meter = StoragePeak("cuda", KernelWorkspace(1))
+    meter = StoragePeak("cuda", KernelWorkspace())
     with meter:
         # the meter would take a view of what was there before for something new
         copies = [t.clone() for t in tensors]

@@ -11,7 +11,7 @@ Shapes: B batch, N tokens, E embed_dim, Hq heads, Hk kv_heads, D head_dim = E / 
 
 import inspect
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -84,9 +84,18 @@ class SparseAttention:
                 f"{found}"
             )
         train = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, *self._learned))
-        attention = self._prepare(self._seq_len(q), q.shape, k.shape[1], q.dtype, q.device, train)
-        q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
-        return attention(q, k, v)
+        self.prepare(
+            self._seq_len(q),
+            batch=len(q),
+            heads=q.shape[1],
+            kv_heads=k.shape[1],
+            head_dim=q.shape[3],
+            dtype=q.dtype,
+            device=q.device,
+            train=train,
+        )
+        assert self.attention is not None
+        return self.attention(*(t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v)))
 
     def prepare(
         self,
@@ -105,9 +114,28 @@ class SparseAttention:
         seq_len: tokens of all ranks together. kv_heads None: as many as heads. Returns the part of
         the tensors that this rank holds; one rank holds everything.
         """
-        shape = (batch, heads, seq_len, head_dim)
         device = torch.device(device)
-        return self._prepare(seq_len, shape, kv_heads or heads, dtype, device, train).shard
+        try:
+            w = Workload(
+                seq_len=seq_len,
+                batch=batch,
+                heads=heads,
+                kv_heads=kv_heads or heads,
+                head_dim=head_dim,
+                dtype=str(dtype).removeprefix("torch."),
+                causal=self._causal,
+                mode="train" if train else "forward",
+            )
+        except ValidationError as error:
+            wrong = (
+                f"{' '.join(map(str, e['loc']))} {e['input']}: {e['msg']}" for e in error.errors()
+            )
+            raise UserError("; ".join(wrong)) from None
+        self.attention = self._cache.pop((w, device), None) or self._build(w, device)
+        self._cache[w, device] = self.attention
+        if len(self._cache) > CACHED:
+            del self._cache[next(iter(self._cache))]
+        return self.attention.shard
 
     @property
     def shard(self) -> Shard:
@@ -146,39 +174,6 @@ class SparseAttention:
         if device not in self._groups:
             self._groups[device] = Group.world(device)
         return self._groups[device]
-
-    def _prepare(
-        self,
-        seq_len: int,
-        shape: Sequence[int],
-        kv_heads: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        train: bool,
-    ) -> Attention:
-        """Return the attention for `seq_len` tokens of all ranks; shape: of q on this rank."""
-        batch, heads, _, head_dim = shape
-        try:
-            w = Workload(
-                seq_len=seq_len,
-                batch=batch,
-                heads=heads,
-                kv_heads=kv_heads,
-                head_dim=head_dim,
-                dtype=str(dtype).removeprefix("torch."),
-                causal=self._causal,
-                mode="train" if train else "forward",
-            )
-        except ValidationError as error:
-            wrong = (
-                f"{' '.join(map(str, e['loc']))} {e['input']}: {e['msg']}" for e in error.errors()
-            )
-            raise UserError("; ".join(wrong)) from None
-        self.attention = self._cache.pop((w, device), None) or self._build(w, device)
-        self._cache[w, device] = self.attention
-        if len(self._cache) > CACHED:
-            del self._cache[next(iter(self._cache))]
-        return self.attention
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle keeps: not the layouts."""

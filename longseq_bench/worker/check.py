@@ -90,9 +90,14 @@ class Errors:
             self.sums = np.zeros((len(NAMES), self.heads, _SUMS))
 
     def add(
-        self, name: str, got: Tensor, expected: Sum, magnitude: float | None = None, head: int = 0,
+        self,
+        name: str,
+        got: Tensor,
+        expected: Sum,
+        magnitude: float | None = None,
+        head: int = 0,
         plain: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Compare rows (tokens, D) of the tensor `name` with the reference.
 
         NaN or infinity in `got` is an infinite error. A row that is zero in the reference is
@@ -170,8 +175,8 @@ class Errors:
 
     def bias(self, name: str) -> tuple[float, float]:
         """Return how far the slope is from 1 and how far it may be, of the worst head or of all."""
-        heads = [self.sums[NAMES.index(name)].sum(0), *self.sums[NAMES.index(name)]]
-        slopes = [_slope(sums) for sums in heads if sums[0] >= _MIN_ROWS]
+        heads = self.sums[NAMES.index(name)]
+        slopes = [_slope(sums) for sums in (heads.sum(0), *heads) if sums[0] >= _MIN_ROWS]
         return max(slopes, key=lambda one: abs(one[0]) - one[1], default=(0.0, MAX_BIAS))
 
     @property
@@ -185,25 +190,20 @@ class Errors:
         """Return the largest error of any tensor over what it may be."""
         shares = [error / self.allowed(name, dtype) for name, error in self.largest.items()]
         pairs = (self.root_mean_square(name, dtype) for name in self.largest)
-        shares += [own / allowed for own, allowed in filter(None, pairs)]
+        shares += [error / allowed for error, allowed in filter(None, pairs)]
         return max(shares, default=0.0)
 
     def over_tolerance(self, dtype: DType) -> str | None:
         """Return a sentence about the first tensor that breaks a bound, or None."""
         for name, error in self.largest.items():
             where = f" on rank {self.ranks[name]}" if name in self.ranks else ""
-            allowed = self.allowed(name, dtype)
+            allowed, off = self.allowed(name, dtype), "off the float64 reference"
             if not error <= allowed:
-                return (
-                    f"{name}{where} is {error:.2g} off the float64 reference "
-                    f"(allowed {allowed:.2g})"
-                )
-            pair = self.root_mean_square(name, dtype)
-            if pair and not pair[0] <= pair[1]:
-                return (
-                    f"{name} is {pair[0]:.2g} off the float64 reference in root mean square "
-                    f"(allowed {pair[1]:.2g})"
-                )
+                return f"{name}{where} is {error:.2g} {off} (allowed {allowed:.2g})"
+            error, allowed = self.root_mean_square(name, dtype) or (0.0, 0.0)
+            if not error <= allowed:
+                square = "in root mean square"
+                return f"{name} is {error:.2g} {off} {square} (allowed {allowed:.2g})"
             bias, allowed = self.bias(name)
             if not abs(bias) <= allowed:
                 return (
@@ -383,8 +383,7 @@ class PlainRows:
     dtype, sums in float32. Its errors are the measure for those of an implementation (`Errors`).
     The log-sum-exp comes from the reference, so that a chunk of keys is visited once.
 
-    Create it on all ranks. Feed each chunk of `Gradients.of_keys` to `add_keys`. Its `out` is
-    (B, Hq, R, Dv).
+    Create it on all ranks. Feed each chunk of `Gradients.of_keys` to `add_keys`. out (B, Hq, R, Dv)
     """
 
     def __init__(self, reference: Reference, rows: CheckedRows, dtype: DType) -> None:

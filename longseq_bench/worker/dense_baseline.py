@@ -215,10 +215,10 @@ class DenseBaseline:
             return attend(q, k, v, exact_call(self.kernel, part), q.requires_grad)
         needs_mask = part.causal and part.new_tokens > 1 if w.decode else part.mask is not None
         visible = visible_pairs_of(part, q.device) if needs_mask else None
+        is_causal = part.causal and visible is None and not w.decode
         return scaled_dot_product_attention(
-            q, k, v, attn_mask=visible, enable_gqa=q.shape[1] != k.shape[1],
-            is_causal=part.causal and visible is None and not w.decode,
-        )  # fmt: skip
+            q, k, v, attn_mask=visible, is_causal=is_causal, enable_gqa=q.shape[1] != k.shape[1]
+        )
 
 
 def choose_dense_kernel(attention: Attention, requested: str) -> ExactKernel | None:
@@ -246,7 +246,5 @@ def dense_baseline_for(
     if attention.group.size > 1:
         log.facts["dense"] = NOT_RUN_ON_RANKS
         return None
-    return DenseBaseline(
-        attention, one, trial.device, warm_ups, trial.time_cap, trial.allocator == "fresh",
-        choose_dense_kernel(attention, trial.dense_kernel),
-    )  # fmt: skip
+    kernel, fresh = choose_dense_kernel(attention, trial.dense_kernel), trial.allocator == "fresh"
+    return DenseBaseline(attention, one, trial.device, warm_ups, trial.time_cap, fresh, kernel)

@@ -143,7 +143,7 @@ def _predict(
 def _predict_rank(
     attention: Attention, trial: Trial, multiprocessors: int | None
 ) -> DryRunEstimate:
-    workspace = KernelWorkspace(torch.get_num_threads(), multiprocessors=multiprocessors)
+    workspace = KernelWorkspace(multiprocessors)
     meter = StoragePeak("meta", workspace)
     # the heap of the host includes the layout, so add it if the trial is measured by the heap
     heap = HeapPeak() if trial.device == "cpu" and not HeapPeak.unavailable_reason() else None

@@ -181,7 +181,8 @@ def _cuda() -> DeviceInfo:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         free, total = torch.cuda.mem_get_info()
         for number in range(torch.cuda.device_count()):
-            run_kernel(number)
+            # a build of torch has kernels for some architectures only
+            torch.ones(1, device=f"cuda:{number}").add_(1)
     except Exception as error:
         sentence = explain_unusable(error) or str(error).partition("\n")[0]
         reason, _, remedy = sentence.partition("; ")
@@ -194,11 +195,6 @@ def _cuda() -> DeviceInfo:
         total_bytes=total,
         count=torch.cuda.device_count(),
     )
-
-
-def run_kernel(number: int) -> None:
-    """Run a kernel of torch on a GPU: a build of torch has kernels for some architectures only."""
-    torch.ones(1, device=f"cuda:{number}").add_(1)
 
 
 def open_gpu(number: int) -> None:
@@ -218,18 +214,16 @@ def join_process_group(place: RankInfo, device: Device, listener: socket | None 
     if place.address.startswith("127.") or place.address in ("::1", "localhost"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     is_host = place.rank == 0
-    store: Any = TCPStore(
-        place.address, place.port, place.size, is_host, GROUP_TIMEOUT, wait_for_workers=False,
-        master_listen_fd=listener.detach() if is_host and listener else None,
-    )  # fmt: skip
-    is_cuda = device == "cuda"
-    if is_cuda:
+    options: dict[str, Any] = {"wait_for_workers": False}
+    if is_host and listener:
+        options["master_listen_fd"] = listener.detach()
+    store = TCPStore(place.address, place.port, place.size, is_host, GROUP_TIMEOUT, **options)
+    own: dict[str, Any] = {"store": store, "rank": place.rank, "world_size": place.size}
+    if device == "cuda":
         messages.enable_flight_recorder()
-    dist.init_process_group(
-        "nccl" if is_cuda else "gloo", store=store, rank=place.rank, world_size=place.size,
-        timeout=GROUP_TIMEOUT,
-        device_id=torch.device("cuda", place.local_rank) if is_cuda else None,
-    )  # fmt: skip
+        own["device_id"] = torch.device("cuda", place.local_rank)
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=GROUP_TIMEOUT, **own)
 
 
 def share_cores(ranks: int) -> None:

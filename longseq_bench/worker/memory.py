@@ -16,17 +16,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from math import prod
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from longseq_bench import meta_mode
 from longseq_bench.core.cost import floor_bytes
+from longseq_bench.core.files import load_table
 from longseq_bench.core.model import Allocator, Outcome, Trial
 from longseq_bench.kernels import host_memory
 from longseq_bench.meters.memory import Meter, StoragePeak, memory_meter, status_bytes
@@ -38,6 +36,8 @@ _FILL = 0x01
 _MMAP_THRESHOLD_BYTES = 128 * 1024
 _DYNAMIC_MAX = 32 * 1024 * 1024
 """The largest value of glibc's dynamic threshold (DEFAULT_MMAP_THRESHOLD_MAX on 64 bits)."""
+_LIBC = ctypes.CDLL(None)
+_IS_LINUX = sys.platform.startswith("linux")
 
 
 def use_exact_heap() -> str | None:
@@ -46,11 +46,12 @@ def use_exact_heap() -> str | None:
     New blocks are filled: a page that is never written counts against a budget, but would not be
     in a peak. Call this before the warm-up, which then leaves no free blocks behind.
     """
-    reason = _mallopt(_MMAP_THRESHOLD_BYTES, 0, _FILL)
-    if reason is None:
-        # blocks that imports have freed would be used first, outside the budget
-        release_free_memory()
-    return reason
+    if not hasattr(_LIBC, "mallopt"):
+        return "this C library has no mallopt; small blocks may blur the budget and the peak"
+    _mallopt(_MMAP_THRESHOLD_BYTES, 0, _FILL)
+    # blocks that imports have freed would be used first, outside the budget
+    release_free_memory()
+    return None
 
 
 def use_fast_heap() -> None:
@@ -58,16 +59,22 @@ def use_fast_heap() -> None:
     _mallopt(_DYNAMIC_MAX, 2 * _DYNAMIC_MAX, 0)
 
 
+def _mallopt(mmap_threshold: int, trim_threshold: int, fill: int) -> None:
+    if hasattr(_LIBC, "mallopt"):
+        for parameter, value in {-3: mmap_threshold, -1: trim_threshold, -6: fill}.items():
+            _LIBC.mallopt(parameter, value)  # M_* of malloc.h
+
+
 def release_free_memory() -> None:
     """Return freed blocks to the system, so that the next pass writes to new pages."""
-    ctypes.CDLL(None).malloc_trim(0)
+    _LIBC.malloc_trim(0)
 
 
 def unsupported_setting(trial: Trial) -> str | None:
     """Return why a setting has no meaning for this trial, or None."""
-    if trial.keep == "inputs" and not trial.workload.train:
-        return "keep=inputs needs mode=train: a forward pass keeps nothing for a backward"
     w = trial.workload
+    if trial.keep == "inputs" and not w.train:
+        return "keep=inputs needs mode=train: a forward pass keeps nothing for a backward"
     if trial.keep == "nothing" and w.decode:
         return "keep=nothing has no meaning with mode=decode: the cache stays as it is"
     if trial.keep == "nothing" and not w.train and w.v_head_dim != w.head_dim:
@@ -83,22 +90,22 @@ def unsupported_setting(trial: Trial) -> str | None:
 
 def mapped_bytes() -> int:
     """Return the bytes that count for the data limit now; 0 on a system without such a limit."""
-    return status_bytes("VmData") if sys.platform.startswith("linux") else 0
+    return status_bytes("VmData") if _IS_LINUX else 0
 
 
 def limit_heap(budget: int, mapped: int | None = None) -> str | None:
     """Let this process map `budget` more bytes than now, or than `mapped`; return why it can't."""
-    if not sys.platform.startswith("linux"):
+    if not _IS_LINUX:
         return f"not enforced: {sys.platform} has no data limit that counts mapped memory"
-    before = mapped_bytes() if mapped is None else mapped
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    before = mapped_bytes() if mapped is None else mapped
     resource.setrlimit(resource.RLIMIT_DATA, (before + budget, hard))
     return None
 
 
 def lift_heap_limit() -> None:
     """Raise the limit to the hard limit, for the benchmark's own work (checks, messages)."""
-    if sys.platform.startswith("linux"):
+    if _IS_LINUX:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
@@ -123,16 +130,6 @@ def use_allocator(name: Allocator) -> None:
     torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{name == 'expandable'}")
 
 
-def _mallopt(mmap_threshold: int, trim_threshold: int, fill: int) -> str | None:
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:
-        return "this C library has no mallopt; small blocks may blur the budget and the peak"
-    for parameter, value in {-3: mmap_threshold, -1: trim_threshold, -6: fill}.items():
-        mallopt(parameter, value)  # M_* of malloc.h
-    return None
-
-
 FAST_HEAP_FACTOR, FAST_HEAP_EXTRA_BYTES = 1.25, 256 * 2**20
 """A pass with the fast heap may map this much more than its budget: glibc keeps freed blocks."""
 
@@ -155,7 +152,7 @@ class FirstPass(TrialRun):
         log = self.log
         meta_mode.limit_loops()
         wait_for_all_ranks(self.attention.group, self.sender)
-        meter = StoragePeak(self.trial.device, KernelWorkspace(torch.get_num_threads()))
+        meter = StoragePeak(self.trial.device, KernelWorkspace())
         with self._limit(), meter:
             self._run(MeasurementLog(log.rank), "loops capped")
         log.extend(meter.measurements())
@@ -216,8 +213,8 @@ class FirstPass(TrialRun):
         return one
 
     def _meter(self, data_limit: int | None = None) -> Meter:
-        workspace = KernelWorkspace(torch.get_num_threads())
-        return memory_meter(self.trial.device, self.attention.on_host, workspace, data_limit)
+        on_host = self.attention.on_host
+        return memory_meter(self.trial.device, on_host, KernelWorkspace(), data_limit)
 
     def _run(self, log: MeasurementLog, part: str = "") -> Pass:
         """Draw the inputs, prepare the layout and run one pass. part: its kind, for the parent."""
@@ -273,23 +270,20 @@ class FirstPass(TrialRun):
         def largest(name: str) -> float:
             return max(samples_of(self.log.measurements, name), default=0.0)
 
-        budget, outside = self.trial.memory_budget, 0.0
+        budget, outside = self.trial.memory_budget, largest("outside_allocator")
         if self.trial.device == "cuda":
-            outside = largest("outside_allocator")
             held = largest("reserved") + outside if outside else 0.0
+            why = (
+                f"outside the allocator there were {outside:.0f} here, {self.outside_before} "
+                "before the pass"
+            )
         else:
             held = largest("peak") if "budget" in self.log.facts else 0.0
+            why = f"it is {self.log.facts.get('budget', 'not enforced on another rank')}"
         held = self.attention.group.all_max(held)[0]
         if not budget or held <= budget:
             return None
-        if self.trial.device == "cuda":
-            reason = (
-                f"a rank held {held:.0f} bytes, and the budget is {budget}; outside the allocator "
-                f"there were {outside:.0f} here, {self.outside_before} before the pass"
-            )
-        else:
-            enforcement = self.log.facts.get("budget", "not enforced on another rank")
-            reason = f"the peak was {held:.0f} bytes; the budget of {budget} is {enforcement}"
+        reason = f"a rank held {held:.0f} bytes, and the budget is {budget}; {why}"
         return Outcome(status="oom", reason=reason, phase=self.sender.phase)
 
 
@@ -308,26 +302,23 @@ Row = Mapping[str, Any]
 class KernelWorkspace:
     """Bytes of workspace that an operator of torch needs while it runs.
 
-    threads: of a CPU.  multiprocessors: of a GPU; None: as many as usual.
+    multiprocessors: of a GPU; None: as many as usual.
     unknown: fused kernels that were called and are not in the table.
     """
 
-    def __init__(
-        self, threads: int, table: dict[str, Any] | None = None, multiprocessors: int | None = None
-    ) -> None:
-        self._threads, self._table = threads, table
+    def __init__(self, multiprocessors: int | None = None) -> None:
+        self._threads = torch.get_num_threads()
         self._multiprocessors = multiprocessors or USUAL_MULTIPROCESSORS
         self.unknown: set[str] = set()
 
     def __call__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Return the workspace of an operator with these arguments, in bytes."""
-        schema = getattr(op, "_schema", None)  # higher-order operators have none
+        schema: Any = getattr(op, "_schema", None)  # higher-order operators have none
         name = schema.name.removeprefix("aten::") if schema else ""
         if not name.startswith(_FUSED):
             return 0
-        table = _load_table() if self._table is None else self._table
-        arguments = dict(zip((a.name for a in op._schema.arguments), args, strict=False))
-        entry = table.get(name, {})
+        arguments = dict(zip((a.name for a in schema.arguments), args, strict=False))
+        entry = load_table("workspaces.yaml").get(name, {})
         if "buffers" in entry:
             return self._sum_buffers(entry["buffers"], arguments)
         dtype = str(arguments["query"].dtype).removeprefix("torch.")
@@ -388,10 +379,3 @@ class KernelWorkspace:
 def _copied_bytes(tensor: Tensor) -> int:
     """Return the bytes of the copy of a tensor (B, H, N, D) that is not laid out (B, N, H, D)."""
     return 0 if tensor.transpose(1, 2).is_contiguous() else tensor.nbytes
-
-
-@cache
-def _load_table() -> dict[str, Any]:
-    text = files("longseq_bench").joinpath("data/workspaces.yaml").read_text(encoding="utf-8")
-    table: dict[str, Any] = yaml.safe_load(text) or {}
-    return table

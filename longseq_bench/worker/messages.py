@@ -120,26 +120,21 @@ def samples_of(measurements: Sequence[Measurement], name: str) -> list[float]:
 BETWEEN_READINGS_S = 0.3
 Entries = Sequence[dict[str, Any]]
 
-_COALESCED = "nccl:coalesced"
-
 
 def enable_flight_recorder() -> None:
     """Switch the recorder on, and write a line at SIGUSR1. Call this before NCCL is used."""
+    from torch._C._distributed_c10d import _dump_nccl_trace_json  # type: ignore[attr-defined]
+
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # the default in torch 2.13
     # else a collective is never known to have started
     os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
-    answer_signal(read_entries)
-
-
-def read_entries() -> Entries:
-    """Return the recorded operations of NCCL, oldest first."""
-    from torch._C._distributed_c10d import _dump_nccl_trace_json  # type: ignore[attr-defined]
-
-    return json.loads(_dump_nccl_trace_json()).get("entries", [])  # type: ignore[no-any-return]
+    answer_signal(lambda: json.loads(_dump_nccl_trace_json()).get("entries", []))
 
 
 def answer_signal(read: Callable[[], Entries]) -> None:
     """Start a thread that writes the collective after each SIGUSR1. Call it in the main thread.
+
+    read: returns the recorded operations of NCCL, oldest first.
 
     The main thread may wait in torch, where no Python handler runs. So faulthandler's handler, in
     C, calls Python's, whose C part wakes the thread through a pipe.
@@ -167,7 +162,7 @@ def _answer(wakes: int, read: Callable[[], Entries]) -> None:
 
 
 def _write(line: str) -> None:
-    # in one call: faulthandler writes to the same file
+    # in one call to the file of faulthandler
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"\n{line}\n".encode())
 
 
@@ -176,22 +171,17 @@ def describe(before: Entries, after: Entries) -> str:
 
     Sends and receives that start together are `scheduled` for ever: a later entry has their state.
     """
-    running = [entry for entry in after if entry["state"] == "started"]
-    if not running:
+
+    def launch(entry: dict[str, Any]) -> tuple[int, bool, int]:
+        """Return a key that is equal for operations that were launched together."""
+        number = entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]
+        return entry["pg_id"], entry["is_p2p"], number
+
+    one = next((entry for entry in after if entry["state"] == "started"), None)
+    if one is None:
         return "none"
-    one = running[0]
-    names = dict.fromkeys(
-        other["profiling_name"].removeprefix("nccl:")
-        for other in after
-        if _launch(other) == _launch(one) and other["profiling_name"] != _COALESCED
-    )
-    same = ("record_id", "state")
-    is_same = any(all(entry[key] == one[key] for key in same) for entry in before)
-    name = f"{' and '.join(names) or 'operations'} #{_launch(one)[2]}"
+    together = (e["profiling_name"] for e in after if launch(e) == launch(one))
+    names = dict.fromkeys(n.removeprefix("nccl:") for n in together if n != "nccl:coalesced")
+    is_same = (one["record_id"], "started") in [(e["record_id"], e["state"]) for e in before]
+    name = f"{' and '.join(names) or 'operations'} #{launch(one)[2]}"
     return f"{name} {COLLECTIVE_WAITS if is_same else 'makes progress'}"
-
-
-def _launch(entry: dict[str, Any]) -> tuple[int, bool, int]:
-    """Return a key that is equal for operations that were launched together."""
-    number = entry["p2p_seq_id" if entry["is_p2p"] else "collective_seq_id"]
-    return entry["pg_id"], entry["is_p2p"], number

@@ -100,6 +100,11 @@ class Pass:
         return tensors if self.grad_out is None else tensors | {"grad_out": self.grad_out}
 
     @property
+    def gradients(self) -> dict[str, Tensor]:
+        """Those of q, k and v by name; empty if there are none."""
+        return dict(zip(("dq", "dk", "dv"), self.grads or (), strict=False))
+
+    @property
     def original_inputs(self) -> Triple:
         """The inputs as they were before the first pass."""
         q, k, v = self.inputs
@@ -107,9 +112,12 @@ class Pass:
 
 
 def checked_rows(
-    seq_len: int, seed: int, ends: Tensor | None = None, blocks: Iterable[int] = (),
+    seq_len: int,
+    seed: int,
+    ends: Tensor | None = None,
+    blocks: Iterable[int] = (),
     share_stretches: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return the query positions to check, ascending; others for another seed.
 
     All of a short sequence. Else half of them have every remainder modulo 128 once, a quarter are
@@ -238,8 +246,7 @@ def draw_inputs(
     one = Pass((q, k, v), None, keep=keep, original_q=original_q, redraw=draw)
     if not w.train:
         return one
-    # memory layout (B, N, Hq, D), as the next layer of a model returns it: fused kernels then
-    # make no copy
+    # in memory (B, N, Hq, D), as the next layer of a model returns it: fused kernels make no copy
     (b, h, n, _), d = q.shape, w.v_head_dim
     one.grad_out = empty((b, n, h, d)).zero_().transpose(1, 2)
     local, _ = find_rows(shard.queries, rows)
@@ -444,11 +451,10 @@ class CompileWatch:
     or of torch's compiler, which this class doesn't import.
     """
 
-    def __init__(self) -> None:
-        self.compiled = False
+    compiled = False
 
     def __enter__(self) -> "CompileWatch":
-        self._before = _graphs(), "triton" in sys.modules
+        self._before = _compilations()
         self._knobs: Any = sys.modules.get("triton.knobs")
         if self._knobs:
             self._earlier = self._knobs.runtime.jit_post_compile_hook
@@ -456,22 +462,20 @@ class CompileWatch:
         return self
 
     def _hook(self, *args: Any, **kwargs: Any) -> Any:
-        """Notice a compilation by Triton, and call the hook that was set before."""
         self.compiled = True
         return self._earlier(*args, **kwargs) if self._earlier else None
 
     def __exit__(self, *raised: Any) -> None:
         if self._knobs:
             self._knobs.runtime.jit_post_compile_hook = self._earlier
-        if (_graphs(), "triton" in sys.modules) != self._before:
-            self.compiled = True
+        self.compiled |= _compilations() != self._before
 
 
-def _graphs() -> int:
-    """Return the number of graphs that torch.compile has compiled, later backwards included."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is None:
-        return 0
-    names = (f"fxgraph_cache_{event}" for event in ("miss", "hit", "bypass"))
-    of_inductor = sum(int(dynamo.counters["inductor"][name]) for name in names)
-    return int(dynamo.counters["stats"]["unique_graphs"]) + of_inductor
+def _compilations() -> tuple[bool, int]:
+    """Return if Triton was imported, and the number of graphs of torch.compile, also backwards."""
+    dynamo, graphs = sys.modules.get("torch._dynamo.utils"), 0
+    if dynamo is not None:
+        events = (f"fxgraph_cache_{event}" for event in ("miss", "hit", "bypass"))
+        graphs = dynamo.counters["stats"]["unique_graphs"]
+        graphs += sum(dynamo.counters["inductor"][event] for event in events)
+    return "triton" in sys.modules, graphs

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
-from longseq_bench.distributed.shard import Positions, RankShard, find_rows, gather_shards, is_owner
+from longseq_bench.distributed.shard import RankShard, find_rows, gather_shards, is_owner
 from longseq_bench.worker.check import GRADIENT_TOLERANCE, TINY, TOLERANCE, is_finite
 from longseq_bench.worker.passes import Pass
 from longseq_bench.worker.special_inputs import (
@@ -91,73 +91,58 @@ class EveryRowCheck:
 
 def find_wrong_rows(attention: Attention, inputs: SpecialInputs, one: Pass) -> str | None:
     """Return a sentence about rows of the output or of a gradient that are wrong, or None."""
-    shard, dtype, has_matrices = attention.shard, attention.coarsest_dtype, attention.projections()
-    group = attention.workload.heads // attention.workload.kv_heads
     covers_all = attention.is_exact or not attention.measures().get("uncovered", 1.0)
-    gradients = dict(zip(("dq", "dk", "dv"), one.grads or (), strict=False))
-    known = inputs.gradients if covers_all and not has_matrices else ()
+    known = inputs.gradients if covers_all and not attention.projections() else ()
     assert one.out is not None
-    results = {"out": one.out} | {n: gradients[n] for n in known if n in gradients}
-    for name, got in results.items():
-        allowed = (TOLERANCE if has_matrices else {dtype: inputs.allowed(name, dtype)})[dtype]
-        of_queries = name in ("out", "dq")
-        if not of_queries:
-            # heads have the same inputs, so they round alike, and the errors of their sum add up
-            allowed *= max(1.0, group / 8)
-        positions, heads = shard.keys, shard.kv_heads
-        if of_queries:
-            positions, heads = shard.queries, shard.heads
-        wrong = _WrongRows("output" if name == "out" else name, allowed)
-        for start in range(0, len(positions), CHUNK):
-            own = slice(start, start + CHUNK)
-            rows, sizes = map(torch.from_numpy, inputs.expected(name, positions[own]))
-            of_all = _project(attention, rows, sizes, got.device)
-            for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(heads)):
-                factor = inputs.factor(b, head // group) if name == "out" else None
-                expected, size = of_all
-                if factor is not None:
-                    factors = rows * factor, sizes * factor.max()
-                    expected, size = _project(attention, *factors, got.device)
-                part = got[i, j, own]
-                if not covers_all:
-                    # a pattern may leave rows uncovered: their number was checked before
-                    is_zero = (part == 0).all(-1, keepdim=True)
-                    part = torch.where(is_zero, expected.to(part), part)
-                wrong.add(part, expected, size, positions[own], head)
-        if reason := wrong.describe():
+    for name, got in {"out": one.out, **one.gradients}.items():
+        if name in ("out", *known) and (
+            reason := _describe_wrong_rows(attention, inputs, name, got, covers_all)
+        ):
             return reason
-    if not all(map(is_finite, gradients.values())):
+    if not all(map(is_finite, one.gradients.values())):
         return "a gradient has values that are not finite"
     return None
 
 
-class _WrongRows:
-    """The number of rows that are wrong, and the first of them."""
-
-    def __init__(self, name: str, allowed: float) -> None:
-        self._name, self._allowed, self._first = name, allowed, ""
-        self._count = self._rows = 0
-
-    def add(
-        self, rows: Tensor, expected: Tensor, sizes: Tensor, positions: Positions, head: int
-    ) -> None:
-        """Compare rows (n, D) with expected rows (n or 1, D); errors are relative to the sizes."""
-        error = (rows.detach().double() - expected).abs().amax(-1) / sizes.clamp_min(1e-30)
-        wrong = ~(error <= self._allowed)
-        self._rows += len(rows)
-        count = int(wrong.sum())
-        if count and not self._count:
-            at = int(wrong.nonzero()[0])
-            self._first = f"token {positions[at]:,} of head {head} is {float(error[at]):.2g} off"
-        self._count += count
-
-    def describe(self) -> str | None:
-        if not self._count:
-            return None
-        return (
-            f"{self._count:,} of {self._rows:,} rows of {self._name} are wrong: {self._first} "
-            f"(allowed {self._allowed:.2g})"
-        )
+def _describe_wrong_rows(
+    attention: Attention, inputs: SpecialInputs, name: str, got: Tensor, covers_all: bool
+) -> str | None:
+    """Compare every row of a result; an error is relative to the size of its row."""
+    shard, dtype = attention.shard, attention.coarsest_dtype
+    group = attention.workload.heads // attention.workload.kv_heads
+    allowed = TOLERANCE[dtype] if attention.projections() else inputs.allowed(name, dtype)
+    positions, heads = shard.queries, shard.heads
+    if name in ("dk", "dv"):
+        positions, heads = shard.keys, shard.kv_heads
+        # heads have the same inputs, so they round alike, and the errors of their sum add up
+        allowed *= max(1.0, group / 8)
+    count, first = 0, ""
+    for start in range(0, len(positions), CHUNK):
+        own = slice(start, start + CHUNK)
+        rows, sizes = map(torch.from_numpy, inputs.expected(name, positions[own]))
+        of_all = _project(attention, rows, sizes, got.device)
+        for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(heads)):
+            factor = inputs.factor(b, head // group) if name == "out" else None
+            expected, size = of_all
+            if factor is not None:
+                factors = rows * factor, sizes * factor.max()
+                expected, size = _project(attention, *factors, got.device)
+            part = got[i, j, own].detach()
+            error = (part.double() - expected).abs().amax(-1) / size.clamp_min(TINY)
+            wrong = ~(error <= allowed)
+            if not covers_all:
+                # a pattern may leave rows uncovered: their number was checked before
+                wrong &= (part != 0).any(-1)
+            number = int(wrong.sum())
+            if number and not count:
+                at = int(wrong.nonzero()[0])
+                first = f"token {positions[start + at]:,} of head {head} is {float(error[at]):.2g}"
+            count += number
+    if not count:
+        return None
+    total, what = got.shape[:3].numel(), "output" if name == "out" else name
+    wrong_rows = f"{count:,} of {total:,} rows of {what} are wrong"
+    return f"{wrong_rows}: {first} off (allowed {allowed:.2g})"
 
 
 def _project(
@@ -237,9 +222,7 @@ class RepeatCheck:
 
     def add(self, one: Pass) -> None:
         """Compare the results of a pass, and drop them."""
-        results = dict(zip(("dq", "dk", "dv"), one.grads or (), strict=False))
-        if one.out is not None:
-            results["out"] = one.out
+        results = one.gradients if one.out is None else {"out": one.out, **one.gradients}
         if one.grads is not None and not self.sums:
             self.sums = sum_errors(self._attention, one)
         self.passes += results.keys() <= self._expected.keys()
@@ -279,8 +262,8 @@ def sum_errors(attention: Attention, one: Pass) -> dict[str, float]:
     pairs = {"Σ q·dq and Σ k·dk": ((q, dq), (k, dk))}
     if one.out is not None and one.grad_out is not None:
         pairs["Σ v·dv and Σ out·dO"] = (one.out, one.grad_out), (v, dv)
-    shard, group, w = attention.shard, attention.group, attention.workload
-    of_queries, of_keys = gather_shards(group, shard)
+    shard, w = attention.shard, attention.workload
+    of_queries, of_keys = gather_shards(attention.group, shard)
     found = {}
     for name, (queries, keys) in pairs.items():
         a = _sum_products(attention, of_queries, shard.heads, w.heads // w.kv_heads, *queries)
@@ -291,9 +274,8 @@ def sum_errors(attention: Attention, one: Pass) -> dict[str, float]:
 
 
 def _sum_products(
-    attention: Attention, shards: list[RankShard], heads: range, group: int, one: Tensor,
-    other: Tensor,
-) -> Tensor:  # fmt: skip
+    attention: Attention, shards: list[RankShard], heads: range, group: int, *pair: Tensor
+) -> Tensor:
     """Return the sums over all ranks' rows of their products, and of the squares, (2, B, Hk).
 
     Each row counts on the lowest rank that has it. group: heads of the tensors for each key head.
@@ -303,7 +285,7 @@ def _sum_products(
     for i, row in enumerate(attention.shard.batch):
         for j, head in enumerate(heads):
             if is_owner(shards, rank, row, head):
-                parts = (torch.split(tensor[i, j].detach(), _CHUNK) for tensor in (one, other))
+                parts = (torch.split(tensor[i, j].detach(), _CHUNK) for tensor in pair)
                 for a, b in zip(*parts, strict=True):
                     rows = (a.double() * b).sum(-1)
                     sums = torch.stack([rows.sum(), rows.square().sum()])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.core.model import DType, Trial
+from longseq_bench.core.model import DType
 from longseq_bench.core.stats import settled
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
@@ -20,7 +20,7 @@ from longseq_bench.meters.clock import MIN_HEAD_START_S, Clock, CudaClock, clock
 from longseq_bench.worker import memory
 from longseq_bench.worker.dense_baseline import dense_baseline_for
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
-from longseq_bench.worker.passes import Pass, run_forward, run_pass
+from longseq_bench.worker.passes import Pass, TrialRun, run_forward, run_pass
 from longseq_bench.worker.row_check import RepeatCheck
 
 MIN_SIZE, MAX_SIZE, RATE_S = 128, 8192, 0.01
@@ -114,15 +114,13 @@ SAMPLE_S, MAX_PASSES = 1e-3, 50
 HEAD_START_FACTOR, MAX_HEAD_START_S = 1.2, 0.02
 
 
-def run_timed_passes(
-    attention: Attention, one: Pass, check: RepeatCheck, trial: Trial, sender: MessageSender,
-    log: MeasurementLog,
-) -> None:  # fmt: skip
+def run_timed_passes(run: TrialRun, one: Pass, check: RepeatCheck) -> None:
     """Run passes until the slowest rank's median is known to 2 %, or the time cap is reached.
 
     Every rank keeps all of its own samples. `check` sees the results of every pass. Passes of the
     dense baseline don't count for the cap: a sparse attention is timed as often as any other.
     """
+    attention, trial, sender, log = run.attention, run.trial, run.sender, run.log
     group = attention.group
     one.out = one.grads = None
     one.keep_output = False

@@ -90,7 +90,7 @@ def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: Measureme
     if trial.repeats:
         repeats = RepeatCheck(attention, one, rows)
         every_row = repeats.every_row
-        run_timed_passes(attention, one, repeats, trial, sender, log)
+        run_timed_passes(run, one, repeats)
         _log_device_rates(run)
         if failure := verdicts.check_repeats(repeats) or verdicts.over_time_budget():
             return failure

@@ -82,23 +82,15 @@ def explain_unusable(error: BaseException) -> str | None:
     """Return what is missing and what to do if an error shows that this machine can't run it."""
     # torch.compile wraps the errors of the compilers that it calls
     error = getattr(error, "inner_exception", error)
-    if isinstance(error, subprocess.CalledProcessError):
-        return _explain_compiler(error)
+    if isinstance(error, subprocess.CalledProcessError) and "-shared" in error.cmd:
+        header = python_header()
+        if not header.is_file():
+            return f"Triton needs Python's headers, and there is no {header}; install python3-dev"
+        return f"Triton's C compiler failed: {error.cmd[0]}; its messages are in the trial's output"
     if not isinstance(error, (RuntimeError, AssertionError)):
         return None
     found = (sentence for text, sentence in _UNUSABLE.items() if re.search(text, str(error)))
     return next(found, None)
-
-
-def _explain_compiler(error: subprocess.CalledProcessError) -> str | None:
-    """Return why Triton could not compile its launcher; None for another command."""
-    command = [str(part) for part in ([error.cmd] if isinstance(error.cmd, str) else error.cmd)]
-    if "-shared" not in command:
-        return None
-    header = python_header()
-    if not header.is_file():
-        return f"Triton needs Python's headers, and there is no {header}; install python3-dev"
-    return f"Triton's C compiler failed: {command[0]}; its messages are in the trial's output"
 
 
 _UNUSABLE = {
@@ -144,23 +136,21 @@ def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
     """Return the outcome of a trial that raised `error` in a phase."""
     status = _status_of(error)
     text = " ".join(str(error).split()) or type(error).__name__
+    reason = _shorten(text)
     if status in ("oom", "unsupported", "limit"):
-        return Outcome(status=status, reason=_shorten(text), phase=phase)
+        return Outcome(status=status, reason=reason, phase=phase)
     if sentence := explain_unusable(error):
-        return Outcome(
-            status="unsupported", reason=sentence, phase=phase, facts={"exception": _shorten(text)}
-        )
+        facts: dict[str, Any] = {"exception": reason}
+        return Outcome(status="unsupported", reason=sentence, phase=phase, facts=facts)
     lines = "".join(traceback.format_exception(error)).splitlines()
-    facts: dict[str, Any] = {"traceback": list(map(_shorten, lines[-_TRACE_LINES:]))}
+    facts = {"traceback": list(map(_shorten, lines[-_TRACE_LINES:]))}
     if _is_lost_peer(error):
         facts["lost_peer"] = True
     if is_device_error(error):
         facts["device_error"] = True
-    if isinstance(error, OwnFunctionError):
-        return Outcome(status="error", reason=_shorten(text), phase=phase, facts=facts)
-    reason = _shorten(f"{type(error).__name__}: {text}")
-    if place := find_place(error):
-        reason += f" ({place})"
+    if not isinstance(error, OwnFunctionError):
+        reason = _shorten(f"{type(error).__name__}: {text}")
+        reason += f" ({place})" if (place := find_place(error)) else ""
     return Outcome(status="error", reason=reason, phase=phase, facts=facts)
 
 
@@ -262,12 +252,11 @@ class Verdicts(TrialRun):
 
     def check_repeats(self, repeats: RepeatCheck) -> Outcome | None:
         """Return `wrong` on all ranks if a timed pass had other results than the checked one."""
-        attention = self.attention
-        own = repeats.over_tolerance(attention.coarsest_dtype)
         self.log.add("checked_passes", "1", repeats.passes)
         if repeats.sums:
             self.log.facts["gradient_sums"] = repeats.sums
-        return _wrong(agree(own, attention.group))
+        own = repeats.over_tolerance(self.attention.coarsest_dtype)
+        return _wrong(agree(own, self.attention.group))
 
     def check_every_row(self, rows: EveryRowCheck, one: Pass) -> Outcome | None:
         """Check every row with special inputs, unless a search runs a length for the first time.
@@ -312,9 +301,9 @@ def _find_invalid(one: Pass) -> str | None:
         return f"a pass changed its input {' and '.join(changed)}"
     (q, _, v), dtype = one.inputs, str(one.inputs[0].dtype)[6:]
     assert one.out is not None
-    names, results = ("the output", "dq", "dk", "dv"), (one.out, *(one.grads or ()))
+    results = {"the output": one.out, **one.gradients}
     shapes = (*q.shape[:3], v.shape[3]), *(tuple(t.shape) for t in one.inputs)
-    for name, got, shape in zip(names, results, shapes, strict=False):
+    for (name, got), shape in zip(results.items(), shapes, strict=False):
         found = str(got.dtype)[6:], tuple(got.shape)
         if found != (dtype, shape):
             return f"{name} is {found[0]} {found[1]}; expected {dtype} {shape}"

@@ -25,7 +25,7 @@ def tensors(dtype: torch.dtype, kv_heads: int, dim: int = D) -> tuple[Tensor, Te
 
 
 def workspace_of(op: Any, *arguments: Any) -> int:
-    workspace = KernelWorkspace(1)
+    workspace = KernelWorkspace()
     size = workspace(op.default, arguments, {})
     assert not workspace.unknown
     return size

@@ -22,6 +22,7 @@ from longseq_bench.worker.check import Errors, check
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
 from longseq_bench.worker.passes import (
     FULL_CHECK_TOKENS,
+    TrialRun,
     draw_inputs,
     run_pass,
     select_checked_rows,
@@ -46,14 +47,10 @@ SHAPE: Options = {"heads": 6, "kv_heads": 3, "head_dim": 8, "batch": 3}
 
 
 class Silent(MessageSender):
-    """A MessageSender that only keeps the phases."""
+    """A MessageSender that sends nothing."""
 
     def __init__(self) -> None:
-        self.phase = "start"
-        self.phases: list[str] = []
-
-    def _send(self, message: dict[str, object]) -> None:
-        self.phases.append(str(message.get("phase")))
+        super().__init__(MagicMock())
 
 
 def workload(tokens: int = SHORT, **fields: Any) -> Workload:
@@ -322,7 +319,7 @@ def test_all_ranks_exceed_a_budget_that_is_not_enforced(ranks: Ranks) -> None:
     """An enforced budget can't be exceeded, even if the measured peak is higher."""
     for outcome in ranks(3, judge_peak, False):
         assert outcome.status == "oom"
-        assert "the peak was 2000000 bytes" in outcome.reason
+        assert "a rank held 2000000 bytes, and the budget is 1000000" in outcome.reason
     assert ranks(3, judge_peak, True) == [None] * 3
 
 
@@ -376,11 +373,11 @@ def time_passes(group: Group, script: list[list[float]]) -> tuple[list[Any], Mea
     """Return the events and the log of timed passes with scripted times."""
     attention = IMPLEMENTATIONS.get("ring")(workload(SHORT), group)
     attention.prepare("cpu")
-    one = draw_inputs(attention, "cpu", 0, select_checked_rows(attention, 0))
-    one_trial = trial_for(tokens=SHORT, repeats=len(script[0]), time_cap=60.0)
-    log = MeasurementLog(group.rank)
+    rows = select_checked_rows(attention, 0)
+    one = draw_inputs(attention, "cpu", 0, rows)
+    of, log = trial_for(tokens=SHORT, repeats=len(script[0])), MeasurementLog(group.rank)
     with scripted(group, script) as events:
-        timing.run_timed_passes(attention, one, MagicMock(), one_trial, Silent(), log)
+        timing.run_timed_passes(TrialRun(of, attention, rows, Silent(), log), one, MagicMock())
     return events, log, one.out is None and one.grads is None
 
 
