@@ -60,7 +60,7 @@ LONG = (
     "cli/test_cli worker/test_dry_run tests/test_docs "
     "external/test_on_cpu worker/test_ranks cli/test_survival "
     "launchers/test_ranks worker/test_trial worker/test_faults_short worker/test_check "
-    "cli/test_action worker/test_keep tests/test_testing api/test_api"
+    "cli/test_action tests/test_testing api/test_api"
 )
 """Groups of 18 s and more. They start first, so that the workers end together."""
 

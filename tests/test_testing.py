@@ -23,14 +23,8 @@ def contract(kind):
     return type("Test" + kind.__name__, (ImplementationContract,), {"cases": [(WithGroups, {})]})
 
 
-TestSound = contract(misbehaving.Sound)
-TestOverHeads = contract(misbehaving.OverHeads)
-TestBlockSoftmax = contract(misbehaving.BlockSoftmax)
-TestLeak = contract(misbehaving.Leak)
-TestNan = contract(misbehaving.Nan)
-TestBlockDiagonal = contract(misbehaving.BlockDiagonal)
-TestGradient = contract(misbehaving.Gradient)
-TestFarKey = contract(misbehaving.FarKey)
+for name in ("Sound", *SHOWN_BY):
+    globals()["Test" + name] = contract(getattr(misbehaving, name))
 
 
 class TestByName(ImplementationContract):
@@ -61,7 +55,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """
     folder = tmp_path_factory.mktemp("plugin")
     module = folder / "test_plugin.py"
-    module.write_text(MODULE)
+    module.write_text(f"SHOWN_BY = {[*SHOWN_BY]}\n{MODULE}")
     shown = [f"Test{name}::{test}" for name, test in SHOWN_BY.items()]
     sound = [f"TestSound::{test}" for test in SHOWN_BY.values()]
     chosen = [f"{module}::{test}" for test in (*BY_NAME, *sound, *shown)]

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import misbehaving
@@ -12,17 +13,31 @@ from torch import Tensor
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.launchers.local import LocalLauncher
+from longseq_bench.meters.memory import StoragePeak
 from longseq_bench.testing.definition import Tensors, make_inputs, make_output_gradient
-from longseq_bench.worker.check import Errors, check, count_zero_rows
+from longseq_bench.worker import check as check_module
+from longseq_bench.worker.check import (
+    UNIT,
+    Errors,
+    all_finite,
+    check,
+    count_zero_rows,
+    is_finite,
+)
 from longseq_bench.worker.passes import (
     FULL_CHECK_TOKENS,
     MAX_PAIRS,
     MIN_STRETCHES,
     SAMPLED_ROWS,
+    Pass,
     checked_rows,
     select_checked_rows,
 )
 from longseq_bench.worker.reference import Sum
+from longseq_bench.worker.row_check import SUM_TOLERANCE, sum_errors
+from tests.trials import run
+from tests.worker.test_row_check import drawn
 
 SHORT, LONG = 300, 3000
 WRONG: dict[str, tuple[type[Attention], dict[str, Any]]] = {
@@ -191,3 +206,141 @@ def test_checked_rows_are_all_of_a_short_sequence_and_others_for_another_seed() 
     assert len(set(map(tuple, rounds))) == 3
     assert checked_rows(10**6, 3).tolist() == checked_rows(10**6, 3).tolist()
     assert checked_rows(10**6, 3).tolist() != checked_rows(10**6, 4).tolist()
+
+
+# ---- bounds of errors: twice a plain implementation's, and no bias -------------------------------
+
+ROWS, DIM = 400, 32
+
+
+def compared(got: Tensor, expected: Tensor, plain: Tensor | None = None) -> Errors:
+    errors = Errors(1)
+    errors.add("out", got, Sum(expected), plain=plain)
+    return errors
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("factor", "found"), [(1.0, False), (1.005, True), (0.995, True)])
+def test_a_scale_of_half_a_percent_is_a_bias_though_every_error_is_allowed(
+    factor: float, found: bool
+) -> None:
+    expected = normal(ROWS, DIM)
+    got = (expected * factor).bfloat16()
+    reason = compared(got, expected, expected.bfloat16().double()).over_tolerance("bfloat16")
+    assert (reason is not None) == found
+    assert not found or f"out is {factor:.3f}" in (reason or "")
+
+
+def test_a_biased_head_is_found_among_right_ones() -> None:
+    errors, expected = Errors(8), normal(ROWS, DIM)
+    for head in range(8):
+        got = (expected * (1.01 if head == 5 else 1)).bfloat16()
+        errors.add("out", got, Sum(expected), head=head, plain=expected.bfloat16().double())
+    assert "times the float64 reference on average" in (errors.over_tolerance("bfloat16") or "")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("times", "found"), [(1.0, False), (1.9, False), (3.0, True)])
+def test_errors_may_be_twice_those_of_a_plain_implementation(
+    dtype: Any, times: float, found: bool
+) -> None:
+    expected = normal(ROWS, DIM)
+    noise = 4 * UNIT[dtype] * normal(ROWS, DIM, seed=1)
+    noise = noise.clamp(-12 * UNIT[dtype], 12 * UNIT[dtype])
+    errors = compared(expected + times * noise.roll(1, 0), expected, expected + noise)
+    reason = errors.over_tolerance(dtype)
+    assert (reason is not None) == found
+    assert not found or "in root mean square" in (reason or "")
+    assert (errors.share_of_allowed(dtype) > 1) == found
+
+
+def with_gradients(dtype: Any) -> tuple[Any, Pass]:
+    w = Workload(
+        seq_len=700, heads=4, kv_heads=2, head_dim=16, causal=True, dtype=dtype, mode="train"
+    )
+    attention = IMPLEMENTATIONS.get("sdpa")(w, Group.alone())
+    torch.manual_seed(0)
+    one = drawn(attention)
+    one.grad_out = torch.randn_like(one.inputs[0])
+    out = attention(*one.inputs)
+    one.grads = torch.autograd.grad(out, one.inputs, one.grad_out)
+    one.out = out.detach()
+    return attention, one
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_sums_of_gradients_agree_and_one_wrong_row_breaks_them(dtype: Any) -> None:
+    attention, one = with_gradients(dtype)
+    found = sum_errors(attention, one)
+    assert list(found) == ["Σ q·dq and Σ k·dk", "Σ v·dv and Σ out·dO"]
+    assert max(found.values()) < SUM_TOLERANCE[dtype] / 2
+    assert one.grads is not None
+    for n, name in ((0, "Σ q·dq and Σ k·dk"), (1, "Σ q·dq and Σ k·dk"), (2, "Σ v·dv and Σ out·dO")):
+        gradient = one.grads[n]
+        kept = gradient[0, 1, 333].clone()
+        gradient[0, 1, 333] += 2 * one.inputs[n][0, 1, 333].detach().sign()
+        assert sum_errors(attention, one)[name] > SUM_TOLERANCE[dtype]
+        gradient[0, 1, 333] = kept
+    one.grads[2][0, 0, 0, 0] = math.nan
+    assert sum_errors(attention, one)["Σ v·dv and Σ out·dO"] == math.inf
+
+
+def test_a_wrong_row_of_dq_that_was_not_sampled_breaks_a_sum(launcher: LocalLauncher) -> None:
+    seed = next(s for s in range(99) if 653 not in checked_rows(1300, s))
+    fields = {"mode": "train", "causal": True, "repeats": 3, "seed": seed}
+    outcome = run(launcher, "faulty", 1300, {"kind": "dq of one row"}, **fields)
+    assert outcome.status == "wrong"
+    assert (outcome.reason or "").startswith("Σ q·dq and Σ k·dk differ by ")
+    right = run(launcher, "faulty", 1300, **fields)
+    assert right.status == "ok"
+    assert set(right.facts["gradient_sums"]) == {"Σ q·dq and Σ k·dk", "Σ v·dv and Σ out·dO"}
+
+
+# ---- checks of whole tensors -------------------------------------------------------------------
+
+SMALL = 2**14
+
+
+def heads_next_to_tokens(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor (B, H, N, D) as fused kernels return it: (B, N, H, D) in memory."""
+    b, h, n, d = shape
+    return torch.ones(b, n, h, d, dtype=dtype).transpose(1, 2)
+
+
+def memory_of(call: Callable[[Tensor], object], tensor: Tensor) -> int:
+    """Return the peak of the tensors that a call with a tensor creates, in bytes."""
+    meter = StoragePeak("cpu")
+    with meter:
+        tensor.detach()  # the meter counts it from here on
+        before = meter.current
+        call(tensor)
+    assert before == tensor.nbytes
+    return int(meter.peak) - before
+
+
+@pytest.mark.parametrize("make", [heads_next_to_tokens, lambda s, d: torch.ones(s, dtype=d)])
+def test_checks_need_little_memory_at_any_size(
+    make: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that copies the output would not fit where a pass has used all memory."""
+    monkeypatch.setattr(check_module, "MAX_BYTES", SMALL)
+    # the sum of these numbers overflows float16, so every number is looked at
+    out = make((2, 2, 4096, 32), torch.float16) * 0 + 60_000
+    assert out.nbytes > 32 * SMALL
+    alone = Group.alone()
+    assert memory_of(lambda t: all_finite([t], alone), out) < 4 * SMALL
+    assert memory_of(lambda t: count_zero_rows(t, alone), out) < 4 * SMALL
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("at", [(0, 0, 0, 0), (1, 2, 4095, 7)])
+def test_one_bad_number_is_found(value: float, at: tuple[int, ...]) -> None:
+    out = heads_next_to_tokens((2, 3, 4096, 8), torch.float32)
+    assert is_finite(out)
+    out[at] = value
+    assert not is_finite(out)
+    assert not all_finite([torch.ones(1, 1, 1, 1), out], Group.alone())

@@ -12,12 +12,6 @@ from tests.trials import MIB, complete, exact, run_trial
 from tests.worker.test_limits import in_child
 
 
-def trial_on(
-    launcher: LocalLauncher, name: str, tokens: int, ranks: int = 1, **fields: Any
-) -> Trial:
-    return complete(launcher, name, tokens, heads=8, world_size=ranks, **fields)
-
-
 @exact
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -39,7 +33,7 @@ def test_the_peak_of_a_dry_run_is_the_measured_one(
 
 
 def test_work_and_bytes_are_those_of_one_rank(launcher: LocalLauncher) -> None:
-    one, four = [trial_on(launcher, "ring", 4096, ranks) for ranks in (1, 4)]
+    one, four = [complete(launcher, "ring", 4096, heads=8, world_size=n) for n in (1, 4)]
     alone, shared = launcher.dry_run([one, four])
     assert shared.flops == pytest.approx(alone.flops / 4)
     assert (alone.bytes_sent, alone.transfers) == (0, 0)
@@ -85,8 +79,9 @@ def test_a_dry_run_names_the_kernel(
 
 
 def test_a_dry_run_of_a_thousand_ranks(launcher: LocalLauncher) -> None:
-    one = trial_on(launcher, "ring", 2**20 * 1024, 1024, mode="train", dtype="bfloat16")
-    (estimate,) = launcher.dry_run([one.replace(device="cuda")])
+    shape = {"heads": 8, "world_size": 1024, "mode": "train", "dtype": "bfloat16"}
+    one = complete(launcher, "ring", 2**30, **shape).replace(device="cuda")
+    (estimate,) = launcher.dry_run([one])
     floor = 2**20 * (2 * 4 * 8 * 64 * 2 + 4 * 8)
     assert estimate.unsupported is None
     assert floor < estimate.peak_bytes < 2 * floor
@@ -94,11 +89,10 @@ def test_a_dry_run_of_a_thousand_ranks(launcher: LocalLauncher) -> None:
 
 
 def test_an_unsupported_dry_run_gives_its_reason(launcher: LocalLauncher) -> None:
-    cases = (("sdpa", 2), ("ulysses", 3), ("sdpa", 1))
-    estimates = launcher.dry_run([trial_on(launcher, name, 1024, ranks) for name, ranks in cases])
-    assert "runs on one rank" in (estimates[0].unsupported or "")
-    assert "can't be split over 3 ranks" in (estimates[1].unsupported or "")
-    assert estimates[2].unsupported is None
+    cases = {("sdpa", 2): "runs on one rank", ("ulysses", 3): "can't be split over 3 ranks"}
+    trials = [complete(launcher, name, 1024, heads=8, world_size=n) for name, n in cases]
+    for estimate, reason in zip(launcher.dry_run(trials), cases.values(), strict=True):
+        assert reason in (estimate.unsupported or "")
 
 
 def test_a_dry_run_beyond_the_limit_of_a_kernel_is_too_long(launcher: LocalLauncher) -> None:
@@ -152,7 +146,7 @@ def test_a_fit_only_pass_has_the_peak_of_a_whole_one(
 
 @exact
 def test_a_fit_only_pass_is_limited_by_the_budget(launcher: LocalLauncher) -> None:
-    one = trial_on(launcher, "ring", 8192, fit_only=True)
+    one = complete(launcher, "ring", 8192, heads=8, fit_only=True)
     (estimate,) = launcher.dry_run([one])
     for share, status in ((0.95, "oom"), (1.1, "ok")):
         budget = int(share * estimate.peak_bytes)

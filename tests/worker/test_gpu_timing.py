@@ -73,16 +73,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return install(monkeypatch.setattr)
 
 
-def cuda_clock() -> CudaClock:
-    return CudaClock()
-
-
 # ---- the clock ---------------------------------------------------------------------------------
 
 
 def test_the_time_in_which_the_host_issues_a_pass_is_hidden(device: Device) -> None:
     """Ten kernels of 10 µs that the host issues in 50 µs each take 100 µs, not 510 µs."""
-    clock = cuda_clock()
+    clock = CudaClock()
     with clock:
         for _ in range(10):
             device.launch(10e-6, dispatch_s=50e-6)
@@ -92,7 +88,7 @@ def test_the_time_in_which_the_host_issues_a_pass_is_hidden(device: Device) -> N
 
 
 def test_a_sample_of_several_passes_is_their_mean(device: Device) -> None:
-    clock = cuda_clock()
+    clock = CudaClock()
     clock.passes = 4
     with clock:
         for seconds in (1e-4, 2e-4, 3e-4, 4e-4):
@@ -105,9 +101,8 @@ def test_a_sample_of_several_passes_is_their_mean(device: Device) -> None:
 
 
 def prepare(
-    device: Device, pass_s: float, dispatch_s: float, can_batch: bool = True,
-    group: Group | None = None,
-) -> CudaClock:  # fmt: skip
+    device: Device, pass_s: float, dispatch_s: float, can_batch: bool = True, group: Any = None
+) -> CudaClock:
     """Return a clock that was prepared by passes of these seconds."""
 
     def time_pass(clock: CudaClock) -> None:
@@ -115,7 +110,7 @@ def prepare(
         with clock:
             device.launch(pass_s, dispatch_s)
 
-    clock = cuda_clock()
+    clock = CudaClock()
     prepare_clocks([clock], time_pass, group or Group.alone(), can_batch)
     assert clock.wall == []
     return clock
@@ -134,11 +129,7 @@ def test_a_sample_takes_a_millisecond(pass_s: float, passes: int) -> None:
 
 @pytest.mark.parametrize(
     ("dispatch_s", "can_batch", "passes", "head_start_s"),
-    [
-        (1e-5, True, 10, MIN_HEAD_START_S),
-        (5e-4, True, 10, 6e-3),
-        (2e-3, False, 1, 2.4e-3),
-    ],
+    [(1e-5, True, 10, MIN_HEAD_START_S), (5e-4, True, 10, 6e-3), (2e-3, False, 1, 2.4e-3)],
 )
 def test_the_head_start_covers_all_passes_of_a_sample(
     device: Device, dispatch_s: float, can_batch: bool, passes: int, head_start_s: float
