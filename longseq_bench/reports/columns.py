@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from longseq_bench.analysis.row import fields_of, require
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -37,11 +37,14 @@ _OBVIOUS = split_names(
 )
 """Fields whose headings need no explanation."""
 _GLOSSARY = {
+    "Bias": "Distance of the slope of outputs on float64 from 1.",
     "Bottleneck": "Communication if it adds more than half of the time, compute if it adds less, "
     "either if the interval includes one half.",
     "By formula": "For time, of the FLOPs per rank; for memory, of the floor, or of the score "
     "matrix of dense; for bytes, those that a rank sends.",
     "Density": "Share of dense attention that is computed.",
+    "Error of allowed": "The largest error over its bound.",
+    "Every row with": "Inputs whose results are known, with which every row was checked.",
     "Expected": "The longest length on one rank, times the number of ranks, if memory limited both "
     "searches.",
     "Found": "The longest length that passed.",
@@ -57,8 +60,7 @@ _GLOSSARY = {
     "Ranks ^": "Exponent of a power law in ranks, with its 95 % interval.",
     "Relative speed": "Time of the baseline (on the same number of ranks, else on the fewest) "
     "divided by the row's time.",
-    "Slower than the row above": "The row's time divided by that of the next faster row; ≈: no "
-    "significant difference.",
+    "Rows compared": "Output rows of each head, and gradients, next to float64, of all.",
     "Theory": "The length whose q, k, v and output alone fill the memory budgets of all ranks.",
     "Times as long": "The longest length divided by that on one rank.",
     "Tokens ^": "Exponent of a power law in tokens, with its 95 % interval.",
@@ -66,6 +68,15 @@ _GLOSSARY = {
     "Verdict": "By the interval of the ratio at the longest length timed more than once.",
 }
 """What the values of a column are, by headings that are no declared fields."""
+
+
+def make_columns(text: str) -> tuple[Column, ...]:
+    """Return columns by headings, with kinds other than text: "Name, Tokens: tokens"."""
+    pairs = (one.partition(": ") for one in text.split(", "))
+    return tuple(
+        Column(name, cast(Kind, kind or "text"), help=_GLOSSARY.get(name, ""))
+        for name, _, kind in pairs
+    )
 
 
 @dataclass(frozen=True)

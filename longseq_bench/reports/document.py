@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, cast
+from typing import Literal
 
 from longseq_bench.analysis.row import Kind as Kind
 from longseq_bench.core.units import (
@@ -58,12 +58,6 @@ class Column:
     kind: Kind = "text"
     priority: int | None = None
     help: str = ""
-
-
-def make_columns(text: str) -> tuple[Column, ...]:
-    """Return columns by headings, with kinds other than text: "Name, Tokens: tokens"."""
-    pairs = (one.partition(": ") for one in text.split(", "))
-    return tuple(Column(name, cast(Kind, kind or "text")) for name, _, kind in pairs)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import KINDS, SECTIONS, Source
 from longseq_bench.reports.charts import MAX_CHARTS
+from longseq_bench.reports.columns import make_columns
 from longseq_bench.reports.document import (
     MAX_ANSWER_ROWS,
     Cell,
@@ -23,7 +24,6 @@ from longseq_bench.reports.document import (
     Document,
     Section,
     Table,
-    make_columns,
 )
 from longseq_bench.reports.groups import split_names
 from longseq_bench.reports.key_figures import key_figures

@@ -18,7 +18,6 @@ from longseq_bench.reports.document import (
     Document,
     Spread,
     Table,
-    format_cell,
 )
 from longseq_bench.reports.sections.modes import CAPABILITIES
 from longseq_bench.store import load
@@ -34,7 +33,7 @@ from tests.reports.oracle import (
     middle,
     over,
 )
-from tests.reports.reading import cells, rows, section
+from tests.reports.reading import cells, rows
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
 
@@ -255,7 +254,7 @@ WORDS = {
     "Longest", "Fastest", "Meaning", "Against", *CAPABILITIES,
 }  # fmt: skip
 """Headings of tables with separate tests."""
-OF_PAIRS = {"Relative speed", "Slower than the row above", "Workload", "Longest"}
+OF_PAIRS = {"Relative speed", "Workload", "Longest"}
 """Headings of values of two rows, which are tested below."""
 
 ONE_LINE_EACH = re.compile(r"(\d+ of [\d,]+ rows: )?One line per ")
@@ -442,27 +441,9 @@ def test_relative_figures_are_against_the_baseline_at_that_length(name: str, bas
     records = EXAMPLES[name]()
     book = Book(records, base)
     (document,) = documents(records, ["implementations"], baseline=base)
-    for table in section(document, "Time, memory, relative speed").tables:
-        above = None
-        for row in cells(table):
-            named = [r for r in book.swept if row["Implementation"] == r.name]
-            ok = [r for r in named if r.time and agrees(row["Time"], spread(r))]
-            if above and ok:
-                assert row["Slower than the row above"] in {
-                    over_above(a, b) for a in above for b in ok
-                }
-            above = ok
     shown = rows(document, "Time, memory, relative speed")
     assert shown
     for row in shown:
         named = [r for r in book.swept if row["Implementation"] == r.name]
         named = [r for r in named if agrees(row["Time"], spread(r))] or named
         assert any(agrees(row["Relative speed"], r.speed) for r in named), row
-
-
-def over_above(above: Swept, row: Swept) -> str:
-    """The ratio of two times; a sign if their intervals overlap."""
-    ratio = format_cell(over(row.time, above.time), "ratio")
-    if above.ends is None or row.ends is None:
-        return f"{ratio} (one pass)"
-    return "≈" if row.ends[0] <= above.ends[1] else ratio

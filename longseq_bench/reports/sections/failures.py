@@ -11,7 +11,8 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Cell, Section, Table, format_ratio, make_columns
+from longseq_bench.reports.columns import make_columns
+from longseq_bench.reports.document import Cell, Section, Table, format_ratio
 from longseq_bench.reports.groups import join_words
 from longseq_bench.reports.wording import UNCONFIRMED, name_status, shorten_reason
 

@@ -10,7 +10,8 @@ from longseq_bench.analysis.runs import group_by
 from longseq_bench.core.model import Environment, Record
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import Cell, Section, Table, format_cell, make_columns
+from longseq_bench.reports.columns import make_columns
+from longseq_bench.reports.document import Cell, Section, Table, format_cell
 from longseq_bench.reports.wording import format_range, join_names
 
 
@@ -63,11 +64,9 @@ def _facts(environments: Sequence[Environment]) -> Iterator[tuple[str, str]]:
     yield "Commit", ", ".join(dict.fromkeys(one.commit for one in environments if one.commit))
     yield "Variables", ", ".join(f"{k}={v}" for k, v in sorted(last.variables.items()))
     yield "Load, 1 minute", ends((one.load[0] for one in environments if one.load), ".2f")
-    for name, values in (
-        ("Clock", [one.clock_mhz for one in environments]),
-        ("SM clock before trials", [mhz for one in environments for mhz in one.sm_clocks_mhz]),
-    ):
-        yield name, f"{ends(values, '.0f')} MHz" if any(values) else ""
+    yield "Clock, MHz", ends((one.clock_mhz for one in environments), ".0f")
+    clocks = (mhz for one in environments for mhz in one.sm_clocks_mhz)
+    yield "SM clock before trials, MHz", ends(clocks, ".0f")
     yield "Fingerprint", last.fingerprint
 
 
@@ -124,13 +123,6 @@ def settings(source: Source) -> Section:
         "±: distance from the median to the farther bound of its 95 % interval; of fewer than six "
         "samples, to the farther end of their range."
     )
-    if len(tables) > 1:
-        explanation.append(
-            "Rows compared: output rows of each head next to float64, of all; gradients at these "
-            "rows. Every row with: inputs whose results are known. Error of allowed: the largest "
-            "error over its bound. Bias: distance of the slope on float64 from 1. docs: What the "
-            "check can and cannot see."
-        )
     return Section("Settings and checks", explanation, tables=tables)
 
 

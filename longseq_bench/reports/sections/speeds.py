@@ -1,6 +1,7 @@
 """Time, memory and speed relative to a baseline, and the fastest of each length with its ties."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from longseq_bench.reports.columns import (
     time_or_status,
     time_with_interval,
 )
-from longseq_bench.reports.document import Cell, Section, Table, format_ratio
+from longseq_bench.reports.document import Section, Table
 from longseq_bench.reports.groups import (
     capitalize_first,
     common_length,
@@ -27,14 +28,6 @@ from longseq_bench.reports.groups import (
     split_by_sparsity,
 )
 from longseq_bench.reports.wording import find_ties, name_ties
-
-
-class Ranked(NamedTuple):
-    """A row of a ranking.  above: the next faster row.  speed: relative to a baseline."""
-
-    row: SweepRow
-    above: SweepRow | None
-    speed: float | None
 
 
 def relative(source: Source) -> Section:
@@ -62,10 +55,9 @@ def _rank(source: Source, group: Sequence[SweepRow]) -> Table:
     timed = [row for row in at if row.is_ok and row.time_s]
     base = _find_base(source, at, timed)
     speed = speeds(at, base) if base else [None] * len(at)
-    above = [None, *timed, *[None] * len(at)]
     words = [source.workload(at[0]), f"{format_tokens(at[0].tokens)} tokens"]
     title = ", ".join(filter(None, [*words, f"relative to {base}" if base else ""]))
-    rows = [*map(Ranked, at, above, speed)]
+    rows = [replace(row, speed=one) for row, one in zip(at, speed, strict=True)]
     return build_table(capitalize_first(title), _COLUMNS, rows, keep_empty=True)
 
 
@@ -82,31 +74,15 @@ def _find_base(source: Source, at: Sequence[SweepRow], timed: Sequence[SweepRow]
     return next(iter([*preferred, *(row.label for row in reversed(timed))]), None)
 
 
-def _over_above(item: Ranked) -> Cell:
-    """Return the time divided by that of the row above: "1.32×", "≈" where intervals overlap."""
-    if item.above is None or not item.row.time_s:
-        return None
-    ratio = format_ratio(item.row.time_s / require(item.above.time_s))
-    if min(item.row.samples, item.above.samples) < 2:
-        return f"{ratio} (one pass)"
-    ties = find_ties([item.above, item.row], "time_low_s", "time_high_s")
-    return "≈" if len(ties) > 1 else ratio
-
-
 _COLUMNS: Columns = (
-    ValueColumn("Implementation", "text", attrgetter("row.name")),
-    ValueColumn(
-        "Pairs seen", "share", lambda item: item.row.token_density if item.row.is_sparse else None
-    ),
-    ValueColumn("Time", "seconds", lambda item: time_or_status(item.row)),
-    ValueColumn("Unstable", "text", attrgetter("row.unstable"), optional=True),
-    ValueColumn("Share of bandwidth", "share", attrgetter("row.share_of_bandwidth"), optional=True),
-    ValueColumn("Slower than the row above", "text", _over_above),
+    ValueColumn("Implementation", "text", attrgetter("name")),
+    ValueColumn("Pairs seen", "share", lambda row: row.token_density if row.is_sparse else None),
+    ValueColumn("Time", "seconds", time_or_status),
+    ValueColumn("Unstable", "text", attrgetter("unstable"), optional=True),
+    ValueColumn("Share of bandwidth", "share", attrgetter("share_of_bandwidth"), optional=True),
     ValueColumn("Relative speed", "ratio", attrgetter("speed")),
-    ValueColumn(
-        "Peak memory", "bytes", lambda item: item.row.peak_bytes if item.row.is_ok else None
-    ),
-    ValueColumn("Max error", "error", attrgetter("row.max_error")),
+    ValueColumn("Peak memory", "bytes", lambda row: row.peak_bytes if row.is_ok else None),
+    "max_error",
 )
 
 
@@ -119,19 +95,27 @@ _COLUMNS: Columns = (
 def fastest(source: Source) -> Section:
     """Build the table of the fastest of each workload and length, exact and sparse."""
     workload = ValueColumn(
-        "Workload", "text", lambda rows: source.workload(rows[0]) or None, optional=True
+        "Workload", "text", lambda one: source.workload(one.best) or None, optional=True
     )
     explanation = (
         "Only rows of one number of ranks and of similar density (within 10 %), timed more than "
         "once, are compared. Ratio: time of the next that is slower for certain divided by Time."
     )
-    found = [rows for group in group_by_workload(source.rows) for rows in _compared(group)]
+    found = [one for group in group_by_workload(source.rows) for one in _compared(group)]
     tables = [build_table("", (workload, *_FASTEST), found)] if found else []
     return Section("Fastest by length", [explanation], tables=tables)
 
 
-def _compared(group: Sequence[SweepRow]) -> Iterator[list[SweepRow]]:
-    """Yield the compared rows of a workload and length, the fastest first; exact attention first.
+class Fastest(NamedTuple):
+    """The fastest of compared rows, those whose intervals overlap with its own, and the next."""
+
+    best: SweepRow
+    ties: Sequence[SweepRow]
+    next: SweepRow | None
+
+
+def _compared(group: Sequence[SweepRow]) -> Iterator[Fastest]:
+    """Yield the fastest of each length of a workload; exact attention first.
 
     Only rows of the same number of ranks and of similar density are compared.
     """
@@ -139,36 +123,18 @@ def _compared(group: Sequence[SweepRow]) -> Iterator[list[SweepRow]]:
     timed.sort(key=lambda row: (row.world_size, row.tokens, require(row.time_s)))
     for rows in split_by_sparsity(timed).values():
         for some in group_by(rows, attrgetter("world_size", "tokens")).values():
-            yield from (similar for similar in group_by_density(some) if len(similar) > 1)
-
-
-def _fastest(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """Return the fastest row, and the rows whose intervals overlap with its interval."""
-    return find_ties(rows, "time_low_s", "time_high_s")
-
-
-def _next(rows: Sequence[SweepRow]) -> SweepRow | None:
-    """Return the fastest row that is slower for certain."""
-    ties = set(map(id, _fastest(rows)))
-    return next((row for row in rows if id(row) not in ties), None)
-
-
-def _next_name(rows: Sequence[SweepRow]) -> str | None:
-    slower = _next(rows)
-    return slower.name if slower else None
-
-
-def _next_ratio(rows: Sequence[SweepRow]) -> float | None:
-    slower = _next(rows)
-    return require(slower.time_s) / require(rows[0].time_s) if slower else None
+            for similar in (similar for similar in group_by_density(some) if len(similar) > 1):
+                ties = find_ties(similar, "time_low_s", "time_high_s")
+                slower = (row for row in similar if not any(row is tie for tie in ties))
+                yield Fastest(similar[0], ties, next(slower, None))
 
 
 _FASTEST = (
-    ValueColumn("Kind", "text", lambda rows: "sparse" if rows[0].is_sparse else "exact"),
-    ValueColumn("Tokens", "tokens", lambda rows: rows[0].tokens),
-    ValueColumn("Density", "share", lambda rows: rows[0].density if rows[0].is_sparse else None),
-    ValueColumn("Fastest", "text", lambda rows: name_ties(_fastest(rows))),
-    ValueColumn("Time", "seconds", lambda rows: time_with_interval(rows[0])),
-    ValueColumn("Next", "text", _next_name),
-    ValueColumn("Ratio", "ratio", _next_ratio),
+    ValueColumn("Kind", "text", lambda one: "sparse" if one.best.is_sparse else "exact"),
+    ValueColumn("Tokens", "tokens", attrgetter("best.tokens")),
+    ValueColumn("Density", "share", lambda one: one.best.density if one.best.is_sparse else None),
+    ValueColumn("Fastest", "text", lambda one: name_ties(one.ties)),
+    ValueColumn("Time", "seconds", lambda one: time_with_interval(one.best)),
+    ValueColumn("Next", "text", lambda one: one.next and one.next.name),
+    ValueColumn("Ratio", "ratio", lambda one: one.next and one.next.time_s / one.best.time_s),
 )
