@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longseq_bench.core.errors import StoreError, UserError, keep_lines
+from longseq_bench.core.errors import StoreError, keep_lines
 from longseq_bench.core.model import Record
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ def write_documents(
     """
     from longseq_bench.reports.base import FORMATS
 
-    renderers = {name: FORMATS.get(name) for name in formats}
+    renderers = [FORMATS.get(name) for name in formats]
     rendered = []
     for report in reports if attachments else [report.without_charts() for report in reports]:
-        for name, render in renderers.items():
-            files = _check_files(name, render(report))
+        for render in renderers:
+            files = render(report)
             kept = {file: text for file, text in files.items() if attachments or "/" not in file}
             rendered.append(kept)
     try:
@@ -94,15 +94,3 @@ def _write(folder: Path, files: Files) -> Path:
         path = folder / name
         path.write_text(kept, encoding="utf-8", errors="backslashreplace", newline="\n")
     return folder / next(iter(files))
-
-
-def _check_files(name: str, files: Files) -> Files:
-    """Return the output of a format, which may come from another package.
-
-    Raises UserError for a file that is not below the report's folder.
-    """
-    for file in map(Path, files):
-        if file.is_absolute() or ".." in file.parts:
-            words = "must be a path inside the report folder"
-            raise UserError(f"report format {name!r}: {str(file)!r} {words}")
-    return files

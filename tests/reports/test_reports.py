@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.core.errors import StoreError, UnknownNameError, UserError
+from longseq_bench.core.errors import StoreError, UnknownNameError
 from longseq_bench.core.model import Record
 from longseq_bench.core.registry import Registry
 from longseq_bench.reports import documents, write_documents
@@ -116,17 +116,6 @@ def test_reports_need_neither_torch_nor_pandas() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "set()\n"
-
-
-@pytest.mark.parametrize("files", [{"../out.txt": "x"}, {"/out.txt": "x"}])
-def test_an_invalid_result_of_an_external_format_is_an_error(
-    files: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(FORMATS._objects, "odd", lambda document: files)
-    with pytest.raises(UserError, match="report format 'odd'"):
-        write(SETS["one row"], tmp_path / "out", formats=["odd"])
-    assert not (tmp_path / "out").exists()
-    assert not (tmp_path / "out.txt").exists()
 
 
 @pytest.mark.parametrize(

@@ -157,15 +157,13 @@ def _channel(chart: Chart, name: str, ends: Any) -> Any:
     every = [*chart.points, *(p for guide in chart.guides for p in guide.points)]
     axis, values = getattr(chart, name), [getattr(p, name) for p in every]
     is_log, is_binary = axis.log and min(values, default=0) > 0, axis.kind in ("tokens", "bytes")
-    ticks = theme.decimal_ticks(min(values), max(values)) if is_log and not is_binary else None
     exact = {*values, *(m.x for m in chart.failures)}
-    if name == "x" and len(exact) <= theme.MAX_TICKS:
-        ticks = sorted(exact)
+    ticks = sorted(exact) if name == "x" and len(exact) <= theme.MAX_TICKS else alt.Undefined
     label = alt.Axis(
         title=axis.name,
         labelExpr=theme.label_expression(axis.kind),
         labelOverlap=True,
-        values=ticks or alt.Undefined,
+        values=ticks,
         # lines of x are as long as the range of y, so below crosses they would miss the axis
         grid=name == "y" or not chart.failures,
     )

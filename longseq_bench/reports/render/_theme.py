@@ -20,8 +20,8 @@ LETTER, LINE, BAR = 6, 13, 26
 """Width of a letter, height of a line and of a row of bars (px)."""
 MAX_SERIES = 32
 """Drawn series, those without a colour in grey."""
-MAX_TICKS, MAX_LOG_TICKS = 9, 16
-"""Most lengths or ranks of which each has a tick, and most ticks of a logarithmic axis."""
+MAX_TICKS = 9
+"""Most lengths, ranks or densities of which each has a tick."""
 
 CONFIG: dict[str, Any] = {
     "background": "transparent",
@@ -57,14 +57,6 @@ def label_expression(kind: Kind) -> str:
     """Return the expression of the labels of an axis."""
     words = _LABELS.get(kind, "format(v, '.3~r')")
     return words.replace("v ", "datum.value ").replace("(v,", "(datum.value,")
-
-
-def decimal_ticks(low: float, high: float) -> list[float] | None:
-    """Return 1-2-5 steps of a logarithmic axis; None for the ticks that Vega chooses."""
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = [digit * 10.0**n for n in exponents for digit in (1, 2, 5)]
-    kept = [step for step in steps if low <= step <= high]
-    return kept if 1 < len(kept) <= MAX_LOG_TICKS else None
 
 
 def colours(chart: Chart, known: dict[str, str]) -> dict[str, str]:
