@@ -128,11 +128,6 @@ def test_every_exact_kernel_equals_the_reference(
     assert str(attention.facts()["kernel"]).startswith(kernel)
 
 
-def test_built_ins_are_registered() -> None:
-    assert {"dense", "sdpa", "ring", "collective", "dilated", "hilbert", "block-sparse"} <= {*NAMES}
-    assert {"ulysses", "usp", "head-parallel", "ddp"} <= {*NAMES}
-
-
 def test_unavailable_implementations_have_a_reason() -> None:
     """Fault 13: nn.DataParallel on a CPU would run on one device, without an error."""
     assert "on a CPU use ddp" in (UNAVAILABLE["data-parallel"] or "")

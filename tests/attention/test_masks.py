@@ -56,24 +56,19 @@ ALONE = ("sliding-window:1", "documents:1")
 those of a module's matrices sums of them."""
 
 TAKING = [n for n in REGISTERED if IMPLEMENTATIONS.get(n).takes_masks]
-KERNELS: dict[str, list[Options]] = {
-    name: [{"kernel": kernel} for kernel in kernels]
-    for name, kernels in {
-        "fused": ["aten-flash-cpu"], "ring": ["native", "aten-flash-cpu"],
-        "collective": ["native"], "ulysses": ["aten-flash-cpu"], "usp": ["native"],
-        "head-parallel": ["native"],
-    }.items()
-}  # fmt: skip
 OWN: dict[str, list[Options]] = {
+    "fused": [{"kernel": "aten-flash-cpu"}],
+    "ring": [{"kernel": "native"}, {"kernel": "aten-flash-cpu"}],
+    "collective": [{"kernel": "native"}, {"chunk": 50}],
+    "ulysses": [{"kernel": "aten-flash-cpu"}],
     "sdpa": [{}, {"backend": "math"}],
-    "collective": [{"chunk": 50}],
     "block-sparse": [{"block": 16, "sparsity": 0.0}],
 }
 CASES = [
     pytest.param(name, options, id="-".join([name, *map(str, options.values())]))
     for name in TAKING
     if name != "flex"  # compiled: a test of its own
-    for options in [*KERNELS.get(name, []), *OWN.get(name, [] if name in KERNELS else [{}])]
+    for options in OWN.get(name, [{}])
 ]
 
 
@@ -163,20 +158,13 @@ def test_sparse_patterns_lie_inside_a_mask(pattern: str, mask: str) -> None:
 # ---- several ranks -----------------------------------------------------------------------------
 
 
-def rank_options(name: str, world: int, turn: int) -> list[Options]:
-    """Return the options of a case over ranks: the default ones, and both kinds of kernels.
-
-    turn: the number of the mask. Each order has one kernel, the other one with the next mask.
-    """
+def rank_options(name: str, world: int) -> list[Options]:
+    """Return the options of a case over ranks."""
     if name in ("ring", "collective"):
-        orders = ("zigzag", "striped", "contiguous")[: 3 if world == 3 else 2]
-        kernels = ("native", "aten-flash-cpu")
-        return [{"order": o, "kernel": kernels[(turn + i) % 2]} for i, o in enumerate(orders)]
+        return [{"order": o} for o in ("zigzag", "striped", "contiguous")[:world]]
     if name == "block-sparse":
         return [{"block": 8, "sparsity": 0.0}]
-    if name == "ulysses" or name == "head-parallel":
-        return KERNELS[name]
-    return [o for o in options_at(name, world) if "transport" not in o]
+    return [{}] if name in ("ulysses", "head-parallel") else options_at(name, world)
 
 
 ON_TWO = ("prefix:50", "documents:1,13,90,27")
@@ -196,14 +184,13 @@ def test_ranks_together_equal_the_definition(
 ) -> None:
     """Forward and gradients, full and grouped heads; the same pairs as on one rank, each once.
 
-    `fine` has small pieces, transfers and tiles. The kernel, the grouping and `fine` alternate over
-    options and over masks at different rates, so that any two values occur together.
+    `fine` has small pieces, transfers and tiles. The grouping and `fine` alternate over options and
+    over masks at different rates, so that any two values occur together.
     """
     shapes = [
         workload(name, world, TOKENS, grouped, mode="train", mask=mask) for grouped in (True, False)
     ]
-    turn = ON_THREE.index(mask)
-    every = rank_options(name, world, turn)
+    turn, every = ON_THREE.index(mask), rank_options(name, world)
     every = every * 2 if len(every) == 1 else every
     cases = [
         Case(name, options, shapes[(i + turn // 2) % 2], fine=(i + turn // 3) % 2 == 1)
@@ -227,6 +214,5 @@ def test_others_say_that_they_take_no_mask(name: str) -> None:
 
 
 def test_a_stream_from_the_host_takes_no_mask() -> None:
-    w = Workload(seq_len=64, mask="documents:8")
     with pytest.raises(UnsupportedError, match="offload=host streams no mask"):
-        IMPLEMENTATIONS.get("ring")(w, Group.alone(), offload="host")
+        build_attention("ring", {"offload": "host"}, Workload(seq_len=64, mask="documents:8"))

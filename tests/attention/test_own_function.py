@@ -16,6 +16,7 @@ from longseq_bench.core.errors import OwnFunctionError, UnsupportedError, WorldE
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing import ImplementationContract
+from longseq_bench.testing.contract import assert_equals_reference, make_workload
 from longseq_bench.testing.definition import make_inputs
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "my_attention.py"
@@ -57,16 +58,20 @@ def test_a_function_is_given_what_it_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "ranks", "kind"),
-    [({"causal": True}, 1, UnsupportedError), ({"kv_heads": 2}, 1, UnsupportedError),
-     ({}, 2, WorldError)],
-)  # fmt: skip
+    ("fields", "ranks", "kind", "reason"),
+    [
+        ({"causal": True}, 1, UnsupportedError, "`causal`, needed for a causal mask"),
+        ({"kv_heads": 2}, 1, UnsupportedError, "`enable_gqa`, needed for fewer kv_heads"),
+        ({"mask": "documents:4"}, 1, UnsupportedError, "`attn_mask`, needed for a mask"),
+        ({}, 2, WorldError, "`group`, needed for several ranks"),
+    ],
+)
 def test_what_it_has_no_parameter_for_is_refused_before_it_runs(
-    tmp_path: Path, fields: dict[str, Any], ranks: int, kind: type[Exception]
+    tmp_path: Path, fields: dict[str, Any], ranks: int, kind: type[Exception], reason: str
 ) -> None:
     (tmp_path / "own.py").write_text("def f(q, k, v):\n    raise RuntimeError('it ran')\n")
     make = find_implementation(f"{tmp_path}/own.py:f")
-    with pytest.raises(kind, match="f takes no argument `"):
+    with pytest.raises(kind, match=f"f takes no argument {reason}"):
         make(Workload(seq_len=8, heads=4, **fields), Group(0, ranks))
 
 
@@ -178,3 +183,40 @@ def test_the_density_of_a_long_pattern_is_that_of_some_rows(
         whole * IMPLEMENTATIONS.get("dense")(attention.workload, Group.alone()).cost().flops,
         rel=0.02,
     )
+
+
+# ---- masks -------------------------------------------------------------------------------------
+
+MASKED = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+def by_tensor(q, k, v, *, attn_mask, causal):
+    return scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=causal)
+
+def by_function(q, k, v, *, mask_mod):
+    n = torch.arange(q.shape[2])
+    visible = mask_mod(None, None, n[:, None], n[None, :])
+    return scaled_dot_product_attention(q, k, v, attn_mask=visible)
+
+def near(q, k, v, *, attn_mask):
+    n = torch.arange(q.shape[2])
+    near = (n[:, None] - n[None, :]).abs() < 20
+    return scaled_dot_product_attention(q, k, v, attn_mask=attn_mask & near)
+
+near.pattern = lambda q, k, head: abs(q[:, None] - k[None, :]) < 20
+"""
+
+
+@pytest.mark.parametrize("mask", ["sliding-window:30", "documents:40", "prefix:50"])
+@pytest.mark.parametrize("function", ["by_tensor", "by_function", "near"])
+def test_a_mask_reaches_the_function(tmp_path: Path, function: str, mask: str) -> None:
+    (tmp_path / "own.py").write_text(MASKED)
+    w = make_workload(131, mode="train", mask=mask)
+    assert_equals_reference(f"{tmp_path}/own.py:{function}", {}, w)
+
+
+def test_a_plain_mask_is_no_tensor(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(MASKED)
+    w = make_workload(131, mode="train", causal=True)
+    assert_equals_reference(f"{tmp_path}/own.py:by_tensor", {}, w)

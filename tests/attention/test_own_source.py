@@ -2,16 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from longseq_bench.attention.own_function import describe_own_function
-from longseq_bench.attention.own_source import find_file, missing_reasons, passed_values
+from longseq_bench.attention.own_source import find_file
 from longseq_bench.core.catalogue import Entry
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.options import OptionSpec
-from tests.make import trial
 
 HEAD = "import torch\nfrom typing import *\nimport typing as t\n"
 
@@ -51,9 +49,8 @@ def test_an_option_has_its_type_default_and_help() -> None:
     assert [name for name, spec in found.items() if spec.optional] == ["top", "end", "far"]
 
 
-@pytest.mark.parametrize(("raw", "value"), [("0", 0), ("4k", 4096)])
-def test_a_default_of_0_allows_0(raw: str, value: int) -> None:
-    assert options("*, n=0")["n"].coerce(raw) == value
+def test_a_default_of_0_allows_0() -> None:
+    assert options("*, n=0")["n"].coerce("0") == 0
     assert options("*, n=1")["n"].least == 1
 
 
@@ -148,35 +145,3 @@ def test_a_module_of_a_package_is_found_in_the_current_folder(folder: Path) -> N
     (package / "mod.py").write_text("\ndef mine(q, k, v): return v\n")
     found = describe_own_function("attentions_of_a_test.mod:mine")
     assert found.source == f"{package}/mod.py:2"
-
-
-# ---- arguments for properties of the workload --------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "ranks", "reason"),
-    [
-        ({"causal": True}, 1, "f takes no argument `causal`, needed for a causal mask"),
-        ({"kv_heads": 2}, 1,
-         "f takes no argument `enable_gqa`, needed for fewer kv_heads than heads"),
-        ({}, 2, "f takes no argument `group`, needed for several ranks"),
-    ],
-)  # fmt: skip
-def test_a_property_without_its_parameter_has_a_reason(
-    fields: dict[str, Any], ranks: int, reason: str
-) -> None:
-    workload = trial(**fields).workload
-    assert missing_reasons("f", (), workload, ranks) == [reason]
-    assert reason in missing_reasons("f", ())
-    taken = ("is_causal", "grouped_heads", "group")
-    assert missing_reasons("f", taken, workload, ranks) == []
-    assert missing_reasons("f", (), trial().workload, 1) == []
-
-
-def test_a_parameter_gets_its_value() -> None:
-    workload = trial(causal=True, kv_heads=2, head_dim=16).workload
-    taken = ("causal", "grouped_heads", "scale", "rank", "world_size")
-    assert passed_values(taken, workload, 1, 4) == {
-        "causal": True, "grouped_heads": True, "scale": 0.25, "rank": 1, "world_size": 4,
-    }  # fmt: skip
-    assert passed_values(("causal",), trial().workload, 0, 1) == {"causal": False}

@@ -29,42 +29,41 @@ from tests.attention.external.plain import attend, distances
 pytestmark = pytest.mark.usefixtures("one_thread", "oldest_versions")
 
 
+def install(monkeypatch: pytest.MonkeyPatch, module: str, **members: Any) -> None:
+    """Let a module with these members, and the packages around it, be there to import."""
+    package = ""
+    for part in module.split(".")[:-1]:
+        package = f"{package}.{part}".lstrip(".")
+        if package not in sys.modules:
+            monkeypatch.setitem(sys.modules, package, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(**members))
+
+
 # ---- xformers ----------------------------------------------------------------------------------
 
 
-class FakeBiases:
-    """Masks of xformers.ops.fmha.attn_bias, as pairs (queries, keys)."""
+# masks of xformers.ops.fmha.attn_bias, as functions of the tokens that return pairs
 
-    class LowerTriangularMask:
-        def visible(self, tokens: int) -> Tensor:
-            return distances(tokens) >= 0
 
-    class LocalAttentionFromBottomRightMask:
-        def __init__(self, window_left: int, window_right: int) -> None:
-            self.left, self.right = window_left, window_right
+def local_mask(window_left: int, window_right: int) -> Any:
+    return lambda n: (distances(n) <= window_left) & (distances(n) >= -window_right)
 
-        def visible(self, tokens: int) -> Tensor:
-            far = distances(tokens)
-            return (far <= self.left) & (far >= -self.right)
 
-    class BlockDiagonalMask:
-        causal = False
+def block_diagonal(causal: bool) -> Any:
+    def from_seqlens(q_seqlen: list[int], kv_seqlen: list[int] | None = None) -> Any:
+        owner = torch.arange(len(q_seqlen)).repeat_interleave(torch.tensor(q_seqlen))
+        same = owner[:, None] == owner
+        return lambda n: same & (distances(n) >= 0) if causal else same
 
-        @classmethod
-        def from_seqlens(cls, q_seqlen: list[int], kv_seqlen: list[int] | None = None) -> Any:
-            made = cls()
-            made.lengths = q_seqlen  # type: ignore[attr-defined]
-            return made
+    return SimpleNamespace(from_seqlens=from_seqlens)
 
-        def visible(self, tokens: int) -> Tensor:
-            lengths = torch.tensor(self.lengths)  # type: ignore[attr-defined]
-            assert int(lengths.sum()) == tokens
-            owner = torch.arange(len(lengths)).repeat_interleave(lengths)
-            same = owner[:, None] == owner
-            return same & (distances(tokens) >= 0) if self.causal else same
 
-    class BlockDiagonalCausalMask(BlockDiagonalMask):
-        causal = True
+BIASES = {
+    "LowerTriangularMask": lambda: lambda n: distances(n) >= 0,
+    "LocalAttentionFromBottomRightMask": local_mask,
+    "BlockDiagonalMask": block_diagonal(causal=False),
+    "BlockDiagonalCausalMask": block_diagonal(causal=True),
+}
 
 
 def memory_efficient_attention(
@@ -75,7 +74,7 @@ def memory_efficient_attention(
         assert key.shape[2:4] == query.shape[2:4]
         query, key, value = (t.flatten(2, 3) for t in (query, key, value))
     assert query.shape[2] == key.shape[2]
-    visible = None if attn_bias is None else attn_bias.visible(shape[1])
+    visible = None if attn_bias is None else attn_bias(shape[1])
     return attend(query, key, value, visible).reshape(shape)
 
 
@@ -86,11 +85,9 @@ def memory_efficient_attention(
      "full-documents:30,1,33"],
 )  # fmt: skip
 def test_xformers(monkeypatch: pytest.MonkeyPatch, mask: str, kv_heads: int) -> None:
-    fake = SimpleNamespace(memory_efficient_attention=memory_efficient_attention)
-    monkeypatch.setitem(sys.modules, "xformers", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "xformers.ops", fake)
-    monkeypatch.setitem(sys.modules, "xformers.ops.fmha", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "xformers.ops.fmha.attn_bias", FakeBiases)
+    members = {"memory_efficient_attention": memory_efficient_attention}
+    install(monkeypatch, "xformers.ops", **members)
+    install(monkeypatch, "xformers.ops.fmha.attn_bias", **BIASES)
     w = make_workload(64, mode="train", kv_heads=kv_heads, mask=mask)
     assert_equals_reference("xformers", {}, w)
 
@@ -134,8 +131,7 @@ class BatchPrefillWithRaggedKVCacheWrapper:
 )
 def test_flashinfer(monkeypatch: pytest.MonkeyPatch, mask: str, kv_heads: int) -> None:
     kind = BatchPrefillWithRaggedKVCacheWrapper
-    fake = SimpleNamespace(BatchPrefillWithRaggedKVCacheWrapper=kind)
-    monkeypatch.setitem(sys.modules, "flashinfer", fake)
+    install(monkeypatch, "flashinfer", BatchPrefillWithRaggedKVCacheWrapper=kind)
     w = make_workload(64, kv_heads=kv_heads, mask=mask, dtype="bfloat16")
     assert_equals_reference("flashinfer", {}, w)
     assert build_attention("flashinfer", {}, w).facts()["library"] == "flashinfer-python 0.2.3"
@@ -153,8 +149,7 @@ def na1d(query: Tensor, key: Tensor, value: Tensor, kernel_size: int, is_causal:
 
 @pytest.mark.parametrize("window", [2, 9, 100])
 def test_natten(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
-    monkeypatch.setitem(sys.modules, "natten", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "natten.functional", SimpleNamespace(na1d=na1d))
+    install(monkeypatch, "natten.functional", na1d=na1d)
     w = make_workload(64, mode="train", mask=f"sliding-window:{window}")
     assert_equals_reference("natten", {}, w)
 
@@ -187,8 +182,8 @@ def test_ring_flash_attention(
 ) -> None:
     calls: list[tuple[str, Any, Any]] = []
     names = ("ring_flash_attn_func", "zigzag_ring_flash_attn_func", "stripe_flash_attn_func")
-    fake = SimpleNamespace(**{name: ring_function(name, calls) for name in names})
-    monkeypatch.setitem(sys.modules, "ring_flash_attn", fake)
+    functions = {name: ring_function(name, calls) for name in names}
+    install(monkeypatch, "ring_flash_attn", **functions)
     w = make_workload(64, causal=causal, kv_heads=2, dtype="bfloat16")
     group = Group(1, 2, data="the ranks")
     attention = IMPLEMENTATIONS.get("ring-flash-attention")(w, group, order=order)
@@ -221,9 +216,7 @@ def flex_flash_attn_func(
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("mask", ["full", "causal", "documents:30,1,33", "full-documents:30,1,33"])
 def test_magi_attention(monkeypatch: pytest.MonkeyPatch, mask: str, kv_heads: int) -> None:
-    monkeypatch.setitem(sys.modules, "magi_attention", SimpleNamespace())
-    fake = SimpleNamespace(flex_flash_attn_func=flex_flash_attn_func)
-    monkeypatch.setitem(sys.modules, "magi_attention.api", fake)
+    install(monkeypatch, "magi_attention.api", flex_flash_attn_func=flex_flash_attn_func)
     w = make_workload(64, kv_heads=kv_heads, mask=mask, dtype="bfloat16", mode="train")
     assert_equals_reference("magi-attention", {}, w)
 
@@ -257,9 +250,7 @@ class DotProductAttention:
 @both_masks
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_transformer_engine(monkeypatch: pytest.MonkeyPatch, causal: bool, kv_heads: int) -> None:
-    fake = SimpleNamespace(DotProductAttention=DotProductAttention)
-    monkeypatch.setitem(sys.modules, "transformer_engine", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", fake)
+    install(monkeypatch, "transformer_engine.pytorch", DotProductAttention=DotProductAttention)
     w = make_workload(64, causal=causal, kv_heads=kv_heads, dtype="bfloat16", mode="train")
     assert_equals_reference("transformer-engine", {}, w)
     make: Any = IMPLEMENTATIONS.get("transformer-engine")
@@ -301,10 +292,8 @@ def test_yunchang(
             assert query.shape == (2, 16, 4, 16)
             return 2 * query
 
-    fake = SimpleNamespace(
-        set_seq_parallel_pg=set_seq_parallel_pg, LongContextAttention=LongContextAttention
-    )
-    monkeypatch.setitem(sys.modules, "yunchang", fake)
+    made_of = {"set_seq_parallel_pg": set_seq_parallel_pg}
+    install(monkeypatch, "yunchang", LongContextAttention=LongContextAttention, **made_of)
     w = make_workload(64, causal=causal, dtype="bfloat16")
     attention = IMPLEMENTATIONS.get("yunchang")(w, Group(rank, 4), ulysses=ulysses)
     attention.prepare("cpu")
@@ -387,9 +376,7 @@ def parallel_nsa(
 def fla(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IMPLEMENTATIONS.get(NSA), "block", 16)
     monkeypatch.setattr(IMPLEMENTATIONS.get(NSA), "blocks", 4)
-    for name in ("fla", "fla.ops"):
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "fla.ops.nsa", SimpleNamespace(parallel_nsa=parallel_nsa))
+    install(monkeypatch, "fla.ops.nsa", parallel_nsa=parallel_nsa)
 
 
 def nsa_workload(seq_len: int = 200, **fields: Any) -> Any:
