@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.kernels.exact._flash_backward import MAX_INDEX, backward_elements
 from longseq_bench.kernels.exact.base import Use, select
+from longseq_bench.kernels.exact.torch_fused import MAX_INDEX, backward_elements
 from tests.kernels import plain_attention
 from tests.kernels.test_exact import assert_near
 

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import KernelLimitError, UnknownNameError, UnsupportedError
-from longseq_bench.kernels.exact import _flash_backward, flash_attn, torch_fused
-from longseq_bench.kernels.exact._flash_backward import backward_elements
-from longseq_bench.kernels.exact._packages import Package
+from longseq_bench.kernels.exact import torch_fused
 from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use, select
-from longseq_bench.kernels.exact.torch_fused import Flash
+from longseq_bench.kernels.exact.torch_fused import Flash, backward_elements
 from tests.kernels import plain_attention
 
 Shape = tuple[int, int, int, int, int]
@@ -251,9 +249,8 @@ def test_a_padded_v_head_dim_is_a_fact_and_a_larger_one_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("most", "calls"), [(16, [(2, 8, 4)]), (15, [(1, 2, 1)] * 8)])
-@pytest.mark.parametrize("name", ["flash", "flash-attn-2"])
 def test_flash_splits_a_backward_that_its_index_can_not_address(
-    monkeypatch: pytest.MonkeyPatch, name: str, most: int, calls: list[tuple[int, ...]]
+    monkeypatch: pytest.MonkeyPatch, most: int, calls: list[tuple[int, ...]]
 ) -> None:
     """Each sequence and KV head is a call."""
     q, k, v = inputs((2, 8, 4, 40, 90))
@@ -268,10 +265,8 @@ def test_flash_splits_a_backward_that_its_index_can_not_address(
         return whole.backward(queries, keys, causal)
 
     monkeypatch.setattr(Flash, "_backward_call", call)
-    monkeypatch.setattr(flash_attn.FlashAttn2, "_call_backward", call)
-    monkeypatch.setattr(Package, "load", lambda package: None)
-    monkeypatch.setattr(_flash_backward, "MAX_INDEX", backward_elements(1, most, 90, 16))
-    kernel = KERNELS.get(name)(Use("cuda", torch.bfloat16, 16, True))
+    monkeypatch.setattr(torch_fused, "MAX_INDEX", backward_elements(1, most, 90, 16))
+    kernel = Flash(Use("cuda", torch.bfloat16, 16, True))
     grads = kernel.backward((grad_out, q, out, lse), (k, v))
     assert seen == calls
     for got, expected in zip(grads, whole.backward((grad_out, q, out, lse), (k, v)), strict=True):

@@ -1,8 +1,7 @@
 """Optional packages of kernels: found, called as they expect, and the error if one does not fit.
 
 Plain attention stands for the FlashAttention packages, behind the parameters that a kernel gives.
-Those are the ones of github.com/Dao-AILab/flash-attention: version 2.8 at 0053002, versions 3 and
-4 at 0251105.
+Those are the ones of github.com/Dao-AILab/flash-attention, versions 3 and 4 at 0251105.
 """
 
 import sys
@@ -29,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 USE = Use("cuda", torch.bfloat16, 64, True)
 INSTALL = {
-    "flash-attn-2": ("flash-attn", "pip install flash-attn --no-build-isolation"),
     "flash-attn-3": (
         "flash_attn_3",
         "pip install --no-build-isolation "
@@ -70,29 +68,6 @@ def run_backward(*tensors: Tensor, lse: Tensor, scale: float, causal: bool) -> l
     return [grad.transpose(1, 2).contiguous() for grad in grads]
 
 
-def forward_2(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, causal: bool,
-    window_size_left: int, window_size_right: int, softcap: float, alibi_slopes: None,
-    return_softmax: bool,
-) -> Any:  # fmt: skip
-    assert (dropout_p, window_size_left, window_size_right, softcap) == (0.0, -1, -1, 0.0)
-    assert (alibi_slopes, return_softmax) == (None, False)
-    return run_forward(q, k, v, softmax_scale, causal)
-
-
-def backward_2(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor,
-    dk: Tensor, dv: Tensor, dropout_p: float, softmax_scale: float, causal: bool,
-    window_size_left: int, window_size_right: int, softcap: float, alibi_slopes: None,
-    deterministic: bool,
-) -> None:  # fmt: skip
-    assert (dropout_p, window_size_left, window_size_right, softcap) == (0.0, -1, -1, 0.0)
-    assert (alibi_slopes, deterministic) == (None, False)
-    grads = run_backward(dout, q, k, v, out, lse=softmax_lse, scale=softmax_scale, causal=causal)
-    for grad, into in zip(grads, (dq, dk, dv), strict=True):
-        into.copy_(grad)
-
-
 @torch.library.custom_op("longseq_test_fa3::_flash_attn_forward", mutates_args=())
 def forward_3(
     q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, causal: bool = False,
@@ -131,10 +106,6 @@ def backward_4(
 
 
 FAKES: dict[str, tuple[str, SimpleNamespace]] = {
-    "flash-attn-2": (
-        "flash_attn.flash_attn_interface",
-        SimpleNamespace(_flash_attn_forward=forward_2, _flash_attn_backward=backward_2),
-    ),
     "flash-attn-3": (
         "flash_attn_interface",
         SimpleNamespace(_flash_attn_forward=forward_3, _flash_attn_backward=backward_3),
@@ -200,8 +171,8 @@ def test_a_length_that_its_index_can_not_address_is_a_limit(
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A folder is not enough: flash-attn-4 makes one that flash-attn 2 would have."""
-    install(monkeypatch, *({"flash-attn-4"} - {name}))
+    """A folder is not enough: flash-attn 2 makes one of flash-attn-4's name."""
+    install(monkeypatch)
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(__spec__=object()))
     kind, (distribution, command) = KERNELS.get(name), INSTALL[name]
     assert kind.priority(USE) is None
@@ -254,11 +225,13 @@ def operator(function: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (fits, None), (operator(fits), None), (lacks_causal, "takes other .*: pip"),
-        (needs_more, "takes other .*: pip"), (operator(needs_more), "takes other .*: pip"),
-        (None, "takes other .*: pip"), (ImportError, "is installed but can't be imported"),
+        (operator(fits), None),
+        (lacks_causal, "takes other .*: pip"),
+        (operator(needs_more), "takes other .*: pip"),
+        (None, "takes other .*: pip"),
+        (ImportError, "is installed but can't be imported"),
     ],
-)  # fmt: skip
+)
 def test_functions_with_other_parameters_are_refused_before_a_call(
     monkeypatch: pytest.MonkeyPatch, function: Any, words: str | None
 ) -> None:

@@ -9,6 +9,9 @@ from longseq_bench.meta_mode import is_meta
 
 HALF = (torch.bfloat16, torch.float16)
 
+MAX_INDEX = 2**31 - 1
+"""The largest offset in 32 bits, in elements."""
+
 
 def half_reason(use: Use, largest: int = 256) -> str | None:
     """Return why a half-precision kernel can't take this dtype or head_dim; None if it can.
@@ -52,6 +55,11 @@ def find_capability() -> tuple[tuple[int, int] | None, str | None]:
     if not torch.cuda.is_available():
         return None, "there is no CUDA device"
     return torch.cuda.get_device_capability(), None
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Return the next multiple of a number that is not smaller."""
+    return -(-number // multiple) * multiple
 
 
 def repeat_heads(q: Tensor, k: Tensor) -> Tensor:

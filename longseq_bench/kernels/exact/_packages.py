@@ -1,8 +1,7 @@
 """Optional packages that have a kernel: find out if one is installed, and if its functions fit.
 
-A package is recognised by the name under which pip installed it. The module is
-not enough: flash-attn-4 makes a folder `flash_attn`, and flash-attn 2 has a folder
-`flash_attn/cute`.
+A package is recognised by the name under which pip installed it. The module is not enough:
+flash-attn-4 makes a folder `flash_attn`, which flash-attn 2 has as well.
 """
 
 import importlib

@@ -1,11 +1,11 @@
-"""The FlashAttention packages: 2 (arXiv 2307.08691), 3 (2407.08608, Hopper), 4 (Hopper, Blackwell).
+"""The FlashAttention packages 3 (arXiv 2407.08608, Hopper) and 4 (Hopper, Blackwell).
 
-Functions of 3 and 4 are called directly. torch can put 3 behind its own operators instead, but for
-the whole process: a dense baseline by `flash` would run it too, under another name. Those of 4,
-which are written in CuTe, are compiled at the first call with a new dtype, head_dim or mask.
+Their functions are called directly. torch can put 3 behind its own operators instead, but for the
+whole process: a dense baseline by `flash` would run it too, under another name. Those of 4, which
+are written in CuTe, are compiled at the first call with a new dtype, head_dim or mask.
 """
 
-from collections.abc import Mapping
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -15,17 +15,11 @@ from typing_extensions import override
 from longseq_bench.core.errors import KernelLimitError
 from longseq_bench.kernels.base import Pair, Queries, Triple
 from longseq_bench.kernels.exact._cuda import (
-    capability_reason,
+    MAX_INDEX,
     find_capability,
     generation_reason,
     half_reason,
-)
-from longseq_bench.kernels.exact._flash_backward import (
-    MAX_INDEX,
-    allocate_flash_2,
-    allocate_flash_3_and_4,
-    backward_in_parts,
-    sum_elements,
+    round_up,
 )
 from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
@@ -35,19 +29,13 @@ from longseq_bench.meta_mode import is_meta
 class PackageKernel(ExactKernel):
     """A kernel for CUDA and 16 bits of a package that users install.
 
-    A subclass names the package and what its functions take; tensors are (B, N, H, D) there.
-    A plan calls none of them: it needs no package, and allocates tensors of the same sizes.
+    A subclass names the package and calls its functions, which take tensors (B, N, H, D). A plan
+    calls none of them: it needs no package, and allocates tensors of the same sizes.
     """
 
     device = "cuda"
     optional = True
     package: ClassVar[Package]
-    fixed: ClassVar[Mapping[str, Any]] = {}
-    """Arguments of both functions that are always the same."""
-    forward_only: ClassVar[Mapping[str, Any]] = {}
-    backward_only: ClassVar[Mapping[str, Any]] = {}
-    causal_of_backward = "causal"
-    """The name that the backward has for `causal`."""
 
     def __init__(self, use: Use) -> None:
         super().__init__(use)
@@ -73,32 +61,25 @@ class PackageKernel(ExactKernel):
     @override
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
         (_, q, _, _), (k, v) = queries, keys
-        if is_meta():
-            gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-            self._allocate_buffers(q, k)  # in addition to the gradients
-            return gradients
-        return self._call_backward(queries, keys, q.shape[3] ** -0.5, causal)
+        if not is_meta():
+            return self._call_backward(queries, keys, q.shape[3] ** -0.5, causal)
+        gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        # float32 buffers: sums of dq, those of dk and dv for grouped heads, two numbers per query
+        sums = [q] if q.shape[1] == k.shape[1] else [q, k, k]
+        sizes = [*map(sum_elements, sums), 2 * q.shape[:3].numel()]
+        _ = [q.new_empty(size, dtype=torch.float32) for size in sizes]
+        return gradients
 
+    @abstractmethod
     def _call_forward(self, **given: Any) -> Any:
         """Return the output, the log-sum-exp (B, H, N), and what else the package returns.
 
         given: q, k, v, softmax_scale and causal.
         """
-        return self._module._flash_attn_forward(**given, **self.fixed, **self.forward_only)
 
+    @abstractmethod
     def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
         """Return the gradients; all tensors are (B, H, N, D) here."""
-        (grad_out, q, out, lse), (k, v) = queries, keys
-        dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
-        tensors = transpose(dout=grad_out, q=q, k=k, v=v, out=out, dq=dq, dk=dk, dv=dv)
-        given = {"softmax_scale": scale, self.causal_of_backward: causal}
-        self._module._flash_attn_backward(
-            **tensors, softmax_lse=lse.contiguous(), **given, **self.fixed, **self.backward_only
-        )
-        return dq, dk, dv
-
-    def _allocate_buffers(self, q: Tensor, k: Tensor) -> None:
-        allocate_flash_3_and_4(q, k)
 
 
 def transpose(**tensors: Tensor) -> dict[str, Tensor]:
@@ -106,49 +87,10 @@ def transpose(**tensors: Tensor) -> dict[str, Tensor]:
     return {name: t.transpose(1, 2) for name, t in tensors.items()}
 
 
-_FIXED_2 = {
-    "dropout_p": 0.0,
-    "window_size_left": -1,
-    "window_size_right": -1,
-    "softcap": 0.0,
-    "alibi_slopes": None,
-}
-FLASH_ATTN_2 = Package(
-    distribution="flash-attn",
-    module="flash_attn.flash_attn_interface",
-    install="pip install flash-attn --no-build-isolation",
-    parameters={
-        "_flash_attn_forward": " ".join(["q k v softmax_scale causal return_softmax", *_FIXED_2]),
-        "_flash_attn_backward": "dout q k v out softmax_lse dq dk dv softmax_scale causal "
-        + " ".join(["deterministic", *_FIXED_2]),
-    },
-)
-
-
-@exact_kernel("flash-attn-2")
-class FlashAttn2(PackageKernel):
-    """The flash-attn package, version 2."""
-
-    package = FLASH_ATTN_2
-    fixed = _FIXED_2
-    forward_only: ClassVar[Mapping[str, Any]] = {"return_softmax": False}
-    backward_only: ClassVar[Mapping[str, Any]] = {"deterministic": False}
-
-    @classmethod
-    @override
-    def unavailable_reason(cls, use: Use) -> str | None:
-        return super().unavailable_reason(use) or capability_reason((8, 0))
-
-    @override
-    def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
-        whole = super()._backward
-        return backward_in_parts(
-            self.name, queries, keys, lambda rows, seen: whole(rows, seen, causal, mask)
-        )
-
-    @override
-    def _allocate_buffers(self, q: Tensor, k: Tensor) -> None:
-        allocate_flash_2(q, k)
+def sum_elements(t: Tensor) -> int:
+    """Return the elements of the sums of a gradient: tokens and head_dim are rounded up."""
+    batch, heads, tokens, head_dim = t.shape
+    return batch * heads * round_up(tokens, 128) * round_up(head_dim, 32)
 
 
 FLASH_ATTN_3 = Package(
@@ -168,12 +110,24 @@ class FlashAttn3(PackageKernel):
     """FlashAttention-3, a package for Hopper GPUs."""
 
     package = FLASH_ATTN_3
-    causal_of_backward = "is_causal"
 
     @classmethod
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
         return super().unavailable_reason(use) or generation_reason((9,))
+
+    @override
+    def _call_forward(self, **given: Any) -> Any:
+        return self._module._flash_attn_forward(**given)
+
+    @override
+    def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
+        (grad_out, q, out, lse), (k, v) = queries, keys
+        dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+        tensors = transpose(dout=grad_out, q=q, k=k, v=v, out=out, dq=dq, dk=dk, dv=dv)
+        given = {"softmax_lse": lse.contiguous(), "softmax_scale": scale, "is_causal": causal}
+        self._module._flash_attn_backward(**tensors, **given)
+        return dq, dk, dv
 
 
 FLASH_ATTN_4 = Package(

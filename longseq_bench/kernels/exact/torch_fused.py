@@ -4,6 +4,7 @@ Masks are a term added to the scores. `efficient` knows float32, masks and older
 FlashAttention-2: arXiv 2307.08691.
 """
 
+from itertools import product
 from typing import Any, cast
 
 import torch
@@ -15,12 +16,13 @@ from longseq_bench.core.errors import KernelLimitError
 from longseq_bench.kernels.base import Pair, Queries, Triple, check_strides
 from longseq_bench.kernels.exact._cuda import (
     HALF,
+    MAX_INDEX,
     capability_reason,
     half_reason,
     repeat_heads,
+    round_up,
     sum_groups,
 )
-from longseq_bench.kernels.exact._flash_backward import MAX_INDEX, backward_in_parts
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
 from longseq_bench.meta_mode import is_meta
 
@@ -140,10 +142,10 @@ class Efficient(ExactKernel):
         padded = pad(lse, (0, -q.shape[2] % _LSE_ALIGN), value=torch.inf)
         out, grad_out = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (out, grad_out))
         seed = torch.zeros((), dtype=torch.int64, device=q.device)
+        tensors = grad_out, q, repeat_heads(q, k), repeat_heads(q, v), bias, out, padded
         dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
-            grad_out, q, repeat_heads(q, k), repeat_heads(q, v), bias, out, padded, seed, seed,
-            0.0, [True, True, True, False], causal,
-        )  # fmt: skip
+            *tensors, seed, seed, 0.0, [True, True, True, False], causal
+        )
         return dq, sum_groups(dk, k), sum_groups(dv, v)
 
 
@@ -158,6 +160,16 @@ def _check_size(q: Tensor, k: Tensor) -> None:
 
 def _expand(bias: Tensor, q: Tensor) -> Tensor:
     return bias.expand(q.shape[0], q.shape[1], *bias.shape)
+
+
+def backward_elements(batch: int, heads: int, tokens: int, head_dim: int) -> int:
+    """Return the elements of the float32 sums of dQ in a backward of FlashAttention-2.
+
+    They are one buffer of a call. Beyond 2^31 elements it writes to other memory (an illegal memory
+    access, or silent errors).
+    """
+    dims = round_up(head_dim, 32 if head_dim <= 128 else 64)
+    return batch * heads * round_up(tokens, 128) * dims
 
 
 @exact_kernel("flash")
@@ -186,17 +198,34 @@ class Flash(ExactKernel):
 
     @override
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
-        return backward_in_parts(
-            self.name, queries, keys, lambda rows, seen: self._backward_call(rows, seen, causal)
-        )
+        """Return the gradients by one call, or by one for each sequence and KV head."""
+        (grad_out, q, out, lse), (k, v) = queries, keys
+        (batch, heads, rows, dim), kv_heads = q.shape, k.shape[1]
+        group, tokens = heads // kv_heads, max(rows, k.shape[2])
+        if backward_elements(batch, heads, tokens, dim) <= MAX_INDEX:
+            return self._backward_call(queries, keys, causal)
+        if (of_one := backward_elements(1, group, tokens, dim)) > MAX_INDEX:
+            raise KernelLimitError(
+                f"flash: the backward of one KV head has {of_one:,} elements; its kernel indexes "
+                f"at most {MAX_INDEX:,}"
+            )
+        grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        for b, kv in product(range(batch), range(kv_heads)):
+            own = slice(b, b + 1), slice(kv * group, (kv + 1) * group)
+            seen = slice(b, b + 1), slice(kv, kv + 1)
+            of_own = grad_out[own], q[own], out[own], lse[own]
+            part = self._backward_call(of_own, (k[seen], v[seen]), causal)
+            for grad, at, result in zip(grads, (own, seen, seen), part, strict=True):
+                grad[at] = result
+        return grads
 
     def _backward_call(self, queries: Queries, keys: Pair, causal: bool) -> Triple:
         (grad_out, q, out, lse), (k, v) = queries, keys
         seed = torch.empty(0, dtype=torch.uint64, device=q.device)
+        tensors, lengths = (grad_out, q, k, v, out, lse.contiguous()), (q.shape[2], k.shape[2])
         grads = _aten._scaled_dot_product_flash_attention_backward(
-            grad_out, q, k, v, out, lse.contiguous(), None, None,
-            q.shape[2], k.shape[2], 0.0, causal, seed, seed,
-        )  # fmt: skip
+            *tensors, None, None, *lengths, 0.0, causal, seed, seed
+        )
         return grads[0], grads[1], grads[2]
 
 
@@ -235,10 +264,10 @@ class Cudnn(ExactKernel):
             return self._backward_of_one_pair(queries, keys)
         (grad_out, q, out, lse), (k, v) = queries, keys
         seed = torch.zeros((), dtype=torch.int64, device=q.device)
+        tensors = grad_out, q, k, v, out, lse.contiguous().unsqueeze(-1)
         grads = _aten._scaled_dot_product_cudnn_attention_backward(
-            grad_out, q, k, v, out, lse.contiguous().unsqueeze(-1), seed, seed, None, None, None,
-            q.shape[2], k.shape[2], 0.0, causal,
-        )  # fmt: skip
+            *tensors, seed, seed, None, None, None, q.shape[2], k.shape[2], 0.0, causal
+        )
         return grads[0], grads[1], grads[2]
 
     def _backward_of_one_pair(self, queries: Queries, keys: Pair) -> Triple:
