@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import Tensor
 
-from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.errors import UnsupportedError, UserError
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values, or their gradients."""
@@ -32,6 +32,15 @@ def check_strides(kernel: str, *tensors: Tensor) -> None:
     """
     if any(t.stride(-1) != 1 and t.shape[-1] > 1 for t in tensors):
         raise UnsupportedError(f"{kernel} needs q, k and v with contiguous head_dim")
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor, heads: int, tokens: int) -> None:
+    """Raise UserError for other shapes than a kernel is for: it would read beyond the tensors."""
+    if q.shape[1:3] != (heads, tokens) or k.shape[2] != tokens or k.shape != v.shape:
+        raise UserError(
+            f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}, but this "
+            f"attention was prepared for {heads} query heads and {tokens} tokens"
+        )
 
 
 class AttentionKernel(Protocol):

@@ -27,9 +27,9 @@ ZIG = "ziglang"
 """A compiler that pip installs (the extra `compiler`), for machines without one."""
 
 FLAGS = (
-    "-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fno-exceptions", "-fno-rtti",
-    "-shared", "-fPIC",
-)  # fmt: skip
+    *("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast"),
+    *("-fno-exceptions", "-fno-rtti", "-shared", "-fPIC"),
+)
 TUNING = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ())
 """Sets of flags to try in turn: not every compiler supports them."""
 

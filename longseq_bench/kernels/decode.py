@@ -99,19 +99,17 @@ def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Te
     q is (B, Hq, m, D), k (B, Hk, N, D) and v (B, Hk, N, Dv). A new token that sees no key has an
     output of 0 and a log-sum-exp of -inf. Raises UnsupportedError without a compiled kernel.
     """
-    problem = _Decode(
-        dtype=native.DTYPES.index(q.dtype) if q.dtype in native.DTYPES else -1,
-        dim=q.shape[3], v_dim=v.shape[3], batches=q.shape[0], kv_heads=k.shape[1],
-        group=q.shape[1] // k.shape[1], queries=q.shape[2], begin=seen.begin, end=seen.end,
-    )  # fmt: skip
-    units, threads = q.shape[0] * k.shape[1], torch.get_num_threads()
-    problem.splits = choose_splits(units, seen.end - seen.begin, threads)
-    rows = (problem.splits, *q.shape[:3])
+    (batch, heads, queries, dim), kv_heads = q.shape, k.shape[1]
+    threads = torch.get_num_threads()
+    splits = choose_splits(batch * kv_heads, seen.end - seen.begin, threads)
+    rows = (splits, batch, heads, queries)
     out = torch.empty(*rows, v.shape[3], device=q.device)
     lse = torch.empty(rows, device=q.device)
     if is_meta() or are_loops_limited():
         return merge_partials(out, lse)
     native.check_inputs("decode kernel", unavailable_reason(q.dtype), q, k, v)
+    sizes = dim, v.shape[3], batch, kv_heads, heads // kv_heads, queries, splits
+    problem = _Decode(native.DTYPES.index(q.dtype), *sizes, begin=seen.begin, end=seen.end)
     native.set_tensors(problem, q=q, k=k, v=v)
     first, stop = (np.ascontiguousarray(ends, dtype=np.int64) for ends in (seen.first, seen.stop))
     problem.first, problem.stop = first.ctypes.data, stop.ctypes.data

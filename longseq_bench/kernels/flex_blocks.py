@@ -1,8 +1,7 @@
 """FlexAttention (arXiv 2412.05496), torch's compiled attention, over block layouts.
 
-Its tables of blocks are padded to the widest row. A layout is refused if a few wide rows would make
-the padded table almost dense. Full blocks run without a mask; the causal diagonal has one; the
-kernels find the end of a short last block from the sequence length.
+Its tables of blocks are padded to the widest row. Full blocks run without a mask, the causal
+diagonal with one; the kernels find the end of a short last block from the sequence length.
 
 Letters: B batch, Hq query heads, Hk KV heads, N tokens, D head_dim; H layouts (1 or Hq), R rows of
 a layout, W blocks of its widest row.
@@ -19,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.core.units import format_bytes
-from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple, check_shapes
 from longseq_bench.kernels.cpp_build import COMPILERS
 from longseq_bench.patterns.block_layout import BlockLayout, Ints, common_sizes
 
@@ -29,12 +27,6 @@ Entries = tuple[Ints, NDArray[np.int32]]
 
 MIN_HEAD_DIM = 16
 """The smallest head_dim that the kernels can multiply."""
-
-MAX_UNCHECKED_BYTES = 2**28
-"""Bytes of a table up to which any padding is accepted."""
-
-MAX_PADDING = 16
-"""Entries per kept block that a larger table may have."""
 
 ALIGNED_INDICES = 4
 """A table begins at a multiple of so many indices: torch copies an input that is not aligned to 16
@@ -67,10 +59,8 @@ def compiled() -> Callable[..., Any]:
 def attend(q: Tensor, k: Tensor, v: Tensor, block_mask: Any, **options: Any) -> Any:
     """Return flex_attention's output for q (B, Hq, N, D) and k, v (B, Hk, N, D), compiled."""
     # torch 2.13 can't compile its default scale for some sequences of shapes in a process
-    return compiled()(
-        q, k, v, block_mask=block_mask, scale=q.shape[3] ** -0.5,
-        enable_gqa=q.shape[1] != k.shape[1], **options,
-    )  # fmt: skip
+    options |= {"scale": q.shape[3] ** -0.5, "enable_gqa": q.shape[1] != k.shape[1]}
+    return compiled()(q, k, v, block_mask=block_mask, **options)
 
 
 def causal_mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -221,10 +211,8 @@ class FlexBlocks:
         return dq, dk, dv
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, train: bool, **more: Any) -> Any:
-        if q.shape[2] != self.seq_len:
-            raise UnsupportedError(f"q has {q.shape[2]} tokens, but the layout has {self.seq_len}")
-        if len(self.layouts) not in (1, q.shape[1]):
-            raise UnsupportedError(f"{len(self.layouts)} layouts for {q.shape[1]} query heads")
+        heads = q.shape[1] if len(self.layouts) == 1 else len(self.layouts)
+        check_shapes(q, k, v, heads, self.seq_len)
         check_head_dim(q.shape[3])
         if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise UnsupportedError(f"FlexAttention has no kernel for {q.dtype}")
@@ -265,18 +253,14 @@ class FlexBlocks:
         are beyond its counts; on a CPU it is R wide, as the lowering there expects.
         """
         rows, heads = self.layouts[0].rows, len(masked)
-        counts = [_blocks_per_row(entries, rows) for entries in (masked, full)]
+        counts = [
+            np.stack([np.bincount(own, minlength=rows) for own, _ in entries]).astype(np.int32)
+            for entries in (masked, full)
+        ]
         widths = [max(1, int(count.max())) for count in counts]
         starts = 0, widths[0] + -widths[0] % ALIGNED_INDICES
         step = starts[1] + widths[1]
         table_size = heads * rows * step
-        kept = sum(int(count.sum()) for count in counts)
-        padded = table_size > MAX_PADDING * max(kept, heads * rows)
-        if padded and (size := 4 * table_size) > MAX_UNCHECKED_BYTES:
-            raise UnsupportedError(
-                f"FlexAttention pads all {rows} rows to the widest ({max(widths)} blocks): its "
-                f"table would take {format_bytes(size)} for {kept} kept blocks"
-            )
         width = rows if device.type == "cpu" else max(widths)
         storage = np.zeros(table_size + width, dtype=np.int32)
         table = storage[:table_size].reshape(heads, rows, step)
@@ -291,12 +275,6 @@ class FlexBlocks:
             shape, strides = (1, heads, rows, width), (0, rows * step, step, 1)
             tables.append(numbers.as_strided(shape, strides, start))
         return tuple(tables)
-
-
-def _blocks_per_row(entries: Sequence[Entries], rows: int) -> NDArray[np.int32]:
-    """Return the number of entries of each row, (H, R)."""
-    counts = [np.bincount(own, minlength=rows) for own, _ in entries]
-    return np.stack(counts).astype(np.int32)
 
 
 def tile_options(block: int, head_dim: int, dtype: torch.dtype) -> dict[str, int]:

@@ -15,7 +15,7 @@ import os
 import re
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from itertools import product
 from typing import Any
@@ -177,21 +177,23 @@ Tiles = list[Tensor]
 class StreamedKernel:
     """An AttentionKernel over a tiling whose rows and keys are slices.
 
-    exact: computes each piece on its device.
+    exact: computes each piece on its device. On CUDA tiles are copied on a separate stream, in one
+    order.
     """
 
     def __init__(self, tiling: Tiling, exact: ExactKernel) -> None:
         self._tiling, self._exact = tiling, exact
-        self._copier = _TileCopier(exact.device)
+        real = exact.device == "cuda" and not meta_mode.is_meta()
+        self._stream: Any = torch.cuda.Stream() if real else None  # type: ignore[no-untyped-call]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
         out, lse = zeros_like(q), None
         if keep_lse:
-            lse = zeros(q.shape[:3], wide(q), self._copier.device).fill_(-math.inf)
+            lse = zeros(q.shape[:3], wide(q), self._exact.device).fill_(-math.inf)
         for block in meta_mode.limited(self._tiling()):
             at = (slice(None), block.heads, block.rows)
-            rows = self._copier.copy(q[at])
+            rows = self._copy(q[at])
             acc = torch.zeros_like(rows, dtype=wide(q))
             acc_lse = acc.new_full(acc.shape[:3], -math.inf)
             for (heads, _, piece), (k_tile, v_tile) in self._keys(block, q, (k, v)):
@@ -210,42 +212,24 @@ class StreamedKernel:
         dk, dv = (zeros_like(t, wide(t)) for t in (k, v))
         for block in meta_mode.limited(self._tiling()):
             at = (slice(None), block.heads, block.rows)
-            own = [self._copier.copy(t[at]) for t in (grad_out, q, out, lse)]
+            own = [self._copy(t[at]) for t in (grad_out, q, out, lse)]
             acc = torch.zeros_like(own[1], dtype=wide(q))
             for call, (k_tile, v_tile, *sums) in self._keys(block, q, (k, v, dk, dv)):
                 heads, _, piece = call
                 do, q_rows, o, row_lse = (t[:, heads, piece.rows] for t in own)
-                dq_rows = acc[:, heads, piece.rows]
-                self._exact.add_gradients(
-                    (do, q_rows, o, row_lse), (k_tile, v_tile), dq_rows, (sums[0], sums[1]),
-                    piece.causal,
-                )  # fmt: skip
-                self._copier.copy_back((dk, dv), call, sums)
-                del k_tile, v_tile, sums
+                dq_rows, d_keys = acc[:, heads, piece.rows], (sums[0], sums[1])
+                of_rows, tiles = (do, q_rows, o, row_lse), (k_tile, v_tile)
+                self._exact.add_gradients(of_rows, tiles, dq_rows, d_keys, piece.causal)
+                self._copy_back((dk, dv), call, sums)
+                del k_tile, v_tile, tiles, sums, d_keys
             dq[at] = acc
-        self._copier.finish()
+        if self._stream is not None:
+            self._stream.synchronize()
         return dq, _to_dtype_of(dk, k), _to_dtype_of(dv, v)
 
-    def _keys(
-        self, block: RowBlock, q: Tensor, tensors: Sequence[Tensor]
-    ) -> Iterator[tuple[Call, Tiles]]:
-        """Yield the calls of a row block, each with the tiles of its keys on the device."""
-        calls = meta_mode.limited(tiling.calls(block, q.shape[1] // tensors[0].shape[1]))
-        yield from self._copier.copy_tiles(tensors, calls)
-
-
-class _TileCopier:
-    """Copies tiles to the device and back; on CUDA on a separate stream, in one order."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self._is_cuda = device == "cuda"
-        real = self._is_cuda and not meta_mode.is_meta()
-        self._stream: Any = torch.cuda.Stream() if real else None  # type: ignore[no-untyped-call]
-
-    def copy(self, tile: Tensor) -> Tensor:
+    def _copy(self, tile: Tensor) -> Tensor:
         """Return the tile on the device."""
-        if not self._is_cuda:
+        if self._exact.device != "cuda":
             return tile
         if meta_mode.is_meta():
             return tile.clone()
@@ -256,45 +240,41 @@ class _TileCopier:
                 target.copy_(source, non_blocking=True)
         return copied
 
-    def copy_tiles(
-        self, tensors: Sequence[Tensor], calls: Iterable[Call]
+    def _keys(
+        self, block: RowBlock, q: Tensor, tensors: Sequence[Tensor]
     ) -> Iterator[tuple[Call, Tiles]]:
-        """Yield each call with the tiles of its keys; no two calls may have the same keys."""
+        """Yield the calls of a row block, each with the tiles of its keys on the device.
+
+        No two calls may have the same keys: the next tiles are copied meanwhile.
+        """
         pending: tuple[Call, Tiles] | None = None
+        calls = meta_mode.limited(tiling.calls(block, q.shape[1] // tensors[0].shape[1]))
         for call in itertools.chain(calls, [None]):
             started = (call, self._start(tensors, call)) if call else None
             if pending is not None:
-                yield self._wait_for(pending)
+                if self._stream is not None:
+                    compute_stream = torch.cuda.current_stream()
+                    compute_stream.wait_stream(self._stream)
+                    for tile in pending[1]:
+                        # its memory is not reused for copies until the computation has read it
+                        tile.record_stream(compute_stream)
+                yield pending
             pending = started
             del started
 
-    def copy_back(self, tensors: Sequence[Tensor], call: Call, tiles: Tiles) -> None:
+    def _start(self, tensors: Sequence[Tensor], call: Call) -> Tiles:
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            return [self._copy(t[:, call[1], call[2].keys]) for t in tensors]
+
+    def _copy_back(self, tensors: Sequence[Tensor], call: Call, tiles: Tiles) -> None:
         """Copy computed tiles back to the host, after their computation and before later tiles."""
-        if not self._is_cuda or meta_mode.is_meta():
+        if self._stream is None:
             return  # on a CPU the tiles are views
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for target, tile in zip(tensors, tiles, strict=True):
                 target[:, call[1], call[2].keys].copy_(tile, non_blocking=True)
                 tile.record_stream(self._stream)
-
-    def finish(self) -> None:
-        """Wait until everything is in the host's memory."""
-        if self._stream is not None:
-            self._stream.synchronize()
-
-    def _start(self, tensors: Sequence[Tensor], call: Call) -> Tiles:
-        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-            return [self.copy(t[:, call[1], call[2].keys]) for t in tensors]
-
-    def _wait_for(self, pending: tuple[Call, Tiles]) -> tuple[Call, Tiles]:
-        if self._stream is not None:
-            compute_stream = torch.cuda.current_stream()
-            compute_stream.wait_stream(self._stream)
-            for tile in pending[1]:
-                # its memory is not reused for other copies until the computation has read it
-                tile.record_stream(compute_stream)
-        return pending
 
 
 def _to_dtype_of(total: Tensor, like: Tensor) -> Tensor:

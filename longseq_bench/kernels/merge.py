@@ -14,7 +14,10 @@ def merge_part(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None
     both at -inf stay 0. out and lse are wide. On CUDA one Triton kernel does it in float32.
     """
     if device_kind(out) == "cuda" and out.dtype == torch.float32:
-        _merge_on_cuda(out, lse, part, part_lse)
+        if not is_meta():
+            from longseq_bench.kernels.triton_merge import merge
+
+            merge(out, lse, part, part_lse)
         return
     if is_meta():
         # allocate the temporaries only: each operation on meta tensors takes a millisecond
@@ -23,11 +26,3 @@ def merge_part(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None
     weight = torch.sigmoid(part_lse - lse).nan_to_num_(0.0).unsqueeze(-1)
     out.lerp_(part if part.dtype == out.dtype else part.to(out.dtype), weight)
     torch.logaddexp(lse, part_lse, out=lse)
-
-
-def _merge_on_cuda(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    if is_meta():
-        return
-    from longseq_bench.kernels.triton_merge import merge
-
-    merge(out, lse, part, part_lse)

@@ -157,10 +157,9 @@ def check_inputs(kernel: str, reason: str | None, q: Tensor, k: Tensor, v: Tenso
 
 
 def _problem(q: Tensor, k: Tensor, task: SpanTask) -> _Problem:
-    problem = _Problem(
-        dtype=DTYPES.index(q.dtype), dim=q.shape[3], batches=q.shape[0],
-        group=q.shape[1] // k.shape[1], causal=task.causal, merge=task.merge,
-    )  # fmt: skip
+    group = q.shape[1] // k.shape[1]
+    problem = _Problem(DTYPES.index(q.dtype), q.shape[3], q.shape[0], group, task.causal)
+    problem.merge = task.merge
     _set_arrays(problem, task.steps, STEP_ARRAYS)
     return problem
 

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.core.errors import UserError
-from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple, check_shapes
 from longseq_bench.kernels.tiling import wide
 from longseq_bench.meta_mode import device_kind
 from longseq_bench.patterns.spans import Spans
@@ -100,29 +99,18 @@ class SpanKernel(Protocol):
 
 
 class SpanAttention:
-    """An AttentionKernel over parts, for tensors of `shape` = (query heads, tokens).
-
-    Raises UserError for other shapes: the kernel would read beyond the tensors.
-    """
+    """An AttentionKernel over parts, for tensors of `shape` = (query heads, tokens)."""
 
     def __init__(self, kernel: SpanKernel, task: SpanTask, shape: tuple[int, int]) -> None:
         self._kernel, self._task, self._shape = kernel, task, shape
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
-        self._check(q, k, v)
+        check_shapes(q, k, v, *self._shape)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=wide(q)) if keep_lse else None
         self._kernel.forward(q, k, v, out, lse, self._task)
         return out, lse
-
-    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        if q.shape[1:3] != self._shape or k.shape[2] != self._shape[1] or k.shape != v.shape:
-            heads, tokens = self._shape
-            raise UserError(
-                f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}, but this "
-                f"attention was prepared for {heads} query heads and {tokens} tokens"
-            )
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k, v, given out and lse of the whole softmax."""
@@ -131,7 +119,7 @@ class SpanAttention:
 
     def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write the output over q and return it."""
-        self._check(q, k, v)
+        check_shapes(q, k, v, *self._shape)
         # a kernel reads the queries of a tile before it writes their output
         self._kernel.forward(q, k, v, q, None, self._task)
         return q

@@ -23,9 +23,6 @@ from longseq_bench.meta_mode import is_meta
 
 Kernel = Literal["auto", "native", "triton", "flex", "torch"]
 
-FASTEST = ("native", "triton", "torch")
-"""The order in which auto tries kernels."""
-
 _NO_BLOCK_LAYOUT = (
     "it needs a block layout: one rank, no mask but causal, no padding, no learned scorer"
 )
@@ -52,8 +49,9 @@ def choose(
     requested kernel can't be used.
     """
     torch_dtype: torch.dtype = getattr(torch, dtype)
+    not_cpu = None if device == "cpu" else "the compiled kernel is for CPUs"
     reasons = {
-        "native": _native_reason(device, torch_dtype),
+        "native": not_cpu or native.unavailable_reason(torch_dtype),
         "triton": triton_reason(device, torch_dtype, head_dim, blocks.block if blocks else 0),
         "flex": flex_blocks.unavailable_reason(device, blocks is not None and blocks.train),
         "torch": None,
@@ -63,7 +61,7 @@ def choose(
             reasons[other] = reasons[other] if device == "cpu" else _NO_BLOCK_LAYOUT
     name = requested
     if requested == "auto":
-        name = next(name for name in FASTEST if reasons[name] is None)
+        name = next(n for n in ("native", "triton", "torch") if reasons[n] is None)
     elif reason := reasons[requested]:
         raise UnsupportedError(f"kernel={requested}: {reason}")
     facts = {"kernel": "torch (spans)" if name == "torch" else name}
@@ -83,12 +81,6 @@ def has_triton() -> bool:
 def span_kernel(name: str) -> SpanKernel:
     """Return the kernel of spans of this name; for names that have none that of torch."""
     return native if name == "native" else torch_spans
-
-
-def _native_reason(device: str, dtype: torch.dtype) -> str | None:
-    if device != "cpu":
-        return "the compiled kernel is for CPUs"
-    return native.unavailable_reason(dtype)
 
 
 def triton_reason(device: str, dtype: torch.dtype, head_dim: int, block: int = 128) -> str | None:

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.exact.base import ExactKernel
-from longseq_bench.kernels.merge import merge_part
 from longseq_bench.meta_mode import limited, refuse_limited_loops
 
 Index = slice | Tensor
@@ -135,7 +134,7 @@ class InPlaceTiledKernel(TiledKernel):
             dq_rows = torch.zeros_like(rows, dtype=wide(q))
             group = q.shape[1] // k.shape[1]
             own = do, rows, out, lse
-            _add_rows(self._exact, own, (k, v), group, block, dq_rows, (dk, dv))
+            _add_rows(self._exact, own, (k, v), group, block, (dq_rows, dk, dv))
             _store(dq, block, dq_rows)
             del do, rows, out, own, dq_rows
         dk = dk.to(k.dtype)
@@ -156,7 +155,7 @@ def _forward_copy(
     rows = _take(q, block.heads, block.rows)
     acc = rows.new_zeros(*rows.shape[:3], v.shape[3], dtype=wide(q))
     acc_lse = acc.new_full(acc.shape[:3], -math.inf)
-    _merge_pieces(exact, rows, (k, v), q.shape[1] // k.shape[1], block, acc, acc_lse)
+    _merge_pieces(exact, rows, (k, v), q.shape[1] // k.shape[1], block, (acc, acc_lse))
     return acc, acc_lse
 
 
@@ -173,7 +172,7 @@ def block_forward(
     q_block = _take(q, block.heads, block.rows)
     acc = _accumulator(out, block)
     acc_lse = acc.new_full(acc.shape[:3], -math.inf)
-    _merge_pieces(exact, q_block, (k, v), q.shape[1] // k.shape[1], block, acc, acc_lse)
+    _merge_pieces(exact, q_block, (k, v), q.shape[1] // k.shape[1], block, (acc, acc_lse))
     _store(out, block, acc)
     if lse is not None:
         _store(lse, block, acc_lse)
@@ -187,17 +186,15 @@ def merge(
     out (B, Hq, N, D) and lse (B, Hq, N) are wide; rows without any key so far are 0 and -inf. The
     block's rows are a slice.
     """
-    index = (block.heads, block.rows)
-    group = q.shape[1] // k.shape[1]
-    own, acc, acc_lse = (_take(t, *index) for t in (q, out, lse))
-    _merge_pieces(exact, own, (k, v), group, block, acc, acc_lse)
+    own, acc, acc_lse = (_take(t, block.heads, block.rows) for t in (q, out, lse))
+    _merge_pieces(exact, own, (k, v), q.shape[1] // k.shape[1], block, (acc, acc_lse))
 
 
 def _merge_pieces(
-    exact: ExactKernel, q: Tensor, keys: Pair, group: int, block: RowBlock, acc: Tensor,
-    acc_lse: Tensor,
-) -> None:  # fmt: skip
-    """Merge all pieces into acc and acc_lse; they and q hold the block's rows and heads only."""
+    exact: ExactKernel, q: Tensor, keys: Pair, group: int, block: RowBlock, sums: Pair
+) -> None:
+    """Merge all pieces into sums, acc and acc_lse, which hold the block's rows and heads, as q."""
+    acc, acc_lse = sums
     for heads, kv_heads, piece in limited(calls(block, group)):
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
         own, out, lse = (_take(t, heads, piece.rows) for t in (q, acc, acc_lse))
@@ -218,7 +215,7 @@ def add_gradients(
     """
     grad_out, q, out, lse = (_take(t, block.heads, block.rows) for t in queries)
     group = queries[0].shape[1] // keys[0].shape[1]
-    _add_rows(exact, (grad_out, q, out, lse), keys, group, block, acc, d_keys)
+    _add_rows(exact, (grad_out, q, out, lse), keys, group, block, (acc, *d_keys))
 
 
 def store_gradients(
@@ -231,10 +228,10 @@ def store_gradients(
 
 
 def _add_rows(
-    exact: ExactKernel, own: Queries, keys: Pair, group: int, block: RowBlock, acc: Tensor,
-    d_keys: Pair,
-) -> None:  # fmt: skip
+    exact: ExactKernel, own: Queries, keys: Pair, group: int, block: RowBlock, sums: Triple
+) -> None:
     """Add gradients as `add_gradients` does; `own` has only the rows and heads of the block."""
+    acc, *d_keys = sums
     for heads, kv_heads, piece in limited(calls(block, group)):
         grad_out, q, out, lse = (_take(t, heads, piece.rows) for t in own)
         k, v = (_take(t, kv_heads, piece.keys) for t in keys)
@@ -275,17 +272,6 @@ def kv_heads_of(heads: slice, group: int) -> Iterator[tuple[slice, slice]]:
         for kv in sorted({h // group for h in q_heads}):
             own = [h for h in q_heads if h // group == kv]
             yield slice(own[0], own[-1] + 1, step), slice(kv, kv + 1)
-
-
-def join(
-    acc: Tensor, acc_lse: Tensor, heads: slice, rows: Index, part: Tensor, lse: Tensor
-) -> None:
-    """Merge a softmax into some rows and heads of acc and acc_lse, in place."""
-    old, old_lse = _take(acc, heads, rows), _take(acc_lse, heads, rows)
-    merge_part(old, old_lse, part, lse)
-    if isinstance(rows, Tensor):
-        _put(acc, heads, rows, old)
-        _put(acc_lse, heads, rows, old_lse)
 
 
 def _put(target: Tensor, heads: slice, rows: Tensor, value: Tensor) -> None:

@@ -102,13 +102,16 @@ def _row_blocks(
     block_of = np.cumsum(spans.tile_count, dtype=np.int64) // ROWS[device_kind(q)]
     blocks = np.split(np.arange(spans.tiles), np.flatnonzero(np.diff(block_of)) + 1)
     if are_loops_limited():  # the one with the most keys needs the most memory
-        blocks = [max(blocks, key=lambda tiles: _keys_of(spans, tiles))]
+        sums = np.concatenate(([0], np.cumsum(spans.count, dtype=np.int64)))[spans.runs]
+        blocks = [max(blocks, key=lambda tiles: np.diff(sums)[tiles].sum())]
     for tiles in blocks:
         if not len(tiles) or not head_runs:
             continue
-        place = np.arange(spans.tile_count[tiles].max())
-        exists = place < spans.tile_count[tiles, None]
-        steps = np.where(exists, spans.tile_start[tiles, None] + place * spans.tile_step, 0)
+        counts = spans.tile_count[tiles, None]
+        place = np.arange(counts.max())
+        exists = place < counts
+        # a shorter tile repeats its last query
+        steps = spans.tile_start[tiles, None] + np.minimum(place, counts - 1) * spans.tile_step
         rows = _rows(steps, task.steps.q_row)
         own: Index = ALL
         index = rows
@@ -119,11 +122,6 @@ def _row_blocks(
         pieces = list(limited(_pieces(spans, task, tiles, steps, index, most)))
         for run in head_runs:
             yield RowBlock(own, run, tuple(Piece(r, c, run, t, m) for r, c, t, m in pieces))
-
-
-def _keys_of(spans: Spans, tiles: Steps) -> int:
-    runs = slice(spans.runs[tiles[0]], spans.runs[tiles[-1] + 1]) if len(tiles) else slice(0)
-    return int(spans.count[runs].sum())
 
 
 _Call = tuple[Tensor, Tensor, bool, Tensor | None]
@@ -140,21 +138,21 @@ def _pieces(
     counts = spans.tile_count[tiles].astype(np.int64)
     runs = np.arange(spans.runs[tiles[0]], spans.runs[tiles[-1] + 1])
     tile_of = np.repeat(np.arange(len(tiles)), np.diff(spans.runs)[tiles])
-    is_full = spans.count[runs] > 0
+    runs, tile_of = (numbers[spans.count[runs] > 0] for numbers in (runs, tile_of))
     if task.causal:
-        is_query = np.arange(rows.shape[1]) < counts[:, None]
         last = positions(q_steps, task.steps.q_row, task.steps.q_at)
-        first = positions(q_steps, None, task.steps.q_first)
-        first = np.zeros_like(last) if task.steps.q_first is None else first
-        low, high = (_places(spans, task, runs, end) for end in (0, 1))
-        (last_low, last_high), (first_low, first_high) = (
-            (end[tile_of] for end in _ends(ends, is_query)) for ends in (last, first)
-        )
-        seen = is_full & (low <= last_high) & (high >= first_low)
-        is_full = seen & (high <= last_low) & (low >= first_high)
+        first = np.zeros_like(last)
+        if task.steps.q_first is not None:
+            first = task.steps.q_first[q_steps].astype(np.int64)
+        # positions of a run ascend
+        start, step = spans.start[runs].astype(np.int64), spans.step
+        end = start + (spans.count[runs] - 1) * (1 if step is None else step[runs])
+        low, high = (positions(key, task.steps.k_row, task.steps.k_at) for key in (start, end))
+        seen = (low <= last.max(1)[tile_of]) & (high >= first.min(1)[tile_of])
+        is_full = seen & (high <= last.min(1)[tile_of]) & (low >= first.max(1)[tile_of])
         part = np.flatnonzero(seen & ~is_full)
         yield from _partly_seen(spans, task, runs[part], tile_of[part], (counts, rows, first, last))
-    runs, tile_of = runs[is_full], tile_of[is_full]
+        runs, tile_of = runs[is_full], tile_of[is_full]
     begin = np.searchsorted(tile_of, np.arange(len(tiles) + 1))
     per_tile = np.bincount(tile_of, spans.count[runs], len(tiles)).astype(np.int64)
     for queries, count in sorted({*zip(counts.tolist(), per_tile.tolist(), strict=True)}):
@@ -200,22 +198,6 @@ def _key_steps(spans: Spans, runs: Steps) -> Steps:
     step = 1 if spans.step is None else np.repeat(spans.step[runs].astype(np.int64), counts)
     steps: Steps = np.repeat(spans.start[runs].astype(np.int64), counts) + within * step
     return steps
-
-
-def _places(spans: Spans, task: SpanTask, runs: Steps, end: int) -> Steps:
-    """Return the position of the first (end 0) or the last (1) key of runs, which ascend."""
-    length = np.maximum(spans.count[runs].astype(np.int64) - 1, 0) * end
-    steps = spans.start[runs] + length * (1 if spans.step is None else spans.step[runs])
-    empty = spans.count[runs] == 0
-    return positions(np.where(empty, 0, steps), task.steps.k_row, task.steps.k_at)
-
-
-def _ends(numbers: Steps, exists: NDArray[np.bool_]) -> tuple[Steps, Steps]:
-    """Return the least and the largest existing number of each row."""
-    most = np.iinfo(np.int64).max
-    low: Steps = np.where(exists, numbers, most).min(1, initial=most)
-    high: Steps = np.where(exists, numbers, -1).max(1, initial=-1)
-    return low, high
 
 
 def _index(tokens: Steps) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import triton_kernels, triton_merge
-from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple, check_shapes
 from longseq_bench.kernels.triton_tiles import (
     BLOCKS,
     Shape,
@@ -89,7 +89,7 @@ class TritonBlocks:
         parts_lse = parts.new_empty((*q.shape[:2], items.slots * self.block))
 
         tensors = (q, k, v, out, lse, parts, parts_lse)
-        self._launch("forward", tensors, items, q, KEEP_LSE=keep_lse)
+        self._launch("forward", tensors, items, KEEP_LSE=keep_lse)
         self._join(triton_merge.reduce_softmax, (out, lse, parts, parts_lse), items, keep_lse)
         return out, lse if keep_lse else None
 
@@ -111,12 +111,12 @@ class TritonBlocks:
 
         # dq writes the delta that dkv reads
         parts = self._slots(q, rows)
-        self._launch("dq", (q, k, v, out, grad_out, lse, delta, dq, parts), rows, q)
+        self._launch("dq", (q, k, v, out, grad_out, lse, delta, dq, parts), rows)
         self._join(triton_merge.reduce_sum, (dq, parts), rows)
         del parts
         dk_parts, dv_parts = self._slots(k, columns), self._slots(k, columns)
         tensors = (q, k, v, grad_out, lse, delta, dk, dv, dk_parts, dv_parts)
-        self._launch("dkv", tensors, columns, k)
+        self._launch("dkv", tensors, columns)
         self._join(triton_merge.reduce_sum, (dk, dk_parts), columns)
         self._join(triton_merge.reduce_sum, (dv, dv_parts), columns)
         return dq, dk, dv
@@ -124,20 +124,8 @@ class TritonBlocks:
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         if reason := unavailable_reason(self.block, q.shape[-1], q.dtype):
             raise UnsupportedError(reason)
-        batch, heads, tokens, dim = q.shape
-        if k.shape != v.shape or (k.shape[0], *k.shape[2:]) != (batch, tokens, dim):
-            raise UnsupportedError(
-                f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: "
-                "k and v need the same shape, and q may differ in heads only"
-            )
-        if tokens != self.seq_len:
-            raise UnsupportedError(f"q has {tokens} tokens, but the layout has {self.seq_len}")
-        if heads % k.shape[1]:
-            raise UnsupportedError(f"{k.shape[1]} key heads don't divide {heads} query heads")
-        if len(self.layouts) not in (1, heads):
-            raise UnsupportedError(f"{len(self.layouts)} layouts for {heads} query heads")
-        if {k.dtype, v.dtype} != {q.dtype}:
-            raise UnsupportedError("q, k and v need the same dtype")
+        heads = q.shape[1] if len(self.layouts) == 1 else len(self.layouts)
+        check_shapes(q, k, v, heads, self.seq_len)
         if device_kind(q) != "cuda" and not triton.knobs.runtime.interpret:
             raise UnsupportedError(f"the Triton kernels need a CUDA device, not {q.device.type}")
 
@@ -147,13 +135,11 @@ class TritonBlocks:
         return torch.empty(shape, dtype=torch.float32, device=owner.device)
 
     def _launch(
-        self, name: str, tensors: Sequence[Tensor], items: WorkItems, owner: Tensor,
-        **constants: Any,
-    ) -> None:  # fmt: skip
+        self, name: str, tensors: Sequence[Tensor], items: WorkItems, **constants: Any
+    ) -> None:
         """Run a kernel with the largest tile that fits the device's shared memory.
 
-        tensors: q, k and others in the order of the kernel's parameters. owner: the tensor whose
-        heads the items belong to.
+        tensors: q, k and others in the order of the kernel's parameters.
         """
         q, k, *_ = tensors
         lists = [items.places, items.bounds, items.indices]
@@ -161,20 +147,19 @@ class TritonBlocks:
         rows = [self.layouts[0].rows] if name == "dkv" else []
         sizes = (q.shape[2], *rows, q.shape[1], items.count, items.slots, q.shape[3] ** -0.5)
 
+        is_short = self.seq_len % self.block != 0
+        fixed = self._constants(q) | constants | {"GROUP": q.shape[1] // k.shape[1]}
+        fixed |= {"SPLIT": items.slots > 0, "CAUSAL": self.causal, "TAIL": is_short}
+
         def run(tile: Shape) -> None:
-            tokens = tile.keys if name == "dkv" else tile.queries
+            tokens, owner = (tile.keys, k) if name == "dkv" else (tile.queries, q)
             grid = _grid(items.count * (self.block // tokens), owner)
-            fixed = self._constants(q) | constants | {"GROUP": q.shape[1] // k.shape[1]}
-            _KERNELS[name][grid](
-                *tensors, *lists, *strides, *sizes, **fixed, SPLIT=items.slots > 0,
-                CAUSAL=self.causal, TAIL=self.seq_len % self.block != 0, M=tile.queries,
-                N=tile.keys, **tile.options,
-            )  # fmt: skip
+            of_tile = {"M": tile.queries, "N": tile.keys, **tile.options}
+            _KERNELS[name][grid](*tensors, *lists, *strides, *sizes, **fixed, **of_tile)
 
         if is_meta():
             return
         key = (name, q.shape[3], q.dtype)
-        is_short = self.seq_len % self.block != 0
         tile = self._shapes.get(key) or select_shape(
             name, self.block, q.shape[3], q.dtype, capability_of(q), is_short
         )
@@ -190,13 +175,11 @@ class TritonBlocks:
         total, tokens = tensors[0], min(self.block, _JOINED_ROWS)
         rows = items.splits.shape[1]
         sizes = (total.shape[2], rows, total.shape[1], items.slots)
-        constants = {} if keep_lse is None else {"KEEP_LSE": keep_lse}
+        constants = self._constants(total) | {"M": tokens}
+        constants |= {} if keep_lse is None else {"KEEP_LSE": keep_lse}
         grid = _grid(rows * (self.block // tokens), total)
         with on_device(total):
-            kernel[grid](
-                *tensors, items.splits, total.stride()[:3], *sizes, M=tokens,
-                **self._constants(total), **constants,
-            )  # fmt: skip
+            kernel[grid](*tensors, items.splits, total.stride()[:3], *sizes, **constants)
 
     def _constants(self, owner: Tensor) -> dict[str, Any]:
         dim = owner.shape[3]

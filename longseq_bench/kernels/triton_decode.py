@@ -15,14 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels.base import check_strides
-from longseq_bench.kernels.decode import (
-    SeenKeys,
-    choose_splits,
-    cuda_limit_reason,
-    merge_partials,
-)
+from longseq_bench.kernels.decode import SeenKeys, choose_splits, merge_partials
 from longseq_bench.kernels.triton_tiles import Shape, grid_of, on_device
 from longseq_bench.meta_mode import are_loops_limited, is_meta
 
@@ -65,10 +59,8 @@ def _split(
     for at in range(start, last, N):
         key = at + tl.arange(0, N).to(tl.int64)
         exists = key < last
-        keys = tl.load(
-            k + key[:, None] * k_strides[2] + dims[None, :],
-            mask=exists[:, None] & (dims < DIM)[None, :], other=0.0,
-        )  # fmt: skip
+        k_mask = exists[:, None] & (dims < DIM)[None, :]
+        keys = tl.load(k + key[:, None] * k_strides[2] + dims[None, :], mask=k_mask, other=0.0)
         scores = tl.dot(own, tl.trans(keys), input_precision="ieee") * (scale * _LOG2_E)
         visible = exists[None, :] & (key[None, :] >= from_key[:, None])
         visible = visible & (key[None, :] < stop_key[:, None])
@@ -79,10 +71,8 @@ def _split(
         weights = tl.exp2(scores - shift[:, None])
         keep = tl.exp2(largest - shift)
         total = total * keep + tl.sum(weights, 1)
-        values = tl.load(
-            v + key[:, None] * v_strides[2] + v_dims[None, :],
-            mask=exists[:, None] & (v_dims < V_DIM)[None, :], other=0.0,
-        )  # fmt: skip
+        v_mask = exists[:, None] & (v_dims < V_DIM)[None, :]
+        values = tl.load(v + key[:, None] * v_strides[2] + v_dims[None, :], mask=v_mask, other=0.0)
         added = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         sums = sums * keep[:, None] + added
         largest = new
@@ -91,24 +81,19 @@ def _split(
     batches = tl.num_programs(0) // splits // kv_heads
     to = ((part.to(tl.int64) * batches + batch) * kv_heads + head) * rows + row
     tl.store(lse + to, largest * _LOG_2 + tl.log(total), mask=inside)
-    tl.store(
-        out + to[:, None] * V_DIM + v_dims[None, :], sums,
-        mask=inside[:, None] & (v_dims < V_DIM)[None, :],
-    )  # fmt: skip
+    out_mask = inside[:, None] & (v_dims < V_DIM)[None, :]
+    tl.store(out + to[:, None] * V_DIM + v_dims[None, :], sums, mask=out_mask)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Tensor]:
     """Return the output (B, Hq, m, Dv) and log-sum-exp (B, Hq, m) in float32; see decode.forward.
 
-    Raises UnsupportedError for shapes or a dtype that the kernel does not support.
+    decode.cuda_limit_reason says what it does not support.
     """
-    group = q.shape[1] // k.shape[1]
-    if reason := cuda_limit_reason(group * q.shape[2], max(q.shape[3], v.shape[3]), q.dtype):
-        raise UnsupportedError(f"the decode kernel of Triton: {reason}")
     check_strides("the decode kernel", q, k, v)
     batch, heads, queries, dim = q.shape
     kv_heads, v_dim = k.shape[1], v.shape[3]
-    rows = group * queries
+    rows = heads // kv_heads * queries
     tile = tile_of(rows, max(dim, v_dim), q.dtype)
     splits = choose_splits(batch * kv_heads, seen.end - seen.begin, _workers(q), tile.keys)
     out = torch.empty(splits, batch, heads, queries, v_dim, device=q.device)
@@ -119,13 +104,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Te
     )
     if is_meta() or are_loops_limited():
         return merge_partials(out, lse)
+    tensors, strides = (q, k, v, out, lse, first, stop), [t.stride()[:3] for t in (q, k, v)]
+    sizes = seen.begin, seen.end, splits, kv_heads, rows, queries, dim**-0.5
+    widths = {"DIM": dim, "WIDE": _wide(dim), "V_DIM": v_dim, "V_WIDE": _wide(v_dim)}
+    tile_sizes = {"M": tile.queries, "N": tile.keys, **tile.options}
     with on_device(q):
-        _split[grid_of(splits * batch * kv_heads)](
-            q, k, v, out, lse, first, stop, q.stride()[:3], k.stride()[:3], v.stride()[:3],
-            seen.begin, seen.end, splits, kv_heads, rows, queries, dim**-0.5,
-            DIM=dim, WIDE=_wide(dim), V_DIM=v_dim, V_WIDE=_wide(v_dim),
-            M=tile.queries, N=tile.keys, **tile.options,
-        )  # fmt: skip
+        grid = grid_of(splits * batch * kv_heads)
+        _split[grid](*tensors, *strides, *sizes, **widths, **tile_sizes)
     return merge_partials(out, lse)
 
 

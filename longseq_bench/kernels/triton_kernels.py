@@ -25,8 +25,7 @@ from triton.language import tensor
 _LOG2_E = tl.constexpr(1 / math.log(2))
 _LOG_2 = tl.constexpr(math.log(2))
 
-_SIZES = ["seq_len", "rows", "heads", "items", "slots", "tile_step", "item_count", "head_count",
-          "first_kv_head", "tiles"]  # fmt: skip
+_SIZES = ["seq_len", "rows", "heads", "items", "slots", "tiles"]
 """Sizes that a kernel is not compiled again for; Triton would for multiples of 16 and for 1."""
 
 
@@ -201,10 +200,8 @@ def forward(
         places, bounds, items, heads, BLOCK // M, SHARED
     )
     query = block * BLOCK + part * M
-    own = load(
-        q + batch * q_strides[0] + head * q_strides[1], query, q_strides[2], seq_len,
-        M, DIM, WIDE, TAIL,
-    )  # fmt: skip
+    q += batch * q_strides[0] + head * q_strides[1]
+    own = load(q, query, q_strides[2], seq_len, M, DIM, WIDE, TAIL)
     k += batch * k_strides[0] + head // GROUP * k_strides[1]
     v += batch * v_strides[0] + head // GROUP * v_strides[1]
     scale = scale * _LOG2_E

@@ -60,10 +60,9 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
         return
     strides = (out.stride()[:3], lse.stride(), part.stride()[:3], part_lse.stride())
     with on_device(out):
-        _merge[grid_of(programs)](
-            out, lse, part, part_lse, *strides, tokens, heads, tiles,
-            DIM=dim, WIDE=triton.next_power_of_2(dim), M=ROWS,
-        )  # fmt: skip
+        widths = {"DIM": dim, "WIDE": triton.next_power_of_2(dim), "M": ROWS}
+        tensors = out, lse, part, part_lse
+        _merge[grid_of(programs)](*tensors, *strides, tokens, heads, tiles, **widths)
 
 
 # ---- partial results of split rows and columns; see triton_kernels.py ----------------------------

@@ -1,10 +1,7 @@
 """The compiled library: its place, when it is built again, and the reason if it cannot be built."""
 
 import ctypes
-import fcntl
-import os
 import shutil
-import socket
 import stat
 from pathlib import Path
 
@@ -113,14 +110,12 @@ KILLED = "echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2;
     ("program", "reason"),
     [
         ("not a program", "can't be compiled here: "),
-        ("#!/bin/sh\nexec sleep 60\n", "can't be compiled here: "),
         (f"#!/bin/sh\n[ $1 = --version ] && exit 0\n{KILLED}\n", "can't be compiled here: "),
         ("#!/bin/sh\n[ $1 = --version ] && exit 0\n"
          'mktemp "$TMPDIR/ccXXXX.s" >/dev/null; kill -9 $$\n',
          "was killed, perhaps for lack of memory"),
-        ("#!/bin/sh\n[ $1 = --version ] && kill -9 $$\n", "--version ended with exit code -9"),
     ],
-    ids=["can't run", "hangs", "compiler killed", "killed", "killed at --version"],
+    ids=["can't run", "compiler killed", "killed"],
 )  # fmt: skip
 def test_a_failing_compiler_is_the_reason_and_leaves_no_file(
     source: Path, monkeypatch: pytest.MonkeyPatch, program: str, reason: str
@@ -131,25 +126,10 @@ def test_a_failing_compiler_is_the_reason_and_leaves_no_file(
     monkeypatch.setenv("TMPDIR", str(temporary))
     real.write_text(program)
     real.chmod(0o755)
-    monkeypatch.setattr(cpp_build, "_TIMEOUT_S", 0.5)
     monkeypatch.setattr(shutil, "which", lambda name: str(real))
     with pytest.raises(UnsupportedError, match=reason):
         cpp_build.library(source)
     assert (list(temporary.iterdir()), cached_files(source)) == ([], [])
-
-
-@needs_compiler
-def test_folders_of_dead_processes_of_this_host_are_deleted(source: Path) -> None:
-    cache, host = source.parent / "cache" / "longseq", socket.gethostname()
-    dead, alive, other = (cache / f"run-{name}" for name in (f"{host}-1", f"{host}-2", "other-1"))
-    for folder in (dead, alive, other):
-        folder.mkdir(parents=True)
-        (folder / "small.so").touch()
-    descriptor = os.open(alive, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    assert cpp_build.library(source).answer() == 42
-    assert (dead.exists(), alive.exists(), other.exists()) == (False, True, True)
-    os.close(descriptor)
 
 
 # ---- which kernel --------------------------------------------------------------------------------

@@ -143,10 +143,11 @@ def test_triton_equals_the_definition(
     assert_defined(interpreted(run_triton, step), step, ROUNDED[dtype])
 
 
-@needs_triton
-def test_triton_refuses_too_many_rows(interpreted: Interpreted) -> None:
-    with pytest.raises(UnsupportedError, match="24 query rows per KV head are more than 16"):
-        interpreted(run_triton, Step(1, 8, 1, 3, 40, 16, 16))
+def test_the_limits_of_triton_are_named() -> None:
+    reason = decode.cuda_limit_reason(24, 16, torch.float32)
+    assert reason == "24 query rows per KV head are more than 16"
+    assert decode.cuda_limit_reason(24, 16, torch.bfloat16) is None
+    assert "head_dim 512" in (decode.cuda_limit_reason(1, 512, torch.bfloat16) or "")
 
 
 @pytest.mark.cuda

@@ -137,7 +137,7 @@ class ExactKernel(ABC):
             merge_part(out, lse, *own.forward(q, k, v, causal, mask))
             return
         own.calls["forward"] += 1
-        own._merge(q, k, v, out, lse, causal, mask)
+        own._merge(q, (k, v), (out, lse), causal, mask)
 
     def add_gradients(
         self,
@@ -154,7 +154,7 @@ class ExactKernel(ABC):
             _add_all((dq, *dkv), own.backward(queries, keys, causal, mask))
             return
         own.calls["backward"] += 1
-        own._add_gradients(queries, keys, dq, dkv, causal, mask)
+        own._add_gradients(queries, keys, (dq, *dkv), causal, mask)
 
     def ran(self) -> Iterator[str]:
         """Yield the names of the kernels that have run for this one."""
@@ -191,17 +191,13 @@ class ExactKernel(ABC):
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
         """See `backward`."""
 
-    def _merge(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
-        mask: Tensor | None,
-    ) -> None:  # fmt: skip
-        merge_part(out, lse, *self._forward(q, k, v, causal, mask, True))
+    def _merge(self, q: Tensor, keys: Pair, sums: Pair, causal: bool, mask: Tensor | None) -> None:
+        merge_part(*sums, *self._forward(q, *keys, causal, mask, True))
 
     def _add_gradients(
-        self, queries: Queries, keys: Pair, dq: Tensor, dkv: Pair, causal: bool,
-        mask: Tensor | None,
-    ) -> None:  # fmt: skip
-        _add_all((dq, *dkv), self._backward(queries, keys, causal, mask))
+        self, queries: Queries, keys: Pair, sums: Triple, causal: bool, mask: Tensor | None
+    ) -> None:
+        _add_all(sums, self._backward(queries, keys, causal, mask))
 
 
 def _cut(t: Tensor, v: Tensor) -> Tensor:
@@ -292,11 +288,8 @@ def _padding(kernel: type[ExactKernel], use: Use) -> dict[str, str]:
 
 def _preferred(use: Use) -> list[type[ExactKernel]]:
     """Return the kernels that `auto` may take for this device, the preferred one first."""
-    ranked = []
-    for name in KERNELS.names():
-        if KERNELS.unavailable_reason(name) is None:
-            kernel = KERNELS.get(name)
-            rank = kernel.priority(use)
-            if rank is not None and kernel.device == use.device:
-                ranked.append((-rank, name, kernel))
-    return [kernel for _, _, kernel in sorted(ranked, key=lambda one: one[:2])]
+    known = [name for name in KERNELS.names() if KERNELS.unavailable_reason(name) is None]
+    kernels = [KERNELS.get(name) for name in known]
+    ranks = {k: k.priority(use) or 0 for k in kernels if k.priority(use) is not None}
+    own = [kernel for kernel in ranks if kernel.device == use.device]
+    return sorted(own, key=lambda kernel: (-ranks[kernel], kernel.name))

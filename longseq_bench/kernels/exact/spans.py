@@ -52,19 +52,16 @@ class Native(ExactKernel):
         return span_gradients(native, _task(dq, keys[0], causal), queries, keys, dq)
 
     @override
-    def _merge(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool,
-        mask: Tensor | None,
-    ) -> None:  # fmt: skip
-        native.forward(q, k, v, out, lse, _task(q, k, causal, merge=True))
+    def _merge(self, q: Tensor, keys: Pair, sums: Pair, causal: bool, mask: Tensor | None) -> None:
+        native.forward(q, *keys, *sums, _task(q, keys[0], causal, merge=True))
 
     @override
     def _add_gradients(
-        self, queries: Queries, keys: Pair, dq: Tensor, dkv: Pair, causal: bool,
-        mask: Tensor | None,
-    ) -> None:  # fmt: skip
+        self, queries: Queries, keys: Pair, sums: Triple, causal: bool, mask: Tensor | None
+    ) -> None:
+        (dq, *dkv), kv_heads = sums, range(keys[0].shape[1])
         task = _task(dq, keys[0], causal, merge=True)
-        native.backward(queries, keys, dq, dkv, range(keys[0].shape[1]), task)
+        native.backward(queries, keys, dq, (dkv[0], dkv[1]), kv_heads, task)
 
 
 @lru_cache(maxsize=64)
