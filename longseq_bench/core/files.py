@@ -10,11 +10,9 @@ import errno
 import fcntl
 import os
 import shutil
-import socket
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -77,20 +75,6 @@ def explain_full_disk(error: BaseException) -> str:
     return f": free space or inodes in {folder}, or set TMPDIR to a folder on another disk"
 
 
-@contextmanager
-def locked_folder(parent: Path) -> Iterator[Path]:
-    """Make a folder below `parent` for a with block; if it dies, the next one deletes it.
-
-    Its name has that of the host: hosts may share `parent`, and not see each other's locks.
-    """
-    folder, descriptor = _create_locked(parent, f"run-{socket.gethostname()}-")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
-
-
 def _create() -> tuple[Path, int]:
     problems = []
     for parent in (tempfile.gettempdir(), *_SHORT_FOLDERS):
@@ -107,7 +91,7 @@ def _create() -> tuple[Path, int]:
     )
 
 
-def _create_locked(parent: Path, prefix: str = "run-") -> tuple[Path, int]:
+def _create_locked(parent: Path) -> tuple[Path, int]:
     """Delete what dead processes left below `parent`, and make a folder for this one there.
 
     Returns the folder and the descriptor that locks it until it is closed.
@@ -116,12 +100,12 @@ def _create_locked(parent: Path, prefix: str = "run-") -> tuple[Path, int]:
     try:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
-        for folder in parent.glob(f"{prefix}*"):
+        for folder in parent.glob("run-*"):
             with suppress(OSError):  # its process has the lock
                 descriptor = _open_locked(folder)
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(descriptor)
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        folder = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
         try:
             return folder, _open_locked(folder)
         except OSError:
