@@ -9,7 +9,6 @@ from torch import Tensor
 from longseq_bench.attention.sparse.block_sparse import build_layout_kernel
 from longseq_bench.kernels import torch_spans
 from longseq_bench.kernels.tiling import wide
-from longseq_bench.meters.base import MeterContext
 from longseq_bench.meters.memory import StoragePeak
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
@@ -109,7 +108,7 @@ def test_temporaries_stay_small(pattern: str) -> None:
     layout = make_layout(pattern, tokens, 128, 0.95, True, 0, special)
     kernel = build_layout_kernel("torch", (layout,), HEADS)
     out_bytes = q.untyped_storage().nbytes()
-    meter = StoragePeak(MeterContext("cpu"))
+    meter = StoragePeak("cpu")
     with meter:
         kernel.forward(q, k, v, False)
     # keys and values as they are gathered and as rows of a batch; those of all tiles are 100 MB
