@@ -51,19 +51,11 @@ class VisibleKeys:
 
     def first_query(self, keys: Ints) -> Ints:
         """Return the first query that sees each key, (keys,)."""
-        if self.mask.is_causal:
-            return keys
-        if self.mask.kind == PREFIX:
-            return np.where(keys < self.mask.size, 0, keys)
-        return self.first(keys) if self.mask.has_documents else np.zeros_like(keys)
+        return np.searchsorted(self.stop(every_position(self.tokens)), keys, "right")
 
     def stop_query(self, keys: Ints) -> Ints:
         """Return the query after the last one that sees each key, (keys,)."""
-        if self.mask.kind == WINDOW:
-            return np.minimum(keys + self.mask.size, self.tokens)
-        if self.mask.has_documents:
-            return self._bounds[np.searchsorted(self._bounds, keys, "right")]
-        return np.full_like(keys, self.tokens)
+        return np.searchsorted(self.first(every_position(self.tokens)), keys, "right")
 
     def multiplicity(self, queries: Ints, keys: Ints) -> NDArray[np.bool_]:
         """Return True where a query sees a key, (queries, keys), from positions."""
