@@ -146,9 +146,7 @@ def make_layout(
         slot = np.arange(int(kept.max()))[None, :]
         own = seed, special_blocks, stride, window_blocks or 1
         part = LayoutRows(of_rows, visible_of_rows, kept, slot, *own)
-        table = PATTERNS[pattern](part)
-        if mask is not None:
-            table = table + base[start:stop, None]
+        table = PATTERNS[pattern](part) + base[start:stop, None]
         indices[indptr[start] : indptr[stop]] = table[part.slot < kept]
     return BlockLayout(seq_len, block, causal, indptr, indices, mask)
 
