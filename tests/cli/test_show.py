@@ -1,7 +1,6 @@
 """`longseq show`: which rows are chosen, in which order, what they look like, and that it fits."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,33 +57,24 @@ def shown(capfd: Capture, *arguments: str | Path) -> list[str]:
     [
         ("implementation=ring", [2, 3, 5, 6]),
         ("impl!=ring", [0, 1, 4]),
-        ("impl~DP", [0, 1, 4]),
         ("label~chunk=128", [3]),
         ("status!=ok", [5]),
-        ("reason~memory", [5]),
         ("phase=none", [0, 1, 2, 3, 4, 6]),
         ("tokens>=4k", [1, 2, 3, 5]),
-        ("tokens<=1k", [0, 4, 6]),
         ("time<10ms", [0, 4]),
         ("time_s>=0.1s", [2]),
         ("time=none", [5, 6]),
-        ("time!=100ms", [0, 1, 3, 4, 5, 6]),
         ("peak>1MiB", [1, 2, 3, 6]),
-        ("peak=512KiB", [0]),
         ("ranks=2", [3]),
         ("world-size>1", [3]),
-        ("dtype=bfloat16", [4]),
         ("dtype=bf16", [4]),
         ("causal=no", [0, 1, 2, 3, 4, 5, 6]),
-        ("exposed=20%", [3]),
         ("efficiency>=80%", [0, 1, 2, 4]),
         ("speedup<=1", [0, 1, 2, 4]),
         ("effective_flops>2e10", [0]),
         ("max_error<1e-5", [0, 1, 2, 3, 4]),
         ("option.chunk=64", [2, 5, 6]),
-        ("option.chunk>64", [3]),
         ("option.order~zag", [2, 3, 5, 6]),
-        ("option.order=none", [0, 1, 4]),
         ('tokens >= 4k and status != "ok"', [5]),
         ("tokens>=4k and not (impl=sdpa or ranks=2)", [2, 5]),
         ("label='ring chunk=128'", [3]),
@@ -99,20 +89,6 @@ def test_a_condition_selects_rows(expression: str, places: list[int] | None) -> 
         return
     found = filter_rows(rows, rows, [expression], [])
     assert [rows.index(row) for row in found] == places
-
-
-def test_a_condition_on_a_label_takes_the_one_that_is_shown(capfd: Capture) -> None:
-    folder = write_records(Path(), mixed())
-    (row,) = document(capfd, "show", folder, "--where", "label=ring chunk 128")["rows"]
-    assert row["options"]["chunk"] == 128
-
-
-def test_small_numbers_are_compared_to_their_own_digits() -> None:
-    """Errors in float64 are of 1e-16; rounding to decimals would make them 0."""
-    rows = [replace(row, max_error=3e-15) for row in sweep_rows(mixed())[:1]]
-    assert filter_rows(rows, rows, ["max-error<1e-13"], []) == rows
-    assert filter_rows(rows, rows, ["max-error<1e-15"], []) == []
-    assert filter_rows(rows, rows, ["max-error=3e-15"], []) == rows
 
 
 def test_every_field_of_rows_and_maxima_can_be_shown() -> None:
@@ -278,14 +254,3 @@ def test_requested_columns_are_shown(tmp_path: Path, capfd: Capture) -> None:
     ring = "ring", "chunk", "64"
     assert told[at + 1].split() == [*ring, "4k", "no", "64", "100", "ms", "±0.78", "%"]
     assert told[at + 2].split() == [*ring, "8k", "no", "64", "out", "of", "memory"]
-
-
-def test_a_narrow_terminal_names_options_of_this_command(
-    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Reports name --format, which show does not have."""
-    monkeypatch.setenv("COLUMNS", "20")
-    said = " ".join(" ".join(shown(capfd, write_records(tmp_path, mixed()))).split())
-    assert "no room for Tokens" in said
-    assert said.count("a wider terminal, --columns or --json has them") == said.count("no room")
-    assert "--format" not in said

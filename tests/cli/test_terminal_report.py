@@ -1,6 +1,5 @@
 """`longseq report --format terminal`: all that a document says, within the width, as plain text."""
 
-from dataclasses import replace
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -19,13 +18,11 @@ from longseq_bench.reports.document import (
     Chart,
     Column,
     Document,
-    Guide,
     Mark,
     Point,
     Section,
     Spread,
     Table,
-    format_cell,
 )
 from longseq_bench.reports.render.terminal import print_document
 from longseq_bench.store import RECORDS, load
@@ -61,8 +58,8 @@ BEFORE = 5
 """Lines of the headings that `of` puts before."""
 
 
-def of(*tables: Table, charts: tuple[Chart, ...] = ()) -> Document:
-    return Document("one", "Title", [], [Section("Section", tables=tables, charts=charts)])
+def of(*tables: Table) -> Document:
+    return Document("one", "Title", [], [Section("Section", tables=tables)])
 
 
 # ---- everything is there -----------------------------------------------------------------------
@@ -86,23 +83,6 @@ def test_every_section_of_every_kind_is_printed(kind: str, width: int) -> None:
             assert squeezed(sentence) in said
         for table in section.tables:
             assert "\n".join(printed(of(table), width)[BEFORE:]) in "\n".join(told[at:])
-
-
-@pytest.mark.parametrize(("name", "width"), [("quickstart", 60), ("ranks", 80)])
-def test_figures_of_a_row_are_complete_next_to_its_name(name: str, width: int) -> None:
-    for table in (t for section in real(name, "summary").sections for t in section.tables):
-        told = printed(of(table), width)
-        assert squeezed(table.title) in squeezed("".join(told))
-        filled = [i for i in range(len(table.columns)) if any(r[i] is not None for r in table.rows)]
-        figured = [i for i in filled if i and table.columns[i].kind != "text"]
-        shown = [i for i in figured if table.columns[i].name not in gone(told)]
-        for row in table.rows:
-            figures = [format_cell(row[i], table.columns[i].kind) for i in shown]
-            first = format_cell(row[0], table.columns[0].kind).split()[0]
-            assert any(
-                line.startswith(first) and all(f" {figure}" in line for figure in figures)
-                for line in told
-            ), (row, figures)
 
 
 def test_points_are_indented_and_lines_are_readable() -> None:
@@ -144,18 +124,6 @@ def test_less_important_columns_are_hidden_first() -> None:
     assert order == ["Reason", "Tokens/s", "Median time", "Tokens"]
 
 
-def test_columns_of_equal_priority_are_hidden_together() -> None:
-    cells = ((*("a long cell",) * 5,),)
-    names = [("Name", None), ("Last", 9), ("Low", 5), ("Verdict", 10), ("High", 5)]
-    table = Table("", tuple(Column(name, priority=p) for name, p in names), cells)
-    order: list[list[str]] = []
-    for width in range(90, 15, -1):
-        left_out = gone(printed(of(table), width))
-        if left_out and left_out not in order:
-            order.append(left_out)
-    assert order == [["Low", "High"], ["Last", "Low", "High"], ["Last", "Low", "Verdict", "High"]]
-
-
 @pytest.mark.parametrize("width", [70, 91, 133])
 def test_long_words_wrap_and_figures_do_not(width: int) -> None:
     told = printed(of(WIDE), width)
@@ -166,37 +134,6 @@ def test_long_words_wrap_and_figures_do_not(width: int) -> None:
         start = row.index("sentence")
         lines = [line[start:] for line in told[told.index(row) :] if not line.startswith("no room")]
         assert " ".join(" ".join(lines).split()) == WIDE.rows[1][-1]
-
-
-def test_headings_wrap_and_figures_are_below_them() -> None:
-    table = Table("", (Column("Name"), Column("Two long words", "count")), (("a", 5), ("b", 12345)))
-    assert printed(of(table), 12)[BEFORE:] == [
-        "         Two",
-        "        long",
-        "Name   words",
-        "a          5",
-        "b     12,345",
-    ]
-
-
-# ---- charts ------------------------------------------------------------------------------------
-
-
-def chart(**changes: object) -> Chart:
-    points = [("ring", 1024, 1.0), ("ring", 2048, 4.0), ("ring", 4096, 16.0),
-              ("sdpa", 1024, 2.0), ("sdpa", 4096, 256.0)]  # fmt: skip
-    made = Chart(
-        "time", "Time of a pass", "It grows.", Axis("tokens", "tokens", True),
-        Axis("time", "seconds", True), tuple(Point(*p) for p in points),
-        (Mark("sdpa", 8192, "oom"), Mark("dense", 1024, "oom"), Mark("dense", 2048, "oom")),
-        (Guide("limit", (Point("limit", 1024, 8.0), Point("limit", 8192, 60.0))),),
-    )  # fmt: skip
-    return replace(made, **changes)  # type: ignore[arg-type]
-
-
-def test_a_chart_is_its_title_and_description() -> None:
-    told = printed(of(charts=(chart(),)), 80)
-    assert told[-2:] == ["Time of a pass", "It grows."]
 
 
 def test_a_long_table_is_cut_and_says_so() -> None:
@@ -216,12 +153,9 @@ SHOWN = "[red]a[/blue] ]0;t|<b>:smile:2J\\"
 def hostile() -> Document:
     cells: tuple[Cell, ...] = (HOSTILE, HOSTILE, 5)
     table = Table(HOSTILE, (Column(HOSTILE), Column(HOSTILE), Column(HOSTILE, "count")), (cells,))
-    lines = chart(
-        name=HOSTILE, title=HOSTILE, description=HOSTILE, x=Axis(HOSTILE, "tokens"),
-        y=Axis(HOSTILE, "seconds"), points=(Point(HOSTILE, 1, 1.0), Point(HOSTILE, 2, 2.0)),
-        failures=(Mark(HOSTILE, 3, HOSTILE),), guides=(Guide(HOSTILE, (Point(HOSTILE, 1, 1.0),)),),
-    )  # fmt: skip
-    charts = (lines, replace(lines, shape="bars"))
+    tokens, seconds = Axis(HOSTILE, "tokens"), Axis(HOSTILE, "seconds")
+    points, failed = (Point(HOSTILE, 1, 1.0),), (Mark(HOSTILE, 3, HOSTILE),)
+    charts = [Chart(HOSTILE, HOSTILE, HOSTILE, tokens, seconds, points, failed)]
     section = Section(HOSTILE, [HOSTILE], [HOSTILE], [table], [HOSTILE], charts)
     return Document("one", HOSTILE, [HOSTILE], [section])
 

@@ -187,16 +187,6 @@ def test_a_hopeless_run_ends_the_search_at_once() -> None:
     assert log.bracket == Bracket(0, log.requests[0].tokens, None, 0)
 
 
-def test_crashes_at_single_lengths_keep_the_promises() -> None:
-    """A crash at the first length is the end of the bracket; crashes between runs are not."""
-    log = run(lambda n: Result(False) if n == 2048 else loads_of(n, n / 100_000, 0))
-    assert log.bracket.passed < 2048
-    beyond = run(lambda n: Result(False) if 3000 < n < 9000 else loads_of(n, n / 10**5, 0), 2900)
-    assert beyond.bracket.passed >= 2900
-    for one in (log, beyond):
-        assert_promises(one)
-
-
 def test_a_length_that_fails_its_confirmation_is_not_the_winner() -> None:
     visits: dict[int, int] = {}
 
@@ -271,15 +261,6 @@ def test_the_winner_is_in_time_by_the_median_of_its_runs(
         assert log.bracket.failed == min(longer, default=None)
 
 
-def test_without_noise_the_time_edge_is_in_a_narrow_bracket() -> None:
-    for seed in range(150):
-        log = run_timed_search(random.Random(seed), 0.0, uncertainty=1.3)
-        passed, failed = log.bracket.passed, log.bracket.failed
-        assert failed is not None
-        assert passed <= log.edge < failed
-        assert failed - passed <= max(64, 0.05 * passed)
-
-
 def test_one_late_run_of_three_is_noise() -> None:
     """The confirmation is late; a third run decides, and the winner stays."""
     visits: dict[int, int] = {}
@@ -348,12 +329,3 @@ def test_the_first_run_is_just_below_the_expected_edge() -> None:
     assert {request.predicted for request in log.requests} == {log.requests[0].predicted}
     assert log.requests[0].predicted == pytest.approx(100_000, rel=0.002)
     assert len(lengths) == 3
-
-
-def test_an_expected_edge_above_the_ceiling_requests_the_ceiling() -> None:
-    def line(n: int) -> Result:
-        return loads_of(n, n / 80_000, 0.0)
-
-    log = run(line, ceiling=5000, expected=expected_loads_of(line))
-    assert [request.tokens for request in log.requests] == [5000, 5000]
-    assert log.bracket == Bracket(5000, None, 5000, 1)
