@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.core.stats import settled
 from longseq_bench.distributed.group import Group
@@ -19,7 +18,7 @@ from longseq_bench.kernels import native
 from longseq_bench.meters.clock import MIN_HEAD_START_S, Clock, CudaClock, clock_for
 from longseq_bench.worker import memory
 from longseq_bench.worker.dense_baseline import dense_baseline_for
-from longseq_bench.worker.messages import MeasurementLog, MessageSender
+from longseq_bench.worker.messages import MeasurementLog
 from longseq_bench.worker.passes import Pass, TrialRun, run_forward, run_pass
 from longseq_bench.worker.row_check import RepeatCheck
 
@@ -131,7 +130,7 @@ def run_timed_passes(run: TrialRun, one: Pass, check: RepeatCheck) -> None:
     halves = {name: clock_for(trial.device) for name in _HALVES if has_halves}
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
     dense = dense_baseline_for(attention, one, trial, warm_ups, log)
-    passes = _Passes(attention, one, check, sender, trial.allocator == "fresh")
+    passes = _Passes(run, one, check)
     for _ in range(warm_ups):
         passes.warm_up()
     on_cuda = [found for found in (clock, *halves.values()) if isinstance(found, CudaClock)]
@@ -169,30 +168,29 @@ def run_timed_passes(run: TrialRun, one: Pass, check: RepeatCheck) -> None:
 
 @dataclass
 class _Passes:
-    """Runs the passes. fresh: each writes to memory that the process has not used yet."""
+    """Runs the passes of a trial."""
 
-    attention: Attention
+    of: TrialRun
     one: Pass
     check: RepeatCheck
-    sender: MessageSender
-    fresh: bool
 
     def change_inputs(self, part: str) -> None:
-        self.sender.start_phase("check", part)
+        self.of.sender.start_phase("check", part)
         self.check.change_inputs(self.one)
 
     def warm_up(self) -> None:
         """Run an untimed pass. Its forward checks every row; a backward is run with v as it was."""
+        attention, start_phase = self.of.attention, self.of.sender.start_phase
         self.check.change_inputs(self.one)
         with self.check.every_row.warm_up(self.one):
-            self.sender.start_phase("time", "warm-up")
-            run_forward(self.attention, self.one)
-            self.sender.start_phase("check", "every row")
+            start_phase("time", "warm-up")
+            run_forward(attention, self.one)
+            start_phase("check", "every row")
         if self.one.grad_out is not None:
             self.check.change_inputs(self.one)
-            self.sender.start_phase("time", "warm-up")
-            run_pass(self.attention, self.one)
-            self.sender.start_phase("check", "warm-up")
+            start_phase("time", "warm-up")
+            run_pass(attention, self.one)
+            start_phase("check", "warm-up")
             self.check.add(self.one)
 
     def run_unchecked(self, clock: Clock) -> None:
@@ -203,15 +201,16 @@ class _Passes:
 
     def run(self, clock: Clock, part: str) -> None:
         """Run a pass under the clock, which starts when all ranks are ready."""
-        self.sender.start_phase("time", part)
-        if self.fresh:
+        attention = self.of.attention
+        self.of.sender.start_phase("time", part)
+        if self.of.trial.allocator == "fresh":  # each pass writes to memory that was not used yet
             memory.release_free_memory()
         if native.has_threads():
             time.sleep(REST_S)
-        self.attention.group.barrier()
+        attention.group.barrier()
         with clock:
             for _ in range(clock.passes):
-                run_pass(self.attention, self.one)
+                run_pass(attention, self.one)
 
 
 def _log_clocks(log: MeasurementLog, clock: Clock, halves: dict[str, Clock]) -> None:

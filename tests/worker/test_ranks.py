@@ -16,7 +16,6 @@ from longseq_bench.core.model import Measurement, Outcome, Trial, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import Shard
 from longseq_bench.meters.clock import Clock
-from longseq_bench.meters.memory import Meter
 from longseq_bench.worker import memory, reference, timing
 from longseq_bench.worker.check import Errors, check
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
@@ -280,26 +279,15 @@ def test_all_ranks_run_the_exact_pass_if_one_needs_it(ranks: Ranks, over: int | 
         assert bool(outcome.samples("peak")) == (over is not None)
 
 
-class FixedPeak(Meter):
-    """A meter that returns a given peak."""
-
-    name = "fixed"
-
-    def __init__(self, peak: float) -> None:
-        self._peak = peak
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def measurements(self) -> list[Measurement]:
-        return [Measurement(name="peak", unit="B", samples=(self._peak,))]
-
-
 def run_with_peak(group: Group, over: int | None) -> Outcome:
     """Run a trial whose first pass has a peak above the budget on one rank."""
-    peaks = iter([2e9 if group.rank == over else 1e6, 1e6])
-    with patch.object(memory, "memory_meter", lambda *_: FixedPeak(next(peaks))):
+    meters = []
+    for peak in (2e9 if group.rank == over else 1e6, 1e6):
+        meters.append(MagicMock())
+        meters[-1].name = "fixed"
+        found = [Measurement(name="peak", unit="B", samples=(peak,))]
+        meters[-1].measurements.return_value = found
+    with patch.object(memory, "memory_meter", MagicMock(side_effect=meters)):
         return run(group, trial_for(memory_budget=10**9, time_budget=600.0))
 
 
