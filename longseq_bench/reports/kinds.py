@@ -29,7 +29,7 @@ from longseq_bench.reports.groups import split_names
 from longseq_bench.reports.key_figures import key_figures
 from longseq_bench.reports.sections.at_a_glance import all_implementations
 from longseq_bench.reports.sections.failures import failures, problems
-from longseq_bench.reports.sections.gains import where_it_pays
+from longseq_bench.reports.sections.gains import ONE_RANK, where_it_pays
 from longseq_bench.reports.sections.growth import exponents, minimum_sparsity, over_ranks
 from longseq_bench.reports.sections.lengths import lengths
 from longseq_bench.reports.sections.maxima import maxima, projected
@@ -198,6 +198,7 @@ def _limit(section: Section) -> Section:
 # ---- the kinds -----------------------------------------------------------------------------------
 
 _SWEEP = "longseq sweep configs/quickstart.yaml"
+_ranks_pay: Build = partial(where_it_pays, references=[ONE_RANK])
 _KINDS = {
     "summary": Kind(
         "How many tokens attention takes here",
@@ -207,7 +208,7 @@ _KINDS = {
     ),
     "devices": Kind(
         "Many devices",
-        [against_one, over_ranks, each_rank, where_it_pays],
+        [against_one, over_ranks, each_rank, _ranks_pay],
         "longseq sweep configs/parallel.yaml",
     ),
     "extreme": Kind(
@@ -225,7 +226,7 @@ _KINDS = {
     ),
     "scaling": Kind(
         "Scaling",
-        [over_ranks, exponents, bottleneck, where_it_pays],
+        [over_ranks, exponents, bottleneck, _ranks_pay],
         "longseq scaling --impl ring --impl ulysses --world-sizes 1,2",
     ),
     "capabilities": Kind("What works here", [capabilities, where_it_pays, against_one], _SWEEP),

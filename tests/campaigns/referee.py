@@ -33,9 +33,29 @@ DROPPED: dict[str, str] = {
     r"^report .*: \.\w+\.json\.sections\.What the columns mean$": (
         "one table has the meanings of all columns"
     ),
-    r"^report .*: \.\w+\.json\.sections\.Segments and dilation$": (
-        "a section whose only table is on the first screen is not repeated"
+    r"^report .*\.json\.sections\.(Which attention for which length|Segments and dilation)": (
+        "the fastest by length and the longest lengths answer it; rates are in labels"
     ),
+    r"^report .*\.json\.sections\.(Numeric error|Hang: )": (
+        "What was checked has the errors, and records have the stacks"
+    ),
+    r"^report .*\.json\.sections\.(Answer|All implementations|No results|What the columns mean)": (
+        "first screens have other tables, because sections are gone"
+    ),
+    r"^report .*\.json\.sections\.Capabilities": "a cell counts trials, and has no letter",
+    r"^report .*\.json\.sections\.(Lengths swept|Longest lengths)\.tables": (
+        "columns Least peak and Time per doubling are gone"
+    ),
+    r"^report .*\.json\.sections\.Where it begins to pay": (
+        "no column Note; a computed dense time is in Against"
+    ),
+    r"^report .*\.json\.sections\.(One rank against several|Time, memory, rel.*)\.tables": (
+        "speed-ups have their interval in one column, and no ratio to the row above"
+    ),
+    r"^report .*\.json\.sections\.Failures\.tables\[.*\]\.rows": (
+        "failures are in the order of records; missing figures have reasons of the record alone"
+    ),
+    r"^report .*\.json\.sections\.Hardware and versions\.tables": "units of clocks are headings",
     r"^plan segments: ": (
         "segments on CUDA are gathered for a kernel of exact attention, no Triton kernel of spans"
     ),

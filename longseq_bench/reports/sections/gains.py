@@ -58,7 +58,11 @@ def _over_dense(row: SweepRow) -> Spread | float | None:
     return Spread(row.speed_over_dense, low, require(row.dense_high_s) / require(row.time_low_s))
 
 
-def where_it_pays(source: Source) -> Section:
+ONE_RANK, DENSE = "one rank", "dense attention"
+REFERENCES: dict[str, Ratio] = {ONE_RANK: speedup, DENSE: _over_dense}
+
+
+def where_it_pays(source: Source, references: Sequence[str] = (*REFERENCES,)) -> Section:
     """Build a table per workload with a verdict per implementation and reference."""
     words = (
         "Dense attention: exact attention on the same inputs, by the kernel that the section on "
@@ -67,21 +71,22 @@ def where_it_pays(source: Source) -> Section:
     found = []
     for group in group_by_workload(source.rows):
         series = group_by(sorted(group, key=attrgetter("tokens")), attrgetter("name")).values()
-        if gains := [gain for rows in series for gain in _judge_series(rows)]:
+        if gains := [gain for rows in series for gain in _judge_series(rows, references)]:
             gains.sort(key=lambda gain: (gain.against, -_middle(gain.ratio)))
             found.append(build_table(source.title(group[0]), _COLUMNS, gains, keep_empty=True))
-    return Section("Where it begins to pay", [words], tables=found)
+    explanation = [words] if DENSE in references else []
+    return Section("Where it begins to pay", explanation, tables=found)
 
 
 def _middle(ratio: Spread | float) -> float:
     return ratio.value if isinstance(ratio, Spread) else ratio
 
 
-def _judge_series(rows: Sequence[SweepRow]) -> Iterator[Gain]:
+def _judge_series(rows: Sequence[SweepRow], references: Sequence[str]) -> Iterator[Gain]:
     """Yield the verdicts on the rows of one implementation, the shortest first."""
-    references: dict[str, Ratio] = {"one rank": speedup, "dense attention": _over_dense}
-    for against, over in references.items():
-        known = [(row, ratio) for row in rows if (ratio := over(row)) is not None]
+    for against in references:
+        ratios = ((row, REFERENCES[against](row)) for row in rows)
+        known = [(row, ratio) for row, ratio in ratios if ratio is not None]
         if not known:
             continue
         timed = [(row, ratio) for row, ratio in known if isinstance(ratio, Spread)]
@@ -91,9 +96,10 @@ def _judge_series(rows: Sequence[SweepRow]) -> Iterator[Gain]:
         ends |= {one.tokens for one in rows if one.status != "ok" and one.tokens < row.tokens}
         above = [one.tokens for one, _ in timed if one.tokens > max(ends, default=0)]
         source = str(row.dense_source).partition(" ")[0]
-        if over is _over_dense and source != "measured":
-            against = f"{against}, {source}"
-        yield Gain(row.name, against, verdict, min(above, default=None), ratio, row.tokens)
+        computed = f", {source}" if against == DENSE and source != "measured" else ""
+        yield Gain(
+            row.name, against + computed, verdict, min(above, default=None), ratio, row.tokens
+        )
 
 
 _COLUMNS = (
