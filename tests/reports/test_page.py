@@ -231,7 +231,6 @@ class Reader:
         driver.get("about:blank")
         driver.get_log("performance"), driver.get_log("browser")
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        self.set_scheme("light")
 
     def open(self, text: str, link: str = "", unfold: bool = True) -> Reader:
         """Load a page, with a link into it, and open all its sections."""
@@ -282,10 +281,6 @@ class Reader:
             self.run("document.querySelectorAll('figure')[arguments[0]].scrollIntoView()", i)
             self.wait_for(f"!!document.querySelectorAll('figure')[{i}].querySelector('svg.marks')")
         return self
-
-    def set_scheme(self, scheme: str) -> None:
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
     def column(self, j: int = 0, grid: int = 0) -> list[str]:
         rows = f"[...document.querySelectorAll('.grid')[{grid}].querySelectorAll('tbody tr')]"
@@ -400,19 +395,6 @@ def test_paper_has_every_section_and_chart(reader: Reader) -> None:
     assert reader.opened() == ["summary", "lengths", "all"]
     assert len(reader.column(grid=1)) == 300
     reader.wait_for("document.querySelectorAll('svg.marks').length === 2")
-
-
-PAPER = "getComputedStyle(document.body).backgroundColor"
-LABEL = "getComputedStyle(document.querySelector('.role-axis-label text')).fill"
-
-
-def test_colours_follow_the_system(reader: Reader) -> None:
-    reader.open(small_page()).drawn()
-    light = [reader.js(PAPER), reader.js(LABEL)]
-    reader.set_scheme("dark")
-    reader.wait_for(f"{PAPER} !== 'rgb(255, 255, 255)'")
-    assert light[0] == "rgb(255, 255, 255)"
-    assert not set(light) & {reader.js(PAPER), reader.js(LABEL)}
 
 
 def test_a_narrow_screen_needs_no_horizontal_scrolling(reader: Reader) -> None:

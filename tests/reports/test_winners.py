@@ -7,19 +7,16 @@ is swapped with the next, dropped, made to fail, and given an interval that over
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from longseq_bench.core.model import Record
-from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import KINDS, Source
-from longseq_bench.reports.document import Document, KeyFigure, format_ratio
+from longseq_bench.reports.document import Document
 from tests import make
 from tests.reports.examples import dense_flops, spread, timing, timings, widen
-from tests.reports.oracle import Book
-from tests.reports.test_figures import REAL, reports
 
 Scores = Mapping[str, float]
 SCORES = {"alfa": 1.9, "bravo": 1.6, "delta": 1.3}
@@ -213,76 +210,3 @@ def test_a_claim_follows_its_rows(kind: str, family: str) -> None:
 
     if family != "peaks":  # a peak has no interval
         assert not claims(build(kind, make_records(SCORES, WIDE))), "wide"
-
-
-# ---- published records ---------------------------------------------------------------------------
-
-
-class Best(NamedTuple):
-    """A quantity of which a key figure names the best row.
-
-    of: its value; None or 0 if a row has none.  largest: the largest is the best.
-    same: fields that are equal for compared rows.
-    """
-
-    of: Callable[[Any], float | None]
-    write: Callable[[float], str]
-    largest: bool = False
-    same: tuple[str, ...] = ("group", "tokens")
-
-
-def of_several(field: str) -> Callable[[Any], float | None]:
-    return lambda row: getattr(row, field) if row.ranks > 1 else None
-
-
-BEST_OF = {
-    "Fastest": Best(lambda r: r.time, format_seconds),
-    "Least memory": Best(lambda r: r.ok and r.peak, format_bytes),
-    "Best speed-up": Best(of_several("speedup"), format_ratio, True),
-    "Longest": Best(lambda r: r.tokens, "{:,}".format, True, ("group",)),
-}
-"""By the first words of a label. The longest is a search's; the others are of sweeps."""
-
-
-def is_refuted(figure: KeyFigure, book: Book) -> bool | None:
-    """Whether no row that a key figure may mean is the best; None if it names none.
-
-    Exact rows are compared with exact ones if the label says so.
-    """
-    title, _, kind = figure.label.partition(", ")
-    rule, text = BEST_OF.get(title), f"{figure.value}; {kind}; {figure.words}"
-    if rule is None:
-        return None
-    rows: list[Any] = list(book.swept)
-    if title == "Longest":
-        rows = [s for s in book.searches if s.trial.keep != "nothing" and not s.trial.fit_only]
-    if kind in ("exact", "sparse"):
-        rows = [row for row in rows if is_sparse(row) == (kind == "sparse")]
-    values = [(value, row) for row in rows if (value := rule.of(row))]
-    named = [
-        (value, row)
-        for value, row in values
-        if all(re.search(rf"(?<!\w){re.escape(words)}(?![\w×]| [×%\d])", text)
-               for words in (rule.write(value), row.name))
-    ]  # fmt: skip
-
-    def best_of_comparable(row: Any) -> float:
-        same = [v for v, r in values if all(getattr(r, f) == getattr(row, f) for f in rule.same)]
-        return max(same) if rule.largest else min(same)
-
-    return not any(value == best_of_comparable(row) for value, row in named) if named else None
-
-
-def is_sparse(row: Any) -> bool:
-    return (
-        min((s for r in row.records for s in r.outcome.samples("density_achieved")), default=1) < 1
-    )
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_no_published_row_is_better_than_a_named_one(name: str) -> None:
-    book, found = reports(name)
-    figures = [(document.kind, figure) for document in found for figure in document.figures]
-    verdicts = {(kind, *astuple(figure)): is_refuted(figure, book) for kind, figure in figures}
-    assert not [figure for figure, verdict in verdicts.items() if verdict]
-    assert [v for v in verdicts.values() if v is not None] or name == "ring_transports"
