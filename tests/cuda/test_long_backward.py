@@ -7,7 +7,7 @@ from torch import Tensor
 from longseq_bench.kernels.exact.base import Use, select
 from longseq_bench.kernels.exact.torch_fused import MAX_INDEX, backward_elements
 from tests.kernels import plain_attention
-from tests.kernels.test_exact import assert_near
+from tests.kernels.plain_attention import assert_near
 
 pytestmark = [pytest.mark.cuda, pytest.mark.slow]
 

@@ -13,6 +13,16 @@ from longseq_bench.patterns.block_layout import BlockLayout
 EXACT = select("aten-flash-cpu", Use("cpu", torch.float32, 16, True))[0]
 """torch's kernel for a CPU, for tests of code that calls any kernel."""
 
+ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float64: 1e-9}
+
+
+def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Compare relative to the largest number, with the tolerance of a dtype."""
+    assert got.shape == expected.shape
+    got, expected = got.detach(), expected.detach()
+    scale = max(float(expected.abs().max()), 0.5)
+    assert float((got.double() - expected.double()).abs().max()) < ALLOWED[dtype] * scale
+
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, counts: Tensor | None = None

@@ -16,12 +16,12 @@ from longseq_bench.kernels.exact import torch_fused
 from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use, select
 from longseq_bench.kernels.exact.torch_fused import Flash, backward_elements
 from tests.kernels import plain_attention
+from tests.kernels.plain_attention import ALLOWED, assert_near
 
 Shape = tuple[int, int, int, int, int]
 SHAPES = [(1, 4, 4, 1, 1), (2, 4, 2, 7, 7), (1, 6, 2, 130, 130), (2, 2, 1, 5, 67), (1, 4, 2, 67, 5)]
 """B, Hq, Hk, Nq, Nk."""
 UNALIGNED = (1, 6, 2, 33, 50)
-ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float64: 1e-9}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -62,12 +62,6 @@ def gradient_like(out: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     numbers = torch.randn(out.shape, generator=generator, dtype=torch.double)
     return numbers.to(out.device, out.dtype)
-
-
-def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    got, expected = got.detach(), expected.detach()
-    scale = max(float(expected.abs().max()), 0.5)
-    assert float((got.double() - expected.double()).abs().max()) < ALLOWED[dtype] * scale
 
 
 def masked(shape: Shape) -> Tensor:

@@ -24,14 +24,13 @@ from longseq_bench.kernels.merge import merge_part
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 from tests.kernels import plain_attention
+from tests.kernels.plain_attention import assert_near
 from tests.kernels.triton_interpreter import LIMIT_S, Interpreted
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="triton is not installed"),
 ]
-
-ALLOWED = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 # ---- passes in Triton's interpreter -------------------------------------------------------------
@@ -91,12 +90,6 @@ def reference(
     layouts: Sequence[BlockLayout], tensors: Sequence[Tensor], grad_out: Tensor
 ) -> PassResult:
     return PassResult(*plain_attention.gradients(tensors, grad_out, plain_attention.masks(layouts)))
-
-
-def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    assert got.shape == expected.shape
-    scale = max(float(expected.abs().max()), 0.5)
-    assert float((got.double() - expected.double()).abs().max()) < ALLOWED[dtype] * scale
 
 
 def assert_passed(got: PassResult, expected: PassResult, dtype: torch.dtype) -> None:
