@@ -47,8 +47,7 @@ def masked_kernel(exact: ExactKernel, w: Workload) -> InPlaceKernel:
     visible = visible_keys(w)
     # the kernel of spans has one head_dim for q, k and v
     if isinstance(exact, Native) and w.v_head_dim == w.head_dim:
-        tokens = (range(w.seq_len),)
-        part = HeadSpans(masked_spans(visible, tokens, tokens), range(w.heads))
+        part = HeadSpans(masked_spans(visible), range(w.heads))
         task = SpanTask([part], True, masked_steps(visible))
         return SpanAttention(native, task, (w.heads, w.seq_len))
     sizes = tile_sizes(exact.device)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.dilated import DilationRule, TokenSet
-from longseq_bench.patterns.visible_keys import Ints, VisibleKeys, count_before
+from longseq_bench.patterns.visible_keys import Ints, VisibleKeys
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,40 +63,20 @@ TILE = 128
 """Queries of a tile: a program of the compiled kernels takes as many."""
 
 
-def masked_spans(
-    visible: VisibleKeys, queries: Sequence[range], keys: Sequence[range], first_row: int = 0
-) -> Spans:
-    """Return tiles of queries and their runs of keys; tiles that see nothing are left out.
+def masked_spans(visible: VisibleKeys) -> Spans:
+    """Return tiles of queries, each with a run of keys, of which some pairs need the mask.
 
-    queries, keys: runs of positions; the step of a token is its index in them, for queries counted
-    from `first_row`. A tile lies in one run, and its runs of keys reach from the first key of its
-    first query to the last one of its last query, so that some pairs need the mask.
+    It reaches from the first key of the tile's first query to the last one of its last query.
     """
-    tiles = []
-    for run in queries:
-        begin = np.arange(0, len(run), TILE)
-        size = np.minimum(TILE, len(run) - begin)
-        low = visible.first(run.start + begin * run.step)
-        high = visible.stop(run.start + (begin + size - 1) * run.step)
-        tiles.append((first_row + begin, size, low, high))
-        first_row += len(run)
-    start, count, first, stop = np.concatenate(tiles, axis=1)
-    parts, offset = [np.empty((3, 0), dtype=np.int64)], 0
-    for run in keys:
-        low, high = count_before(first, run), count_before(stop, run)
-        seen = np.flatnonzero(high > low)
-        parts.append(np.array((seen, offset + low[seen], (high - low)[seen])))
-        offset += len(run)
-    tile, first_key, key_count = np.concatenate(parts, axis=1)
-    order = np.argsort(tile, kind="stable")
-    per_tile = np.bincount(tile, minlength=len(start))
-    kept = np.flatnonzero(per_tile)
+    start = np.arange(0, visible.tokens, TILE)
+    count = np.minimum(TILE, visible.tokens - start)
+    first, stop = visible.first(start), visible.stop(start + count - 1)
     return Spans(
-        start[kept].astype(np.int32),
-        count[kept].astype(np.int32),
-        np.concatenate(([0], np.cumsum(per_tile[kept]))).astype(np.int64),
-        first_key[order].astype(np.int32),
-        key_count[order].astype(np.int32),
+        start.astype(np.int32),
+        count.astype(np.int32),
+        np.arange(len(start) + 1),
+        first.astype(np.int32),
+        (stop - first).astype(np.int32),
     )
 
 
