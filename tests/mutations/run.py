@@ -50,12 +50,10 @@ def find_misplaced(faults: Sequence[Fault]) -> list[str]:
 
 
 def _exists(node: str) -> bool:
-    path, *inside = node.split("::")
-    source = ROOT / path
-    if not inside:
-        return source.exists()
-    text = source.read_text() if source.is_file() else ""
-    return f"def {inside[0]}" in text or f"class {inside[0]}" in text
+    path, _, inside = node.partition("::")
+    text = (ROOT / path).read_text() if (ROOT / path).is_file() else ""
+    names = (f"def {inside.partition('::')[0]}", f"class {inside.partition('::')[0]}")
+    return any(name in text for name in names) if inside else (ROOT / path).exists()
 
 
 def run_tests(
@@ -92,13 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", help="only the fault of this id (repeatable)")
     parser.add_argument("--check", action="store_true", help="only check that every fault fits")
     parser.add_argument("--sound", action="store_true", help="only run their tests without a fault")
-    parser.add_argument("-v", "--verbose", action="store_true", help="print the end of each run")
     asked = parser.parse_args(arguments)
-    faults = [
-        one
-        for one in FAULTS
-        if one.area in (asked.area or [one.area]) and one.id in (asked.only or [one.id])
-    ]
+    areas, ids = (set(names or ()) for names in (asked.area, asked.only))
+    faults = [f for f in FAULTS if f.area in (areas or {f.area}) and f.id in (ids or {f.id})]
     if misplaced := find_misplaced(faults):
         print("\n".join(misplaced))
         return 2
@@ -118,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             took = time.monotonic() - start
             place = f"[{number}/{len(faults)}] {fault.area:9} {fault.id:30}"
             print(f"{place} {'red' if red else 'GREEN':5} {took:6.1f} s", flush=True)
-            if asked.verbose or not red:
+            if not red:
                 print(printed)
             missed += [] if red else [fault.id]
     names = f"; missed: {', '.join(missed)}" if missed else ""
