@@ -1,6 +1,6 @@
 """Rows as pandas data frames, and as the JSON documents of the command line.
 
-Only functions that make a frame import pandas.
+Only `to_frame` imports pandas.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from longseq_bench.analysis.labels import speeds
 from longseq_bench.analysis.row import Document, Row, fields_of
 from longseq_bench.analysis.searches import DensityRow, SearchRow, density_rows, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -22,23 +21,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 """Schema version of the documents that --json prints; records have their own."""
-
-
-def rows(records: Iterable[Record], baseline: str | None = None) -> pandas.DataFrame:
-    """Return `sweep_rows` as a DataFrame; values that were not measured are NaN.
-
-    baseline: adds a column `speed`, the baseline's time over the row's, as `speeds` computes it.
-    """
-    import pandas
-
-    table = sweep_rows(records)
-    speed = {"speed": pandas.Series(speeds(table, baseline), dtype=float)} if baseline else {}
-    return _frame(table, SweepRow).assign(**speed)
-
-
-def maxima(records: Iterable[Record]) -> pandas.DataFrame:
-    """Return `search_rows` as a DataFrame; unknown values are NaN."""
-    return _frame(search_rows(records), SearchRow)
 
 
 def sweep_json(records: Iterable[Record]) -> dict[str, Any]:
@@ -76,7 +58,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _frame(table: Sequence[Row], row_type: type) -> pandas.DataFrame:
+def to_frame(table: Sequence[Row], row_type: type) -> pandas.DataFrame:
+    """Return rows of a class as a DataFrame; values that were not measured are NaN."""
     import pandas
 
     names = [field.name for field in fields_of(row_type).values() if field.in_frame]

@@ -31,8 +31,7 @@ def find_labels(settings: Iterable[Settings]) -> Labels:
     A missing option is not a difference: the version of longseq that ran did not have it.
     """
     distinct = {settings_key(one): one for one in settings}
-    by_name = group_by(distinct.values(), lambda one: one.implementation)
-    differing = {name: _find_differing(some) for name, some in by_name.items()}
+    differing = _find_differing(distinct.values())
     labels = {}
     for key, one in distinct.items():
         shown = (
@@ -57,7 +56,6 @@ def named_options(settings: Settings) -> Mapping[str, OptionValue]:
 
 
 def _names(settings: Settings) -> set[str]:
-    """Return the names by which a baseline may name settings: an own function also by itself."""
     return {settings.implementation, short_name(settings.implementation)}
 
 
@@ -218,13 +216,12 @@ def _join(words: Words, settings: Settings) -> str:
 
 def _find_words(distinct: Mapping[Hashable, Settings]) -> dict[Hashable, Words]:
     """Return the words of each label, which are not always unique."""
-    by_name = group_by(distinct.values(), lambda one: one.implementation)
-    differing = {name: _find_differing(some) for name, some in by_name.items()}
+    differing = _find_differing(distinct.values())
     patterns = {str(one.options.get("pattern")) for one in distinct.values()}
     named = [name for name, options in differing.items() if "pattern" in options]
     # of two implementations, or with the name of another, a pattern does not identify one
-    led = named[0] if len(named) == 1 and patterns.isdisjoint(by_name) else None
-    short = short_names(by_name)
+    led = named[0] if len(named) == 1 and patterns.isdisjoint(differing) else None
+    short = short_names(differing)
 
     return {
         key: _words(one, short[one.implementation], differing[one.implementation], led)
@@ -232,16 +229,20 @@ def _find_words(distinct: Mapping[Hashable, Settings]) -> dict[Hashable, Words]:
     }
 
 
-def _find_differing(settings: Iterable[Settings]) -> set[str]:
-    """Return the names of options that differ.
+def _find_differing(settings: Iterable[Settings]) -> dict[str, set[str]]:
+    """Return the names of options that differ, of each implementation.
 
     A missing option is not a difference: the version of longseq that ran did not have it.
     """
-    values: dict[str, set[str]] = defaultdict(set)
+    values: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for one in settings:
+        of_name = values[one.implementation]
         for name, value in named_options(one).items():
-            values[name].add(repr(value))
-    return {name for name, texts in values.items() if len(texts) > 1}
+            of_name[name].add(repr(value))
+    return {
+        implementation: {name for name, texts in options.items() if len(texts) > 1}
+        for implementation, options in values.items()
+    }
 
 
 def _words(settings: Settings, name: str, differing: Iterable[str], led: str | None) -> Words:
@@ -292,7 +293,6 @@ def _format_int(value: int) -> str:
 def _number(
     distinct: Mapping[Hashable, Settings], labels: Mapping[Hashable, str], room: int
 ) -> dict[Hashable, str]:
-    """Replace labels that are not unique, or longer than the room, by numbered names."""
     counts = Counter(labels.values())
     kept = {
         key: label for key, label in labels.items() if counts[label] == 1 and len(label) <= room

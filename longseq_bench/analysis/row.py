@@ -51,7 +51,8 @@ SEARCHES: tuple[Document, ...] = ("search", "density")
 class Field:
     """The declaration of one field of a row.
 
-    measurement: name of the measurement that gives the value, if there is one.
+    measurement: name of the measurement that gives the value; default: that of the field without
+    its unit.
     json: the documents that `--json` prints it in.
     in_frame: a column of the pandas frame; False for a field that only a report can fill in.
     choices: allowed words of a Literal; empty for free text and numbers.
@@ -60,33 +61,22 @@ class Field:
     heading: str
     kind: Kind
     help: str
-    merge: Merge
-    measurement: str
-    json: Collection[Document]
-    in_frame: bool
+    merge: Merge = "derived"
+    measurement: str = ""
+    json: Collection[Document] = ALL_JSON
+    in_frame: bool = True
     name: str = ""
     choices: tuple[str, ...] = ()
 
 
-def declare(
-    heading: str,
-    kind: Kind,
-    help: str,
-    merge: Merge = "derived",
-    *,
-    measurement: str = "",
-    json: Collection[Document] = ALL_JSON,
-    in_frame: bool = True,
-    default: Any = None,
-) -> Any:
+def declare(*arguments: Any, default: Any = None, **more: Any) -> Any:
     """Declare a field of a row dataclass; the arguments are those of Field.
 
-    measurement: default: the name of the field without its unit.
     default: value of rows built without this field. Fields of rules same, worst and search, which
     need no measurement, are required.
     """
-    field = Field(heading, kind, help, merge, measurement, json, in_frame)
-    if merge in ("same", "worst", "search"):
+    field = Field(*arguments, **more)
+    if field.merge in ("same", "worst", "search"):
         return dataclasses.field(metadata={"field": field})
     return dataclasses.field(default=default, metadata={"field": field})
 

@@ -173,7 +173,6 @@ def _traffic(runs: Runs) -> Values:
 
 
 def _rates(values: Values, workload: Workload) -> Values:
-    """Return rates, the requested sparsity, and the density in query-key pairs."""
     time_s, flops, requested = values["time_s"], values["flops"], values["density_asked"]
     dense = attention_flops(workload)
     # both include a module's projections, which have no pairs
@@ -230,7 +229,6 @@ def _dense_times(runs: Runs) -> tuple[str | None, list[float]]:
 
 
 def _scaling(row: Values, one_rank: Values | None) -> Values:
-    """Return speed-up and efficiency against the same trial on one rank, where it was timed."""
     if one_rank is None or not row["time_s"]:
         return {}
     speedup = one_rank["time_s"] / row["time_s"]
@@ -242,7 +240,6 @@ def _scaling(row: Values, one_rank: Values | None) -> Values:
 
 
 def _standard_peaks(rows: Sequence[Values]) -> Mapping[Hashable, int]:
-    """Return the measured peak of standard attention by workload."""
     standard = {"implementation": STANDARD, "world_size": 1, "keep": "all", "fit_only": False}
     measured: dict[Hashable, int] = {}
     for row in rows:

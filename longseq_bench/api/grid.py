@@ -121,7 +121,6 @@ def _open(
 
 
 def _sweep_values(keys: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
-    """Return the keywords as the keys and values of a sweep file."""
     for name in ("tokens", "implementations"):
         if name not in keys:
             raise ConfigError(f"{CALL}: {name} is missing; give it, or the path of a sweep file")

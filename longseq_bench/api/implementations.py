@@ -67,7 +67,6 @@ def choose_options(
 
 
 def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield names or functions, and their options."""
     match given:
         case Mapping():
             for one, options in given.items():

@@ -204,7 +204,6 @@ def _columns(accuracies: Sequence[Accuracy]) -> list[ValueColumn]:
 
 
 def _model_columns(model: ModelPlan) -> list[ValueColumn]:
-    """Return a column for each part of the memory of a model, and one for their sum."""
 
     def part(heading: str, name: str) -> ValueColumn:
         return ValueColumn(heading, "bytes", lambda one: getattr(model.memory(one), name), 8)

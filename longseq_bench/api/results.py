@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from longseq_bench import store
-from longseq_bench.analysis import frames
+from longseq_bench.analysis.frames import to_frame
 from longseq_bench.analysis.labels import Labels, find_short_labels, index_short_labels, short_name
 from longseq_bench.analysis.searches import DensityRow, SearchRow, density_rows, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -91,8 +91,8 @@ class Results(Printed):
         if table not in (None, "rows", "maxima"):
             raise UnknownNameError("table", str(table), ("rows", "maxima"))
         is_of_rows = table == "rows" or (table is None and bool(self.rows))
-        frame = (frames.rows if is_of_rows else frames.maxima)(self.records)
-        frame["label"] = [row.label for row in (self.rows if is_of_rows else self.maxima)]
+        found = (self.rows, SweepRow) if is_of_rows else (self.maxima, SearchRow)
+        frame = to_frame(*found)
         return frame[["label", *frame.columns.drop("label")]]
 
     def documents(
@@ -139,7 +139,6 @@ class Results(Printed):
 
     @cached_property
     def _charts(self) -> dict[str, Chart]:
-        """Charts of the report by title."""
         sections = [s for document in self.documents() for s in document.sections]
         return {chart.title: chart for section in sections for chart in section.charts}
 
@@ -243,7 +242,6 @@ def record_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def _find_baseline(config: str, records: list[Record]) -> str | None:
-    """Return the baseline that a config names, if the records have it."""
     from longseq_bench.config.loader import parse_config
 
     try:

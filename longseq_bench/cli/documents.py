@@ -26,7 +26,6 @@ def catalogue_document(catalogue: Catalogue) -> Document:
 
 
 def _entry(name: str, entry: Entry, catalogue: Catalogue) -> Section:
-    """Return the summary of an implementation, its options, and why it is unavailable."""
     unavailable = [
         f"Not on {device}: {reason}"
         for device, reason in entry.unavailable.items()

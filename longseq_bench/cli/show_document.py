@@ -92,7 +92,6 @@ def _columns(
 def _describe(
     every: Sequence[R], matching: Sequence[R], limit: int | None, noun: str, where: Sequence[str]
 ) -> list[str]:
-    """Return the number of rows, and how many of them match and are shown."""
     if not every:
         return []
     words = _count(len(every), noun)

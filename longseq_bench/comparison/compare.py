@@ -109,7 +109,6 @@ def compare(
 
 
 def _compare_times(trials: _Compared, level: float, min_change: float) -> Iterator[Change]:
-    """Compare the trials timed on both sides; test those with several processes together."""
     timed = [(a, b, _medians(runs_a), _medians(runs_b)) for (runs_a, runs_b), a, b in trials]
     timed = [one for one in timed if one[2] and one[3] and not one[0].fit_only]
     tested = [(a, b) for *_, a, b in timed if min(len(a), len(b)) > 1]
@@ -159,7 +158,6 @@ def _compare_maxima(a: SearchRow, b: SearchRow) -> Change:
 
 
 def _compare_statuses(trials: _Compared) -> Iterator[Change]:
-    """Yield the changes; with budgets only if a trial failed for lack of memory or time."""
     for _, a, b in trials:
         if a.status != b.status:
             verdict = "broken" if a.is_ok else "mended" if b.is_ok else "otherwise"
@@ -168,7 +166,6 @@ def _compare_statuses(trials: _Compared) -> Iterator[Change]:
 
 
 def _differing_budgets(a: SweepRow, b: SweepRow) -> str:
-    """Return the budgets that differ, as text; "" if none does."""
     words = []
     for name, write in (("memory", format_bytes), ("time", format_seconds)):
         one, other = (getattr(row, f"{name}_budget") for row in (a, b))

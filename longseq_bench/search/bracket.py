@@ -11,9 +11,6 @@ Runs are few and expensive. A bracket [longest that passed, shortest that failed
 4. Stop when the bracket is closed (1 % or 64 tokens), or wider if times are noisy. Run the winner
    again in another process to confirm it.
 
-For example, 50,000 tokens are expected and 47,300 fit. 49,750 and 48,257 fail, 44,775 passes and
-corrects the model, 47,063 passes, 47,533 fails: the bracket is closed, and 47,063 is run again.
-
 A length passes on time if the median of its times is within the limit, and a bracket limited by
 time stays as wide as the spread of the edges that the runs near it imply. A failure below a length
 that passed is ignored.
