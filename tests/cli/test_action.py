@@ -60,7 +60,7 @@ def test_the_options_that_it_passes_exist() -> None:
             passed = set(re.findall(r"(?<!\S)--[\w-]+", line))
             assert passed <= known
             used += len(passed)
-    assert used == 7
+    assert used == 6
 
 
 # ---- the steps, run as a runner does -----------------------------------------------------------
