@@ -80,7 +80,7 @@ def test_the_notebook_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shown = [output["data"] for output in outputs if output.output_type == "execute_result"]
     printed = [output.text for output in outputs if output.output_type == "stream"]
     assert not [text for text in printed if "\x1b" in text or "\r" in text]
-    assert "<table>" in shown[0]["text/html"]
+    assert "ring takes" in shown[0]["text/plain"]
     assert eval(shown[1]["text/plain"])[1] == "memory"
     assert int(shown[2]["text/plain"]) == 512
     assert "my_attention chunk 32" in shown[4]["text/html"]

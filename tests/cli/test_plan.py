@@ -191,9 +191,9 @@ def test_a_plan_says_what_is_kept_and_fits_a_narrow_terminal(
 
 def test_options_are_checked_with_the_given_ranks(capfd: Capture) -> None:
     command = ("plan", "--impl", "usp", *H200, "--world-size", "4", "--target", "64k")
-    (row,) = document(capfd, *command, "-o", "ulysses=2", "-o", "ring=2")["results"]
+    (row,) = document(capfd, *command, "-o", "ulysses=2")["results"]
     assert row["fits"]
-    assert run([*command, "-o", "ulysses=3", "-o", "ring=2"]) == 2
+    assert run([*command, "-o", "ulysses=3"]) == 2
 
 
 def test_causal_work_is_that_of_the_busiest_rank(capfd: Capture) -> None:

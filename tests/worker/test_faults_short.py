@@ -1,13 +1,13 @@
 """The short form of `tests.worker.faults`: every sixth kind of fault, the dtypes in turn."""
 
 from itertools import cycle
+from typing import Any
 
 import pytest
 
 from longseq_bench.launchers.local import LocalLauncher
-from tests.trials import run_trial
+from tests.trials import complete, run_trial
 from tests.worker.faults import DTYPES, STAGES, Case, cases, run_case
-from tests.worker.right_cases import draw
 
 KINDS = [kind for kinds in STAGES.values() for kind in kinds]
 HARD = ["no maximum subtracted", "scores clipped at 20", "scores scaled by 1.01",
@@ -24,10 +24,28 @@ def test_it_is_wrong(launcher: LocalLauncher, case: Case) -> None:
     assert run_case(launcher, case).status == "wrong"
 
 
-@pytest.mark.parametrize("number", [191, 3445])
-def test_right_cases_that_were_called_wrong_once(launcher: LocalLauncher, number: int) -> None:
+RING = {"heads": 6, "kv_heads": 3, "head_dim": 4, "causal": True, "world_size": 3, "seed": 113474}
+STRIDED = {"heads": 8, "kv_heads": 1, "head_dim": 128, "seed": 671457}
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "options", "shape"),
+    [
+        ("usp", 1430, {"ulysses": 1}, RING),
+        (
+            "block-sparse-multihead",
+            1,
+            {"pattern": "strided", "sparsity": 0.6, "block": 16},
+            STRIDED,
+        ),
+    ],
+)
+def test_right_cases_that_were_called_wrong_once(
+    launcher: LocalLauncher, name: str, tokens: int, options: Any, shape: dict[str, Any]
+) -> None:
     """Terms of dv, and of an element of the attention's output, that cancel by chance."""
-    assert run_trial(launcher, draw(launcher, number)).status == "ok"
+    case = complete(launcher, name, tokens, options, mode="train", repeats=1, **shape)
+    assert run_trial(launcher, case).status == "ok"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
