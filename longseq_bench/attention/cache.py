@@ -30,9 +30,6 @@ from longseq_bench.kernels.decode import SeenKeys, merge_partials
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, select
 from longseq_bench.patterns.visible_keys import VisibleKeys, visible_keys
 
-PARTIAL_BYTES = 4
-"""Bytes of an element of a rank's partial result: float32."""
-
 CacheKernel = Callable[[Tensor, Tensor, Tensor, SeenKeys], tuple[Tensor, Tensor]]
 """Returns the output (B, Hq, m, Dv) and log-sum-exp (B, Hq, m) over the seen keys, in float32."""
 
@@ -168,9 +165,9 @@ class DecodeRing(Ring):
 
     @override
     def bytes_sent(self) -> int:
-        # its output and log-sum-exp, to each other rank
+        # its output and log-sum-exp in float32, to each other rank
         w, others = self.workload, self.group.size - 1
-        return others * w.batch * w.heads * w.new_tokens * (w.v_head_dim + 1) * PARTIAL_BYTES
+        return others * w.batch * w.heads * w.new_tokens * (w.v_head_dim + 1) * 4
 
     @override
     def facts(self) -> dict[str, Any]:

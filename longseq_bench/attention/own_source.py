@@ -82,9 +82,6 @@ def passed_values(
     return {name: values.get(name) for name in NAMES if name in taken}
 
 
-TENSORS = 3
-"""Positional parameters: q, k and v."""
-
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 files: dict[str, str] = {}
@@ -219,8 +216,8 @@ def _describe(name: str, function: Any, pattern: Any, place: str) -> OwnFunction
             f"{place}: {name} is no function made with def; name one, or make a plug-in "
             "(docs/extending.md)"
         )
-    tensors = [p for p in parameters if p.kind < inspect.Parameter.VAR_POSITIONAL][:TENSORS]
-    if len(tensors) < TENSORS:
+    tensors = [p for p in parameters if p.kind < inspect.Parameter.VAR_POSITIONAL][:3]
+    if len(tensors) < 3:  # q, k and v
         names = ", ".join(p.name for p in tensors) or "none"
         raise UserError(
             f"{place}: {name} has {len(tensors)} positional parameters ({names}); the first three "

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, KernelOption, implementation
-from longseq_bench.attention.masked import masked_kernel
+from longseq_bench.attention.masked import exact_call
 from longseq_bench.attention.tiles import (
     ExactTiles,
     LocalShare,
@@ -29,7 +29,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import GatherExchange, KVBlocks, KVPair
 from longseq_bench.distributed.token_order import OrderName, order_for
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
-from longseq_bench.kernels.exact.base import AUTO, OneCall
+from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.kernels.tiling import InPlaceTiledKernel
 from longseq_bench.meta_mode import MAX_STEPS, limited
 
@@ -118,10 +118,8 @@ class Collective(Attention):
             rank, sizes = self.group.rank, tile_sizes(self.device)
             tiles = ExactTiles(self.workload, rank, self.order, self.order.runs(rank), sizes)
             return GatherKernel(self.exchange, TiledBlocks(self.group, self.exact, tiles))
-        if self.workload.mask is not None:
-            return masked_kernel(self.exact, self.workload)
-        if self.chunk is None:
-            return OneCall(self.exact, self.workload.causal)
+        if self.workload.mask is not None or self.chunk is None:
+            return exact_call(self.exact, self.workload)
         chunk, sizes = self.chunk, tile_sizes(self.device)
         return InPlaceTiledKernel(
             lambda: single_rank_tiles(self.workload, chunk, sizes), self.exact

@@ -7,9 +7,8 @@ next block. A rank holds its own rows and three blocks of keys and values, a sma
 its rows each; in the backward also gradients of three blocks.
 
 RingKernel is this loop. The transfers and their buffers are in distributed/kv_exchange.py; the
-tiles of queries that see a block are in attention/tiles.py. On one rank the loop runs over chunks
-of the rank's own keys (`single_rank_tiles`). A step of decoding, which sends no keys, is in
-attention/cache.py; the ring in a module that FairScale shards in ring_fairscale.py.
+attention to a block is in attention/tiles.py. On one rank the loop runs over chunks of the rank's
+own keys (`single_rank_tiles`). A step of decoding is in attention/cache.py.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N); a block of keys (B, Hk, M, D).
 """
@@ -95,7 +94,6 @@ class RingKernel:
         """Return the output and its log-sum-exp."""
         out, lse = empty_softmax(q, v)
         for block, kv in self._visits(k, v):
-            # merges the block into out and lse
             self.attention.forward(q, kv, block, out, lse)
         return out.to(q.dtype), lse
 

@@ -62,10 +62,6 @@ class RingFlashAttention(External):
         return out
 
 
-MAX_BUCKET = 1024
-"""Most tokens of a block of ring-attention-pytorch (its bucket_size)."""
-
-
 @implementation("ring-attention-pytorch")
 class RingAttentionPytorch(External):
     """`ring_flash_attn` of lucidrains' ring-attention-pytorch: its version in torch operations."""
@@ -90,7 +86,7 @@ class RingAttentionPytorch(External):
             )
         # it numbers blocks by whole ones per rank, so others would mix up causal blocks
         own = workload.seq_len // group.size
-        self._bucket = max(d for d in divisors(own) if d <= MAX_BUCKET)
+        self._bucket = max(d for d in divisors(own) if d <= 1024)
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -3,8 +3,7 @@
 The library divides every output by its sum over the sequence, per head and element, and by the
 number of pairs. Both are constants of a column, so what it computes is attention up to a factor;
 with the causal mask the factor depends on later tokens. No softmax over keys equals that, so
-this row multiplies the factors back, after the library has returned. It is one pass over the
-output, part of the measured time. Without it the output could not be checked.
+this row multiplies the factors back, in the measured time.
 
 The library calls xformers. Without xformers, as on a CPU, the same call goes to torch's
 scaled_dot_product_attention, and the record says so.

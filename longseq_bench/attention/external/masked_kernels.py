@@ -130,10 +130,9 @@ class MagiAttention(External):
 
 
 # ---- native sparse attention ---------------------------------------------------------------------
-# The whole module adds three softmaxes (compressed, selected, window) with gates from the model,
-# and selects blocks by the inputs. Neither is one softmax over a known pattern. This row gives the
-# library `block_indices` and no gates: it then computes the selected branch alone, over blocks that
-# are declared, so the output is checked in float64. The selection itself is not measured.
+# The whole module adds three softmaxes with gates from the model, and selects blocks by the inputs.
+# This row gives the library `block_indices` and no gates: it then computes the selected branch
+# alone, over declared blocks, so that it can be checked. The selection is not measured.
 
 _LEAST_GROUP = 16  # query heads per KV head are the rows of its tile
 

@@ -49,9 +49,6 @@ PatternName = Literal[
     "sink-window",
     "random",
 ]
-DEFAULT_GLOBALS = 128
-"""Global or sink tokens of a pattern that has some."""
-
 # options that block-sparse and block-sparse-multihead share
 PatternOption = Annotated[PatternName, "pattern of the kept blocks"]
 SparsityOption = Annotated[float, "fraction of the visible blocks that is skipped, in [0, 1)"]
@@ -341,7 +338,7 @@ class BlockSparse(LayoutAttention):
 def special_tokens(pattern: str, seq_len: int, requested: int | None) -> int:
     """Return the global or sink tokens of a pattern; None requests its default."""
     if requested is None and pattern in WITH_SPECIAL:
-        return min(DEFAULT_GLOBALS, seq_len)
+        return min(128, seq_len)
     return requested or 0
 
 

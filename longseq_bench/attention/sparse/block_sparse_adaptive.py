@@ -43,7 +43,6 @@ from longseq_bench.patterns.blocks import check_sparsity, make_layout
 from longseq_bench.patterns.spans import spans_of
 from longseq_bench.patterns.topk import top_layout
 
-Scorer = Literal["means", "learned"]
 _INIT_NOISE = 0.1
 """Noise of the scorer's initial matrices around the identity; the identity equals scorer=means."""
 
@@ -65,7 +64,8 @@ class AdaptiveBlockSparse(LayoutAttention):
         sparsity: SparsityOption = 0.9,
         block: BlockOption = 128,
         scorer: Annotated[
-            Scorer, "means: scores of block means; learned: learned matrices are applied first"
+            Literal["means", "learned"],
+            "means: scores of block means; learned: learned matrices are applied first",
         ] = "means",
         kernel: KernelOption = "auto",
     ) -> None:

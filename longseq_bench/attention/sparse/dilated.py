@@ -31,8 +31,6 @@ from longseq_bench.kernels.tiling import RowBlock, TiledKernel
 from longseq_bench.patterns.dilated import DilationRule, hilbert_order
 from longseq_bench.patterns.spans import heads_by_sets, segment_spans, sort_walk
 
-Mix = Literal["softmax", "groups"]
-
 
 @implementation("dilated")
 class Dilated(Attention):
@@ -55,7 +53,8 @@ class Dilated(Attention):
         ] = (1024, 2048),
         dilation: Annotated[tuple[int, ...], "dilation rate of each pair"] = (1, 2),
         mix: Annotated[
-            Mix, "softmax: every head mixes all pairs; groups: each head uses one pair"
+            Literal["softmax", "groups"],
+            "softmax: every head mixes all pairs; groups: each head uses one pair",
         ] = "softmax",
         kernel: Annotated[
             str,
@@ -91,7 +90,6 @@ class Dilated(Attention):
         return TiledKernel(self._tiles, self.exact)
 
     def _build_spans(self, exact: Native) -> AttentionKernel:
-        """Return attention by the compiled kernel of spans."""
         w, rule, order = self.workload, self.rule, self.segments.walk
         steps, sorted_by = StepMap(), None
         if order is not None and w.causal:
@@ -206,7 +204,4 @@ class Hilbert(Dilated):
     @cached_property
     @override
     def step_of(self) -> NDArray[np.int32]:
-        order = hilbert_order(self.workload.seq_len)
-        steps = np.empty_like(order)
-        steps[order] = np.arange(len(order), dtype=np.int32)
-        return steps
+        return np.argsort(hilbert_order(self.workload.seq_len)).astype(np.int32)

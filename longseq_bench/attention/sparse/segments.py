@@ -88,7 +88,6 @@ class SegmentTiles:
         return farthest
 
     def _tokens(self, steps: Ints) -> Tensor:
-        """Return the tokens at some steps of a permuted walk."""
         assert self.walk is not None
         return torch.from_numpy(self.walk[steps].astype(np.int64))
 
@@ -150,7 +149,6 @@ class SegmentTiles:
 
 
 def _touched(size: int, rows: range, keys: range) -> range:
-    """Return the segments with steps in both runs."""
     first = max(rows.start, keys.start) // size
     return range(first, min(rows.stop - 1, keys.stop - 1) // size + 1)
 
