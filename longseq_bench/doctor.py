@@ -198,15 +198,12 @@ def _implementations(catalogue: Catalogue | None) -> list[Finding]:
     for name, entry in sorted(catalogue.implementations.items()):
         reasons = [f"not on {d}: {why}" for d, why in entry.unavailable.items() if d in available]
         usable += len(reasons) < len(available)
-        if not reasons:
-            continue
-        found = "; ".join(reasons)
-        remedy = "leave it out, or run it on another device or machine"
-        if module := re.search(r"No module named '(\w+)", found):
-            remedy = f"pip install {module[1]}"
-        elif "pip install " in found:
-            remedy = "install it as named, or leave it out"
-        findings.append(Finding(name, "note", found, remedy))
+        if reasons:
+            found = "; ".join(reasons)
+            module = re.search(r"No module named '(\w+)", found)
+            elsewhere = "install what it names, leave it out, or run it on another device"
+            remedy = f"pip install {module[1]}" if module else elsewhere
+            findings.append(Finding(name, "note", found, remedy))
     count, devices = len(catalogue.implementations), " or ".join(available) or "no device"
     summary = f"{usable} of {count} can run on {devices}"
     state: Literal["ok", "missing"] = "ok" if usable else "missing"

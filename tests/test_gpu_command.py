@@ -115,13 +115,10 @@ def test_the_deadline_leaves_items_to_the_next_call(
 def test_a_dry_run_and_a_run_on_a_gpu_never_share_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    toy = Counted(one=dict)
-    run_step(toy.step, session(tmp_path))
+    run_step(Counted(one=dict).step, session(tmp_path))
     assert command.main(["smoke", "--out", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said == (
-        f"benchmarks.gpu: --out {tmp_path} holds the results of a dry run; choose another folder\n"
-    )
+    problem = f"--out {tmp_path} holds the results of a dry run; choose another folder"
+    assert capsys.readouterr().err == f"benchmarks.gpu: {problem}\n"
 
 
 def test_a_machine_without_a_usable_gpu_is_refused_with_the_reason(

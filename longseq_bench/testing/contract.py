@@ -158,10 +158,8 @@ class ImplementationContract:
         """New tokens against a cache, with full and grouped heads; its cost is that of a step."""
         kind = find_kind(implementation)
         for kv_heads, dtype in ((HEADS, "float32"), (HEADS // 2, "bfloat16")):
-            w = make_workload(
-                150, causal=causal, kv_heads=kv_heads, mode="decode", new_tokens=new_tokens,
-                dtype=dtype,
-            )  # fmt: skip
+            shape = {"kv_heads": kv_heads, "dtype": dtype, "new_tokens": new_tokens}
+            w = make_workload(150, causal=causal, mode="decode", **shape)
             if not kind.takes_decode:
                 with pytest.raises(UnsupportedError, match=r"mode decode|new_tokens"):
                     build_attention(implementation, options, w)

@@ -90,13 +90,7 @@ class Errors:
             self.sums = np.zeros((len(NAMES), self.heads, _SUMS))
 
     def add(
-        self,
-        name: str,
-        got: Tensor,
-        expected: Sum,
-        magnitude: float | None = None,
-        head: int = 0,
-        plain: Tensor | None = None,
+        self, name: str, got: Tensor, expected: Sum, magnitude: float | None = None, head: int = 0
     ) -> None:
         """Compare rows (tokens, D) of the tensor `name` with the reference.
 
@@ -105,7 +99,6 @@ class Errors:
 
         magnitude: that one, if `expected` is only a part of the tensor.
         head: of the rows; its slope has its own bound.
-        plain: the rows of the plain implementation.
         """
         if not len(got):
             return
@@ -120,8 +113,8 @@ class Errors:
         self.raise_to(name, float(error.abs().max()))
         at = NAMES.index(name)
         self.sums[at, head] += _slope_sums(error, expected.value / scale).cpu().numpy()
-        if plain is not None:
-            usual = (plain - expected.value) / scale
+        if expected.plain is not None:
+            usual = (expected.plain - expected.value) / scale
             self.plain[name] = max(self.plain.get(name, 0.0), float(usual.abs().max()))
             squares = float(error.square().sum()), float(usual.square().sum())
             self.squares[at] += [*squares, got.numel()]
@@ -264,8 +257,8 @@ def check(
         for batch in reference.slabs():
             checked = reference.forward(batch)
             plain = None if dtype == "float32" else PlainRows(reference, checked, dtype)
-            usual = plain.out if plain else None
-            _compare_rows(errors, "out", reference, out, checked, Sum(checked.out), usual)
+            expected = Sum(checked.out, plain=plain.out if plain else None)
+            _compare_rows(errors, "out", reference, out, batch, expected)
             if backward and grad_out is not None:
                 backward.add(checked, grad_out, plain)
         if backward:
@@ -337,15 +330,16 @@ class _Backward:
                 got = reference.own(self._grads[n + 1][i, j, chunk.at])
                 index = n, chunk.b, chunk.head
                 kept = torch.arange(len(got)) if chunk.kept is None else chunk.kept
-                self._errors.add(name, got[kept], expected, math.inf, chunk.head, usual[n])
+                compared = replace(expected, plain=usual[n])
+                self._errors.add(name, got[kept], compared, math.inf, chunk.head)
                 is_seen = torch.zeros(len(got), dtype=torch.bool, device=got.device)
                 is_seen[kept] = row_scale(expected) > 0
                 values_of = (self._unseen, got[~is_seen]), (self._largest, expected.value)
                 for found, values in values_of:
                     if values.numel():
                         found[index] = found[index].maximum(values.abs().max().cpu())
-        dq, usual_dq = gradients.close(), plain.close() if plain else None
-        _compare_rows(self._errors, "dq", reference, self._grads[0], rows, dq, usual_dq)
+        dq = replace(gradients.close(), plain=plain.close() if plain else None)
+        _compare_rows(self._errors, "dq", reference, self._grads[0], rows.batch, dq)
         for name, matrix_sums in gradients.matrices.items():
             self._matrices[name] = self._matrices.get(name, 0) + matrix_sums
 
@@ -363,17 +357,14 @@ class _Backward:
 
 
 def _compare_rows(
-    errors: Errors, name: str, reference: Reference, got: Tensor, rows: CheckedRows, expected: Sum,
-    plain: Tensor | None,
-) -> None:  # fmt: skip
+    errors: Errors, name: str, reference: Reference, got: Tensor, batch: range, expected: Sum
+) -> None:
     """Compare this rank's checked rows of a tensor that is sharded like q."""
-    for b, head in reference.own_queries(rows.batch):
-        index = b - rows.batch.start, head
+    for b, head in reference.own_queries(batch):
+        index = b - batch.start, head
         magnitude = float(expected.value[index].abs().max())
-        squares = None if expected.squares is None else expected.squares[index][reference.row_index]
-        own = Sum(expected.value[index][reference.row_index], squares)
-        usual = None if plain is None else plain[index][reference.row_index]
-        errors.add(name, reference.own_rows(got, b, head), own, magnitude, head, usual)
+        own = expected.at(index, reference.row_index)
+        errors.add(name, reference.own_rows(got, b, head), own, magnitude, head)
 
 
 class PlainRows:

@@ -43,10 +43,19 @@ SLAB_ELEMENTS = 2**22
 
 @dataclass(frozen=True)
 class Sum:
-    """A tensor, and the sums of squares of the terms of each element if these may cancel."""
+    """A tensor, and the sums of squares of the terms of each element if these may cancel.
+
+    plain: the tensor as a plain implementation in half precision computes it, if that counts.
+    """
 
     value: Tensor
     squares: Tensor | None = None
+    plain: Tensor | None = None
+
+    def at(self, head: tuple[int, int], rows: Tensor) -> "Sum":
+        """Return some rows of a head, by its index."""
+        squares, plain = (None if t is None else t[head][rows] for t in (self.squares, self.plain))
+        return Sum(self.value[head][rows], squares, plain)
 
 
 @dataclass(frozen=True)

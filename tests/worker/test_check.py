@@ -215,7 +215,7 @@ ROWS, DIM = 400, 32
 
 def compared(got: Tensor, expected: Tensor, plain: Tensor | None = None) -> Errors:
     errors = Errors(1)
-    errors.add("out", got, Sum(expected), plain=plain)
+    errors.add("out", got, Sum(expected, plain=plain))
     return errors
 
 
@@ -239,7 +239,8 @@ def test_a_biased_head_is_found_among_right_ones() -> None:
     errors, expected = Errors(8), normal(ROWS, DIM)
     for head in range(8):
         got = (expected * (1.01 if head == 5 else 1)).bfloat16()
-        errors.add("out", got, Sum(expected), head=head, plain=expected.bfloat16().double())
+        plain = expected.bfloat16().double()
+        errors.add("out", got, Sum(expected, plain=plain), head=head)
     assert "times the float64 reference on average" in (errors.over_tolerance("bfloat16") or "")
 
 
