@@ -52,7 +52,7 @@ DROPPED: dict[str, str] = {
     r"^report .*\.json\.sections\.(One rank against several|Time, memory, rel.*)\.tables": (
         "speed-ups have their interval in one column, and no ratio to the row above"
     ),
-    r"^report .*\.json\.sections\.Failures\.tables\[.*\]\.rows": (
+    r"^report .*\.json\.sections\.Failures\.tables": (
         "failures are in the order of records; missing figures have reasons of the record alone"
     ),
     r"^report .*\.json\.sections\.Hardware and versions\.tables": "units of clocks are headings",
