@@ -435,7 +435,6 @@ class PlainRows:
         return scores.sub_(self._rows.lse[row].float().nan_to_num(neginf=0.0)).exp_()
 
     def _before(self, gradient: Tensor, name: str) -> Tensor:
-        """Return the gradient before a matrix product, from that after it."""
         matrix = self._reference.matrices.get(name)
         found = gradient if matrix is None else self._round(gradient @ matrix.float().T)
         return found.double()

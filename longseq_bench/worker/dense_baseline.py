@@ -187,7 +187,6 @@ class DenseBaseline:
         return min(side, keys), min(side, keys)
 
     def _run(self, rows: int, keys: int) -> None:
-        """Run a pass over the first rows and keys."""
         w, one = self.attention.workload, self.one
         matrices = self.attention.projections()
         with torch.set_grad_enabled(w.train):

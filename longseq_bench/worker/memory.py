@@ -244,7 +244,6 @@ class FirstPass(TrialRun):
 
     @contextmanager
     def _limit(self, mapped: int | None = None) -> Iterator[None]:
-        """Enforce the trial's memory budget inside the block."""
         budget, is_cuda = self.trial.memory_budget, self.trial.device == "cuda"
         try:
             if budget and is_cuda:
@@ -328,7 +327,6 @@ class KernelWorkspace:
         return self._fitted(entry[dtype], arguments)
 
     def _fitted(self, row: Row, arguments: Mapping[str, Any]) -> int:
-        """Return the workspace of a CPU kernel by the fitted coefficients of its row."""
         q, k, grad_out = arguments["query"], arguments["key"], arguments.get("grad_out")
         # torch's CPU kernel copies a gradient (B, Hq, N, D) unless its layout is (B, N, Hq, D)
         copied = 0 if grad_out is None else _copied_bytes(grad_out)

@@ -221,7 +221,6 @@ class EqualScores(SpecialInputs):
         return means, np.maximum(np.abs(means).max(1), seen**-0.5)
 
     def _seen_by(self, queries: Positions) -> Array:
-        """Return the numbers of keys that queries see."""
         return (self._visible.stop(queries) - self._visible.first(queries)).astype(np.float64)
 
     def _sum_few(self, queries: Positions) -> Array:
@@ -268,7 +267,6 @@ class EqualScores(SpecialInputs):
         }
 
     def _over_keys(self, values: Array) -> Array:
-        """Sum values of keys for each query that sees them."""
         if self.workload.mask is not None:
             positions = self._positions
             return _sums(values, self._visible.first(positions), self._visible.stop(positions))
@@ -276,7 +274,6 @@ class EqualScores(SpecialInputs):
         return sums if self.workload.causal else np.broadcast_to(sums[-1], sums.shape)
 
     def _over_queries(self, values: Array) -> Array:
-        """Sum values of queries for each key that they see."""
         positions = self._positions
         first, stop = self._visible.first_query(positions), self._visible.stop_query(positions)
         return _sums(values, first, stop)

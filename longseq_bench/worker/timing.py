@@ -168,8 +168,6 @@ def run_timed_passes(run: TrialRun, one: Pass, check: RepeatCheck) -> None:
 
 @dataclass
 class _Passes:
-    """Runs the passes of a trial."""
-
     of: TrialRun
     one: Pass
     check: RepeatCheck
