@@ -9,13 +9,12 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from longseq_bench.cli import run
 from longseq_bench.config.schema import SweepFile, WorkloadSection
-from longseq_bench.core.model import Mode
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.launchers.simulated import SimulatedLauncher
 
@@ -114,9 +113,8 @@ def questions() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("language", "block"), questions())
 def test_each_of_the_seven_questions_has_a_short_answer(
-    language: str, block: str, checkout: Path, launcher: LocalLauncher,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    language: str, block: str, checkout: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     lines = [line for line in block.splitlines() if line]
     assert len(lines) <= 3
     if language == "python":
@@ -124,17 +122,10 @@ def test_each_of_the_seven_questions_has_a_short_answer(
         execute(block, names)
         assert names["tokens"] > 0 if "tokens" in names else len(names["frame"]) > 0
         return
-    known = launcher.catalogue().implementations
     for line in lines:
         program, *arguments = shlex.split(line)
         assert program == "longseq"
-        values = dict(pairwise(arguments))
-        if values.get("--mode", "forward") not in get_args(Mode):
-            pytest.skip(f"there is no mode {values['--mode']} yet")
         names_given = [b for a, b in pairwise(arguments) if a == "--impl"]
-        for name in names_given:
-            if name not in known and ":" not in name:
-                pytest.skip(f"there is no implementation {name} yet")
         assert run([*arguments, "--json"]) == 0
         found = json.loads(capfd.readouterr().out)["results"]
         assert [one["implementation"] for one in found] == names_given
