@@ -100,7 +100,7 @@ def test_the_examples_of_the_python_api_run(checkout: Path) -> None:
         execute(block, names, number)
     assert names["found"].maxima[0].max_tokens == 256
     assert names["out"].shape == (256, 1, 512)
-    assert "speed" in names["frame"]
+    assert "time_s" in names["frame"]
 
 
 def questions() -> list[tuple[str, str]]:

@@ -205,12 +205,6 @@ class Row:
         return 1.0 if kept is None or kept >= 1 else max(0.0, kept)
 
     @property
-    def min_peak_bytes(self) -> int | None:
-        """The smallest peak of the ranks; None with one rank or if a rank's peak is unknown."""
-        known = [peak for peak in self.rank_peaks or () if peak is not None]
-        return min(known) if self.imbalance is not None else None
-
-    @property
     def is_full_pass(self) -> bool:
         """True if passes ran in full and preserved their inputs."""
         return not self.fit_only and self.keep != "nothing"

@@ -86,23 +86,6 @@ def _against_tokens(
     return build_chart(name, at, NAMES, replace(y, log=False), points, failures, shape="bars")
 
 
-def ratios(name: str, where: str, points: Sequence[Point]) -> Chart:
-    """Chart times of a comparison, B over A; `words` of a point are its verdict."""
-    decided = sum(p.words in ("slower", "faster") for p in points)
-    level = guide_line("the same", (p.x for p in points), lambda _: 1.0, "no change")
-    return Chart(
-        name,
-        f"B over A: {where}",
-        f"Times of B divided by those of A, with intervals: {len(points)} trials, {decided} of "
-        "them slower or faster.",
-        replace(TOKENS, name="tokens"),
-        Axis("time, B over A", "ratio"),
-        tuple(points),
-        guides=(level,),
-        shape="dots",
-    )
-
-
 # ---- sparsity ----------------------------------------------------------------------------------
 
 

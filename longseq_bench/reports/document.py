@@ -76,7 +76,7 @@ class Table:
                 )
 
 
-Shape = Literal["lines", "dots", "bars"]
+Shape = Literal["lines", "bars"]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Chart:
     """A chart of rows. `name` is short, for the name of its file; `title` has the workload.
 
     description: its content in words, for readers who can't see it.
-    shape: each series is a line, dots, or one bar.
+    shape: each series is a line, or one bar.
     """
 
     name: str

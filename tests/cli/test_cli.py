@@ -39,6 +39,27 @@ repeats: 3
 time_cap: 50ms
 """
 
+ROW = (
+    "implementation options source tokens world_size device dtype mode causal mask status reason "
+    "phase time_s time_low_s time_high_s samples unstable cpu_time_s plan_time_s peak_bytes "
+    "tokens_per_s flops max_error error_of_allowed bias checked_rows checked_passes density_asked "
+    "density_achieved batch heads kv_heads head_dim v_head_dim model tokens_per_rank mask_density "
+    "work_imbalance new_tokens bytes_to_read copy_bandwidth share_of_bandwidth compute_time_s "
+    "communication_time_s exposed_share bytes_sent bytes_formula wire_error rank_times rank_peaks "
+    "imbalance speedup efficiency effective_flops matmul_rate share_of_peak sparsity_asked "
+    "token_density uncovered dense_time_s dense_low_s dense_high_s dense_source dense_kernel "
+    "speed_over_dense share_of_ideal share_low share_high dense_flops dense_peak_bytes "
+    "dense_memory_source memory_reduction keep allocator alloc_retries requested_dense_kernel "
+    "outside_allocator_bytes"
+)
+"""Names of the JSON of a row: a contract."""
+RESULT = (
+    "implementation options device dtype mode max_tokens first_failure limited_by failure_phase "
+    "floor_tokens fraction_of_floor peak_bytes bytes_per_token predicted_tokens runs "
+    "confirmations wall_s world_size tokens_per_rank rank_peaks imbalance fits_tokens keep "
+    "allocator alloc_retries outside_allocator_bytes requested_dense_kernel mask "
+    "new_tokens"
+)
 BUDGET_8MIB = ("--memory-budget", "8MiB", "--heads", "8", "--head-dim", "64", "--threads", "1")
 
 
@@ -149,6 +170,7 @@ def test_a_sweep_prints_one_document_and_writes_its_records_and_reports(
     captured = capfd.readouterr()
     answer = json.loads(captured.out)
     assert (set(answer), answer["schema"]) == ({"schema", "rows"}, 1)
+    assert [set(row) for row in answer["rows"]] == [set(ROW.split())] * 3
     assert [(r["implementation"], r["options"].get("chunk")) for r in answer["rows"]] == [
         ("sdpa", None), ("ring", 32), ("ring", 64),
     ]  # fmt: skip
@@ -225,6 +247,7 @@ def test_a_search_ends_with_the_bracket_of_its_records(tmp_path: Path, capfd: Ca
     answer = document(capfd, *command)
     assert (set(answer), answer["schema"]) == ({"schema", "results"}, 1)
     (found,) = answer["results"]
+    assert set(found) >= set(RESULT.split())
     records = load(tmp_path / "out").records
     lengths = {r.trial.workload.seq_len: r.outcome.status for r in records}
     assert lengths[found["max_tokens"]] == "ok"

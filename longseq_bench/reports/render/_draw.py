@@ -103,11 +103,11 @@ def _failure(m: Mark, other: str = "") -> Row:
     return row | {"x": m.x, "word": word, "w": f"{m.series}: {m.words}"}
 
 
-# ---- lines and dots ------------------------------------------------------------------------------
+# ---- lines ---------------------------------------------------------------------------------------
 
 
 def _lines(chart: Chart, styles: dict[str, str]) -> alt.LayerChart:
-    """Draw lines or dots with intervals, guides, and a cross at the top for each failed length.
+    """Draw lines with intervals, guides, and a cross at the top for each failed length.
 
     A click in the legend singles out a series.
     """
@@ -122,11 +122,10 @@ def _lines(chart: Chart, styles: dict[str, str]) -> alt.LayerChart:
     base = _of(_row(chart, p) for p in points).encode(color=colour, opacity=opacity)
     bounds = base.transform_filter("isValid(datum.lo)").encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi:Q"))
     layers = [
+        base.mark_line(strokeWidth=1.8).encode(detail=alt.Detail("s:N")),
         base.mark_point(filled=True, size=46).encode(tooltip=TIP),
         bounds.mark_rule(strokeWidth=1.5),
     ]
-    if chart.shape == "lines":
-        layers.insert(0, base.mark_line(strokeWidth=1.8).encode(detail=alt.Detail("s:N")))
     top = 0
     if chart.failures:
         # those of one length are one below the other
