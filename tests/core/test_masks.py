@@ -90,28 +90,6 @@ def test_a_plain_mask_is_the_same_workload_as_causal() -> None:
         Workload(seq_len=8, causal=True, mask="prefix:4")
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["full", "causal", "sliding-window:7", "prefix:9", "prefix:99", "documents:7", "documents:1",
-     "full-documents:7", "full-documents:5,3,11", "documents:5,3,11", "documents:chatqa2@3",
-     "full-documents:chatqa2@3"],
-)  # fmt: skip
-def test_the_pairs_of_the_first_queries_are_those_of_all_one_by_one(text: str) -> None:
-    mask, tokens = parse_mask(text), 40 if "chatqa2" not in text else 10_000
-    positions, start = list[tuple[int, int]](), 0
-    for length in mask.document_lengths(tokens) if mask.has_documents else (tokens,):
-        positions += ((start, start + length) for _ in range(length))
-        start += length
-    seen = []
-    for i, (first, stop) in enumerate(positions):
-        first = max(first, i + 1 - mask.size) if mask.kind == "sliding-window" else first
-        last = i + 1 if mask.is_causal else stop
-        seen.append(max(i + 1, min(mask.size, tokens)) if mask.kind == "prefix" else last - first)
-    assert mask.visible_pairs(tokens) == sum(seen)
-    for position in (0, 1, 2, 3, 7, 12, tokens - 1, tokens):
-        assert mask.pairs_before(position, tokens) == sum(seen[:position])
-
-
 @pytest.mark.parametrize(("text", "pairs"), [("documents:2", 3), ("full-documents:1,3", 5)])
 def test_a_trillion_documents_are_counted_without_a_list(text: str, pairs: int) -> None:
     mask = parse_mask(text)

@@ -41,7 +41,6 @@ class Plan:
     tokens: int
     hops: int | None = None
     wire: str | None = None
-    dtype: str = "float32"
     rough: bool = False
 
     def exchange(self, group: Group) -> RingExchange | GatherExchange:
@@ -61,8 +60,7 @@ class Plan:
         k = (whole % 61 + 1) * (owner + 1)
         if self.rough:
             k = 1 + k / 8192
-        dtype = getattr(torch, self.dtype)
-        return k.to(dtype), (-2 * k).to(dtype)
+        return k, -2 * k
 
 
 @dataclass

@@ -81,15 +81,6 @@ def test_a_very_long_sequence_is_counted_by_its_period() -> None:
     assert DilationRule((1024,), (2,), 1).visible_pairs(2**40, False) == 2**30 * 512**2
 
 
-def test_offsets_rotate_so_that_heads_cover_every_token() -> None:
-    """As many heads as the rate: every token is covered by exactly one."""
-    rule = DilationRule((64,), (4,), 4)
-    steps = np.arange(256)
-    covered = [np.diag(rule.multiplicity(steps, steps, h, False)) for h in range(4)]
-    assert (np.sum(covered, axis=0) == 1).all()
-    assert rule.uncovered_share(256) == 0.75
-
-
 def test_groups_count_uncovered_tokens() -> None:
     """Fault 9. Half of the heads have rate 2, so half of their tokens see nothing."""
     assert DilationRule((16, 64), (1, 2), 4, "groups").uncovered_share(640) == 0.25
