@@ -15,7 +15,6 @@ from longseq_bench.search.bracket import (
     CONFIRMATIONS,
     MAX_CONFIRMATIONS,
     MAX_RUNS,
-    TOLERANCE_TOKENS,
     Bracket,
     Request,
     Result,
@@ -138,47 +137,26 @@ def flaky(draw: random.Random) -> Machine:
     return lambda n: Result(False) if draw.random() < share else exact(n)
 
 
-def mute(draw: random.Random) -> Machine:
-    """Passes and failures have no loads."""
-    exact = smooth(draw)
-    return lambda n: Result(exact(n).passed)
-
-
-@pytest.mark.parametrize("kind", [smooth, noisy, crashing, flaky, mute], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("kind", [smooth, noisy, crashing, flaky], ids=lambda k: k.__name__)
 def test_promises_are_kept_on_random_machines(kind: Callable[[random.Random], Machine]) -> None:
-    """Fault 12: the result is never below a length that passed; it is closed and confirmed."""
+    """Fault 12: the result is never below a length that passed; it is closed and confirmed.
+
+    Also with expected loads: memory is wrong by up to 3 times, time by up to 6.
+    """
     for seed in range(300):
         draw = random.Random(f"{kind.__name__} {seed}")
         start, ceiling = draw.choice([1, 100, 2048]), int(10 ** draw.uniform(0, 9))
-        assert_promises(run(kind(draw), start, ceiling), ceiling, 0.01 if kind is smooth else 0.16)
+        factors = 3 ** draw.uniform(-1, 1), 6 ** draw.uniform(-1, 1)
+        quiet = smooth(random.Random(draw.random()))
+        for expected in (None, expected_loads_of(quiet, *factors)):
+            log = run(kind(random.Random(seed)), start, ceiling, expected)
+            assert_promises(log, ceiling, 0.01 if kind is smooth else 0.16)
 
 
 def test_a_machine_without_noise_is_always_closed_and_confirmed() -> None:
     """Fault 12. With exact loads and the usual first length, the maximum of runs is enough."""
     for seed in range(400):
         assert_closed(run(smooth(random.Random(seed))))
-
-
-@pytest.mark.parametrize("edge", [64, 1000, 8191, 20_000])
-def test_steps_are_finer_than_8192_tokens(edge: int) -> None:
-    """Fault 12."""
-    log = run(lambda n: loads_of(n, n / edge, 0))
-    assert edge - max(64, edge // 100) <= log.bracket.passed <= edge
-
-
-def test_everything_fits_up_to_the_ceiling() -> None:
-    log = run(lambda n: loads_of(n, n / 10**12, 0), ceiling=100_003)
-    assert log.bracket.passed == 100_003
-    assert log.bracket.failed is None
-    assert log.bracket.confirmations == 1
-
-
-def test_nothing_fits() -> None:
-    log = run(lambda n: Result(False))
-    assert log.bracket.passed == 0
-    assert log.bracket.failed is not None
-    assert log.bracket.failed <= TOLERANCE_TOKENS
-    assert log.bracket.confirmations == 0
 
 
 def test_a_hopeless_run_ends_the_search_at_once() -> None:
@@ -205,18 +183,9 @@ def test_a_length_that_fails_its_confirmation_is_not_the_winner() -> None:
 # ---- limited by time on a noisy machine ---------------------------------------------------------
 
 
-@dataclass
-class TimedSearchLog:
-    """A finished time-limited search: its bracket, lengths and times of its runs, the true edge."""
-
-    bracket: Bracket
-    times: list[tuple[int, float]]
-    edge: int
-
-
 def run_timed_search(
     draw: random.Random, noise: float, spikes: float = 0.0, uncertainty: float = 0.0
-) -> TimedSearchLog:
+) -> tuple[Bracket, dict[int, list[float]]]:
     """Search on a machine with noisy times: normal noise, and slow runs (share `spikes`).
 
     uncertainty: the factor by which expected times may be wrong; 0: nothing is expected. A run that
@@ -229,17 +198,17 @@ def run_timed_search(
 
     factor = uncertainty ** draw.uniform(-1, 1) if uncertainty else 0.0
     expected = ExpectedLoads(lambda n: {"time": factor * quiet(n)}, {"time": uncertainty})
-    search, times = find_longest(2048, CEILING, expected if uncertainty else None), []
-    request = next(search)
+    search = find_longest(2048, CEILING, expected if uncertainty else None)
+    request, times = next(search), dict[int, list[float]]()
     while True:
         slow = draw.uniform(1.2, 1.8) if draw.random() < spikes else 1.0
         time = quiet(request.tokens) * (1 + abs(draw.gauss(0, noise))) * slow
-        times.append((request.tokens, time))
+        times.setdefault(request.tokens, []).append(time)
         loads = {"time": time} if time <= 1.1 else {}
         try:
             request = search.send(Result(time <= 1, loads, late=time > 1))
         except StopIteration as done:
-            return TimedSearchLog(done.value, times, int(edge))
+            return done.value, times
 
 
 @pytest.mark.parametrize("uncertainty", [0.0, 1.3, 6.0])
@@ -249,31 +218,10 @@ def test_the_winner_is_in_time_by_the_median_of_its_runs(
 ) -> None:
     """150 machines each, judged by the times of the machine."""
     for seed in range(150):
-        log = run_timed_search(random.Random(seed), noise, spikes, uncertainty)
-        by_length: dict[int, list[float]] = {}
-        for tokens, time in log.times:
-            by_length.setdefault(tokens, []).append(time)
-        passed = {
-            n for n, times in by_length.items() if sum(t <= 1 for t in times) > len(times) / 2
-        }
-        assert log.bracket.passed == max(passed, default=0)
-        longer = (n for n in by_length if n > log.bracket.passed)
-        assert log.bracket.failed == min(longer, default=None)
-
-
-def test_one_late_run_of_three_is_noise() -> None:
-    """The confirmation is late; a third run decides, and the winner stays."""
-    visits: dict[int, int] = {}
-
-    def machine(n: int) -> Result:
-        visits[n] = visits.get(n, 0) + 1
-        late = n > 50_000 or visits[n] == 2
-        return Result(not late, {"time": n / 50_000 * (1.02 if late else 1)}, late=late)
-
-    log = run(machine)
-    assert log.bracket.passed > 49_000
-    assert visits[log.bracket.passed] == 3
-    assert log.bracket.confirmations == 1
+        bracket, runs = run_timed_search(random.Random(seed), noise, spikes, uncertainty)
+        passed = {n for n, times in runs.items() if sum(t <= 1 for t in times) > len(times) / 2}
+        assert bracket.passed == max(passed, default=0)
+        assert bracket.failed == min((n for n in runs if n > bracket.passed), default=None)
 
 
 # ---- with expected loads -----------------------------------------------------------------------
@@ -287,23 +235,6 @@ def expected_loads_of(machine: Machine, memory: float = 1.0, time: float = 1.0) 
         return {"memory": memory * exact["memory"], "time": time * exact["time"]}
 
     return ExpectedLoads(loads, {"time": 6.0})
-
-
-def random_machine(draw: random.Random) -> tuple[Machine, Machine]:
-    """Return a random machine, and the same one without noise."""
-    kind, seed = draw.choice([smooth, noisy, crashing, flaky]), draw.random()
-    return kind(random.Random(seed)), smooth(random.Random(seed))
-
-
-def test_promises_are_kept_with_wrong_expected_loads() -> None:
-    """600 machines, noisy or not monotone. Expected memory is wrong by up to 3 times."""
-    for seed in range(600):
-        draw = random.Random(f"expected {seed}")
-        machine, quiet = random_machine(draw)
-        factor = 3 ** draw.uniform(-1, 1), 6 ** draw.uniform(-1, 1)
-        ceiling = int(10 ** draw.uniform(0, 9))
-        log = run(machine, 2048, ceiling, expected_loads_of(quiet, *factor))
-        assert_promises(log, ceiling)
 
 
 def test_good_expected_loads_need_five_runs_on_average() -> None:

@@ -1,6 +1,5 @@
 """Schedules run_stored by hand, and through the runner with a simulated machine."""
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,57 +141,15 @@ def test_a_status_that_no_shorter_length_changes_ends_the_search(status: str) ->
     assert len(steps) == 1
 
 
-def test_a_crash_above_the_winner_stays_a_crash() -> None:
-    """Fault 11: the failure above the winner is a crash, and stays one."""
-    trial = make.trial("ring", memory_budget=64 * MIB)
-    fits = machine_for(7000)
-
-    def machine(trial: Trial) -> Outcome:
-        late = trial.workload.seq_len > 3000
-        return make.outcome("crashed", "SIGSEGV", "forward") if late else fits(trial)
-
-    _, records = by_hand(maxlen([trial]), machine)
-    best = max(r.trial.workload.seq_len for r in records if r.outcome.status == "ok")
-    above = [r.outcome for r in records if r.trial.workload.seq_len > best]
-    assert 2930 <= best <= 3000
-    assert {(o.status, o.fits) for o in above} == {("crashed", None)}
-
-
-def test_the_row_of_a_time_limited_search_agrees_with_the_search() -> None:
-    """60 noisy time-limited searches: the row of the records has the bracket of the search."""
-    for seed in range(60):
-        draw = random.Random(seed)
-        slow = draw.choice([0.0, 0.05, 0.3])
-
-        def seconds(trial: Trial, draw: random.Random = draw, slow: float = slow) -> float:
-            return (trial.workload.seq_len / 20_000) ** 2 * (1 + slow * draw.random())
-
-        launcher = SimulatedLauncher(seconds=seconds)
-        trial = make.trial("ring", memory_budget=make.GIB, time_budget=1.0, repeats=0)
-        records = run_schedule(maxlen([trial]), launcher, None, make.environment)
-        (row,) = search_rows(records)
-        runs = [r.outcome.status for r in records if r.trial.workload.seq_len == row.max_tokens]
-        assert runs.count("ok") > runs.count("timeout")
-        assert row.confirmations == runs.count("ok") - 1 >= 1
-        assert row.limited_by == "time"
-
-
-class FoundLog(Watcher):
-    """Logs for each record if it was found in the store instead of run."""
-
-    def __init__(self) -> None:
-        self.found: list[bool] = []
-
-    def ends(self, step: Step, record: Record, found: bool) -> None:
-        self.found.append(found)
-
-
 def run_stored(
     schedule: Schedule, launcher: SimulatedLauncher, folder: Path
 ) -> tuple[list[Record], list[bool]]:
-    log = FoundLog()
+    """Return the records, and which of them were found in the store instead of run."""
+    found: list[bool] = []
+    watcher = Watcher()
+    watcher.ends = lambda step, record, is_found: found.append(is_found)  # type: ignore[method-assign]
     with Store(folder) as store:
-        return run_schedule(schedule, launcher, store, make.environment, log), log.found
+        return run_schedule(schedule, launcher, store, make.environment, watcher), found
 
 
 def small_search() -> Schedule:
