@@ -133,7 +133,6 @@ MISTAKES = {
         "3: heads belongs under workload, as in workload: {heads: ...}"),
     "top key in workload": (SHORT + "workload: {tokens: 1k}\n",
         "3: tokens belongs at the top level, not under workload"),
-    "seq_len": ("seq_len: 1k\n" + TAIL, "1: seq_len is not a key; write tokens, at the top level"),
     "unknown implementation": (ONE + "sdpa\n  - rign\n",
         "4: unknown implementation 'rign'; did you mean 'ring'?"),
     "unknown option": (ONE + "ring:\n      chnk: 1k\n",
@@ -143,9 +142,6 @@ MISTAKES = {
         "of the blocks that is kept; write sparsity, the fraction that is skipped"),
     "value of an option": (ONE + "ring:\n      chunk: [1k, many]\n",
         "4: option chunk='many' in ring is not a whole number from 1 up (write 1024 or 1k)"),
-    "list in a list": (ONE + "dilated: {segments: [[1024, 2048]]}\n",
-        "3: dilated's segments has a list or a mapping inside its list; write numbers that belong "
-        'together with commas, "1024,2048"'),
     "options not indented": (ONE + "ring:\n    chunk: 1k\n",
         "3: an item of implementations names ring, chunk; write one name, its options indented "
         "under it"),
@@ -162,31 +158,21 @@ MISTAKES = {
         "5: heads 8 is not divisible by kv_heads 3; kv_heads may be 1, 2, 4, 8"),
     "device that is not there": (SHORT + "device: [cpu, cuda]\n",
         "3: device cuda is not available: no NVIDIA driver; available: cpu"),
-    "device that is none": (SHORT + "device: gpu\n",
-        "3: unknown device 'gpu'; did you mean 'cuda'?"),
     "dtype that the device lacks": (SHORT + "workload:\n  dtype: [float32,\n    float16]\n",
         "5: dtype float16 is not available on cpu; use float32 or bfloat16"),
-    "negative heads": (SHORT + "workload: {heads: -8}\n",
-        "3: heads -8 is too small; the minimum is 1"),
     "empty": ("# nothing yet\n", "is empty; start from configs/quickstart.yaml of the repository"),
     "no tokens": (TAIL, "tokens is missing; start from configs/quickstart.yaml of the repository"),
     "a key without a value": ("tokens:\n" + TAIL, "1: tokens has no value"),
-    "two baselines": (SHORT + "baseline: [sdpa]\n", "3: baseline takes one value, not a list"),
-    "many digits": (f"seed: {'9' * 5000}\n" + SHORT,
-        f"1: seed '{'9' * 200}…' is not a whole number"),
     "key twice": ("tokens: 1k\nimplementations: [sdpa]\ntokens: 2k\n",
         "3: tokens is written twice, first in line 1; remove one"),
     "several mistakes, the first in the file": (
         "tokens: 1k\nworkload: {heads: -1}\ndevise: cpu\nimplementations: [sdpa]\n",
         "2: heads -1 is too small; the minimum is 1"),
-    "mapping for a list": ("tokens: 1k\nimplementations:\n  ring: {chunk: 1k}\n",
-        "2: implementations is a mapping; write one value or a list of values"),
     "list for the config": ("- tokens: 1k\n",
         "1: the config must be a mapping of keys to values, not a list"),
     "too many documents": ("tokens: 1G\nworkload: {mask: documents:64}\n" + TAIL,
         "2: mask documents:64 has more than 1,048,576 documents in 1,073,741,824 tokens; use "
         "longer documents"),
-    "list for a key": ("? [tokens]\n: 1k\n", "1: a key of the config is not a word"),
 }  # fmt: skip
 
 
@@ -246,7 +232,6 @@ def test_a_missing_file_suggests_a_similar_name(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     for command, message in {
         "quikstart.yaml": f"did you mean {tmp_path / 'quickstart.yaml'}?",
-        "zzzzz": "start from configs/quickstart.yaml of the repository",
         "none/sweep.yaml": "start from configs/quickstart.yaml of the repository",
     }.items():
         with pytest.raises(ConfigError) as caught:
@@ -283,7 +268,6 @@ def test_assignments_are_names_and_text() -> None:
     ("given", "sentence"),
     [
         (["sparsity"], "option 'sparsity' can't be read; write sparsity=VALUE"),
-        (["=3"], "option '=3' can't be read; write NAME=VALUE"),
         (["chunk=1k", "chunk=2k"], "option chunk is given twice, as '1k' and '2k'"),
     ],
 )

@@ -99,8 +99,6 @@ def test_weights_are_not_counted_where_the_formula_may_not_hold() -> None:
     assert "opt" in str(other.parameters_reason)
     assert "no vocab_size" in str(parse(vocab_size=None).parameters_reason)
     assert parse(torch_dtype="float8_e4m3fn").dtype is None
-    wrong = parse(num_experts="many", moe_intermediate_size=64, model_type="qwen3_moe")
-    assert "not a whole number" in str(wrong.parameters_reason)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +106,6 @@ def test_weights_are_not_counted_where_the_formula_may_not_hold() -> None:
     [("heads: 8", "is not a JSON file"), ("[1]", "has no keys"),
      ({"num_attention_heads": None}, "it has no num_attention_heads"),
      ({"hidden_size": "big"}, "its hidden_size 'big' is not a whole number from 1 up"),
-     ({"num_hidden_layers": 0}, "its num_hidden_layers 0 is not a whole number from 1 up"),
-     ({"num_attention_heads": 10**13}, "its num_attention_heads 10000000000000 is too large"),
-     ({"sliding_window": 4096, "max_window_layers": "all"}, "its max_window_layers 'all' is not a"),
-     ({"num_attention_heads": True}, "its num_attention_heads True is not a whole number"),
      ({"hidden_size": 511}, "it has no head_dim, and its hidden_size 511 is not divisible by"),
      ({"num_key_value_heads": 3}, "num_attention_heads 8 is not divisible by num_key_value_heads")],
 )  # fmt: skip

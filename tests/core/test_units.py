@@ -38,19 +38,12 @@ def test_parsing(parse: Callable[[Any], float], text: Any, value: float) -> None
 
 
 @pytest.mark.parametrize("parse", [parse_tokens, parse_bytes, parse_seconds])
-@pytest.mark.parametrize(
-    "text", ["", "12q", "-3", "k", "1.2.3", "0", "1k2", True, "nan", "inf", -1]
-)
+@pytest.mark.parametrize("text", ["", "12q", "-3", "1.2.3", "0", "1k2", True, "nan", -1])
 def test_an_invalid_quantity_is_an_error(parse: Callable[[Any], float], text: Any) -> None:
     with pytest.raises(UnitError) as caught:
         parse(text)
     assert repr(text) in str(caught.value)
     assert "; write " in str(caught.value)
-
-
-def test_tokens_are_whole() -> None:
-    with pytest.raises(UnitError, match=r"'1\.0001k' is not a whole number"):
-        parse_tokens("1.0001k")
 
 
 @pytest.mark.parametrize(
