@@ -1,7 +1,7 @@
-"""Make the pictures of the first screens: `python docs/screens.py` writes docs/images/KIND.png.
+"""Make the pictures of first screens: `python docs/screens.py` writes docs/images/KIND.png.
 
-Each is the top of the HTML page of one kind on one folder of results/xeon2, in headless Chromium at
-1280 px, light. Needs chromium, chromedriver and selenium (`pip install -e ".[test]"`).
+Each is the top of the HTML page of a kind that a document shows, on one folder of results/xeon2, in
+headless Chromium at 1280 px, light. Needs chromium, chromedriver and selenium (`pip install -e ".[test]"`).
 """
 
 import base64
@@ -21,10 +21,7 @@ from longseq_bench.reports.render.html import page
 from longseq_bench.store import load
 
 ROOT = Path(__file__).parents[1]
-SCREENS = {
-    "summary": "quickstart", "extreme": "extreme", "implementations": "quickstart",
-    "scaling": "ranks", "devices": "parallel", "capabilities": "parallel",
-}  # fmt: skip
+SCREENS = {"extreme": "extreme", "implementations": "quickstart"}
 """The folder of results/xeon2 whose report of each kind is shown."""
 WIDTH, MAX_HEIGHT, MAX_BYTES = 1280, 1400, 120_000
 DRAWN = "return !document.querySelector('section figure') || !!document.querySelector('svg.marks')"

@@ -87,11 +87,6 @@ def attention_flops(workload: Workload, pairs: float | None = None) -> float:
     return 2.0 * elements * visible * w.heads * w.batch
 
 
-def dense_cost(workload: Workload) -> Cost:
-    """Return the cost of exact attention on one rank."""
-    return Cost(attention_flops(workload), floor_bytes(workload))
-
-
 def standard_bytes(workload: Workload) -> int:
     """Return the peak bytes of standard attention: several score matrices of S = B Hq N² b bytes.
 
