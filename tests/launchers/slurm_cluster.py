@@ -67,7 +67,7 @@ def unavailable_reason() -> str | None:
 class Cluster:
     """A running cluster.
 
-    work: the jobs' working folder. Their home is `folder / "home"`. ipv6: addresses of the nodes.
+    work: the jobs' working folder. Their home is `folder / "home"`.
     tree: the checkout whose longseq runs.
     """
 
@@ -93,11 +93,8 @@ class Cluster:
         self.new_work()
         names = zip(self.hosts.addresses, NODES, strict=True)
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address, name in names)]
-        self.ipv6 = ["fd77::1", "fd77::2"]
-        for node, name in enumerate(self.hosts.names):
+        for node in range(2):
             self.hosts_file(node).write_text("\n".join(lines) + "\n")
-            address = ["addr", "add", f"{self.ipv6[node]}/64", "dev", "eth", "nodad"]
-            subprocess.run(["ip", "-n", name, *address], check=True, capture_output=True)
         cores = len(os.sched_getaffinity(0))
         (folder / "slurm.conf").write_text(
             CONFIG.format(folder=folder, address=self.hosts.addresses, cores=cores)

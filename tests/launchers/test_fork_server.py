@@ -4,12 +4,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import psutil
-import pytest
 
 from longseq_bench.core.model import ENVIRONMENT_FAILURE
 from longseq_bench.launchers.local import SERVER_ENDED
@@ -19,15 +14,6 @@ PATIENCE_S = 20
 
 HOSTILE = ("psutil", "signal", "socket", "ctypes", "torch", "selectors", "longseq_bench")
 """Modules that the server or its children import, or the resource tracker does."""
-
-SLOW_SERVER = """
-import sys
-from multiprocessing import forkserver
-from longseq_bench.launchers import fork_server
-sys.path.append(sys.argv[1])
-forkserver.set_forkserver_preload(["longseq_bench.launchers._server_preload", "slow_import"])
-fork_server.ready()
-"""
 
 
 def environment(temporary: Path) -> dict[str, str]:
@@ -56,34 +42,3 @@ def test_a_server_that_is_killed_is_replaced(tmp_path: Path) -> None:
     assert (seen["code"], seen["lost"]) == (255, False)
     # a folder of multiprocessing would stay after a kill, and nobody would know whose it was
     assert [name for name in seen["files"] if name.startswith("pymp-")] == []
-
-
-@pytest.fixture
-def importing(tmp_path: Path) -> Iterator[tuple[psutil.Popen, psutil.Process]]:
-    """A parent, and its server in the middle of an import."""
-    reached = tmp_path / "reached"
-    (tmp_path / "slow_import.py").write_text(
-        f"import pathlib, time\npathlib.Path({str(reached)!r}).touch()\ntime.sleep({PATIENCE_S})"
-    )
-    command = [sys.executable, "-c", SLOW_SERVER, str(tmp_path)]
-    parent = psutil.Popen(command, cwd=ROOT, env=environment(tmp_path))
-    while not reached.exists():
-        assert parent.poll() is None
-        time.sleep(0.02)
-    (server,) = [p for p in parent.children() if "forkserver" in " ".join(p.cmdline())]
-    yield parent, server
-    for process in (parent, server):
-        if process.is_running():
-            process.kill()
-    parent.wait()
-
-
-def test_a_server_dies_with_its_parent_while_it_imports(
-    importing: tuple[psutil.Popen, psutil.Process],
-) -> None:
-    """The imports of torch take seconds. multiprocessing looks at its pipe only after them."""
-    parent, server = importing
-    parent.kill()
-    parent.wait()
-    gone, _ = psutil.wait_procs([server], timeout=PATIENCE_S / 4)
-    assert gone == [server]

@@ -38,16 +38,6 @@ def test_it_does_then_what_it_would_have_done(ignored: bool) -> None:
     assert done == (["ended"] if ignored else ["ended", "heard"])
 
 
-def test_what_fails_for_its_sake_is_not_told() -> None:
-    def fail() -> None:
-        raise EOFError
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(fail)
-    with pytest.raises(EOFError), defer_interrupts():
-        fail()
-
-
 TERMINATION = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -219,16 +219,6 @@ def test_the_earliest_failure_is_the_cause() -> None:
     assert found.samples("peak") == (10.0,)
 
 
-def test_a_reason_of_all_ranks_names_no_rank() -> None:
-    refused = bad("unsupported", "odd lengths", "start")
-    for failure, reason in ((refused, "odd lengths"), (NO_ROOM, "every rank: no room")):
-        both = supervisor()
-        for rank in (0, 1):
-            report(both, rank, failure, at=rank)
-        assert both.outcome().reason == reason
-    assert "ranks" not in both.outcome().facts
-
-
 # ---- how long to wait --------------------------------------------------------------------------
 
 
@@ -327,16 +317,6 @@ def test_a_device_that_computes_makes_it_a_timeout(collective: list[str]) -> Non
     late.diagnose(samples, {0: IN_A_TRANSFER, 1: [*ON_DEVICE, *lines]})
     assert late.outcome().status == "timeout"
     assert late.outcome().reason == "rank 1: one pass took longer than the 2 s allowed"
-
-
-def test_a_hang_also_names_ranks_that_are_done() -> None:
-    late = stuck()
-    report(late, 0, outcome(peak=1.0))
-    assert late.is_hang({1: IDLE})
-    late.diagnose({1: IDLE}, {1: IN_A_TRANSFER})
-    assert late.outcome().reason == "rank 0 is done; rank 1 waits in communication"
-    assert late.outcome().phase == "communication"
-    assert late.outcome().samples("peak") == (1.0,)
 
 
 @pytest.mark.parametrize(
