@@ -293,21 +293,8 @@ def test_a_model_gives_a_workload_its_shape_and_keys_beside_it_override() -> Non
     assert [t.workload.dtype for t in made] == [*["bfloat16"] * 2, *["float32"] * 2]
 
 
-def test_a_model_without_a_dtype_has_that_of_the_device() -> None:
-    here = with_gpus(count=1, dtypes=("float32", "bfloat16"))
-    text = SHORT + "device: cuda\nworkload: {model: gpt-oss-20b}\n"
-    (one,) = make_sweep(parse_config(text, "sweep.yaml"), here).trials
-    assert one.workload.dtype == "bfloat16"
-
-
 def test_mistakes_in_models_have_their_line() -> None:
     text = SHORT + "workload:\n  model: [qwen3-32b,\n    qwen3-31b]\n"
     assert refusal(text) == "sweep.yaml:5: unknown model 'qwen3-31b'; did you mean 'qwen3-32b'?"
     text = SHORT + "workload: {model: llama-3.1-8b, heads: 12}\n"
     assert refusal(text).startswith("sweep.yaml:3: heads 12 is not divisible by kv_heads 8")
-    slow = CATALOGUE.model_copy(update={"devices": {"cpu": DeviceInfo(dtypes=("float32",))}})
-    with pytest.raises(ConfigError) as caught:
-        make_sweep(parse_config(SHORT + "workload: {model: qwen3-8b}\n", "sweep.yaml"), slow)
-    assert str(caught.value) == (
-        "sweep.yaml:3: dtype bfloat16 is not available on cpu; use float32"
-    )

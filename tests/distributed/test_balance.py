@@ -29,13 +29,8 @@ def test_intervals_and_pairs_agree_with_each_other(mask: str) -> None:
     assert [visible.mask.pairs_before(i, 30) for i in range(31)] == before.tolist()
     assert before[-1] == visible.pairs(positions) == visible.mask.visible_pairs(30)
     assert visible.share(positions[:9]) == before[9] / before[-1]
-
-
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("queries", [range(30), range(1, 30, 4), [2, 3, 28], []], ids=str)
-def test_pairs_are_the_visible_keys_of_all_queries(mask: str, queries: list[int]) -> None:
-    visible, asked = VisibleKeys(parse_mask(mask), 30), np.array(queries, dtype=np.int64)
-    assert visible.pairs(asked) == visible.multiplicity(asked, np.arange(30)).sum()
+    for asked in (positions[1::4], positions[[2, 3, 28]], positions[:0]):
+        assert visible.pairs(asked) == pairs[asked].sum()
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
@@ -62,16 +57,6 @@ def test_a_causal_mask_gives_the_zigzag_of_two_runs(ranks: int) -> None:
     zigzag = TokenOrder("zigzag", 4096, ranks)
     for rank, own in enumerate(runs):
         assert positions_of(own).tolist() == zigzag.positions(rank).tolist()
-
-
-def test_only_zigzag_balances_a_mask() -> None:
-    visible = VisibleKeys(parse_mask("full-documents:1k,15k"), 16_384)
-    plain = {name: TokenOrder(name, 16_384, 2).runs(1) for name in get_args(OrderName)}
-    masked = {name: TokenOrder(name, 16_384, 2, visible).runs(1) for name in get_args(OrderName)}
-    assert {name for name in plain if plain[name] != masked[name]} == {"zigzag"}
-    # fewer than two tokens per rank: one run each
-    few = VisibleKeys(parse_mask("documents:2"), 3)
-    assert TokenOrder("zigzag", 3, 2, few).runs(0) == (range(1),)
 
 
 @pytest.mark.parametrize("ranks", [2, 5])

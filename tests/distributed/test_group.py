@@ -2,7 +2,6 @@
 
 import pytest
 
-from longseq_bench.distributed.group import Group
 from tests.distributed.jobs import collectives, shared_parts
 from tests.ranks import Ranks
 
@@ -37,10 +36,3 @@ def test_two_attentions_share_the_process_groups_of_equal_parts(ranks: Ranks) ->
         assert found["made"] == [[0, 1], [2, 3], [0, 2], [1, 3]]
         assert found["shared"] == found["connected"] == [True, True]
         assert found["kinds"] == 2
-
-
-def test_a_group_not_yet_connected_has_parts() -> None:
-    group = Group(3, 4)
-    part = group.subgroup([[0, 2], [1, 3]])
-    assert (part.rank, part.size, part.ranks, part.data) == (1, 2, (1, 3), None)
-    assert part.traffic is group.traffic
