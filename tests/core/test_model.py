@@ -76,16 +76,6 @@ def test_labels_are_no_part_of_the_key() -> None:
     assert here.key != here.replace(implementation="here/x.py:g").key
 
 
-def test_another_length_changes_nothing_else() -> None:
-    one = trial(seq_len=8, kv_heads=2, causal=True, options={"chunk": 2}, seed=3)
-    assert one.at(16).workload.seq_len == 16
-    assert one.at(16).at(8) == one
-    with pytest.raises(ValidationError, match="seq_len"):
-        one.at(0)
-    with pytest.raises(ValidationError, match="world_size"):
-        one.replace(world_size=0)
-
-
 def test_samples_are_taken_over_ranks() -> None:
     both = on_ranks({"time": [1.0, 2.0], "peak": 9.0}, {"time": [3.0, 1.5]})
     assert both.samples("time") == (1.0, 2.0, 3.0, 1.5)

@@ -3,9 +3,8 @@
 import errno
 import os
 import tempfile
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,13 +20,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def refuse(*arguments: object, **options: object) -> NoReturn:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def test_a_full_disk_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a file system that has room and no inodes."""
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(tempfile, "TemporaryFile", Mock(side_effect=full))
     remedy = f"No space left on device: free space or inodes in {folder}, or set TMPDIR to a folder"
     with pytest.raises(LauncherError, match=f"the output of a child .*: {remedy}"):
         LocalLauncher().catalogue()
@@ -56,11 +52,7 @@ def test_ctrl_c_while_a_child_is_started_leaves_no_file(
     launcher: LocalLauncher, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fork_server, "ready", lambda: None)
-    monkeypatch.setattr(fork_server, "start", _interrupted)
+    monkeypatch.setattr(fork_server, "start", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         launcher._start([], "catalogue", "")
     assert list(folder.iterdir()) == []
-
-
-def _interrupted(process: BaseProcess) -> None:
-    raise KeyboardInterrupt
