@@ -8,7 +8,7 @@
 
 `ranks(world, function, *arguments)` calls function(group, *arguments) on each rank and returns the
 results by rank. Function, arguments and results are pickled. If a rank raises, RanksFailed has the
-texts of all exceptions; `failures` returns these texts.
+texts of all exceptions.
 
 A world starts with its first job and stays for the session; a job then takes milliseconds. The
 first world takes three seconds, mostly to import torch; later ones are forked from the same server.
@@ -131,16 +131,6 @@ class Ranks:
         if any(text is not None for text in texts):
             raise RanksFailed(texts)
         return results
-
-    def failures(
-        self, world: int, function: Callable[..., Any], *arguments: Any
-    ) -> list[str | None]:
-        """Return the traceback of each rank's exception; None if it returned."""
-        try:
-            self(world, function, *arguments)
-        except RanksFailed as failed:
-            return failed.texts
-        return [None] * world
 
     def close(self) -> None:
         """End every world."""

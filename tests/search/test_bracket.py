@@ -165,21 +165,6 @@ def test_a_hopeless_run_ends_the_search_at_once() -> None:
     assert log.bracket == Bracket(0, log.requests[0].tokens, None, 0)
 
 
-def test_a_length_that_fails_its_confirmation_is_not_the_winner() -> None:
-    visits: dict[int, int] = {}
-
-    def machine(n: int) -> Result:
-        visits[n] = visits.get(n, 0) + 1
-        if n > 9000 and visits[n] > 1:
-            return Result(False)
-        return loads_of(n, n / 10_000, 0)
-
-    log = run(machine)
-    assert log.bracket.passed <= 9000
-    assert log.bracket.confirmations == 1
-    assert_promises(log)
-
-
 # ---- limited by time on a noisy machine ---------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from longseq_bench.worker.passes import (
 )
 from longseq_bench.worker.trial import run_trial
 from tests.make import trial
-from tests.ranks import Ranks
+from tests.ranks import Ranks, RanksFailed
 
 SHORT, LONG = 61, FULL_CHECK_TOKENS + 89
 LATE_S = 0.1
@@ -160,8 +160,9 @@ def test_keys_that_no_query_sees_have_no_gradient(ranks: Ranks) -> None:
 
 
 def test_tokens_that_no_rank_has_are_an_error(ranks: Ranks) -> None:
-    for text in ranks.failures(3, check_pass, workload(), "ring", {}, "gap"):
-        assert "do not cover every token once" in (text or "")
+    with pytest.raises(RanksFailed) as failed:
+        ranks(3, check_pass, workload(), "ring", {}, "gap")
+    assert all("do not cover every token once" in (text or "") for text in failed.value.texts)
 
 
 # ---- inputs ------------------------------------------------------------------------------------
