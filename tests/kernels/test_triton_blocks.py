@@ -7,11 +7,10 @@ import of triton. Other tests compile the kernels, which needs no device.
 import importlib.util
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -36,10 +35,7 @@ pytestmark = [
 # ---- passes in Triton's interpreter -------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PassResult:
-    """Results of one pass."""
-
+class PassResult(NamedTuple):
     out: Tensor
     lse: Tensor
     grads: tuple[Tensor, ...]
@@ -50,9 +46,7 @@ def run(
     tensors: Sequence[Tensor],
     grad_out: Tensor,
     tile: tuple[int, int] | None = None,
-    larger: tuple[Tensor, Tensor] | None = None,
 ) -> PassResult:
-    """Run forward and backward; larger: output and log-sum-exp for backward, if not its own."""
     from longseq_bench.kernels import triton_blocks
 
     chosen = triton_blocks.select_shape
@@ -62,14 +56,10 @@ def run(
         kernel = triton_blocks.TritonBlocks(layouts)
         out, lse = kernel.forward(*tensors, True)
         assert lse is not None
-        back = larger or (out, lse)
         q, *keys = tensors
-        return PassResult(out, lse, kernel.backward((grad_out, q, *back), tuple(keys)))
+        return PassResult(out, lse, kernel.backward((grad_out, q, out, lse), tuple(keys)))
     finally:
         triton_blocks.select_shape = chosen
-
-
-# ---- the reference -----------------------------------------------------------------------------
 
 
 def inputs(
@@ -86,13 +76,11 @@ def inputs(
     return [q, k, v], grad_out
 
 
-def reference(
-    layouts: Sequence[BlockLayout], tensors: Sequence[Tensor], grad_out: Tensor
-) -> PassResult:
-    return PassResult(*plain_attention.gradients(tensors, grad_out, plain_attention.masks(layouts)))
-
-
-def assert_passed(got: PassResult, expected: PassResult, dtype: torch.dtype) -> None:
+def assert_passed(
+    got: PassResult, layouts: Sequence[BlockLayout], tensors: Sequence[Tensor], grad_out: Tensor
+) -> None:
+    masks, dtype = plain_attention.masks(layouts), grad_out.dtype
+    expected = PassResult(*plain_attention.gradients(tensors, grad_out, masks))
     assert (got.out.dtype, got.lse.dtype) == (dtype, torch.float32)
     assert_near(got.out, expected.out, dtype)
     assert_near(got.lse, expected.lse, torch.float32)
@@ -109,7 +97,7 @@ def assert_right(
     tile: tuple[int, int] | None = None,
 ) -> PassResult:
     got: PassResult = interpreted(run, layouts, tensors, grad_out, tile)
-    assert_passed(got, reference(layouts, tensors, grad_out), grad_out.dtype)
+    assert_passed(got, layouts, tensors, grad_out)
     return got
 
 
@@ -160,9 +148,17 @@ def test_batches_groups_and_lengths(
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 def test_every_head_may_have_another_layout(interpreted: Interpreted, causal: bool) -> None:
+    """With strides of every kind: every second head, tokens next to channels, an expanded
+    gradient."""
     names = ["local-window", "random", "strided", "dilated-sparse"]
     layouts = [make_layout(p, 75, 16, 0.4 + 0.1 * i, causal) for i, p in enumerate(names)]
-    assert_right(interpreted, layouts, *inputs(75, heads=(4, 2)))
+    (q, k, v), _ = inputs(75, heads=(4, 2))
+    views = [
+        torch.randn(1, 75, 8, 16)[:, :, ::2].transpose(1, 2),
+        k.transpose(1, 2).contiguous().transpose(1, 2),
+        v.transpose(2, 3).contiguous().transpose(2, 3),
+    ]
+    assert_right(interpreted, layouts, views, torch.tensor(0.5).expand(q.shape))
 
 
 def run_split(*args: Any) -> tuple[PassResult, int, int]:
@@ -202,7 +198,7 @@ def test_long_rows_and_columns_are_split(
     got, row_slots, column_slots = interpreted(run_split, made, tensors, grad_out)
     assert row_slots >= 4
     assert column_slots >= 4
-    assert_passed(got, reference(made, tensors, grad_out), grad_out.dtype)
+    assert_passed(got, made, tensors, grad_out)
 
 
 def by_hand(rows: Sequence[Sequence[int]], tokens: int, block: int, causal: bool) -> BlockLayout:
@@ -218,7 +214,7 @@ def test_padding_items_change_nothing(interpreted: Interpreted, causal: bool) ->
     layouts = [by_hand(own, 75, 16, causal) for own in rows]
     tensors, grad_out = inputs(75, heads=(2, 2))
     got, _, _ = interpreted(run_split, layouts, tensors, grad_out)
-    assert_passed(got, reference(layouts, tensors, grad_out), grad_out.dtype)
+    assert_passed(got, layouts, tensors, grad_out)
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
@@ -232,50 +228,6 @@ def test_rows_without_their_diagonal_and_empty_columns(
     got = assert_right(interpreted, [layout], tensors, grad_out)
     assert not got.grads[1][:, :, 16:32].any()
     assert not got.grads[2][:, :, 16:32].any()
-
-
-def test_strides_of_any_kind_equal_their_copies(interpreted: Interpreted) -> None:
-    """Heads next to tokens, every second head, and an expanded gradient."""
-    layout = make_layout("random", 75, 16, 0.5, True)
-    (q, k, v), _ = inputs(75, heads=(4, 2))
-    whole = torch.randn(1, 75, 8, 16)
-    views = [
-        whole[:, :, ::2].transpose(1, 2),
-        k.transpose(1, 2).contiguous().transpose(1, 2),
-        v.transpose(2, 3).contiguous().transpose(2, 3),
-    ]
-    grad_out = torch.tensor(0.5).expand(q.shape)
-    got = interpreted(strided, [layout], views, grad_out)
-    copies = [t.contiguous() for t in views]
-    expected = interpreted(run, [layout], copies, grad_out.contiguous())
-    assert torch.equal(got.out, expected.out)
-    for own, other in zip(got.grads, expected.grads, strict=True):
-        assert torch.equal(own, other)
-
-
-def strided(layouts: Sequence[BlockLayout], views: list[Tensor], grad_out: Tensor) -> PassResult:
-    """Run with views; pickling must have kept their strides."""
-    assert not any(t.is_contiguous() for t in (*views, grad_out))
-    return run(layouts, views, grad_out)
-
-
-# ---- a part of a larger softmax ----------------------------------------------------------------
-
-
-def test_parts_of_a_larger_softmax_sum_to_its_gradients(interpreted: Interpreted) -> None:
-    whole = by_hand([[0], [0, 1], [0, 1, 2], [0, 2, 3], [1, 3, 4]], 75, 16, True)
-    near = by_hand([[0], [1], [2], [3], [4]], 75, 16, True)
-    far = by_hand([[0], [0], [0, 1], [0, 2], [1, 3]], 75, 16, True)
-    tensors, grad_out = inputs(75)
-    expected = interpreted(run, [whole], tensors, grad_out)
-    larger = (expected.out, expected.lse)
-    one = interpreted(run, [near], tensors, grad_out, None, larger).grads
-    without_first = grad_out.clone()
-    without_first[:, :, :16] = 0
-    # in `far` the first row should be empty, which a layout does not allow
-    two = interpreted(run, [far], tensors, without_first, None, larger).grads
-    for first, second, expected_grad in zip(one, two, expected.grads, strict=True):
-        assert_near(first + second, expected_grad, torch.float32)
 
 
 # ---- offsets -----------------------------------------------------------------------------------
@@ -320,12 +272,11 @@ def test_offsets_are_wider_than_32_bits(interpreted: Interpreted, axis: int) -> 
 # ---- the kernel that merges two softmaxes ------------------------------------------------------
 
 
-def run_merges(cases: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+def run_merge(*sides: Tensor) -> tuple[Tensor, ...]:
     from longseq_bench.kernels.triton_merge import merge
 
-    for case in cases:
-        merge(*case)
-    return cases
+    merge(*sides)
+    return sides
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -344,7 +295,7 @@ def test_one_launch_merges_two_softmaxes(interpreted: Interpreted, dtype: torch.
     out = torch.where((lse == -torch.inf)[..., None], 0.0, out)
     expected, expected_lse = out.clone(), lse.clone()
     merge_part(expected, expected_lse, part, part_lse)
-    ((got, got_lse, *_),) = interpreted(run_merges, [(out, lse, part, part_lse)])
+    got, got_lse, *_ = interpreted(run_merge, out, lse, part, part_lse)
     torch.testing.assert_close(got_lse, expected_lse)
     torch.testing.assert_close(got, expected)
     assert not got[:, :, 30:33].any()
@@ -356,26 +307,20 @@ def test_one_launch_merges_two_softmaxes(interpreted: Interpreted, dtype: torch.
 def test_unsupported_calls_are_refused_with_the_reason() -> None:
     from longseq_bench.kernels import triton_blocks
 
-    def forward(layouts: Any, q: Tensor, k: Tensor) -> Any:
-        return triton_blocks.TritonBlocks(layouts).forward(q, k, k, False)
-
-    layout = make_layout("local-window", 40, 16, 0.0, True)
-    other = make_layout("local-window", 48, 16, 0.0, True)
-    q = torch.zeros(1, 4, 40, 16)
-    odd = make_layout("local-window", 40, 24, 0.0, True)
-    owner = torch.zeros(1, 1).expand(2**30, 8)
-    calls: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-        "block of 16, 32, 64, 128 or 256 tokens, not 24": (triton_blocks.TritonBlocks, ([odd],)),
-        "all with the same tokens, block and": (triton_blocks.TritonBlocks, ([layout, other],)),
-        "head_dim of 16 to 256 in steps of 16": (forward, ([layout], q[..., :8], q[..., :8])),
-        "not float64": (forward, ([layout], q.double(), q.double())),
-        "prepared for 4 query heads and 48 tokens": (forward, ([other], q, q)),
-        "prepared for 3 query heads": (forward, ([layout] * 3, q, q)),
-        "more than the maximum of one launch": (triton_blocks._grid, (1, owner)),
-    }
-    for words, (function, args) in calls.items():
-        with pytest.raises((UnsupportedError, UserError, KernelLimitError), match=words):
-            function(*args)
+    layout, other, odd = (
+        make_layout("local-window", tokens, block, 0.0, True)
+        for tokens, block in ((40, 16), (48, 16), (40, 24))
+    )
+    for layouts, dim, words in (
+        ([odd], 16, "block of 16, 32, 64, 128 or 256 tokens, not 24"),
+        ([layout, other], 16, "all with the same tokens, block and"),
+        ([layout], 8, "head_dim of 16 to 256 in steps of 16"),
+        ([other], 16, "prepared for 4 query heads and 48 tokens"),
+        ([layout] * 3, 16, "prepared for 3 query heads"),
+    ):
+        q = torch.zeros(1, 4, 40, dim)
+        with pytest.raises((UnsupportedError, UserError), match=words):
+            triton_blocks.TritonBlocks(layouts).forward(q, q, q, False)
 
 
 def test_a_tile_that_does_not_fit_is_replaced_by_a_smaller_one() -> None:
@@ -408,18 +353,17 @@ def compile_quietly(cache: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_kernels_compile_for_other_devices(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kernel", "capability", "product"),
+    [("forward", 90, "wgmma.mma_async"), ("dq", 80, "mma.sync")],
+)
+def test_the_kernels_compile_for_other_devices(
+    tmp_path: Path, kernel: Any, capability: int, product: str
+) -> None:
     """They use tensor cores and asynchronous loads, and nothing spills."""
-    variants = [
-        (Variant("forward", 64, causal=True), 90),
-        (Variant("dq", 64, causal=True), 80),
-    ]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, compile_quietly, (str(tmp_path),)) as pool:
-        for variant, capability in variants:
-            made = pool.submit(compile_variant, variant, capability).result(LIMIT_S)
-            assert made.spilled == 0, variant
-            assert made.programs >= (2 if variant.kernel == "forward" else 1), variant
-            assert (made.in_flight or 0) >= 2, variant
-            product = "wgmma.mma_async" if capability == 90 else "mma.sync"
-            assert made.product == product, variant
+        variant = Variant(kernel, 64, causal=True)
+        made = pool.submit(compile_variant, variant, capability).result(LIMIT_S)
+    assert (made.spilled, made.product) == (0, product)
+    assert (made.in_flight or 0) >= 2
