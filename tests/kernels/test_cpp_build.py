@@ -1,6 +1,5 @@
 """The compiled library: its place, when it is built again, and the reason if it cannot be built."""
 
-import ctypes
 import shutil
 import stat
 from pathlib import Path
@@ -28,9 +27,9 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def load_again(source: Path) -> ctypes.CDLL:
+def load_again(source: Path) -> int:
     cpp_build.library.cache_clear()
-    return cpp_build.library(source)
+    return int(cpp_build.library(source).answer())
 
 
 def cached_files(source: Path) -> list[Path]:
@@ -48,15 +47,13 @@ def test_it_is_compiled_once_and_again_when_a_source_or_the_machine_changes(
     assert cpp_build.library(source).answer() == 42
     (first,) = cached_files(source)
     mtime = first.stat().st_mtime_ns
-    assert load_again(source).answer() == 42
+    assert load_again(source) == 42
     assert [p.stat().st_mtime_ns for p in cached_files(source)] == [mtime]
     header.write_text("#define NUMBER 43\n")
-    assert load_again(source).answer() == 43
+    assert load_again(source) == 43
     monkeypatch.setattr(cpp_build, "_processor", lambda: "another")
     load_again(source)
-    monkeypatch.setattr(cpp_build, "FLAGS", (*cpp_build.FLAGS, "-DOTHER"))
-    load_again(source)
-    assert len(cached_files(source)) == 4
+    assert len(cached_files(source)) == 3
 
 
 @needs_compiler
@@ -99,24 +96,21 @@ def test_a_damaged_library_is_compiled_again(source: Path) -> None:
     (file,) = cached_files(source)
     file.unlink()  # so that the loaded library does not change
     file.write_bytes(b"")
-    assert load_again(source).answer() == 42
+    assert load_again(source) == 42
     assert cached_files(source) == [file]
 
 
-KILLED = "echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1"
+VERSION = "#!/bin/sh\n[ $1 = --version ] && exit 0\n"
 
 
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
         ("not a program", "can't be compiled here: "),
-        (f"#!/bin/sh\n[ $1 = --version ] && exit 0\n{KILLED}\n", "can't be compiled here: "),
-        ("#!/bin/sh\n[ $1 = --version ] && exit 0\n"
-         'mktemp "$TMPDIR/ccXXXX.s" >/dev/null; kill -9 $$\n',
-         "was killed, perhaps for lack of memory"),
+        (VERSION + 'mktemp "$TMPDIR/ccXXXX.s" >/dev/null; kill -9 $$\n', "was killed, perhaps for"),
     ],
-    ids=["can't run", "compiler killed", "killed"],
-)  # fmt: skip
+    ids=["can't run", "killed"],
+)
 def test_a_failing_compiler_is_the_reason_and_leaves_no_file(
     source: Path, monkeypatch: pytest.MonkeyPatch, program: str, reason: str
 ) -> None:
@@ -141,7 +135,6 @@ def test_auto_is_the_fastest_available_kernel(monkeypatch: pytest.MonkeyPatch) -
     assert choose("auto", "cpu", "float32", 64, BLOCKS)[0] == "native"
     assert choose("auto", "cpu", "bfloat16", 64)[0] == "native"
     monkeypatch.setattr(native, "unavailable_reason", lambda dtype: "there is no compiler")
-    assert choose("auto", "cpu", "float32", 64)[0] == "torch"
     facts = {"kernel": "torch (spans)", "not_native": "there is no compiler"}
     assert choose("auto", "cpu", "float32", 64, BLOCKS) == ("torch", facts)
     with pytest.raises(UnsupportedError, match="kernel=native: there is no compiler"):
@@ -154,7 +147,7 @@ def test_auto_uses_triton_where_it_supports_blocks_and_heads() -> None:
     assert choose("auto", "cuda", "bfloat16", 64, BLOCKS)[0] == "triton"
     for blocks, head_dim, reason in (
         (Blocks(100, False), 64, "a block of 16, 32, 64, 128 or 256 tokens, not 100"),
-        (Blocks(128, False), 40, "a head_dim of 16 to 256 in steps of 16, not 40"),
+        (BLOCKS, 40, "a head_dim of 16 to 256 in steps of 16, not 40"),
         (None, 64, "it needs a block layout"),
     ):
         name, facts = choose("auto", "cuda", "bfloat16", head_dim, blocks)

@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError, UserError
-from longseq_bench.kernels import flex_blocks
 from longseq_bench.kernels.cpp_build import COMPILERS
 from longseq_bench.kernels.flex_blocks import (
     FlexBlocks,
-    attend,
     causal_block_mask,
     compiled,
-    tile_options,
 )
 from longseq_bench.meters.memory import StoragePeak
 from longseq_bench.patterns.block_layout import BlockLayout
@@ -28,8 +25,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def listed(counts: Tensor, table: Tensor, head: int) -> list[list[int]]:
     """The lists that FlexAttention reads: the first so many numbers of each row."""
-    many = counts[0, head].tolist()
-    return [table[0, head, i, :many[i]].tolist() for i in range(len(many))]  # fmt: skip
+    pairs = zip(table[0, head], counts[0, head].tolist(), strict=False)
+    return [row[:many].tolist() for row, many in pairs]
 
 
 def rows_of(layout: BlockLayout) -> list[list[int]]:
@@ -110,14 +107,17 @@ def test_the_causal_mask_is_small() -> None:
     assert meter.peak < 16 * 4 * 78_125
 
 
+def several_layouts(tokens: int, block: int, causal: bool) -> list[BlockLayout]:
+    """Rows of many widths, and a short last block."""
+    names = ("random", "local-window", "strided", "random")
+    return [make_layout(p, tokens, block, 0.5, causal, seed=i) for i, p in enumerate(names)]
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("heads_differ", [False, True])
 def test_layouts_on_a_gpu_equal_their_definition(heads_differ: bool, causal: bool) -> None:
-    """Forward and backward; rows of many widths, and a short last block."""
-    names = ("random", "local-window", "strided", "random")
-    layouts = [make_layout(p, 1000, 128, 0.5, causal, seed=i) for i, p in enumerate(names)]
-    layouts = layouts if heads_differ else layouts[:1]
+    layouts = several_layouts(1000, 128, causal)[: 4 if heads_differ else 1]
     draw = torch.Generator("cuda").manual_seed(0)
     q, k, v, grad = (
         torch.randn(2, heads, 1000, 64, generator=draw, device="cuda").bfloat16()
@@ -127,10 +127,10 @@ def test_layouts_on_a_gpu_equal_their_definition(heads_differ: bool, causal: boo
     out, lse = flex.forward(q, k, v, True)
     assert lse is not None
     got = (out, *flex.backward((grad, q, out, lse), (k, v)))
-    leaves = [t.double().cpu().requires_grad_() for t in (q, k, v)]
-    want, _ = plain_attention.forward(*leaves, counts=plain_attention.masks(layouts))
-    wants = (want, *torch.autograd.grad(want, leaves, grad.double().cpu()))
-    for own, other in zip(got, wants, strict=True):
+    on_host = [t.cpu() for t in (q, k, v)]
+    masks = plain_attention.masks(layouts)
+    want, _, grads = plain_attention.gradients(on_host, grad.cpu(), masks)
+    for own, other in zip(got, (want, *grads), strict=True):
         torch.testing.assert_close(own.double().cpu(), other, rtol=4e-2, atol=4e-2)
 
 
@@ -158,29 +158,17 @@ def test_what_does_not_suit_is_refused_with_the_reason() -> None:
     q = torch.zeros(1, 4, 100, 16)
     with pytest.raises(UnsupportedError, match="at least one layout, all with the same"):
         FlexBlocks([layout, make_layout("random", 100, 32, 0.5, False)])
-    flex = FlexBlocks([layout])
-    with pytest.raises(UnsupportedError, match="not return the log-sum-exp on a CPU"):
-        flex.forward(q, q, q, True)
+    for layouts, own, keep_lse, words in (
+        ([layout], q, True, "not return the log-sum-exp on a CPU"),
+        ([layout], q[:, :, :90], False, "prepared for 4 query heads and 100 tokens"),
+        ([layout], q[..., :8], False, "head_dim >= 16, not 8"),
+        ([layout], q.double(), False, r"no kernel for torch\.float64"),
+        ([layout] * 3, q, False, "prepared for 3 query heads"),
+    ):
+        with pytest.raises((UnsupportedError, UserError), match=words):
+            FlexBlocks(layouts).forward(own, q, q, keep_lse)
     with pytest.raises(UnsupportedError, match="no backward on a CPU"):
-        flex.backward((q, q, q, q[..., 0]), (q, q))
-    with pytest.raises(UserError, match="prepared for 4 query heads and 100 tokens"):
-        flex.forward(q[:, :, :90], q, q, False)
-    with pytest.raises(UnsupportedError, match="head_dim >= 16, not 8"):
-        flex.forward(q[..., :8], q, q, False)
-    with pytest.raises(UnsupportedError, match=r"no kernel for torch\.float64"):
-        flex.forward(q.double(), q, q, False)
-    with pytest.raises(UserError, match="prepared for 3 query heads"):
-        FlexBlocks([layout] * 3).forward(q, q, q, False)
-
-
-def test_tiles_divide_the_block() -> None:
-    assert tile_options(128, 64, torch.bfloat16) == tile_options(384, 64, torch.bfloat16) == {}
-    assert set(tile_options(64, 64, torch.bfloat16).values()) == {64}
-    assert set(tile_options(96, 64, torch.bfloat16).values()) == {32}
-    assert set(tile_options(64, 256, torch.bfloat16).values()) == {32}
-    assert set(tile_options(16, 128, torch.float32).values()) == {16}
-    with pytest.raises(UnsupportedError, match="divisible by 16, not 40"):
-        tile_options(40, 64, torch.float16)
+        FlexBlocks([layout]).backward((q, q, q, q[..., 0]), (q, q))
 
 
 def test_nothing_runs_uncompiled() -> None:
@@ -197,18 +185,10 @@ def test_compiled_it_equals_its_definition() -> None:
     """Compiling takes most of the time: a short last block, and a layout for each head."""
     if not any(shutil.which(name) for name in COMPILERS):
         pytest.skip(f"there is no {' or '.join(COMPILERS)}")
-    draw, names = torch.Generator().manual_seed(0), ["random", "local-window", "strided", "random"]
-    layouts = [make_layout(p, 515, 64, 0.1 * (i + 4), True) for i, p in enumerate(names)]
+    draw, layouts = torch.Generator().manual_seed(0), several_layouts(515, 64, True)
     q, k, v = (torch.randn(2, h, 515, 32, generator=draw) for h in (4, 2, 2))
     out, lse = FlexBlocks(layouts).forward(q, k, v, False)
     assert lse is None
     seen = plain_attention.masks(layouts)
     want, _ = plain_attention.forward(q.double(), k.double(), v.double(), counts=seen)
     torch.testing.assert_close(out.double(), want, rtol=1e-4, atol=1e-5)
-
-
-def test_the_scale_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After some sequences of shapes torch 2.13 can't compile its default scale."""
-    monkeypatch.setattr(flex_blocks, "compiled", lambda: lambda *qkv, **options: options["scale"])
-    q = torch.ones(2, 4, 30, 16)
-    assert attend(q, q, q, None) == 0.25
