@@ -6,24 +6,18 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.core.model import Outcome
 from longseq_bench.launchers.local import LocalLauncher
-from tests.trials import run
+from tests.trials import passed, run
 
 pytestmark = pytest.mark.cuda
+modes = pytest.mark.parametrize("mode", ["forward", "train"])
 
 GIB = 2**30
-SHAPE: dict[str, Any] = {
-    "device": "cuda", "heads": 8, "head_dim": 64, "dtype": "bfloat16", "threads": None,
-}  # fmt: skip
+SHAPE: dict[str, Any] = {"device": "cuda", "heads": 8, "head_dim": 64, "dtype": "bfloat16"}
+SHAPE["threads"] = None
 
 
-def passed(outcome: Outcome) -> Outcome:
-    assert outcome.status == "ok", outcome.reason
-    return outcome
-
-
-@pytest.mark.parametrize("mode", ["forward", "train"])
+@modes
 def test_a_second_trial_in_one_fork_server(launcher: LocalLauncher, mode: str) -> None:
     """Nothing of the first trial is left: CUDA can't be used in a process forked after it was."""
     first, larger, second = (
@@ -34,7 +28,7 @@ def test_a_second_trial_in_one_fork_server(launcher: LocalLauncher, mode: str) -
     assert second.largest("peak") == first.largest("peak")
 
 
-@pytest.mark.parametrize("mode", ["forward", "train"])
+@modes
 @pytest.mark.parametrize(
     ("name", "options", "padded"),
     [("sdpa", {}, False), ("fused", {"kernel": "flash"}, True),
@@ -50,18 +44,16 @@ def test_a_v_head_dim_of_its_own(
     assert ("padded_v" in outcome.facts) == padded
 
 
-@pytest.mark.parametrize("mode", ["forward", "train"])
+@modes
 def test_the_expandable_allocator_runs_and_has_the_same_peak(
     launcher: LocalLauncher, mode: str
 ) -> None:
-    peaks = [
-        passed(run(launcher, "fused", 65_536, mode=mode, allocator=allocator, **SHAPE)).largest(
-            "peak"
-        )
-        for allocator in ("default", "expandable")
-    ]
-    assert peaks[0]
-    assert peaks[1] == pytest.approx(peaks[0], rel=0.01)
+    default, expandable = (
+        passed(run(launcher, "fused", 65_536, mode=mode, allocator=name, **SHAPE)).largest("peak")
+        for name in ("default", "expandable")
+    )
+    assert default
+    assert expandable == pytest.approx(default, rel=0.01)
 
 
 def test_the_expandable_allocator_is_the_one_that_is_used() -> None:
@@ -76,7 +68,7 @@ def test_the_expandable_allocator_is_the_one_that_is_used() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["forward", "train"])
+@modes
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 def test_offload_runs_under_a_budget_below_the_floor(
     launcher: LocalLauncher, causal: bool, mode: str

