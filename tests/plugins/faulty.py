@@ -77,7 +77,7 @@ class Faulty(Attention):
         if self.group.size == 1 and plain and self.kind != "kv heads in turn":
             return scaled_dot_product_attention(q, k, v, is_causal=w.causal, enable_gqa=True)
         if self.group.size > 1:
-            k, v = _gather(k, self), _gather(v, self)
+            k, v = _Gather.apply(k, self), _Gather.apply(v, self)
         uses = torch.arange(w.heads)
         uses = uses % w.kv_heads if self.kind == "kv heads in turn" else uses // group
         own, keys = self.rows[:, None], torch.arange(w.seq_len)
@@ -85,13 +85,8 @@ class Faulty(Attention):
         if change := MASKS.get(self.kind):
             visible = change(self, visible, own, keys)
         scores = q.float() @ k[:, uses].float().transpose(-1, -2) / math.sqrt(w.head_dim)
-        weigh = WEIGHTS.get(self.kind, _softmax)
+        weigh = WEIGHTS.get(self.kind, _scaled(1))
         return (weigh(self, scores.masked_fill(~visible, -math.inf)) @ v[:, uses].float()).to(v)
-
-
-def _gather(own: Tensor, attention: Faulty) -> Tensor:
-    whole: Tensor = _Gather.apply(own, attention)
-    return whole
 
 
 class _Gather(torch.autograd.Function):
@@ -110,10 +105,6 @@ class _Gather(torch.autograd.Function):
         if attention.kind != "keys of other ranks have no gradient":
             grad = attention.group.all_sum(grad.contiguous())
         return grad[:, :, attention.rows].contiguous(), None
-
-
-def _softmax(attention: Faulty, scores: Tensor) -> Tensor:
-    return scores.softmax(-1)
 
 
 # ---- inputs -------------------------------------------------------------------------------------
@@ -161,11 +152,6 @@ OVERWRITES: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
 MaskFault = Callable[[Faulty, Tensor, Tensor, Tensor], Tensor]
 
 
-def _ends_at(count: int) -> MaskFault:
-    """Hide the last keys of the sequence, but not a query's own key."""
-    return lambda a, seen, own, keys: seen & ((keys < a.workload.seq_len - count) | (keys == own))
-
-
 MASKS: dict[str, MaskFault] = {
     "no causal mask": lambda a, seen, own, keys: torch.ones_like(seen),
     "one key of the future": lambda a, seen, own, keys: keys <= own + 1,
@@ -177,7 +163,9 @@ MASKS: dict[str, MaskFault] = {
     "every 256th key dropped": lambda a, seen, own, keys: seen & (
         (keys % 256 != 7) | (own == keys)
     ),
-    "last block of keys dropped": _ends_at(BLOCK),
+    "last block of keys dropped": lambda a, seen, own, keys: seen & (
+        (keys < a.workload.seq_len - BLOCK) | (keys == own)
+    ),
     "last key of each block dropped": lambda a, seen, own, keys: seen & (
         (keys % BLOCK != BLOCK - 1) | (own == keys)
     ),
@@ -274,12 +262,8 @@ def _in_passes(choose: Callable[[int], bool]) -> OutputFault:
     return lambda a, out: out * 1.1 if choose(a.passes) else out
 
 
-def _on_last_rank(choose: Callable[[Faulty, Tensor], Tensor]) -> OutputFault:
-    def chosen(attention: Faulty, rows: Tensor) -> Tensor:
-        last = attention.group.rank == attention.group.size - 1
-        return choose(attention, rows) & last
-
-    return _rows(chosen)
+def _is_last(attention: Faulty) -> bool:
+    return attention.group.rank == attention.group.size - 1
 
 
 def _with(value: float) -> OutputFault:
@@ -309,8 +293,8 @@ OUTPUTS: dict[str, OutputFault] = {
     "a head too many": lambda a, out: torch.cat([out, out[:, :1]], 1),
     "heads and tokens exchanged": lambda a, out: out.transpose(1, 2),
     "another dtype": lambda a, out: out.double(),
-    "one row on the last rank": _on_last_rank(lambda a, rows: rows == rows[-1] - 9),
-    "every row on the last rank": _on_last_rank(lambda a, rows: rows >= 0),
+    "one row on the last rank": _rows(lambda a, rows: (rows == rows[-1] - 9) & _is_last(a)),
+    "every row on the last rank": _rows(lambda a, rows: (rows >= 0) & _is_last(a)),
     "remembered from the first pass": _remembered,
     "added to earlier outputs": _accumulated,
     "wrong in later passes": _in_passes(lambda n: n >= LATER),
@@ -329,11 +313,6 @@ def _spoiled(tensor: Tensor, attention: Faulty, spoil: OutputFault) -> Tensor:
     return tensor
 
 
-def _last_rank(attention: Faulty, gradient: Tensor) -> Tensor:
-    last = attention.group.rank == attention.group.size - 1
-    return gradient * 1.1 if last else gradient
-
-
 GRADIENTS: dict[str, tuple[str, OutputFault]] = {
     "dq is zero": ("q", lambda a, g: torch.zeros_like(g)),
     "dk is half": ("k", lambda a, g: g / 2),
@@ -350,7 +329,7 @@ GRADIENTS: dict[str, tuple[str, OutputFault]] = {
     "dv of one head": ("v", lambda a, g: torch.cat([g[:, :1] * 1.05, g[:, 1:]], 1)),
     "dv is not finite": ("v", lambda a, g: torch.where(_one(a, a.rows)[:, None], math.nan, g)),
     "dk of later passes": ("k", _in_passes(lambda n: n >= LATER)),
-    "dv of the last rank": ("v", _last_rank),
+    "dv of the last rank": ("v", lambda a, g: g * 1.1 if _is_last(a) else g),
 }
 
 PLAIN = ("none", "kv heads in turn", "keys of other ranks have no gradient")

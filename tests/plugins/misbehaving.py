@@ -219,26 +219,15 @@ class OnRankOne(Ring):
         """What goes wrong."""
 
 
-class RankEats(OnRankOne):
-    fault = Eats.fault
+RankEats, RankExits, RankKillsItself, RankStops, RankSegfaults = (
+    type(f"Rank{kind.__name__}", (OnRankOne,), {"fault": kind.fault, "__module__": __name__})
+    for kind in (Eats, Exits, KillsItself, Stops, Segfault)
+)
 
 
 class RankRaises(OnRankOne):
     def fault(self) -> None:
         raise ValueError("rank one says no")
-
-
-class RankExits(OnRankOne):
-    fault = Exits.fault
-
-
-class RankSegfaults(OnRankOne):
-    def fault(self) -> None:
-        os.kill(os.getpid(), signal.SIGSEGV)
-
-
-class RankKillsItself(OnRankOne):
-    fault = KillsItself.fault
 
 
 class RankLeavesShared(OnRankOne):
@@ -248,10 +237,6 @@ class RankLeavesShared(OnRankOne):
         name = f"/dev/shm/nccl-test-{os.getppid()}"
         open(name, "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-class RankStops(OnRankOne):
-    fault = Stops.fault
 
 
 class RankWaits(OnRankOne):
