@@ -82,12 +82,7 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_private_one(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder = cpp_build.cache_folder()
-    assert folder == cpp_build.cache_folder()
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    folder.chmod(0o777)
-    with pytest.raises(PermissionError, match="belongs to another user"):
-        cpp_build.cache_folder()
+    assert stat.S_IMODE(cpp_build.cache_folder().stat().st_mode) == 0o700
 
 
 @needs_compiler

@@ -80,13 +80,6 @@ def test_multihead_returns_the_module() -> None:
     module = create("multihead", embed_dim=32, num_heads=4, causal=True, globals=0, **BLOCKS)
     assert isinstance(module, MultiheadBlockSparse)
     assert module.causal
-    x = torch.randn(50, 2, 32)
-    out, weights = module(x, x, x)
-    assert (out.shape, weights) == (x.shape, None)
-    torch.manual_seed(0)
-    own = MultiheadBlockSparse(32, 4, causal=True, **BLOCKS)
-    own.load_state_dict(module.state_dict())
-    assert torch.equal(own(x, x, x)[0], out)
 
 
 # ---- distributed -------------------------------------------------------------------------------

@@ -205,6 +205,11 @@ def test_bad_input_says_what_is_wrong(given: dict[str, Any], message: str) -> No
         module()(**{"query": X, "key": X, "value": X} | given)
 
 
+def test_a_dtype_without_a_kernel_is_refused() -> None:
+    with pytest.raises(UserError, match="dtype float64: Input should be 'float32', 'bfloat16'"):
+        module().double()(*[X.double()] * 3)
+
+
 @causality
 def test_a_mask_without_padded_keys_changes_nothing(causal: bool) -> None:
     sparse, x = module(causal, num_kv_heads=2), tokens(50)
