@@ -153,8 +153,6 @@ def option_text(value: OptionValue) -> str:
 
 MAX_LABEL = 40
 """Maximum number of characters of a label with its number of ranks: "ring chunk 1k ×4"."""
-MAX_FITTED = 200
-"""Maximum number of settings of which each is compared with all others, to shorten its label."""
 
 _TEMPLATES = {
     **dict.fromkeys(("pattern", "order", "transport", "backend", "inner"), "{}"),
@@ -163,11 +161,6 @@ _TEMPLATES = {
 }
 """Texts of options whose values are words; the others are "full queries"."""
 _ALIASES: dict[str, str] = {dtype: alias for alias, dtype in DTYPE_ALIASES.items()}
-_ALWAYS = {"", "sparsity"}
-"""Words that no label leaves out: the name, and the share that is skipped."""
-
-Words = dict[str, str]
-"""The words of a label by option; its name has the key ""."""
 
 
 def find_short_labels(settings: Sequence[Settings]) -> list[str]:
@@ -175,8 +168,8 @@ def find_short_labels(settings: Sequence[Settings]) -> list[str]:
 
     A label is the implementation, its sparsity, and those options that differ among its settings.
     The pattern stands for the only implementation that has several patterns. Options that are None
-    are left out, and so are further options where a label would be longer than MAX_LABEL. Where
-    labels would be equal or still too long, they are the name and a number: "block-sparse #3".
+    are left out. Where labels would be equal or longer than MAX_LABEL, they are the name and a
+    number: "block-sparse #3".
     """
     labels = index_short_labels(settings)
     return [labels[settings_key(one)] for one in settings]
@@ -186,36 +179,11 @@ def index_short_labels(settings: Sequence[Settings]) -> Labels:
     """Return the labels of `find_short_labels` by key."""
     distinct = {settings_key(one): one for one in settings}
     most_ranks = max((one.world_size for one in settings), default=1)
-    room = MAX_LABEL - len(ranks_mark(most_ranks))
-    words = _find_words(distinct)
-    labels = {key: _fit(key, words, distinct, room) for key in distinct}
-    return _number(distinct, labels, room)
+    return _number(distinct, _find_words(distinct), MAX_LABEL - len(ranks_mark(most_ranks)))
 
 
-def _fit(
-    key: Hashable, words: Mapping[Hashable, Words], distinct: Mapping[Hashable, Settings], room: int
-) -> str:
-    """Return a label without its longest options, as far as it must be and stays unique."""
-    kept, suffix = words[key], settings_suffix(distinct[key])
-    label = _join(kept, distinct[key])
-    if len(label) <= room or len(distinct) > MAX_FITTED:
-        return label
-    others = [w for k, w in words.items() if k != key and settings_suffix(distinct[k]) == suffix]
-    for name in sorted(kept.keys() - _ALWAYS, key=lambda name: (-len(kept[name]), name)):
-        fewer = {n: text for n, text in kept.items() if n != name}
-        if not any(fewer.items() <= other.items() for other in others):
-            kept, label = fewer, _join(fewer, distinct[key])
-        if len(label) <= room:
-            break
-    return label
-
-
-def _join(words: Words, settings: Settings) -> str:
-    return " ".join(filter(None, words.values())) + settings_suffix(settings)
-
-
-def _find_words(distinct: Mapping[Hashable, Settings]) -> dict[Hashable, Words]:
-    """Return the words of each label, which are not always unique."""
+def _find_words(distinct: Mapping[Hashable, Settings]) -> Labels:
+    """Return labels that are not always unique, of any length."""
     differing = _find_differing(distinct.values())
     patterns = {str(one.options.get("pattern")) for one in distinct.values()}
     named = [name for name, options in differing.items() if "pattern" in options]
@@ -245,20 +213,21 @@ def _find_differing(settings: Iterable[Settings]) -> dict[str, set[str]]:
     }
 
 
-def _words(settings: Settings, name: str, differing: Iterable[str], led: str | None) -> Words:
+def _words(settings: Settings, name: str, differing: Iterable[str], led: str | None) -> str:
     """Return the words of a label.
 
     name: of the implementation.  led: implementation for which its pattern stands.
     """
     options, shown = named_options(settings), {*differing, "sparsity"}
-    dilation, pattern = options.get("dilation"), options.get("pattern")
-    if "segments" in shown and isinstance(dilation, tuple) and _doubles(dilation):
-        shown.discard("dilation")  # the usual rates
+    pattern, rates = options.get("pattern"), options.get("dilation")
+    usual = tuple(2**i for i in range(len(rates))) if isinstance(rates, tuple) else None
+    if "segments" in shown and rates == usual:
+        shown.discard("dilation")
     if settings.implementation == led and isinstance(pattern, str):
         name = pattern
         shown.discard("pattern")
-    texts = {key: format_option(key, value) for key, value in options.items() if key in shown}
-    return {"": name} | texts
+    texts = [format_option(key, value) for key, value in options.items() if key in shown]
+    return " ".join(filter(None, [name, *texts])) + settings_suffix(settings)
 
 
 def format_option(name: str, value: OptionValue) -> str:
@@ -282,17 +251,11 @@ def format_option(name: str, value: OptionValue) -> str:
             return f"{words} {value!r}"
 
 
-def _doubles(rates: tuple[int, ...]) -> bool:
-    return rates == tuple(2**i for i in range(len(rates)))
-
-
 def _format_int(value: int) -> str:
     return format_tokens(value).replace(",", "")
 
 
-def _number(
-    distinct: Mapping[Hashable, Settings], labels: Mapping[Hashable, str], room: int
-) -> dict[Hashable, str]:
+def _number(distinct: Mapping[Hashable, Settings], labels: Labels, room: int) -> Labels:
     counts = Counter(labels.values())
     kept = {
         key: label for key, label in labels.items() if counts[label] == 1 and len(label) <= room

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from longseq_bench import store
 from longseq_bench.analysis.frames import to_frame
@@ -110,8 +110,8 @@ class Results(Printed):
         format: Names = (),
         kind: Names = "summary",
         baseline: str | None = None,
-    ) -> Any:
-        """Return a report as text (str), or write reports into a folder and return their paths.
+    ) -> str | list[Path]:
+        """Return a report as text, or write reports into a folder and return their paths.
 
         path: the folder; None: return the text.  format: md (default), html, csv, json; several for
         files.  kind: summary, extreme, devices, scaling, capabilities, implementations; for files
