@@ -11,7 +11,7 @@ from typing import Any
 from longseq_bench.analysis.labels import find_baseline_label, find_short_labels
 from longseq_bench.api import machine
 from longseq_bench.api.implementations import Implementations, read_implementations
-from longseq_bench.api.progress import Reporter, make_reporter
+from longseq_bench.api.progress import Reporter, RunProgress, make_reporter
 from longseq_bench.api.results import Results
 from longseq_bench.api.running import run_and_report
 from longseq_bench.api.workloads import accept
@@ -74,7 +74,7 @@ def sweep(
     with _open(parsed, folder, rounds, reporter) as (launcher, catalogue, loaded, heading):
         trials = loaded.trials
         predictor = machine.make_predictor(launcher, catalogue, trials[0].device, folder)
-        watcher = reporter.watch(trials, heading, loaded.rounds)
+        watcher = RunProgress(reporter.console, trials, heading, loaded.rounds)
         schedule = strategy.sweep(trials, loaded.rounds, predictor)
         return run_and_report(
             schedule, launcher, folder, watcher, reporter, loaded.baseline, loaded.text

@@ -40,7 +40,6 @@ class Plan(Printed):
     trials: what was asked, one for each implementation.
     results: for each trial a prediction, or the reason why there is none.
     hardware: the profile of the devices.  target: tokens to plan for; None: as many as fit.
-    whole_nodes: devices are counted in nodes.
     accuracies: errors of past predictions on this machine.  model: the model of the shape.
     """
 
@@ -48,7 +47,6 @@ class Plan(Printed):
     results: Sequence[Prediction | str]
     hardware: Hardware
     target: int | None = None
-    whole_nodes: bool = False
     accuracies: Sequence[Accuracy] = ()
     model: ModelPlan | None = None
 
@@ -75,10 +73,6 @@ class Plan(Printed):
             return f"No implementation fits {what}."
         tokens, ranks = format_tokens(best.trial.workload.seq_len), best.trial.world_size
         devices = f"{ranks} {hardware.name}"
-        if self.whole_nodes and ranks % hardware.per_node == 0:
-            nodes = ranks // hardware.per_node
-            several = "s" if nodes > 1 else ""
-            devices = f"{nodes} node{several} of {hardware.per_node} {hardware.name}"
         head = f"{tokens} tokens: {devices}" if target else f"{devices}: {tokens} tokens"
         others = [one for one in self.predictions if one.fits and one != best]
         because = self._reason(best, others) if others else "nothing else fits"

@@ -97,9 +97,7 @@ def plan(
                 prediction.predict_best(one, launcher.dry_run, rates, tokens, unit or 1)
                 for one in trials
             ]
-    return Plan(
-        trials, results, device, tokens, unit is not None, prediction.find_accuracy(past), model
-    )
+    return Plan(trials, results, device, tokens, prediction.find_accuracy(past), model)
 
 
 def _check_options(launcher: Launcher, trials: list[Trial]) -> None:

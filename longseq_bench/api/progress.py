@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import compress
 from textwrap import shorten
 from typing import Self
 
@@ -35,20 +36,12 @@ MAX_REASON = 100  # characters of a failure's reason that are shown; the record 
 _TIMED_PHASES = ("forward", "backward", "communication", "time")
 
 
-def _shape(trial: Trial) -> str:
-    w = trial.workload
+def _settings(trial: Trial) -> tuple[str, ...]:
+    w, ranks = trial.workload, f"{trial.world_size} rank{'s' * (trial.world_size > 1)}"
     heads = f"heads {w.heads}/{w.kv_heads} of {w.head_dim}/{w.v_head_dim}"
-    return " ".join(filter(None, (w.model, f"batch {w.batch}", heads)))
-
-
-_FIELDS: tuple[Callable[[Trial], str], ...] = (
-    lambda trial: f"{trial.world_size} rank{'s' if trial.world_size > 1 else ''}",
-    lambda trial: trial.workload.dtype,
-    lambda trial: mode_words(trial.workload.mode, trial.workload.new_tokens),
-    lambda trial: mask_words(trial.workload.visibility.text),
-    lambda trial: trial.device,
-    _shape,
-)
+    shape = " ".join(filter(None, (w.model, f"batch {w.batch}", heads)))
+    mode, mask = mode_words(w.mode, w.new_tokens), mask_words(w.visibility.text)
+    return ranks, w.dtype, mode, mask, trial.device, shape
 
 
 class Labels:
@@ -58,7 +51,7 @@ class Labels:
         trials = list(trials)
         self._distinct = list({(t.implementation, repr(t.options)): t for t in trials}.values())
         self._short: dict[tuple[str, str], str] = {}
-        self._fields = [words for words in _FIELDS if len({words(t) for t in trials}) > 1]
+        self._differs = [len(set(words)) > 1 for words in zip(*map(_settings, trials), strict=True)]
 
     def label(self, trial: Trial) -> str:
         """Return the implementation, its length and the other settings that differ."""
@@ -67,7 +60,7 @@ class Labels:
             self._short[key] = find_short_labels([*self._distinct, trial])[-1]
         name, _, settings = self._short[key].partition(" ")
         name = f"{name} {format_tokens(trial.workload.seq_len)} {settings}".rstrip()
-        return " ".join([name, *(words(trial) for words in self._fields)])
+        return " ".join([name, *compress(_settings(trial), self._differs)])
 
 
 def format_option(value: OptionValue) -> str:
@@ -138,10 +131,6 @@ class Reporter:
     def waiting(self, text: str) -> AbstractContextManager[object]:
         """Show what the run waits for, on a terminal."""
         return nullcontext() if self._is_quiet or not self._is_drawn else self.console.status(text)
-
-    def watch(self, trials: Sequence[Trial], heading: str, rounds: int = 0) -> RunProgress:
-        """Return the watcher of a run. Arguments as those of RunProgress."""
-        return RunProgress(self.console, trials, heading, rounds)
 
 
 def make_reporter(progress: bool | Reporter) -> Reporter:

@@ -83,7 +83,8 @@ def run_search(
 ) -> Results:
     """Run a search over the trials."""
     predictor = machine.make_predictor(launcher, catalogue, trials[0].device, out)
-    watcher = reporter.watch(trials, machine.describe_devices(catalogue, trials))
+    heading = machine.describe_devices(catalogue, trials)
+    watcher = RunProgress(reporter.console, trials, heading)
     return run_and_report(make_schedule(predictor), launcher, out, watcher, reporter)
 
 

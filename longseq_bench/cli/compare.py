@@ -106,15 +106,8 @@ def _read(text: str) -> tuple[list[Record], list[str]]:
     place = path or "results"
     records, notes = read_results([Path(place)])
     known = list(dict.fromkeys(c for r in records if (c := r.environment.commit)))
-    longer = [c for c in known if commit and c.startswith(commit)]
-    matching = [commit] if commit in known else longer
-    matching = matching or [c for c in known if commit.startswith(c)]  # the recorded one is short
+    matching = [commit] if commit in known else [c for c in known if c.startswith(commit)]
     if len(matching) == 1:
         return [r for r in records if r.environment.commit == matching[0]], notes
-    if matching:
-        choices = " or ".join(matching)
-        raise UserError(
-            f"commit {commit!r} is ambiguous in {place}: {choices}; write the full hash"
-        )
-    listed = f"known: {', '.join(known)}" if known else "none of its records names a commit"
-    raise UserError(f"{place} has no record of commit {commit!r}; {listed}")
+    found = "several commits" if matching else "no record of a commit"
+    raise UserError(f"{place} has {found} {commit!r}; known: {', '.join(known) or 'none'}")

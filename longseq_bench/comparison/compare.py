@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain, product
 from statistics import fmean, median
-from textwrap import shorten
 from typing import Any
 
-from longseq_bench.analysis.labels import index_short_labels, set_labels, short_name, short_names
+from longseq_bench.analysis.labels import index_short_labels, set_labels, short_name
 from longseq_bench.analysis.runs import (
     REMEDY,
     Runs,
@@ -32,7 +31,7 @@ from longseq_bench.comparison.significance import estimate_ratios
 from longseq_bench.comparison.verdict import Change, Comparison, count, format_percent, name_row
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
-from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
+from longseq_bench.core.units import format_bytes, format_seconds
 
 LEVEL, MIN_CHANGE = 0.05, 0.01
 """Defaults: the family-wise error rate, and the smallest relative difference that is reported."""
@@ -41,7 +40,6 @@ MEMORY_TOLERANCE, MEMORY_TOLERANCE_BYTES = 0.01, 64 * 2**10
 TIME_TOLERANCE = 0.1
 """Relative. The noise of single passes, which is unknown, moves a maximum limited by time."""
 MAX_LOAD_DIFFERENCE = 0.5  # difference in load, as a share of the cores, that is reported
-MAX_CONTENTS = 90  # letters of a side in an error
 Records = list[Record]  # the runs of one trial, or of one search
 Pair = tuple[Records, Records]
 _Compared = Sequence[tuple[Pair, Any, Any]]
@@ -74,8 +72,7 @@ def compare(
         problem = f"A and B were measured on different machines{machines}"
         raise UserError(f"{problem}; --across-machines compares them anyway")
     if not pairs:
-        sides = f"A has {_contents(a)}; B has {_contents(b)}"
-        raise UserError(f"A and B have no trial in common: {sides}")
+        raise UserError("A and B have no trial in common; longseq show lists those of each")
     groups = [runs for runs, _ in pairs], *unmatched, [runs for runs, _ in elsewhere]
 
     def merge(runs: Records) -> Any:
@@ -173,13 +170,6 @@ def _differing_budgets(a: SweepRow, b: SweepRow) -> str:
             texts = ("none" if value is None else write(value) for value in (one, other))
             words.append(f"{name} budgets {' and '.join(texts)}")
     return "; ".join(words)
-
-
-def _contents(records: Sequence[Record]) -> str:
-    names = ", ".join(short_names(r.trial.implementation for r in records).values())
-    lengths = sorted({r.trial.workload.seq_len for r in records if r.purpose == "measure"})
-    tokens = f"{names} at {', '.join(map(format_tokens, lengths))} tokens"
-    return shorten(tokens if lengths else f"searches of {names}", MAX_CONTENTS, placeholder=" …")
 
 
 def _find_caveats(compared: _Compared, ratios: Sequence[float], min_change: float) -> Iterator[str]:

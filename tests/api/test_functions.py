@@ -96,14 +96,6 @@ def test_equal_source_has_one_name_and_other_source_another(tmp_path: Path) -> N
     assert find_file(other).source == Path(other.rpartition(":")[0]).stem.rpartition("-")[2]
 
 
-def test_a_function_without_source_is_identified_by_its_pickle() -> None:
-    scope: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile("def mine(q, k, v):\n    return v\n", "<stdin>", "exec"), scope)
-    first = name_function(scope["mine"], None)
-    exec(compile("def mine(q, k, v):\n    return q\n", "<stdin>", "exec"), scope)
-    assert name_function(scope["mine"], None) != first
-
-
 def test_a_function_inside_another_one_is_sent() -> None:
     small, root = 3, functools.reduce
 

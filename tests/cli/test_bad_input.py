@@ -87,11 +87,7 @@ def test_more_ranks_than_cuda_devices_are_refused(
         (["swep", "sound.yaml"], "Did you mean 'sweep'?"),
         (["maxlen"], "Missing option '--impl'"),
         (["sweep", "sound.yaml", "--drty-run"], "--dry-run"),
-        (
-            ["maxlen", "--impl", "sdpa", "--dtype", "float64"],
-            "'--dtype': 'float64' is not one of 'float32', 'bfloat16', 'float16'",
-        ),
-        (["maxlen", "--impl", "sdpa", "--threads", "4097"], "4096"),
+        (["maxlen", "--impl", "sdpa", "--dtype", "float64"], "not one of 'float32', 'bfloat16'"),
     ],
 )
 def test_usage_errors_name_the_possible_values(

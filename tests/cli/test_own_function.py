@@ -134,23 +134,6 @@ def test_a_function_that_is_not_there_ends_every_command(capfd: Capture, command
     )
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "sentence"),
-    [
-        ("mine.py:mine", "mine.py:mines",
-         "sweep.yaml:2: mine.py has no function 'mines'; did you mean 'mine'?"),
-        ('"mine.py:mine"', '{"mine.py:mine": {chunk: many}}',
-         "sweep.yaml:2: option chunk='many' in mine.py:mine is not a whole number from 1 up "
-         "(write 1024 or 1k)"),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_a_config_has_its_line(
-    capfd: Capture, old: str, new: str, sentence: str
-) -> None:
-    Path("sweep.yaml").write_text(SWEEP.replace(old, new))
-    assert refusal(capfd, "sweep", "sweep.yaml") == sentence
-
-
 # ---- the page of the docs ----------------------------------------------------------------------
 
 

@@ -86,9 +86,7 @@ def test_a_plan_proposes_whole_nodes_and_answers_first(capfd: Capture) -> None:
     assert (ring["asked_world_size"], ring["fits"]) == (8, True)
     nodes, rest = divmod(ring["world_size"], 8)
     assert (nodes > 1, rest) == (True, 0)
-    sentence = (
-        f"4M tokens: {nodes} nodes of 8 NVIDIA H200 SXM. Use ring, because nothing else fits."
-    )
+    sentence = f"4M tokens: {8 * nodes} NVIDIA H200 SXM. Use ring, because nothing else fits."
     assert answer["answer"].startswith(sentence)
     # a given number of ranks is a condition, and the proposal an error
     assert run([*command, "--world-size", "8"]) == 2
@@ -131,10 +129,8 @@ def test_an_unsupported_implementation_has_its_reason(capfd: Capture) -> None:
         ([], "Missing option '--impl'"),
         (["--impl", "ring", *SHAPE, "--gpu", "gtx1080"], "profile of NVIDIA GTX 1080 has no bfl"),
         (["--impl", "ring", "--hardware", "none.yaml"], "none.yaml can't be read"),
-        (["--impl", "ring", "--target", "1e300"], "--target '1e300' is too large"),
         (["--impl", "ring", "--records", "nowhere"], "--records nowhere: no such folder"),
         (["--impl", "ring", "--target", "1", "--world-size", "4"], "nothing could be predicted"),
-        (["--impl", "ring", "-o", "chunks=3"], "unknown option 'chunks'"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(arguments: list[str], message: str, capfd: Capture) -> None:
@@ -177,30 +173,11 @@ def test_the_past_error_is_that_of_the_same_settings(capfd: Capture) -> None:
     assert accuracy["nothing"]["time_errors"] == [-0.5]
 
 
-def test_a_plan_says_what_is_kept_and_fits_a_narrow_terminal(
-    capfd: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert run(["plan", "--impl", "ring", *SMALL, "--world-size", "64"]) == 0
-    plain = capfd.readouterr().out
-    assert "…" not in plain
-    assert " 64 " in plain
-    assert run(["plan", "--impl", "ring", *SMALL, "--keep", "nothing"]) == 0
-    assert "ring (in place)" in capfd.readouterr().out
-
-
 def test_options_are_checked_with_the_given_ranks(capfd: Capture) -> None:
     command = ("plan", "--impl", "usp", *H200, "--world-size", "4", "--target", "64k")
     (row,) = document(capfd, *command, "-o", "ulysses=2")["results"]
     assert row["fits"]
     assert run([*command, "-o", "ulysses=3"]) == 2
-
-
-def test_causal_work_is_that_of_the_busiest_rank(capfd: Capture) -> None:
-    command = ("plan", "--impl", "ring", *H200, "--causal", "--world-size", "8", "--target", "1M")
-    (even,) = document(capfd, *command)["results"]
-    (last,) = document(capfd, *command, "-o", "order=contiguous")["results"]
-    assert last["compute_s"] / even["compute_s"] == pytest.approx(15 / 8, rel=0.01)
 
 
 # ---- scaling -----------------------------------------------------------------------------------

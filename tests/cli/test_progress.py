@@ -83,7 +83,8 @@ def test_a_sweep_counts_finished_trials() -> None:
 
 @pytest.mark.parametrize("is_drawn", [True, False])
 def test_records_that_do_not_count_are_named_on_stderr(is_drawn: bool, capfd: Capture) -> None:
-    with Reporter(is_drawn=is_drawn).watch([make.trial()], "cpu", 1) as watcher:
+    console = Reporter(is_drawn=is_drawn).console
+    with RunProgress(console, [make.trial()], "cpu", 1) as watcher:
         watcher.skips_records("12 records of n1\x1b[2J do not count here: another environment")
     lines = capfd.readouterr().err.splitlines()
     assert [one for one in lines if one.startswith("12 records of n1")]

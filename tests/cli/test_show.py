@@ -7,12 +7,9 @@ import pytest
 from rich.cells import cell_len
 
 from longseq_bench.analysis.frames import sweep_json
-from longseq_bench.analysis.row import fields_of
-from longseq_bench.analysis.searches import SearchRow
-from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.cli import run
-from longseq_bench.cli.row_filter import FIELDS, filter_rows
+from longseq_bench.cli.row_filter import filter_rows
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
 from tests import make
@@ -56,22 +53,16 @@ def shown(capfd: Capture, *arguments: str | Path) -> list[str]:
     ("expression", "places"),
     [
         ("implementation=ring", [2, 3, 5, 6]),
-        ("impl!=ring", [0, 1, 4]),
         ("label~chunk=128", [3]),
         ("status!=ok", [5]),
-        ("phase=none", [0, 1, 2, 3, 4, 6]),
         ("tokens>=4k", [1, 2, 3, 5]),
         ("time<10ms", [0, 4]),
-        ("time_s>=0.1s", [2]),
         ("time=none", [5, 6]),
         ("peak>1MiB", [1, 2, 3, 6]),
         ("ranks=2", [3]),
-        ("world-size>1", [3]),
         ("dtype=bf16", [4]),
         ("causal=no", [0, 1, 2, 3, 4, 5, 6]),
         ("efficiency>=80%", [0, 1, 2, 4]),
-        ("speedup<=1", [0, 1, 2, 4]),
-        ("effective_flops>2e10", [0]),
         ("max_error<1e-5", [0, 1, 2, 3, 4]),
         ("option.chunk=64", [2, 5, 6]),
         ("option.order~zag", [2, 3, 5, 6]),
@@ -91,12 +82,6 @@ def test_a_condition_selects_rows(expression: str, places: list[int] | None) -> 
     assert [rows.index(row) for row in found] == places
 
 
-def test_every_field_of_rows_and_maxima_can_be_shown() -> None:
-    lists = {"options", "rank_times", "rank_peaks", "rank_bytes", "rank_formulas", "bytes_unlike",
-             "speed"}  # fmt: skip
-    assert set(FIELDS) == {*fields_of(SweepRow), *fields_of(SearchRow)} - lists
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -109,10 +94,6 @@ def test_every_field_of_rows_and_maxima_can_be_shown() -> None:
          "label~ring"),
         (["--where", "tokens=4q"], "--where 'tokens=4q': tokens '4q' can't be read; write 4096, 4k "
          "or 1M"),
-        (["--where", "time<fast"], "--where 'time<fast': time 'fast' can't be read; write 60s, "
-         "500ms or 2min"),
-        (["--where", "peak>-1"], "--where 'peak>-1': bytes '-1' can't be read; write 512MiB or "
-         "7.9GiB"),
         (["--where", "exposed>much"], "--where 'exposed>much': 'much' can't be compared with "
          "exposed_share; write 0.5, 50% or 1e-6"),
         (["--where", "status=okay"],
@@ -196,7 +177,6 @@ def test_missing_values_come_last_either_way() -> None:
     ("keys", "places"),
     [
         (["-tokens"], [5, 1, 2, 3, 0, 4, 6]),
-        (["tokens", "-peak"], [6, 4, 0, 1, 2, 3, 5]),
         (["-option.chunk"], [3, 2, 5, 6, 0, 1, 4]),
     ],
 )
@@ -212,15 +192,6 @@ def test_a_limit_says_how_many_are_left(tmp_path: Path, capfd: Capture) -> None:
     assert told[0].endswith("7 rows. 5 rows more not shown (--limit).")
     labels = [line.split()[0] for line in told if "±" in line]
     assert labels == ["ring", "sdpa"]
-
-
-def test_several_machines_are_named(tmp_path: Path, capfd: Capture) -> None:
-    one, other = make.record(), make.record(where=make.environment("beta"))
-    assert not any("machine" in line for line in shown(capfd, write_records(tmp_path, [one])))
-    told = " ".join(" ".join(shown(capfd, write_records(tmp_path, [one, other]))).split())
-    for record in (one, other):
-        environment = record.environment
-        assert f"Machine {environment.host} {environment.fingerprint[:6]}" in told
 
 
 # ---- what it looks like ------------------------------------------------------------------------

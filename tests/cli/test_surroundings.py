@@ -16,16 +16,6 @@ CONFIG = "memory_budget: 64MiB\ntokens: [32, 64]\nimplementations: [sdpa]\n"
 PLAN = ["plan", "--impl", "sdpa", "--gpu", "h100"]
 
 
-def test_a_config_may_come_from_an_open_pipe(capfd: Capture) -> None:
-    """As with `longseq sweep <(program)`, which reads it more than once."""
-    reader, writer = os.pipe()
-    os.write(writer, CONFIG.encode())
-    os.close(writer)
-    assert run(["sweep", f"/proc/self/fd/{reader}", "--dry-run"]) == 0
-    os.close(reader)
-    assert "2 trials" in capfd.readouterr().out
-
-
 def test_a_file_that_is_too_large_is_refused(capfd: Capture) -> None:
     with open("sparse", "wb") as stream:
         stream.truncate(1 << 40)

@@ -216,13 +216,3 @@ def test_an_interrupt_inside_an_exec_ends_with_130(tmp_path: Path) -> None:
         "sys.meta_path.insert(0, Interrupts())\n",
     )
     assert ended.returncode == 130, ended.stderr
-
-
-def test_an_interrupt_after_the_end_changes_nothing(tmp_path: Path) -> None:
-    ended = models_after(
-        tmp_path,
-        "import atexit, signal\n"
-        "for name in ('SIGTERM', 'SIGINT'):\n"
-        "    atexit.register(signal.raise_signal, getattr(signal, name))\n",
-    )
-    assert (ended.returncode, ended.stderr) == (0, b"")

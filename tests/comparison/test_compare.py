@@ -18,7 +18,6 @@ from longseq_bench.comparison.verdict import (
 )
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Environment, Record
-from longseq_bench.reports.base import FORMATS
 from longseq_bench.reports.document import Cell, Document, Section
 from tests import make
 
@@ -382,12 +381,6 @@ def test_the_same_records_on_both_sides_are_reported() -> None:
     assert "both sides" not in notes(rounds(), rounds(at="2026-11-22T09:00:00Z"))
 
 
-def test_a_trial_with_a_pass_in_no_time_is_not_timed() -> None:
-    bad = make.record(make.trial(round=9, seq_len=64), make.outcome(time=[0.1, 0.0, 0.1]))
-    found = compare(swept(1, 1), [*swept(1, 1), bad])
-    assert [t.a.tokens for t in found.times] == [128]
-
-
 def test_a_shift_of_all_rows_is_reported() -> None:
     a = swept(1, 1, 1)
     assert "All 3 trials changed by a similar ratio; by the median B is 10 % slower" in notes(
@@ -443,14 +436,6 @@ def rows_of(section: Section) -> list[dict[str, Cell]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FORMATS.names())
-def test_every_format_renders_it_and_escapes_names(name: str) -> None:
-    files = FORMATS.get(name)(comparison_document(everything(), 0.05))
-    main = next(iter(files))
-    assert main == f"compare.{name}"
-    assert "<i>" not in files[main] or name in ("csv", "json")
-
-
 def tables(section: Section) -> dict[str, list[dict[str, Cell]]]:
     return {table.title: rows_of(Section("", tables=[table])) for table in section.tables}
 
@@ -475,18 +460,6 @@ def test_the_document_has_every_comparison() -> None:
     assert (change["A"], change["B"], change["Verdict"]) == ("ok", "wrong: wrong!", "broken")
     assert found["Not compared"].points == ["Only in B: ring ×2 at 4k"]
     assert any("no longer ok: wrong" in point for point in found["Result"].points)
-
-
-def test_unchanged_rows_are_folded_and_nothing_else_is() -> None:
-    document = comparison_document(everything(), 0.05)
-    folded = {s.title: rows_of(s) for s in document.sections if s.folded}
-    same = folded["2 rows unchanged"]
-    assert [(row["Tokens"], row["Verdict"]) for row in same] == [(128, "same"), (4096, "same")]
-    shown = [row for s in document.sections if not s.folded for row in rows_of(s)]
-    assert "same" not in {row.get("Verdict") for row in shown}
-    terminal = comparison_document(everything(), 0.05, is_terminal=True)
-    assert terminal.sections[0].points[-1] == "2 rows unchanged."
-    assert not any(section.folded for section in terminal.sections)
 
 
 def test_nothing_to_compare_is_not_a_pass() -> None:
