@@ -79,7 +79,9 @@ class Catalogue(Frozen):
             return self.implementations[own]
         if own in self.mistakes:
             raise UserError(self.mistakes[own])
-        close = _nearest_included(name.lower().replace("_", "-"))
+        libraries = load_table("libraries.yaml").items()
+        library = name.lower().replace("_", "-")
+        close = next((k for k, names in libraries if library in names.split()), "")
         if close in self.implementations:
             where = f" in {place}" if place else ""
             raise UserError(
@@ -132,10 +134,3 @@ class Catalogue(Frozen):
                 f"{option} {ranks} is too large: this machine has {devices}, and two ranks can't "
                 "share one"
             )
-
-
-def _nearest_included(library: str) -> str:
-    """Return the closest implementation to a well-known library; an empty string if unknown."""
-    return next(
-        (k for k, names in load_table("libraries.yaml").items() if library in names.split()), ""
-    )

@@ -46,12 +46,6 @@ def key_bytes_per_token(workload: Workload) -> int:
     return w.batch * w.kv_heads * (w.head_dim + w.v_head_dim) * w.dtype_bytes
 
 
-def new_token_bytes(workload: Workload) -> int:
-    """Return the bytes of q and the output of a step of decoding."""
-    w = workload
-    return w.batch * w.heads * w.new_tokens * (w.head_dim + w.v_head_dim) * w.dtype_bytes
-
-
 def floor_bytes(workload: Workload) -> int:
     """Return the floor bytes of the whole workload, over all ranks."""
     return floor_bytes_per_token(workload) * workload.seq_len
@@ -99,8 +93,8 @@ def standard_bytes(workload: Workload) -> int:
     pairs = len(w.queries) * w.seq_len
     scores = w.batch * w.heads * pairs * w.dtype_bytes
     tensors, copies = floor_bytes(w), 2
-    if w.decode:
-        tensors += new_token_bytes(w)
+    if w.decode:  # q and the output
+        tensors += w.batch * w.heads * w.new_tokens * (w.head_dim + w.v_head_dim) * w.dtype_bytes
     if w.train:
         # q, out and its gradient; k, v and its gradient
         elements = (w.heads + w.kv_heads) * (w.head_dim + 2 * w.v_head_dim)

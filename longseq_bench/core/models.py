@@ -146,7 +146,13 @@ def parse_config(data: Mapping[str, Any], name: str, source: str) -> ModelShape:
         )
     layers = _count(config, "num_hidden_layers")
     window, window_layers = _windows(config, layers)
-    dtype, notes = _dtype(config)
+    written = config.get("torch_dtype") or config.get("dtype")
+    name_of_dtype, notes = str(written).removeprefix("torch."), list[str]()
+    dtype = name_of_dtype if name_of_dtype in DTYPE_BYTES else None
+    if dtype is None:
+        unknown = f"its dtype {quote(name_of_dtype)} can't be measured"
+        problem = unknown if written else "the file has no dtype"
+        notes = [f"{problem}, so that of the device is used"]
     if window:
         notes.append(
             f"{window_layers} of {layers} layers see only the last {window:,} tokens; the workload "
@@ -222,18 +228,6 @@ def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, int]:
         first = _count(config, "max_window_layers") if config.get("max_window_layers") else 0
         count = layers - min(layers, first)
     return (window, count) if count else (None, 0)
-
-
-def _dtype(config: Mapping[str, Any]) -> tuple[DType | None, list[str]]:
-    """Return the dtype of the tensors, and a note if it can't be measured."""
-    written = config.get("torch_dtype") or config.get("dtype")
-    name = str(written).removeprefix("torch.")
-    for dtype in DTYPE_BYTES:
-        if dtype == name:
-            return dtype, []
-    if written is None:
-        return None, ["the file has no dtype, so that of the device is used"]
-    return None, [f"its dtype {quote(name)} can't be measured, so that of the device is used"]
 
 
 # ---- the number of parameters ------------------------------------------------------------------

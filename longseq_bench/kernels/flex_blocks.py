@@ -20,7 +20,7 @@ from torch import Tensor
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple, check_shapes
 from longseq_bench.kernels.cpp_build import COMPILERS
-from longseq_bench.patterns.block_layout import BlockLayout, Ints, common_sizes
+from longseq_bench.patterns.block_layout import BlockLayout, Ints
 
 Entries = tuple[Ints, NDArray[np.int32]]
 """The row and the block of each entry of a table, row by row."""
@@ -178,7 +178,8 @@ class FlexBlocks:
 
     def __init__(self, layouts: Sequence[BlockLayout]) -> None:
         self.layouts = tuple(layouts)
-        self.seq_len, self.block, self.causal = common_sizes(layouts)
+        one, *_ = layouts  # an attention makes all of its layouts with the same sizes
+        self.seq_len, self.block, self.causal = one.seq_len, one.block, one.causal
         self._masks: dict[tuple[torch.device, bool], Any] = {}
 
     def prepare(self, device: torch.device | str, train: bool = False) -> Any:

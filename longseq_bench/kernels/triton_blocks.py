@@ -35,7 +35,7 @@ from longseq_bench.kernels.triton_tiles import (
 )
 from longseq_bench.kernels.work_items import WorkItems
 from longseq_bench.meta_mode import device_kind, is_meta
-from longseq_bench.patterns.block_layout import BlockLayout, common_sizes
+from longseq_bench.patterns.block_layout import BlockLayout
 
 _JOINED_ROWS = 32
 """Tokens of a program that joins slots."""
@@ -60,7 +60,8 @@ class TritonBlocks:
 
     def __init__(self, layouts: Sequence[BlockLayout]) -> None:
         self.layouts = tuple(layouts)
-        self.seq_len, self.block, self.causal = common_sizes(layouts)
+        one, *_ = layouts  # an attention makes all of its layouts with the same sizes
+        self.seq_len, self.block, self.causal = one.seq_len, one.block, one.causal
         if self.block not in BLOCKS:
             raise UnsupportedError(str(unavailable_reason(self.block, 16, torch.float32)))
         self._rows: dict[torch.device, WorkItems] = {}

@@ -3,7 +3,6 @@
 There is no table of blocks by blocks: 16M tokens in blocks of 128, 16 kept per row, are 2M numbers.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -12,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.core.cost import visible_pairs as dense_pairs
-from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.patterns.visible_keys import VisibleKeys
 
 Ints = NDArray[np.int64]
@@ -159,19 +157,6 @@ def visible_blocks(
         return np.zeros_like(rows), rows + 1 if causal else np.full_like(rows, len(rows))
     last = np.minimum((rows + 1) * block, seq_len) - 1
     return mask.first(rows * block) // block, (mask.stop(last) - 1) // block + 1
-
-
-def common_sizes(layouts: Sequence[BlockLayout]) -> tuple[int, int, bool]:
-    """Return tokens, block and causality of layouts of one kernel.
-
-    Raises UnsupportedError if they differ.
-    """
-    sizes = {(layout.seq_len, layout.block, layout.causal) for layout in layouts}
-    if len(sizes) != 1:
-        raise UnsupportedError(
-            "a kernel needs at least one layout, all with the same tokens, block and causality"
-        )
-    return sizes.pop()
 
 
 # ---- placement of query blocks, and so of their keys, on ranks -----------------------------------

@@ -106,23 +106,26 @@ class DenseBaseline:
         start = time.perf_counter()
         # a phase that the time budget does not cover: the budget is the sparse attention's
         sender.start_phase("check", f"dense pass {len(self._clock.wall) + 1}")
-        while not self._failure:
-            try:
-                if self._shape is None:
-                    self._shape = self._choose_shape(sparse_s)
-                if not self._clock.wall:
-                    for _ in range(self.warm_ups):
-                        self._run(*self._shape)
-                if self.fresh:
-                    memory.release_free_memory()
-                with self._clock:
-                    self._run(*self._shape)
-                break
-            except (RuntimeError, MemoryError, LongseqError) as error:
-                if is_device_error(error):
-                    raise  # the sparse attention could not go on, and would be blamed
-                self._fall_back(error)
+        try:
+            if not self._failure:
+                self._time_one(sparse_s)
+        except (RuntimeError, MemoryError, LongseqError) as error:
+            if is_device_error(error):
+                raise  # the sparse attention could not go on, and would be blamed
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            self._failure = f"not run: {lines[0]}"
         return time.perf_counter() - start
+
+    def _time_one(self, sparse_s: float) -> None:
+        if self._shape is None:
+            self._shape = self._choose_shape(sparse_s)
+        if not self._clock.wall:
+            for _ in range(self.warm_ups):
+                self._run(*self._shape)
+        if self.fresh:
+            memory.release_free_memory()
+        with self._clock:
+            self._run(*self._shape)
 
     def add_to(self, log: MeasurementLog) -> None:
         """Log the samples, in seconds of a complete dense pass, and their source."""
@@ -152,16 +155,6 @@ class DenseBaseline:
         complete_s = dense_flops(self.attention) / rate
         max_s = max(MAX_TIME_RATIO * sparse_s, self.time_cap)
         return self._complete if complete_s <= max_s else part
-
-    def _fall_back(self, error: Exception) -> None:
-        """Fall back from complete passes to parts, then to none. Samples are never mixed."""
-        self._clock = clock_for(self.device)
-        part = self._part_shape(self._complete[1])
-        if self._shape == self._complete != part and not self.attention.workload.decode:
-            self._shape = part
-        else:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            self._failure = f"not run: {lines[0]}"
 
     def _part_shape(self, keys: int) -> tuple[int, int]:
         """Return the rows and keys of a part whose rows see at most the first `keys` tokens.

@@ -158,8 +158,10 @@ def checked_rows(
     others = others[~torch.isin(others, known)]
     missing = max(0, SAMPLED_ROWS - len(known))
     others = others[torch.randperm(len(others), generator=generator)[:missing]]
-    more = [] if ends is None else [_edges(ends)]
-    return torch.unique(torch.cat([known, others, *more]))  # type: ignore[no-any-return]
+    edges = torch.tensor([]) if ends is None else ends.flatten()
+    # an odd step takes the first of one rank, the last of another
+    edges = edges[:: -(-len(edges) // EDGE_ROWS) | 1]
+    return torch.unique(torch.cat([known, others, edges.long()]))  # type: ignore[no-any-return]
 
 
 def select_checked_rows(
@@ -181,17 +183,6 @@ def select_checked_rows(
     return first + checked_rows(
         count, seed + _SEED_STEP * round_, ends, blocks, share_stretches=not attention.is_exact
     )
-
-
-def _edges(ends: Tensor) -> Tensor:
-    """Return both ends of each rank. Of more than 32 ranks: one end of each, at most 256 in all.
-
-    The ends alternate: the first position of rank 0, the last of rank 1, the first of rank 2.
-    """
-    if ends.numel() <= EDGE_ROWS:
-        return ends.flatten()
-    ranks = torch.arange(len(ends))
-    return ends[ranks, ranks % 2][:: -(-len(ends) // (4 * EDGE_ROWS))]
 
 
 def digest(tensor: Tensor) -> Tensor:

@@ -297,7 +297,6 @@ def test_unsupported_calls_are_refused_with_the_reason() -> None:
     )
     for layouts, dim, words in (
         ([odd], 16, "block of 16, 32, 64, 128 or 256 tokens, not 24"),
-        ([layout, other], 16, "all with the same tokens, block and"),
         ([layout], 8, "head_dim of 16 to 256 in steps of 16"),
         ([other], 16, "prepared for 4 query heads and 48 tokens"),
         ([layout] * 3, 16, "prepared for 3 query heads"),
