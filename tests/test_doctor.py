@@ -4,7 +4,6 @@ import shutil
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,33 +135,6 @@ def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding("nvml").state == "note"
     found = finding("nvml", gpus=("H200",), driver="580.1")
     assert (found.state, found.found) == ("ok", "driver 580.1, H200")
-
-
-def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for total, state in {2**26: "note", 2**30: "ok"}.items():
-        size = SimpleNamespace(total=total, free=total)
-        monkeypatch.setattr(shutil, "disk_usage", lambda _, size=size: size)
-        assert doctor._shared_memory(tmp_path).state == state
-    monkeypatch.undo()
-    found = doctor._shared_memory(tmp_path / "none")
-    assert (found.state, "there is no" in found.found) == ("note", True)
-
-
-def test_a_busy_machine() -> None:
-    loads = (2.0, 0, 0), (2.1, 0, 0)
-    assert [finding("load", load=load).state for load in loads] == ["ok", "note"]
-
-
-def test_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    there: dict[str, str] = {}
-    monkeypatch.setattr(shutil, "which", there.get)
-    found = finding("c++ compiler")
-    assert (found.state, found.remedy.startswith("optional")) == ("note", True)
-    there["clang++"] = "/usr/bin/clang++"
-    assert finding("c++ compiler").found == "/usr/bin/clang++"
-    monkeypatch.setenv("CXX", "mycc -v")
-    assert finding("c++ compiler").found == "none of mycc was found"
 
 
 CPUS, PAGES = doctor.CPUS, doctor.HUGE_PAGES

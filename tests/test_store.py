@@ -353,23 +353,6 @@ def test_what_others_append_or_touch_does_not_end_a_run(tmp_path: Path) -> None:
     assert load(tmp_path).records == some(5)
 
 
-@pytest.mark.parametrize("end", [None, KeyboardInterrupt])
-def test_a_run_does_not_end_well_after_its_folder_was_moved(
-    tmp_path: Path, end: type[BaseException] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-    def run() -> None:
-        with Store(tmp_path / "out") as store:
-            store.append(some(1)[0])
-            (tmp_path / "out").rename(tmp_path / "new")
-            if end:
-                raise end
-
-    with pytest.raises(StoreError, match=f"its 1 records were copied to {tmp_path}"):
-        run()
-
-
 # ---- what is named is not there ----------------------------------------------------------------
 
 
@@ -390,10 +373,3 @@ def test_the_error_of_a_wrong_path_suggests_the_right_one(tmp_path: Path) -> Non
         load(tmp_path / "laptob")
     with pytest.raises(StoreError, match=f"did you mean {tmp_path}/laptop"):
         load(tmp_path)
-
-
-def test_reading_takes_no_lock_and_leaves_no_file(tmp_path: Path) -> None:
-    file = filled(tmp_path)
-    with Store(tmp_path):
-        assert len(load(tmp_path).records) == 3
-    assert [p.name for p in tmp_path.iterdir()] == [file.name]

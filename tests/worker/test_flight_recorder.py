@@ -99,7 +99,3 @@ def test_a_waiting_process_writes_its_stack_and_then_its_collective(waits_in: st
     lines = stack_of([DONE, entry(2, "started")], waits_in)
     assert lines[0].endswith(" in_a_wait")
     assert lines[-1] == f"{COLLECTIVE}all_reduce #12 {COLLECTIVE_WAITS}"
-
-
-def test_a_recorder_that_fails_is_named() -> None:
-    assert stack_of([], "read")[-1] == f"{COLLECTIVE}unknown (RuntimeError: no recorder)"

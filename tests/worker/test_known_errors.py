@@ -126,12 +126,3 @@ def test_what_is_missing_is_named_with_a_remedy(
     assert text.startswith(start)
     assert text.endswith(end)
     assert not is_device_error(found)
-
-
-def test_a_long_error_keeps_its_start_and_its_end() -> None:
-    """The last words of NCCL are the cause."""
-    error = dist.DistBackendError(NO_ROOM + ", error: Permission denied (13)")
-    reason = outcome_of_exception(error, "start").reason or ""
-    assert len(reason) == 300
-    assert reason.startswith("DistBackendError: NCCL error in: ")
-    assert reason.endswith("(size 10617216), error: Permission denied (13)")

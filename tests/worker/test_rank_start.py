@@ -55,11 +55,6 @@ def test_a_rank_reports_before_cuda_nccl_and_the_warm_up(monkeypatch: pytest.Mon
     ]  # fmt: skip
 
 
-def test_one_rank_connects_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, events = start(monkeypatch, trial("sdpa", 64))
-    assert events == [f"start: {OPENING}", f"start: {WARMING_UP}", "warm-up"]
-
-
 def test_what_a_rank_can_not_run_is_refused_before_it_connects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -112,13 +107,6 @@ def describe(monkeypatch: pytest.MonkeyPatch, error: str = "") -> DeviceInfo:
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
     monkeypatch.setattr(torch, "ones", ones)
     return main._cuda()
-
-
-def test_a_gpu_that_torch_supports(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = describe(monkeypatch)
-    assert (found.unavailable, found.name, found.count) == (None, "H100", 1)
-    assert (found.free_bytes, found.total_bytes) == (30, 80)
-    assert found.dtypes == ("float32", "bfloat16", "float16")
 
 
 def test_a_gpu_without_kernels_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:

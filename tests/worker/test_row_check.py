@@ -198,21 +198,6 @@ def test_right_implementations_pass(name: str, options: dict[str, Any], dtype: A
     assert judge(attention) is None
 
 
-def test_equal_scores_are_for_exact_attention_and_weights_that_float16_has() -> None:
-    def is_possible(name: str, dtype: Any, tokens: int, **options: Any) -> bool:
-        w = Workload(seq_len=tokens, dtype=dtype)
-        attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
-        if name == "ddp":
-            attention.prepare("cpu")
-        return "equal scores" in [inputs.name for inputs in EveryRowCheck(attention).remaining]
-
-    assert is_possible("sdpa", "float16", 2**14)
-    assert not is_possible("sdpa", "float16", 2**14 + 1)
-    assert is_possible("sdpa", "bfloat16", 2**20)
-    assert is_possible("ddp", "float32", 1024, inner="sdpa")
-    assert not is_possible("ddp", "float32", 1024, inner="block-sparse")
-
-
 def judge(attention: Attention) -> str | None:
     """What the check says of an implementation."""
     check, one = EveryRowCheck(attention), drawn(attention)

@@ -329,24 +329,6 @@ def test_a_step_of_decoding_has_its_share_of_bandwidth(launcher: LocalLauncher) 
     assert row.share_of_bandwidth == pytest.approx(CACHE / row.time_s / row.copy_bandwidth)
 
 
-def test_ranks_share_a_cache(launcher: LocalLauncher) -> None:
-    outcome = run(launcher, "ring", 3000, mode="decode", repeats=2, world_size=2)
-    assert (outcome.status, outcome.reason) == ("ok", None)
-    assert outcome.samples("own_tokens") == (1500, 1500)
-    sent = 2 * (64 + 1) * 4
-    assert outcome.samples("bytes_sent") == outcome.samples("bytes_formula") == (sent, sent)
-
-
-def test_a_sparse_step_is_compared_with_a_dense_one(launcher: LocalLauncher) -> None:
-    options = {"pattern": "sink-window", "window": 256, "globals": 128}
-    outcome = run(launcher, "block-sparse", 3000, options, mode="decode", repeats=2)
-    assert (outcome.status, outcome.reason) == ("ok", None)
-    assert outcome.facts["dense"] == "measured"
-    assert outcome.largest("dense_time")
-    # the last block has 56 tokens
-    assert outcome.largest("bytes_to_read") == CACHE // 3000 * (128 + 128 + 56)
-
-
 def test_a_wrong_mask_of_the_new_tokens_is_seen(launcher: LocalLauncher, tmp_path: Path) -> None:
     """torch aligns its causal mask with the first key, not with the last one."""
     path = tmp_path / "own.py"
