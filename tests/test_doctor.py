@@ -10,7 +10,6 @@ import pytest
 
 from longseq_bench import doctor
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
-from longseq_bench.core.gpus import GpuReport
 from longseq_bench.core.model import Environment
 from longseq_bench.doctor import Finding, examine, torch_range
 from tests.fake_nvml import FakeGpu, install
@@ -126,15 +125,6 @@ def test_triton_needs_a_c_compiler_and_headers_where_there_is_a_gpu(
     )
     monkeypatch.setenv("CC", "mycc -v")
     assert "CC=mycc -v was not found" in found_by_name(catalogue(H200))["triton on cuda"].found
-
-
-def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    none = GpuReport(reason="NVML: no driver")
-    monkeypatch.setattr(doctor, "read_visible_gpus", lambda: none)
-    assert finding("nvml").found == "NVML: no driver"
-    assert finding("nvml").state == "note"
-    found = finding("nvml", gpus=("H200",), driver="580.1")
-    assert (found.state, found.found) == ("ok", "driver 580.1, H200")
 
 
 CPUS, PAGES = doctor.CPUS, doctor.HUGE_PAGES

@@ -78,23 +78,6 @@ def test_a_dry_run_names_the_kernel(
     assert estimate.kernel == kernel
 
 
-def test_a_dry_run_of_a_thousand_ranks(launcher: LocalLauncher) -> None:
-    shape = {"heads": 8, "world_size": 1024, "mode": "train", "dtype": "bfloat16"}
-    one = complete(launcher, "ring", 2**30, **shape).replace(device="cuda")
-    (estimate,) = launcher.dry_run([one])
-    floor = 2**20 * (2 * 4 * 8 * 64 * 2 + 4 * 8)
-    assert estimate.unsupported is None
-    assert floor < estimate.peak_bytes < 2 * floor
-    assert estimate.bytes_sent > 1000 * 2**20 * 2 * 8 * 64 * 2
-
-
-def test_an_unsupported_dry_run_gives_its_reason(launcher: LocalLauncher) -> None:
-    cases = {("sdpa", 2): "runs on one rank", ("ulysses", 3): "can't be split over 3 ranks"}
-    trials = [complete(launcher, name, 1024, heads=8, world_size=n) for name, n in cases]
-    for estimate, reason in zip(launcher.dry_run(trials), cases.values(), strict=True):
-        assert reason in (estimate.unsupported or "")
-
-
 def test_a_dry_run_beyond_the_limit_of_a_kernel_is_too_long(launcher: LocalLauncher) -> None:
     """An unsupported shape is not: no other length would help."""
     fields: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "heads": 8}
