@@ -40,14 +40,12 @@ def show_document(
         chosen = _columns(type(group[0]), default, named)
         return tables.build_table(title, chosen, group, bool(columns))
 
-    sections, swept = [], []
+    sections = []
     for group in groups.group_by_workload(rows[:limit]):
-        swept.append(table(group, tables.SWEEP_FIELDS))
-        sections.append(Section("", tables=swept[-1:]))
+        sections.append(Section("", tables=[table(group, tables.SWEEP_FIELDS)]))
         sections.append(Section("", points=[*describe_failures(group), *describe_unstable(group)]))
     found = [table(g, tables.SEARCH_FIELDS) for g in groups.group_by_workload(searches[:limit])]
-    notes = [*tables.explain(SweepRow, swept), *tables.explain(SearchRow, found)]
-    sections += [Section("Longest lengths", tables=found), Section("", points=notes)]
+    sections.append(Section("Longest lengths", tables=found))
     statuses = Counter(record.outcome.status for record in records)
     counts = ", ".join(f"{count:,} {status}" for status, count in statuses.most_common())
     read = [f"{_count(len(records), 'record')} read: {counts}"]

@@ -10,7 +10,6 @@ from longseq_bench.reports.columns import (
     SEARCH_FIELDS,
     SWEEP_FIELDS,
     ValueColumn,
-    explain,
     terminal_columns,
 )
 from longseq_bench.reports.document import Document, Section
@@ -20,7 +19,7 @@ from longseq_bench.reports.wording import describe_failures, describe_unstable
 
 
 def sweep_brief(records: Sequence[Record], baseline: str | None = None) -> Document:
-    """Return a table per workload of swept rows, their failures, and what the columns mean."""
+    """Return a table per workload of swept rows, and their failures."""
     source = Source(records, baseline)
     return _document("sweep", source, *_sweep_sections(source))
 
@@ -30,8 +29,7 @@ def _sweep_sections(source: Source) -> list[Section]:
     columns = terminal_columns(SweepRow, SWEEP_FIELDS, {"speed": speed})
     tables = source.tables(source.rows, columns, keep_empty=False)
     points = [*describe_failures(source.rows), *describe_unstable(source.rows)]
-    explained = Section("", points=explain(SweepRow, tables))
-    return [Section("", tables=tables), Section("", points=points), explained]
+    return [Section("", tables=tables), Section("", points=points)]
 
 
 def search_brief(records: Sequence[Record]) -> Document:
@@ -41,8 +39,7 @@ def search_brief(records: Sequence[Record]) -> Document:
     tables = source.tables(source.maxima, columns, keep_empty=False)
     one_rank = index_one_rank(source.maxima)
     answers = Section("", points=[describe_search(row, one_rank) for row in source.maxima])
-    explained = Section("", points=explain(SearchRow, tables))
-    return _document("maxlen", source, Section("", tables=tables), explained, answers)
+    return _document("maxlen", source, Section("", tables=tables), answers)
 
 
 def density_brief(records: Sequence[Record]) -> Document:

@@ -16,7 +16,6 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import (
-    COMPUTED,
     Axis,
     Chart,
     Guide,
@@ -27,7 +26,6 @@ from longseq_bench.reports.document import (
 )
 from longseq_bench.reports.groups import (
     SAME_TABLE,
-    common_length,
     find_varying,
     group_by_workload,
     join_words,
@@ -132,20 +130,6 @@ def speedups(rows: Sequence[SweepRow], where: str) -> Chart | None:
     return build_chart("speed-up", where, NAMES, SPEEDUP, points, (), ones, "bars")
 
 
-def speedup_by_ranks(rows: Sequence[SweepRow], where: str) -> Chart | None:
-    """Chart the speed-up over one rank against ranks, with the ideal, at the most common length.
-
-    None for two numbers of ranks: the table says as much as a line of two points.
-    """
-    several = {r.ranks_key for r in rows if r.world_size > 1 and r.speedup}
-    some = common_length([r for r in rows if r.ranks_key in several])
-    points = [_speedup(r, r.label, r.world_size) for r in some if r.speedup]
-    if len({p.x for p in points}) < 3:
-        return None
-    ideal, x = guide_line("ideal", (p.x for p in points), float), Axis("Ranks", "count")
-    return build_chart("speed-up", _at(where, some[0].tokens), x, SPEEDUP, points, guide=ideal)
-
-
 # ---- longest lengths ---------------------------------------------------------------------------
 
 MAX_TOKENS = Axis("Max tokens", "tokens")
@@ -215,8 +199,8 @@ def over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
     if len(worlds) < 2:
         return None
     alone = max((p.y for p in points if p.x == 1), default=0.0)
-    ends = worlds if alone else ()
-    guide = guide_line("ideal: one rank × ranks", ends, lambda ranks: ranks * alone)
+    ends = (min(worlds), max(worlds)) if alone else ()
+    guide = Guide("ideal: one rank × ranks", tuple(Point("", x, x * alone) for x in ends))
     x, y = Axis("Ranks", "count", log=True), replace(MAX_TOKENS, log=True)
     title = "Longest lengths against ranks"
     name = "maxima-over-ranks"
@@ -279,12 +263,3 @@ def _describe_failure(row: SweepRow) -> str:
 
 def _at(where: str, tokens: int) -> str:
     return join_words(where, f"{format_tokens(tokens)} tokens")
-
-
-def guide_line(
-    name: str, xs: Iterable[float], height: Callable[[float], float], description: str = COMPUTED
-) -> Guide:
-    """Return a guide over all x, from its height at each; it has no points without any x."""
-    found = sorted(xs)
-    ends = [*found[:1], *found[-1:]]
-    return Guide(name, tuple(Point("", float(x), height(x)) for x in ends), description)

@@ -1,6 +1,6 @@
 """Tables as lists of columns: a column is the name of a declared field, or a ValueColumn."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
@@ -27,10 +27,6 @@ _RANK_FIELDS = split_names(
     "exposed_share compute_time_s communication_time_s"
 )
 """Fields whose columns are shown only where rows ran on several ranks."""
-_EXPLAINED = split_names(
-    "speedup exposed_share efficiency token_density share_of_ideal share_of_peak "
-    "share_of_bandwidth fraction_of_floor fits_tokens"
-)
 _OBVIOUS = split_names(
     "label implementation tokens world_size dtype mode status time_s peak_bytes max_tokens "
     "limited_by unstable"
@@ -157,13 +153,6 @@ def terminal_columns(
             column = replace(column, value=_TERMINAL_VALUES.get(name, column.value))
         found.append(replace(column, priority=len(names) - i))
     return found
-
-
-def explain(row_type: type, tables: Iterable[Table]) -> list[str]:
-    """Return a sentence on each column of the tables that is not self-explanatory."""
-    shown = {column.name for table in tables for column in table.columns}
-    declared = (fields_of(row_type)[name] for name in _EXPLAINED if name in fields_of(row_type))
-    return [f"{one.heading}: {one.help}" for one in declared if one.heading in shown]
 
 
 def time_or_status(row: Any) -> Cell:

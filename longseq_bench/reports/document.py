@@ -68,13 +68,6 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(
-                    f"table {self.title!r}: {len(row)} cells under {len(self.columns)} columns"
-                )
-
 
 Shape = Literal["lines", "bars"]
 

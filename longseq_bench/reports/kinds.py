@@ -109,8 +109,6 @@ _NO_RESULTS = (
     "To produce results for this kind, run:",
 )
 Build = Callable[[Source], Section]
-MAX_TABLES = 200
-"""Maximum number of tables of a section: a file may name thousands of machines or workloads."""
 
 
 class Kind(NamedTuple):
@@ -141,7 +139,7 @@ def build_document(name: str, kind: Kind, source: Source) -> Document:
     measured = rerun(source), settings(source), hardware(source), how_it_ran(source)
     technical = [replace(one, technical=True) for one in (*measured, *configs(source))]
     first = _first_screen(own, limit_findings(problems(source)))
-    shown = [_without(_limit(one), first) for one in (*own, failures(source), *technical)]
+    shown = [_without(one, first) for one in (*own, failures(source), *technical)]
     shown.append(_explain_columns(shown))
     details = [replace(one, is_detail=True) for one in shown if one.has_content]
     records, unstable = source.records, source.unstable  # the data does not keep the tables
@@ -171,8 +169,12 @@ def _first_screen(sections: Sequence[Section], findings: Sequence[str]) -> Secti
 def _without(section: Section, first: Section) -> Section:
     """Return a section without the chart of the first screen, and without all that it shows."""
     charts = [chart for chart in section.charts if chart not in first.charts]
-    is_shown = not section.paragraphs and list(section.tables) == list(first.tables)
-    return replace(section, charts=charts, tables=[] if is_shown else section.tables)
+    paragraphs = [*section.paragraphs]
+    if len(section.charts) >= MAX_CHARTS:
+        paragraphs.append(f"At most {MAX_CHARTS} charts are drawn; the tables have more.")
+    is_shown = not paragraphs and list(section.tables) == list(first.tables)
+    tables = [] if is_shown else section.tables
+    return replace(section, paragraphs=paragraphs, charts=charts, tables=tables)
 
 
 def _explain_columns(sections: Sequence[Section]) -> Section:
@@ -181,18 +183,6 @@ def _explain_columns(sections: Sequence[Section]) -> Section:
     meanings = sorted({column.name: column.help for column in columns if column.help}.items())
     tables = [Table("", make_columns("Heading, Meaning"), tuple(meanings))] if meanings else []
     return Section("What the columns mean", tables=tables, technical=True)
-
-
-def _limit(section: Section) -> Section:
-    """Return the section with its first MAX_TABLES tables, and sentences on what it leaves out."""
-    notes = []
-    if len(section.charts) >= MAX_CHARTS:
-        notes.append(f"At most {MAX_CHARTS} charts are drawn; the tables have more.")
-    if len(section.tables) >= MAX_TABLES:
-        left_out = "the data as CSV has every measurement"
-        notes.append(f"At most {MAX_TABLES:,} tables are shown; {left_out}.")
-    tables = section.tables[:MAX_TABLES]
-    return replace(section, paragraphs=[*section.paragraphs, *notes], tables=tables)
 
 
 # ---- the kinds -----------------------------------------------------------------------------------

@@ -79,7 +79,6 @@ def test_a_share_of_ideal_has_the_source_of_its_dense_time() -> None:
     assert [row["Source of dense time"] for row in others] == [
         "measured", "computed from 1,024 of 4,096 rows",
     ]  # fmt: skip
-    assert any(point.startswith("Share of ideal: ") for point in points_of(found))
 
 
 def test_a_search_answers_in_a_row_and_a_sentence() -> None:

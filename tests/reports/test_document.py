@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from longseq_bench.reports.document import Cell, Column, Kind, Spread, Table, format_cell
+from longseq_bench.reports.document import Cell, Kind, Spread, format_cell
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,3 @@ def test_each_kind_is_written_with_its_unit(cell: Cell, kind: Kind, text: str) -
 
 def test_the_spread_is_the_larger_distance() -> None:
     assert Spread(10.0, 9.0, 10.5).share == Spread(10.0, 9.9, 11.0).share == pytest.approx(0.1)
-
-
-def test_a_row_must_be_as_wide_as_its_columns() -> None:
-    with pytest.raises(ValueError, match="table 'T': 2 cells under 1 columns"):
-        Table("T", (Column("a"),), ((1, 2),))

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from longseq_bench.core.model import Record
-from longseq_bench.reports import kinds, wording
+from longseq_bench.reports import wording
 from longseq_bench.reports.wording import join_names, limit_findings
 from tests import make
-from tests.reports.examples import BETA, BUDGET, failed, search, single
+from tests.reports.examples import BETA, BUDGET, search
 from tests.reports.reading import build, cells, rows, section, titles, words
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -56,20 +56,6 @@ def test_every_failed_run_has_its_reason_and_equal_ones_are_counted() -> None:
     for row in (row for row in shown if "Status" in row):
         assert (row["Implementation"], row["Runs"]) == ("a|b", 2)
         assert (row["Reason"], row["Phase"]) == (f"why {row['Status']}", "forward")
-
-
-@pytest.mark.parametrize(("text", "expected"), [
-    ("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
-     "you tried to allocate 1183744 bytes. Error code 12", "could not allocate 1.13 MiB"),
-    ("every rank: [enforce fail] you tried to allocate 1024 bytes",
-     "every rank: could not allocate 1 KiB"),
-    ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has", "could not allocate 2.50 GiB"),
-    ("tried to allocate 1,024 bytes too many", "tried to allocate 1,024 bytes too many"),
-])  # fmt: skip
-def test_of_an_allocators_text_the_ranks_and_the_size_are_shown(text: str, expected: str) -> None:
-    document = build([single("sdpa", 1024, 0.1), failed("oom", "sdpa", 2048, text)])
-    (row,) = rows(document, "Failures")
-    assert row["Reason"] == expected
 
 
 def test_a_figure_that_is_missing_has_its_reason() -> None:
@@ -205,14 +191,6 @@ def test_growth_with_ranks_is_compared_with_theory_and_expectation() -> None:
 
 
 # ---- limits --------------------------------------------------------------------------------------
-
-
-def test_a_section_has_a_limited_number_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "MAX_TABLES", 3)
-    records = [make.record(where=make.environment(f"host{i}")) for i in range(4)]
-    found = section(build(records), "Lengths swept")
-    assert len(found.tables) == 3
-    assert found.paragraphs[-1].startswith("At most 3 tables are shown;")
 
 
 def test_sentences_and_names_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

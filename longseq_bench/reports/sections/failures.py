@@ -14,7 +14,7 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import make_columns
 from longseq_bench.reports.document import Cell, Section, Table, format_ratio
 from longseq_bench.reports.groups import join_words
-from longseq_bench.reports.wording import UNCONFIRMED, name_status, shorten_reason
+from longseq_bench.reports.wording import UNCONFIRMED, name_status
 
 _FAILED = "Implementation, Tokens: tokens, Ranks: count, Asked for, Status, Phase, Reason"
 _MISSING = "Implementation, Tokens: tokens, Not measured, Reason"
@@ -77,7 +77,7 @@ def _describe(
     for record in sorted(failed, key=lambda record: record.outcome.status == "unsupported"):
         trial, outcome = record.trial, record.outcome
         what = source.label(trial), trial.workload.seq_len, trial.world_size, record.purpose
-        reason = shorten_reason(outcome) or "none was recorded"
+        reason = outcome.reason or "none was recorded"
         yield record, (*what, outcome.status, outcome.phase, reason)
 
 

@@ -47,9 +47,8 @@ def each_rank(source: Source) -> Section:
     found = [r for r in source.maxima if r.world_size > 1 and r.rank_peaks is not None]
     columns: Columns = ("label", "max_tokens", "world_size", _PEAKS)
     tables = [*source.tables(swept, _SWEPT), *source.tables(found, columns, "at the maximum")]
-    drawn = charts.of_each_workload(source, source.rows, charts.speedup_by_ranks)
     words = "Figures of each rank are from the first to the last; bytes are those of one pass."
-    return Section("Ranks", [words], tables=tables, charts=drawn)
+    return Section("Ranks", [words], tables=tables)
 
 
 # ---- bottlenecks: compute or communication -------------------------------------------------------
