@@ -1,6 +1,6 @@
 """The figures of a report, computed a second time: plain Python on records.
 
-No figure here comes from the package's analysis or reports: medians, intervals, floors and fits
+No figure here comes from the package's analysis or reports: medians, intervals and floors
 are written out again, so that an error in one of the two shows where they differ. Labels are the
 package's; `tests/analysis/test_short_labels.py` tests them.
 
@@ -8,7 +8,6 @@ Book       everything of one set of records
 Swept      one measured trial, its rounds together
 Search     one search for the longest length
 Sparsity   one search for the minimum sparsity
-Fit        how time or memory grows
 """
 
 import math
@@ -16,9 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from statistics import median
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from longseq_bench.analysis.labels import find_short_labels
 from longseq_bench.core.model import Record, Workload
@@ -68,33 +65,6 @@ def score_bytes(w: Workload) -> int:
         tensors = 3 * w.batch * (w.heads + w.kv_heads) * n * w.head_dim * element
         return tensors + 3 * matrix + mask
     return floor_a_token(w) * n + 2 * matrix + mask
-
-
-STUDENT = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-)  # fmt: skip
-"""The 97.5 % points of Student's t, from a printed table, from 1 to 20 degrees of freedom."""
-Exponent = tuple[float, float | None, float | None]
-
-
-def exponents(columns: Sequence[Sequence[float]], y: Sequence[float]) -> list[Exponent] | None:
-    """Least squares in one or two columns with a constant, by the normal equations, with 95 %
-    intervals; None if the columns are proportional."""
-    xs = np.array([np.subtract(column, np.mean(column)) for column in columns])
-    ys = np.subtract(y, np.mean(y))
-    products = xs @ xs.T
-    if np.linalg.det(products) <= 1e-12 * np.prod(np.diag(products)):
-        return None
-    inverse = np.linalg.inv(products)
-    slopes = inverse @ xs @ ys
-    free = len(y) - len(columns) - 1
-    if free < 1:
-        return [(float(slope), None, None) for slope in slopes]
-    t = STUDENT[free - 1] if free <= len(STUDENT) else 1.96 + 2.4 / free
-    wide = t * np.sqrt(np.sum((ys - slopes @ xs) ** 2) / free * np.diag(inverse))
-    ends = slopes, slopes - wide, slopes + wide
-    return [tuple(map(float, one)) for one in zip(*ends, strict=True)]
 
 
 def largest(records: Iterable[Record], name: str) -> float | None:
@@ -324,19 +294,8 @@ class Sparsity(Trials):
         self.peak, self.confirmations = rounded(largest(at, "peak")), max(len(at) - 1, 0)
 
 
-class Fit(NamedTuple):
-    """Growth of time or memory of an implementation with tokens and ranks."""
-
-    label: str
-    quantity: str
-    tokens: Exponent | None
-    ranks: Exponent | None
-    formula: float | None
-    points: int
-
-
 class Book:
-    """All figures of a set of records: `swept`, `searches`, `sparsities`, `fits`."""
+    """All figures of a set of records: `swept`, `searches`, `sparsities`."""
 
     def __init__(self, records: Sequence[Record], baseline: str | None = None) -> None:
         def chosen(*purposes: str) -> list[Record]:
@@ -354,7 +313,6 @@ class Book:
         if baseline:
             for row in self.swept:
                 row.speed = self._against(row, baseline)
-        self.fits = [fit for some in by(lambda r: r.but_ranks, self.swept) for fit in fits(some)]
 
     def _relate(self) -> None:
         alone = [r for r in self.swept if r.ranks == 1 and r.time is not None]
@@ -435,31 +393,6 @@ def set_labels(trials: Sequence[Trials]) -> None:
     settings = [one.trial.replace(options=one.options) for one in trials]
     for one, label in zip(trials, find_short_labels(settings), strict=True):
         one.label = label
-
-
-def fits(group: Sequence[Swept]) -> list[Fit]:
-    """Exponents of time and memory, if three lengths or more are known."""
-    found = []
-    for quantity in ("time", "peak"):
-        rows = [r for r in group if r.ok and getattr(r, quantity)]
-        if len({r.tokens for r in rows}) < 3:
-            continue
-        tokens = [math.log(r.tokens) for r in rows]
-        several = len({r.ranks for r in rows}) > 1
-        columns = [tokens, [math.log(r.ranks) for r in rows]] if several else [tokens]
-        fitted = exponents(columns, [math.log(getattr(r, quantity)) for r in rows])
-        formula: float | None = 2.0 if rows[0].implementation == "dense" else 1.0
-        if quantity == "time":
-            work = [(math.log(r.tokens), math.log(f)) for r in rows if (f := r.largest("flops"))]
-            formula = None
-            if len({x for x, _ in work}) > 1:
-                slopes = exponents([[x for x, _ in work]], [y for _, y in work])
-                formula = slopes[0][0] if slopes else None
-        of_ranks = fitted[1] if fitted and several else None
-        name = "time" if quantity == "time" else "memory"
-        one = fitted[0] if fitted else None
-        found.append(Fit(rows[0].label, name, one, of_ranks, formula, len(rows)))
-    return found
 
 
 def middle(samples: Sequence[float]) -> float | None:

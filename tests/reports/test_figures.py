@@ -25,7 +25,6 @@ from tests import make
 from tests.reports import examples
 from tests.reports.oracle import (
     Book,
-    Exponent,
     Sparsity,
     Swept,
     by,
@@ -186,13 +185,6 @@ SPARSITIES: Figures = {
     "Confirmations": lambda s: s.confirmations,
     "Runs": lambda s: len(s.records),
 }
-FITS: Figures = {
-    "Of": lambda f: f.quantity,
-    "Tokens ^": lambda f: exponent_text(f.tokens),
-    "By formula": lambda f: exponent_text(f.formula and (f.formula, None, None)),
-    "Ranks ^": lambda f: exponent_text(f.ranks),
-    "Points": lambda f: f.points,
-}
 
 
 def rounded(value: float | None) -> int | None:
@@ -206,13 +198,6 @@ def max_of(records: Iterable[Record], name: str) -> float | None:
 def sparsity_text(value: float | None, rounded: Callable[[float], int]) -> str | None:
     """Five digits, rounded so that the shown sparsity passed, or failed, too."""
     return None if value is None else f"{rounded(value * 1e5) / 1e5:.5f}"
-
-
-def exponent_text(one: Exponent | None) -> str | None:
-    if one is None:
-        return None
-    ends = [f"{round(end, 2) + 0.0:.2f}" for end in one if end is not None]
-    return ends[0] if len(ends) == 1 else f"{ends[0]} ({ends[1]} to {ends[2]})"
 
 
 def agrees(cell: Any, figure: Any) -> bool:
@@ -242,15 +227,13 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
             "Peak memory": lambda r: r.peak if r.ok else None,
         }
         return book.swept, SWEPT | ranked
-    if headings & {"Tokens ^"}:
-        return book.fits, FITS
     if headings & WORDS:
         return (), {}
     return book.swept, SWEPT
 
 
 WORDS = {
-    "Asked for", "Not measured", "What", "Setting", "Warning",
+    "Asked for", "Not measured", "Tokens ^", "What", "Setting", "Warning",
     "Longest", "Fastest", "Meaning", "Against", *CAPABILITIES,
 }  # fmt: skip
 """Headings of tables with separate tests."""
@@ -263,7 +246,7 @@ NOTHING = {"Uncovered", "Zero rows"}
 """Headings of shares that may be left out where they are 0."""
 
 
-UNCHECKED = {"Implementation", "By formula (2)", "Unstable"}  # tests/analysis/test_stability.py
+UNCHECKED = {"Implementation", "Unstable"}  # tests/analysis/test_stability.py
 
 
 def wrong_rows(book: Book, table: Table) -> list[str]:
@@ -274,7 +257,7 @@ def wrong_rows(book: Book, table: Table) -> list[str]:
     found = []
     for row in cells(table):
         name = row.get("Implementation")
-        shown = {n: v for n, v in row.items() if n in figures and "(2)" not in n}
+        shown = {n: v for n, v in row.items() if n in figures}
         if missing := set(row) - set(shown) - OF_PAIRS - UNCHECKED:
             found.append(f"{table.title}: no oracle for {missing}")
         names = [{one.label, getattr(one, "name", "")} for one in known]

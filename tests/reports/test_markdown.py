@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 
 from longseq_bench import load
 from longseq_bench.reports import documents
-from longseq_bench.reports.document import Column, Document, Section, Table
+from longseq_bench.reports.document import Column, Document, KeyFigure, Section, Table
 from longseq_bench.reports.render.markdown import render
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
@@ -73,8 +73,10 @@ def test_any_text_shows_as_it_is(text: str) -> None:
 def test_the_whole_page() -> None:
     table = Table("T", (Column("name"), Column("size", "bytes")), (("a", 2048), ("b", None)))
     section = Section("S", ["P."], ["x"], [table], ["run me"])
-    assert page(Document("summary", "Title", ["Said."], [section])) == (
-        "# Title\n\nSaid.\n\n## S\n\nP.\n\n- x\n\n### T\n\n"
+    figures = [KeyFigure("Longest", "45k tokens", "30 s limit"), KeyFigure("Ranks", "2")]
+    assert page(Document("summary", "Title", ["Said."], [section], figures=figures)) == (
+        "# Title\n\nSaid.\n\n- Longest: **45k tokens**, 30 s limit\n- Ranks: **2**\n\n"
+        "## S\n\nP.\n\n- x\n\n### T\n\n"
         "| name | size |\n| --- | ---: |\n| a | 2 KiB |\n| b | — |\n\n"
         "```\nrun me\n```\n"
     )

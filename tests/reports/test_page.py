@@ -25,6 +25,7 @@ from longseq_bench.reports.document import (
     Column,
     Document,
     Guide,
+    KeyFigure,
     Mark,
     Point,
     Section,
@@ -90,6 +91,7 @@ def small() -> Document:
             Section("Lengths", ["Words."], [], [Table("By time", COLUMNS, ROWS)], lines,
                     [chart(), bars()]),
         ],
+        figures=[KeyFigure("Longest", "45k tokens", "30 s limit")],
     )  # fmt: skip
 
 
@@ -173,7 +175,15 @@ def test_data_can_not_end_its_element() -> None:
 def test_the_page_is_readable_without_scripts() -> None:
     parts = Parts(small_page())
     words = "".join(text for tag, text in parts.texts if tag not in ("script", "style"))
-    for sentence in ("Said first.", "One.", "Words.", "By time", "hilbert 16", "500 ms ±20 %"):
+    for sentence in (
+        "Said first.",
+        "45k tokens",
+        "One.",
+        "Words.",
+        "By time",
+        "hilbert 16",
+        "500 ms ±20 %",
+    ):
         assert sentence in words
     assert "Time by tokens. The chart needs JavaScript" in words
 
