@@ -202,8 +202,7 @@ def over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
     ends = (min(worlds), max(worlds)) if alone else ()
     guide = Guide("ideal: one rank × ranks", tuple(Point("", x, x * alone) for x in ends))
     x, y = Axis("Ranks", "count", log=True), replace(MAX_TOKENS, log=True)
-    title = "Longest lengths against ranks"
-    name = "maxima-over-ranks"
+    name, title = "maxima-over-ranks", "Longest lengths against ranks"
     return build_chart(name, where, x, y, points, failures, guide, title=title)
 
 
@@ -252,7 +251,6 @@ def _is_failed(row: SweepRow) -> bool:
 
 
 def _passed_none(row: SearchRow) -> bool:
-    """Return True for a supported search in which no length passed."""
     return not row.max_tokens and row.limited_by != "unsupported"
 
 

@@ -8,7 +8,7 @@ from longseq_bench.reports.document import Spread
 from longseq_bench.reports.sections.at_a_glance import ALL
 from tests import make
 from tests.reports.examples import failed, rich, search, single
-from tests.reports.reading import build, cells, rows, section, texts, titles
+from tests.reports.reading import build, rows, section, texts, titles
 
 TITLE = "Answer"
 
@@ -62,17 +62,6 @@ def test_searches_for_a_sparsity_have_a_figure() -> None:
     (figure,) = document.figures
     assert (figure.label, figure.value) == ("Minimum sparsity", "0.97313")
     assert figure.words == "block-sparse at 1M tokens, limited by memory"
-
-
-def test_a_ranking_begins_with_the_fastest_rows() -> None:
-    times = {f"a{i}": 0.1 * (14 - i) for i in range(14)}
-    records = [single(name, 2048, time) for name, time in times.items()]
-    document = build([*records, failed("oom", "big", 2048)], "implementations")
-    ranking = section(document, TITLE).tables[0]
-    assert [row["Implementation"] for row in cells(ranking)] == list(times)[:-9:-1]
-    assert ranking.title == "8 of 15 rows: 2k tokens, relative to a0"
-    last = rows(document, "Time, memory, relative speed")[-1]
-    assert (last["Implementation"], last["Time"]) == ("big", "out of memory")
 
 
 # ---- findings and key figures --------------------------------------------------------------------

@@ -92,7 +92,9 @@ def test_a_search_answers_in_a_row_and_a_sentence() -> None:
 
 
 def test_scaling_adds_theory_and_exponents_to_the_rows() -> None:
-    swept = [run("ring", n, seq_len=s) for s in (256, 512, 1024) for n in (1, 2)]
+    swept = [run("ring", n, 1e-9 * s * s / n, seq_len=s) for s in (256, 512, 1024) for n in (1, 2)]
     tables = [t for section in scaling_brief(swept).sections for t in section.tables]
     assert tables[0].columns[1].name == "Tokens"
-    assert any(column.name == "Tokens ^" for column in tables[-1].columns)
+    fit = cells(tables[-1])[0]
+    assert fit["Tokens ^"] == "2.00 (2.00 to 2.00)"
+    assert fit["Ranks ^"] == "-1.00 (-1.00 to -1.00)"

@@ -11,7 +11,6 @@ import re
 import sys
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -62,13 +61,10 @@ def page(document: Document) -> str:
 
     has_charts = any(section.charts for section in document.sections)
     in_order = sorted(document.sections, key=lambda section: section.technical)
-    with ThreadPoolExecutor(1) as beside:  # on another core: both take more than a second
-        vega = [beside.submit(vega_script)] if has_charts else []
-        sections = list(_sections(in_order))
-    scripts = [_asset("page.js"), *(one.result() for one in vega)]
+    scripts = [_asset("page.js"), *([vega_script()] if has_charts else [])]
     text = _template().render(
         document=document,
-        sections=sections,
+        sections=list(_sections(in_order)),
         policy=_policy(scripts),
         style=Markup(_asset("page.css")),
         scripts=[Markup(script) for script in scripts],

@@ -107,7 +107,6 @@ def _content(section: Section) -> str:
 
 
 def _join(lines: Sequence[str]) -> str:
-    """Return a file of these lines, ending in one line end."""
     return "\n".join(lines).rstrip() + "\n"
 
 

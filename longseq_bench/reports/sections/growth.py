@@ -61,7 +61,6 @@ def exponents(source: Source) -> Section:
 
 
 def _format_exponent(one: Exponent | None) -> str | None:
-    """Return a fitted exponent with its interval as text."""
     if one is None:
         return None
     if one.low is None or one.high is None:
