@@ -1,6 +1,5 @@
-"""Tiles of segments on one rank and over ranks, and how far along the ranks segments reach."""
+"""Tiles of segments on one rank and over ranks."""
 
-import random
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longseq_bench.attention.sparse.segments import SegmentTiles
-from longseq_bench.distributed.token_order import TokenOrder
 from longseq_bench.kernels.tiling import RowBlock
-from longseq_bench.patterns.dilated import DilatedSegment, DilationRule, hilbert_order
+from longseq_bench.patterns.dilated import DilationRule, hilbert_order
 
 
 def counts_of(blocks: Iterable[RowBlock], queries: int, keys: int, head: int) -> np.ndarray:
@@ -65,31 +63,3 @@ def test_tiles_are_the_rule(
         expected = expected[order[own.start : own.stop]][:, order[keys.start : keys.stop]]
         expected[: len(own) // 3] = 0
         assert (found == expected).all()
-
-
-def tiles(tokens: int, *segments: int) -> SegmentTiles:
-    return SegmentTiles(tokens, tuple(DilatedSegment(s, 1, range(1)) for s in segments), True)
-
-
-def share_a_segment(first: range, second: range, segments: list[int]) -> bool:
-    return any({i // s for i in first} & {i // s for i in second} for s in segments)
-
-
-def test_the_reach_is_that_of_the_ranks_that_share_a_segment() -> None:
-    draw = random.Random(0)
-    seen = set()
-    for _ in range(300):
-        ranks = draw.randint(1, 7)
-        tokens = draw.randint(ranks, 40)
-        segments = [draw.randint(1, tokens + 3) for _ in range(draw.randint(1, 3))]
-        order = TokenOrder("contiguous", tokens, ranks)
-        runs = [order.runs(rank)[0] for rank in range(ranks)]
-        expected = max(
-            high - low
-            for low in range(ranks)
-            for high in range(low, ranks)
-            if low == high or share_a_segment(runs[low], runs[high], segments)
-        )
-        assert tiles(tokens, *segments).reach(order) == expected
-        seen.add(expected)
-    assert seen == set(range(7))

@@ -2,14 +2,12 @@
 
 The fakes compute what the library's documentation says, so that layouts, masks and heads of the
 row are compared with the definition in float64. They do not show that the library computes it.
-Parameters are among those of ring-flash-attn 0.1.8, yunchang, flashinfer-python 0.7.2, xformers
+Parameters are among those of ring-flash-attn 0.1.8, flashinfer-python 0.7.2, xformers
 0.0.35, natten 0.21.7, transformer-engine 2.20.2, fla-core 0.6.0, and
 MagiAttention's tags 1.0.4 to 1.1.1.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +15,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.attention.external._library import Library
 from longseq_bench.distributed.group import Group
 from longseq_bench.testing.contract import assert_equals_reference, both_masks, make_workload
 from longseq_bench.testing.definition import build_attention, count_pairs, make_inputs
@@ -154,45 +150,55 @@ def test_natten(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     assert_equals_reference("natten", {}, w)
 
 
-# ---- ring-flash-attention ----------------------------------------------------------------------
-
-
-def ring_function(name: str, calls: list[tuple[str, Any, Any]]) -> Any:
-    def function(
-        q: Tensor, k: Tensor, v: Tensor, causal: bool = False, group: Any = None
-    ) -> Tensor:
-        calls.append((name, causal, group))
-        assert q.is_contiguous()
-        assert (q.shape, k.shape, v.shape) == ((2, 32, 4, 16), (2, 32, 2, 16), (2, 32, 2, 16))
-        return 2 * q
-
-    return function
+# ---- several ranks ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("order", "function", "causal", "positions"),
+    ("name", "options", "rank", "causal", "positions"),
     [
-        ("contiguous", "ring_flash_attn_func", False, [*range(32, 64)]),
-        ("zigzag", "zigzag_ring_flash_attn_func", True, [*range(16, 32), *range(32, 48)]),
-        ("striped", "stripe_flash_attn_func", True, [*range(1, 64, 2)]),
+        ("ring-flash-attention", {"order": "striped"}, 1, True, [*range(1, 64, 4)]),
+        ("yunchang", {"ulysses": 1}, 1, False, [*range(16, 32)]),
+        ("yunchang", {"ulysses": 2}, 3, False, [*range(48, 64)]),
+        ("yunchang", {"ulysses": 2}, 1, True, [*range(48, 64)]),
+        ("yunchang", {"ulysses": 1}, 1, True, [*range(8, 16), *range(48, 56)]),
+        ("transformer-engine", {}, 1, True, [*range(8, 16), *range(48, 56)]),
+        ("torch-context-parallel", {}, 1, True, [*range(8, 16), *range(48, 56)]),
+    ],
+)
+def test_a_rank_holds_the_tokens_that_the_library_expects(
+    name: str, options: dict[str, Any], rank: int, causal: bool, positions: list[int]
+) -> None:
+    w = make_workload(64, causal=causal, dtype="bfloat16")
+    attention = IMPLEMENTATIONS.get(name)(w, Group(rank, 4), **options)
+    assert attention.shard.queries.tolist() == positions
+    assert not attention.counts_traffic  # it sends past our group
+
+
+@pytest.mark.parametrize(
+    ("order", "function", "causal"),
+    [
+        ("contiguous", "ring_flash_attn_func", False),
+        ("zigzag", "zigzag_ring_flash_attn_func", True),
+        ("striped", "stripe_flash_attn_func", True),
     ],
 )
 def test_ring_flash_attention(
-    monkeypatch: pytest.MonkeyPatch, order: str, function: str, causal: bool, positions: list[int]
+    monkeypatch: pytest.MonkeyPatch, order: str, function: str, causal: bool
 ) -> None:
-    calls: list[tuple[str, Any, Any]] = []
-    names = ("ring_flash_attn_func", "zigzag_ring_flash_attn_func", "stripe_flash_attn_func")
-    functions = {name: ring_function(name, calls) for name in names}
-    install(monkeypatch, "ring_flash_attn", **functions)
-    w = make_workload(64, causal=causal, kv_heads=2, dtype="bfloat16")
-    group = Group(1, 2, data="the ranks")
-    attention = IMPLEMENTATIONS.get("ring-flash-attention")(w, group, order=order)
+    def ring(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, group: Any = None) -> Tensor:
+        calls.append((causal, group))
+        assert (q.shape, k.shape, v.shape) == ((2, 32, 4, 16), (2, 32, 2, 16), (2, 32, 2, 16))
+        return 2 * q
+
+    calls: list[Any] = []
+    install(monkeypatch, "ring_flash_attn", **{function: ring})
+    w = make_workload(32, causal=causal, kv_heads=2, dtype="bfloat16")
+    kind = IMPLEMENTATIONS.get("ring-flash-attention")
+    attention = kind(w, Group(1, 2, data="the ranks"), order=order)
     attention.prepare("cpu")
-    assert attention.shard.queries.tolist() == positions
-    q, k, v = (t[:, :, positions] for t in make_inputs(w))
+    q, k, v = make_inputs(w)
     assert torch.equal(attention(q, k, v), 2 * q)
-    assert calls == [(function, causal, "the ranks")]
-    assert not attention.counts_traffic  # it sends past our group
+    assert calls == [(causal, "the ranks")]
 
 
 # ---- MagiAttention -----------------------------------------------------------------------------
@@ -232,12 +238,6 @@ class DotProductAttention:
         assert (qkv_format, attention_dropout) == ("bshd", 0.0)
         self.heads, self.head_dim, self.groups = num_attention_heads, kv_channels, num_gqa_groups
         self.causal = {"causal": True, "no_mask": False}[attn_mask_type]
-        self.parallel: Any = None
-
-    def set_context_parallel_group(
-        self, cp_group: Any, cp_global_ranks: Any, cp_stream: Any
-    ) -> None:
-        self.parallel = (cp_group, cp_global_ranks)
 
     def __call__(self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor) -> Tensor:
         assert query_layer.shape[2:] == (self.heads, self.head_dim)
@@ -253,103 +253,6 @@ def test_transformer_engine(monkeypatch: pytest.MonkeyPatch, causal: bool, kv_he
     install(monkeypatch, "transformer_engine.pytorch", DotProductAttention=DotProductAttention)
     w = make_workload(64, causal=causal, kv_heads=kv_heads, dtype="bfloat16", mode="train")
     assert_equals_reference("transformer-engine", {}, w)
-    make: Any = IMPLEMENTATIONS.get("transformer-engine")
-    attention = make(w, Group(1, 2, data="the ranks"))
-    attention.prepare("cpu")
-    assert attention.shard.queries.tolist() == [*range(16, 48)]
-    assert attention._attention.parallel == ("the ranks", [0, 1])
-
-
-# ---- yunchang ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("rank", "ulysses", "causal", "positions"),
-    [
-        (1, 1, False, [*range(16, 32)]),
-        (3, 2, False, [*range(48, 64)]),
-        (1, 2, True, [*range(48, 64)]),
-        (1, 1, True, [*range(8, 16), *range(48, 56)]),
-    ],
-)
-def test_yunchang(
-    monkeypatch: pytest.MonkeyPatch, rank: int, ulysses: int, causal: bool, positions: list[int]
-) -> None:
-    """Positions are those of its extract_local functions."""
-    made: list[Any] = []
-
-    def set_seq_parallel_pg(
-        sp_ulysses_degree: int, sp_ring_degree: int, rank: int, world_size: int
-    ) -> None:
-        made.append((sp_ulysses_degree, sp_ring_degree, rank, world_size))
-
-    class LongContextAttention:
-        def __init__(self, ring_impl_type: str) -> None:
-            made.append(ring_impl_type)
-
-        def __call__(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-            made.append(causal)
-            assert query.shape == (2, 16, 4, 16)
-            return 2 * query
-
-    made_of = {"set_seq_parallel_pg": set_seq_parallel_pg}
-    install(monkeypatch, "yunchang", LongContextAttention=LongContextAttention, **made_of)
-    w = make_workload(64, causal=causal, dtype="bfloat16")
-    attention = IMPLEMENTATIONS.get("yunchang")(w, Group(rank, 4), ulysses=ulysses)
-    attention.prepare("cpu")
-    assert attention.shard.queries.tolist() == positions
-    q, k, v = (t[:, :, positions] for t in make_inputs(w))
-    assert torch.equal(attention(q, k, v), 2 * q)
-    order = "zigzag" if causal else "basic"
-    assert made == [(ulysses, 4 // ulysses, rank, 4), order, causal]
-
-
-# ---- torch -------------------------------------------------------------------------------------
-
-
-@both_masks
-def test_torch_context_parallel(monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
-    """The call, with a context that does not replace torch's attention."""
-    calls: list[Any] = []
-
-    @contextmanager
-    def context_parallel(
-        mesh: Any, *, buffers: list[Tensor] | None = None,
-        buffer_seq_dims: list[int] | None = None,
-        no_restore_buffers: set[Tensor] | None = None,
-    ) -> Iterator[None]:  # fmt: skip
-        assert buffers is not None
-        assert no_restore_buffers == set(buffers)
-        calls.append((mesh, [len(b) for b in buffers], buffer_seq_dims))
-        yield
-        calls.append("the end of the context")
-
-    def attend_here(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-        calls.append(is_causal)
-        return 2 * q
-
-    kind: Any = IMPLEMENTATIONS.get("torch-context-parallel")
-    fake = SimpleNamespace(context_parallel=context_parallel, set_rotate_method=calls.append)
-    monkeypatch.setattr(Library, "load", lambda library: fake)
-    monkeypatch.setattr(DeviceMesh, "from_group", lambda group, device: (group, device))
-    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", attend_here)
-    w = make_workload(64, causal=causal, dtype="bfloat16")
-    attention = kind(w, Group(1, 2, data="the ranks"))
-    attention.prepare("cuda")
-    q, k, v = make_inputs(w)
-    assert torch.equal(attention(q, k, v), 2 * q)
-    mesh = ("the ranks", "cuda")
-    assert calls == ["alltoall", (mesh, [64], [0]), causal, "the end of the context"]
-
-
-def test_torch_context_parallel_has_the_functions_that_are_called() -> None:
-    """The installed torch, not a fake; on a CPU it can't be called."""
-    kind: Any = IMPLEMENTATIONS.get("torch-context-parallel")
-    reason = "torch's context_parallel has kernels for cuda only"
-    assert kind.unavailable_reason("cpu") == reason
-    assert kind.library.load().context_parallel
-    w = make_workload(64, dtype="bfloat16")
-    assert kind(w, Group(1, 2)).shard.queries.tolist() == [*range(16, 48)]
 
 
 # ---- flash-linear-attention: block_indices per token and KV head, -1 for none ------------------
