@@ -61,7 +61,6 @@ CAUGHT: dict[int, list[str]] = {
     ],
     8: [
         "patterns.test_blocks:test_a_draw_is_the_same_in_another_process",
-        "attention.test_ranks:test_a_single_process_sees_the_same",
         "attention.test_ranks:test_ranks_together_equal_the_reference",
     ],
     9: [

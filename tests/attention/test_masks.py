@@ -104,20 +104,16 @@ def test_longer_than_a_tile(mask: str, kernel: str) -> None:
     assert_equals_reference("ring", {"kernel": kernel}, w)
 
 
-@pytest.mark.parametrize("mask", ["sliding-window:24", "full-documents:40"])
 @pytest.mark.parametrize("name", ["ring", "collective", "ulysses", "dense", "sdpa"])
-def test_values_with_another_head_dim(name: str, mask: str) -> None:
-    w = make_workload(TOKENS, kv_heads=2, mode="train", mask=mask, v_head_dim=8)
-    assert_equals_reference(name, {}, w)
-
-
-@pytest.mark.parametrize(
-    ("mask", "dtype"), [("sliding-window:24", "bfloat16"), ("documents:37", "float16")]
-)
-@pytest.mark.parametrize("name", ["ring", "ulysses", "sdpa"])
-def test_half_precision(name: str, mask: str, dtype: str) -> None:
-    w = make_workload(TOKENS, kv_heads=2, mode="train", dtype=dtype, mask=mask)
-    assert_equals_reference(name, {}, w)
+def test_half_precision_and_values_with_another_head_dim(name: str) -> None:
+    for mask, fields in (
+        ("sliding-window:24", {"dtype": "bfloat16"}),
+        ("documents:37", {"dtype": "float16"}),
+        ("sliding-window:24", {"v_head_dim": 8}),
+        ("full-documents:40", {"v_head_dim": 8}),
+    ):
+        w = make_workload(TOKENS, kv_heads=2, mode="train", mask=mask, **fields)
+        assert_equals_reference(name, {}, w)
 
 
 def test_flex() -> None:

@@ -114,7 +114,6 @@ MODULES = [
     named("ring", 2, {"transport": "fairscale"}),
     named("ring", 3, {"transport": "fairscale", "queries": "full"}),
 ]
-every = pytest.mark.parametrize(("name", "world", "options"), EVERY)
 defaults = pytest.mark.parametrize(("name", "world", "options"), [*DEFAULTS, *MODULES])
 some = pytest.mark.parametrize(("name", "world", "options"), [*SOME, *MODULES])
 causality = pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
@@ -178,15 +177,22 @@ def joined(results: list[PassResult], name: str, like: Tensor) -> Tensor:
 
 
 def assert_right(case: Case, results: list[PassResult]) -> None:
-    """Check results and coverage against the reference, sent bytes against the formula, and that no
-    pair was computed twice (with full queries: once on every rank)."""
+    """Check results and coverage against the reference of a single process (fault 8), sent bytes
+    and work against the formulas, and that no pair was computed twice (with full queries: once on
+    every rank)."""
     world, w = len(results), case.workload
-    pairs = count_pairs(unconnected(case, world))
+    options = {n: value for n, value in case.options.items() if n != "ulysses"}
+    alone = IMPLEMENTATIONS.get(case.name)(w, Group.alone(), **options)
+    pairs = count_pairs(alone)
+    total = int(pairs.sum()) * w.batch
     matrices = results[0].projections
     expected = compute_reference(pairs, w, matrices)
     allowed = TOLERANCE[results[0].tolerance_of]
     for rank, one in enumerate(results):
         assert one.sent == one.formula, f"rank {rank} sent {one.sent}, not {one.formula}"
+        if alone.is_exact:
+            share = unconnected(case, world, rank).work_share()
+            assert share == pytest.approx(one.pairs / total, rel=1e-12)
         assert one.out.dtype == getattr(torch, w.dtype)
         assert {"out", *one.gradients} == expected.keys()
         for n, matrix in one.projections.items():
@@ -199,7 +205,7 @@ def assert_right(case: Case, results: list[PassResult]) -> None:
     for n in expected.keys() & {"out", "q", "k", "v"}:
         assert torch.isfinite(joined(results, n, expected[n])).all()
     copies = world if case.options.get("queries") == "full" else 1
-    assert sum(one.pairs for one in results) == copies * int(pairs.sum()) * w.batch
+    assert sum(one.pairs for one in results) == copies * total
 
 
 @in_turn("causal", EVERY, {"both-ways": False, "causal": True})
@@ -272,17 +278,6 @@ def test_one_or_two_tokens_per_rank(ranks: Ranks, name: str, world: int, options
     ]
     for case, results in zip(cases, run_cases(ranks, world, cases), strict=True):
         assert_right(case, results)
-
-
-@every
-def test_a_single_process_sees_the_same(name: str, world: int, options: Options) -> None:
-    """Fault 8: on every rank the pattern is that of a single process."""
-    w = workload(name, world, 67, causal=world != 4)
-    kind = IMPLEMENTATIONS.get(name)
-    options = {n: value for n, value in options.items() if n != "ulysses"}
-    alone = count_pairs(kind(w, Group.alone(), **options))
-    for rank in range(world):
-        assert torch.equal(count_pairs(kind(w, Group(rank, world), **options)), alone)
 
 
 @some
