@@ -382,7 +382,7 @@ _LIBRARIES = (
           ("tests/attention/external/test_library.py",)),
     Fault("library-needs-more", "libraries", "kernels/exact/_packages.py",
           "signature.bind(", "signature.bind_partial(",
-          ("tests/attention/external/test_library.py",)),
+          ("tests/kernels/test_packages.py",)),
     Fault("library-always-causal", "libraries", "attention/external/context_parallel.py",
           "function(q, k, v, causal=self.workload.causal", "function(q, k, v, causal=True",
           ("tests/attention/external/test_on_cuda.py",)),
