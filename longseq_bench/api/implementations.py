@@ -20,9 +20,9 @@ Named = str | Callable[..., Any]
 """A name of `longseq list`, `path/to/file.py:function`, or the function itself."""
 
 Options = Mapping[str, Any]
-One = Named | tuple[Named, Options]
+One = Named | tuple[Named, Options] | Mapping[Named, Options]
 Implementations = One | Sequence[One]
-"""One or several implementations; a pair (which, {option: value}) sets options."""
+"""One or several implementations; a pair (which, {option: value}) or a mapping sets options."""
 
 FORM = 'write "ring", a function, ("block-sparse", {"sparsity": 0.99}), or a list of these'
 
@@ -68,6 +68,9 @@ def choose_options(
 
 def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:
     match given:
+        case Mapping():
+            for one, options in given.items():
+                yield from _pairs((one, options or {}))
         case (str() | Callable() as one, Mapping() as options) if isinstance(given, tuple):
             yield one, options
         case list() | tuple():

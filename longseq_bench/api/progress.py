@@ -9,6 +9,15 @@ from textwrap import shorten
 from typing import Self
 
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 from rich.text import Text
 
 from longseq_bench.analysis.labels import find_short_labels, mask_words, mode_words, option_text
@@ -83,6 +92,9 @@ def describe_outcome(record: Record) -> str:
     return ", ".join(words)
 
 
+SPEED_S = 3600.0
+"""The time to go comes from the trials of this long: short and long ones take turns."""
+
 _COLOURS = {"ok": "default", "oom": "yellow", "timeout": "yellow", "unsupported": "dim"}
 
 
@@ -141,12 +153,25 @@ class RunProgress(Watcher):
         self.console, self._heading, self._rounds = console, heading, rounds
         self._labels, self._total = Labels(trials), len(trials) * rounds
         self._finished, self._running = 0, ""
-        self.live = console.status("starting")
+        to_go = [TextColumn("to go"), TimeRemainingColumn()] if self._total else []
+        width = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        self.live = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False, table_column=width),
+            BarColumn(bar_width=20),
+            TimeElapsedColumn(),
+            *to_go,
+            speed_estimate_period=SPEED_S,
+            console=console,
+            expand=True,
+            transient=True,
+            disable=console.quiet or not console.is_terminal,
+        )
+        self._task = self.live.add_task("starting", total=self._total or None)
 
     def __enter__(self) -> Self:
         self.console.print(plain(self._heading))
-        if self.console.is_terminal:
-            self.live.start()
+        self.live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -156,12 +181,12 @@ class RunProgress(Watcher):
     def starts(self, step: Step) -> None:
         """Show the trial on the live line."""
         self._running = one_line(self._labels.label(step.trial))
-        self.live.update(Text(self._running))
+        self.live.update(self._task, description=self._running)
 
     def phase(self, phase: str, part: str) -> None:
         """Show the phase of the running trial on the live line."""
         doing = f"{phase} ({part})" if part else phase
-        self.live.update(Text(f"{self._running} · {one_line(doing)}"))
+        self.live.update(self._task, description=f"{self._running} · {one_line(doing)}")
 
     def skips_records(self, sentence: str) -> None:
         """Print the sentence."""
@@ -172,6 +197,7 @@ class RunProgress(Watcher):
         self._finished += 1
         if self._total and record.outcome.status != "ok":  # a failed trial has no further rounds
             self._finished += self._rounds - 1 - step.trial.round
+        self.live.update(self._task, completed=self._finished)
         count = f"{self._finished}/{self._total}" if self._total else str(self._finished)
         line = Text(f"[{count}] {one_line(self._labels.label(step.trial))}  ")
         colour = _COLOURS.get(record.outcome.status, "red")

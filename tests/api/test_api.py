@@ -131,6 +131,7 @@ def test_a_search_returns_its_bracket() -> None:
         (["sdpa", "ring"], [("sdpa", None), ("ring", 32)]),
         (("ring", {"chunk": 16}), [("ring", 16)]),
         ([("ring", {"chunk": 16}), "ring"], [("ring", 16), ("ring", 32)]),
+        ({"ring": {"chunk": "1k"}, "sdpa": None}, [("ring", 1024), ("sdpa", None)]),
     ],
 )  # fmt: skip
 def test_options_are_for_one_implementation_or_for_all_that_have_them(

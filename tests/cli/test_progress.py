@@ -54,6 +54,7 @@ def test_a_live_line_has_no_markup_and_no_control_character_of_a_label() -> None
         for one in trials:
             watcher.starts(Step(one))
             watcher.phase("forward", "\u202e")
+            watcher.live.refresh()
             failed = make.outcome("error", "no \u202e\x1b]0;c\x07", "forward")
             watcher.ends(Step(one), make.record(one, failed), from_store=False)
     text = screen.getvalue()
