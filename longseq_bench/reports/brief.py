@@ -6,12 +6,7 @@ from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import (
-    SEARCH_FIELDS,
-    SWEEP_FIELDS,
-    ValueColumn,
-    terminal_columns,
-)
+from longseq_bench.reports.columns import SEARCH_FIELDS, SWEEP_FIELDS, ValueColumn, terminal_columns
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.sections.failures import describe_search, index_one_rank
 from longseq_bench.reports.sections.growth import exponents, minimum_sparsity, over_ranks

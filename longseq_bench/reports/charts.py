@@ -15,21 +15,8 @@ from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.document import (
-    Axis,
-    Chart,
-    Guide,
-    Mark,
-    Point,
-    Shape,
-    format_cell,
-)
-from longseq_bench.reports.groups import (
-    SAME_TABLE,
-    find_varying,
-    group_by_workload,
-    join_words,
-)
+from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point, Shape, format_cell
+from longseq_bench.reports.groups import SAME_TABLE, find_varying, group_by_workload, join_words
 
 MAX_CHARTS = 12
 """Maximum number of charts in one section; the tables have all rows."""

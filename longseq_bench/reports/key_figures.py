@@ -12,13 +12,7 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import time_with_interval
-from longseq_bench.reports.document import (
-    MAX_FIGURES,
-    KeyFigure,
-    Spread,
-    format_cell,
-    format_ratio,
-)
+from longseq_bench.reports.document import MAX_FIGURES, KeyFigure, Spread, format_cell, format_ratio
 from longseq_bench.reports.groups import (
     common_length,
     format_limit,
@@ -31,13 +25,7 @@ from longseq_bench.reports.groups import (
 from longseq_bench.reports.sections.gains import speedup
 from longseq_bench.reports.sections.growth import format_sparsity
 from longseq_bench.reports.sections.ranks import find_shared
-from longseq_bench.reports.wording import (
-    TIE,
-    UNCONFIRMED,
-    find_longest_ties,
-    find_ties,
-    join_names,
-)
+from longseq_bench.reports.wording import TIE, UNCONFIRMED, find_longest_ties, find_ties, join_names
 
 Figures = Iterator[KeyFigure]
 

@@ -17,14 +17,7 @@ from longseq_bench.core.model import Record
 from longseq_bench.reports.base import KINDS, SECTIONS, Source
 from longseq_bench.reports.charts import MAX_CHARTS
 from longseq_bench.reports.columns import make_columns
-from longseq_bench.reports.document import (
-    MAX_ANSWER_ROWS,
-    Cell,
-    Column,
-    Document,
-    Section,
-    Table,
-)
+from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Column, Document, Section, Table
 from longseq_bench.reports.groups import split_names
 from longseq_bench.reports.key_figures import key_figures
 from longseq_bench.reports.sections.at_a_glance import all_implementations

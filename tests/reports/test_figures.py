@@ -13,25 +13,12 @@ from longseq_bench.core.hardware import profiles
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_share
 from longseq_bench.reports import documents
-from longseq_bench.reports.document import (
-    MISSING,
-    Document,
-    Spread,
-    Table,
-)
+from longseq_bench.reports.document import MISSING, Document, Spread, Table
 from longseq_bench.reports.sections.modes import CAPABILITIES
 from longseq_bench.store import load
 from tests import make
 from tests.reports import examples
-from tests.reports.oracle import (
-    Book,
-    Sparsity,
-    Swept,
-    by,
-    each_rank,
-    middle,
-    over,
-)
+from tests.reports.oracle import Book, Sparsity, Swept, by, each_rank, middle, over
 from tests.reports.reading import cells, rows
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon2"

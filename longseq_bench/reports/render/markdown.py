@@ -8,13 +8,7 @@ from functools import cache
 from subprocess import run
 
 from longseq_bench.reports.base import FORMATS, Files
-from longseq_bench.reports.document import (
-    Document,
-    KeyFigure,
-    Section,
-    Table,
-    format_cell,
-)
+from longseq_bench.reports.document import Document, KeyFigure, Section, Table, format_cell
 from longseq_bench.reports.render.csv import slug
 
 _SPECIAL = re.compile(r"([\\`*#|>\[\]~$])")

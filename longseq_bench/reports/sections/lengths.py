@@ -6,12 +6,7 @@ from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import (
-    Columns,
-    ValueColumn,
-    field_column,
-    optional,
-)
+from longseq_bench.reports.columns import Columns, ValueColumn, field_column, optional
 from longseq_bench.reports.document import Section
 from longseq_bench.reports.groups import split_names
 
