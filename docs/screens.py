@@ -1,7 +1,8 @@
 """Make the pictures of first screens: `python docs/screens.py` writes docs/images/KIND.png.
 
-Each is the top of the HTML page of a kind that a document shows, on one folder of results/xeon2, in
-headless Chromium at 1280 px, light. Needs chromium, chromedriver and selenium (`pip install -e ".[test]"`).
+Each is the top of the HTML page of a kind that a document shows, on a folder of results/xeon2, in
+headless Chromium at 1280 px, light. Needs chromium, chromedriver and selenium, which
+`pip install -e ".[test]"` installs.
 """
 
 import base64

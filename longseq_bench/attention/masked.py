@@ -15,19 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longseq_bench.attention.tiles import (
-    TileSizes,
-    head_runs,
-    mask_tensor,
-    tile_sizes,
-)
+from longseq_bench.attention.tiles import TileSizes, head_runs, mask_tensor, tile_sizes
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.shard import Positions
 from longseq_bench.kernels import native
-from longseq_bench.kernels.base import (
-    AttentionKernel,
-    InPlaceKernel,
-)
+from longseq_bench.kernels.base import AttentionKernel, InPlaceKernel
 from longseq_bench.kernels.exact.base import ExactKernel, OneCall
 from longseq_bench.kernels.exact.spans import Native
 from longseq_bench.kernels.flex_blocks import interval_mask_mod

@@ -8,14 +8,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le, MinLen
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    create_model,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from longseq_bench.core import units
 from longseq_bench.core.model import canonical_dtype

@@ -20,12 +20,7 @@ from numpy.typing import NDArray
 
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
-from longseq_bench.patterns.visible_keys import (
-    MaskTile,
-    VisibleKeys,
-    every_position,
-    visible_keys,
-)
+from longseq_bench.patterns.visible_keys import MaskTile, VisibleKeys, every_position, visible_keys
 
 OrderName = Literal["contiguous", "zigzag", "striped"]
 Runs = tuple[range, ...]

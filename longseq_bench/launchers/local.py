@@ -24,21 +24,10 @@ from typing_extensions import override
 
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import LauncherError, UserError
-from longseq_bench.core.model import (
-    DryRunEstimate,
-    Outcome,
-    Trial,
-    is_environment_failure,
-)
+from longseq_bench.core.model import DryRunEstimate, Outcome, Trial, is_environment_failure
 from longseq_bench.core.units import format_bytes
 from longseq_bench.launchers import _child_entry, fork_server
-from longseq_bench.launchers.base import (
-    DRY_RUN_LIMIT_S,
-    LAUNCHERS,
-    Launcher,
-    LaunchResult,
-    OnPhase,
-)
+from longseq_bench.launchers.base import DRY_RUN_LIMIT_S, LAUNCHERS, Launcher, LaunchResult, OnPhase
 from longseq_bench.launchers.exit_status import (
     OutputFile,
     find_nccl_files,

@@ -35,12 +35,7 @@ from longseq_bench.meters.memory import HeapPeak, StoragePeak
 from longseq_bench.worker import memory
 from longseq_bench.worker.check import Array
 from longseq_bench.worker.memory import KernelWorkspace, unsupported_setting
-from longseq_bench.worker.passes import (
-    WARM_UP_TOKENS,
-    bytes_sent_by_formula,
-    draw_inputs,
-    run_pass,
-)
+from longseq_bench.worker.passes import WARM_UP_TOKENS, bytes_sent_by_formula, draw_inputs, run_pass
 
 FREE_SHARE = 0.5
 """The share of the free memory that layouts may take."""

@@ -6,12 +6,7 @@ from random import Random
 
 import pytest
 
-from longseq_bench.comparison.significance import (
-    Pair,
-    adjust_by_holm,
-    estimate_ratios,
-    find_rounds,
-)
+from longseq_bench.comparison.significance import Pair, adjust_by_holm, estimate_ratios, find_rounds
 
 Noise = Callable[[Random], float]
 

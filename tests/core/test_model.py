@@ -6,13 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from longseq_bench.core.model import (
-    Environment,
-    OptionValue,
-    Record,
-    Trial,
-    Workload,
-)
+from longseq_bench.core.model import Environment, OptionValue, Record, Trial, Workload
 from tests.make import environment, on_ranks, outcome, record, trial
 
 

@@ -10,11 +10,7 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.kernels.cpp_build import COMPILERS
-from longseq_bench.kernels.flex_blocks import (
-    FlexBlocks,
-    causal_block_mask,
-    compiled,
-)
+from longseq_bench.kernels.flex_blocks import FlexBlocks, causal_block_mask, compiled
 from longseq_bench.meters.memory import StoragePeak
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout

@@ -7,11 +7,7 @@ import torch.distributed as dist
 
 from longseq_bench.core.model import is_environment_failure
 from longseq_bench.core.ranks import CHILD_MAIN
-from longseq_bench.launchers.exit_status import (
-    may_be_out_of_memory,
-    outcome_of_exit,
-    stack_lines,
-)
+from longseq_bench.launchers.exit_status import may_be_out_of_memory, outcome_of_exit, stack_lines
 from longseq_bench.worker.verdicts import outcome_of_exception
 
 GLOO = "[third_party/gloo/gloo/transport/tcp/pair.cc:553] "

@@ -14,11 +14,7 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.modules.factory import VARIANTS, MultiheadBlockSparse, SparseAttention
-from longseq_bench.testing.definition import (
-    build_attention,
-    make_inputs,
-    make_output_gradient,
-)
+from longseq_bench.testing.definition import build_attention, make_inputs, make_output_gradient
 from tests.ranks import Ranks
 
 BLOCKS: dict[str, Any] = {"sparsity": 0.6, "block": 16}

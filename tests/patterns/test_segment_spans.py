@@ -6,12 +6,7 @@ from hypothesis import strategies as st
 
 from longseq_bench.kernels.torch_spans import tiles_of
 from longseq_bench.patterns.dilated import DilationRule, hilbert_order
-from longseq_bench.patterns.spans import (
-    Spans,
-    heads_by_sets,
-    segment_spans,
-    sort_walk,
-)
+from longseq_bench.patterns.spans import Spans, heads_by_sets, segment_spans, sort_walk
 
 pairs = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 6)), min_size=1, max_size=3)
 

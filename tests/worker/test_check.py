@@ -17,14 +17,7 @@ from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.memory import StoragePeak
 from longseq_bench.testing.definition import Tensors, make_inputs, make_output_gradient
 from longseq_bench.worker import check as check_module
-from longseq_bench.worker.check import (
-    UNIT,
-    Errors,
-    all_finite,
-    check,
-    count_zero_rows,
-    is_finite,
-)
+from longseq_bench.worker.check import UNIT, Errors, all_finite, check, count_zero_rows, is_finite
 from longseq_bench.worker.passes import (
     FULL_CHECK_TOKENS,
     MAX_PAIRS,

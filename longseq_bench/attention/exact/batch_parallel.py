@@ -20,11 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, implementation
-from longseq_bench.attention.projections import (
-    Projected,
-    ProjectedAttention,
-    parameter_bytes,
-)
+from longseq_bench.attention.projections import Projected, ProjectedAttention, parameter_bytes
 from longseq_bench.core.errors import UserError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
