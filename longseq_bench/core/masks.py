@@ -121,19 +121,20 @@ class Mask:
         if self.kind == FULL:
             return position * tokens
         if self.kind == FULL_DOCUMENTS:
-            lengths = self.document_lengths(tokens)
-            starts = accumulate(lengths, initial=0)
-            cut = (n * min(n, position - at) for n, at in zip(lengths, starts, strict=False))
-            return sum(pairs for pairs in cut if pairs > 0)
+            start, length = self._find_document(position, tokens)
+            return self.visible_pairs(start) + (position - start) * length
         if self.kind == PREFIX and position < self.size:
             return position * min(self.size, tokens)
         return self.visible_pairs(position)
 
     def visible_pairs(self, tokens: int) -> int:
-        """Return the query-key pairs that a head computes over a sequence."""
+        """Return the query-key pairs that a head computes over a sequence.
+
+        Equal documents are not listed: a record may have a trillion of them.
+        """
         triangle = tokens * (tokens + 1) // 2
         if self.has_documents:
-            squares = sum(n * n for n in self.document_lengths(tokens))
+            squares = self._sum_squares(tokens)
             return (squares + tokens) // 2 if self.kind == DOCUMENTS else squares
         if self.kind == WINDOW:
             hidden = max(0, tokens - self.size)
@@ -142,6 +143,28 @@ class Mask:
             prefix = min(self.size, tokens)
             return triangle + prefix * (prefix - 1) // 2
         return triangle if self.kind == CAUSAL else tokens**2
+
+    def _sum_squares(self, tokens: int) -> int:
+        """Return the sum of the squares of all documents' lengths."""
+        if self.distribution:
+            return sum(n * n for n in self.document_lengths(tokens))
+        lengths = self.lengths or (self.size,)
+        times, rest = divmod(tokens, sum(lengths))
+        last = sum(n * n for n in _repeat(lengths, rest))
+        return times * sum(n * n for n in lengths) + last
+
+    def _find_document(self, position: int, tokens: int) -> tuple[int, int]:
+        """Return the first position and the length of the document that has a position."""
+        if self.distribution:
+            start, lengths = 0, iter(self.document_lengths(tokens))
+        else:
+            cycle = self.lengths or (self.size,)
+            start, lengths = position - position % sum(cycle), iter(cycle)
+        for length in lengths:
+            if position < start + length:
+                return start, min(length, tokens - start)
+            start += length
+        return start, 0
 
 
 @lru_cache(maxsize=256)

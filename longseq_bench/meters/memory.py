@@ -33,7 +33,6 @@ class Meter(ABC):
     """
 
     name: ClassVar[str]
-    peak: int
 
     def __enter__(self) -> Meter:
         self.start()
@@ -50,9 +49,9 @@ class Meter(ABC):
     def stop(self) -> None:
         """End the measurement."""
 
+    @abstractmethod
     def measurements(self) -> list[Measurement]:
         """Return the results in SI units, with `peak` in bytes. Valid after `stop`."""
-        return [Measurement(name="peak", unit="B", samples=(self.peak,))]
 
 
 def memory_meter(
@@ -147,6 +146,10 @@ class HeapPeak(Meter):
         self.peak = peak if limit is None else min(peak, limit)
         self.kept = max(0, status_bytes("VmRSS") - self._before - code)
 
+    @override
+    def measurements(self) -> list[Measurement]:
+        return [Measurement(name="peak", unit="B", samples=(self.peak,))]
+
 
 def status_bytes(field: str) -> int:
     """Return a kB field of /proc/self/status, in bytes. Raises KeyError if there is none."""
@@ -187,6 +190,10 @@ class StoragePeak(Meter):
     @override
     def stop(self) -> None:
         self._mode.__exit__(None, None, None)
+
+    @override
+    def measurements(self) -> list[Measurement]:
+        return [Measurement(name="peak", unit="B", samples=(self.peak,))]
 
     def add_operation(
         self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

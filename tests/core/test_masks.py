@@ -83,3 +83,10 @@ def test_a_plain_mask_is_the_same_workload_as_causal() -> None:
     assert plain.visibility.text == "causal"
     with pytest.raises(ValueError, match="mask prefix:4 is not causal; leave out causal"):
         Workload(seq_len=8, causal=True, mask="prefix:4")
+
+
+@pytest.mark.parametrize(("text", "pairs"), [("documents:2", 3), ("full-documents:1,3", 5)])
+def test_a_trillion_documents_are_counted_without_a_list(text: str, pairs: int) -> None:
+    mask = parse_mask(text)
+    assert mask.visible_pairs(2**40) == pairs * 2**39
+    assert mask.pairs_before(2**20, 2**40) == pairs * 2**19
