@@ -41,8 +41,8 @@ MIN_STRETCHES = 32
 BLOCKS = 64, 128
 """Sizes of blocks at whose borders rows are checked, besides those that the options name."""
 
-EDGE_ROWS = 64
-"""First and last rows of ranks' shards that are checked; both of each rank up to 32 ranks."""
+EDGE_ROWS = 256
+"""First and last rows of ranks' shards that are checked; both of each rank up to 128 ranks."""
 
 _SEED_STEP = 1_000_003  # between the seeds of two rounds
 _DIGEST_TOKENS = 4096
