@@ -164,6 +164,13 @@ def test_a_complete_pass_may_take_four_sparse_passes_or_the_cap(
 # failures
 
 
+def test_after_a_failed_complete_pass_a_part_is_run(bench: Bench) -> None:
+    bench.fails = lambda rows: rows == 4096
+    log = run_baseline(DenseBaseline(*prepare(n=4096), "cpu", 1, 0.0), sparse_s=100)
+    assert log.facts["dense"] == FROM_A_PART
+    assert samples_of(log.measurements, "dense_time") == [2.0] * 3
+
+
 def test_a_kernel_that_can_not_compute_it_is_a_fact_and_a_failing_gpu_an_error(
     bench: Bench,
 ) -> None:
