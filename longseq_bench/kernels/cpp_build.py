@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.core.files import private_folder, scratch_folder, user_folder
+from longseq_bench.core.files import private_folder, user_folder
 
 COMPILERS = ("g++", "clang++", "c++")
 ZIG = "ziglang"
@@ -88,25 +88,26 @@ def _compiler() -> tuple[str, ...]:
 
 
 def _compile(compiler: tuple[str, ...], source: Path, library_path: Path) -> None:
-    """Compile in the folder of this process, then move the result: several ranks may compile.
+    """Compile in a folder beside the result, then move it: several ranks may compile at once.
 
     Raises OSError and subprocess.TimeoutExpired if the compiler itself fails. It is then not tried
     with fewer flags, because the slower library would stay in the cache.
     """
-    problem, folder = "", scratch_folder()
-    output = folder / library_path.name
-    for tuning in TUNING:
-        command = [*compiler, *FLAGS, *tuning, "-o", str(output), str(source)]
-        # a compiler that is killed leaves its temporary files
-        run = _run(command, os.environ | {"TMPDIR": str(folder)})
-        if run.returncode == 0:
-            own = library_path.with_suffix(f".{os.getpid()}")
-            shutil.move(output, own)  # perhaps to another file system
-            os.replace(own, library_path)
-            return
-        if run.returncode < 0 or "Killed signal" in run.stderr:
-            raise OSError(f"{compiler[0]} was killed, perhaps for lack of memory")
-        problem = next((line for line in run.stderr.splitlines() if "error" in line), run.stderr)
+    problem = ""
+    # ranks end without atexit, so the folder is not that of the process
+    with tempfile.TemporaryDirectory(prefix="compile-", dir=library_path.parent) as folder:
+        output = Path(folder, library_path.name)
+        for tuning in TUNING:
+            command = [*compiler, *FLAGS, *tuning, "-o", str(output), str(source)]
+            # a compiler that is killed leaves its temporary files
+            run = _run(command, os.environ | {"TMPDIR": folder})
+            if run.returncode == 0:
+                os.replace(output, library_path)
+                return
+            if run.returncode < 0 or "Killed signal" in run.stderr:
+                raise OSError(f"{compiler[0]} was killed, perhaps for lack of memory")
+            lines = run.stderr.splitlines()
+            problem = next((line for line in lines if "error" in line), run.stderr)
     raise UnsupportedError(f"{compiler[0]} can't compile {source.name}: {problem.strip()[:200]}")
 
 
