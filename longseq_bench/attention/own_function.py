@@ -61,7 +61,7 @@ _SDPA_ARGUMENTS = "query", "key", "value", "attn_mask", "dropout_p", "is_causal"
 
 
 def find_implementation(name: str, source: str | None = None) -> type[Attention]:
-    """Return the class of an implementation, registered or made of a function of the user.
+    """Return the class of a registered implementation, or one for a user's function.
 
     source: the expected hash of its file; None: any. Raises OwnFunctionError for another
     one, and whatever the file raises when it is imported.
@@ -81,7 +81,7 @@ def find_implementation(name: str, source: str | None = None) -> type[Attention]
 
 
 def describe_own_function(name: str) -> Entry:
-    """Describe a function of the user for the catalogue.
+    """Describe a user's function for the catalogue.
 
     Raises UserError if it can't be used, also for whatever its file raises when it is imported.
     """

@@ -161,7 +161,7 @@ def _find_module(module: str, name: str) -> Path:
 
 
 def import_function(own: OwnFile) -> OwnFunction:
-    """Import a function of the user and read its signature.
+    """Import a user's function and read its signature.
 
     Raises UserError for a function that is not there or that can't be called with q, k and v, and
     whatever the file raises when it is imported.

@@ -1,4 +1,4 @@
-"""Judge a trial by its checks, the same on all ranks, or by the exception that ended it.
+"""Verdicts on a trial: by its checks, the same on all ranks, or by what ended it.
 
 torch raises most errors of allocators, CUDA and NCCL as a RuntimeError, so only the text tells them
 apart. Errors of Triton are plain Exceptions. launchers/exit_status.py judges a process that dies

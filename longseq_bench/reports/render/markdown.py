@@ -1,6 +1,7 @@
 """A document as GitHub Markdown. Names and reasons are escaped and can't break a table."""
 
 import re
+import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -62,6 +63,8 @@ def _find_obstacle() -> str:
     if not tried.returncode:
         return ""
     reason = " ".join(tried.stderr.split())[:100]
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        return f"vl-convert-python does not work here ({reason})"
     return f"vl-convert-python needs 65 GiB of address space (`ulimit -v`), and ends with: {reason}"
 
 
