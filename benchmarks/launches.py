@@ -10,6 +10,8 @@ has the forward calls with the tiles of a CPU. The exit code is 1 if a goal is m
 import sys
 from collections.abc import Iterator
 
+import torch
+
 from longseq_bench.attention.exact.ring import Ring
 from longseq_bench.attention.sparse.dilated import Dilated, Hilbert
 from longseq_bench.attention.tiles import (
@@ -64,7 +66,7 @@ def count(name: str, tokens: int, ranks: int, mode: str, device: str = "cuda") -
 
 
 def count_calls(tiles: Iterator[RowBlock]) -> int:
-    return sum(1 for tile in tiles for _ in calls(tile, 1))
+    return sum(1 for tile in tiles for _ in calls(tile, 1, torch.device("cpu")))
 
 
 def ring_calls(w: Workload, rank: int, ranks: int, device: str) -> int:

@@ -9,7 +9,7 @@ Columns: registers of a thread; bytes of registers that spill to memory; shared 
 programs (CTAs) that fit a multiprocessor at once; groups of asynchronous loads that are still
 in flight when the main loop waits for one; PTX instructions of the main loop; the instruction that
 multiplies matrices. --every compiles the other variants as well, and prints only those that spill.
-The exit code is 1 if a 16-bit variant spills, or if the forward of head_dim 64
+The exit code is 1 if a 16-bit variant spills more than 64 bytes, or if the forward of head_dim 64
 has fewer than two programs on a multiprocessor or fewer than two loads in flight on sm_90.
 """
 
@@ -38,6 +38,8 @@ MULTIPROCESSOR = {
 """Shared memory and threads of a multiprocessor (CUDA C++ Programming Guide, table of technical
 specifications per compute capability)."""
 REGISTERS = 64 * 1024
+ALLOWED_SPILL = 64
+"""Bytes: on an H100 the fastest tile of dkv, causal, spills 16 (results/h100/tiles)."""
 RESERVED = 1024
 """Bytes of shared memory that the driver takes from each program."""
 PRODUCTS = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
@@ -122,7 +124,7 @@ def main() -> None:
             made_more = list(compile_all(pool, more))
             failed += [fault for one in made_more for fault in faults(*one)]
             print(f"\n{len(made_more)} other variants compiled")
-    print("\n".join(["", *failed] if failed else ["", "no spills; every goal is met"]))
+    print("\n".join(["", *failed] if failed else ["", "no large spills; every goal is met"]))
     sys.exit(bool(failed))
 
 
@@ -293,7 +295,7 @@ def loops(ptx: str) -> Iterator[list[str]]:
 def faults(variant: Variant, capability: int, made: Compiled) -> list[str]:
     """Return what of the goals a variant does not reach."""
     name = f"sm_{capability} {variant}"
-    found = [f"{name}: {made.spilled} bytes spill"] if made.spilled else []
+    found = [f"{name}: {made.spilled} bytes spill"] if made.spilled > ALLOWED_SPILL else []
     is_plain = variant == Variant(variant.kernel, variant.head_dim, variant.causal)
     if is_plain and (capability, variant.kernel, variant.head_dim) == (90, "forward", 64):
         if made.programs < 2:

@@ -73,8 +73,13 @@ def group_of(nodeid: str) -> str:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Half of the tests wait for processes: ranks that connect, interpreters that import torch."""
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Half of the tests wait for processes: ranks that connect, interpreters that import torch.
+
+    With `-m cuda` one after the other: the tests would disturb each other's memory.
+    """
+    if config.getoption("markexpr") == "cuda":
+        return 0
     return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
 
 

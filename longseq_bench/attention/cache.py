@@ -105,30 +105,30 @@ class CacheAttention:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output over the keys of all ranks, and its log-sum-exp."""
-        # the last element of a row is its log-sum-exp
-        own = torch.empty(*q.shape[:3], v.shape[3] + 1, dtype=torch.float32, device=q.device)
-        if self.group.computes:
-            results = [self.kernel(q, k, v, part) for part in self.parts]
-            own[..., :-1], own[..., -1] = _merge(results)
-        if self.group.size > 1:
+        if self.group.size == 1:
+            out, lse = self._own(q, k, v)
+        else:
+            # the last element of a row is its log-sum-exp
+            own = torch.empty(*q.shape[:3], v.shape[3] + 1, dtype=torch.float32, device=q.device)
+            if self.group.computes:
+                own[..., :-1], own[..., -1] = self._own(q, k, v)
             every = torch.empty(self.group.size, *own.shape, dtype=own.dtype, device=own.device)
             # sends this rank's result while it receives those of the others
             self.group.all_gather(every, own).wait()
             out, lse = merge_partials(every[..., :-1], every[..., -1])
-        else:
-            out, lse = own[..., :-1], own[..., -1]
-        return out.to(q.dtype, copy=True).contiguous(), lse if keep_lse else None
+        return out.to(q.dtype).contiguous(), lse if keep_lse else None
+
+    def _own(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output and log-sum-exp over this rank's keys, in float32."""
+        results = [self.kernel(q, k, v, part) for part in self.parts]
+        if len(results) == 1:
+            return results[0]
+        outs, lses = zip(*results, strict=True)
+        return merge_partials(torch.stack(outs), torch.stack(lses))
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Raise UnsupportedError: no step of decoding is trained."""
         raise UnsupportedError("a step of decoding has no backward")
-
-
-def _merge(results: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    if len(results) == 1:
-        return results[0]
-    outs, lses = zip(*results, strict=True)
-    return merge_partials(torch.stack(outs), torch.stack(lses))
 
 
 class DecodeRing(Ring):

@@ -248,8 +248,8 @@ class StreamedKernel:
         No two calls may have the same keys: the next tiles are copied meanwhile.
         """
         pending: tuple[Call, Tiles] | None = None
-        calls = meta_mode.limited(tiling.calls(block, q.shape[1] // tensors[0].shape[1]))
-        for call in itertools.chain(calls, [None]):
+        calls = tiling.calls(block, q.shape[1] // tensors[0].shape[1], q.device)
+        for call in itertools.chain(meta_mode.limited(calls), [None]):
             started = (call, self._start(tensors, call)) if call else None
             if pending is not None:
                 if self._stream is not None:

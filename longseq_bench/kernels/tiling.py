@@ -7,9 +7,9 @@ pieces counts twice). Backward uses the same tiling with the log-sum-exp of the 
 FlashAttention (arXiv 2205.14135) and Ring Attention (arXiv 2310.01889).
 
 Memory beyond q, k, v and out is one row block and one piece. Rows and keys that are slices are
-views; index tensors are gathered, one piece at a time. An index of two dimensions, (sets, tokens),
-is many pieces in one call: each set of rows sees the set of keys at the same place, and the sets
-become rows of the batch.
+views; index tensors are gathered, one piece at a time. Slices with `sets`, or an index of two
+dimensions (sets, tokens), are many pieces in one call: each set of rows sees the set of keys at the
+same place, and the sets become rows of the batch.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D), v and out with Dv instead of D where a workload
 has another v_head_dim; log-sum-exp (B, Hq, N), float32. "Wide" tensors
@@ -18,7 +18,7 @@ are float32, or float64 for float64 inputs.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ class Piece:
     rows: into the block's rows, none twice.  keys: into the tokens of k and v.
     heads: query heads of the whole tensor, a slice with start and stop.
     mask: (rows, keys), True for a visible pair; None for every pair or a triangle.
+    sets: so many pieces at equal distances of `apart` tokens, for a batch of 1; rows and keys are
+    then slices, those of the first one.
     """
 
     rows: Index
@@ -45,6 +47,8 @@ class Piece:
     heads: slice
     causal: bool = False
     mask: Tensor | None = None
+    sets: int = 1
+    apart: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,9 +199,9 @@ def _merge_pieces(
 ) -> None:
     """Merge all pieces into sums, acc and acc_lse, which hold the block's rows and heads, as q."""
     acc, acc_lse = sums
-    for heads, kv_heads, piece in limited(calls(block, group)):
-        k, v = (_take(t, kv_heads, piece.keys) for t in keys)
-        own, out, lse = (_take(t, heads, piece.rows) for t in (q, acc, acc_lse))
+    for heads, kv_heads, piece in limited(calls(block, group, q.device)):
+        k, v = (_take(t, kv_heads, piece.keys, piece) for t in keys)
+        own, out, lse = (_take(t, heads, piece.rows, piece) for t in (q, acc, acc_lse))
         exact.merge(own, k, v, out, lse, piece.causal, piece.mask)
         if isinstance(piece.rows, Tensor):
             _put(acc, heads, piece.rows, out)
@@ -232,9 +236,9 @@ def _add_rows(
 ) -> None:
     """Add gradients as `add_gradients` does; `own` has only the rows and heads of the block."""
     acc, *d_keys = sums
-    for heads, kv_heads, piece in limited(calls(block, group)):
-        grad_out, q, out, lse = (_take(t, heads, piece.rows) for t in own)
-        k, v = (_take(t, kv_heads, piece.keys) for t in keys)
+    for heads, kv_heads, piece in limited(calls(block, group, acc.device)):
+        grad_out, q, out, lse = (_take(t, heads, piece.rows, piece) for t in own)
+        k, v = (_take(t, kv_heads, piece.keys, piece) for t in keys)
         queries, mask = (grad_out, q, out, lse), piece.mask
         if isinstance(piece.rows, Tensor) or isinstance(piece.keys, Tensor):
             parts = exact.backward(queries, (k, v), piece.causal, mask)
@@ -243,16 +247,25 @@ def _add_rows(
             _add(d_keys[1], kv_heads, piece.keys, parts[2])
             del parts
         else:
-            dq = acc[:, heads, piece.rows]
-            dk, dv = (t[:, kv_heads, piece.keys] for t in d_keys)
+            dq = _take(acc, heads, piece.rows, piece)
+            dk, dv = (_take(t, kv_heads, piece.keys, piece) for t in d_keys)
             exact.add_gradients(queries, (k, v), dq, (dk, dv), piece.causal, mask)
         del grad_out, q, out, queries, k, v
 
 
-def calls(block: RowBlock, group: int) -> Iterator[tuple[slice, slice, Piece]]:
-    """Yield the kernel calls of a row block: query heads (within the block), KV heads, piece."""
+def calls(
+    block: RowBlock, group: int, device: torch.device
+) -> Iterator[tuple[slice, slice, Piece]]:
+    """Yield the kernel calls of a row block: query heads (within the block), KV heads, piece.
+
+    The piece's index tensors are on the device.
+    """
     first = block.heads.start
     for piece in block.pieces:
+        if isinstance(piece.rows, Tensor):
+            piece = replace(piece, rows=piece.rows.to(device))
+        if isinstance(piece.keys, Tensor):
+            piece = replace(piece, keys=piece.keys.to(device))
         for heads, kv_heads in kv_heads_of(piece.heads, group):
             yield slice(heads.start - first, heads.stop - first, heads.step), kv_heads, piece
 
@@ -321,13 +334,18 @@ def _add(total: Tensor, heads: slice, tokens: Index, part: Tensor) -> None:
         total[:, heads, tokens].add_(part)
 
 
-def _take(tensor: Tensor, heads: slice, tokens: Index) -> Tensor:
+def _take(tensor: Tensor, heads: slice, tokens: Index, piece: Piece | None = None) -> Tensor:
     """Return heads and tokens of a tensor: a view for slices, a copy for an index tensor.
 
-    Sets of tokens are rows of the batch: (B S, H, tokens, D) for an index (S, tokens).
+    Sets of tokens are rows of the batch: (B S, H, tokens, D) for an index (S, tokens), or for a
+    slice with the sets of a piece.
     """
     if isinstance(tokens, slice):
-        return tensor[:, heads, tokens]
+        view = tensor[:, heads, tokens]
+        if piece is None or piece.sets == 1:
+            return view
+        shape, apart = (piece.sets, *view.shape[1:]), piece.apart * tensor.stride(2)
+        return view.as_strided(shape, (apart, *view.stride()[1:]), view.storage_offset())
     taken = tensor[:, heads].index_select(2, tokens.flatten().to(tensor.device))
     if tokens.dim() == 1:
         return taken

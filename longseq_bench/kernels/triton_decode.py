@@ -2,10 +2,11 @@
 
 A program computes the query heads of one KV head and all new tokens against one split of the keys,
 so that a key is loaded once for its group. Query rows are padded to 16, the least that tl.dot
-takes. Splits are merged by torch. Needs triton: import it where it is used. Under
+takes. A second kernel merges the splits. Needs triton: import it where it is used. Under
 TRITON_INTERPRET=1, set before triton is imported, the kernel runs on CPU tensors.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -21,6 +22,8 @@ from longseq_bench.kernels.triton_tiles import Shape, grid_of, on_device
 from longseq_bench.meta_mode import are_loops_limited, is_meta
 
 PROGRAMS_PER_MULTIPROCESSOR = 4
+_JOINED_SPLITS = 32
+"""Splits that a program merges at a time."""
 _LOG2_E = tl.constexpr(1 / math.log(2))
 _LOG_2 = tl.constexpr(math.log(2))
 
@@ -85,6 +88,34 @@ def _split(
     tl.store(out + to[:, None] * V_DIM + v_dims[None, :], sums, mask=out_mask)
 
 
+@triton.jit(do_not_specialize=["splits"])  # type: ignore[untyped-decorator]
+def _join(
+    out: tensor, lse: tensor, joined: tensor, joined_lse: tensor, splits: tensor,
+    DIM: tl.constexpr, WIDE: tl.constexpr, S: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """Merge the splits of one query row, S at a time."""
+    row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    dims = tl.arange(0, WIDE)
+    inside = (dims < DIM)[None, :]
+    largest, total, sums = float("-inf"), 0.0, tl.zeros([WIDE], tl.float32)
+    for at in range(0, splits, S):
+        part = at + tl.arange(0, S).to(tl.int64)
+        exists = part < splits
+        of_row = part * rows + row
+        own = tl.load(lse + of_row, mask=exists, other=float("-inf"))
+        new = tl.maximum(largest, tl.max(own, 0))
+        shift = tl.where(new == float("-inf"), 0.0, new)
+        weights, keep = tl.exp(own - shift), tl.exp(largest - shift)
+        at_row = out + of_row[:, None] * DIM + dims[None, :]
+        values = tl.load(at_row, mask=exists[:, None] & inside, other=0.0)
+        total = total * keep + tl.sum(weights, 0)
+        sums = sums * keep + tl.sum(weights[:, None] * values, 0)
+        largest = new
+    sums = sums / tl.where(total == 0, 1.0, total)
+    tl.store(joined + row * DIM + dims, sums, mask=dims < DIM)
+    tl.store(joined_lse + row, largest + tl.log(total))
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Tensor]:
     """Return the output (B, Hq, m, Dv) and log-sum-exp (B, Hq, m) in float32; see decode.forward.
 
@@ -98,32 +129,48 @@ def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Te
     splits = choose_splits(batch * kv_heads, seen.end - seen.begin, _workers(q), tile.keys)
     out = torch.empty(splits, batch, heads, queries, v_dim, device=q.device)
     lse = torch.empty(splits, batch, heads, queries, device=q.device)
-    first, stop = (
-        torch.from_numpy(np.asarray(ends, dtype=np.int64)).to(q.device)
-        for ends in (seen.first, seen.stop)
-    )
     if is_meta() or are_loops_limited():
         return merge_partials(out, lse)
-    tensors, strides = (q, k, v, out, lse, first, stop), [t.stride()[:3] for t in (q, k, v)]
+    tensors = q, k, v, out, lse, *_ends(seen, q.device)
+    strides = [t.stride()[:3] for t in (q, k, v)]
     sizes = seen.begin, seen.end, splits, kv_heads, rows, queries, dim**-0.5
     widths = {"DIM": dim, "WIDE": _wide(dim), "V_DIM": v_dim, "V_WIDE": _wide(v_dim)}
     tile_sizes = {"M": tile.queries, "N": tile.keys, **tile.options}
     with on_device(q):
         grid = grid_of(splits * batch * kv_heads)
         _split[grid](*tensors, *strides, *sizes, **widths, **tile_sizes)
-    return merge_partials(out, lse)
+        if splits == 1:
+            return out[0], lse[0]
+        joined, joined_lse = torch.empty_like(out[0]), torch.empty_like(lse[0])
+        constants = {"DIM": v_dim, "WIDE": _wide(v_dim), "S": _JOINED_SPLITS}
+        _join[grid_of(lse[0].numel())](out, lse, joined, joined_lse, splits, **constants)
+    return joined, joined_lse
+
+
+@functools.lru_cache(maxsize=4)
+def _ends(seen: SeenKeys, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the first key and the key after the last that each new token sees, on the device.
+
+    A copy from the host takes longer than to start both kernels; the steps of a trial are alike.
+    """
+    first, stop = (
+        torch.from_numpy(np.asarray(ends, dtype=np.int64)).to(device)
+        for ends in (seen.first, seen.stop)
+    )
+    return first, stop
 
 
 def tile_of(rows: int, head_dim: int, dtype: torch.dtype) -> Shape:
     """Return the tile for some query rows of a KV head.
 
-    Three stages of it fit in shared memory, and no register spills; float32 has no tensor cores,
-    and its products take more of them.
+    It fits in shared memory, and no register spills; float32 has no tensor cores, and its products
+    take more of them. On an H100 two stages are faster for 16 rows, three for more.
     """
     tile_bytes = 2**13 if dtype == torch.float32 else 2**14
     keys = max(16, min(64, tile_bytes // (_wide(head_dim) * dtype.itemsize)))
     queries = max(16, triton.next_power_of_2(rows))
-    return Shape(queries, keys, warps=8 if queries * _wide(head_dim) > 2**13 else 4, stages=3)
+    warps = 8 if queries * _wide(head_dim) > 2**13 else 4
+    return Shape(queries, keys, warps, stages=2 if queries == 16 else 3)
 
 
 def _wide(dim: int) -> int:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longseq_bench.attention.sparse.segments import SegmentTiles
+from longseq_bench.core.model import Workload
 from longseq_bench.kernels.tiling import RowBlock
 from longseq_bench.patterns.dilated import DilationRule, hilbert_order
 
@@ -20,6 +21,9 @@ def counts_of(blocks: Iterable[RowBlock], queries: int, keys: int, head: int) ->
         for piece in block.pieces:
             if head in range(8)[piece.heads]:
                 own, seen = rows[piece.rows], torch.arange(keys)[piece.keys]
+                if piece.sets > 1:
+                    places = torch.arange(piece.sets)[:, None] * piece.apart
+                    own, seen = own + places, seen + places
                 mask = (
                     torch.ones(own.shape[-1], seen.shape[-1]) if piece.mask is None else piece.mask
                 )
@@ -37,14 +41,16 @@ def counts_of(blocks: Iterable[RowBlock], queries: int, keys: int, head: int) ->
     ends=st.tuples(*[st.integers(0, 119)] * 4),
     causal=st.booleans(),
     permuted=st.booleans(),
+    batch=st.integers(1, 2),
 )
 def test_tiles_are_the_rule(
     n: int, pairs: list[tuple[int, int]], max_rows: int, ends: tuple[int, ...], causal: bool,
-    permuted: bool,
+    permuted: bool, batch: int,
 ) -> None:  # fmt: skip
     """On one rank, and for queries and keys at any steps of the walk."""
     rule = DilationRule(*zip(*pairs, strict=True), heads=3)
-    tiles = SegmentTiles(n, tuple(rule.pairs()), causal)
+    w = Workload(seq_len=n, batch=batch, heads=3, head_dim=16, causal=causal)
+    tiles = SegmentTiles(w, tuple(rule.pairs()))
     tiles.walk = hilbert_order(n) if permuted else None
     order = hilbert_order(n) if permuted else np.arange(n)
     step_of, at = np.argsort(order).astype(np.int32), np.arange(n)

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longseq_bench.core.errors import UserError
-from longseq_bench.patterns import topk
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.topk import top_layout
 
@@ -14,7 +14,7 @@ from longseq_bench.patterns.topk import top_layout
 def layout_of(scores: np.ndarray, sparsity: float, causal: bool, block: int = 4) -> BlockLayout:
     """Return the layout of a full table of scores; the last block is short."""
     tokens = len(scores) * block - (block > 1)
-    return top_layout(lambda a, b: scores[a:b], tokens, block, sparsity, causal)
+    return top_layout(lambda a, b: torch.from_numpy(scores[a:b]), tokens, block, sparsity, causal)
 
 
 def sorted_rows(scores: np.ndarray, sparsity: float, causal: bool) -> list[list[int]]:
@@ -46,18 +46,17 @@ def test_it_equals_a_full_sort(
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_result_is_the_same_in_chunks_requested_in_order(
-    causal: bool, monkeypatch: pytest.MonkeyPatch
+    causal: bool,
 ) -> None:
     scores = np.random.default_rng(2).integers(0, 5, (50, 50)).astype(np.float32)
     whole = layout_of(scores, 0.8, causal)
     requested: list[tuple[int, int]] = []
 
-    def chunk(start: int, stop: int) -> np.ndarray:
+    def some(start: int, stop: int) -> torch.Tensor:
         requested.append((start, stop))
-        return scores[start:stop]
+        return torch.from_numpy(scores[start:stop])
 
-    monkeypatch.setattr(topk, "CHUNK", 400)
-    cut = top_layout(chunk, 199, 4, 0.8, causal)
+    cut = top_layout(some, 199, 4, 0.8, causal, chunk=400)
     assert np.array_equal(whole.indices, cut.indices)
     assert requested == [(a, min(a + 8, 50)) for a in range(0, 50, 8)]
 

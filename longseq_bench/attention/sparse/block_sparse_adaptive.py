@@ -41,7 +41,7 @@ from longseq_bench.meta_mode import device_for, is_meta
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import check_sparsity, make_layout
 from longseq_bench.patterns.spans import spans_of
-from longseq_bench.patterns.topk import top_layout
+from longseq_bench.patterns.topk import CHUNK, top_layout
 
 _INIT_NOISE = 0.1
 """Noise of the scorer's initial matrices around the identity; the identity equals scorer=means."""
@@ -129,11 +129,11 @@ class AdaptiveBlockSparse(LayoutAttention):
         rows, columns = (t.permute(1, 0, 2).flatten(1) for t in (q, k))
         scale = 1 / (math.sqrt(w.head_dim) * w.batch)
 
-        def scores(start: int, stop: int) -> NDArray[np.float32]:
-            chunk: NDArray[np.float32] = (rows[start:stop] @ columns.T * scale).cpu().numpy()
-            return chunk
+        def scores(start: int, stop: int) -> Tensor:
+            return rows[start:stop] @ columns.T * scale
 
-        return top_layout(scores, w.seq_len, self.block, self.sparsity, w.causal)
+        chunk = CHUNK[q.device.type]
+        return top_layout(scores, w.seq_len, self.block, self.sparsity, w.causal, chunk)
 
 
 class _Learned(torch.autograd.Function):

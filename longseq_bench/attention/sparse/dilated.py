@@ -66,8 +66,7 @@ class Dilated(Attention):
         self.rule = DilationRule(tuple(segments), tuple(dilation), workload.heads, mix)
         self.exact_name = kernel
         super().__init__(workload, group)
-        w, pairs = workload, tuple(self.rule.pairs())
-        self.segments = SegmentTiles(w.seq_len, pairs, w.causal)
+        self.segments = SegmentTiles(workload, tuple(self.rule.pairs()))
         self._spans: AttentionKernel | None = None
 
     def prepare(self, device: str) -> None:

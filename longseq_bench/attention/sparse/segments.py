@@ -5,9 +5,9 @@ step  an index into the walk
 set   the tokens of a segment at one offset modulo the rate; they see each other
 
 Segments that lie in a block of rows and in the keys at hand are one piece of a tiling: their sets
-are gathered and computed as rows of the batch. Along a permutation each set is sorted, which a
-softmax allows, so that its causal part is a lower triangle. A set that is cut is a piece of its
-own, along the sequence a strided view.
+are rows of the batch, along the sequence strided views if the batch is 1, else gathered. Along a
+permutation each set is sorted, which a softmax allows, so that its causal part is a lower triangle.
+A set that is cut is a piece of its own, along the sequence a strided view.
 
 Example: segment 8, rate 2, offset 0, causal, along the sequence. The set is 0 2 4 6. With the rows
 4 ... 7 the set has two pieces: queries 4 6 with keys 0 2, and the triangle of 4 6 with 4 6.
@@ -23,6 +23,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.tiles import Block, TiledBlocks
+from longseq_bench.core.model import Workload
 from longseq_bench.distributed.kv_exchange import KVPair
 from longseq_bench.distributed.token_order import TokenOrder, causal_tiles
 from longseq_bench.kernels import tiling
@@ -38,8 +39,9 @@ class SegmentTiles:
 
     walk: NDArray[np.int32] | None = None
 
-    def __init__(self, seq_len: int, segments: tuple[DilatedSegment, ...], causal: bool) -> None:
-        self._seq_len, self._segments, self._causal = seq_len, segments, causal
+    def __init__(self, w: Workload, segments: tuple[DilatedSegment, ...]) -> None:
+        self._seq_len, self._causal, self._batch = w.seq_len, w.causal, w.batch
+        self._segments = segments
 
     def rows_of_a_block(self, max_rows: int) -> int:
         """Return the rows of a block on one rank: whole segments, as many as max_rows hold.
@@ -107,7 +109,11 @@ class SegmentTiles:
             for offset, set_heads in pair.offsets(heads):
                 for length in np.unique((stops - starts)[whole]).tolist():  # the last may be short
                     own = starts[whole & (stops - starts == length)]
-                    if offset < length:
+                    if offset < length and self.walk is None and self._batch == 1:
+                        first = range(own[0] + offset, own[0] + length, pair.rate)
+                        views, sets = (_view(first, rows), _view(first, keys)), len(own)
+                        yield Piece(*views, set_heads, self._causal, sets=sets, apart=size)
+                    elif offset < length:
                         steps = own[:, None] + np.arange(offset, length, pair.rate)
                         yield self._whole_sets(steps, rows, keys, set_heads, order)
                 for start, stop in zip(
