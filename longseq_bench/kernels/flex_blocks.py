@@ -127,30 +127,6 @@ def interval_mask_mod(
     return is_visible
 
 
-def cache_block_mask(
-    first: Tensor, stop: Tensor, tokens: int, block: int, device: torch.device | str
-) -> Any:
-    """Return a block mask of new tokens that see the keys first ... stop - 1 of a cache, (m,).
-
-    It has as many key blocks as the cache, in one or few rows: blocks that every new token sees in
-    full, and the others, with a mask.
-    """
-    starts = torch.arange(0, tokens, block)
-    ends = (starts + block).clamp(max=tokens)
-    is_seen = (starts < stop.max()) & (ends > first.min())
-    is_full = (starts >= first.max()) & (ends <= stop.min())
-    rows = -(-len(first) // block)
-
-    def table(kept: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the number of kept blocks, (1, 1, rows), and the blocks with these first."""
-        order = torch.cat([kept.nonzero(), (~kept).nonzero()]).int().view(1, 1, 1, -1)
-        count = torch.full((1, 1, rows), int(kept.sum()), dtype=torch.int32)
-        return count.to(device), order.expand(1, 1, rows, -1).contiguous().to(device)
-
-    tables = *table(is_seen & ~is_full), *table(is_full), *(None,) * 4
-    return _block_mask((len(first), tokens), tables, block, interval_mask_mod(first, stop, device))
-
-
 def unavailable_reason(device: str, train: bool) -> str | None:
     """Return the reason why FlexAttention can't run on a device, or None."""
     if device != "cpu":

@@ -22,8 +22,6 @@ from longseq_bench.kernels.triton_tiles import Shape, grid_of, on_device
 from longseq_bench.meta_mode import are_loops_limited, is_meta
 
 PROGRAMS_PER_MULTIPROCESSOR = 4
-_JOINED_SPLITS = 32
-"""Splits that a program merges at a time."""
 _LOG2_E = tl.constexpr(1 / math.log(2))
 _LOG_2 = tl.constexpr(math.log(2))
 
@@ -142,7 +140,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Te
         if splits == 1:
             return out[0], lse[0]
         joined, joined_lse = torch.empty_like(out[0]), torch.empty_like(lse[0])
-        constants = {"DIM": v_dim, "WIDE": _wide(v_dim), "S": _JOINED_SPLITS}
+        constants = {"DIM": v_dim, "WIDE": _wide(v_dim), "S": 32}
         _join[grid_of(lse[0].numel())](out, lse, joined, joined_lse, splits, **constants)
     return joined, joined_lse
 

@@ -70,7 +70,7 @@ _MAX_HEAD_DIMS = (64, 128, 256)
 _SHAPES = {
     ("forward", 2): (Shape(128, 64, 8, 3, 128), Shape(64, 64, 4, 3), Shape(64, 32, 8, 3)),
     ("forward", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 8, 2), Shape(16, 32, 4, 2)),
-    ("dq", 2): (Shape(128, 64, 8, 3, 128), Shape(128, 128, 8, 2), Shape(64, 32, 8, 3)),
+    ("dq", 2): (Shape(128, 64, 8, 3, 128), Shape(64, 64, 4, 2), Shape(64, 32, 8, 3)),
     ("dq", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 4, 2), Shape(16, 16, 4, 2)),
     ("dkv", 2): (Shape(64, 64, 4, 3), Shape(32, 64, 4, 3), Shape(32, 32, 8, 3)),
     ("dkv", 4): (Shape(32, 32, 8, 2), Shape(32, 32, 8, 2), Shape(16, 16, 4, 2)),
@@ -89,7 +89,6 @@ _OTHERS = {
     (10, "forward", 64): Shape(64, 64, 4, 3),
     (10, "forward", 256): Shape(64, 32, 8, 3, _MAX_REGISTERS),
     (10, "dq", 64): Shape(128, 64, 8, 3, _MAX_REGISTERS),
-    (10, "dq", 128): Shape(128, 64, 8, 3),
     (10, "dq", 256): Shape(64, 32, 8, 3, _MAX_REGISTERS),
     (10, "dkv", 128): Shape(64, 64, 8, 3),
 }

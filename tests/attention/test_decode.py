@@ -37,7 +37,7 @@ from tests.ranks import Ranks
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 MASKS = ("sliding-window:24", "sliding-window:1", "prefix:50", "documents:37", "full-documents:40")
-TAKING = {"sdpa", "flex", "ring", "block-sparse"}
+TAKING = {"sdpa", "ring", "block-sparse"}
 
 
 def decode(tokens: int = 100, new_tokens: int = 1, **fields: Any) -> Workload:
@@ -70,13 +70,6 @@ def test_masks(name: str, options: Options, mask: str) -> None:
 def test_values_with_another_head_dim() -> None:
     for name, v_head_dim in itertools.product(("ring", "sdpa"), (8, 40)):
         assert_equals_reference(name, {}, decode(90, 2, kv_heads=2, v_head_dim=v_head_dim))
-
-
-@pytest.mark.parametrize("mask", [{"mask": "documents:137"}, {"causal": True}])
-def test_flex(mask: dict[str, Any]) -> None:
-    """Not compiled; test_contract.py has a compiled case."""
-    with torch.compiler.set_stance("force_eager"):
-        assert_equals_reference("flex", {}, decode(300, 3, kv_heads=2, **mask))
 
 
 # ---- ranks -------------------------------------------------------------------------------------

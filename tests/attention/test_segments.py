@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from longseq_bench.attention.sparse.segments import SegmentTiles
 from longseq_bench.core.model import Workload
 from longseq_bench.kernels.tiling import RowBlock
 from longseq_bench.patterns.dilated import DilationRule, hilbert_order
+from longseq_bench.testing.contract import assert_equals_reference, make_workload
 
 
 def counts_of(blocks: Iterable[RowBlock], queries: int, keys: int, head: int) -> np.ndarray:
@@ -69,3 +71,12 @@ def test_tiles_are_the_rule(
         expected = expected[order[own.start : own.stop]][:, order[keys.start : keys.stop]]
         expected[: len(own) // 3] = 0
         assert (found == expected).all()
+
+
+@pytest.mark.parametrize("mode", ["forward", "train"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_sets_of_one_sequence_equal_the_reference(causal: bool, mode: str) -> None:
+    """They are strided views of a batch of 1; the last segment is short, and others are cut."""
+    options = {"segments": (16, 64), "dilation": (1, 3), "kernel": "aten-flash-cpu"}
+    w = make_workload(197, batch=1, kv_heads=2, causal=causal, mode=mode)
+    assert_equals_reference("dilated", options, w)

@@ -105,7 +105,7 @@ def test_a_large_layout_is_extrapolated_from_two_smaller_ones(launcher: LocalLau
     assert (len(found.smaller_layouts), real.smaller_layouts) == (2, ())
     for field in ("peak_bytes", "peak_at_most_index", "flops", "bytes_sent", "transfers"):
         assert getattr(found, field) == pytest.approx(getattr(real, field), rel=0.01), field
-    assert found.most_index_bytes == pytest.approx(real.most_index_bytes, rel=0.03)
+    assert found.most_index_bytes == pytest.approx(real.most_index_bytes, rel=0.05)
 
 
 # ---- memory alone ------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -171,7 +170,6 @@ class Flex(Attention):
     """
 
     takes_masks = True
-    takes_decode = True
     summary = "FlexAttention, compiled by torch (no training on a CPU); compile time is recorded"
 
     def __init__(
@@ -199,26 +197,19 @@ class Flex(Attention):
             raise UnsupportedError(reason)
         if is_meta():
             raise UnsupportedError("code compiled by torch can't run on meta tensors")
-        if w.decode:
-            queries, visible = np.asarray(w.queries), visible_keys(w)
-            first, stop = map(torch.from_numpy, (visible.first(queries), visible.stop(queries)))
-            self._mask = flex_blocks.cache_block_mask(first, stop, w.seq_len, self.block, device)
-        elif w.mask is not None:
+        if w.mask is not None:
             layout = make_layout(
                 "local-window", w.seq_len, self.block, 0.0, w.causal, mask=visible_keys(w)
             )
             self._mask = flex_blocks.FlexBlocks([layout]).prepare(device, w.train)
         elif w.causal:
             self._mask = flex_blocks.causal_block_mask(w.seq_len, self.block, device, w.train)
-        # torch has another kernel for few queries
-        kind = f"{device} decode" if w.decode else device
-        if kind not in _compile_s:
+        if device not in _compile_s:
             start = time.perf_counter()
             # three tensors, contiguous as those of a pass: for views of one it is compiled again
-            sizes = (w.heads, len(w.queries)), *[(w.kv_heads, w.seq_len)] * 2
-            shapes = [(w.batch, *size, w.head_dim) for size in sizes]
+            shapes = [(w.batch, h, w.seq_len, w.head_dim) for h in (w.heads, *[w.kv_heads] * 2)]
             self(*(torch.zeros(s, dtype=self.torch_dtype, device=device) for s in shapes))
-            _compile_s[kind] = time.perf_counter() - start
+            _compile_s[device] = time.perf_counter() - start
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

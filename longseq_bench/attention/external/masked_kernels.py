@@ -1,4 +1,4 @@
-"""Kernels with masks of their own, on one rank: xformers, NATTEN, MagiAttention, parallel_nsa.
+"""Kernels with masks of their own, on one rank: xformers, NATTEN, parallel_nsa.
 
 Not run on a GPU by this project yet. Letters: B batch, H heads (Hq of q, Hk of k and v), N tokens,
 D head_dim, S blocks.
@@ -6,7 +6,6 @@ D head_dim, S blocks.
 
 import importlib
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -92,40 +91,6 @@ class Natten(External):
     @override
     def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out: Tensor = self.module.na1d(q, k, v, kernel_size=self._window, is_causal=True)
-        return out
-
-
-@implementation("magi-attention")
-class MagiAttention(External):
-    """`flex_flash_attn_func` of MagiAttention: a mask is ranges of queries and keys.
-
-    Its own distribution over ranks moves tokens by a solver and is not measured here.
-    """
-
-    summary = "MagiAttention's kernel, with documents; on one rank"
-    mask_kinds = frozenset({DOCUMENTS, FULL_DOCUMENTS})
-    dtypes = HALF
-    library = Library(
-        "magi-attention",
-        "magi_attention.api",
-        'pip install --no-build-isolation "git+https://github.com/SandAI-org/MagiAttention"',
-        versions=("1.0.4", "2"),
-    )
-
-    def prepare(self, device: str) -> None:
-        """Build the ranges: one for each document of each sequence."""
-        super().prepare(device)
-        ranges = list(pairwise(accumulate(self.documents, initial=0)))
-        self._ranges = torch.tensor(ranges, dtype=torch.int32, device=device)
-        # its types of a range: 0 full, 1 causal
-        self._kinds = torch.full_like(self._ranges[:, 0], int(self.mask.is_causal))
-
-    @override
-    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        flat = (t.flatten(0, 1) for t in (q, k, v))
-        out: Tensor = self.module.flex_flash_attn_func(
-            *flat, q_ranges=self._ranges, k_ranges=self._ranges, attn_type_map=self._kinds
-        )[0]
         return out
 
 

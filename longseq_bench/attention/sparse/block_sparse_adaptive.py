@@ -31,6 +31,7 @@ from longseq_bench.attention.sparse.block_sparse import (
     SparsityOption,
     build_layout_kernel,
 )
+from longseq_bench.attention.sparse.topk import CHUNK, top_layout
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -41,7 +42,6 @@ from longseq_bench.meta_mode import device_for, is_meta
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import check_sparsity, make_layout
 from longseq_bench.patterns.spans import spans_of
-from longseq_bench.patterns.topk import CHUNK, top_layout
 
 _INIT_NOISE = 0.1
 """Noise of the scorer's initial matrices around the identity; the identity equals scorer=means."""

@@ -3,8 +3,7 @@
 The fakes compute what the library's documentation says, so that layouts, masks and heads of the
 row are compared with the definition in float64. They do not show that the library computes it.
 Parameters are among those of ring-flash-attn 0.1.8, flashinfer-python 0.7.2, xformers
-0.0.35, natten 0.21.7, transformer-engine 2.20.2, fla-core 0.6.0, and
-MagiAttention's tags 1.0.4 to 1.1.1.
+0.0.35, natten 0.21.7, transformer-engine 2.20.2 and fla-core 0.6.0.
 """
 
 import sys
@@ -199,32 +198,6 @@ def test_ring_flash_attention(
     q, k, v = make_inputs(w)
     assert torch.equal(attention(q, k, v), 2 * q)
     assert calls == [(causal, "the ranks")]
-
-
-# ---- MagiAttention -----------------------------------------------------------------------------
-
-
-def flex_flash_attn_func(
-    q: Tensor, k: Tensor, v: Tensor, q_ranges: Tensor, k_ranges: Tensor,
-    attn_type_map: Tensor,
-) -> tuple[Tensor, None]:  # fmt: skip
-    assert q_ranges.dtype == k_ranges.dtype == torch.int32
-    out = torch.zeros_like(q)
-    kinds = attn_type_map.tolist()
-    for rows, keys, kind in zip(q_ranges.tolist(), k_ranges.tolist(), kinds, strict=True):
-        far = distances(rows[1] - rows[0])
-        seen = far >= 0 if kind == 1 else torch.ones_like(far, dtype=torch.bool)
-        part = (t[None, slice(*at)] for t, at in ((q, rows), (k, keys), (v, keys)))
-        out[slice(*rows)] = attend(*part, seen)[0]
-    return out, None
-
-
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("mask", ["full", "causal", "documents:30,1,33", "full-documents:30,1,33"])
-def test_magi_attention(monkeypatch: pytest.MonkeyPatch, mask: str, kv_heads: int) -> None:
-    install(monkeypatch, "magi_attention.api", flex_flash_attn_func=flex_flash_attn_func)
-    w = make_workload(64, kv_heads=kv_heads, mask=mask, dtype="bfloat16", mode="train")
-    assert_equals_reference("magi-attention", {}, w)
 
 
 # ---- TransformerEngine -------------------------------------------------------------------------

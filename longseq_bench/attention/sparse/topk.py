@@ -29,8 +29,7 @@ def top_layout(
 
     scores(start, stop): scores of query blocks [start, stop) against all key blocks, (stop - start,
     key blocks) float32 on any device, requested once and in order; at most `chunk` scores, or one
-    row. Scores of hidden blocks are ignored.  sparsity: fraction of the visible blocks to skip, in
-    [0, 1).
+    row. Scores of hidden blocks are ignored.  sparsity: share of visible blocks to skip, in [0, 1).
     The diagonal block is always kept. Of blocks with equal scores, the first are kept. Scores may
     be infinite.
 

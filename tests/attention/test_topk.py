@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from longseq_bench.attention.sparse.topk import top_layout
 from longseq_bench.core.errors import UserError
 from longseq_bench.patterns.block_layout import BlockLayout
-from longseq_bench.patterns.topk import top_layout
 
 
 def layout_of(scores: np.ndarray, sparsity: float, causal: bool, block: int = 4) -> BlockLayout:
