@@ -56,8 +56,15 @@ DROPPED: dict[str, str] = {
         "failures are in the order of records; missing figures have reasons of the record alone"
     ),
     r"^report .*\.json\.sections\.Hardware and versions\.tables": "units of clocks are headings",
+    r"^report .*: \.\w+\.json\.paragraphs": "a first screen says once what all rows share",
+    r"^compare .*: \.message": "the sentence no longer lists what each side has",
     r"^plan segments: ": (
         "segments on CUDA are gathered for a kernel of exact attention, no Triton kernel of spans"
+    ),
+    r"^plan .*\.hardware\.kernels\.flash-attn-2": "that kernel is gone: torch's flash is the same",
+    r"^plan exact-h100: .*\.options\.(stage|chunk|order|ring)": "options without a use are gone",
+    r"^plan decode: \.printed\.(answer|results\[1\])": (
+        "split-KV copies the positions of new tokens once, so a step needs 128 bytes less"
     ),
 }
 """Differences that are meant: a regular expression for `command: path`, and the reason."""
