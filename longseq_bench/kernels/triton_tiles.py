@@ -77,8 +77,8 @@ _SHAPES = {
 }
 """Tiles by kernel and bytes per element, for a head_dim up to each of _MAX_HEAD_DIMS.
 
-The 16-bit ones up to 128 are the fastest measured on an H100 with and without a causal mask, at
-65,536 tokens (results/h100/tiles); those of 256 were chosen by what they compile to.
+The 16-bit ones up to 128 were chosen by times on an H100, full and causal together, at 65,536
+tokens (results/h100/tiles); those of 256 by what they compile to.
 """
 
 _OTHERS = {
