@@ -242,6 +242,10 @@ class Attention(ABC):
         """
         return np.ones(len(k_positions), dtype=np.bool_)
 
+    def pattern_of(self, head: int) -> int:
+        """Return a number that heads have in common only if they see the same keys."""
+        return 0 if self.is_exact else head
+
     @property
     def is_exact(self) -> bool:
         """True if every query sees every key that the mask allows."""

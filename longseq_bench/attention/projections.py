@@ -71,6 +71,10 @@ class ProjectedAttention(Attention):
     def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
         return self.inner.may_see(q_positions, k_positions, head)
 
+    @override
+    def pattern_of(self, head: int) -> int:
+        return self.inner.pattern_of(head)
+
     @property
     @override
     def is_exact(self) -> bool:

@@ -318,11 +318,13 @@ class ImplementationContract:
     def test_what_may_be_seen_is_that_of_the_pattern(
         self, implementation: Any, options: Options, causal: bool
     ) -> None:
-        """`may_see` forgets no key, and a query that sees a key sees itself if so stated."""
+        """`may_see` forgets no key, heads of one pattern see the same, and queries themselves."""
         attention, qkv = build_case(implementation, options, 300, causal=causal, kv_heads=2)
         attention(*qkv)
         pairs, tokens, some = count_pairs(attention), np.arange(300), np.array([0, 130, 299])
+        first = {attention.pattern_of(head): head for head in reversed(range(len(pairs)))}
         for head, count in enumerate(pairs):
+            assert torch.equal(count, pairs[first[attention.pattern_of(head)]])
             may_see = torch.from_numpy(attention.may_see(some, tokens, head))
             assert not count[torch.from_numpy(some)][:, ~may_see].any()
             if attention.sees_itself:

@@ -152,7 +152,8 @@ def _kernel(name: str, devices: dict[str, DeviceInfo]) -> KernelInfo:
     kernel = KERNELS.get(name)
     dtype = torch.bfloat16 if kernel.device == "cuda" else torch.float32
     reason = devices[kernel.device].unavailable if kernel.device in devices else None
-    if reason is None:
+    if reason is None and (kernel.device == "cuda" or devices["cuda"].unavailable):
+        # beside a GPU the compiler of a CPU's kernel, several seconds, waits for its first use
         reason = kernel.unavailable_reason(Use(kernel.device, dtype, head_dim=64, train=False))
     summary = (kernel.__doc__ or "").partition("\n")[0].rstrip(".")
     return KernelInfo(summary=summary, device=kernel.device, unavailable=reason)

@@ -45,7 +45,7 @@ EDGE_ROWS = 256
 """First and last rows of ranks' shards that are checked; both of each rank up to 128 ranks."""
 
 _SEED_STEP = 1_000_003  # between the seeds of two rounds
-_DIGEST_TOKENS = 4096
+_DIGEST_ROWS = 2**16
 _INTEGERS = (torch.int64, torch.int32, torch.int16)
 
 Triple = tuple[Tensor, Tensor, Tensor]
@@ -194,8 +194,9 @@ def digest(tensor: Tensor) -> Tensor:
     row_bytes = tensor.shape[3] * tensor.element_size()
     bits = tensor.detach().view(next(t for t in _INTEGERS if row_bytes % t.itemsize == 0))
     found = torch.zeros(2, *tensor.shape[:2], dtype=torch.int64, device=tensor.device)
-    for start in range(0, tensor.shape[2], _DIGEST_TOKENS):
-        rows = bits[:, :, start : start + _DIGEST_TOKENS].sum(-1, dtype=torch.int64)
+    step = max(1, _DIGEST_ROWS // found[0].numel())
+    for start in range(0, tensor.shape[2], step):
+        rows = bits[:, :, start : start + step].sum(-1, dtype=torch.int64)
         positions = torch.arange(start + 1, start + 1 + rows.shape[2], device=tensor.device)
         found += torch.stack([rows.sum(-1), (rows * positions).sum(-1)])
     return found

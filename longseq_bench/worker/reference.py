@@ -27,12 +27,13 @@ from longseq_bench.distributed.shard import (
     gather_shards,
     is_owner,
 )
+from longseq_bench.patterns.visible_keys import visible_keys
 from longseq_bench.worker.passes import Triple
 
 KEY_CHUNK = 65_536
 """Keys that are computed together, at most."""
-MAX_KEPT_ELEMENTS = 2**25
-"""Elements (rows, keys) of multiplicities that are kept for other heads, at most."""
+MAX_KEPT_BYTES = 2**28
+"""Bytes of multiplicities (rows, keys) that are kept for other heads and passes, at most."""
 CHUNK_ELEMENTS = 2**22
 """Elements (rows, keys) of scores that are computed together, unless a chunk has 1,024 keys."""
 MIN_FREE_BYTES = 2**30
@@ -83,8 +84,8 @@ class KeyChunk:
     kept: their indices in the slice; None if they are all of it.
     is_counted: if this is the lowest rank that has them (see the module).
     raw: k and v as given; keys, values: after their projections.
-    seen: by query head, the logarithm of how often each row sees each key, (R, K), of a sparse
-    pattern. Keys that no row may see are left out then.
+    seen: how often each row sees each key, (R, K), of a sparse pattern, by
+    `Attention.pattern_of`. Keys that no row may see are left out then.
     """
 
     b: int
@@ -117,7 +118,11 @@ class Reference:
         if missing := find_gap(self.workload, self.queries, self.keys):
             raise ValueError(missing)
         self.scale = 1 / math.sqrt(self.workload.head_dim)
-        self._seen: dict[int, Tensor | None] = {}
+        self._seen: dict[tuple[int, ...], tuple[Tensor, dict[int, Tensor]]] = {}
+        self._seen_bytes = 0
+        visible, positions = visible_keys(self.workload), rows.numpy()
+        ends = (torch.from_numpy(find(positions)) for find in (visible.first, visible.stop))
+        self._first, self._stop = ends
 
     def own(self, tensor: Tensor) -> Tensor:
         """Return a tensor in float64 where the reference is computed."""
@@ -205,20 +210,25 @@ class Reference:
                 yield KeyChunk(b, head, at, kept, is_counted, (k, v), keys, values, seen)
 
     def _find_seen(self, kv_head: int, at: slice) -> tuple[Tensor, dict[int, Tensor]]:
-        """Return the indices in a slice of keys that rows may see, and how often by query head."""
-        rows, positions = self.rows.numpy(), self.shard.keys[at]
-        group = self.workload.heads // self.workload.kv_heads
-        heads = range(kv_head * group, (kv_head + 1) * group)
-        attention = self.attention
-        found = np.flatnonzero(np.any([attention.may_see(rows, positions, h) for h in heads], 0))
-        numbers = (attention.multiplicity(rows, positions[found], h) for h in heads)
-        counts = [torch.from_numpy(number) for number in numbers]
+        """Return the indices in a slice of keys that rows may see, and `KeyChunk.seen` of them."""
+        group, attention = self.workload.heads // self.workload.kv_heads, self.attention
+        heads = {attention.pattern_of(h): h for h in range(kv_head * group, (kv_head + 1) * group)}
+        if (key := (at.start, *heads)) in self._seen:
+            return self._seen[key]
+        rows, positions, each = self.rows.numpy(), self.shard.keys[at], heads.values()
+        found = np.flatnonzero(np.any([attention.may_see(rows, positions, h) for h in each], 0))
+        counts = [attention.multiplicity(rows, positions[found], h) for h in each]
         if len(found) == len(positions):
             # a pattern without `may_see`
-            found = np.flatnonzero(torch.stack([count.any(0) for count in counts]).any(0).numpy())
-            counts = [count[:, torch.from_numpy(found)] for count in counts]
-        logs = (_log_multiplicity(count.to(self.device)) for count in counts)
-        return torch.from_numpy(found), dict(zip(heads, logs, strict=True))
+            found = np.flatnonzero(np.any([count.any(0) for count in counts], 0))
+            counts = [count[:, found] for count in counts]
+        own = [torch.from_numpy(count).to(self.device) for count in counts]
+        self._seen_bytes += sum(count.nbytes for count in own)
+        if self._seen_bytes > MAX_KEPT_BYTES:
+            self._seen.clear()
+            self._seen_bytes = sum(count.nbytes for count in own)
+        self._seen[key] = torch.from_numpy(found), dict(zip(heads, own, strict=True))
+        return self._seen[key]
 
     def heads_of(self, chunk: KeyChunk, batch: range) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the query heads that use a chunk, with their index into the rows' tensors."""
@@ -235,15 +245,12 @@ class Reference:
     def log_multiplicity(self, chunk: KeyChunk, head: int) -> Tensor | None:
         """Return the logarithm of how often each row sees each key, (R, K); None if always once."""
         if chunk.seen is not None:
-            return chunk.seen[head]
-        # exact attention has the same for all heads
-        if chunk.at.start not in self._seen:
-            if len(self._seen) * len(self.rows) * len(chunk.keys) > MAX_KEPT_ELEMENTS:
-                self._seen.clear()
-            count = self.attention.multiplicity(self.rows.numpy(), self.shard.keys[chunk.at], head)
-            own = None if (count == 1).all() else torch.from_numpy(count).to(self.device)
-            self._seen[chunk.at.start] = None if own is None else _log_multiplicity(own)
-        return self._seen[chunk.at.start]
+            return _log_multiplicity(chunk.seen[self.attention.pattern_of(head)])
+        keys = torch.from_numpy(self.shard.keys[chunk.at])
+        if self._first.max() <= keys.min() and keys.max() < self._stop.min():
+            return None
+        keys, first, stop = (t.to(self.device) for t in (keys, self._first, self._stop))
+        return _log_multiplicity((keys >= first[:, None]) & (keys < stop[:, None]))
 
 
 class Gradients:

@@ -12,6 +12,7 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Phase, Trial
 from longseq_bench.core.ranks import CONNECTING, OPENING, WARMING_UP, RankInfo
 from longseq_bench.distributed.group import Group
+from longseq_bench.kernels import native
 from longseq_bench.worker import main
 from tests.make import outcome, trial
 
@@ -121,3 +122,12 @@ def test_a_kernel_without_its_device_is_unavailable() -> None:
     devices = {"cuda": DeviceInfo(unavailable="no driver"), "cpu": DeviceInfo()}
     assert main._kernel("efficient", devices).unavailable == "no driver"
     assert main._kernel("aten-flash-cpu", devices).unavailable is None
+
+
+def test_beside_a_gpu_no_compiler_runs_for_the_kernel_of_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native, "unavailable_reason", lambda *_: "no compiler")
+    devices = {"cuda": DeviceInfo(unavailable="no driver"), "cpu": DeviceInfo()}
+    assert main._kernel("native", devices).unavailable == "no compiler"
+    assert main._kernel("native", devices | {"cuda": DeviceInfo()}).unavailable is None

@@ -100,13 +100,15 @@ class LayoutAttention(Attention):
 
     @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
-        layout = self.layouts[head if len(self.layouts) > 1 else 0]
-        return layout.multiplicity(q_positions, k_positions)
+        return self.layouts[self.pattern_of(head)].multiplicity(q_positions, k_positions)
 
     @override
     def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
-        layout = self.layouts[head if len(self.layouts) > 1 else 0]
-        return layout.may_see(q_positions, k_positions)
+        return self.layouts[self.pattern_of(head)].may_see(q_positions, k_positions)
+
+    @override
+    def pattern_of(self, head: int) -> int:
+        return head if len(self.layouts) > 1 else 0
 
     @override
     def kept_pairs(self) -> float:
