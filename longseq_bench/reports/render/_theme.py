@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {
     "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
     "title": {"anchor": "start", "limit": 0, "color": "currentColor"},
     "view": {"stroke": None},
-    "legend": {"labelColor": "currentColor", "labelFontSize": 12},
+    "legend": {"labelColor": "currentColor", "labelFontSize": 12, "columnPadding": 18},
     "rule": {"color": "currentColor"},
     "text": {"color": "currentColor"},
     "axis": {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500, "titlePadding": 8}
