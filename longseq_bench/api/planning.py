@@ -17,8 +17,9 @@ from longseq_bench.api.length_search import parse_target
 from longseq_bench.api.plan_document import Plan
 from longseq_bench.api.progress import Reporter, make_reporter
 from longseq_bench.api.workloads import accept, build_workload, make_trial, model_of
+from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.hardware import LOCAL_CPU, profile, profiles
+from longseq_bench.core.hardware import LOCAL_CPU, Hardware, profile, profiles
 from longseq_bench.core.model import Trial
 from longseq_bench.core.settings import SHAPE
 from longseq_bench.core.units import parse_memory_budget
@@ -66,13 +67,7 @@ def plan(
     gpu, reporter = asked["gpu"].lower(), make_reporter(progress)
     chosen = read_implementations(implementations, None)
     with machine.open_launcher(reporter, dict(chosen)) as (launcher, catalogue):
-        if gpu != LOCAL_CPU:
-            device = profile(gpu, profiles_file)
-        else:
-            profiles(profiles_file)  # a mistake in the file is one for any device
-            device = machine.hardware_here(catalogue, "cpu")
-        if unit:
-            device = device.model_copy(update={"per_node": unit})
+        device = _device(gpu, profiles_file, catalogue, unit)
         has_bfloat16 = device.device == "cuda" and "bfloat16" in device.flops
         workload = build_workload(given, "bfloat16" if has_bfloat16 else "float32")
         device.rate(workload.dtype, workload.mode)  # a dtype without a rate is a mistake
@@ -98,6 +93,16 @@ def plan(
                 for one in trials
             ]
     return Plan(trials, results, device, tokens, prediction.find_accuracy(past), model)
+
+
+def _device(gpu: str, file: Path | None, catalogue: Catalogue, per_node: int | None) -> Hardware:
+    """Return the profile of a GPU, or that of this machine's CPU. Raises UserError."""
+    if gpu == LOCAL_CPU:
+        profiles(file)  # a mistake in the file is one for any device
+        device = machine.hardware_here(catalogue, "cpu")
+    else:
+        device = profile(gpu, file)
+    return device.model_copy(update={"per_node": per_node}) if per_node else device
 
 
 def _check_options(launcher: Launcher, trials: list[Trial]) -> None:

@@ -51,7 +51,6 @@ def compare(
         min_difference: Smallest difference in time that is reported.
         across_machines: Also compare trials of different machines. Default: one machine only.
     """
-    from longseq_bench.cli import REGRESSED, TOO_NOISY
     from longseq_bench.cli.session import print_answer, print_lines
     from longseq_bench.comparison.compare import compare as compare_records
     from longseq_bench.comparison.document import comparison_document, json_document
@@ -72,14 +71,10 @@ def compare(
     (records_a, notes_a), (records_b, notes_b) = _read(a), _read(b)
     result = compare_records(records_a, records_b, (a, b), max_error, min_change, across_machines)
     verdict = decide(result, gate)
-    print_lines([*notes_a, *notes_b], "yellow")
-    code = 0
-    if verdict.word == "FAIL" and gate:
-        code = REGRESSED
-    elif verdict.word == "TOO NOISY":
-        code = TOO_NOISY if (inconclusive or ("fail" if gate else "warn")) == "fail" else 0
-        if inconclusive == "warn":
-            print_lines([f"warning: {verdict}"], "yellow")
+    notes = [*notes_a, *notes_b]
+    if verdict.word == "TOO NOISY" and inconclusive == "warn":
+        notes.append(f"warning: {verdict}")
+    print_lines(notes, "yellow")
     if format_names:
         report = comparison_document(result, gate)
         paths = write_documents([report], out or Path(), format_names)
@@ -89,8 +84,16 @@ def compare(
         lambda: json_document(result, gate),
         lambda: comparison_document(result, gate, is_terminal=True),
         "a wider terminal, --json or --format md has them",
-        code,
+        _exit_code(verdict.word, gate is not None, inconclusive),
     )
+
+
+def _exit_code(verdict: str, gated: bool, inconclusive: str | None) -> int:
+    from longseq_bench.cli import REGRESSED, TOO_NOISY
+
+    noise_fails = inconclusive == "fail" or (gated and inconclusive is None)
+    codes = {"FAIL": REGRESSED if gated else 0, "TOO NOISY": TOO_NOISY if noise_fails else 0}
+    return codes.get(verdict, 0)
 
 
 def _read(text: str) -> tuple[list[Record], list[str]]:
