@@ -29,7 +29,7 @@ from longseq_bench.analysis.sweeps import sweep_rows_with_records
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.core.registry import Registry
 from longseq_bench.reports.columns import Columns, build_table
-from longseq_bench.reports.document import Column, Document, Section, Table
+from longseq_bench.reports.document import MAX_TABLES, Column, Document, Section, Table
 from longseq_bench.reports.groups import (
     SAME_TABLE,
     capitalize_first,
@@ -144,10 +144,13 @@ class Source:
     def tables(
         self, rows: Iterable[Row], columns: Columns, prefix: str = "", keep_empty: bool = True
     ) -> list[Table]:
-        """Return a table of rows per workload; its title is the workload."""
+        """Return a table of rows per workload; its title is the workload.
+
+        At most MAX_TABLES and one more, which a section does not show.
+        """
         return [
             build_table(self.title(group[0], start=prefix), columns, group, keep_empty)
-            for group in group_by_workload(rows)
+            for group in group_by_workload(rows)[: MAX_TABLES + 1]
         ]
 
     def label(self, trial: Trial) -> str:

@@ -52,7 +52,7 @@ def scaling_brief(records: Sequence[Record]) -> Document:
 
 def _document(kind: str, source: Source, *sections: Section) -> Document:
     context = [source.context] if source.context else []
-    return Document(kind, "", context, [one for one in sections if one.has_content])
+    return Document(kind, "", context, [one.limited() for one in sections if one.has_content])
 
 
 def _untitled(section: Section) -> Section:

@@ -23,6 +23,8 @@ from longseq_bench.core.units import (
 MISSING = "—"
 MAX_FINDINGS, MAX_FIGURES, MAX_ANSWER_ROWS = 5, 5, 8
 """Limits of the findings of a section, and of the first screen: key figures, rows of its table."""
+MAX_TABLES = 200
+"""Maximum number of tables of a section: records may name thousands of workloads or machines."""
 COMPUTED = "computed, not measured"
 """Default description of a guide of a chart."""
 
@@ -170,6 +172,14 @@ class Section:
     def has_content(self) -> bool:
         """True if it has more than paragraphs."""
         return bool(self.points or self.tables or self.code or self.charts)
+
+    def limited(self) -> Section:
+        """The same section with its first MAX_TABLES tables, and a sentence if it has more."""
+        if len(self.tables) <= MAX_TABLES:
+            return self
+        note = f"At most {MAX_TABLES} tables are shown; the data as CSV has all."
+        paragraphs, tables = [*self.paragraphs, note], self.tables[:MAX_TABLES]
+        return replace(self, paragraphs=paragraphs, tables=tables)
 
 
 @dataclass(frozen=True)

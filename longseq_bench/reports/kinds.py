@@ -132,7 +132,7 @@ def build_document(name: str, kind: Kind, source: Source) -> Document:
     measured = rerun(source), settings(source), hardware(source), how_it_ran(source)
     technical = [replace(one, technical=True) for one in (*measured, *configs(source))]
     first = _first_screen(own, limit_findings(problems(source)))
-    shown = [_without(one, first) for one in (*own, failures(source), *technical)]
+    shown = [_without(one.limited(), first) for one in (*own, failures(source), *technical)]
     shown.append(_explain_columns(shown))
     details = [replace(one, is_detail=True) for one in shown if one.has_content]
     records, unstable = source.records, source.unstable  # the data does not keep the tables

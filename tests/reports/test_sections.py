@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from longseq_bench.core.model import Record
-from longseq_bench.reports import wording
+from longseq_bench.reports import base, document, wording
+from longseq_bench.reports.brief import sweep_brief
+from longseq_bench.reports.sections import growth
 from longseq_bench.reports.wording import join_names, limit_findings
 from tests import make
 from tests.reports.examples import BETA, BUDGET, search
@@ -191,6 +193,24 @@ def test_growth_with_ranks_is_compared_with_theory_and_expectation() -> None:
 
 
 # ---- limits --------------------------------------------------------------------------------------
+
+
+def test_a_section_has_a_limited_number_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (base, document, growth):
+        monkeypatch.setattr(module, "MAX_TABLES", 3)
+    lengths = (1024, 2048, 4096)
+    records = [
+        make.record(make.trial("sdpa", tokens), make.measured(), make.environment(f"host{i}"))
+        for i in range(5)
+        for tokens in lengths
+    ]
+    report, brief = build(records), sweep_brief(records)
+    shown = ("Lengths swept", "How time and memory grow", "Hardware and versions")
+    for found in (*(section(report, title) for title in shown), brief.sections[0]):
+        assert len(found.tables) == 3
+        assert found.paragraphs[-1] == "At most 3 tables are shown; the data as CSV has all."
+    hosts = [column.name for column in report.data.columns].index("host")
+    assert len({row[hosts] for row in report.data.rows}) == 5
 
 
 def test_sentences_and_names_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 from operator import attrgetter
 
 from longseq_bench.analysis.runs import group_by
@@ -11,7 +12,7 @@ from longseq_bench.core.cost import ratio
 from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table
-from longseq_bench.reports.document import Section, Table
+from longseq_bench.reports.document import MAX_TABLES, Section, Table
 from longseq_bench.reports.groups import group_by_workload, split_names
 
 
@@ -51,7 +52,8 @@ def exponents(source: Source) -> Section:
         "cores, so more ranks may not be faster."
     ]
     groups = group_by_workload(source.rows)
-    found = [(group, fits) for group in groups if (fits := complexities(group))]
+    fitted = ((group, fits) for group in groups if (fits := complexities(group)))
+    found = list(islice(fitted, MAX_TABLES + 1))
     found.sort(key=lambda one: (-max(fit.points for fit in one[1]), -len(one[1])))
     tables = [
         build_table(source.title(group[0]), _EXPONENTS, fits, keep_empty=True)
