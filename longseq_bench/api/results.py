@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -175,6 +175,18 @@ class Results(Printed):
 CONFIG = "config.yaml"
 
 
+@contextmanager
+def collecting_nothing() -> Iterator[None]:
+    """Stop garbage collection, half of the time of reading 20,000 records: they have no cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def load(*paths: str | Path) -> Results:
     """Return the results in folders, folders of them, or `records.jsonl` files.
 
@@ -202,13 +214,8 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     A folder that has no records file stands for all folders below it. Raises StoreError if there
     are none.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()  # half of the time of reading 20,000 records: records have no cycles
-    try:
+    with collecting_nothing():
         loaded = [store.load(path) for path in record_files(paths)]
-    finally:
-        if was_enabled:
-            gc.enable()
     notes = [note for file in loaded for note in file.notes]
     records: list[Record] = []
     seen: dict[tuple[object, ...], list[Record]] = {}

@@ -33,7 +33,7 @@ def report(
     import gc
 
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
-    from longseq_bench.api.results import load
+    from longseq_bench.api.results import collecting_nothing, load
     from longseq_bench.cli.session import print_documents, print_json, print_lines
     from longseq_bench.reports import write_documents
     from longseq_bench.reports.base import FORMATS
@@ -48,11 +48,12 @@ def report(
         raise UserError("--format or --kind is empty; write --format md,csv --kind summary")
     if as_json and TERMINAL in format_names:
         raise UserError("--format terminal and --json both print on stdout; leave one out")
-    found = load(*results)
-    gc.freeze()  # each later collection would visit all records
-    print_lines(found.notes, "yellow")
-    built = found.documents(kinds, baseline)
     file_formats = [name for name in format_names if name != TERMINAL]
+    with collecting_nothing():
+        found = load(*results)
+        print_lines(found.notes, "yellow")
+        built = found.documents(kinds, baseline)
+        gc.freeze()  # each later collection would visit all records and rows
     paths = write_documents(built, out or found.folder or Path(), file_formats)
     if TERMINAL in format_names:
         print_documents(built)

@@ -94,27 +94,26 @@ _COLUMNS: Columns = (
 
 def fastest(source: Source) -> Section:
     """Build the table of the fastest of each workload and length, exact and sparse."""
-    workload = ValueColumn(
-        "Workload", "text", lambda one: source.workload(one.best) or None, optional=True
-    )
     explanation = (
         "Only rows of one number of ranks and of similar density (within 10 %), timed more than "
         "once, are compared. Ratio: time of the next that is slower for certain divided by Time."
     )
-    found = [one for group in group_by_workload(source.rows) for one in _compared(group)]
-    tables = [build_table("", (workload, *_FASTEST), found)] if found else []
+    groups = group_by_workload(source.rows)
+    found = [one for rows in groups for one in _compared(rows, source.workload(rows[0]))]
+    tables = [build_table("", _FASTEST, found)] if found else []
     return Section("Fastest by length", [explanation], tables=tables)
 
 
 class Fastest(NamedTuple):
     """The fastest of compared rows, those whose intervals overlap with its own, and the next."""
 
+    workload: str
     best: SweepRow
     ties: Sequence[SweepRow]
     next: SweepRow | None
 
 
-def _compared(group: Sequence[SweepRow]) -> Iterator[Fastest]:
+def _compared(group: Sequence[SweepRow], workload: str) -> Iterator[Fastest]:
     """Yield the fastest of each length of a workload; exact attention first.
 
     Only rows of the same number of ranks and of similar density are compared.
@@ -126,10 +125,11 @@ def _compared(group: Sequence[SweepRow]) -> Iterator[Fastest]:
             for similar in (similar for similar in group_by_density(some) if len(similar) > 1):
                 ties = find_ties(similar, "time_low_s", "time_high_s")
                 slower = (row for row in similar if not any(row is tie for tie in ties))
-                yield Fastest(similar[0], ties, next(slower, None))
+                yield Fastest(workload, similar[0], ties, next(slower, None))
 
 
 _FASTEST = (
+    ValueColumn("Workload", "text", lambda one: one.workload or None),
     ValueColumn("Kind", "text", lambda one: "sparse" if one.best.is_sparse else "exact"),
     ValueColumn("Tokens", "tokens", attrgetter("best.tokens")),
     ValueColumn("Density", "share", lambda one: one.best.density if one.best.is_sparse else None),
