@@ -26,7 +26,7 @@ from longseq_bench.core.errors import one_line
 from longseq_bench.core.model import OptionValue, Record, Trial
 from longseq_bench.core.stats import median_interval
 from longseq_bench.core.units import format_bytes, format_seconds, format_tokens
-from longseq_bench.reports import wording
+from longseq_bench.reports import groups
 from longseq_bench.reports.document import Spread, format_cell
 from longseq_bench.reports.render.terminal import plain
 from longseq_bench.runner import Watcher
@@ -75,7 +75,7 @@ def describe_outcome(record: Record) -> str:
         return f"over the time limit of {format_seconds(trial.time_budget)}"
     if outcome.status != "ok":  # without the allocator's text
         reason = shorten(outcome.reason or "", MAX_REASON, placeholder=" …")
-        return wording.describe_outcome(outcome.status, outcome.phase, reason)
+        return groups.describe_outcome(outcome.status, outcome.phase, reason)
     words = []
     if times := per_iteration(record, "time"):
         low, middle, high = median_interval(times)

@@ -12,7 +12,7 @@ from longseq_bench.cli.row_filter import FIELDS, OPTION, find_field, value_of
 from longseq_bench.reports import columns as tables
 from longseq_bench.reports import groups
 from longseq_bench.reports.document import Cell, Document, Section, Table
-from longseq_bench.reports.wording import describe_failures, describe_unstable
+from longseq_bench.reports.groups import describe_failures, describe_unstable
 
 
 def show_document(

@@ -23,9 +23,13 @@ from longseq_bench.comparison.verdict import (
 from longseq_bench.core.model import Record
 from longseq_bench.reports.columns import ValueColumn, build_table, time_with_interval
 from longseq_bench.reports.document import Cell, Column, Document, Section, Table
-from longseq_bench.reports.groups import describe_workload, table_key
+from longseq_bench.reports.groups import (
+    describe_outcome,
+    describe_workload,
+    limit_findings,
+    table_key,
+)
 from longseq_bench.reports.render.json import finite
-from longseq_bench.reports.wording import describe_outcome, limit_findings
 
 _NOISY = "too noisy"
 _IDENTITY = (

@@ -24,8 +24,7 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.masks import FULL
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_tokens
-from longseq_bench.reports.groups import in_brackets, table_key
-from longseq_bench.reports.wording import describe_outcome
+from longseq_bench.reports.groups import describe_outcome, in_brackets, table_key
 
 ComparedRow = SweepRow | SearchRow  # a trial or a search
 

@@ -8,9 +8,9 @@ from longseq_bench.core.model import Record
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import SEARCH_FIELDS, SWEEP_FIELDS, ValueColumn, terminal_columns
 from longseq_bench.reports.document import Document, Section
+from longseq_bench.reports.groups import describe_failures, describe_unstable
 from longseq_bench.reports.sections.failures import describe_search, index_one_rank
 from longseq_bench.reports.sections.growth import exponents, minimum_sparsity, over_ranks
-from longseq_bench.reports.wording import describe_failures, describe_unstable
 
 
 def sweep_brief(records: Sequence[Record], baseline: str | None = None) -> Document:

@@ -9,8 +9,7 @@ from typing import Any, cast
 from longseq_bench.analysis.row import fields_of, require
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports.document import Cell, Column, Kind, Spread, Table
-from longseq_bench.reports.groups import has_several_ranks, split_names
-from longseq_bench.reports.wording import name_status
+from longseq_bench.reports.groups import has_several_ranks, name_status, split_names
 
 SWEEP_FIELDS = split_names(
     "tokens world_size time_s unstable tokens_per_s share_of_bandwidth peak_bytes speed speedup "
@@ -102,6 +101,15 @@ def time_with_interval(row: Any) -> Spread | float | None:
     if row.time_s is None or getattr(row, "samples", 0) < 2:
         return row.time_s  # type: ignore[no-any-return]
     return Spread(row.time_s, require(row.time_low_s), require(row.time_high_s))
+
+
+def speedup_with_interval(row: SweepRow) -> Spread | float | None:
+    """Return the speed-up of several ranks over one, with its interval; None for one rank."""
+    if row.world_size == 1:
+        return None
+    if row.speedup is None or row.speedup_low is None:
+        return row.speedup
+    return Spread(row.speedup, row.speedup_low, require(row.speedup_high))
 
 
 @cache

@@ -18,14 +18,12 @@ from longseq_bench.reports.base import KINDS, SECTIONS, Source
 from longseq_bench.reports.charts import MAX_CHARTS
 from longseq_bench.reports.columns import make_columns
 from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Column, Document, Section, Table
-from longseq_bench.reports.groups import split_names
-from longseq_bench.reports.key_figures import key_figures
-from longseq_bench.reports.sections.at_a_glance import all_implementations
+from longseq_bench.reports.groups import limit_findings, split_names
+from longseq_bench.reports.sections.at_a_glance import all_implementations, key_figures
 from longseq_bench.reports.sections.failures import failures, problems
 from longseq_bench.reports.sections.gains import ONE_RANK, where_it_pays
 from longseq_bench.reports.sections.growth import exponents, minimum_sparsity, over_ranks
-from longseq_bench.reports.sections.lengths import lengths
-from longseq_bench.reports.sections.maxima import maxima, projected
+from longseq_bench.reports.sections.lengths import lengths, maxima, projected
 from longseq_bench.reports.sections.modes import capabilities
 from longseq_bench.reports.sections.provenance import (
     configs,
@@ -36,9 +34,7 @@ from longseq_bench.reports.sections.provenance import (
     settings,
 )
 from longseq_bench.reports.sections.ranks import against_one, bottleneck, each_rank
-from longseq_bench.reports.sections.sparse import sparse
-from longseq_bench.reports.sections.speeds import fastest, relative
-from longseq_bench.reports.wording import limit_findings
+from longseq_bench.reports.sections.speeds import fastest, relative, sparse
 
 # ---- the tidy table: one row per measurement -----------------------------------------------------
 

@@ -238,7 +238,7 @@ _ANALYSIS = (
 )
 
 _REPORTS = (
-    Fault("winner-of-overlap", "reports", "reports/key_figures.py",
+    Fault("winner-of-overlap", "reports", "reports/sections/at_a_glance.py",
           "if len(ties) > 1:\n        return", "if len(ties) > 9:\n        return",
           ("tests/reports/test_winners.py",)),
     Fault("claim-past-a-failure", "reports", "reports/sections/gains.py",

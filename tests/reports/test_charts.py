@@ -10,8 +10,16 @@ import altair
 from longseq_bench.core.model import Record
 from longseq_bench.reports import documents
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
-from longseq_bench.reports.render._draw import draw, notes, spec, svg
-from longseq_bench.reports.render._theme import MAX_SERIES, PALE, PALETTE, colours
+from longseq_bench.reports.render._draw import (
+    MAX_SERIES,
+    PALE,
+    PALETTE,
+    colours,
+    draw,
+    notes,
+    spec,
+    svg,
+)
 from tests.reports import examples
 from tests.reports.examples import rich, search
 

@@ -3,8 +3,8 @@
 import pytest
 
 from longseq_bench.core.model import Record, Status
-from longseq_bench.reports import key_figures
 from longseq_bench.reports.base import KINDS, Source
+from longseq_bench.reports.sections import at_a_glance
 from longseq_bench.reports.sections.gains import where_it_pays
 from longseq_bench.reports.sections.speeds import fastest
 from tests import make
@@ -34,7 +34,7 @@ def test_only_rows_of_similar_density_are_compared() -> None:
 
 
 def describe_fastest(*records: Record) -> str:
-    return key_figures.describe_fastest(Source(list(records)).rows)
+    return at_a_glance.describe_fastest(Source(list(records)).rows)
 
 
 def test_the_fastest_of_several_densities_is_compared_with_those_of_its_own() -> None:

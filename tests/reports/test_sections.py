@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from longseq_bench.core.model import Record
-from longseq_bench.reports import base, document, wording
+from longseq_bench.reports import base, document, groups
 from longseq_bench.reports.brief import sweep_brief
+from longseq_bench.reports.groups import join_names, limit_findings
 from longseq_bench.reports.sections import growth
-from longseq_bench.reports.wording import join_names, limit_findings
 from tests import make
 from tests.reports.examples import BETA, BUDGET, search
 from tests.reports.reading import build, cells, rows, section, titles, words
@@ -214,8 +214,8 @@ def test_a_section_has_a_limited_number_of_tables(monkeypatch: pytest.MonkeyPatc
 
 
 def test_sentences_and_names_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wording, "MAX_FINDINGS", 3)
-    monkeypatch.setattr(wording, "MAX_NAMES", 3)
+    monkeypatch.setattr(groups, "MAX_FINDINGS", 3)
+    monkeypatch.setattr(groups, "MAX_NAMES", 3)
     names = [str(i) for i in range(5)]
     assert limit_findings(names[:3]) == names[:3]
     assert limit_findings(iter(names)) == ["0", "1", "3 more are in the tables."]

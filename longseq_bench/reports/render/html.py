@@ -149,9 +149,8 @@ def _figure(chart: Chart, known: dict[str, str]) -> Shown:
     from markupsafe import Markup
 
     from longseq_bench.reports.render import _draw
-    from longseq_bench.reports.render._theme import colours
 
-    spec = _draw.spec(chart, colours(chart, known))
+    spec = _draw.spec(chart, _draw.colours(chart, known))
     del spec["title"]  # the page has it above the chart
     text = json.dumps(finite(spec), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = keep_lines(text)  # JSON escapes control characters, not the marks of direction

@@ -38,8 +38,7 @@ def render(document: Document) -> Files:
         files[f"{document.stem}-details.md"] = _join(lines)
     if charts:
         # a machine that only measures may lack what draws charts
-        from longseq_bench.reports.render._draw import svg
-        from longseq_bench.reports.render._theme import colours
+        from longseq_bench.reports.render._draw import colours, svg
 
         known: dict[str, str] = {}
         files |= {names[id(chart)]: svg(chart, colours(chart, known)) for chart in charts}

@@ -13,8 +13,7 @@ from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import make_columns
 from longseq_bench.reports.document import Cell, Section, Table, format_ratio
-from longseq_bench.reports.groups import join_words
-from longseq_bench.reports.wording import UNCONFIRMED, name_status
+from longseq_bench.reports.groups import UNCONFIRMED, join_words, name_status
 
 _FAILED = "Implementation, Tokens: tokens, Ranks: count, Asked for, Status, Phase, Reason"
 _MISSING = "Implementation, Tokens: tokens, Not measured, Reason"

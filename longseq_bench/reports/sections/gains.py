@@ -8,7 +8,7 @@ from longseq_bench.analysis.row import require
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import ValueColumn, build_table
+from longseq_bench.reports.columns import ValueColumn, build_table, speedup_with_interval
 from longseq_bench.reports.document import Section, Spread
 from longseq_bench.reports.groups import group_by_workload
 
@@ -40,15 +40,6 @@ def judge(ratio: Spread | float) -> str:
     return FASTER if ratio.low > 1 else SLOWER if ratio.high < 1 else SAME
 
 
-def speedup(row: SweepRow) -> Spread | float | None:
-    """Return the speed-up of several ranks over one, with its interval; None for one rank."""
-    if row.world_size == 1:
-        return None
-    if row.speedup is None or row.speedup_low is None:
-        return row.speedup
-    return Spread(row.speedup, row.speedup_low, require(row.speedup_high))
-
-
 def _over_dense(row: SweepRow) -> Spread | float | None:
     if not row.is_sparse:
         return None
@@ -59,7 +50,7 @@ def _over_dense(row: SweepRow) -> Spread | float | None:
 
 
 ONE_RANK, DENSE = "one rank", "dense attention"
-REFERENCES: dict[str, Ratio] = {ONE_RANK: speedup, DENSE: _over_dense}
+REFERENCES: dict[str, Ratio] = {ONE_RANK: speedup_with_interval, DENSE: _over_dense}
 
 
 def where_it_pays(source: Source, references: Sequence[str] = (*REFERENCES,)) -> Section:

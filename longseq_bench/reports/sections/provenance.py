@@ -12,7 +12,7 @@ from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import make_columns
 from longseq_bench.reports.document import Cell, Section, Table, format_cell
-from longseq_bench.reports.wording import format_range, join_names
+from longseq_bench.reports.groups import format_range, join_names
 
 
 def context(source: Source) -> str:

@@ -9,11 +9,16 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import Columns, ValueColumn, time_with_interval
+from longseq_bench.reports.columns import (
+    Columns,
+    ValueColumn,
+    speedup_with_interval,
+    time_with_interval,
+)
 from longseq_bench.reports.document import MISSING, Section
 from longseq_bench.reports.groups import common_length, most_shared, split_names
 from longseq_bench.reports.sections.failures import index_one_rank
-from longseq_bench.reports.sections.gains import judge, speedup
+from longseq_bench.reports.sections.gains import judge
 
 # ---- figures of each rank ------------------------------------------------------------------------
 
@@ -95,8 +100,8 @@ def against_one(source: Source) -> Section:
     one_rank = index_one_rank(row for row in source.rows if row.time_s)
     columns: Columns = (
         *split_names("label tokens world_size"),
-        ValueColumn("Speed-up over one", "ratio", speedup),
-        ValueColumn("Verdict", "text", lambda row: judge(speedup(row) or 0.0)),
+        ValueColumn("Speed-up over one", "ratio", speedup_with_interval),
+        ValueColumn("Verdict", "text", lambda row: judge(speedup_with_interval(row) or 0.0)),
         "efficiency",
         ValueColumn("Peak on one", "bytes", lambda row: one_rank[row.ranks_key].peak_bytes),
         ValueColumn("Peak of a rank", "bytes", attrgetter("peak_bytes")),

@@ -1,4 +1,4 @@
-"""Time, memory and speed relative to a baseline, and the fastest of each length with its ties."""
+"""Speeds: relative to a baseline, the fastest of each length with its ties, sparse over dense."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,13 +9,14 @@ from longseq_bench.analysis.labels import speeds
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.units import format_tokens
+from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import (
     Columns,
     ValueColumn,
     build_table,
+    optional,
     time_or_status,
     time_with_interval,
 )
@@ -23,11 +24,13 @@ from longseq_bench.reports.document import Section, Table
 from longseq_bench.reports.groups import (
     capitalize_first,
     common_length,
+    find_ties,
     group_by_density,
     group_by_workload,
+    name_ties,
     split_by_sparsity,
+    split_names,
 )
-from longseq_bench.reports.wording import find_ties, name_ties
 
 
 def relative(source: Source) -> Section:
@@ -137,4 +140,36 @@ _FASTEST = (
     ValueColumn("Time", "seconds", lambda one: time_with_interval(one.best)),
     ValueColumn("Next", "text", lambda one: one.next and one.next.name),
     ValueColumn("Ratio", "ratio", lambda one: one.next and one.next.time_s / one.best.time_s),
+)
+
+
+# ---- sparse attention: the skipped share of the pairs, and the time saved ------------------------
+
+
+def sparse(source: Source) -> Section:
+    """Build a table per workload of the sparse rows, and charts of their speeds over dense."""
+    rows = [row for row in source.rows if row.is_sparse]
+    return Section(
+        "Sparse and dilated attention",
+        tables=source.tables(rows, _SPARSE),
+        charts=charts.speed_over_dense(source, source.rows),
+    )
+
+
+def _share_words(row: SweepRow) -> str | None:
+    """Return the share of ideal, with its bounds if they are known."""
+    if row.share_of_ideal is None:
+        return None
+    share = format_share(row.share_of_ideal)
+    if row.share_low is None:
+        return share
+    return f"{share} ({format_share(row.share_low)} to {format_share(require(row.share_high))})"
+
+
+_SPARSE: Columns = (
+    ValueColumn("Implementation", "text", attrgetter("name")),
+    *split_names("tokens token_density plan_time_s time_s dense_time_s dense_source dense_kernel"),
+    "speed_over_dense",
+    ValueColumn("Share of ideal", "text", _share_words),
+    *optional(SweepRow, "share_of_peak"),
 )
