@@ -22,14 +22,22 @@ from longseq_bench.analysis.labels import (
     settings_key,
     speeds,
 )
-from longseq_bench.analysis.row import Row
+from longseq_bench.analysis.row import R, Row
 from longseq_bench.analysis.searches import DensityRow, SearchRow, density_rows, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows_with_records
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.core.registry import Registry
 from longseq_bench.reports.columns import Columns, build_table
-from longseq_bench.reports.document import MAX_TABLES, Column, Document, Section, Table
+from longseq_bench.reports.document import (
+    MAX_CHARTS,
+    MAX_TABLES,
+    Chart,
+    Column,
+    Document,
+    Section,
+    Table,
+)
 from longseq_bench.reports.groups import (
     SAME_TABLE,
     capitalize_first,
@@ -152,6 +160,17 @@ class Source:
             build_table(self.title(group[0], start=prefix), columns, group, keep_empty)
             for group in group_by_workload(rows)[: MAX_TABLES + 1]
         ]
+
+    def charts(
+        self, rows: Iterable[R], *builders: Callable[[Sequence[R], str], Chart | None]
+    ) -> list[Chart]:
+        """Return the charts of each workload among rows, at most MAX_CHARTS.
+
+        builders: from the rows of a workload and its description; None if nothing is to be drawn.
+        """
+        groups = group_by_workload(rows)[: MAX_CHARTS // len(builders)]
+        found = (build(group, self.title(group[0])) for group in groups for build in builders)
+        return list(filter(None, found))
 
     def label(self, trial: Trial) -> str:
         """Return the label of the trial's implementation and options in this report."""

@@ -23,10 +23,8 @@ from longseq_bench.core.units import (
 MISSING = "—"
 MAX_FINDINGS, MAX_FIGURES, MAX_ANSWER_ROWS = 5, 5, 8
 """Limits of the findings of a section, and of the first screen: key figures, rows of its table."""
-MAX_TABLES = 200
-"""Maximum number of tables of a section: records may name thousands of workloads or machines."""
-COMPUTED = "computed, not measured"
-"""Default description of a guide of a chart."""
+MAX_TABLES, MAX_CHARTS = 200, 12
+"""Limits of the tables and charts of a section: records may name thousands of workloads."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ class Guide:
 
     name: str
     points: tuple[Point, ...]
-    description: str = COMPUTED
+    description: str = "computed, not measured"
 
 
 @dataclass(frozen=True)
@@ -257,3 +255,39 @@ _FORMATS: dict[Kind, Callable[[float], str]] = {
     "error": "{:.2g}".format,
     "count": "{:,.0f}".format,
 }
+
+
+def build_chart(
+    name: str,
+    where: str,
+    x: Axis | None,
+    y: Axis,
+    points: Sequence[Point],
+    failures: Sequence[Mark] = (),
+    guide: Guide | None = None,
+    title: str = "",
+) -> Chart | None:
+    """Build a chart; None without points.
+
+    x: None: each series is a bar.  title: its start, if not the names of the axes.
+    """
+    if not points:
+        return None
+    title = title or y.name + (f" against {x.name.lower()}" if x else "")
+    title += f": {where[0].lower()}{where[1:]}" if where else ""
+    words = _describe(y, points) + (f"; {len(failures)} failed" if failures else "")
+    guides = (guide,) if guide and guide.points else ()
+    shape: Shape = "lines" if x else "bars"
+    x = x or Axis("", "text")
+    return Chart(name, title, f"{words}.", x, y, tuple(points), tuple(failures), guides, shape)
+
+
+def _describe(y: Axis, points: Sequence[Point]) -> str:
+    """Describe the points for readers who can't see them."""
+    lowest, highest = min(points, key=lambda p: p.y), max(points, key=lambda p: p.y)
+    ends = dict.fromkeys(format_cell(p.y, y.kind) for p in (lowest, highest))
+    names = len({p.series for p in points})
+    words = f"{y.name} of {names} series, from {' to '.join(ends)}"
+    if len(points) == 1:
+        words = f"{y.name}: {next(iter(ends))}"
+    return f"{words} ({highest.series})"

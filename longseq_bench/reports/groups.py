@@ -174,6 +174,11 @@ def split_by_sparsity(rows: Iterable[R]) -> dict[str, list[R]]:
     return dict(sorted(found.items()))
 
 
+def at_length(where: str, tokens: int) -> str:
+    """Return the description of a workload with a length of it."""
+    return join_words(where, f"{format_tokens(tokens)} tokens")
+
+
 def join_words(*words: str) -> str:
     """Join the words that are not empty by commas."""
     return ", ".join(filter(None, words))

@@ -15,9 +15,16 @@ from typing import NamedTuple
 
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import KINDS, SECTIONS, Source
-from longseq_bench.reports.charts import MAX_CHARTS
 from longseq_bench.reports.columns import make_columns
-from longseq_bench.reports.document import MAX_ANSWER_ROWS, Cell, Column, Document, Section, Table
+from longseq_bench.reports.document import (
+    MAX_ANSWER_ROWS,
+    MAX_CHARTS,
+    Cell,
+    Column,
+    Document,
+    Section,
+    Table,
+)
 from longseq_bench.reports.groups import limit_findings, split_names
 from longseq_bench.reports.sections.at_a_glance import all_implementations, key_figures
 from longseq_bench.reports.sections.failures import failures, problems

@@ -247,7 +247,7 @@ _REPORTS = (
     Fault("verdict-of-the-median", "reports", "reports/sections/gains.py",
           "FASTER if ratio.low > 1 else", "FASTER if ratio.value > 1 else",
           ("tests/reports/test_figures.py",)),
-    Fault("limits-in-one-chart", "reports", "reports/charts.py",
+    Fault("limits-in-one-chart", "reports", "reports/sections/lengths.py",
           '"memory_budget", "time_budget", "fit_only")', '"memory_budget", "fit_only")',
           ("tests/reports/test_extreme.py",)),
     Fault("spread-of-nearer-end", "reports", "reports/document.py",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
 
@@ -9,11 +10,21 @@ from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.scaling import Exponent, complexities, maxima_on_ranks
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.core.cost import ratio
-from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, build_table
-from longseq_bench.reports.document import MAX_TABLES, Section, Table
+from longseq_bench.reports.document import (
+    MAX_TABLES,
+    Axis,
+    Chart,
+    Guide,
+    Mark,
+    Point,
+    Section,
+    Table,
+    build_chart,
+)
 from longseq_bench.reports.groups import group_by_workload, split_names
+from longseq_bench.reports.sections.lengths import MAX_TOKENS, passed_none
 
 
 def over_ranks(source: Source) -> Section:
@@ -27,7 +38,7 @@ def over_ranks(source: Source) -> Section:
     return Section(
         "Longest lengths over ranks",
         tables=[_over_ranks_table(source, group) for group in groups],
-        charts=charts.of_each_workload(source, source.maxima, charts.over_ranks),
+        charts=source.charts(source.maxima, _chart_over_ranks),
     )
 
 
@@ -42,6 +53,26 @@ def _over_ranks_table(source: Source, maxima: Sequence[SearchRow]) -> Table:
     columns = (*_OVER_RANKS, times, ValueColumn("Limited by", "text", attrgetter("limited_by")))
     scaled = [one for some in ordered for one in some]
     return build_table(source.title(maxima[0]), columns, scaled, keep_empty=True)
+
+
+def _chart_over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
+    """Chart longest lengths against ranks, of implementations that were searched on several.
+
+    The guide is the longest on one rank times the ranks.
+    """
+    several = {row.label for row in rows if row.world_size > 1}
+    rows = [row for row in rows if row.label in several]
+    points = [Point(r.label, r.world_size, r.max_tokens) for r in rows if r.max_tokens]
+    failures = [Mark(r.label, r.world_size, "no length passed") for r in rows if passed_none(r)]
+    worlds = {p.x for p in points} | {m.x for m in failures}
+    if len(worlds) < 2:
+        return None
+    alone = max((p.y for p in points if p.x == 1), default=0.0)
+    ends = (min(worlds), max(worlds)) if alone else ()
+    guide = Guide("ideal: one rank × ranks", tuple(Point("", x, x * alone) for x in ends))
+    x, y = Axis("Ranks", "count", log=True), replace(MAX_TOKENS, log=True)
+    name, title = "maxima-over-ranks", "Longest lengths against ranks"
+    return build_chart(name, where, x, y, points, failures, guide, title=title)
 
 
 def exponents(source: Source) -> Section:

@@ -1,19 +1,38 @@
 """Swept lengths, one row per trial, and longest lengths, one row per search, per workload."""
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
+from longseq_bench.analysis.labels import mask_words
 from longseq_bench.analysis.row import require
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.hardware import Hardware, profiles
 from longseq_bench.core.units import format_bytes
-from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, field_column, optional
-from longseq_bench.reports.document import Section
-from longseq_bench.reports.groups import has_several_ranks, split_names
+from longseq_bench.reports.document import (
+    MAX_CHARTS,
+    Axis,
+    Chart,
+    Guide,
+    Mark,
+    Point,
+    Section,
+    build_chart,
+)
+from longseq_bench.reports.groups import (
+    SAME_TABLE,
+    at_length,
+    find_varying,
+    has_several_ranks,
+    join_words,
+    split_names,
+)
 
 
 def _of_standard(name: str) -> ValueColumn:
@@ -44,13 +63,54 @@ def lengths(source: Source) -> Section:
     explanation = ["A dash: not measured; see Failures.", *explain_high_efficiency(source.rows)]
     if source.baseline_label:
         explanation.append(f"Speed: time of {source.baseline_label} divided by the row's time.")
-    builders = charts.time, charts.memory
+    builders = time, memory
     return Section(
         "Lengths swept",
         explanation,
         tables=source.tables(source.rows, _LENGTHS),
-        charts=charts.of_each_workload(source, source.rows, *builders),
+        charts=source.charts(source.rows, *builders),
     )
+
+
+def time(rows: Sequence[SweepRow], where: str) -> Chart | None:
+    """Chart the median time against tokens, with its 95 % interval."""
+    points = [
+        Point(r.name, r.tokens, r.time_s, *((r.time_low_s, r.time_high_s) if r.samples > 1 else ()))
+        for r in rows
+        if r.time_s
+    ]
+    return _against_tokens("time", where, Axis("Time", "seconds", True), points, rows)
+
+
+def memory(rows: Sequence[SweepRow], where: str) -> Chart | None:
+    """Chart the peak of a rank against tokens."""
+    points = [
+        Point(r.name, r.tokens, r.peak_bytes) for r in rows if r.peak_bytes and r.status == "ok"
+    ]
+    return _against_tokens("memory", where, Axis("Peak memory", "bytes", True), points, rows)
+
+
+def _against_tokens(
+    name: str, where: str, y: Axis, points: Sequence[Point], rows: Sequence[SweepRow]
+) -> Chart | None:
+    """Chart a quantity against tokens, with a cross per failed trial; bars for a single length."""
+    failures = mark_failures(rows, attrgetter("name", "tokens"))
+    lengths = {int(p.x) for p in points} | {int(m.x) for m in failures}
+    if len(lengths) > 1:
+        return build_chart(name, where, Axis("Tokens", "tokens", True), y, points, failures)
+    at = at_length(where, lengths.pop()) if lengths else where
+    return build_chart(name, at, None, replace(y, log=False), points, failures)
+
+
+def mark_failures(
+    rows: Iterable[SweepRow], place: Callable[[SweepRow], tuple[str, float]]
+) -> list[Mark]:
+    """Return a mark at the place of each failed row; of what is unsupported, no length is tried."""
+    return [
+        Mark(*place(r), f"{r.status}{f' in {r.phase}' if r.phase else ''} at {r.tokens:,} tokens")
+        for r in rows
+        if r.status not in ("ok", "unsupported")
+    ]
 
 
 # ---- longest lengths -----------------------------------------------------------------------------
@@ -85,8 +145,66 @@ def maxima(source: Source) -> Section:
         "Longest lengths",
         [words for words, is_needed in explanations.items() if is_needed],
         tables=source.tables(rows, _MAXIMA),
-        charts=charts.by_limit(source),
+        charts=_by_limit(source),
     )
+
+
+MAX_TOKENS, MAX_BARS = Axis("Max tokens", "tokens"), 8
+_LIMIT = ("fingerprint", "device", "mode", "memory_budget", "time_budget", "fit_only")
+
+
+def _by_limit(source: Source) -> list[Chart]:
+    """Chart longest lengths as sorted bars, with the theoretical maximum as a tick.
+
+    A chart has the searches of one machine, mode and limits, at most MAX_BARS of them; those with
+    the longest lengths come first.
+    """
+    groups = group_by(source.maxima, attrgetter(*_LIMIT, "is_full_pass")).values()
+    known = [sorted(rows, key=lambda r: -r.max_tokens) for rows in groups]
+    known.sort(key=lambda rows: (not rows[0].is_full_pass, -rows[0].max_tokens))
+    found = (_chart_maxima(source, rows) for rows in known[:MAX_CHARTS])
+    return list(filter(None, found))
+
+
+def _chart_maxima(source: Source, rows: Sequence[SearchRow]) -> Chart | None:
+    """Chart longest lengths; the title has what they share, and a bar what differs."""
+    varying = find_varying(rows)
+    named = {_name_bar(row, varying): row for row in rows}
+    passed = {name: row for name, row in [*named.items()][:MAX_BARS] if row.max_tokens}
+    points = [
+        Point(name, 0, row.max_tokens, words=f"limited by {row.limited_by}")
+        for name, row in passed.items()
+    ]
+    failures = [
+        Mark(name, 0, f"no length passed, limited by {row.limited_by}")
+        for name, row in named.items()
+        if passed_none(row)
+    ]
+    floors = [Point(name, 0, row.floor_tokens) for name, row in passed.items() if row.floor_tokens]
+    words = "the length whose q, k, v and output alone fill the memory budget, computed"
+    guide = Guide("theoretical maximum", tuple(floors), words)
+    kind = "" if rows[0].is_full_pass else " in place (outputs overwrite inputs)"
+    if rows[0].fit_only:
+        kind = " that fit in memory (fit only: not checked or timed)"
+    title = f"Longest lengths{kind}"
+    if len(named) > MAX_BARS:
+        title += f", the longest {MAX_BARS}"
+    where = source.workload(rows[0], frozenset(SAME_TABLE) - varying)
+    failed = failures[:MAX_BARS]
+    return build_chart("maxima", where, None, MAX_TOKENS, points, failed, guide, title)
+
+
+def _name_bar(row: SearchRow, varying: Iterable[str]) -> str:
+    """Return the name of a row, with the fields of its workload that differ here."""
+    words = {"mask": mask_words(row.mask), "dtype": row.dtype}
+    fields = [field for field in SAME_TABLE if field in varying]
+    others = (words.get(f, f"{f.replace('_', ' ')} {getattr(row, f)}") for f in fields)
+    return join_words(row.name, *others)
+
+
+def passed_none(row: SearchRow) -> bool:
+    """Return True for a search without a length that passed, if any was tried."""
+    return not row.max_tokens and row.limited_by != "unsupported"
 
 
 _PROJECTED = (

@@ -1,13 +1,12 @@
 """Trials on several ranks: figures of each rank, bottlenecks, one rank against several."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from longseq_bench.analysis.row import Row, require
 from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_seconds
-from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import (
     Columns,
@@ -15,8 +14,8 @@ from longseq_bench.reports.columns import (
     speedup_with_interval,
     time_with_interval,
 )
-from longseq_bench.reports.document import MISSING, Section
-from longseq_bench.reports.groups import common_length, most_shared, split_names
+from longseq_bench.reports.document import MISSING, Axis, Chart, Guide, Point, Section, build_chart
+from longseq_bench.reports.groups import at_length, common_length, most_shared, split_names
 from longseq_bench.reports.sections.failures import index_one_rank
 from longseq_bench.reports.sections.gains import judge
 
@@ -110,10 +109,19 @@ def against_one(source: Source) -> Section:
         *split_names("time_s bytes_sent"),
     )
     shared = find_shared(source)
-    chart = charts.speedups(shared, source.workload(shared[0])) if shared else None
+    chart = _chart_speedups(shared, source.workload(shared[0])) if shared else None
     return Section(
         "One rank against several",
         paragraphs,
         tables=source.tables(known, columns),
         charts=[chart] if chart else [],
     )
+
+
+def _chart_speedups(rows: Sequence[SweepRow], where: str) -> Chart | None:
+    """Chart the speed-ups of one length as sorted bars, with a tick at 1."""
+    words = "as fast as one rank"
+    points = [Point(r.name, 0, require(r.speedup), r.speedup_low, r.speedup_high) for r in rows]
+    ones = Guide(words, tuple(Point(p.series, 0, 1.0) for p in points), words)
+    where = at_length(where, rows[0].tokens)
+    return build_chart("speed-up", where, None, Axis("Speed-up", "ratio"), points, (), ones)

@@ -1,16 +1,15 @@
 """Speeds: relative to a baseline, the fastest of each length with its ties, sparse over dense."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
-from longseq_bench.analysis.labels import speeds
+from longseq_bench.analysis.labels import format_option, speeds
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_share, format_tokens
-from longseq_bench.reports import charts
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import (
     Columns,
@@ -20,17 +19,20 @@ from longseq_bench.reports.columns import (
     time_or_status,
     time_with_interval,
 )
-from longseq_bench.reports.document import Section, Table
+from longseq_bench.reports.document import Axis, Chart, Point, Section, Table, build_chart
 from longseq_bench.reports.groups import (
+    at_length,
     capitalize_first,
     common_length,
     find_ties,
     group_by_density,
     group_by_workload,
+    join_words,
     name_ties,
     split_by_sparsity,
     split_names,
 )
+from longseq_bench.reports.sections.lengths import mark_failures, memory, time
 
 
 def relative(source: Source) -> Section:
@@ -42,12 +44,12 @@ def relative(source: Source) -> Section:
     groups = group_by_workload(source.rows) if has_times else []
     groups.sort(key=lambda rows: len({row.name for row in rows}), reverse=True)
     explanation = ["At the longest length at which most rows were ok."]
-    builders = charts.time, charts.memory
+    builders = time, memory
     return Section(
         "Time, memory, relative speed",
         explanation,
         tables=[_rank(source, group) for group in groups],
-        charts=charts.of_each_workload(source, source.rows, *builders) if groups else (),
+        charts=source.charts(source.rows, *builders) if groups else (),
     )
 
 
@@ -152,8 +154,43 @@ def sparse(source: Source) -> Section:
     return Section(
         "Sparse and dilated attention",
         tables=source.tables(rows, _SPARSE),
-        charts=charts.speed_over_dense(source, source.rows),
+        charts=_charts_over_dense(source, source.rows),
     )
+
+
+MAX_LENGTHS = 4
+"""Maximum number of lengths whose speeds over dense are drawn."""
+
+
+def _charts_over_dense(source: Source, rows: Iterable[SweepRow]) -> list[Chart]:
+    """Chart the speed over dense against the requested density, a chart per length.
+
+    Only lengths with several densities are drawn.
+    """
+    # the sparsity of a plug-in may be a word
+    rows = [r for r in rows if type(r.options.get("sparsity")) in (int, float)]
+    by_length = sorted(group_by(rows, attrgetter("tokens")).items(), reverse=True)
+    found = [c for _, some in by_length for c in source.charts(some, _speed_over_dense)]
+    return found[:MAX_LENGTHS]
+
+
+def _speed_over_dense(rows: Sequence[SweepRow], where: str) -> Chart | None:
+    known = [r for r in rows if r.speed_over_dense]
+    points = [Point(*_place(r), require(r.speed_over_dense)) for r in known]
+    if len({p.x for p in points}) < 2:
+        return None
+    computed = any(r.dense_source != "measured" for r in known)
+    where = join_words(at_length(where, rows[0].tokens), "dense time computed" if computed else "")
+    failures = mark_failures(rows, _place)
+    x, y = Axis("Requested density", "share", True), Axis("Speed over dense", "ratio", True)
+    return build_chart("speed-over-dense", where, x, y, points, failures)
+
+
+def _place(row: SweepRow) -> tuple[str, float]:
+    """Return the name of a row without its sparsity, and the density that it leaves."""
+    sparsity = row.options["sparsity"]
+    name = row.name.replace(f" {format_option('sparsity', sparsity)}", "", 1)
+    return name, round(1 - float(str(sparsity)), 9)
 
 
 def _share_words(row: SweepRow) -> str | None:
