@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, is_dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -46,15 +47,20 @@ def rows_json(table: Iterable[Row], document: Document) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "rows" if document == "sweep" else "results": [
-            {name: _finite(value) for name, value in zip(names, values(row), strict=True)}
+            {name: finite(value) for name, value in zip(names, values(row), strict=True)}
             for row in table
         ],
     }
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
+def finite(value: Any) -> Any:
+    """Return data with null for NaN and infinity, which JSON does not have."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

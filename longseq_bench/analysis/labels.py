@@ -19,8 +19,6 @@ FILE_HASH = "file_hash"
 
 Settings = Trial | Row
 """The implementation, its options and the other settings that a label names."""
-
-
 Labels = Mapping[Hashable, str]
 """Labels by settings_key."""
 
@@ -116,20 +114,16 @@ def _has_options(settings: Settings, text: str) -> bool:
     return name in _names(settings) and text.endswith(suffix) and options.issuperset(words)
 
 
-def speeds(rows: Iterable[SweepRow], baseline: str) -> list[float | None]:
-    """Return the baseline's time over each row's time: 2.0 is twice as fast.
-
-    baseline: as in find_baseline_label, with the same errors.
+def speeds(rows: Sequence[SweepRow], baseline: str) -> list[float | None]:
+    """Return the time of a label, the baseline, over each row's time: 2.0 is twice as fast.
 
     Rows are compared within one workload, device, thread count and environment, with the baseline
     on the same number of ranks, or on the fewest if it did not run there. None if either row is
     not ok or was not timed.
     """
-    rows = list(rows)
-    label = find_baseline_label(rows, (row.label for row in rows), baseline)
     times: dict[Hashable, dict[int, float]] = defaultdict(dict)
     for row in rows:
-        if row.label == label and row.is_ok and row.time_s is not None:
+        if row.label == baseline and row.is_ok and row.time_s is not None:
             times[row.workload_key].setdefault(row.world_size, row.time_s)
     return [_speed(row, times.get(row.workload_key, {})) for row in rows]
 

@@ -240,12 +240,12 @@ def _scaling(row: Values, one_rank: Values | None) -> Values:
 
 
 def _standard_peaks(rows: Sequence[Values]) -> Mapping[Hashable, int]:
-    standard = {"implementation": STANDARD, "world_size": 1, "keep": "all", "fit_only": False}
+    kind = itemgetter("implementation", "world_size", "keep", "fit_only")
     measured: dict[Hashable, int] = {}
     for row in rows:
         # a timeout has the peak of a full pass; only its time was too long
         is_full = row["status"] in ("ok", "timeout") and row["peak_bytes"] is not None
-        if is_full and standard.items() <= {name: row[name] for name in standard}.items():
+        if is_full and kind(row) == (STANDARD, 1, "all", False):
             measured.setdefault(_workload_key(row), row["peak_bytes"])
     return measured
 

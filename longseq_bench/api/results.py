@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from longseq_bench.reports.document import Chart, Document
 
 Names = str | Sequence[str]
-CHART_WIDTH = 620
-"""Width of a chart (px)."""
 
 
 class Printed:
@@ -148,14 +146,14 @@ class Results(Printed):
         title: one of `charts`, or a part of it; default: the first. Raises UserError if there is
         none.
         """
-        from longseq_bench.reports.render._draw import draw
+        from longseq_bench.reports.render._draw import WIDTH, draw
 
         if not self._charts:
             raise UserError("there is no chart: the records have no two values to compare")
         found = [name for name in self._charts if title is None or title.lower() in name.lower()]
         if not found:
             raise UnknownNameError("chart", str(title), self._charts)
-        return draw(self._charts[found[0]]).properties(width=CHART_WIDTH)
+        return draw(self._charts[found[0]]).properties(width=WIDTH)
 
     def table(self) -> Document | None:
         """Return the table that the command line prints after the run; None without records."""

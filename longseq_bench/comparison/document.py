@@ -6,6 +6,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
+from longseq_bench.analysis.frames import finite
 from longseq_bench.analysis.labels import find_labels, settings_key
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
@@ -29,7 +30,6 @@ from longseq_bench.reports.groups import (
     limit_findings,
     table_key,
 )
-from longseq_bench.reports.render.json import finite
 
 _NOISY = "too noisy"
 _IDENTITY = (

@@ -46,6 +46,7 @@ from longseq_bench.reports.groups import (
     find_varying,
     group_by_workload,
     in_brackets,
+    join_words,
 )
 
 Files = dict[str, str]
@@ -141,12 +142,10 @@ class Source:
         """Return the workload in brackets for a sentence: " (float32, 30 s limit)", or ""."""
         return in_brackets(self.workload(row))
 
-    def title(self, row: Row, fields: Iterable[str] = SAME_TABLE, start: str = "") -> str:
+    def title(self, row: Row, start: str = "") -> str:
         """Return the workload of a row as a title, "Start: float32, 30 s limit", or ""."""
-        words = [self.workload(row, fields)]
-        if row.fit_only and "fit_only" in self._varying.intersection(fields):
-            words.append("fit only")
-        workload = ", ".join(filter(None, words))
+        fit_only = "fit only" if row.fit_only and "fit_only" in self._varying else ""
+        workload = join_words(self.workload(row), fit_only)
         return capitalize_first(": ".join(filter(None, (start, workload))))
 
     def tables(
@@ -183,9 +182,7 @@ class Source:
 
     def machine_cell(self, record: Record) -> list[str]:
         """Return the name of a record's machine as a cell; none if there is only one."""
-        if len(self.environments) == 1:
-            return []
-        return [self.machines[record.environment.fingerprint]]
+        return list(filter(None, [self.machines[record.environment.fingerprint]]))
 
     @cached_property
     def _tables(self) -> tuple[list[SweepRow], list[SearchRow], list[DensityRow]]:

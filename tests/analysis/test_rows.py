@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from longseq_bench.analysis.frames import maxlen_json, sweep_json, to_frame
-from longseq_bench.analysis.labels import speeds
+from longseq_bench.analysis.labels import find_baseline_label, speeds
 from longseq_bench.analysis.row import fields_of
 from longseq_bench.analysis.runs import SEVERITY
 from longseq_bench.analysis.searches import SearchRow, density_rows, merge_search, search_rows
@@ -325,11 +325,13 @@ def test_no_speed_for_or_relative_to_a_wrong_output(bad: str) -> None:
 
 def test_an_unknown_or_ambiguous_baseline_is_an_error() -> None:
     several = sweep_rows([make.record(make.trial("ring", options={"chunk": c})) for c in (1, 2)])
+    labels = [row.label for row in several]
     with pytest.raises(UserError, match=r"ambiguous: 'ring chunk=1', 'ring chunk=2'; name"):
-        speeds(several, "ring")
-    assert speeds(several, "ring chunk=2") == [1.0, 1.0]
+        find_baseline_label(several, labels, "ring")
+    assert find_baseline_label(several, labels, "ring chunk=2") == labels[1]
+    assert speeds(several, labels[1]) == [1.0, 1.0]
     with pytest.raises(UnknownNameError, match=r"unknown baseline 'rung'.*did you mean 'ring'"):
-        speeds(several, "rung")
+        find_baseline_label(several, labels, "rung")
 
 
 # maxima

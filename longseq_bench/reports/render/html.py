@@ -17,6 +17,7 @@ from importlib.resources import files
 from subprocess import DEVNULL, PIPE, run
 from typing import TYPE_CHECKING, Any
 
+from longseq_bench.analysis.frames import finite
 from longseq_bench.core.errors import UserError, keep_lines
 from longseq_bench.reports.base import FORMATS, Files
 from longseq_bench.reports.document import (
@@ -29,7 +30,6 @@ from longseq_bench.reports.document import (
     format_cell,
 )
 from longseq_bench.reports.render.csv import slug
-from longseq_bench.reports.render.json import finite
 
 if TYPE_CHECKING:
     from jinja2 import Template

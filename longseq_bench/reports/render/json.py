@@ -1,12 +1,12 @@
 """A document as JSON: its sentences, and every table and chart as raw values in SI units."""
 
 import json
-import math
 from dataclasses import asdict
 from typing import Any
 
+from longseq_bench.analysis.frames import finite
 from longseq_bench.reports.base import FORMATS, Files
-from longseq_bench.reports.document import Chart, Document, Spread, Table
+from longseq_bench.reports.document import Chart, Document, Table
 
 SCHEMA = 1
 
@@ -42,7 +42,7 @@ def as_json(document: Document) -> dict[str, Any]:
 
 def _chart(chart: Chart) -> dict[str, Any]:
     """Return a chart as data; schema 1 has descriptions under the name `said`."""
-    data: dict[str, Any] = finite(asdict(chart))
+    data: dict[str, Any] = finite(chart)
     for part in (data, *data["guides"]):
         part["said"] = part.pop("description")
     return data
@@ -51,14 +51,3 @@ def _chart(chart: Chart) -> dict[str, Any]:
 def _table(table: Table) -> dict[str, Any]:
     columns = [{"name": one.name, "kind": one.kind} for one in table.columns]
     return {"title": table.title, "columns": columns, "rows": finite(table.rows)}
-
-
-def finite(value: Any) -> Any:
-    """Return the same data with null for NaN and infinity, which JSON does not have."""
-    if isinstance(value, Spread):
-        return finite(asdict(value))
-    if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

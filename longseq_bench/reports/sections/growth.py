@@ -82,9 +82,8 @@ def exponents(source: Source) -> Section:
         "of a rank. A dash: ranks did not vary, or varied with tokens. Ranks on a CPU share its "
         "cores, so more ranks may not be faster."
     ]
-    groups = group_by_workload(source.rows)
-    fitted = ((group, fits) for group in groups if (fits := complexities(group)))
-    found = list(islice(fitted, MAX_TABLES + 1))
+    groups = ((group, complexities(group)) for group in group_by_workload(source.rows))
+    found = list(islice((one for one in groups if one[1]), MAX_TABLES + 1))
     found.sort(key=lambda one: (-max(fit.points for fit in one[1]), -len(one[1])))
     tables = [
         build_table(source.title(group[0]), _EXPONENTS, fits, keep_empty=True)

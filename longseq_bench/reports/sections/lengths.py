@@ -63,12 +63,11 @@ def lengths(source: Source) -> Section:
     explanation = ["A dash: not measured; see Failures.", *explain_high_efficiency(source.rows)]
     if source.baseline_label:
         explanation.append(f"Speed: time of {source.baseline_label} divided by the row's time.")
-    builders = time, memory
     return Section(
         "Lengths swept",
         explanation,
         tables=source.tables(source.rows, _LENGTHS),
-        charts=source.charts(source.rows, *builders),
+        charts=source.charts(source.rows, time, memory),
     )
 
 

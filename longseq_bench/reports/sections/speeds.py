@@ -43,13 +43,11 @@ def relative(source: Source) -> Section:
     has_times = any(row.time_s for row in source.rows)
     groups = group_by_workload(source.rows) if has_times else []
     groups.sort(key=lambda rows: len({row.name for row in rows}), reverse=True)
-    explanation = ["At the longest length at which most rows were ok."]
-    builders = time, memory
     return Section(
         "Time, memory, relative speed",
-        explanation,
+        ["At the longest length at which most rows were ok."],
         tables=[_rank(source, group) for group in groups],
-        charts=source.charts(source.rows, *builders) if groups else (),
+        charts=source.charts(source.rows, time, memory) if groups else (),
     )
 
 
