@@ -101,7 +101,7 @@ def report(folder: Path, formats: str, kind: str) -> bool:
 
 STAGES = """
 import resource, sys, time
-from longseq_bench.reports import documents
+from longseq_bench.reports.kinds import documents
 from longseq_bench.store import load
 from longseq_bench.analysis.searches import density_rows, search_rows
 from longseq_bench.analysis.sweeps import sweep_rows

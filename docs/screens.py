@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from longseq_bench.reports import documents
+from longseq_bench.reports.kinds import documents
 from longseq_bench.reports.render.html import page
 from longseq_bench.store import load
 

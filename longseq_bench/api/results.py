@@ -97,7 +97,7 @@ class Results(Printed):
         self, kinds: Sequence[str] = ("summary",), baseline: str | None = None
     ) -> list[Document]:
         """Return reports that are not yet in a format. Arguments as those of `report`."""
-        from longseq_bench.reports import documents
+        from longseq_bench.reports.kinds import documents
 
         return documents(self.records, kinds, baseline or self.baseline, self.notes, self.configs)
 
@@ -118,8 +118,8 @@ class Results(Printed):
         Raises UserError for an unknown format, kind or baseline, StoreError if a folder can't be
         written.
         """
-        from longseq_bench.reports import write_documents
         from longseq_bench.reports.base import FORMATS
+        from longseq_bench.reports.kinds import write_documents
 
         formats = [format] if isinstance(format, str) else list(format)
         built = self.documents([kind] if isinstance(kind, str) else list(kind), baseline)

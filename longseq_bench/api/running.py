@@ -20,7 +20,6 @@ from longseq_bench.core.settings import SEARCH, SHAPE
 from longseq_bench.core.units import parse_memory_budget, parse_seconds
 from longseq_bench.environment import collect
 from longseq_bench.launchers.base import Launcher
-from longseq_bench.reports import write_documents
 from longseq_bench.runner import run_schedule
 from longseq_bench.search.prediction import Predictor
 from longseq_bench.search.strategy import Schedule
@@ -125,8 +124,10 @@ def run_and_report(
         notes = tuple(store.notes) if store else ()
         results = Results(records, out, baseline, notes)
         if store and records:
+            from longseq_bench.reports.kinds import write_documents
+
             store.check_in_place()  # writing would create the folder anew
-            paths = write_documents(results.documents(), store.folder, attachments=False)
+            paths = write_documents(results.documents(), store.folder, charts=False)
             reporter.say(f"wrote {path}" for path in [store.path, *paths])
             reporter.say([f"charts and a page: longseq report {store.folder} --format md,html"])
     return results

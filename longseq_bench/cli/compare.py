@@ -55,7 +55,7 @@ def compare(
     from longseq_bench.comparison.compare import compare as compare_records
     from longseq_bench.comparison.document import comparison_document, json_document
     from longseq_bench.comparison.verdict import decide
-    from longseq_bench.reports import write_documents
+    from longseq_bench.reports.kinds import write_documents
 
     format_names = options.split_names(formats)
     if out is not None and not format_names:

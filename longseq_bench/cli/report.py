@@ -35,8 +35,8 @@ def report(
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
     from longseq_bench.api.results import collecting_nothing, load
     from longseq_bench.cli.session import print_documents, print_json, print_lines
-    from longseq_bench.reports import write_documents
     from longseq_bench.reports.base import FORMATS
+    from longseq_bench.reports.kinds import write_documents
     from longseq_bench.reports.render import markdown
 
     known = [*FORMATS.names(), TERMINAL]

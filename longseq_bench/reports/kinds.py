@@ -1,31 +1,29 @@
-"""The kinds of reports: each has a title and sections.
+"""Reports of records: their kinds, each of which has a title and sections, and their files.
 
 `build_document` puts a kind's sections, those that all kinds share and the tidy table (one row per
 measurement) together. The first chart and the first table of the sections are on the first screen.
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
-from statistics import median
-from types import MappingProxyType
+from pathlib import Path
 from typing import NamedTuple
 
+from longseq_bench.core.errors import StoreError, keep_lines
 from longseq_bench.core.model import Record
-from longseq_bench.reports.base import KINDS, SECTIONS, Source
+from longseq_bench.reports.base import FORMATS, KINDS, SECTIONS, Files, Source
 from longseq_bench.reports.columns import make_columns
 from longseq_bench.reports.document import (
     MAX_ANSWER_ROWS,
     MAX_CHARTS,
-    Cell,
-    Column,
     Document,
     Section,
     Table,
 )
-from longseq_bench.reports.groups import limit_findings, split_names
+from longseq_bench.reports.groups import limit_findings
+from longseq_bench.reports.render.csv import samples_table
 from longseq_bench.reports.sections.at_a_glance import all_implementations, key_figures
 from longseq_bench.reports.sections.failures import failures, problems
 from longseq_bench.reports.sections.gains import ONE_RANK, where_it_pays
@@ -42,60 +40,6 @@ from longseq_bench.reports.sections.provenance import (
 )
 from longseq_bench.reports.sections.ranks import against_one, bottleneck, each_rank
 from longseq_bench.reports.sections.speeds import fastest, relative, sparse
-
-# ---- the tidy table: one row per measurement -----------------------------------------------------
-
-_FIELDS = split_names(
-    "started_at environment.host environment.fingerprint environment.commit purpose "
-    "trial.implementation trial.options trial.workload.seq_len trial.workload.batch "
-    "trial.workload.heads trial.workload.kv_heads trial.workload.head_dim "
-    "trial.workload.v_head_dim trial.workload.model trial.workload.dtype trial.workload.causal "
-    "trial.workload.visibility.text trial.workload.mode trial.workload.new_tokens trial.device "
-    "trial.world_size trial.memory_budget trial.time_budget trial.threads trial.repeats "
-    "trial.seed trial.round key outcome.status outcome.reason outcome.phase wall_s processes "
-    "predicted_tokens outcome.facts trial.fit_only trial.keep trial.allocator "
-    "trial.requested_dense_kernel foreseen foreseen"
-)
-_NAMES = {"seq_len": "tokens", "text": "mask", "facts": "dense_source"}
-_HEADINGS = [_NAMES.get(name, name) for name in (path.rpartition(".")[2] for path in _FIELDS)]
-_HEADINGS[-2:] = ["foreseen_peak_bytes", "foreseen_s", "unstable"]
-_MEASURED = split_names("measurement unit rank samples median smallest largest values")
-_fields = attrgetter(*_FIELDS)
-
-
-def samples_table(
-    records: Sequence[Record], unstable: Mapping[int, str] = MappingProxyType({})
-) -> Table:
-    """Return all raw samples (`values`, separated by spaces) with the fields that identify them.
-
-    unstable: why the row of a record is unstable, by the record's id.
-    A record without measurements has one row without values, so that failures are included.
-    """
-    columns = tuple(map(Column, (*_HEADINGS, *_MEASURED)))
-    rows = (row for r in records for row in _rows(r, unstable.get(id(r))))
-    return Table("samples", columns, tuple(rows))
-
-
-def _rows(record: Record, unstable: str | None) -> Iterator[tuple[Cell, ...]]:
-    outcome, foreseen = record.outcome, record.foreseen
-    values = dict(zip(_HEADINGS, _fields(record), strict=False))
-    dense = outcome.facts.get("dense") if outcome.samples("dense_time") else None
-    values |= {
-        "options": json.dumps(record.trial.options, sort_keys=True),
-        "dense_source": None if dense is None else str(dense),
-        "foreseen_peak_bytes": foreseen and foreseen.peak_bytes,
-        "foreseen_s": foreseen and foreseen.seconds,
-        "unstable": unstable,
-    }
-    if not outcome.measurements:
-        yield (*values.values(), *[None] * len(_MEASURED))
-    for measurement in outcome.measurements:
-        samples = measurement.samples
-        middle = median(samples) if samples else None
-        ends = min(samples, default=None), max(samples, default=None)
-        what = measurement.name, measurement.unit, measurement.rank, len(samples)
-        yield (*values.values(), *what, middle, *ends, " ".join(map(repr, samples)))
-
 
 # ---- a report from its sections and those that all kinds share -----------------------------------
 
@@ -219,3 +163,76 @@ _KINDS = {
 }
 for _name, _kind in _KINDS.items():
     KINDS.register(_name)(partial(build_document, _name, _kind))
+
+
+# ---- reports of records --------------------------------------------------------------------------
+
+ALL, AUTO = "all", "auto"
+"""Names that mean several kinds: every kind, and every kind that the records have rows for."""
+
+
+def write_documents(
+    reports: Sequence[Document],
+    out_dir: str | Path,
+    formats: Sequence[str] = ("md", "csv"),
+    charts: bool = True,
+) -> list[Path]:
+    """Write reports in each format into `out_dir`; return the paths of the main files.
+
+    The folder is created if it is missing. A summary is `report.<format>`, another kind is
+    `<kind>.<format>`. Markdown has its charts in a folder next to the main file.
+    Raises UnknownNameError for an unknown format, and StoreError if `out_dir` can't be written.
+    All reports are rendered before the first is written.
+    """
+    renderers = [FORMATS.get(name) for name in formats]
+    shown = reports if charts else [report.without_charts() for report in reports]
+    rendered = [render(report) for report in shown for render in renderers]
+    try:
+        return [_write(Path(out_dir), files) for files in rendered]
+    except OSError as error:
+        raise StoreError(f"report folder {out_dir} can't be written: {error.strerror}") from None
+
+
+def documents(
+    records: Sequence[Record],
+    kinds: Sequence[str] = ("summary",),
+    baseline: str | None = None,
+    notes: Sequence[str] = (),
+    configs: Mapping[str, str] | None = None,
+) -> list[Document]:
+    """Return reports as documents, not yet in a format. kinds: names of kinds, `all`, or `auto`.
+
+    baseline: the label or implementation whose speed is 1.  notes: sentences for the top of each
+    report, such as those from reading the records.  configs: texts of configs by path.
+    Raises UnknownNameError for an unknown kind or baseline, StoreError if there is no record.
+    """
+    if not records:
+        raise StoreError("there is no record to report on")
+    names = [name for kind in kinds for name in (KINDS.names() if kind in (ALL, AUTO) else [kind])]
+    builders = [KINDS.get(name) for name in dict.fromkeys(names)]
+    source = Source(records, baseline, tuple(notes), configs or {})
+    reports = [build(source) for build in builders]
+    return [r for r in reports if AUTO not in kinds or r.kind in kinds or r.has_rows]
+
+
+_GENERATED_NAME = re.compile(r"\d\d+-[a-z0-9-]*")
+
+
+def _write(folder: Path, files: Files) -> Path:
+    """Write the files of one report in one format.
+
+    Files of an earlier report in its subfolders are deleted; their names identify them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    subfolders = {(path.parent, path.suffix) for path in map(Path, files) if path.parent != Path()}
+    for subfolder, suffix in subfolders:
+        (folder / subfolder).mkdir(exist_ok=True)
+        for old in (folder / subfolder).glob(f"*{suffix}"):
+            if _GENERATED_NAME.fullmatch(old.stem) and old.is_file():
+                old.unlink()
+    for name, text in files.items():
+        # a page has its texts cleaned in the template: its scripts must stay as they were hashed
+        kept = text if name.endswith(".html") else keep_lines(text)
+        path = folder / name
+        path.write_text(kept, encoding="utf-8", errors="backslashreplace", newline="\n")
+    return folder / next(iter(files))

@@ -7,8 +7,8 @@ import pytest
 from longseq_bench.analysis.runs import REMEDY
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Record
-from longseq_bench.reports import documents
 from longseq_bench.reports.brief import sweep_brief
+from longseq_bench.reports.kinds import documents
 from tests import make
 from tests.reports.reading import cells
 

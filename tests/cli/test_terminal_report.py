@@ -10,7 +10,6 @@ from rich.console import Console
 
 from longseq_bench.cli import run
 from longseq_bench.core.model import Record
-from longseq_bench.reports import documents
 from longseq_bench.reports.base import KINDS
 from longseq_bench.reports.document import (
     Axis,
@@ -24,6 +23,7 @@ from longseq_bench.reports.document import (
     Spread,
     Table,
 )
+from longseq_bench.reports.kinds import documents
 from longseq_bench.reports.render.terminal import print_document
 from longseq_bench.store import RECORDS, load
 from tests import make

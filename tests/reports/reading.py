@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from longseq_bench.core.model import Record
-from longseq_bench.reports import documents
 from longseq_bench.reports.document import Document, Section, Table, format_cell
+from longseq_bench.reports.kinds import documents
 
 
 def build(records: Sequence[Record], kind: str = "summary", **given: Any) -> Document:

@@ -8,8 +8,8 @@ from typing import Any
 import altair
 
 from longseq_bench.core.model import Record
-from longseq_bench.reports import documents
 from longseq_bench.reports.document import Axis, Chart, Guide, Mark, Point
+from longseq_bench.reports.kinds import documents
 from longseq_bench.reports.render._draw import (
     MAX_SERIES,
     PALE,

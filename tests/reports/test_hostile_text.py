@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from longseq_bench.reports import documents, write_documents
 from longseq_bench.reports.base import FORMATS
 from longseq_bench.reports.document import Column, Document, Section, Table
+from longseq_bench.reports.kinds import documents, write_documents
 from longseq_bench.reports.render.html import page
 from tests import make
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from longseq_bench import load
-from longseq_bench.reports import documents
 from longseq_bench.reports.document import Column, Document, KeyFigure, Section, Table
+from longseq_bench.reports.kinds import documents
 from longseq_bench.reports.render.markdown import render
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon2"

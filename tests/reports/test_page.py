@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.reports import documents
 from longseq_bench.reports.document import (
     Axis,
     Chart,
@@ -32,6 +31,7 @@ from longseq_bench.reports.document import (
     Spread,
     Table,
 )
+from longseq_bench.reports.kinds import documents
 from longseq_bench.reports.render.html import page
 from longseq_bench.store import load
 

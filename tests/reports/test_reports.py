@@ -10,9 +10,9 @@ import pytest
 from longseq_bench.core.errors import StoreError, UnknownNameError
 from longseq_bench.core.model import Record
 from longseq_bench.core.registry import Registry
-from longseq_bench.reports import documents, write_documents
 from longseq_bench.reports.base import FORMATS, KINDS, Source
 from longseq_bench.reports.document import Section
+from longseq_bench.reports.kinds import documents, write_documents
 from tests import make
 
 SETS: dict[str, list[Record]] = {

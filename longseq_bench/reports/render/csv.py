@@ -6,13 +6,20 @@ apostrophe; numbers stay as they are.
 
 import csv
 import io
+import json
 import math
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
+from statistics import median
+from types import MappingProxyType
 
 from longseq_bench.core.errors import keep_lines
+from longseq_bench.core.model import Record
 from longseq_bench.reports.base import FORMATS, Files
-from longseq_bench.reports.document import Document, Table
+from longseq_bench.reports.document import Cell, Column, Document, Table
+from longseq_bench.reports.groups import split_names
 
 MAX_NAME = 60
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -54,3 +61,57 @@ def _is_numbers(text: str) -> bool:
         return all(map(math.isfinite, map(float, text.removesuffix("%").split())))
     except ValueError:
         return False
+
+
+# ---- the tidy table: one row per measurement -----------------------------------------------------
+
+_FIELDS = split_names(
+    "started_at environment.host environment.fingerprint environment.commit purpose "
+    "trial.implementation trial.options trial.workload.seq_len trial.workload.batch "
+    "trial.workload.heads trial.workload.kv_heads trial.workload.head_dim "
+    "trial.workload.v_head_dim trial.workload.model trial.workload.dtype trial.workload.causal "
+    "trial.workload.visibility.text trial.workload.mode trial.workload.new_tokens trial.device "
+    "trial.world_size trial.memory_budget trial.time_budget trial.threads trial.repeats "
+    "trial.seed trial.round key outcome.status outcome.reason outcome.phase wall_s processes "
+    "predicted_tokens outcome.facts trial.fit_only trial.keep trial.allocator "
+    "trial.requested_dense_kernel foreseen foreseen"
+)
+_NAMES = {"seq_len": "tokens", "text": "mask", "facts": "dense_source"}
+_HEADINGS = [_NAMES.get(name, name) for name in (path.rpartition(".")[2] for path in _FIELDS)]
+_HEADINGS[-2:] = ["foreseen_peak_bytes", "foreseen_s", "unstable"]
+_MEASURED = split_names("measurement unit rank samples median smallest largest values")
+_fields = attrgetter(*_FIELDS)
+
+
+def samples_table(
+    records: Sequence[Record], unstable: Mapping[int, str] = MappingProxyType({})
+) -> Table:
+    """Return all raw samples (`values`, separated by spaces) with the fields that identify them.
+
+    unstable: why the row of a record is unstable, by the record's id.
+    A record without measurements has one row without values, so that failures are included.
+    """
+    columns = tuple(map(Column, (*_HEADINGS, *_MEASURED)))
+    rows = (row for r in records for row in _rows(r, unstable.get(id(r))))
+    return Table("samples", columns, tuple(rows))
+
+
+def _rows(record: Record, unstable: str | None) -> Iterator[tuple[Cell, ...]]:
+    outcome, foreseen = record.outcome, record.foreseen
+    values = dict(zip(_HEADINGS, _fields(record), strict=False))
+    dense = outcome.facts.get("dense") if outcome.samples("dense_time") else None
+    values |= {
+        "options": json.dumps(record.trial.options, sort_keys=True),
+        "dense_source": None if dense is None else str(dense),
+        "foreseen_peak_bytes": foreseen and foreseen.peak_bytes,
+        "foreseen_s": foreseen and foreseen.seconds,
+        "unstable": unstable,
+    }
+    if not outcome.measurements:
+        yield (*values.values(), *[None] * len(_MEASURED))
+    for measurement in outcome.measurements:
+        samples = measurement.samples
+        middle = median(samples) if samples else None
+        ends = min(samples, default=None), max(samples, default=None)
+        what = measurement.name, measurement.unit, measurement.rank, len(samples)
+        yield (*values.values(), *what, middle, *ends, " ".join(map(repr, samples)))
