@@ -3,7 +3,7 @@
 Makes 20,000 records of sweeps and searches and runs `longseq report` on them, reading included.
 The limits are 12 s, 800 MiB and 8 MB a file. Three shapes: mixed (rounds, searches, failures and
 two ranks on many workloads), distinct (no two records of one trial, so that each is a row) and
-workloads (six records on each, so that each workload is a table). The exit code is 1 if a limit is
+workloads (20 records on each, so that each of 1,000 is a table). The exit code is 1 if a limit is
 exceeded.
 Options: --records 100000 --shape all --format html --kind summary --seed 0 --keep FOLDER;
 --stages prints the cost of loading, building rows and building documents instead.
