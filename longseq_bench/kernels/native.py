@@ -180,7 +180,7 @@ def set_tensors(problem: ctypes.Structure, **tensors: Tensor | None) -> None:
 
 
 def _set_spans(problem: _Problem, part: HeadSpans) -> None:
-    problem.tiles, problem.tile_step = part.spans.tiles, part.spans.tile_step
+    problem.tiles, problem.tile_step = len(part.spans.tile_start), part.spans.tile_step
     _set_arrays(problem, part.spans, SPAN_ARRAYS)
     problem.heads, problem.head = len(part.head), part.head.ctypes.data
 

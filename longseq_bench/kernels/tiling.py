@@ -25,7 +25,7 @@ from torch import Tensor
 
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.exact.base import ExactKernel
-from longseq_bench.meta_mode import limited, refuse_limited_loops
+from longseq_bench.meta_mode import limited
 
 Index = slice | Tensor
 ALL = slice(None)
@@ -59,15 +59,6 @@ class RowBlock:
     heads: slice
     pieces: tuple[Piece, ...]
 
-    def covers(self, heads: int) -> bool:
-        """Return True for one piece of all rows, keys and heads, which needs no merging."""
-        if len(self.pieces) != 1 or self.heads.stop - self.heads.start != heads:
-            return False
-        (piece,) = self.pieces
-        return piece.heads == self.heads and all(
-            isinstance(i, slice) and i == ALL for i in (self.rows, piece.rows, piece.keys)
-        )
-
 
 Tiling = Callable[[], Iterator[RowBlock]]
 """Row blocks, generated again for every pass."""
@@ -81,31 +72,18 @@ class TiledKernel:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp (-inf for rows that see nothing)."""
-        out: Tensor | None = None
-        lse: Tensor | None = None
+        out = _empty_output(q, v)
+        lse = q.new_full(q.shape[:3], -math.inf, dtype=wide(q)) if keep_lse else None
         for block in limited(self._tiling()):
-            if block.covers(q.shape[1]):
-                refuse_limited_loops()
-                return self._exact.forward(q, k, v, block.pieces[0].causal)
-            if out is None:
-                out = _empty_output(q, v)
-                lse = q.new_full(q.shape[:3], -math.inf, dtype=wide(q)) if keep_lse else None
             block_forward(self._exact, q, k, v, block, out, lse)
-        return _empty_output(q, v) if out is None else out, lse
+        return out, lse
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k and v, summed in wide tensors."""
-        q, (k, v) = queries[1], keys
-        dq = dk = dv = None
+        (_, q, _, _), (k, v) = queries, keys
+        dq, dk, dv = torch.zeros_like(q), *(torch.zeros_like(t, dtype=wide(t)) for t in keys)
         for block in limited(self._tiling()):
-            if block.covers(q.shape[1]):
-                return self._exact.backward(queries, keys, block.pieces[0].causal)
-            if dq is None or dk is None or dv is None:
-                dq = torch.zeros_like(q)
-                dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
             store_gradients(self._exact, queries, keys, block, dq, (dk, dv))
-        if dq is None or dk is None or dv is None:
-            return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
         dk = dk.to(k.dtype)
         return dq, dk, dv.to(v.dtype)
 

@@ -100,7 +100,7 @@ def _row_blocks(
     token_bytes = 2 * k.shape[0] * k.shape[1] * k.shape[3] * k.element_size()
     gathered = max(MIN_GATHERED_BYTES, q.numel() * q.element_size() // GATHERED_SHARE_OF_Q)
     block_of = np.cumsum(spans.tile_count, dtype=np.int64) // ROWS[device_kind(q)]
-    blocks = np.split(np.arange(spans.tiles), np.flatnonzero(np.diff(block_of)) + 1)
+    blocks = np.split(np.arange(len(block_of)), np.flatnonzero(np.diff(block_of)) + 1)
     if are_loops_limited():  # the one with the most keys needs the most memory
         sums = np.concatenate(([0], np.cumsum(spans.count, dtype=np.int64)))[spans.runs]
         blocks = [max(blocks, key=lambda tiles: np.diff(sums)[tiles].sum())]
@@ -242,7 +242,7 @@ def _add_bias(
 
 def tiles_of(spans: Spans) -> Iterator[tuple[Steps, Steps, Steps]]:
     """Yield the steps of each tile's queries and keys, and the run of each key."""
-    for t in range(spans.tiles):
+    for t in range(len(spans.tile_start)):
         queries = spans.tile_start[t] + np.arange(spans.tile_count[t], dtype=np.int64) * (
             spans.tile_step
         )

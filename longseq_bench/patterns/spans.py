@@ -37,11 +37,6 @@ class Spans:
     step: NDArray[np.int32] | None = None
     tile_step: int = 1
 
-    @property
-    def tiles(self) -> int:
-        """Number of tiles."""
-        return len(self.tile_start)
-
 
 def spans_of(layout: BlockLayout) -> Spans:
     """Return the rows of a layout as tiles; each kept block is a run."""

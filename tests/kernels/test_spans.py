@@ -75,7 +75,7 @@ def count_pairs(d: RandomCase) -> Tensor:
     """Return how often each query sees each key in the spans, (N, M), by plain loops."""
     (part,), index = d.task.parts, d.task.steps
     spans, pairs = part.spans, torch.zeros(d.q.shape[2], d.k.shape[2], dtype=torch.float64)
-    for t in range(spans.tiles):
+    for t in range(len(spans.tile_start)):
         for s in range(spans.tile_count[t]):
             i = int(spans.tile_start[t]) + s * spans.tile_step
             row = i if index.q_row is None else int(index.q_row[i])

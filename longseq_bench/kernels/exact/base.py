@@ -63,6 +63,8 @@ class ExactKernel(ABC):
     takes_masks: ClassVar[bool] = False
     takes_v_head_dim: ClassVar[bool] = False
     """True if v may have another head_dim; for other kernels v is padded to that of q and k."""
+    default_priority: ClassVar[int | None] = None
+    """The priority for `auto`, unless it depends on the task; None: never."""
     optional: ClassVar[bool] = False
     """True if it needs a package that longseq does not install."""
 
@@ -85,7 +87,7 @@ class ExactKernel(ABC):
     @classmethod
     def priority(cls, use: Use) -> int | None:
         """Return the rank in which `auto` prefers it, the highest first; None: never."""
-        return None
+        return cls.default_priority
 
     def forward(
         self,
@@ -289,7 +291,6 @@ def _padding(kernel: type[ExactKernel], use: Use) -> dict[str, str]:
 def _preferred(use: Use) -> list[type[ExactKernel]]:
     """Return the kernels that `auto` may take for this device, the preferred one first."""
     known = [name for name in KERNELS.names() if KERNELS.unavailable_reason(name) is None]
-    kernels = [KERNELS.get(name) for name in known]
-    ranks = {k: k.priority(use) or 0 for k in kernels if k.priority(use) is not None}
-    own = [kernel for kernel in ranks if kernel.device == use.device]
-    return sorted(own, key=lambda kernel: (-ranks[kernel], kernel.name))
+    own = [k for k in map(KERNELS.get, known) if k.device == use.device]
+    ranks = {k: rank for k in own if (rank := k.priority(use)) is not None}
+    return sorted(ranks, key=lambda kernel: (-ranks[kernel], kernel.name))

@@ -64,11 +64,7 @@ class AtenFlashCpu(ExactKernel):
 
     device = "cpu"
     takes_masks = True
-
-    @classmethod
-    @override
-    def priority(cls, use: Use) -> int | None:
-        return 1
+    default_priority = 1
 
     @override
     def _forward(
@@ -103,6 +99,7 @@ class Efficient(ExactKernel):
     device = "cuda"
     takes_masks = True
     takes_v_head_dim = True
+    default_priority = 1
 
     @classmethod
     @override
@@ -113,11 +110,6 @@ class Efficient(ExactKernel):
         if use.head_dim % align or use.v_head_dim % align:
             return f"it needs a head_dim that is a multiple of {align}"
         return super().unavailable_reason(use) or capability_reason((5, 0))
-
-    @classmethod
-    @override
-    def priority(cls, use: Use) -> int | None:
-        return 1
 
     @override
     def _forward(
@@ -177,16 +169,12 @@ class Flash(ExactKernel):
     """FlashAttention-2 as torch has it built in."""
 
     device = "cuda"
+    default_priority = 10
 
     @classmethod
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
         return super().unavailable_reason(use) or half_reason(use) or capability_reason((8, 0))
-
-    @classmethod
-    @override
-    def priority(cls, use: Use) -> int | None:
-        return 10
 
     @override
     def _forward(
