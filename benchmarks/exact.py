@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from longseq_bench.attention.one_rank import OneCall
 from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import format_rate, format_seconds, parse_tokens
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.base import AttentionKernel, attend
-from longseq_bench.kernels.exact.base import KERNELS, OneCall, Use, select
+from longseq_bench.kernels.exact.base import KERNELS, Use, select
 from longseq_bench.worker.timing import measure_matmul_rate
 
 MAX_RATIO = 0.95

@@ -13,16 +13,17 @@ from collections.abc import Iterator
 import torch
 
 from longseq_bench.attention.exact.ring import Ring
+from longseq_bench.attention.one_rank import single_rank_tiles
 from longseq_bench.attention.sparse.dilated import Dilated, Hilbert
 from longseq_bench.attention.tiles import (
     Block,
-    ExactTiles,
+    ExactBlocks,
     LocalShare,
-    single_rank_tiles,
     tile_sizes,
 )
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.kernels.exact.base import AUTO, Use, select
 from longseq_bench.kernels.tiling import RowBlock, calls
 from longseq_bench.patterns.dilated import hilbert_order
 
@@ -75,10 +76,11 @@ def ring_calls(w: Workload, rank: int, ranks: int, device: str) -> int:
     attention.device = device
     ring = attention._exchange()
     steps = ring.steps()
-    tiles = ExactTiles(w, rank, attention.order, attention.order.runs(rank), tile_sizes(device))
+    order, exact = attention.order, select(AUTO, Use("cpu", torch.bfloat16, HEAD_DIM, w.train))[0]
+    tiled = ExactBlocks(w, attention.group, exact, order, order.runs(rank), tile_sizes(device))
     shares = [LocalShare(i, len(steps) + 1) for i in range(len(steps) + 1)]
     blocks: list[Block] = [*shares, *(ring.block_at(step) for step in steps)]
-    return sum(count_calls(tiles(block)) for block in blocks)
+    return sum(1 for block in blocks for _ in tiled.tiles(block))
 
 
 def segment_tiles(kind: type[Dilated], w: Workload, device: str) -> Iterator[RowBlock]:

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts, Positions
-from longseq_bench.attention.masked import mask_mod_of, visible_pairs_of
+from longseq_bench.attention.one_rank import mask_mod_of, visible_pairs_of
 from longseq_bench.attention.own_source import (
     ATTN_MASK,
     GROUP,

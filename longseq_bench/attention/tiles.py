@@ -1,19 +1,21 @@
 """Tiles of exact attention, and attention of local queries to blocks of keys from any rank.
 
-A tile (kernels/tiling.py) is what one kernel call computes: some rows of q against some keys, all
-pairs of them or a lower triangle. Results of tiles merge by log-sum-exp, so blocks of keys may come
-in any order (arXiv 2310.01889).
+A tile is what one kernel call computes: some rows of q against some keys, all pairs of them or a
+lower triangle. Results of tiles merge by log-sum-exp, so blocks of keys may come in any order
+(arXiv 2310.01889).
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D); lse (B, Hq, N).
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -28,7 +30,6 @@ from longseq_bench.distributed.token_order import (
 )
 from longseq_bench.kernels.base import Queries
 from longseq_bench.kernels.exact.base import ExactKernel
-from longseq_bench.kernels.tiling import ALL, Piece, RowBlock
 from longseq_bench.meta_mode import MAX_STEPS, limited
 from longseq_bench.patterns.visible_keys import MaskTile, mask_tiles, visible_keys
 
@@ -87,31 +88,6 @@ def head_runs(w: Workload, rows: int, local_rows: int, sizes: TileSizes) -> list
     return [slice(start, min(start + run, w.heads)) for start in range(0, w.heads, run)]
 
 
-def single_rank_tiles(w: Workload, chunk: int | None, sizes: TileSizes) -> Iterator[RowBlock]:
-    """Yield the tiles of exact attention on one rank, with at most `chunk` keys in a kernel call.
-
-    chunk None: as many as the device is fast with.
-    """
-    chunk = chunk or sizes.chunk
-    rows = min(chunk, sizes.rows, w.seq_len)
-    # keys are views; only their gradients take memory, a chunk at a time
-    for heads in head_runs(w, min(chunk, w.seq_len) if w.train else rows, w.seq_len, sizes):
-        all_keys = () if w.causal else _key_chunks(w.seq_len, chunk, heads)
-        for start in range(0, w.seq_len, rows):
-            tile = slice(start, min(start + rows, w.seq_len))
-            pieces = all_keys
-            if w.causal:
-                diagonal = Piece(ALL, tile, heads, causal=True)
-                pieces = (*_key_chunks(start, chunk, heads), diagonal)
-            yield RowBlock(tile, heads, pieces)
-
-
-def _key_chunks(stop: int, chunk: int, heads: slice) -> tuple[Piece, ...]:
-    """Return the keys before `stop` in chunks; every row of a block sees them."""
-    starts = range(0, stop, chunk)
-    return tuple(Piece(ALL, slice(k, min(k + chunk, stop)), heads) for k in starts)
-
-
 @dataclass(frozen=True)
 class LocalShare:
     """A share of the work with the rank's own keys: number `index` of `count` shares of its rows.
@@ -126,121 +102,112 @@ class LocalShare:
 Block = KVBlock | LocalShare
 """A block of another rank, or a share of the work with the rank's own keys."""
 
+HeadTile = tuple[slice, slice, MaskTile]
+"""Query heads, the KV heads that they use, and a tile."""
 
-@dataclass(frozen=True)
-class TiledBlocks:
-    """Attention of this rank's queries to a block of keys, merged into the results so far.
 
-    exact: computes the tiles.  tiles: returns the tiles of local queries that see a block, each of
-    one piece; key indices are into the block.
-    """
-
-    group: Group
-    exact: ExactKernel
-    tiles: Callable[[Block], Iterable[RowBlock]]
+class BlockAttention(Protocol):
+    """Attention of this rank's queries to a block of keys, merged into the results so far."""
 
     def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
         """Merge the block into out and lse, which start as 0 and -inf, in float32 or wider."""
-        for tile in self.visible(block):
-            heads, kv_heads, (piece,) = tile.heads, key_heads(tile.heads, q, kv), tile.pieces
-            own, own_out, own_lse = (t[:, heads, tile.rows] for t in (q, out, lse))
-            k, v = (t[:, kv_heads, piece.keys] for t in kv)
-            self.exact.merge(own, k, v, own_out, own_lse, piece.causal, piece.mask)
 
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
         """Add the gradients of the block to dq and dkv, in float32 or wider."""
-        for tile in self.visible(block):
-            heads, kv_heads, (piece,) = tile.heads, key_heads(tile.heads, dq, kv), tile.pieces
-            grad_out, q, out, lse, dq_rows = (t[:, heads, tile.rows] for t in (*queries, dq))
-            k, v, dk, dv = (t[:, kv_heads, piece.keys] for t in (*kv, *dkv))
-            own = grad_out, q, out, lse
-            self.exact.add_gradients(own, (k, v), dq_rows, (dk, dv), piece.causal, piece.mask)
-
-    def visible(self, block: Block) -> Iterable[RowBlock]:
-        """Return the tiles of a block; none while communication alone is timed."""
-        return limited(self.tiles(block), MAX_STEPS) if self.group.computes else ()
 
 
-def key_heads(heads: slice, q: Tensor, kv: KVPair) -> slice:
-    """Return the KV heads of whole groups of query heads."""
-    group = q.shape[1] // kv[0].shape[1]
-    return slice(heads.start // group, heads.stop // group)
-
-
-class ExactTiles:
-    """Tiles of local queries that see a block of keys: all pairs, or the causal ones.
+class ExactBlocks(BlockAttention):
+    """BlockAttention to all keys that the mask shows; a kernel call computes a tile.
 
     order: assignment of keys to ranks. queries: positions of the local queries.
     """
 
     def __init__(
-        self, w: Workload, rank: int, order: TokenOrder, queries: Runs, sizes: TileSizes
+        self,
+        w: Workload,
+        group: Group,
+        exact: ExactKernel,
+        order: TokenOrder,
+        queries: Runs,
+        sizes: TileSizes,
     ) -> None:
-        self._order, self._queries, self._causal = order, queries, w.causal
-        self._mask = None if w.mask is None else visible_keys(w)
-        self._own_keys = order.runs(rank)
+        self._group, self._exact, self._order, self._queries = group, exact, order, queries
+        self._mask, self._causal = None if w.mask is None else visible_keys(w), w.causal
         local_rows = sum(map(len, queries))
         self._rows = max(1, min(sizes.block_rows, local_rows))
-        self._head_runs = head_runs(w, self._rows, local_rows, sizes)
+        group_size = w.heads // w.kv_heads
+        self._heads = [
+            (heads, slice(heads.start // group_size, heads.stop // group_size))
+            for heads in head_runs(w, self._rows, local_rows, sizes)
+        ]
         # keys are views; only their gradients take memory
         self._max_keys = sizes.rows if w.train else w.seq_len
 
-    def __call__(self, block: Block) -> Iterator[RowBlock]:
-        """Yield the tiles of a block."""
-        if isinstance(block, LocalShare):
-            yield from self._local(block)
-            return
-        keys = slice_runs(self._order.runs(block.owner), block.start, block.stop)
-        for heads in self._head_runs:
-            for first_row, rows in indexed_runs(self._queries):
-                yield from self._tiles(first_row, rows, keys, 0, heads)
+    @override
+    def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
+        for heads, kv_heads, tile in self._computed(block):
+            rows, rows_out, rows_lse = (t[:, heads, tile.rows] for t in (q, out, lse))
+            k, v = (t[:, kv_heads, tile.keys] for t in kv)
+            self._exact.merge(rows, k, v, rows_out, rows_lse, tile.causal, mask_tensor(tile))
 
-    def _local(self, share: LocalShare) -> Iterator[RowBlock]:
-        """Yield tiles of a share of the rows with all of the rank's own keys."""
-        tiles = [
-            (first_row + start, run[start:stop])
-            for first_row, run in indexed_runs(self._queries)
-            for start, stop in self._row_cuts(len(run))
-        ]
-        for first_row, rows in tiles[slice(*even_span(len(tiles), share.count, share.index))]:
-            for first_key in range(0, sum(map(len, self._own_keys)), self._max_keys):
-                keys = slice_runs(self._own_keys, first_key, first_key + self._max_keys)
-                for heads in self._head_runs:
-                    yield from self._tiles(first_row, rows, keys, first_key, heads)
+    @override
+    def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
+        for heads, kv_heads, tile in self._computed(block):
+            grad_out, q, out, lse, rows_dq = (t[:, heads, tile.rows] for t in (*queries, dq))
+            k, v, dk, dv = (t[:, kv_heads, tile.keys] for t in (*kv, *dkv))
+            rows, mask = (grad_out, q, out, lse), mask_tensor(tile)
+            self._exact.add_gradients(rows, (k, v), rows_dq, (dk, dv), tile.causal, mask)
+
+    def _computed(self, block: Block) -> Iterable[HeadTile]:
+        """Return the tiles of a block; none while communication alone is timed."""
+        return limited(self.tiles(block), MAX_STEPS) if self._group.computes else ()
+
+    def tiles(self, block: Block) -> Iterator[HeadTile]:
+        """Yield the tiles of a block and their heads; key indices are into the block."""
+        rows: Iterable[tuple[int, range]] = indexed_runs(self._queries)
+        if isinstance(block, LocalShare):
+            cuts = [(i + a, run[a:b]) for i, run in rows for a, b in self._row_cuts(len(run))]
+            rows = cuts[slice(*even_span(len(cuts), block.count, block.index))]
+            rank = self._group.rank
+            block, step = KVBlock(rank, 0, sum(map(len, self._order.runs(rank)))), self._max_keys
+        else:
+            step = len(block)
+        owned = slice_runs(self._order.runs(block.owner), block.start, block.stop)
+        places = product(rows, range(0, len(block), step), self._heads)
+        for (first_row, row_run), first_key, (heads, kv_heads) in places:
+            for offset, key_run in self._key_runs(slice_runs(owned, first_key, first_key + step)):
+                for tile in self._visible(row_run, key_run):
+                    tile_rows = _shift(tile.rows, first_row)
+                    tile_keys = _shift(tile.keys, first_key + offset)
+                    yield heads, kv_heads, replace(tile, rows=tile_rows, keys=tile_keys)
+
+    def _key_runs(self, keys: Runs) -> Iterable[tuple[int, range]]:
+        """Return runs of keys that need tiles of their own, with the index of their first key."""
+        if self._mask is None and not self._causal:
+            return [(0, range(sum(map(len, keys))))]
+        return indexed_runs(keys)
+
+    def _visible(self, rows: range, keys: range) -> Iterator[MaskTile]:
+        """Yield the tiles of queries at positions `rows` with keys at positions `keys`."""
+        if self._mask is not None:
+            yield from chain.from_iterable(
+                mask_tiles(self._mask, rows, keys, self._rows, self._max_keys)
+            )
+            return
+        every_pair = MaskTile(slice(0, len(rows)), slice(0, len(keys)))
+        for tile in causal_tiles(rows, keys) if self._causal else (every_pair,):
+            start, count = tile.rows.start, tile.rows.stop - tile.rows.start
+            for a, b in [(0, count)] if tile.causal else self._row_cuts(count):
+                yield replace(tile, rows=slice(start + a, start + b))
 
     def _row_cuts(self, count: int) -> list[tuple[int, int]]:
         """Cut rows for kernel calls: evenly, because kernels are slower on short runs."""
         parts = max(1, count // self._rows)
         return [even_span(count, parts, part) for part in range(parts)]
 
-    def _tiles(
-        self, first_row: int, rows: range, keys: Runs, first_key: int, heads: slice
-    ) -> Iterator[RowBlock]:
-        """Yield tiles of queries at positions `rows` with keys at positions `keys`.
 
-        first_row, first_key: their indices in q and in the tensor of keys.
-        """
-        for tile in self._visible(rows, keys, first_key):
-            piece = Piece(ALL, tile.keys, heads, tile.causal, mask_tensor(tile))
-            offset, count = first_row + tile.rows.start, tile.rows.stop - tile.rows.start
-            is_whole = tile.causal or self._mask is not None
-            for start, stop in [(0, count)] if is_whole else self._row_cuts(count):
-                yield RowBlock(slice(offset + start, offset + stop), heads, (piece,))
-
-    def _visible(self, rows: range, keys: Runs, first_key: int) -> Iterator[MaskTile]:
-        if self._mask is None and not self._causal:
-            every_key = slice(first_key, first_key + sum(map(len, keys)))
-            yield MaskTile(slice(0, len(rows)), every_key)
-            return
-        for first, run in indexed_runs(keys):
-            if self._mask is None:
-                tiles: Iterable[MaskTile] = causal_tiles(rows, run)
-            else:
-                masked = mask_tiles(self._mask, rows, run, self._rows, self._max_keys)
-                tiles = chain.from_iterable(masked)
-            start = first_key + first
-            for tile in tiles:
-                yield replace(tile, keys=slice(start + tile.keys.start, start + tile.keys.stop))
+def _shift(indices: slice, by: int) -> slice:
+    return slice(indices.start + by, indices.stop + by)
 
 
 def mask_tensor(tile: MaskTile) -> Tensor | None:

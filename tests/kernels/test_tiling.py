@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from longseq_bench.attention.one_rank import OneCall
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import base, tiling
-from longseq_bench.kernels.exact.base import OneCall
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, Tiling
 from tests.kernels import plain_attention
 from tests.kernels.plain_attention import EXACT

@@ -13,13 +13,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, KernelOption, implementation
-from longseq_bench.attention.masked import exact_call
+from longseq_bench.attention.one_rank import exact_call, single_rank_tiles
 from longseq_bench.attention.tiles import (
-    ExactTiles,
+    BlockAttention,
+    ExactBlocks,
     LocalShare,
-    TiledBlocks,
     empty_softmax,
-    single_rank_tiles,
     tile_sizes,
     wide_zeros,
 )
@@ -37,7 +36,7 @@ from longseq_bench.meta_mode import MAX_STEPS, limited
 class GatherKernel:
     """All-gather attention on one rank: forward and backward. An AttentionKernel."""
 
-    def __init__(self, exchange: GatherExchange, attention: TiledBlocks) -> None:
+    def __init__(self, exchange: GatherExchange, attention: BlockAttention) -> None:
         self.exchange, self.attention = exchange, attention
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
@@ -114,16 +113,15 @@ class Collective(Attention):
 
     def build_kernel(self) -> AttentionKernel:
         """Return the all-gather; on one rank a single kernel call, or a loop over chunks."""
+        w, sizes = self.workload, tile_sizes(self.device)
         if self.group.size > 1:
-            rank, sizes = self.group.rank, tile_sizes(self.device)
-            tiles = ExactTiles(self.workload, rank, self.order, self.order.runs(rank), sizes)
-            return GatherKernel(self.exchange, TiledBlocks(self.group, self.exact, tiles))
-        if self.workload.mask is not None or self.chunk is None:
-            return exact_call(self.exact, self.workload)
-        chunk, sizes = self.chunk, tile_sizes(self.device)
-        return InPlaceTiledKernel(
-            lambda: single_rank_tiles(self.workload, chunk, sizes), self.exact
-        )
+            rank = self.group.rank
+            queries = self.order.runs(rank)
+            blocks = ExactBlocks(w, self.group, self.exact, self.order, queries, sizes)
+            return GatherKernel(self.exchange, blocks)
+        if w.mask is not None or self.chunk is None:
+            return exact_call(self.exact, w)
+        return InPlaceTiledKernel(lambda: single_rank_tiles(w, self.chunk, sizes), self.exact)
 
     @override
     def bytes_sent(self) -> int:

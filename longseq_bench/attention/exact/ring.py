@@ -25,14 +25,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, KernelOption, implementation
-from longseq_bench.attention.masked import masked_kernel
+from longseq_bench.attention.one_rank import masked_kernel, single_rank_tiles
 from longseq_bench.attention.tiles import (
     Block,
-    ExactTiles,
+    BlockAttention,
+    ExactBlocks,
     LocalShare,
-    TiledBlocks,
     empty_softmax,
-    single_rank_tiles,
     tile_sizes,
     wide_zeros,
 )
@@ -67,7 +66,7 @@ class RingKernel:
     """
 
     def __init__(
-        self, ring: RingExchange, attention: TiledBlocks, full_queries: bool = False
+        self, ring: RingExchange, attention: BlockAttention, full_queries: bool = False
     ) -> None:
         self.ring, self.attention, self.full_queries = ring, attention, full_queries
 
@@ -222,8 +221,7 @@ class Ring(Attention):
         w = self.workload
         if self.group.size > 1:
             sizes, queries = tile_sizes(self.device), self._query_runs()
-            tiles = ExactTiles(w, self.group.rank, self.order, queries, sizes)
-            blocks = TiledBlocks(self.group, self.exact, tiles)
+            blocks = ExactBlocks(w, self.group, self.exact, self.order, queries, sizes)
             return RingKernel(self._exchange(), blocks, self.queries == "full")
         if w.mask is not None:
             return masked_kernel(self.exact, w)

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, KernelOption, implementation
-from longseq_bench.attention.masked import exact_call, visible_pairs_of
+from longseq_bench.attention.one_rank import exact_call, visible_pairs_of
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, KernelOption, implementation
 from longseq_bench.attention.exact.ring import Ring
-from longseq_bench.attention.masked import exact_call
+from longseq_bench.attention.one_rank import exact_call
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import divisors

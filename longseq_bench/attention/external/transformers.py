@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.external._library import External, Library
-from longseq_bench.attention.masked import visible_pairs_of
+from longseq_bench.attention.one_rank import visible_pairs_of
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError
 from longseq_bench.core.masks import DOCUMENTS, FULL_DOCUMENTS, PREFIX, WINDOW
 from longseq_bench.core.model import Workload

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Counts, Mask, Positions, implementation
 from longseq_bench.attention.cache import CacheAttention, choose_kernel
-from longseq_bench.attention.masked import masked_steps
+from longseq_bench.attention.one_rank import masked_steps
 from longseq_bench.attention.projections import Projected, ProjectedAttention
 from longseq_bench.attention.sparse.block_sparse_distributed import FetchKernel, ShardedLayout
 from longseq_bench.core.cost import key_bytes_per_token

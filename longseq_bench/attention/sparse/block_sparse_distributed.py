@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.attention.masked import masked_steps
+from longseq_bench.attention.one_rank import masked_steps
 from longseq_bench.distributed.group import Group, Pending
 from longseq_bench.distributed.kv_exchange import KVPair
 from longseq_bench.kernels.base import OutputAndLse, Queries, Triple

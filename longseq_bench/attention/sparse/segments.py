@@ -14,7 +14,8 @@ Example: segment 8, rate 2, offset 0, causal, along the sequence. The set is 0 2
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,13 +23,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from longseq_bench.attention.tiles import Block, TiledBlocks
+from longseq_bench.attention.tiles import Block, BlockAttention
 from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import KVPair
 from longseq_bench.distributed.token_order import TokenOrder, causal_tiles
 from longseq_bench.kernels import tiling
 from longseq_bench.kernels.base import Queries
+from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.tiling import Piece, RowBlock
+from longseq_bench.meta_mode import MAX_STEPS, limited
 from longseq_bench.patterns.dilated import DilatedSegment
 
 Ints = NDArray[np.int64]
@@ -170,16 +174,25 @@ def _view(steps: range, run: range) -> slice:
     return slice(steps.start - run.start, steps.stop - run.start, steps.step)
 
 
-class SegmentBlocks(TiledBlocks):
-    """TiledBlocks whose tiles gather the tokens of sets."""
+@dataclass(frozen=True)
+class SegmentBlocks(BlockAttention):
+    """BlockAttention in tiles that gather the tokens of sets."""
+
+    group: Group
+    exact: ExactKernel
+    tiles: Callable[[Block], Iterable[RowBlock]]
 
     @override
     def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
-        for tile in self.visible(block):
+        for tile in self._computed(block):
             tiling.merge(self.exact, q, *kv, tile, out, lse)
 
     @override
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
-        for tile in self.visible(block):
+        for tile in self._computed(block):
             dq_rows = dq[:, tile.heads, tile.rows]
             tiling.add_gradients(self.exact, queries, kv, tile, dq_rows, dkv)
+
+    def _computed(self, block: Block) -> Iterable[RowBlock]:
+        """Return the tiles of a block; none while communication alone is timed."""
+        return limited(self.tiles(block), MAX_STEPS) if self.group.computes else ()

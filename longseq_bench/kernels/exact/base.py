@@ -25,9 +25,8 @@ from torch.nn.functional import pad
 
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError
 from longseq_bench.core.registry import Registry
-from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.base import Pair, Queries, Triple
 from longseq_bench.kernels.merge import merge_part
-from longseq_bench.meta_mode import refuse_limited_loops
 
 K = TypeVar("K", bound="ExactKernel")
 AUTO = "auto"
@@ -210,22 +209,6 @@ def _cut(t: Tensor, v: Tensor) -> Tensor:
 def _add_all(totals: Triple, parts: Triple) -> None:
     for total, part in zip(totals, parts, strict=True):
         total.add_(part)
-
-
-class OneCall:
-    """An AttentionKernel of one call of an exact kernel: all pairs, or (causal) the triangle."""
-
-    def __init__(self, exact: ExactKernel, causal: bool) -> None:
-        self._exact, self._causal = exact, causal
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
-        """Return the output and the log-sum-exp."""
-        refuse_limited_loops()
-        return self._exact.forward(q, k, v, self._causal, keep_lse=keep_lse)
-
-    def backward(self, queries: Queries, keys: Pair) -> Triple:
-        """Return the gradients of q, k and v."""
-        return self._exact.backward(queries, keys, self._causal)
 
 
 KERNELS: Registry[type[ExactKernel]] = Registry(

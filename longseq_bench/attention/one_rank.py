@@ -1,8 +1,9 @@
-"""Exact attention under a mask: sliding windows, prefixes, documents.
+"""Exact attention on one rank: one kernel call, a loop over chunks of keys, or a mask.
 
-On one rank the compiled kernel (native) computes any mask: a tile of queries gets the keys from its
-first query's first one to its last query's last one, and the first and last key of each query. The
-other kernels know all pairs, a causal triangle, and a tensor of visible pairs (`mask_tiles`).
+Masks are sliding windows, prefixes and documents. The compiled kernel (native) computes any mask: a
+tile of queries gets the keys from its first query's first one to its last query's last one, and the
+first and last key of each query. The other kernels know all pairs, a causal triangle, and a tensor
+of visible pairs (`mask_tiles`).
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D); lse (B, Hq, N).
 """
@@ -19,14 +20,38 @@ from longseq_bench.attention.tiles import TileSizes, head_runs, mask_tensor, til
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.shard import Positions
 from longseq_bench.kernels import native
-from longseq_bench.kernels.base import AttentionKernel, InPlaceKernel
-from longseq_bench.kernels.exact.base import ExactKernel, OneCall
+from longseq_bench.kernels.base import (
+    AttentionKernel,
+    InPlaceKernel,
+    OutputAndLse,
+    Pair,
+    Queries,
+    Triple,
+)
+from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.exact.spans import Native
 from longseq_bench.kernels.flex_blocks import interval_mask_mod
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
 from longseq_bench.kernels.tiling import ALL, InPlaceTiledKernel, Piece, RowBlock
+from longseq_bench.meta_mode import refuse_limited_loops
 from longseq_bench.patterns.spans import masked_spans
 from longseq_bench.patterns.visible_keys import VisibleKeys, mask_tiles, visible_keys
+
+
+class OneCall:
+    """An AttentionKernel of one call of an exact kernel: all pairs, or (causal) the triangle."""
+
+    def __init__(self, exact: ExactKernel, causal: bool) -> None:
+        self._exact, self._causal = exact, causal
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
+        """Return the output and the log-sum-exp."""
+        refuse_limited_loops()
+        return self._exact.forward(q, k, v, self._causal, keep_lse=keep_lse)
+
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
+        """Return the gradients of q, k and v."""
+        return self._exact.backward(queries, keys, self._causal)
 
 
 def exact_call(exact: ExactKernel, w: Workload) -> AttentionKernel:
@@ -54,6 +79,31 @@ def _row_blocks(w: Workload, visible: VisibleKeys, sizes: TileSizes) -> Iterator
         for tiles in mask_tiles(visible, tokens, tokens, rows, sizes.chunk):
             pieces = tuple(Piece(ALL, t.keys, heads, t.causal, mask_tensor(t)) for t in tiles)
             yield RowBlock(tiles[0].rows, heads, pieces)
+
+
+def single_rank_tiles(w: Workload, chunk: int | None, sizes: TileSizes) -> Iterator[RowBlock]:
+    """Yield the tiles of exact attention on one rank, with at most `chunk` keys in a kernel call.
+
+    chunk None: as many as the device is fast with.
+    """
+    chunk = chunk or sizes.chunk
+    rows = min(chunk, sizes.rows, w.seq_len)
+    # keys are views; only their gradients take memory, a chunk at a time
+    for heads in head_runs(w, min(chunk, w.seq_len) if w.train else rows, w.seq_len, sizes):
+        all_keys = () if w.causal else _key_chunks(w.seq_len, chunk, heads)
+        for start in range(0, w.seq_len, rows):
+            tile = slice(start, min(start + rows, w.seq_len))
+            pieces = all_keys
+            if w.causal:
+                diagonal = Piece(ALL, tile, heads, causal=True)
+                pieces = (*_key_chunks(start, chunk, heads), diagonal)
+            yield RowBlock(tile, heads, pieces)
+
+
+def _key_chunks(stop: int, chunk: int, heads: slice) -> tuple[Piece, ...]:
+    """Return the keys before `stop` in chunks; every row of a block sees them."""
+    starts = range(0, stop, chunk)
+    return tuple(Piece(ALL, slice(k, min(k + chunk, stop)), heads) for k in starts)
 
 
 def visible_pairs_of(
