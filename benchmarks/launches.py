@@ -16,10 +16,10 @@ from longseq_bench.attention.exact.ring import Ring
 from longseq_bench.attention.one_rank import single_rank_tiles
 from longseq_bench.attention.sparse.dilated import Dilated, Hilbert
 from longseq_bench.attention.tiles import (
+    SIZES,
     Block,
     ExactBlocks,
     LocalShare,
-    tile_sizes,
 )
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -60,7 +60,7 @@ def count(name: str, tokens: int, ranks: int, mode: str, device: str = "cuda") -
     if name == "ring":
         passes = 2 if w.train else 1
         if ranks == 1:
-            return passes * count_calls(single_rank_tiles(w, None, tile_sizes(device)))
+            return passes * count_calls(single_rank_tiles(w, None, SIZES[device]))
         return passes * max(ring_calls(w, rank, ranks, device) for rank in range(ranks))
     kind = {"dilated": Dilated, "hilbert": Hilbert}[name]
     return (2 if w.train else 1) * count_calls(segment_tiles(kind, w, device))
@@ -77,7 +77,7 @@ def ring_calls(w: Workload, rank: int, ranks: int, device: str) -> int:
     ring = attention._exchange()
     steps = ring.steps()
     order, exact = attention.order, select(AUTO, Use("cpu", torch.bfloat16, HEAD_DIM, w.train))[0]
-    tiled = ExactBlocks(w, attention.group, exact, order, order.runs(rank), tile_sizes(device))
+    tiled = ExactBlocks(w, attention.group, exact, order, order.runs(rank), SIZES[device])
     shares = [LocalShare(i, len(steps) + 1) for i in range(len(steps) + 1)]
     blocks: list[Block] = [*shares, *(ring.block_at(step) for step in steps)]
     return sum(1 for block in blocks for _ in tiled.tiles(block))

@@ -30,8 +30,7 @@ from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.core.registry import Registry
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import TokenOrder
+from longseq_bench.distributed.token_order import Shard, TokenOrder
 from longseq_bench.kernels.base import (
     AttentionKernel,
     InPlaceKernel,

@@ -23,7 +23,7 @@ from longseq_bench.core.cost import mask_pairs
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Positions
+from longseq_bench.distributed.token_order import Positions
 from longseq_bench.kernels import decode, sparse_selection
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.decode import SeenKeys, merge_partials

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longseq_bench.attention.tiles import TileSizes, head_runs, mask_tensor, tile_sizes
+from longseq_bench.attention.tiles import SIZES, TileSizes, head_runs, mask_tensor
 from longseq_bench.core.model import Workload
-from longseq_bench.distributed.shard import Positions
+from longseq_bench.distributed.token_order import Positions
 from longseq_bench.kernels import native
 from longseq_bench.kernels.base import (
     AttentionKernel,
@@ -67,7 +67,7 @@ def masked_kernel(exact: ExactKernel, w: Workload) -> InPlaceKernel:
         part = HeadSpans(masked_spans(visible), range(w.heads))
         task = SpanTask([part], True, masked_steps(visible))
         return SpanAttention(native, task, (w.heads, w.seq_len))
-    sizes = tile_sizes(exact.device)
+    sizes = SIZES[exact.device]
     return InPlaceTiledKernel(lambda: _row_blocks(w, visible, sizes), exact)
 
 

@@ -33,49 +33,35 @@ from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.meta_mode import MAX_STEPS, limited
 from longseq_bench.patterns.visible_keys import MaskTile, mask_tiles, visible_keys
 
-TILE_ROWS = 1024
-"""Rows of a kernel call. torch's CPU kernel works in tiles of 256 rows from 768 rows up."""
-
-RING_TILE_ROWS = 2048
-"""Rows of a kernel call with a (short) block of keys; more rows pack its keys less often."""
-
-MIN_TILE_BYTES = 512 * 1024
 TILE_SHARE_OF_Q = 16
 """About four temporaries have the size of a tile. With 1/16 of q each they are a few percent of the
-floor. They have at least MIN_TILE_BYTES, because smaller tiles would be slower."""
+floor."""
 
 
 @dataclass(frozen=True)
 class TileSizes:
     """Sizes of tiles for a kind of device.
 
-    rows: of a kernel call. block_rows: of one with a block of keys from any rank. chunk: keys of a
-    call on one rank. largest_block, smallest_block: keys of a block of a ring, at most and at least
-    (None: ring_blocks chooses the least). min_bytes: of a tile's temporary.
+    rows: of a kernel call. block_rows: of one with a (short) block of keys from any rank. chunk:
+    keys of a call on one rank. largest_block, smallest_block: keys of a block of a ring, at most
+    and at least. min_bytes: of a tile's temporary, because smaller tiles would be slower.
     """
 
     rows: int
     block_rows: int
     chunk: int
     largest_block: int
-    smallest_block: int | None
+    smallest_block: int
     min_bytes: int
 
 
-_CUDA = TileSizes(32 * 1024, 64 * 1024, 64 * 1024, 16 * 1024, 16 * 1024, 64 * 1024**2)
-"""Estimates, not measured: a call of 16k queries with 16k keys takes about 3 ms on an H100 at 8
-heads of 128, and the CPU takes 0.05 to 0.1 ms to start it."""
-
-
-def tile_sizes(device: str) -> TileSizes:
-    """Return the sizes for a kind of device.
-
-    On a GPU a tile is as large as its temporaries allow: the time to start a call does not depend
-    on its size.
-    """
-    if device == "cuda":
-        return _CUDA
-    return TileSizes(TILE_ROWS, RING_TILE_ROWS, 4 * TILE_ROWS, 4 * TILE_ROWS, None, MIN_TILE_BYTES)
+SIZES = {
+    # torch's kernel works in tiles of 256 rows from 768 rows up; more rows pack keys less often
+    "cpu": TileSizes(1024, 2048, 4096, 4096, 256, 512 * 1024),
+    # as large as temporaries allow: the CPU takes 0.05 to 0.1 ms to start a call of any size.
+    # Estimates, not measured: 16k queries with 16k keys take 3 ms on an H100 at 8 heads of 128
+    "cuda": TileSizes(32 * 1024, 64 * 1024, 64 * 1024, 16 * 1024, 16 * 1024, 64 * 1024**2),
+}
 
 
 def head_runs(w: Workload, rows: int, local_rows: int, sizes: TileSizes) -> list[slice]:
@@ -146,17 +132,17 @@ class ExactBlocks(BlockAttention):
     @override
     def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
         for heads, kv_heads, tile in self._computed(block):
-            rows, rows_out, rows_lse = (t[:, heads, tile.rows] for t in (q, out, lse))
+            rows, own_out, own_lse = (t[:, heads, tile.rows] for t in (q, out, lse))
             k, v = (t[:, kv_heads, tile.keys] for t in kv)
-            self._exact.merge(rows, k, v, rows_out, rows_lse, tile.causal, mask_tensor(tile))
+            self._exact.merge(rows, (k, v), (own_out, own_lse), tile.causal, mask_tensor(tile))
 
     @override
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
         for heads, kv_heads, tile in self._computed(block):
             grad_out, q, out, lse, rows_dq = (t[:, heads, tile.rows] for t in (*queries, dq))
             k, v, dk, dv = (t[:, kv_heads, tile.keys] for t in (*kv, *dkv))
-            rows, mask = (grad_out, q, out, lse), mask_tensor(tile)
-            self._exact.add_gradients(rows, (k, v), rows_dq, (dk, dv), tile.causal, mask)
+            rows, sums = (grad_out, q, out, lse), (rows_dq, dk, dv)
+            self._exact.add_gradients(rows, (k, v), sums, tile.causal, mask_tensor(tile))
 
     def _computed(self, block: Block) -> Iterable[HeadTile]:
         """Return the tiles of a block; none while communication alone is timed."""

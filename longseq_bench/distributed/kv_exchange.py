@@ -1,15 +1,12 @@
-"""Exchange of keys and values between ranks, a block at a time, and return of their gradients.
+"""Keys and values go from rank to rank, a block at a time, and their gradients follow them.
 
-RingExchange    each block goes from rank to rank (Ring Attention, arXiv 2310.01889)
-GatherExchange  one block of every rank goes to all ranks (all-gather)
-
-The loops that use them are in attention/exact/ring.py and attention/exact/collective.py. The calls
-of torch.distributed are in Group.exchange and Group.all_gather (distributed/group.py).
+The loop of Ring Attention (arXiv 2310.01889) is in attention/exact/ring.py, the calls of
+torch.distributed in Group.exchange (distributed/group.py).
 
 Shapes: k, v (B, Hk, N, D) of this rank; a block (B, Hk, M, D). v may have another D than k.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +19,6 @@ from longseq_bench.meta_mode import MAX_STEPS, limited
 KVPair = tuple[Tensor, Tensor]
 """Keys and values, or their gradients."""
 
-MIN_BLOCK = 256
 BLOCKS_PER_SHARD = 20
 """A ring holds three blocks of k and v: with 20 blocks per shard that is 7 % of its floor."""
 
@@ -79,15 +75,12 @@ class KVBlocks:
         return KVBlock(owner, start, stop)
 
 
-def ring_blocks(
-    counts: tuple[int, ...], limit: int | None = None, smallest: int | None = None
-) -> KVBlocks:
+def ring_blocks(counts: tuple[int, ...], smallest: int, limit: int | None = None) -> KVBlocks:
     """Return the blocks of a ring: few tokens relative to the shards, and at most `limit`.
 
-    smallest: tokens that a block should have at least, because shorter ones are slower; None: the
-    value for a CPU.
+    smallest: tokens that a block should have at least, because shorter ones are slower.
     """
-    tokens = max(smallest or MIN_BLOCK, -(-max(counts) // BLOCKS_PER_SHARD))
+    tokens = max(smallest, -(-max(counts) // BLOCKS_PER_SHARD))
     return KVBlocks(counts, max(1, min(limit or max(counts), tokens)))
 
 
@@ -253,50 +246,3 @@ class RingGradients:
             self._leaving.load(self._current)
             self._previous_step = next(self._steps)
         self._targets, self._current = (), None
-
-
-class GatherExchange:
-    """Transfers of an all-gather: a block of each rank to all ranks, its gradients to the owner."""
-
-    def __init__(self, group: Group, blocks: KVBlocks) -> None:
-        self.group, self.blocks = group, blocks
-
-    def buffer(self, k: Tensor, v: Tensor) -> list[Tensor]:
-        """Return memory for a block of every rank: keys and values (ranks, B, Hk, M, D)."""
-        shape = self.group.size, *k.shape[:2], self.blocks.longest
-        return [torch.zeros(*shape, t.shape[3], dtype=t.dtype, device=t.device) for t in (k, v)]
-
-    def start(self, k: Tensor, v: Tensor, index: int, buffer: list[Tensor]) -> Pending:
-        """Start gathering block `index` of every rank."""
-        own = self.blocks.block(self.group.rank, index)
-        transfers = []
-        for gathered, local in zip(buffer, (k, v), strict=True):
-            packed = torch.zeros(gathered.shape[1:], dtype=gathered.dtype, device=gathered.device)
-            packed[:, :, : len(own)] = local[:, :, own.tokens]
-            transfers.append(self.group.all_gather(gathered, packed))
-        return Pending(transfers)
-
-    def other_blocks(self, index: int, gathered: list[Tensor]) -> Iterator[tuple[KVBlock, KVPair]]:
-        """Yield block `index` of every other rank, in the order in which a ring brings them."""
-        for hop in limited(range(1, self.group.size), MAX_STEPS):
-            block = self.blocks.block((self.group.rank - hop) % self.group.size, index)
-            k_block, v_block = (t[block.owner, :, :, : len(block)] for t in gathered)
-            yield block, (k_block, v_block)
-
-    def return_gradients(self, gathered: list[Tensor], index: int, totals: KVPair) -> None:
-        """Send the gradients of each block to its owner, and add those that other ranks sent."""
-        own = self.blocks.block(self.group.rank, index)
-        for total, gradients in zip(totals, gathered, strict=True):
-            returned = torch.empty_like(gradients)
-            self.group.all_to_all(returned, gradients).wait()
-            for rank in limited(range(self.group.size), MAX_STEPS):
-                if rank != self.group.rank:
-                    total[:, :, own.tokens].add_(returned[rank, :, :, : len(own)])
-
-    def bytes_sent(self, token_bytes: int, gradient_bytes: int = 0) -> int:
-        """Return the bytes that this rank sends in one pass, by formula.
-
-        Arguments are those of RingExchange.bytes_sent. Every block is padded to the longest one.
-        """
-        tokens = (self.group.size - 1) * self.blocks.per_rank * self.blocks.longest
-        return tokens * (2 * token_bytes + gradient_bytes if gradient_bytes else token_bytes)

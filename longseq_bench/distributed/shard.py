@@ -1,4 +1,8 @@
-"""The part of a trial's tensors that one rank holds."""
+"""The part of a trial's tensors on each rank, known to every rank.
+
+A rank has some rows of the batch, some heads and some tokens. Ranks exchange a fingerprint of three
+numbers for the tokens, never the positions.
+"""
 
 from __future__ import annotations
 
@@ -16,45 +20,8 @@ from torch import Tensor
 from longseq_bench.core.model import Workload
 from longseq_bench.core.ranks import longseq_wait_for_peers
 from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.token_order import Positions, Shard
 from longseq_bench.patterns.visible_keys import every_position
-
-Positions = NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Shard:
-    """Rows of the batch, heads, and global positions of tokens, each in local order.
-
-    Several ranks may hold the same part of q, or of k and v; their values are then equal.
-    """
-
-    batch: range
-    heads: range
-    kv_heads: range
-    queries: Positions
-    keys: Positions
-
-    @property
-    def tokens(self) -> int:
-        """Number of its tokens: of its queries, or of its part of a cache, which are more."""
-        return max(len(self.queries), len(self.keys))
-
-    @classmethod
-    def full(cls, w: Workload) -> Shard:
-        """Return a shard that holds everything."""
-        every = every_position(w.seq_len)
-        return cls.of_tokens(w, every[w.queries.start :], every)
-
-    @classmethod
-    def of_tokens(cls, w: Workload, positions: Positions, keys: Positions | None = None) -> Shard:
-        """Return all heads of some queries and of some keys; keys default to the same tokens."""
-        keys = positions if keys is None else keys
-        return cls(range(w.batch), range(w.heads), range(w.kv_heads), positions, keys)
-
-
-# ---- the part on each rank, known to every rank --------------------------------------------------
-# A rank has some rows of the batch, some heads and some tokens. Ranks exchange a fingerprint of
-# three numbers for the tokens, never the positions.
 
 Fingerprint = tuple[int, int, int]
 """Number, sum and sum of squares of some positions, modulo 2^64."""

@@ -1,18 +1,20 @@
-"""Assignment of the tokens of a sequence to ranks, as index arithmetic.
+"""Assignment of the tokens of a sequence to ranks, and the shard of a rank, as index arithmetic.
 
 contiguous  rank r holds one run of tokens; causal work grows with the rank
 zigzag      2p runs, rank r holds runs r and 2p-1-r; causal work is even (as in the context
             parallelism of Llama 3, arXiv 2407.21783); under another mask more runs, so that ranks
-            have equally many visible pairs (balance.py)
+            have equally many visible pairs (balanced_runs)
 striped     rank r holds every p-th token, from token r (Striped Attention, arXiv 2311.09431)
 
 A run is a range of global positions. The local order of a rank's tokens is the order of its runs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -20,10 +22,12 @@ from numpy.typing import NDArray
 
 from longseq_bench.core.errors import WorldError
 from longseq_bench.core.model import Workload
+from longseq_bench.patterns.balance import balanced_runs
 from longseq_bench.patterns.visible_keys import MaskTile, VisibleKeys, every_position, visible_keys
 
 OrderName = Literal["contiguous", "zigzag", "striped"]
 Runs = tuple[range, ...]
+Positions = NDArray[np.int64]
 
 
 def even_span(total: int, parts: int, part: int) -> tuple[int, int]:
@@ -35,6 +39,37 @@ def check_tokens(tokens: int, ranks: int) -> None:
     """Raise WorldError if there are fewer tokens than ranks."""
     if tokens < ranks:
         raise WorldError(f"{tokens} tokens are too few for {ranks} ranks; each needs at least one")
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """Rows of the batch, heads, and global positions of tokens, each in local order.
+
+    Several ranks may hold the same part of q, or of k and v; their values are then equal.
+    """
+
+    batch: range
+    heads: range
+    kv_heads: range
+    queries: Positions
+    keys: Positions
+
+    @property
+    def tokens(self) -> int:
+        """Number of its tokens: of its queries, or of its part of a cache, which are more."""
+        return max(len(self.queries), len(self.keys))
+
+    @classmethod
+    def full(cls, w: Workload) -> Shard:
+        """Return a shard that holds everything."""
+        every = every_position(w.seq_len)
+        return cls.of_tokens(w, every[w.queries.start :], every)
+
+    @classmethod
+    def of_tokens(cls, w: Workload, positions: Positions, keys: Positions | None = None) -> Shard:
+        """Return all heads of some queries and of some keys; keys default to the same tokens."""
+        keys = positions if keys is None else keys
+        return cls(range(w.batch), range(w.heads), range(w.kv_heads), positions, keys)
 
 
 @dataclass(frozen=True)
@@ -60,17 +95,12 @@ class TokenOrder:
             runs = [range(rank, self.tokens, self.ranks)]
         elif self.name == "zigzag" and self.tokens >= 2 * self.ranks > 2:
             if self.visible is not None:
-                return self._balanced[rank]
+                return balanced_runs(self.visible, self.ranks)[rank]
             parts = 2 * self.ranks
             runs = [range(*even_span(self.tokens, parts, i)) for i in (rank, parts - 1 - rank)]
         else:
             runs = [range(*even_span(self.tokens, self.ranks, rank))]
         return tuple(run for run in runs if len(run))
-
-    @cached_property
-    def _balanced(self) -> tuple[Runs, ...]:
-        assert self.visible is not None
-        return balanced_runs(self.visible, self.ranks)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -145,54 +175,3 @@ def causal_tiles(rows: range, keys: range) -> tuple[MaskTile, ...]:
     if full_row < len(rows):
         tiles.append(MaskTile(slice(full_row, len(rows)), slice(0, len(keys))))
     return tuple(tiles)
-
-
-# ---- balanced orders -----------------------------------------------------------------------------
-# The sequence is cut into equally long pieces, and every rank gets equally many of them. The pieces
-# with most pairs are given out first, in turns; the rank with fewest pairs so far is first.
-# With a causal mask and two pieces per rank this is the zigzag of Llama 3 (arXiv 2407.21783);
-# documents need more pieces. MagiAttention (github.com/SandAI-org/MagiAttention) has the same idea.
-
-MAX_IMBALANCE = 0.02
-"""Pairs of the fullest rank above the mean at which no more pieces are tried."""
-
-MIN_PIECE = 128
-"""Tokens of a piece beyond the first two of a rank: kernels compute as many queries together."""
-
-MAX_PIECES = 256
-"""Pieces of a rank: more would cost more calls than their balance saves."""
-
-
-def balanced_runs(visible: VisibleKeys, ranks: int) -> tuple[Runs, ...]:
-    """Return the positions of each rank's tokens as ascending runs, with as few pieces as possible.
-
-    visible: has at least two tokens per rank.
-    """
-    tokens = visible.tokens
-    best: tuple[float, tuple[Runs, ...]] | None = None
-    pieces = 2
-    while best is None or (pieces <= MAX_PIECES and tokens // (pieces * ranks) >= MIN_PIECE):
-        ends = np.arange(pieces * ranks + 1) * tokens // (pieces * ranks)
-        pairs = np.diff([visible.mask.pairs_before(end, tokens) for end in ends.tolist()])
-        owners, sums = np.empty(len(pairs), dtype=np.int64), np.zeros(ranks, dtype=np.int64)
-        for turn in np.argsort(-pairs, kind="stable").reshape(pieces, ranks):
-            receivers = np.argsort(sums, kind="stable")
-            owners[turn] = receivers
-            sums[receivers] += pairs[turn]
-        imbalance = float(sums.max() / sums.mean()) - 1
-        if best is None or imbalance < best[0]:
-            owned = (np.flatnonzero(owners == rank) for rank in range(ranks))
-            best = imbalance, tuple(_join(own, ends) for own in owned)
-        if imbalance <= MAX_IMBALANCE:
-            break
-        pieces *= 2
-    return best[1]
-
-
-def _join(pieces: NDArray[np.int64], ends: NDArray[np.int64]) -> Runs:
-    """Return ascending pieces as runs; neighbours are one run."""
-    cuts = np.flatnonzero(np.diff(pieces) > 1) + 1
-    return tuple(
-        range(int(ends[pieces[a]]), int(ends[pieces[b - 1] + 1]))
-        for a, b in pairwise([0, *cuts.tolist(), len(pieces)])
-    )

@@ -198,7 +198,7 @@ class StreamedKernel:
             acc_lse = acc.new_full(acc.shape[:3], -math.inf)
             for (heads, _, piece), (k_tile, v_tile) in self._keys(block, q, (k, v)):
                 queries, own, own_lse = (t[:, heads, piece.rows] for t in (rows, acc, acc_lse))
-                self._exact.merge(queries, k_tile, v_tile, own, own_lse, piece.causal)
+                self._exact.merge(queries, (k_tile, v_tile), (own, own_lse), piece.causal)
                 del k_tile, v_tile
             out[at] = acc
             if lse is not None:
@@ -217,11 +217,11 @@ class StreamedKernel:
             for call, (k_tile, v_tile, *sums) in self._keys(block, q, (k, v, dk, dv)):
                 heads, _, piece = call
                 do, q_rows, o, row_lse = (t[:, heads, piece.rows] for t in own)
-                dq_rows, d_keys = acc[:, heads, piece.rows], (sums[0], sums[1])
                 of_rows, tiles = (do, q_rows, o, row_lse), (k_tile, v_tile)
-                self._exact.add_gradients(of_rows, tiles, dq_rows, d_keys, piece.causal)
+                own_sums = acc[:, heads, piece.rows], sums[0], sums[1]
+                self._exact.add_gradients(of_rows, tiles, own_sums, piece.causal)
                 self._copy_back((dk, dv), call, sums)
-                del k_tile, v_tile, tiles, sums, d_keys
+                del k_tile, v_tile, tiles, sums, own_sums
             dq[at] = acc
         if self._stream is not None:
             self._stream.synchronize()

@@ -180,7 +180,7 @@ def _merge_pieces(
     for heads, kv_heads, piece in limited(calls(block, group, q.device)):
         k, v = (_take(t, kv_heads, piece.keys, piece) for t in keys)
         own, out, lse = (_take(t, heads, piece.rows, piece) for t in (q, acc, acc_lse))
-        exact.merge(own, k, v, out, lse, piece.causal, piece.mask)
+        exact.merge(own, (k, v), (out, lse), piece.causal, piece.mask)
         if isinstance(piece.rows, Tensor):
             _put(acc, heads, piece.rows, out)
             _put(acc_lse, heads, piece.rows, lse)
@@ -227,7 +227,7 @@ def _add_rows(
         else:
             dq = _take(acc, heads, piece.rows, piece)
             dk, dv = (_take(t, kv_heads, piece.keys, piece) for t in d_keys)
-            exact.add_gradients(queries, (k, v), dq, (dk, dv), piece.causal, mask)
+            exact.add_gradients(queries, (k, v), (dq, dk, dv), piece.causal, mask)
         del grad_out, q, out, queries, k, v
 
 

@@ -26,7 +26,7 @@ from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserEr
 from longseq_bench.core.model import Workload
 from longseq_bench.core.options import OptionSpec, fill, specs_of, unknown_option
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import Shard
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import Triple
 from longseq_bench.patterns.block_layout import BlockLayout

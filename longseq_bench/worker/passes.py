@@ -18,7 +18,8 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Keep, OptionValue, Trial, Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Positions, all_gather, find_rows, fingerprint
+from longseq_bench.distributed.shard import all_gather, find_rows, fingerprint
+from longseq_bench.distributed.token_order import Positions
 from longseq_bench.kernels import host_memory
 from longseq_bench.kernels.exact.base import Use
 from longseq_bench.kernels.torch_spans import torch_kernel

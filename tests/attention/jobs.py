@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.attention.tiles import SIZES, TileSizes
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Positions, Shard
+from longseq_bench.distributed.token_order import Positions, Shard
 from longseq_bench.kernels import native, torch_spans
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.spans import HeadSpans, SpanTask
@@ -120,11 +121,9 @@ def _prepared(group: Group, case: Case) -> Iterator[tuple[Attention, Tensors]]:
 
 
 def _use_small_sizes(stack: ExitStack) -> None:
+    tiles = TileSizes(FINE + 4, FINE + 4, 4 * (FINE + 4), 4 * (FINE + 4), FINE, 4096)
+    stack.enter_context(patch.dict(SIZES, cpu=tiles))
     sizes = {
-        "TILE_ROWS": FINE + 4,
-        "RING_TILE_ROWS": FINE + 4,
-        "MIN_TILE_BYTES": 4096,
-        "MIN_BLOCK": FINE,
         "BLOCKS_PER_SHARD": 1000,
         "MIN_TRANSFER": FINE,
         "TRANSFERS": 1000,

@@ -4,7 +4,7 @@ A new built-in is tested with its default options without a change here; other o
 in `OPTIONS`.
 """
 
-import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,10 +82,8 @@ class TestBuiltIns(ImplementationContract):
     ) -> None:
         w = make_workload(300, causal=causal, kv_heads=2, batch=1, mode="train")
         untiled = run_pass(implementation, options, w)
-        monkeypatch.setattr(tiles, "MIN_TILE_BYTES", 1024)
-        for name in [n for n in sys.modules if n.startswith("longseq_bench.attention.")]:
-            if hasattr(sys.modules[name], "TILE_ROWS"):
-                monkeypatch.setattr(sys.modules[name], "TILE_ROWS", 40)
+        small = replace(tiles.SIZES["cpu"], rows=40, chunk=160, min_bytes=1024)
+        monkeypatch.setitem(tiles.SIZES, "cpu", small)
         for one, other in zip(untiled, run_pass(implementation, options, w), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=5e-6)
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longseq_bench.attention.exact.collective import GatherKernel
+from longseq_bench.attention.exact.collective import GatherExchange, GatherKernel
 from longseq_bench.attention.exact.ring import RingKernel
 from longseq_bench.attention.exact.ulysses import Usp
 from longseq_bench.attention.tiles import LocalShare
@@ -20,7 +20,6 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.deepspeed_transport import DeepspeedRing, connect
 from longseq_bench.distributed.group import Group, Pending
 from longseq_bench.distributed.kv_exchange import (
-    GatherExchange,
     KVBlock,
     KVBlocks,
     KVPair,

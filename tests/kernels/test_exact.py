@@ -123,11 +123,11 @@ def test_merged_parts_equal_one_softmax(
     dq, dk, dv = (torch.zeros_like(t, dtype=torch.float32) for t in tensors)
     parts = [own for own in (slice(0, cut), slice(cut, 90)) if own.start < own.stop]
     for own in parts:
-        kernel.merge(q, k[:, :, own], v[:, :, own], out, lse)
+        kernel.merge(q, (k[:, :, own], v[:, :, own]), (out, lse))
     queries = grad_out, q, out.to(dtype), lse
     for own in parts:
-        d_keys = dk[:, :, own], dv[:, :, own]
-        kernel.add_gradients(queries, (k[:, :, own], v[:, :, own]), dq, d_keys)
+        sums = dq, dk[:, :, own], dv[:, :, own]
+        kernel.add_gradients(queries, (k[:, :, own], v[:, :, own]), sums)
     assert_near(out, expected, dtype)
     assert_near(lse, expected_lse, dtype)
     for got, grad in zip((dq, dk, dv), expected_grads, strict=True):

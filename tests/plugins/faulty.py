@@ -20,8 +20,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import even_span
+from longseq_bench.distributed.token_order import Shard, even_span
 
 BLOCK = 128
 LATER = 4

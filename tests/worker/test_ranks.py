@@ -14,7 +14,7 @@ from torch import Tensor
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.model import Measurement, Outcome, Trial, Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import Shard
 from longseq_bench.meters.clock import Clock
 from longseq_bench.worker import memory, reference, timing
 from longseq_bench.worker.check import Errors, check

@@ -24,8 +24,7 @@ from longseq_bench.attention.projections import Projected, ProjectedAttention, p
 from longseq_bench.core.errors import UserError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import even_span
+from longseq_bench.distributed.token_order import Shard, even_span
 
 _REFUSED_INNER = ("ddp", "data-parallel", "block-sparse-multihead", "block-sparse-adaptive")
 """They split a batch, have projections, or choose a pattern from all of the batch."""

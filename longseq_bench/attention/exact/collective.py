@@ -6,6 +6,7 @@ computed with, and partial results merge by log-sum-exp.
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N).
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import torch
@@ -15,22 +16,69 @@ from typing_extensions import override
 from longseq_bench.attention.base import Attention, KernelOption, implementation
 from longseq_bench.attention.one_rank import exact_call, single_rank_tiles
 from longseq_bench.attention.tiles import (
+    SIZES,
     BlockAttention,
     ExactBlocks,
     LocalShare,
     empty_softmax,
-    tile_sizes,
     wide_zeros,
 )
 from longseq_bench.core.cost import key_bytes_per_token
 from longseq_bench.core.model import Workload
-from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.kv_exchange import GatherExchange, KVBlocks, KVPair
+from longseq_bench.distributed.group import Group, Pending
+from longseq_bench.distributed.kv_exchange import KVBlock, KVBlocks, KVPair
 from longseq_bench.distributed.token_order import OrderName, order_for
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.kernels.tiling import InPlaceTiledKernel
 from longseq_bench.meta_mode import MAX_STEPS, limited
+
+
+class GatherExchange:
+    """Transfers of an all-gather: a block of each rank to all ranks, its gradients to the owner."""
+
+    def __init__(self, group: Group, blocks: KVBlocks) -> None:
+        self.group, self.blocks = group, blocks
+
+    def buffer(self, k: Tensor, v: Tensor) -> list[Tensor]:
+        """Return memory for a block of every rank: keys and values (ranks, B, Hk, M, D)."""
+        shape = self.group.size, *k.shape[:2], self.blocks.longest
+        return [torch.zeros(*shape, t.shape[3], dtype=t.dtype, device=t.device) for t in (k, v)]
+
+    def start(self, k: Tensor, v: Tensor, index: int, buffer: list[Tensor]) -> Pending:
+        """Start gathering block `index` of every rank."""
+        own = self.blocks.block(self.group.rank, index)
+        transfers = []
+        for gathered, local in zip(buffer, (k, v), strict=True):
+            packed = torch.zeros(gathered.shape[1:], dtype=gathered.dtype, device=gathered.device)
+            packed[:, :, : len(own)] = local[:, :, own.tokens]
+            transfers.append(self.group.all_gather(gathered, packed))
+        return Pending(transfers)
+
+    def other_blocks(self, index: int, gathered: list[Tensor]) -> Iterator[tuple[KVBlock, KVPair]]:
+        """Yield block `index` of every other rank, in the order in which a ring brings them."""
+        for hop in limited(range(1, self.group.size), MAX_STEPS):
+            block = self.blocks.block((self.group.rank - hop) % self.group.size, index)
+            k_block, v_block = (t[block.owner, :, :, : len(block)] for t in gathered)
+            yield block, (k_block, v_block)
+
+    def return_gradients(self, gathered: list[Tensor], index: int, totals: KVPair) -> None:
+        """Send the gradients of each block to its owner, and add those that other ranks sent."""
+        own = self.blocks.block(self.group.rank, index)
+        for total, gradients in zip(totals, gathered, strict=True):
+            returned = torch.empty_like(gradients)
+            self.group.all_to_all(returned, gradients).wait()
+            for rank in limited(range(self.group.size), MAX_STEPS):
+                if rank != self.group.rank:
+                    total[:, :, own.tokens].add_(returned[rank, :, :, : len(own)])
+
+    def bytes_sent(self, token_bytes: int, gradient_bytes: int = 0) -> int:
+        """Return the bytes that this rank sends in one pass, by formula.
+
+        Arguments are those of RingExchange.bytes_sent. Every block is padded to the longest one.
+        """
+        tokens = (self.group.size - 1) * self.blocks.per_rank * self.blocks.longest
+        return tokens * (2 * token_bytes + gradient_bytes if gradient_bytes else token_bytes)
 
 
 class GatherKernel:
@@ -113,7 +161,7 @@ class Collective(Attention):
 
     def build_kernel(self) -> AttentionKernel:
         """Return the all-gather; on one rank a single kernel call, or a loop over chunks."""
-        w, sizes = self.workload, tile_sizes(self.device)
+        w, sizes = self.workload, SIZES[self.device]
         if self.group.size > 1:
             rank = self.group.rank
             queries = self.order.runs(rank)

@@ -27,12 +27,12 @@ from typing_extensions import override
 from longseq_bench.attention.base import Attention, KernelOption, implementation
 from longseq_bench.attention.one_rank import masked_kernel, single_rank_tiles
 from longseq_bench.attention.tiles import (
+    SIZES,
     Block,
     BlockAttention,
     ExactBlocks,
     LocalShare,
     empty_softmax,
-    tile_sizes,
     wide_zeros,
 )
 from longseq_bench.core.cost import key_bytes_per_token
@@ -47,8 +47,7 @@ from longseq_bench.distributed.kv_exchange import (
     RingGradients,
     ring_blocks,
 )
-from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import OrderName, Runs, order_for, positions_of
+from longseq_bench.distributed.token_order import OrderName, Runs, Shard, order_for, positions_of
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.kernels.host_memory import StreamedKernel
@@ -220,18 +219,18 @@ class Ring(Attention):
         """Return the ring; on one rank a loop over chunks."""
         w = self.workload
         if self.group.size > 1:
-            sizes, queries = tile_sizes(self.device), self._query_runs()
+            sizes, queries = SIZES[self.device], self._query_runs()
             blocks = ExactBlocks(w, self.group, self.exact, self.order, queries, sizes)
             return RingKernel(self._exchange(), blocks, self.queries == "full")
         if w.mask is not None:
             return masked_kernel(self.exact, w)
         make = StreamedKernel if self.on_host else InPlaceTiledKernel
-        return make(lambda: single_rank_tiles(w, self.chunk, tile_sizes(self.device)), self.exact)
+        return make(lambda: single_rank_tiles(w, self.chunk, SIZES[self.device]), self.exact)
 
     def _exchange(self) -> RingExchange:
-        sizes = tile_sizes(self.device)
+        sizes = SIZES[self.device]
         limit = self.chunk or sizes.largest_block
-        blocks = ring_blocks(self.order.counts, limit, sizes.smallest_block)
+        blocks = ring_blocks(self.order.counts, sizes.smallest_block, limit)
         wire = None if self.wire is None else getattr(torch, self.wire)
         hops = self.order.hops if self.queries == "partitioned" else None
         is_blocking = self.transport == "deepspeed"

@@ -24,8 +24,8 @@ from longseq_bench.core.model import Workload
 from longseq_bench.core.units import divisors
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.head_exchange import AllToAll, GatherScatter, HeadStage
-from longseq_bench.distributed.shard import Shard
 from longseq_bench.distributed.token_order import (
+    Shard,
     TokenOrder,
     check_tokens,
     even_span,

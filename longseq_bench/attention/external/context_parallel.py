@@ -18,8 +18,7 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import divisors
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import OrderName, TokenOrder
+from longseq_bench.distributed.token_order import OrderName, Shard, TokenOrder
 
 
 @implementation("ring-flash-attention")

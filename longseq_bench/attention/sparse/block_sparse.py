@@ -20,7 +20,7 @@ from longseq_bench.core.cost import key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import Shard
+from longseq_bench.distributed.token_order import Shard
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.decode import SeenKeys

@@ -15,13 +15,12 @@ from typing_extensions import override
 from longseq_bench.attention.base import Attention, Counts, Mask, Positions, implementation
 from longseq_bench.attention.exact.ring import RingKernel
 from longseq_bench.attention.sparse.segments import SegmentBlocks, SegmentTiles
-from longseq_bench.attention.tiles import Block, LocalShare, head_runs, tile_sizes
+from longseq_bench.attention.tiles import SIZES, Block, LocalShare, head_runs
 from longseq_bench.core.cost import key_bytes_per_token, visible_pairs
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import RingExchange, ring_blocks
-from longseq_bench.distributed.shard import Shard
-from longseq_bench.distributed.token_order import TokenOrder, even_span
+from longseq_bench.distributed.token_order import Shard, TokenOrder, even_span
 from longseq_bench.kernels import native
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.exact.base import AUTO
@@ -104,7 +103,7 @@ class Dilated(Attention):
 
     def _tiles(self) -> Iterator[RowBlock]:
         """Yield the tiles on one rank."""
-        w, sizes = self.workload, tile_sizes(self.device)
+        w, sizes = self.workload, SIZES[self.device]
         rows = self.segments.rows_of_a_block(sizes.rows)
         for heads in head_runs(w, rows, w.seq_len, sizes):
             yield from self.segments.single_rank(heads, sizes.rows)
@@ -112,7 +111,7 @@ class Dilated(Attention):
     def _ring_tiles(self, block: Block) -> Iterator[RowBlock]:
         """Yield the tiles of this rank's queries with a block of keys."""
         (own,) = self.order.runs(self.group.rank)
-        sizes = tile_sizes(self.device)
+        sizes = SIZES[self.device]
         if isinstance(block, LocalShare):
             tiles = -(-len(own) // sizes.rows)
             first, last = (t * sizes.rows for t in even_span(tiles, block.count, block.index))
@@ -125,8 +124,7 @@ class Dilated(Attention):
 
     def _exchange(self) -> RingExchange:
         """Return the transfers along the walk, with as many hops as segments need."""
-        smallest = tile_sizes(self.device).smallest_block
-        blocks = ring_blocks(self.order.counts, smallest=smallest)
+        blocks = ring_blocks(self.order.counts, SIZES[self.device].smallest_block)
         return RingExchange(self.group, blocks, hops=self._hops())
 
     def _hops(self) -> int:

@@ -119,43 +119,34 @@ class ExactKernel(ABC):
         return dq, dk, _cut(dv, v)
 
     def merge(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool = False,
-        mask: Tensor | None = None,
+        self, q: Tensor, keys: Pair, sums: Pair, causal: bool = False, mask: Tensor | None = None
     ) -> None:
-        """Add these keys to the softmax that out and lse hold, in place.
+        """Add these keys to the softmax that sums (out and lse) hold, in place.
 
-        out and lse are wide (float32, or float64 for float64); rows without any key so far are 0
-        and -inf.
+        Sums are wide (float32, or float64 for float64); rows without any key so far are 0 and -inf.
         """
         own = self._for(mask)
-        if own._pads(q, v):
-            merge_part(out, lse, *own.forward(q, k, v, causal, mask))
+        if own._pads(q, keys[1]):
+            merge_part(*sums, *own.forward(q, *keys, causal, mask))
             return
         own.calls["forward"] += 1
-        own._merge(q, (k, v), (out, lse), causal, mask)
+        own._merge(q, keys, sums, causal, mask)
 
     def add_gradients(
         self,
         queries: Queries,
         keys: Pair,
-        dq: Tensor,
-        dkv: Pair,
+        sums: Triple,
         causal: bool = False,
         mask: Tensor | None = None,
     ) -> None:
-        """Add the gradients that `backward` returns to dq and dkv, which are wide."""
+        """Add the gradients that `backward` returns to sums, which are wide."""
         own = self._for(mask)
         if own._pads(queries[1], keys[1]):
-            _add_all((dq, *dkv), own.backward(queries, keys, causal, mask))
+            _add_all(sums, own.backward(queries, keys, causal, mask))
             return
         own.calls["backward"] += 1
-        own._add_gradients(queries, keys, (dq, *dkv), causal, mask)
+        own._add_gradients(queries, keys, sums, causal, mask)
 
     def ran(self) -> Iterator[str]:
         """Yield the names of the kernels that have run for this one."""
