@@ -33,10 +33,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Shard, TokenOrder
 from longseq_bench.kernels.base import (
     AttentionKernel,
-    InPlaceKernel,
-    Triple,
     attend,
-    disable_autocast,
 )
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, check_name, select
 from longseq_bench.patterns.visible_keys import visible_keys
@@ -192,39 +189,6 @@ class Attention(ABC):
         kernel = self.build_kernel()
         assert kernel is not None, f"{type(self).__name__} has neither a kernel nor a __call__"
         return attend(q, k, v, kernel, train=self.workload.train)
-
-    def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the output, written over q. Not differentiable.
-
-        Raises:
-            UnsupportedError: the kernel reads q after it writes the output.
-        """
-        with torch.no_grad(), disable_autocast(q):
-            return self._inplace_kernel().forward_inplace(q, k, v)
-
-    def backward_recompute(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
-    ) -> Triple | None:
-        """Return the gradients of q, k and v computed from the inputs alone.
-
-        None means: run a forward and a backward instead. With inplace=True the gradient of q is
-        written over q.
-
-        Raises:
-            UnsupportedError: inplace=True, and the kernel reads q until the end of the pass.
-        """
-        if not inplace and not isinstance(self.build_kernel(), InPlaceKernel):
-            return None
-        with torch.no_grad(), disable_autocast(q):
-            return self._inplace_kernel().backward_recompute(grad_out, q, k, v, inplace)
-
-    def _inplace_kernel(self) -> InPlaceKernel:
-        kernel = self.build_kernel()
-        if not isinstance(kernel, InPlaceKernel):
-            raise UnsupportedError(
-                "keep=nothing: not supported here, the inputs are read until the end of the pass"
-            )
-        return kernel
 
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         """Return the number of times each query sees each key, (queries, keys); 0: not visible.

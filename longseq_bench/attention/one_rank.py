@@ -3,7 +3,7 @@
 Masks are sliding windows, prefixes and documents. The compiled kernel (native) computes any mask: a
 tile of queries gets the keys from its first query's first one to its last query's last one, and the
 first and last key of each query. The other kernels know all pairs, a causal triangle, and a tensor
-of visible pairs (`mask_tiles`).
+of visible pairs (`mask_tiles`). On one rank a pass may also write over its inputs.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D); lse (B, Hq, N).
 """
@@ -11,22 +11,25 @@ Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D); lse (B, Hq, N).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from longseq_bench.attention.base import Attention
 from longseq_bench.attention.tiles import SIZES, TileSizes, head_runs, mask_tensor
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.token_order import Positions
 from longseq_bench.kernels import native
 from longseq_bench.kernels.base import (
     AttentionKernel,
-    InPlaceKernel,
     OutputAndLse,
     Pair,
     Queries,
     Triple,
+    disable_autocast,
 )
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.exact.spans import Native
@@ -36,6 +39,19 @@ from longseq_bench.kernels.tiling import ALL, InPlaceTiledKernel, Piece, RowBloc
 from longseq_bench.meta_mode import refuse_limited_loops
 from longseq_bench.patterns.spans import masked_spans
 from longseq_bench.patterns.visible_keys import VisibleKeys, mask_tiles, visible_keys
+
+
+@runtime_checkable
+class InPlaceKernel(AttentionKernel, Protocol):
+    """A kernel that no longer reads a row of q after it has written the row's output."""
+
+    def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the output, written over q."""
+
+    def backward_recompute(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
+    ) -> Triple:
+        """Return the gradients of q, k and v from the inputs; inplace: dq is written over q."""
 
 
 class OneCall:
@@ -139,3 +155,42 @@ def masked_steps(visible: VisibleKeys, queries: Positions | None = None) -> Step
     queries = np.arange(visible.tokens) if queries is None else queries
     last, first = visible.stop(queries) - 1, visible.first(queries)
     return StepMap(q_at=last.astype(np.int32), q_first=first.astype(np.int32))
+
+
+# ---- passes that keep nothing, or write over q ---------------------------------------------------
+
+
+def forward_inplace(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return the output, written over q. Not differentiable.
+
+    Raises:
+        UnsupportedError: the kernel reads q after it writes the output.
+    """
+    with torch.no_grad(), disable_autocast(q):
+        return _inplace_kernel(attention).forward_inplace(q, k, v)
+
+
+def backward_recompute(
+    attention: Attention, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
+) -> Triple | None:
+    """Return the gradients of q, k and v computed from the inputs alone.
+
+    None means: run a forward and a backward instead. With inplace=True the gradient of q is written
+    over q.
+
+    Raises:
+        UnsupportedError: inplace=True, and the kernel reads q until the end of the pass.
+    """
+    if not inplace and not isinstance(attention.build_kernel(), InPlaceKernel):
+        return None
+    with torch.no_grad(), disable_autocast(q):
+        return _inplace_kernel(attention).backward_recompute(grad_out, q, k, v, inplace)
+
+
+def _inplace_kernel(attention: Attention) -> InPlaceKernel:
+    kernel = attention.build_kernel()
+    if not isinstance(kernel, InPlaceKernel):
+        raise UnsupportedError(
+            "keep=nothing: not supported here, the inputs are read until the end of the pass"
+        )
+    return kernel

@@ -5,12 +5,12 @@ or wider.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from longseq_bench.core.errors import UnsupportedError, UserError
+from longseq_bench.core.errors import UnsupportedError
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values, or their gradients."""
@@ -34,15 +34,6 @@ def check_strides(kernel: str, *tensors: Tensor) -> None:
         raise UnsupportedError(f"{kernel} needs q, k and v with contiguous head_dim")
 
 
-def check_shapes(q: Tensor, k: Tensor, v: Tensor, heads: int, tokens: int) -> None:
-    """Raise UserError for other shapes than a kernel is for: it would read beyond the tensors."""
-    if q.shape[1:3] != (heads, tokens) or k.shape[2] != tokens or k.shape != v.shape:
-        raise UserError(
-            f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}, but this "
-            f"attention was prepared for {heads} query heads and {tokens} tokens"
-        )
-
-
 class AttentionKernel(Protocol):
     """Forward and backward of an attention."""
 
@@ -51,19 +42,6 @@ class AttentionKernel(Protocol):
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k and v."""
-
-
-@runtime_checkable
-class InPlaceKernel(AttentionKernel, Protocol):
-    """A kernel that no longer reads a row of q after it has written the row's output."""
-
-    def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the output, written over q."""
-
-    def backward_recompute(
-        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
-    ) -> Triple:
-        """Return the gradients of q, k and v from the inputs; inplace: dq is written over q."""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel, train: bool) -> Tensor:

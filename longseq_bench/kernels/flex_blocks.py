@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple, check_shapes
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.cpp_build import COMPILERS
+from longseq_bench.kernels.spans import check_shapes
 from longseq_bench.patterns.block_layout import BlockLayout, Ints
 
 Entries = tuple[Ints, NDArray[np.int32]]

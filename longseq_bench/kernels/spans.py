@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple, check_shapes
+from longseq_bench.core.errors import UserError
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.tiling import wide
 from longseq_bench.meta_mode import device_kind
 from longseq_bench.patterns.spans import Spans
@@ -75,6 +76,15 @@ class SpanTask:
     steps: StepMap = StepMap()
     merge: bool = False
     bias: Sequence[NDArray[np.float32]] = ()
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor, heads: int, tokens: int) -> None:
+    """Raise UserError for other shapes than a kernel is for: it would read beyond the tensors."""
+    if q.shape[1:3] != (heads, tokens) or k.shape[2] != tokens or k.shape != v.shape:
+        raise UserError(
+            f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}, but this "
+            f"attention was prepared for {heads} query heads and {tokens} tokens"
+        )
 
 
 class SpanKernel(Protocol):

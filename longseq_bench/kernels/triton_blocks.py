@@ -21,7 +21,8 @@ from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import triton_kernels, triton_merge
-from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple, check_shapes
+from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.spans import check_shapes
 from longseq_bench.kernels.triton_tiles import (
     BLOCKS,
     Shape,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
+from longseq_bench.attention.one_rank import backward_recompute, forward_inplace
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Keep, OptionValue, Trial, Workload
 from longseq_bench.distributed.group import Group
@@ -338,7 +339,7 @@ def run_pass(
 
 def _run_backward(attention: Attention, one: Pass, grad_out: Tensor) -> None:
     if one.keep != "all":
-        one.grads = attention.backward_recompute(grad_out, *one.inputs, one.keep == "nothing")
+        one.grads = backward_recompute(attention, grad_out, *one.inputs, one.keep == "nothing")
         if one.grads is not None:
             return
         one.out = attention(*one.inputs)
@@ -358,8 +359,10 @@ def _run_backward(attention: Attention, one: Pass, grad_out: Tensor) -> None:
 def run_forward(attention: Attention, one: Pass) -> None:
     """Run a forward that keeps nothing for a backward, and store its output."""
     with torch.no_grad():
-        inplace = one.keep == "nothing" and one.grad_out is None
-        one.out = (attention.forward_inplace if inplace else attention)(*one.inputs)
+        if one.keep == "nothing" and one.grad_out is None:
+            one.out = forward_inplace(attention, *one.inputs)
+        else:
+            one.out = attention(*one.inputs)
 
 
 def bytes_sent_by_formula(attention: Attention, trial: Trial) -> int:

@@ -12,10 +12,7 @@ from longseq_bench.kernels import native
 from longseq_bench.kernels.base import Pair, Queries, Triple
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
 from longseq_bench.kernels.spans import HeadSpans, SpanTask, span_gradients
-from longseq_bench.patterns.spans import Spans
-
-TILE = 128
-"""Queries of a tile: a program of the compiled kernels takes as many."""
+from longseq_bench.patterns.spans import TILE, Spans
 
 
 @exact_kernel("native")
