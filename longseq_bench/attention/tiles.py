@@ -159,19 +159,15 @@ class ExactBlocks(BlockAttention):
         else:
             step = len(block)
         owned = slice_runs(self._order.runs(block.owner), block.start, block.stop)
+        if self._mask is None and not self._causal:
+            owned = (range(len(block)),)  # positions do not matter, so all runs are one
         places = product(rows, range(0, len(block), step), self._heads)
         for (first_row, row_run), first_key, (heads, kv_heads) in places:
-            for offset, key_run in self._key_runs(slice_runs(owned, first_key, first_key + step)):
+            for offset, key_run in indexed_runs(slice_runs(owned, first_key, first_key + step)):
                 for tile in self._visible(row_run, key_run):
                     tile_rows = _shift(tile.rows, first_row)
                     tile_keys = _shift(tile.keys, first_key + offset)
                     yield heads, kv_heads, replace(tile, rows=tile_rows, keys=tile_keys)
-
-    def _key_runs(self, keys: Runs) -> Iterable[tuple[int, range]]:
-        """Return runs of keys that need tiles of their own, with the index of their first key."""
-        if self._mask is None and not self._causal:
-            return [(0, range(sum(map(len, keys))))]
-        return indexed_runs(keys)
 
     def _visible(self, rows: range, keys: range) -> Iterator[MaskTile]:
         """Yield the tiles of queries at positions `rows` with keys at positions `keys`."""

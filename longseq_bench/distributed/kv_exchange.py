@@ -116,21 +116,17 @@ class RingStep:
     hop: int
 
 
+@dataclass(frozen=True)
 class RingExchange:
     """Transfers of a ring: each block visits the next `hops` ranks, one after the other.
 
     wire: dtype in which keys and values are sent; None: their own. Gradients are never compressed.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        blocks: KVBlocks,
-        wire: torch.dtype | None = None,
-        hops: int | None = None,
-    ) -> None:
-        self.group, self.blocks, self.wire = group, blocks, wire
-        self.hops = group.size - 1 if hops is None else hops
+    group: Group
+    blocks: KVBlocks
+    hops: int
+    wire: torch.dtype | None = None
 
     def steps(self) -> list[RingStep]:
         """Return the steps of a pass in order.

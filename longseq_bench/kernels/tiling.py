@@ -75,7 +75,7 @@ class TiledKernel:
         out = _empty_output(q, v)
         lse = q.new_full(q.shape[:3], -math.inf, dtype=wide(q)) if keep_lse else None
         for block in limited(self._tiling()):
-            block_forward(self._exact, q, k, v, block, out, lse)
+            block_forward(self._exact, q, (k, v), block, out, lse)
         return out, lse
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
@@ -142,26 +142,20 @@ def _forward_copy(
 
 
 def block_forward(
-    exact: ExactKernel,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block: RowBlock,
-    out: Tensor,
-    lse: Tensor | None,
+    exact: ExactKernel, q: Tensor, keys: Pair, block: RowBlock, out: Tensor, lse: Tensor | None
 ) -> None:
     """Compute one row block into `out` and `lse`, whose rows are 0 and -inf before."""
     q_block = _take(q, block.heads, block.rows)
     acc = _accumulator(out, block)
     acc_lse = acc.new_full(acc.shape[:3], -math.inf)
-    _merge_pieces(exact, q_block, (k, v), q.shape[1] // k.shape[1], block, (acc, acc_lse))
+    _merge_pieces(exact, q_block, keys, q.shape[1] // keys[0].shape[1], block, (acc, acc_lse))
     _store(out, block, acc)
     if lse is not None:
         _store(lse, block, acc_lse)
 
 
 def merge(
-    exact: ExactKernel, q: Tensor, k: Tensor, v: Tensor, block: RowBlock, out: Tensor, lse: Tensor
+    exact: ExactKernel, q: Tensor, keys: Pair, block: RowBlock, out: Tensor, lse: Tensor
 ) -> None:
     """Add these keys to the softmax that `out` and `lse` hold for a row block, in place.
 
@@ -169,7 +163,7 @@ def merge(
     block's rows are a slice.
     """
     own, acc, acc_lse = (_take(t, block.heads, block.rows) for t in (q, out, lse))
-    _merge_pieces(exact, own, (k, v), q.shape[1] // k.shape[1], block, (acc, acc_lse))
+    _merge_pieces(exact, own, keys, q.shape[1] // keys[0].shape[1], block, (acc, acc_lse))
 
 
 def _merge_pieces(

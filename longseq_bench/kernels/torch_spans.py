@@ -45,9 +45,9 @@ def forward(
         for block in limited(_row_blocks(part.spans, part.heads, task, q, k)):
             if task.merge:
                 assert lse is not None
-                tiling.merge(exact, q, k, v, block, out, lse)
+                tiling.merge(exact, q, (k, v), block, out, lse)
             else:
-                tiling.block_forward(exact, q, k, v, block, out, lse)
+                tiling.block_forward(exact, q, (k, v), block, out, lse)
 
 
 def backward(

@@ -45,12 +45,13 @@ class Plan:
     def exchange(self, group: Group) -> RingExchange | GatherExchange:
         blocks = KVBlocks(self.counts, self.tokens)
         wire = None if self.wire is None else getattr(torch, self.wire)
+        hops = group.size - 1 if self.hops is None else self.hops
         if self.kind == "gather":
             return GatherExchange(group, blocks)
         if self.kind == "deepspeed":
             connect("cpu")
-            return DeepspeedRing(group, blocks, wire, self.hops)
-        return RingExchange(group, blocks, wire, self.hops)
+            return DeepspeedRing(group, blocks, hops, wire)
+        return RingExchange(group, blocks, hops, wire)
 
     def keys(self, owner: int) -> KVPair:
         """Return keys and values of a rank: whole numbers, or (rough) inexact in 16 bits."""

@@ -232,10 +232,10 @@ class Ring(Attention):
         limit = self.chunk or sizes.largest_block
         blocks = ring_blocks(self.order.counts, sizes.smallest_block, limit)
         wire = None if self.wire is None else getattr(torch, self.wire)
-        hops = self.order.hops if self.queries == "partitioned" else None
+        hops = self.order.hops if self.queries == "partitioned" else self.group.size - 1
         is_blocking = self.transport == "deepspeed"
         make = deepspeed_transport.DeepspeedRing if is_blocking else RingExchange
-        return make(self.group, blocks, wire, hops)
+        return make(self.group, blocks, hops, wire)
 
     @override
     def uncompressed(self) -> Ring | None:

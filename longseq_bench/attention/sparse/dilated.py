@@ -125,7 +125,7 @@ class Dilated(Attention):
     def _exchange(self) -> RingExchange:
         """Return the transfers along the walk, with as many hops as segments need."""
         blocks = ring_blocks(self.order.counts, SIZES[self.device].smallest_block)
-        return RingExchange(self.group, blocks, hops=self._hops())
+        return RingExchange(self.group, blocks, self._hops())
 
     def _hops(self) -> int:
         """Return the largest number of hops after which a rank still sees a block."""

@@ -185,7 +185,7 @@ class SegmentBlocks(BlockAttention):
     @override
     def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
         for tile in self._computed(block):
-            tiling.merge(self.exact, q, *kv, tile, out, lse)
+            tiling.merge(self.exact, q, kv, tile, out, lse)
 
     @override
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
