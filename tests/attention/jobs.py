@@ -209,7 +209,8 @@ def _count_exact(start: Any, kernels: Kernels) -> Any:
         if self._for(of["mask"]).name != "native":  # its calls of native.py are counted
             kernels.calls += 1
             if "q" in of:
-                kernels.pairs += _visible(of["q"], of["k"], of["causal"], of["mask"])
+                k = of["k"] if "k" in of else of["keys"][0]
+                kernels.pairs += _visible(of["q"], k, of["causal"], of["mask"])
         return start(self, *args, **options)
 
     return counted
