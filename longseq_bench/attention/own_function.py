@@ -51,7 +51,7 @@ from longseq_bench.core.registry import is_own
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import TokenOrder
 from longseq_bench.kernels.exact.base import AUTO, select
-from longseq_bench.meta_mode import is_meta, refuse_limited_loops
+from longseq_bench.meta_mode import device_for, is_meta, refuse_limited_loops
 from longseq_bench.patterns.visible_keys import visible_keys
 
 COUNTED_PAIRS, MIN_COUNTED_ROWS = 2**24, 8
@@ -156,15 +156,16 @@ class OwnAttention(Attention):
                 f"{type(self).__name__} sends by itself, so it can't run without its other ranks"
             )
         if self.workload.mask is not None:
-            where = "meta" if is_meta() else device
             for name, make in ((ATTN_MASK, visible_pairs_of), (MASK_MOD, mask_mod_of)):
                 if name in self._arguments:
-                    self._arguments[name] = make(self.workload, where, self.shard.queries)
+                    self._arguments[name] = make(
+                        self.workload, device_for(device), self.shard.queries
+                    )
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         refuse_limited_loops()
-        with _FusedOnMeta(self) if is_meta() else nullcontext():
+        with _FusedOnMeta(self) if q.is_meta else nullcontext():
             out = type(self).function(q, k, v, **self._arguments)
         expected, got = _describe(q), _describe(out)
         if got != expected:

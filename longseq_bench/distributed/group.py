@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longseq_bench.core.ranks import longseq_wait_for_peers
-from longseq_bench.meta_mode import device_kind, is_meta
 
 GROUP_TIMEOUT = timedelta(days=7)
 """Practically none: the launcher enforces time limits and detects hangs and lost ranks."""
@@ -41,7 +40,7 @@ class Traffic:
 class Pending:
     """Transfers in progress. `wait` drops their handles, because these keep buffers alive.
 
-    kept_alive: in meta mode, the tensor that a real transfer would keep alive until the wait.
+    kept_alive: the tensor that a real transfer would keep alive until the wait.
     """
 
     def __init__(self, works: Sequence[Any] = (), kept_alive: Tensor | None = None) -> None:
@@ -59,7 +58,7 @@ class Group:
     """The group of ranks of a trial; this process is rank `rank` of `size`.
 
     ranks: global ranks of a subgroup, ascending; empty for the world.
-    data, control: process groups of torch; None for a group that is not connected.
+    data, control: of torch; None: the group is not connected, and counts what it would send.
     communicators: process groups of subgroups by their ranks. With NCCL each takes up to hundreds
         of MB of device memory until the process ends, so each is made once.
     """
@@ -138,7 +137,7 @@ class Group:
 
         Tensors are contiguous, and none is both sent and received.
         """
-        if not self._sends(sum(t.nbytes for t in send), to) or is_meta():
+        if not self._sends(sum(t.nbytes for t in send), to) or self.data is None:
             return Pending()
         ops = [dist.P2POp(dist.isend, t, self._peer(to), self.data) for t in send]
         ops += [dist.P2POp(dist.irecv, t, self._peer(source), self.data) for t in receive]
@@ -150,9 +149,9 @@ class Group:
         if not self._sends((self.size - 1) * own.nbytes, (self.rank + 1) % self.size):
             out[self.rank].copy_(own)
             return Pending()
-        if is_meta():
+        if self.data is None:
             return Pending(kept_alive=own)
-        if device_kind(out) == "cpu":
+        if out.device.type == "cpu":
             return self._pairwise(list(out), [own] * self.size)
         # every backend accepts tensors joined along the first dimension
         joined = out.flatten(0, 1)
@@ -166,7 +165,7 @@ class Group:
         if not self._sends((self.size - 1) * out.nbytes, (self.rank + 1) % self.size):
             out.copy_(parts[self.rank])
             return Pending()
-        if is_meta():
+        if self.data is None:
             return Pending()
         joined = parts.flatten(0, 1)
         return Pending([dist.reduce_scatter_tensor(out, joined, group=self.data, async_op=True)])
@@ -187,9 +186,9 @@ class Group:
             if out.shape == sent.shape:
                 out.copy_(sent)
             return Pending()
-        if is_meta():
+        if self.data is None:
             return Pending(kept_alive=sent)
-        if device_kind(out) == "cpu":
+        if out.device.type == "cpu":
             out_parts = torch.split(out, out_sizes or out.shape[0] // self.size)
             sent_parts = torch.split(sent, sent_sizes or sent.shape[0] // self.size)
             return self._pairwise(out_parts, sent_parts)
@@ -224,7 +223,7 @@ class Group:
 
     def all_max(self, *values: float) -> list[float]:
         """Return the largest of each value over all ranks; the same on every rank."""
-        if self.size == 1 or is_meta():
+        if self.size == 1 or self.control is None:
             return list(values)
         largest = torch.tensor(values, dtype=torch.float64)
         longseq_wait_for_peers(dist.all_reduce, largest, dist.ReduceOp.MAX, group=self.control)
@@ -232,13 +231,13 @@ class Group:
 
     def all_sum(self, tensor: Tensor) -> Tensor:
         """Sum a CPU tensor over all ranks, in place, and return it."""
-        if self.size > 1 and not is_meta():
+        if self.size > 1 and self.control is not None:
             longseq_wait_for_peers(dist.all_reduce, tensor, group=self.control)
         return tensor
 
     def barrier(self) -> None:
         """Wait until every rank has called it."""
-        if self.size > 1 and not is_meta():
+        if self.size > 1 and self.control is not None:
             longseq_wait_for_peers(dist.barrier, group=self.control)
 
     def _peer(self, rank: int) -> int:

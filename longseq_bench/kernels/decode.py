@@ -24,7 +24,7 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import native
 from longseq_bench.kernels.cpp_build import library
 from longseq_bench.kernels.native import fields
-from longseq_bench.meta_mode import are_loops_limited, is_meta
+from longseq_bench.meta_mode import are_loops_limited
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -105,7 +105,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Te
     rows = (splits, batch, heads, queries)
     out = torch.empty(*rows, v.shape[3], device=q.device)
     lse = torch.empty(rows, device=q.device)
-    if is_meta() or are_loops_limited():
+    if are_loops_limited():
         return merge_partials(out, lse)
     native.check_inputs("decode kernel", unavailable_reason(q.dtype), q, k, v)
     sizes = dim, v.shape[3], batch, kv_heads, heads // kv_heads, queries, splits

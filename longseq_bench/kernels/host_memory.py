@@ -90,7 +90,7 @@ def copy(t: Tensor, device: str) -> Tensor:
     Raises UnsupportedError and MemoryError as `zeros` does.
     """
     result, t = zeros(t.shape, t.dtype, device), t.detach()
-    if meta_mode.is_meta():
+    if t.is_meta:
         return result.copy_(t)
     copied_bytes = _COPIED_BYTES if device == "cuda" else RESIDENT_BYTES
     step = max(1, copied_bytes // max(1, t.shape[-1] * t.element_size()))
@@ -231,7 +231,7 @@ class StreamedKernel:
         """Return the tile on the device."""
         if self._exact.device != "cuda":
             return tile
-        if meta_mode.is_meta():
+        if tile.is_meta:
             return tile.clone()
         copied = torch.empty(tile.shape, dtype=tile.dtype, device="cuda")
         for targets, sources in zip(copied, tile, strict=True):

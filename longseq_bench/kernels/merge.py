@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from longseq_bench.meta_mode import device_kind, is_meta
+from longseq_bench.meta_mode import device_kind
 
 
 def merge_part(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
@@ -14,12 +14,12 @@ def merge_part(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None
     both at -inf stay 0. out and lse are wide. On CUDA one Triton kernel does it in float32.
     """
     if device_kind(out) == "cuda" and out.dtype == torch.float32:
-        if not is_meta():
+        if not out.is_meta:
             from longseq_bench.kernels.triton_merge import merge
 
             merge(out, lse, part, part_lse)
         return
-    if is_meta():
+    if out.is_meta:
         # allocate the temporaries only: each operation on meta tensors takes a millisecond
         torch.empty_like(part_lse), part.to(out.dtype)
         return

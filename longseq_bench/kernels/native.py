@@ -23,7 +23,7 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels.base import Pair, Queries, check_strides
 from longseq_bench.kernels.cpp_build import library
 from longseq_bench.kernels.spans import SPAN_ARRAYS, STEP_ARRAYS, HeadSpans, SpanTask
-from longseq_bench.meta_mode import are_loops_limited, device_kind
+from longseq_bench.meta_mode import are_loops_limited
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -90,8 +90,7 @@ def forward(
 ) -> None:
     """See SpanKernel.forward. Raises UnsupportedError without a compiled kernel."""
     if are_loops_limited():
-        if device_kind(q) == "cpu":
-            _allocate_scratch(_problem(q, k, task), False, q.device)
+        _allocate_scratch(_problem(q, k, task), False, q.device)
         return
     check_inputs("kernel", unavailable_reason(q.dtype), q, k, v)
     problem = _problem(q, k, task)
@@ -113,8 +112,7 @@ def backward(
     grad_out, q, out, lse = queries
     k, v = keys
     if are_loops_limited():
-        if device_kind(q) == "cpu":
-            _allocate_scratch(_problem(q, k, task), True, q.device)
+        _allocate_scratch(_problem(q, k, task), True, q.device)
         return
     check_inputs("kernel", unavailable_reason(q.dtype), q, k, v)
     grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()

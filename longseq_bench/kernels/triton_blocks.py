@@ -35,7 +35,6 @@ from longseq_bench.kernels.triton_tiles import (
     with_dense_rows,
 )
 from longseq_bench.kernels.work_items import WorkItems
-from longseq_bench.meta_mode import device_kind, is_meta
 from longseq_bench.patterns.block_layout import BlockLayout
 
 _JOINED_ROWS = 32
@@ -128,7 +127,7 @@ class TritonBlocks:
             raise UnsupportedError(reason)
         heads = q.shape[1] if len(self.layouts) == 1 else len(self.layouts)
         check_shapes(q, k, v, heads, self.seq_len)
-        if device_kind(q) != "cuda" and not triton.knobs.runtime.interpret:
+        if q.device.type == "cpu" and not triton.knobs.runtime.interpret:
             raise UnsupportedError(f"the Triton kernels need a CUDA device, not {q.device.type}")
 
     def _slots(self, owner: Tensor, items: WorkItems) -> Tensor:
@@ -159,7 +158,7 @@ class TritonBlocks:
             of_tile = {"M": tile.queries, "N": tile.keys, **tile.options}
             _KERNELS[name][grid](*tensors, *lists, *strides, *sizes, **fixed, **of_tile)
 
-        if is_meta():
+        if q.is_meta:
             return
         key = (name, q.shape[3], q.dtype)
         tile = self._shapes.get(key) or select_shape(
@@ -172,7 +171,7 @@ class TritonBlocks:
         self, kernel: Any, tensors: Sequence[Tensor], items: WorkItems, keep_lse: bool | None = None
     ) -> None:
         """Join the slots of split rows; tensors: the result, and others that the kernel takes."""
-        if is_meta() or not items.slots:
+        if tensors[0].is_meta or not items.slots:
             return
         total, tokens = tensors[0], min(self.block, _JOINED_ROWS)
         rows = items.splits.shape[1]

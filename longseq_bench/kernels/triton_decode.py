@@ -19,7 +19,7 @@ from triton.language import tensor
 from longseq_bench.kernels.base import check_strides
 from longseq_bench.kernels.decode import SeenKeys, choose_splits, merge_partials
 from longseq_bench.kernels.triton_tiles import Shape, grid_of, on_device
-from longseq_bench.meta_mode import are_loops_limited, is_meta
+from longseq_bench.meta_mode import are_loops_limited
 
 PROGRAMS_PER_MULTIPROCESSOR = 4
 _LOG2_E = tl.constexpr(1 / math.log(2))
@@ -127,7 +127,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Te
     splits = choose_splits(batch * kv_heads, seen.end - seen.begin, _workers(q), tile.keys)
     out = torch.empty(splits, batch, heads, queries, v_dim, device=q.device)
     lse = torch.empty(splits, batch, heads, queries, device=q.device)
-    if is_meta() or are_loops_limited():
+    if are_loops_limited():
         return merge_partials(out, lse)
     tensors = q, k, v, out, lse, *_ends(seen, q.device)
     strides = [t.stride()[:3] for t in (q, k, v)]

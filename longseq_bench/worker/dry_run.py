@@ -64,7 +64,8 @@ def dry_run(
     estimates = []
     for trial in trials:
         smaller = () if is_own(trial.implementation) else smaller_trials(trial)
-        found = [_predict(one, threads, capability, multiprocessors) for one in smaller or [trial]]
+        with meta_mode.standing_for(trial.device, capability):
+            found = [_predict(one, threads, multiprocessors) for one in smaller or [trial]]
         estimates.append(extrapolate(trial, smaller, found) if smaller else found[0])
     return estimates
 
@@ -77,13 +78,7 @@ def _refuse_to_compile(*args: Any) -> None:
     )
 
 
-def _predict(
-    trial: Trial,
-    threads: int,
-    capability: tuple[int, int] | None,
-    multiprocessors: int | None = None,
-) -> DryRunEstimate:
-    meta_mode.enable(trial.device, capability)
+def _predict(trial: Trial, threads: int, multiprocessors: int | None = None) -> DryRunEstimate:
     # ranks on one host share its cores
     torch.set_num_threads(trial.threads or max(1, threads // trial.world_size))
     try:

@@ -150,10 +150,9 @@ class FirstPass(TrialRun):
         The peak is that of tensors, plus the tabulated workspace of fused kernels.
         """
         log = self.log
-        meta_mode.limit_loops()
         wait_for_all_ranks(self.attention.group, self.sender)
         meter = StoragePeak(self.trial.device, KernelWorkspace())
-        with self._limit(), meter:
+        with meta_mode.limited_loops(), self._limit(), meter:
             self._run(MeasurementLog(log.rank), "loops capped")
         log.extend(meter.measurements())
         log.add("own_tokens", "1", self.attention.shard.tokens)

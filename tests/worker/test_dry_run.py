@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from longseq_bench import meta_mode
 from longseq_bench.core.model import DryRunEstimate, OptionValue, Trial
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.worker import dry_run
@@ -92,7 +93,9 @@ def test_a_dry_run_beyond_the_limit_of_a_kernel_is_too_long(launcher: LocalLaunc
 def extrapolated_and_real(trial: Trial) -> tuple[DryRunEstimate, DryRunEstimate]:
     """Return the estimate of a large layout from smaller ones, and that of the layout itself."""
     (extrapolated,) = dry_run.dry_run([trial])
-    return extrapolated, dry_run._predict(trial, 1, None)
+    assert not meta_mode.is_meta()
+    with meta_mode.standing_for(trial.device):
+        return extrapolated, dry_run._predict(trial, 1)
 
 
 def test_a_large_layout_is_extrapolated_from_two_smaller_ones(launcher: LocalLauncher) -> None:

@@ -121,7 +121,7 @@ class Sdpa(Attention):
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if is_meta():
+        if q.is_meta:
             # the kernel of the device, not the one that torch has for meta tensors
             return self.exact.forward(q, k, v, self._causal, self._mask, q.requires_grad)[0]
         refuse_limited_loops()

@@ -38,7 +38,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import attend, disable_autocast, refuse_second_derivative
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, span_gradients
-from longseq_bench.meta_mode import device_for, is_meta
+from longseq_bench.meta_mode import device_for
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import check_sparsity, make_layout
 from longseq_bench.patterns.spans import spans_of
@@ -118,7 +118,7 @@ class AdaptiveBlockSparse(LayoutAttention):
 
     def _layout(self, queries: Tensor, keys: Tensor, head: int) -> BlockLayout:
         w = self.workload
-        if is_meta():
+        if queries.is_meta:
             # there are no scores: use a layout with equally many blocks
             return make_layout("local-window", w.seq_len, self.block, self.sparsity, w.causal)
         kv = head * w.kv_heads // w.heads

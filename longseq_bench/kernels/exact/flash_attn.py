@@ -51,7 +51,7 @@ class PackageKernel(ExactKernel):
     def _forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
     ) -> tuple[Tensor, Tensor]:
-        if is_meta():
+        if q.is_meta:
             return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
         out, lse, *_ = self._call_forward(
             **transpose(q=q, k=k, v=v), softmax_scale=q.shape[3] ** -0.5, causal=causal
@@ -61,7 +61,7 @@ class PackageKernel(ExactKernel):
     @override
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
         (_, q, _, _), (k, v) = queries, keys
-        if not is_meta():
+        if not q.is_meta:
             return self._call_backward(queries, keys, q.shape[3] ** -0.5, causal)
         gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         # float32 buffers: sums of dq, those of dk and dv for grouped heads, two numbers per query
