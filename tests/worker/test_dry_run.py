@@ -114,15 +114,18 @@ def test_a_large_layout_is_extrapolated_from_two_smaller_ones(launcher: LocalLau
 # ---- memory alone ------------------------------------------------------------------------------
 
 
+# of 64 chunks of keys 24 are computed; of 16 gathered ones 6
 @exact
+@pytest.mark.parametrize(("name", "chunk", "ranks"), [("ring", 64, 1), ("collective", 256, 2)])
 def test_a_fit_only_pass_has_the_peak_of_a_whole_one(
-    launcher: LocalLauncher,
+    launcher: LocalLauncher, name: str, chunk: int, ranks: int
 ) -> None:
-    # of 64 chunks of keys 24 are computed
-    options: dict[str, OptionValue] = {"chunk": 64}
-    whole = complete(launcher, "ring", 4096, options, heads=8, memory_budget=400 * MIB)
+    whole = complete(
+        launcher, name, 4096, {"chunk": chunk}, heads=8, world_size=ranks,
+        memory_budget=400 * MIB,
+    )  # fmt: skip
     measured = run_trial(launcher, whole).largest("peak")
-    outcome = run_trial(launcher, whole.replace(fit_only=True))
+    outcome = run_trial(launcher, whole.replace(fit_only=True, time_budget=60))
     assert outcome.status == "ok"
     assert outcome.largest("peak") == pytest.approx(measured, rel=0.03)
     assert outcome.facts["fit_only"] == "loops capped; nothing was checked"

@@ -94,11 +94,12 @@ class GatherKernel:
         buffers = [self.exchange.buffer(k, v) for _ in range(min(2, count))]
 
         transfer = self.exchange.start(k, v, 0, buffers[0])
-        for index in limited(range(count), MAX_STEPS):
+        indices = [*limited(range(count), MAX_STEPS)]
+        for index in indices:
             self.attention.forward(q, (k, v), LocalShare(index, count), out, lse)
             transfer.wait()
             gathered = buffers[index % len(buffers)]
-            if index + 1 < count:
+            if index < indices[-1]:
                 next_buffer = buffers[(index + 1) % len(buffers)]
                 transfer = self.exchange.start(k, v, index + 1, next_buffer)
             for block, kv_block in self.exchange.other_blocks(index, gathered):
