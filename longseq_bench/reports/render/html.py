@@ -11,6 +11,7 @@ import re
 import sys
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -61,10 +62,13 @@ def page(document: Document) -> str:
 
     has_charts = any(section.charts for section in document.sections)
     in_order = sorted(document.sections, key=lambda section: section.technical)
-    scripts = [_asset("page.js"), *([vega_script()] if has_charts else [])]
+    with ThreadPoolExecutor() as other:
+        vega = [other.submit(vega_script)] if has_charts else []
+        sections = list(_sections(in_order))
+        scripts = [_asset("page.js"), *(script.result() for script in vega)]
     text = _template().render(
         document=document,
-        sections=list(_sections(in_order)),
+        sections=sections,
         policy=_policy(scripts),
         style=Markup(_asset("page.css")),
         scripts=[Markup(script) for script in scripts],
