@@ -1,7 +1,8 @@
 """Fill in the generated parts of the documentation while MkDocs builds the site.
 
-A page holds a line `<!-- generated: NAME -->`. The function of that name in GENERATORS returns the
-Markdown that replaces it. Nothing that is generated is committed.
+A page holds a line `<!-- generated: NAME -->`, and one for readers of the repository that says
+where to look. The function of that name in GENERATORS returns the Markdown that replaces both.
+Nothing that is generated is committed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 ROOT = Path(__file__).resolve().parents[1]
-MARKER = re.compile(r"^<!-- generated: ([a-z-]+) -->$", re.MULTILINE)
+MARKER = re.compile(r"^<!-- generated: ([a-z-]+) -->\n\*.*\*$", re.MULTILINE)
 ADDED_TO_HELP = re.compile(r"\s*\[([^\[\]]*)\]\s*$")
 TYPE_NAMES = {"str": "TEXT", "list[str]": "TEXT", "int": "N", "int range": "N", "path": "PATH"}
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from longseq_bench.api.results import load as load
     from longseq_bench.core.errors import LongseqError as LongseqError
     from longseq_bench.core.errors import UserError as UserError
-    from longseq_bench.modules.factory import (
+    from longseq_bench.modules.block_sparse import (
         create_block_sparse_attention as create_block_sparse_attention,
     )
 
@@ -22,7 +22,7 @@ _LAZY = {
     "Results": "longseq_bench.api.results",
     "LongseqError": "longseq_bench.core.errors",
     "UserError": "longseq_bench.core.errors",
-    "create_block_sparse_attention": "longseq_bench.modules.factory",
+    "create_block_sparse_attention": "longseq_bench.modules.block_sparse",
     "load": "longseq_bench.api.results",
     "maxlen": "longseq_bench.api.length_search",
     "plan": "longseq_bench.api.planning",

@@ -11,7 +11,7 @@ from dataclasses import asdict, is_dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from longseq_bench.analysis.row import Document, Row, fields_of
+from longseq_bench.analysis.row import JsonDocument, Row, fields_of
 from longseq_bench.analysis.searches import DensityRow, SearchRow, density_rows, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
@@ -39,7 +39,7 @@ def density_json(records: Iterable[Record]) -> dict[str, Any]:
     return rows_json(density_rows(records), "density")
 
 
-def rows_json(table: Iterable[Row], document: Document) -> dict[str, Any]:
+def rows_json(table: Iterable[Row], document: JsonDocument) -> dict[str, Any]:
     """Return the JSON document of these rows."""
     row_type = {"sweep": SweepRow, "search": SearchRow, "density": DensityRow}[document]
     names = [field.name for field in fields_of(row_type).values() if document in field.json]

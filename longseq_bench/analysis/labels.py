@@ -220,11 +220,11 @@ def _words(settings: Settings, name: str, differing: Iterable[str], led: str | N
     if settings.implementation == led and isinstance(pattern, str):
         name = pattern
         shown.discard("pattern")
-    texts = [format_option(key, value) for key, value in options.items() if key in shown]
+    texts = [label_option(key, value) for key, value in options.items() if key in shown]
     return " ".join(filter(None, [name, *texts])) + settings_suffix(settings)
 
 
-def format_option(name: str, value: OptionValue) -> str:
+def label_option(name: str, value: OptionValue) -> str:
     """Return an option in words: "95 %", "chunk 1k", "4k,8k", "no overlap"; "" for None."""
     words = name.replace("_", " ")
     match value:

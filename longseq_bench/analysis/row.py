@@ -22,7 +22,7 @@ from longseq_bench.core.model import (
     options_key,
 )
 
-Kind = Literal[
+ValueKind = Literal[
     "text", "tokens", "bytes", "seconds", "flop_rate", "byte_rate", "share", "count", "ratio",
     "error", "flag", "list", "options",
 ]  # fmt: skip
@@ -37,14 +37,14 @@ largest: over ranks and rounds.  each rank: a list in the order of ranks.
 search: from all steps of a search.  derived: computed from other fields or other rows.
 """
 
-Document = Literal["sweep", "search", "density"]
+JsonDocument = Literal["sweep", "search", "density"]
 """A JSON document that the command line prints."""
 
-ALL_JSON: tuple[Document, ...] = ("sweep", "search", "density")
-NO_JSON: tuple[Document, ...] = ()
-SWEEP: tuple[Document, ...] = ("sweep",)
-DENSITY: tuple[Document, ...] = ("density",)
-SEARCHES: tuple[Document, ...] = ("search", "density")
+ALL_JSON: tuple[JsonDocument, ...] = ("sweep", "search", "density")
+NO_JSON: tuple[JsonDocument, ...] = ()
+SWEEP: tuple[JsonDocument, ...] = ("sweep",)
+DENSITY: tuple[JsonDocument, ...] = ("density",)
+SEARCHES: tuple[JsonDocument, ...] = ("search", "density")
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Field:
     """
 
     heading: str
-    kind: Kind
+    kind: ValueKind
     help: str
     merge: Merge = "derived"
     measurement: str = ""
-    json: Collection[Document] = ALL_JSON
+    json: Collection[JsonDocument] = ALL_JSON
     in_frame: bool = True
     name: str = ""
     choices: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ def _settings(trial: Trial) -> tuple[str, ...]:
     return ranks, w.dtype, mode, mask, trial.device, shape
 
 
-class Labels:
+class TrialLabels:
     """Short labels of trials: only what differs between them."""
 
     def __init__(self, trials: Iterable[Trial]) -> None:
@@ -68,7 +68,7 @@ def format_option(value: OptionValue) -> str:
     return "none" if value is None else option_text(value)
 
 
-def describe_outcome(record: Record) -> str:
+def describe_record(record: Record) -> str:
     """Return the time of a trial with its spread, or its failure, in a few words."""
     outcome, trial = record.outcome, record.trial
     if outcome.status == "timeout" and trial.time_budget and outcome.phase in _TIMED_PHASES:
@@ -151,7 +151,7 @@ class RunProgress(Watcher):
         self, console: Console, trials: Sequence[Trial], heading: str, rounds: int = 0
     ) -> None:
         self.console, self._heading, self._rounds = console, heading, rounds
-        self._labels, self._total = Labels(trials), len(trials) * rounds
+        self._labels, self._total = TrialLabels(trials), len(trials) * rounds
         self._finished, self._running = 0, ""
         to_go = [TextColumn("to go"), TimeRemainingColumn()] if self._total else []
         width = Column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -201,7 +201,7 @@ class RunProgress(Watcher):
         count = f"{self._finished}/{self._total}" if self._total else str(self._finished)
         line = Text(f"[{count}] {one_line(self._labels.label(step.trial))}  ")
         colour = _COLOURS.get(record.outcome.status, "red")
-        line.append(one_line(describe_outcome(record)), style=colour)
+        line.append(one_line(describe_record(record)), style=colour)
         if from_store:
             line.append("  (from an earlier run)", style="dim")
         self.console.print(line)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from longseq_bench.core.errors import UnknownNameError, UserError, quote
 from longseq_bench.core.model import Trial, Workload
-from longseq_bench.core.models import ModelShape, load_model
+from longseq_bench.core.model_shapes import ModelShape, load_model
 from longseq_bench.core.settings import SHAPE, Setting
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -30,7 +30,7 @@ from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.core.registry import Registry
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.token_order import Shard, TokenOrder
+from longseq_bench.distributed.token_order import Positions, Shard, TokenOrder
 from longseq_bench.kernels.base import (
     AttentionKernel,
     attend,
@@ -38,7 +38,6 @@ from longseq_bench.kernels.base import (
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, check_name, select
 from longseq_bench.patterns.visible_keys import visible_keys
 
-Positions = NDArray[np.int64]
 Counts = NDArray[np.integer] | NDArray[np.bool_]
 Mask = NDArray[np.bool_]
 

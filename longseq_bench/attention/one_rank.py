@@ -32,7 +32,7 @@ from longseq_bench.kernels.base import (
     disable_autocast,
 )
 from longseq_bench.kernels.exact.base import ExactKernel
-from longseq_bench.kernels.exact.spans import Native
+from longseq_bench.kernels.exact.native import Native
 from longseq_bench.kernels.flex_blocks import interval_mask_mod
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
 from longseq_bench.kernels.tiling import ALL, InPlaceTiledKernel, Piece, RowBlock

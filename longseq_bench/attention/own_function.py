@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts, Positions
+from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts
 from longseq_bench.attention.one_rank import mask_mod_of, visible_pairs_of
 from longseq_bench.attention.own_source import (
     ATTN_MASK,
@@ -49,7 +49,7 @@ from longseq_bench.core.errors import (
 from longseq_bench.core.model import Workload
 from longseq_bench.core.registry import is_own
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.token_order import TokenOrder
+from longseq_bench.distributed.token_order import Positions, TokenOrder
 from longseq_bench.kernels.exact.base import AUTO, select
 from longseq_bench.meta_mode import device_for, is_meta, refuse_limited_loops
 from longseq_bench.patterns.visible_keys import visible_keys

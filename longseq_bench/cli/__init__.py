@@ -19,7 +19,7 @@ from longseq_bench.cli.compare import compare
 from longseq_bench.cli.launch import launch
 from longseq_bench.cli.listing import doctor, listing, models
 from longseq_bench.cli.maxlen import maxlen
-from longseq_bench.cli.options import check_gone, describe
+from longseq_bench.cli.options import describe
 from longseq_bench.cli.plan import plan
 from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
@@ -75,7 +75,6 @@ def _main(
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     try:
-        check_gone(arguments)
         _check_no_empty(arguments)
         code = int(app(args=list(arguments), prog_name="longseq", standalone_mode=False) or 0)
         # newer versions of typer return it for Ctrl-C

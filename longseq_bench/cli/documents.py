@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from longseq_bench.api.progress import Labels, format_option
+from longseq_bench.api.progress import TrialLabels, format_option
 from longseq_bench.core.catalogue import Catalogue, Entry
 from longseq_bench.core.model import Environment, Trial
-from longseq_bench.core.models import ModelShape
+from longseq_bench.core.model_shapes import ModelShape
 from longseq_bench.doctor import Finding
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import Column, Document, Section, Table
@@ -83,7 +83,7 @@ def trials_document(trials: Sequence[Trial], rounds: int, heading: str, estimate
     heading: the device that they would use.  estimate: what they would take, the last line.
     """
     columns = [
-        ValueColumn("Trial", "text", Labels(trials).label),
+        ValueColumn("Trial", "text", TrialLabels(trials).label),
         ValueColumn("Memory budget", "bytes", lambda one: one.memory_budget),
     ]
     summary = f"{len(trials)} trials × {rounds} round{'s' if rounds > 1 else ''}; nothing was run"

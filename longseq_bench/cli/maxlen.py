@@ -9,7 +9,7 @@ from longseq_bench.cli import options
 from longseq_bench.core.settings import SEARCH, SHAPE
 
 
-@options.accept(MAXLEN | SEARCH | SHAPE)
+@options.declare(MAXLEN | SEARCH | SHAPE)
 def maxlen(
     impl: options.Implementations,
     option: options.ImplementationOptions = None,

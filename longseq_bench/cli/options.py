@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from functools import wraps
 from inspect import Parameter, Signature, cleandoc, signature
@@ -12,7 +12,6 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-from longseq_bench.core.errors import UserError
 from longseq_bench.core.settings import Setting
 
 _annotated: Any = Annotated  # types that are put together at run time
@@ -42,7 +41,7 @@ AsJson = Annotated[
 ]
 
 
-def accept(settings: Mapping[str, Setting]) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def declare(settings: Mapping[str, Setting]) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Give a command with `**given` an option for each setting, after its positional parameters.
 
     The command gets those that are written.
@@ -110,41 +109,3 @@ def describe(command: Callable[..., int]) -> str:
 def split_names(text: str | None) -> list[str]:
     """Return the distinct names in a text with commas between them."""
     return list(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
-
-
-# ---- commands and options that are gone ----------------------------------------------------------
-
-GONE = {
-    "sweep --live --port": "while the sweep runs, `longseq report FOLDER --format html` makes a "
-    "page of the records so far",
-    "report --published --beside": "write published lengths next to the table of `longseq report`, "
-    "or make the table from `longseq report RESULTS --json`",
-    "launch --node-rank --rdzv-endpoint --rdzv-timeout --key-file": "`longseq launch` runs once, "
-    "in an allocation of Slurm or with --hosts a:8,b:8",
-    "verify": "`longseq show RESULTS` names the broken lines",
-    "schema": "docs/configuration.md lists the keys of a sweep file, and a mistake has its line",
-    "compare --least": "write --min-difference",
-    "compare --across": "write --across-machines",
-    "compare --charts --no-charts": "a comparison has tables only",
-    "plan --accuracy": "the table of `longseq plan` has the past error of each row, and "
-    "`longseq plan --json` all of them",
-    "plan --sbatch": "write a job that runs `longseq launch -- maxlen ...` in an allocation of "
-    "`sbatch --nodes N`",
-}
-"""A command, or a command and options of it, and what to use instead."""
-
-
-def check_gone(arguments: Sequence[str]) -> None:
-    """Raise UserError for a command or an option that is gone.
-
-    What follows `--`, as in `longseq launch -- sweep FILE`, is a command of its own.
-    """
-    command = ""
-    for word in arguments:
-        if not command and not word.startswith("-"):
-            command = word
-        for names, remedy in GONE.items():
-            name, *options = names.split()
-            if command == name and word.partition("=")[0] in (options or [name]):
-                raise UserError(f"{word.partition('=')[0]} is gone; {remedy}")
-        command = "" if word == "--" else command

@@ -12,7 +12,7 @@ from longseq_bench.cli import options
 from longseq_bench.core.settings import SHAPE
 
 
-@options.accept(PLAN | SHAPE)
+@options.declare(PLAN | SHAPE)
 def plan(
     impl: options.Implementations,
     option: options.ImplementationOptions = None,

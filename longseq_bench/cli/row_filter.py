@@ -54,7 +54,8 @@ def find_field(name: str, place: str, rows: Sequence[Row]) -> str:
     key = name.strip().lower().replace("-", "_")
     field = key if key in FIELDS else _NAMES.get(key)
     if field is None:
-        raise UnknownNameError("field", name, [*_NAMES, *FIELDS], place)
+        known = {*FIELDS, *filter(str.isidentifier, _NAMES)}
+        raise UnknownNameError("field", name, known, place)
     return field
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from longseq_bench.core.model import Record
 
 
-@options.accept(SEARCH | SHAPE)
+@options.declare(SEARCH | SHAPE)
 def scaling(
     impl: options.Implementations,
     option: options.ImplementationOptions = None,

@@ -41,8 +41,8 @@ TIME_TOLERANCE = 0.1
 """Relative. The noise of single passes, which is unknown, moves a maximum limited by time."""
 MAX_LOAD_DIFFERENCE = 0.5  # difference in load, as a share of the cores, that is reported
 Records = list[Record]  # the runs of one trial, or of one search
-Pair = tuple[Records, Records]
-_Compared = Sequence[tuple[Pair, Any, Any]]
+RecordsPair = tuple[Records, Records]
+_Compared = Sequence[tuple[RecordsPair, Any, Any]]
 """Trials and searches: the runs of A and of B, and the merged rows of both."""
 
 
@@ -132,7 +132,7 @@ def _medians(runs: Records) -> tuple[float, ...]:
     return tuple(map(median, times)) if is_valid else ()
 
 
-def _compare_peaks(pair: Pair, row_a: SweepRow, row_b: SweepRow) -> Iterator[Change]:
+def _compare_peaks(pair: RecordsPair, row_a: SweepRow, row_b: SweepRow) -> Iterator[Change]:
     a, b = ([p for r in runs if (p := r.outcome.largest("peak"))] for runs in pair)
     if row_a.is_ok and row_b.is_ok and a and b:
         verdict = "same"
@@ -242,7 +242,7 @@ def is_search(record: Record) -> bool:
 
 def match(
     a: Iterable[Record], b: Iterable[Record], any_machine: bool = False
-) -> tuple[list[Pair], list[Pair], list[Records], list[Records]]:
+) -> tuple[list[RecordsPair], list[RecordsPair], list[Records], list[Records]]:
     """Match trials and searches with the same environment, else on the same machine.
 
     Budgets do not change a time: a trial matches one with other budgets if none has the same.
@@ -269,7 +269,7 @@ def match(
     left = [list(group_by(side, lambda r: key(r, *first)).values()) for side in sides]
     for groups in left:
         groups.sort(key=lambda runs: max(r.started_at for r in runs))
-    pairs, different_machines = list[Pair](), list[Pair]()
+    pairs, different_machines = list[RecordsPair](), list[RecordsPair]()
     for step in (first, *product(("machine", "any"), (False, True), (False, True))):
         by_key_a, by_key_b = ({key(runs[0], *step): runs for runs in side} for side in left)
         matched = [(runs, by_key_b[k]) for k, runs in by_key_a.items() if k in by_key_b]

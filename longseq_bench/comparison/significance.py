@@ -19,7 +19,7 @@ MAX_ROUNDS = 1000  # rounds per side beyond which none are proposed
 MISSED, UNDERRATED = 0.1, 0.2
 """For proposed rounds: the chance to miss the change, and that the noise is above its estimate."""
 
-Pair = tuple[Sequence[float], Sequence[float]]
+SamplesPair = tuple[Sequence[float], Sequence[float]]
 """The values of one row, above 0: at least two of side A, and of side B."""
 Prior = tuple[int, float]
 """What all rows share: degrees of freedom and the variance of one value; (0, 0.0): nothing."""
@@ -43,7 +43,7 @@ class RatioEstimate:
     degrees_of_freedom: int
 
 
-def estimate_ratios(pairs: Sequence[Pair], level: float = 0.05) -> list[RatioEstimate]:
+def estimate_ratios(pairs: Sequence[SamplesPair], level: float = 0.05) -> list[RatioEstimate]:
     """Estimate the ratio of each row by Welch's test; from four rows on they share variance.
 
     level: the family-wise error rate.
@@ -64,7 +64,9 @@ def estimate_ratios(pairs: Sequence[Pair], level: float = 0.05) -> list[RatioEst
     return [RatioEstimate(*row) for row in zip(*map(np.ndarray.tolist, columns), strict=True)]
 
 
-def find_rounds(pairs: Sequence[Pair], share: float, level: float = 0.05) -> list[int | None]:
+def find_rounds(
+    pairs: Sequence[SamplesPair], share: float, level: float = 0.05
+) -> list[int | None]:
     """Return per row the values a side that would show a change by a share, by the same test.
 
     The noise is that of these values, at an upper bound, since few values know it badly. The
@@ -89,7 +91,7 @@ def adjust_by_holm(p_values: Sequence[float]) -> Any:
     return adjusted
 
 
-def _noise(pairs: Sequence[Pair]) -> tuple[Any, Prior]:
+def _noise(pairs: Sequence[SamplesPair]) -> tuple[Any, Prior]:
     """Return arrays with a value per row, of its logarithms, and the prior of the rows.
 
     The arrays: the difference, 1/nA + 1/nB, the variance of one value, nA + nB - 2 degrees of

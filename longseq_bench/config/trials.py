@@ -13,7 +13,7 @@ from longseq_bench.config.loader import SourceFile
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import ConfigError, UserError
 from longseq_bench.core.model import Device, OptionValue, Trial, Workload
-from longseq_bench.core.models import ModelShape, load_model
+from longseq_bench.core.model_shapes import ModelShape, load_model
 from longseq_bench.core.options import unknown_option
 from longseq_bench.core.registry import canonical_name
 from longseq_bench.core.settings import TRIAL

@@ -20,14 +20,14 @@ from longseq_bench.core.units import MAX_TOKENS, parse_tokens
 
 _BOOLEAN = TypeAdapter(bool)
 
-Kind = Literal["int", "float", "str", "bool", "ints"]
+OptionKind = Literal["int", "float", "str", "bool", "ints"]
 
 
 class OptionSpec(Frozen):
     """One option. kind `ints`: whole numbers separated by commas. least: the minimum of an int."""
 
     name: str
-    kind: Kind
+    kind: OptionKind
     default: OptionValue = None
     optional: bool = False
     choices: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class OptionSpec(Frozen):
         return text
 
 
-_EXPECTED: dict[Kind, str] = {
+_EXPECTED: dict[OptionKind, str] = {
     "int": "is not a whole number from {least} up (write 1024 or 1k)",
     "float": "is not a number from 0 up",
     "bool": "is neither true nor false",
@@ -150,8 +150,8 @@ def spec_of(name: str, hint: Any, default: Any) -> OptionSpec:
         words = get_args(hint)
         hint = type(words[0])
         choices = words if hint is str else ()
-    kinds: dict[Any, Kind] = {int: "int", float: "float", bool: "bool", str: "str"}
-    kind: Kind = "ints" if get_origin(hint) is tuple else kinds[hint]
+    kinds: dict[Any, OptionKind] = {int: "int", float: "float", bool: "bool", str: "str"}
+    kind: OptionKind = "ints" if get_origin(hint) is tuple else kinds[hint]
     value = None if default is inspect.Parameter.empty else default
     return OptionSpec(
         name=name,

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
@@ -25,6 +24,7 @@ from longseq_bench.kernels import native
 from longseq_bench.kernels.cpp_build import library
 from longseq_bench.kernels.native import fields
 from longseq_bench.meta_mode import are_loops_limited
+from longseq_bench.patterns import Ints
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 
@@ -37,8 +37,6 @@ MAX_ROWS = {torch.float32: 16, torch.bfloat16: 64, torch.float16: 64}
 """Query heads of a group times new tokens, at most, on CUDA: the rows of a tile. With more,
 registers spill when the kernel is compiled for compute capability 8.0 and 9.0."""
 MAX_HEAD_DIM = 256
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,8 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.cpp_build import COMPILERS
 from longseq_bench.kernels.spans import check_shapes
-from longseq_bench.patterns.block_layout import BlockLayout, Ints
+from longseq_bench.patterns import Ints
+from longseq_bench.patterns.block_layout import BlockLayout
 
 Entries = tuple[Ints, NDArray[np.int32]]
 """The row and the block of each entry of a table, row by row."""

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.patterns.block_layout import BlockLayout, Ints
+from longseq_bench.patterns import Ints
+from longseq_bench.patterns.block_layout import BlockLayout
 
 List = tuple[Ints, NDArray[np.int32]]
 Lists = Sequence[List]

@@ -1,15 +1,14 @@
 """Imported by the fork server after everything else."""
 
 import gc
+import sys
 from contextlib import suppress
-
-import torch
 
 from longseq_bench.launchers import _server_preload
 
-if torch.version.cuda:
-    # Triton reads all its files in each process that compiles a kernel: once here, for all trials
-    with suppress(Exception):
+# Triton reads all its files in each process that compiles a kernel: once here, for all trials
+with suppress(Exception):
+    if sys.modules["torch"].version.cuda:
         from triton.runtime.cache import triton_key
 
         triton_key()

@@ -5,7 +5,7 @@ without a report has that of its exit status (`outcome_of_exit`). SIGKILL is out
 the kernel's out-of-memory killer was active. A signal from outside, such as SIGTERM of a batch
 system, is no failure of the trial.
 
-launchers/local.py runs some failures again: as they are (`is_device_error`), or with more memory
+launchers/local.py runs some failures again: as they are (`failed_by_device`), or with more memory
 (`may_be_out_of_memory`).
 """
 
@@ -53,14 +53,14 @@ def may_be_out_of_memory(outcome: Outcome, signal_number: int) -> bool:
     Seen on the CPU near the limit, and gone with more memory: SIGSEGV in fused kernels,
     oneDNN's "could not create a primitive", and wrong bfloat16 outputs.
     """
-    if outcome.facts.get("lost_peer") or is_device_error(outcome):
+    if outcome.facts.get("lost_peer") or failed_by_device(outcome):
         return False
     if outcome.status == "crashed":
         return signal_number in NATIVE_CRASHES
     return outcome.status == "wrong" or "RuntimeError" in (outcome.reason or "")
 
 
-def is_device_error(outcome: Outcome) -> bool:
+def failed_by_device(outcome: Outcome) -> bool:
     """Return True if the GPU or NCCL failed. A fresh process may run without that error."""
     return bool(outcome.facts.get("device_error"))
 

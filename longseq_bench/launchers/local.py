@@ -30,8 +30,8 @@ from longseq_bench.launchers import _child_entry, fork_server
 from longseq_bench.launchers.base import DRY_RUN_LIMIT_S, LAUNCHERS, Launcher, LaunchResult, OnPhase
 from longseq_bench.launchers.exit_status import (
     OutputFile,
+    failed_by_device,
     find_nccl_files,
-    is_device_error,
     kernel_kills,
     may_be_out_of_memory,
     remove_nccl_files,
@@ -139,7 +139,7 @@ class LocalLauncher(Launcher):
     def run(self, trial: Trial, on_phase: OnPhase) -> LaunchResult:
         outcome, signal_number = self._attempt(trial, on_phase)
         first, attempts = None, 1
-        if is_device_error(outcome) or is_environment_failure(outcome):
+        if failed_by_device(outcome) or is_environment_failure(outcome):
             first, attempts = outcome, 2
             outcome, signal_number = self._attempt(trial, on_phase)
         if trial.memory_budget and may_be_out_of_memory(outcome, signal_number):

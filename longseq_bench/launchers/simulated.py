@@ -22,7 +22,7 @@ class SimulatedLauncher(Launcher):
     Args:
         peak: peak memory of a rank in bytes.
         seconds: time of one pass.
-        failure: an outcome that replaces the computed one, or None.
+        dies: returns an outcome that replaces the computed one, or None.
         dry_run_factor: ratio of the predicted to the computed peak.
     """
 

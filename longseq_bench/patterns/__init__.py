@@ -1,1 +1,7 @@
 """Patterns: index arithmetic in numpy that says which query sees which key."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+"""Positions, or other integers."""

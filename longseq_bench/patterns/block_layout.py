@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.core.cost import visible_pairs as dense_pairs
+from longseq_bench.patterns import Ints
 from longseq_bench.patterns.visible_keys import VisibleKeys
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

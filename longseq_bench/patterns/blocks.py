@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
-from longseq_bench.patterns.block_layout import BlockLayout, Ints, visible_blocks
+from longseq_bench.patterns import Ints
+from longseq_bench.patterns.block_layout import BlockLayout, visible_blocks
 from longseq_bench.patterns.visible_keys import VisibleKeys
 
 CHUNK = 2**16

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.patterns.block_layout import Ints
+from longseq_bench.patterns import Ints
 from longseq_bench.patterns.blocks import row_counts, window_start
 
 PATTERN = "sink-window"

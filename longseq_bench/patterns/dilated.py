@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from longseq_bench.core.errors import UnsupportedError, UserError
-
-Ints = NDArray[np.int64]
+from longseq_bench.patterns import Ints
 
 TokenSet = tuple[int, int, int]
 """Segment, rate and offset of tokens that see each other."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from longseq_bench.patterns import Ints
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.dilated import DilationRule, TokenSet
-from longseq_bench.patterns.visible_keys import Ints, VisibleKeys
+from longseq_bench.patterns.visible_keys import VisibleKeys
 
 
 @dataclass(frozen=True, eq=False)

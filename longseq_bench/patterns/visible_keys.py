@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from longseq_bench.core.masks import CAUSAL, FULL, PREFIX, WINDOW, Mask
 from longseq_bench.core.model import Workload
-
-Ints = NDArray[np.int64]
+from longseq_bench.patterns import Ints
 
 
 class VisibleKeys:

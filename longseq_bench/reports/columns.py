@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from longseq_bench.analysis.row import fields_of, require
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.reports.document import Cell, Column, Kind, Spread, Table
+from longseq_bench.reports.document import Cell, Column, Spread, Table, ValueKind
 from longseq_bench.reports.groups import has_several_ranks, name_status, split_names
 
 SWEEP_FIELDS = split_names(
@@ -69,7 +69,7 @@ def make_columns(text: str) -> tuple[Column, ...]:
     """Return columns by headings, with kinds other than text: "Name, Tokens: tokens"."""
     pairs = (one.partition(": ") for one in text.split(", "))
     return tuple(
-        Column(name, cast(Kind, kind or "text"), help=_GLOSSARY.get(name, ""))
+        Column(name, cast(ValueKind, kind or "text"), help=_GLOSSARY.get(name, ""))
         for name, _, kind in pairs
     )
 
@@ -84,7 +84,7 @@ class ValueColumn:
     """
 
     heading: str
-    kind: Kind
+    kind: ValueKind
     value: Callable[[Any], Cell]
     priority: int | None = None
     of_ranks: bool = False

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from longseq_bench.analysis.row import Kind as Kind
+from longseq_bench.analysis.row import ValueKind as ValueKind
 from longseq_bench.core.units import (
     format_bytes,
     format_rate,
@@ -55,7 +55,7 @@ class Column:
     """
 
     name: str
-    kind: Kind = "text"
+    kind: ValueKind = "text"
     priority: int | None = None
     help: str = ""
 
@@ -80,7 +80,7 @@ class Axis:
     """
 
     name: str
-    kind: Kind
+    kind: ValueKind
     log: bool = False
 
 
@@ -225,7 +225,7 @@ class Document:
         return replace(self, sections=[replace(s, charts=()) for s in self.sections])
 
 
-def format_cell(cell: Cell, kind: Kind) -> str:
+def format_cell(cell: Cell, kind: ValueKind) -> str:
     """Format a cell: "12.3 ms ±2 %", "1.5 MiB", "128k"; a dash for None."""
     if cell is None:
         return MISSING
@@ -244,7 +244,7 @@ def format_ratio(value: float) -> str:
     return f"{value:,.0f}×" if value >= 1000 else f"{value:.3g}×"
 
 
-_FORMATS: dict[Kind, Callable[[float], str]] = {
+_FORMATS: dict[ValueKind, Callable[[float], str]] = {
     "tokens": lambda value: format_tokens(int(value)),
     "bytes": format_bytes,
     "seconds": format_seconds,

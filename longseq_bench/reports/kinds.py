@@ -25,11 +25,11 @@ from longseq_bench.reports.document import (
 from longseq_bench.reports.groups import limit_findings
 from longseq_bench.reports.render.csv import samples_table
 from longseq_bench.reports.sections.at_a_glance import all_implementations, key_figures
+from longseq_bench.reports.sections.capabilities import capabilities
 from longseq_bench.reports.sections.failures import failures, problems
 from longseq_bench.reports.sections.gains import ONE_RANK, where_it_pays
 from longseq_bench.reports.sections.growth import exponents, minimum_sparsity, over_ranks
 from longseq_bench.reports.sections.lengths import lengths, maxima, projected
-from longseq_bench.reports.sections.modes import capabilities
 from longseq_bench.reports.sections.provenance import (
     configs,
     context,

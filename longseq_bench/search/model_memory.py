@@ -15,7 +15,7 @@ other than attention, logits, temporary copies of gathered weights and CUDA's co
 from dataclasses import dataclass
 
 from longseq_bench.core.model import Workload
-from longseq_bench.core.models import ModelShape
+from longseq_bench.core.model_shapes import ModelShape
 from longseq_bench.core.settings import Sharding
 from longseq_bench.search.prediction import Prediction
 

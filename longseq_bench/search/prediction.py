@@ -32,7 +32,7 @@ ALWAYS_DRY_RUN_TOKENS = 4096  # dry runs up to this many tokens per rank ignore 
 DRY_RUN_TIME_FACTOR = 4.0  # longer ones: while a pass may take at most this many time limits
 PROFILE_UNCERTAINTY = 6.0  # the factor by which a rate from a profile may be wrong
 CEILING_TOKENS = 2**30  # per rank; longer lengths are not tried
-DRY_RUN_LIMIT_S = 300.0  # of a dry run for a plan
+PLAN_DRY_RUN_LIMIT_S = 300.0
 RECORD_UNCERTAINTY = 1.3  # the factor by which a rate from records of this machine may be wrong
 
 
@@ -323,7 +323,7 @@ def predict_best(
 
     on_launcher: dry run of a launcher.  unit: more ranks are added this many at a time.
     """
-    limited = partial(on_launcher, limit=DRY_RUN_LIMIT_S, **rates.hardware.dry_run_options)
+    limited = partial(on_launcher, limit=PLAN_DRY_RUN_LIMIT_S, **rates.hardware.dry_run_options)
     dry_run = add_outside(limited, rates.hardware)
     if tokens is None:
         return find_longest_fit(trial, dry_run, rates, CEILING_TOKENS * trial.world_size)
@@ -359,8 +359,8 @@ class Accuracy(NamedTuple):
 
 def find_accuracy(records: Iterable[Record]) -> list[Accuracy]:
     """Return the errors of the predictions in records, by kind of trial."""
-    kinds: dict[Kind, tuple[list[float], list[float]]] = {}
-    missed: Counter[Kind] = Counter()
+    kinds: dict[TrialKind, tuple[list[float], list[float]]] = {}
+    missed: Counter[TrialKind] = Counter()
     for record in records:
         outcome, trial, prediction = record.outcome, record.trial, record.foreseen
         if prediction is None or trial.fit_only:
@@ -382,10 +382,10 @@ def find_accuracy(records: Iterable[Record]) -> list[Accuracy]:
     ]
 
 
-Kind = tuple[str, str, int, str, str, str]
+TrialKind = tuple[str, str, int, str, str, str]
 
 
-def _kind(trial: Trial) -> Kind:
+def _kind(trial: Trial) -> TrialKind:
     w = trial.workload
     return trial.implementation, w.mode, trial.world_size, trial.device, w.dtype, trial.keep
 

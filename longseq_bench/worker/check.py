@@ -31,7 +31,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import all_gather, all_reduce_max
-from longseq_bench.worker.passes import Triple
+from longseq_bench.kernels.base import Triple
 from longseq_bench.worker.reference import CheckedRows, Gradients, KeyChunk, Reference, Sum
 
 Array = NDArray[np.float64]

@@ -22,6 +22,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import all_gather, find_rows, fingerprint
 from longseq_bench.distributed.token_order import Positions
 from longseq_bench.kernels import host_memory
+from longseq_bench.kernels.base import Triple
 from longseq_bench.kernels.exact.base import Use
 from longseq_bench.kernels.torch_spans import torch_kernel
 from longseq_bench.meters.clock import wait_for_device
@@ -49,8 +50,6 @@ EDGE_ROWS = 256
 _SEED_STEP = 1_000_003  # between the seeds of two rounds
 _DIGEST_ROWS = 2**16
 _INTEGERS = (torch.int64, torch.int32, torch.int16)
-
-Triple = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass

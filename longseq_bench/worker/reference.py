@@ -27,8 +27,8 @@ from longseq_bench.distributed.shard import (
     gather_shards,
     is_owner,
 )
+from longseq_bench.kernels.base import Triple
 from longseq_bench.patterns.visible_keys import visible_keys
-from longseq_bench.worker.passes import Triple
 
 KEY_CHUNK = 65_536
 """Keys that are computed together, at most."""

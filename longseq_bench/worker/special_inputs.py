@@ -47,7 +47,8 @@ from typing_extensions import override
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.distributed.token_order import Positions
-from longseq_bench.patterns.visible_keys import Ints, visible_keys
+from longseq_bench.patterns import Ints
+from longseq_bench.patterns.visible_keys import visible_keys
 from longseq_bench.worker.check import GRADIENT_TOLERANCE
 from longseq_bench.worker.passes import Pass
 

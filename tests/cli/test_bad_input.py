@@ -8,7 +8,6 @@ import pytest
 
 from longseq_bench import load as load_results
 from longseq_bench.cli import run
-from longseq_bench.cli.options import GONE
 from longseq_bench.store import RECORDS, load
 from tests.cli.commands import Capture, refusal
 from tests.cli.test_cli import Ranks
@@ -32,15 +31,6 @@ def state(folder: Path) -> dict[str, bytes]:
 
 
 # ---- the command line --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("gone", GONE)
-def test_what_is_gone_is_answered_in_one_sentence(gone: str, capfd: Capture) -> None:
-    command, *options = gone.split()
-    for option in options or [""]:
-        assert run([command, *filter(None, [option])]) == 2
-        said = f"longseq: {option or command} is gone; {GONE[gone]}\n"
-        assert capfd.readouterr().err == said
 
 
 @pytest.mark.parametrize(

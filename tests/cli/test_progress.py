@@ -8,7 +8,7 @@ from rich.console import Console
 
 from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.sweeps import sweep_rows
-from longseq_bench.api.progress import Labels, Reporter, RunProgress, describe_outcome
+from longseq_bench.api.progress import Reporter, RunProgress, TrialLabels, describe_record
 from longseq_bench.core.model import Phase, Status
 from longseq_bench.search.strategy import Step
 from tests import make
@@ -21,7 +21,7 @@ def test_a_label_has_only_differing_settings() -> None:
         make.trial("ring", 2048, {"chunk": 128, "order": "zigzag"}, causal=True),
         make.trial("sdpa", 2048),
     ]
-    labels = Labels(trials)
+    labels = TrialLabels(trials)
     assert [labels.label(trial) for trial in trials] == [
         "ring 2k chunk 64 not causal", "ring 2k chunk 128 causal", "sdpa 2k not causal",
     ]  # fmt: skip
@@ -39,9 +39,9 @@ def test_a_label_has_only_differing_settings() -> None:
 def test_a_failure_is_one_short_line(status: Status, phase: Phase, words: str) -> None:
     """The text of the allocator is in the record only."""
     failed = make.outcome(status, "four lines\n of text", phase)
-    assert describe_outcome(make.record(make.trial(time_budget=10.0), failed)) == words
+    assert describe_record(make.record(make.trial(time_budget=10.0), failed)) == words
     long = make.outcome("error", "x" * 1000, "forward")
-    assert len(describe_outcome(make.record(came_to=long))) < 130
+    assert len(describe_record(make.record(came_to=long))) < 130
 
 
 def test_a_live_line_has_no_markup_and_no_control_character_of_a_label() -> None:

@@ -6,7 +6,12 @@ from random import Random
 
 import pytest
 
-from longseq_bench.comparison.significance import Pair, adjust_by_holm, estimate_ratios, find_rounds
+from longseq_bench.comparison.significance import (
+    SamplesPair,
+    adjust_by_holm,
+    estimate_ratios,
+    find_rounds,
+)
 
 Noise = Callable[[Random], float]
 
@@ -58,7 +63,7 @@ def heavy(rng: Random) -> float:
 
 def noisy(
     rng: Random, scales: list[float], rounds: int, shift: float = 0.0, noise: Noise = NORMAL
-) -> list[Pair]:
+) -> list[SamplesPair]:
     """A row per scale: `rounds` values per side in logarithms, the second side shifted."""
     return [
         tuple([math.exp(by + s * noise(rng)) for _ in range(rounds)] for by in (0, shift))

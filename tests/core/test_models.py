@@ -8,7 +8,7 @@ import pytest
 
 from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.model import Workload
-from longseq_bench.core.models import ModelShape, built_in_models, load_model, parse_config
+from longseq_bench.core.model_shapes import ModelShape, built_in_models, load_model, parse_config
 
 # Parameters of the tensors on Hugging Face (model.safetensors.index.json; of Gemma 3 without the
 # vision tower, of DeepSeek-V3 without the layer that predicts a second token). A wrong

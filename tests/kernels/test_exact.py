@@ -13,7 +13,8 @@ from torch import Tensor
 
 from longseq_bench.core.errors import KernelLimitError, UnknownNameError, UnsupportedError
 from longseq_bench.kernels import native
-from longseq_bench.kernels.exact import spans, torch_fused
+from longseq_bench.kernels.exact import native as exact_native
+from longseq_bench.kernels.exact import torch_fused
 from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use, select
 from longseq_bench.kernels.exact.torch_fused import Efficient, Flash, backward_elements
 from tests.kernels import plain_attention
@@ -212,7 +213,7 @@ def test_auto_leaves_16_bits_to_torch_where_the_cpu_has_matrix_units(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, flag: str, chosen: str
 ) -> None:
     make("native", dtype)
-    monkeypatch.setattr(spans, "_cpu_flags", lambda: frozenset({flag}))
+    monkeypatch.setattr(exact_native, "_cpu_flags", lambda: frozenset({flag}))
     assert select("auto", Use("cpu", dtype, 64, False))[0].name == chosen
 
 

@@ -13,7 +13,7 @@ from longseq_bench import create_block_sparse_attention as create
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.modules.factory import VARIANTS, MultiheadBlockSparse, SparseAttention
+from longseq_bench.modules.block_sparse import VARIANTS, MultiheadBlockSparse, SparseAttention
 from longseq_bench.testing.definition import build_attention, make_inputs, make_output_gradient
 from tests.ranks import Ranks
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import Workload
-from longseq_bench.modules.factory import MultiheadBlockSparse
+from longseq_bench.modules.block_sparse import MultiheadBlockSparse
 from longseq_bench.patterns.blocks import PATTERNS, WITH_SPECIAL
 from longseq_bench.testing.definition import build_attention, count_pairs
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from longseq_bench.reports.document import Cell, Kind, Spread, format_cell
+from longseq_bench.reports.document import Cell, Spread, ValueKind, format_cell
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from longseq_bench.reports.document import Cell, Kind, Spread, format_cell
         ("as it is", "seconds", "as it is"),
     ],
 )
-def test_each_kind_is_written_with_its_unit(cell: Cell, kind: Kind, text: str) -> None:
+def test_each_kind_is_written_with_its_unit(cell: Cell, kind: ValueKind, text: str) -> None:
     assert format_cell(cell, kind) == text
 
 

@@ -14,7 +14,7 @@ from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_share
 from longseq_bench.reports.document import MISSING, Document, Spread, Table
 from longseq_bench.reports.kinds import documents
-from longseq_bench.reports.sections.modes import CAPABILITIES
+from longseq_bench.reports.sections.capabilities import CAPABILITIES
 from longseq_bench.store import load
 from tests import make
 from tests.reports import examples

@@ -3,7 +3,7 @@
 import pytest
 
 from longseq_bench.core.model import Workload
-from longseq_bench.core.models import ModelShape
+from longseq_bench.core.model_shapes import ModelShape
 from longseq_bench.search.model_memory import ModelMemory, Sharding, model_memory
 
 MODEL = ModelShape(

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from longseq_bench.launchers.exit_status import is_device_error, may_be_out_of_memory
+from longseq_bench.launchers.exit_status import failed_by_device, may_be_out_of_memory
 from longseq_bench.worker.verdicts import outcome_of_exception
 
 NCCL = "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, "
@@ -39,7 +39,7 @@ def test_every_lack_of_memory_is_out_of_memory(error: Exception) -> None:
     """Any other status would end a search at this length."""
     found = outcome_of_exception(error, "forward")
     assert (found.status, found.phase, found.fits) == ("oom", "forward", False)
-    assert not is_device_error(found)
+    assert not failed_by_device(found)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_every_lack_of_memory_is_out_of_memory(error: Exception) -> None:
 def test_other_errors_of_a_device_are_for_a_fresh_process(error: Exception) -> None:
     """Not `limit`, and no reason to try with more memory."""
     found = outcome_of_exception(error, "forward")
-    assert (found.status, is_device_error(found)) == ("error", True)
+    assert (found.status, failed_by_device(found)) == ("error", True)
     assert not may_be_out_of_memory(found, 0)
 
 
@@ -125,4 +125,4 @@ def test_what_is_missing_is_named_with_a_remedy(
     start, _, end = found.facts["exception"].partition("…")
     assert text.startswith(start)
     assert text.endswith(end)
-    assert not is_device_error(found)
+    assert not failed_by_device(found)

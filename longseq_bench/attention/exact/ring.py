@@ -8,7 +8,7 @@ its rows each; in the backward also gradients of three blocks.
 
 RingKernel is this loop. The transfers and their buffers are in distributed/kv_exchange.py; the
 attention to a block is in attention/tiles.py. On one rank the loop runs over chunks of the rank's
-own keys (`single_rank_tiles`). A step of decoding is in attention/cache.py.
+own keys (`single_rank_tiles`). A step of decoding is in attention/decode.py.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N); a block of keys (B, Hk, M, D).
 """
@@ -133,11 +133,11 @@ class Ring(Attention):
     def __new__(cls, workload: Workload, group: Group, **options: Any) -> Ring:
         """Return the ring of the workload and its transport."""
         # here, because both modules import this one
-        from longseq_bench.attention import cache
+        from longseq_bench.attention import decode
         from longseq_bench.attention.exact import ring_fairscale
 
         if workload.decode:
-            cls = cache.DecodeRing
+            cls = decode.DecodeRing
         elif options.get("transport") == "fairscale" and group.size > 1:
             cls = ring_fairscale.FairscaleRing
         return super().__new__(cls)

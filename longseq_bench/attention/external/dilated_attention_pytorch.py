@@ -24,12 +24,13 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from typing_extensions import override
 
-from longseq_bench.attention.base import Counts, Mask, Positions, implementation
+from longseq_bench.attention.base import Counts, Mask, implementation
 from longseq_bench.attention.external._library import External, Library
 from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import UnsupportedError, UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.token_order import Positions
 from longseq_bench.patterns.dilated import DilationRule, TokenSet
 
 

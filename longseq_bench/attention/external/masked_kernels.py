@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from longseq_bench.attention.base import Counts, Mask, Positions, implementation
+from longseq_bench.attention.base import Counts, Mask, implementation
 from longseq_bench.attention.external._library import HALF, External, Library
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.masks import CAUSAL, DOCUMENTS, FULL, FULL_DOCUMENTS, WINDOW
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.distributed.token_order import Positions
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import make_layout
 

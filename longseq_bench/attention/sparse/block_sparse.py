@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, Counts, Mask, Positions, implementation
-from longseq_bench.attention.cache import CacheAttention, choose_kernel
+from longseq_bench.attention.base import Attention, Counts, Mask, implementation
+from longseq_bench.attention.decode import CacheAttention, choose_kernel
 from longseq_bench.attention.one_rank import masked_steps
 from longseq_bench.attention.projections import Projected, ProjectedAttention
 from longseq_bench.attention.sparse.block_sparse_distributed import FetchKernel, ShardedLayout
@@ -20,7 +20,7 @@ from longseq_bench.core.cost import key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.token_order import Shard
+from longseq_bench.distributed.token_order import Positions, Shard
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.decode import SeenKeys
@@ -346,7 +346,7 @@ def special_tokens(pattern: str, seq_len: int, requested: int | None) -> int:
 
 # ---- the variant multihead -----------------------------------------------------------------------
 # q, k, v and the output each pass through a weight matrix. This is the benchmark's implementation;
-# modules/factory.py has the module for use in a model.
+# modules/block_sparse.py has the module for use in a model.
 
 
 @implementation("block-sparse-multihead")

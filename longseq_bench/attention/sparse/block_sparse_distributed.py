@@ -12,7 +12,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.attention.one_rank import masked_steps
@@ -20,10 +19,9 @@ from longseq_bench.distributed.group import Group, Pending
 from longseq_bench.distributed.kv_exchange import KVPair
 from longseq_bench.kernels.base import OutputAndLse, Queries, Triple
 from longseq_bench.kernels.spans import HeadSpans, SpanKernel, SpanTask, StepMap
+from longseq_bench.patterns import Ints
 from longseq_bench.patterns.block_layout import BlockLayout, Owners
 from longseq_bench.patterns.spans import Spans
-
-Ints = NDArray[np.int64]
 
 MAX_STAGES = 8
 """Maximum number of stages of key heads for fetching, so that fetched keys need little memory."""

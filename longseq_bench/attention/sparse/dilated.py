@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, Counts, Mask, Positions, implementation
+from longseq_bench.attention.base import Attention, Counts, Mask, implementation
 from longseq_bench.attention.exact.ring import RingKernel
 from longseq_bench.attention.sparse.segments import SegmentBlocks, SegmentTiles
 from longseq_bench.attention.tiles import SIZES, Block, LocalShare, head_runs
@@ -20,11 +20,11 @@ from longseq_bench.core.cost import key_bytes_per_token, visible_pairs
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import RingExchange, ring_blocks
-from longseq_bench.distributed.token_order import Shard, TokenOrder, even_span
+from longseq_bench.distributed.token_order import Positions, Shard, TokenOrder, even_span
 from longseq_bench.kernels import native
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.exact.base import AUTO
-from longseq_bench.kernels.exact.spans import Native
+from longseq_bench.kernels.exact.native import Native
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
 from longseq_bench.kernels.tiling import RowBlock, TiledKernel
 from longseq_bench.patterns.dilated import DilationRule, hilbert_order

@@ -33,9 +33,8 @@ from longseq_bench.kernels.base import Queries
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.tiling import Piece, RowBlock
 from longseq_bench.meta_mode import MAX_STEPS, limited
+from longseq_bench.patterns import Ints
 from longseq_bench.patterns.dilated import DilatedSegment
-
-Ints = NDArray[np.int64]
 
 
 class SegmentTiles:

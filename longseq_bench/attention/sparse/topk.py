@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from longseq_bench.core.errors import UserError
-from longseq_bench.patterns.block_layout import BlockLayout, Ints, visible_blocks
+from longseq_bench.patterns import Ints
+from longseq_bench.patterns.block_layout import BlockLayout, visible_blocks
 from longseq_bench.patterns.blocks import check_lengths, check_sparsity, kept_counts
 
 CHUNK = {"cpu": 2**18, "cuda": 2**20}

@@ -17,7 +17,7 @@ import altair as alt
 from altair.utils.schemapi import debug_mode
 
 from longseq_bench.core.model import Status
-from longseq_bench.reports.document import Chart, Kind, Mark, Point, format_cell
+from longseq_bench.reports.document import Chart, Mark, Point, ValueKind, format_cell
 
 NAME_LETTERS, TITLE_LETTERS = 27, 95
 """Letters of a line of a row's name, and of a line of a title."""
@@ -245,7 +245,7 @@ CONFIG: dict[str, Any] = {
     | {"labelOpacity": 0.75, "gridOpacity": 0.1, "domainOpacity": 0.35, "tickOpacity": 0.35},
 }
 
-_LABELS: dict[Kind, str] = {
+_LABELS: dict[ValueKind, str] = {
     # steps of a linear axis are no powers of two: 16,000,000
     "tokens": "v === 0 || v % (v < 1048576 ? 1024 : 65536) ? format(v, ',') : "
     "v < 1048576 ? format(v / 1024, ',') + 'k' : format(v / 1048576, '.4~r') + 'M'",
@@ -262,7 +262,7 @@ _LABELS: dict[Kind, str] = {
 }
 
 
-def label_expression(kind: Kind) -> str:
+def label_expression(kind: ValueKind) -> str:
     """Return the expression of the labels of an axis."""
     words = _LABELS.get(kind, "format(v, '.3~r')")
     return words.replace("v ", "datum.value ").replace("(v,", "(datum.value,")

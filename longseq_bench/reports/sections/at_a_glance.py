@@ -225,7 +225,7 @@ def _cause(row: SearchRow) -> str:
     return words if row.confirmations else f"{words}, {UNCONFIRMED}"
 
 
-def minimum_sparsity(source: Source) -> Figures:
+def lowest_sparsity(source: Source) -> Figures:
     """Yield the lowest sparsity with which a length passed, of the first search."""
     for row in source.minima[:1]:
         at = f"{row.name} at {format_tokens(row.tokens)} tokens, limited by {row.limited_by}"
@@ -241,7 +241,7 @@ def _shared(source: Source) -> list[SweepRow]:
     return [row for row in rows if row.is_ok]
 
 
-def fastest(source: Source) -> Figures:
+def fastest_of_kinds(source: Source) -> Figures:
     """Yield the least time of exact and of sparse attention."""
     found = split_by_sparsity(row for row in _shared(source) if row.time_s)
     for kind, rows in found.items():
@@ -304,5 +304,5 @@ def best_speedup(source: Source) -> Figures:
 
 def key_figures(source: Source) -> list[KeyFigure]:
     """Return the answer of a report in at most MAX_FIGURES figures."""
-    found = longest, fastest, best_speedup, least_memory, minimum_sparsity
+    found = longest, fastest_of_kinds, best_speedup, least_memory, lowest_sparsity
     return [figure for find in found for figure in find(source)][:MAX_FIGURES]

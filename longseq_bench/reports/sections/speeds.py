@@ -5,7 +5,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
-from longseq_bench.analysis.labels import format_option, speeds
+from longseq_bench.analysis.labels import label_option, speeds
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -187,7 +187,7 @@ def _speed_over_dense(rows: Sequence[SweepRow], where: str) -> Chart | None:
 def _place(row: SweepRow) -> tuple[str, float]:
     """Return the name of a row without its sparsity, and the density that it leaves."""
     sparsity = row.options["sparsity"]
-    name = row.name.replace(f" {format_option('sparsity', sparsity)}", "", 1)
+    name = row.name.replace(f" {label_option('sparsity', sparsity)}", "", 1)
     return name, round(1 - float(str(sparsity)), 9)
 
 
