@@ -10,7 +10,7 @@ from longseq_bench.reports.brief import sweep_brief
 from longseq_bench.reports.groups import join_names, limit_findings
 from longseq_bench.reports.sections import growth
 from tests import make
-from tests.reports.examples import BETA, BUDGET, search
+from tests.reports.examples import BETA, BUDGET, failed, search, single
 from tests.reports.reading import build, cells, rows, section, titles, words
 
 # ---- checks --------------------------------------------------------------------------------------
@@ -44,8 +44,8 @@ def test_what_was_checked_is_a_table_of_every_implementation() -> None:
 def test_every_failed_run_has_its_reason_and_equal_ones_are_counted() -> None:
     records = [make.record()]
     for status in ("oom", "timeout", "hang", "crashed", "wrong", "error", "limit", "unsupported"):
-        failed = make.outcome(status, f"why {status}", "forward")
-        records += [make.record(make.trial("a|b"), failed)] * 2
+        outcome = make.outcome(status, f"why {status}", "forward")
+        records += [make.record(make.trial("a|b"), outcome)] * 2
     records += [make.step(1010, "oom")]
     document = build(records)
     count, steps = section(document, "Failures").points
@@ -58,6 +58,20 @@ def test_every_failed_run_has_its_reason_and_equal_ones_are_counted() -> None:
     for row in (row for row in shown if "Status" in row):
         assert (row["Implementation"], row["Runs"]) == ("a|b", 2)
         assert (row["Reason"], row["Phase"]) == (f"why {row['Status']}", "forward")
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
+     "you tried to allocate 1183744 bytes. Error code 12", "could not allocate 1.13 MiB"),
+    ("every rank: [enforce fail] you tried to allocate 1024 bytes",
+     "every rank: could not allocate 1 KiB"),
+    ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has", "could not allocate 2.50 GiB"),
+    ("tried to allocate 1,024 bytes too many", "tried to allocate 1,024 bytes too many"),
+])  # fmt: skip
+def test_of_an_allocators_text_the_ranks_and_the_size_are_shown(text: str, expected: str) -> None:
+    document = build([single("sdpa", 1024, 0.1), failed("oom", "sdpa", 2048, text)])
+    (row,) = rows(document, "Failures")
+    assert row["Reason"] == expected
 
 
 def test_a_figure_that_is_missing_has_its_reason() -> None:

@@ -1,5 +1,6 @@
 """Failed runs, and figures that are missing although the run was ok, each with its reason."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from operator import itemgetter
@@ -8,8 +9,8 @@ from longseq_bench.analysis.row import R
 from longseq_bench.analysis.runs import REMEDY, are_finite, group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.model import Record
-from longseq_bench.core.units import format_share, format_tokens
+from longseq_bench.core.model import Outcome, Record
+from longseq_bench.core.units import format_bytes, format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import make_columns
 from longseq_bench.reports.document import Cell, Section, Table, format_ratio
@@ -17,6 +18,9 @@ from longseq_bench.reports.groups import UNCONFIRMED, join_words, name_status
 
 _FAILED = "Implementation, Tokens: tokens, Ranks: count, Asked for, Status, Phase, Reason"
 _MISSING = "Implementation, Tokens: tokens, Not measured, Reason"
+_ALLOCATION = re.compile(
+    r"(?P<ranks>(?:every )?rank[^:]*: )?.*?ried to allocate (?P<size>\d+ bytes|[\d.]+ [KMGT]iB)\b"
+)
 
 
 def failures(source: Source) -> Section:
@@ -76,8 +80,18 @@ def _describe(
     for record in sorted(failed, key=lambda record: record.outcome.status == "unsupported"):
         trial, outcome = record.trial, record.outcome
         what = source.label(trial), trial.workload.seq_len, trial.world_size, record.purpose
-        reason = outcome.reason or "none was recorded"
+        reason = _shortened(outcome) or "none was recorded"
         yield record, (*what, outcome.status, outcome.phase, reason)
+
+
+def _shortened(outcome: Outcome) -> str | None:
+    """Return the reason of a failure; of an allocator's text, the ranks and the refused size."""
+    found = _ALLOCATION.match(outcome.reason or "") if outcome.status == "oom" else None
+    if found is None:
+        return outcome.reason
+    number, _, unit = found["size"].partition(" ")
+    size = format_bytes(int(number)) if unit == "bytes" else found["size"]
+    return f"{found['ranks'] or ''}could not allocate {size}"
 
 
 def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
