@@ -39,7 +39,7 @@ from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, check_name,
 from longseq_bench.patterns.visible_keys import visible_keys
 
 Counts = NDArray[np.integer] | NDArray[np.bool_]
-Mask = NDArray[np.bool_]
+Booleans = NDArray[np.bool_]
 
 
 class Attention(ABC):
@@ -197,7 +197,7 @@ class Attention(ABC):
         """
         return visible_keys(self.workload).multiplicity(q_positions, k_positions)
 
-    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
+    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Booleans:
         """Return False for keys that none of the queries sees, (keys,), at little cost.
 
         It spares the float64 reference of a sparse pattern most pairs. The default is True for all.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, Counts, Mask
+from longseq_bench.attention.base import Attention, Booleans, Counts
 from longseq_bench.core.cost import Cost
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.token_order import Positions
@@ -69,7 +69,7 @@ class ProjectedAttention(Attention):
         return self.inner.multiplicity(q_positions, k_positions, head)
 
     @override
-    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
+    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Booleans:
         return self.inner.may_see(q_positions, k_positions, head)
 
     @override

@@ -59,15 +59,15 @@ def backward(
     own_heads = slice(first, kv_heads.stop * group)
     grad_out, q, out, lse = (t[:, own_heads] for t in queries)
     k, v = (t[:, kv_heads.start : kv_heads.stop] for t in keys)
-    own, own_dq = (grad_out, q, out, lse), dq[:, own_heads]
+    given, own_dq = (grad_out, q, out, lse), dq[:, own_heads]
     for i, part in enumerate(task.parts):
         heads = [h - first for h in part.heads if h // group in kv_heads]
         for block in limited(_row_blocks(part.spans, heads, task, q, k)):
             if task.merge:
                 acc = own_dq[:, block.heads]
-                tiling.add_gradients(exact, own, (k, v), block, acc, sums)
+                tiling.add_gradients(exact, given, (k, v), block, acc, sums)
             else:
-                tiling.store_gradients(exact, own, (k, v), block, own_dq, sums)
+                tiling.store_gradients(exact, given, (k, v), block, own_dq, sums)
         if task.bias and not are_loops_limited():
             for j, h in enumerate(part.heads):
                 if h - first in heads:
@@ -113,15 +113,15 @@ def _row_blocks(
         # a shorter tile repeats its last query
         steps = spans.tile_start[tiles, None] + np.minimum(place, counts - 1) * spans.tile_step
         rows = _rows(steps, task.steps.q_row)
-        own: Index = ALL
+        block_rows: Index = ALL
         index = rows
         if not task.merge:
-            own, index = _index(rows[exists]), np.zeros_like(rows)
+            block_rows, index = _index(rows[exists]), np.zeros_like(rows)
             index[exists] = np.arange(exists.sum())
         most = max(LEAST_KEYS, gathered // token_bytes)
         pieces = list(limited(_pieces(spans, task, tiles, steps, index, most)))
         for run in head_runs:
-            yield RowBlock(own, run, tuple(Piece(r, c, run, t, m) for r, c, t, m in pieces))
+            yield RowBlock(block_rows, run, tuple(Piece(r, c, run, t, m) for r, c, t, m in pieces))
 
 
 _Call = tuple[Tensor, Tensor, bool, Tensor | None]
@@ -156,9 +156,9 @@ def _pieces(
     begin = np.searchsorted(tile_of, np.arange(len(tiles) + 1))
     per_tile = np.bincount(tile_of, spans.count[runs], len(tiles)).astype(np.int64)
     for queries, count in sorted({*zip(counts.tolist(), per_tile.tolist(), strict=True)}):
-        own = np.flatnonzero((counts == queries) & (per_tile == count))
+        alike = np.flatnonzero((counts == queries) & (per_tile == count))
         sets = max(1, max_keys // max(1, count))
-        for some in (own[j : j + sets] for j in range(0, len(own) if count else 0, sets)):
+        for some in (alike[j : j + sets] for j in range(0, len(alike) if count else 0, sets)):
             own_runs = np.concatenate([runs[begin[t] : begin[t + 1]] for t in some])
             keys = _rows(_key_steps(spans, own_runs), task.steps.k_row).reshape(len(some), count)
             for n in range(0, count, max_keys):
@@ -186,9 +186,9 @@ def _partly_seen(
     for (_, count, size, text), members in groups.items():
         mask = np.frombuffer(text, dtype=np.bool_).reshape(count, size).copy()
         is_triangle = count == size and bool((mask == np.tri(count, dtype=np.bool_)).all())
-        own = _index(rows[[tile for tile, _ in members], :count])
+        call_rows = _index(rows[[tile for tile, _ in members], :count])
         keys = _index(_rows(np.stack([steps for _, steps in members]), task.steps.k_row))
-        yield own, keys, is_triangle, None if is_triangle else torch.from_numpy(mask)
+        yield call_rows, keys, is_triangle, None if is_triangle else torch.from_numpy(mask)
 
 
 def _key_steps(spans: Spans, runs: Steps) -> Steps:
@@ -223,9 +223,9 @@ def _add_bias(
             _index(_rows(steps, row)).to(q.device)
             for steps, row in ((q_steps, task.steps.q_row), (k_steps, task.steps.k_row))
         )
-        own, grad, result = (t[:, 0, rows].to(wide(q)) for t in (q, grad_out, out))
+        q_rows, grad, result = (t[:, 0, rows].to(wide(q)) for t in (q, grad_out, out))
         seen, values = (t[:, 0, columns].to(wide(q)) for t in (k, v))
-        scores = own @ seen.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        scores = q_rows @ seen.transpose(-1, -2) / math.sqrt(q.shape[-1])
         if task.causal:
             last = positions(q_steps, task.steps.q_row, task.steps.q_at)
             at = positions(k_steps, task.steps.k_row, task.steps.k_at)

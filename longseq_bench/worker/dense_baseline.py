@@ -84,7 +84,7 @@ class DenseBaseline:
     """
 
     attention: Attention
-    one: Pass
+    pass_: Pass
     device: str
     warm_ups: int
     time_cap: float
@@ -185,20 +185,20 @@ class DenseBaseline:
         return min(side, keys), min(side, keys)
 
     def _run(self, rows: int, keys: int) -> None:
-        w, one = self.attention.workload, self.one
+        w, pass_ = self.attention.workload, self.pass_
         matrices = self.attention.projections()
         with torch.set_grad_enabled(w.train):
             tensors = {
                 name: t.detach()[:, :, :count].requires_grad_(w.train)
-                for name, t, count in zip("qkv", one.inputs, (rows, keys, keys), strict=True)
+                for name, t, count in zip("qkv", pass_.inputs, (rows, keys, keys), strict=True)
             }
             q, k, v = (t @ matrices[n] if n in matrices else t for n, t in tensors.items())
             out = self._attend(q, k, v)
             if "out" in matrices:
                 out = out @ matrices["out"]
-            if one.grad_out is not None:
+            if pass_.grad_out is not None:
                 leaves = [*tensors.values(), *matrices.values()]
-                torch.autograd.grad(out, leaves, one.grad_out[:, :, :rows])
+                torch.autograd.grad(out, leaves, pass_.grad_out[:, :, :rows])
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         w, rows, keys = self.attention.workload, q.shape[2], k.shape[2]
@@ -235,7 +235,7 @@ def choose_dense_kernel(attention: Attention, requested: str) -> ExactKernel | N
 
 
 def dense_baseline_for(
-    attention: Attention, one: Pass, trial: Trial, warm_ups: int, log: MeasurementLog
+    attention: Attention, pass_: Pass, trial: Trial, warm_ups: int, log: MeasurementLog
 ) -> DenseBaseline | None:
     """Return the baseline of an attention that is sparse according to the log, else None."""
     if min(samples_of(log.measurements, "density_achieved"), default=1.0) >= 1:
@@ -244,4 +244,4 @@ def dense_baseline_for(
         log.facts["dense"] = NOT_RUN_ON_RANKS
         return None
     kernel, fresh = choose_dense_kernel(attention, trial.dense_kernel), trial.allocator == "fresh"
-    return DenseBaseline(attention, one, trial.device, warm_ups, trial.time_cap, fresh, kernel)
+    return DenseBaseline(attention, pass_, trial.device, warm_ups, trial.time_cap, fresh, kernel)

@@ -140,11 +140,11 @@ def _predict_rank(
     host_memory.usage.restart()
     with meter:
         rows = torch.zeros(1, dtype=torch.long)
-        one = draw_inputs(attention, "meta", trial.seed, rows, trial.keep)
+        pass_ = draw_inputs(attention, "meta", trial.seed, rows, trial.keep)
         with heap or nullcontext():
             attention.prepare(trial.device)
         prepared = meter.current + (heap.peak if heap else 0)
-        run_pass(attention, one)
+        run_pass(attention, pass_)
     cost, group, name = attention.cost(), attention.group, attention.comparable_kernel
     # published rates of dense attention don't apply to a sparse one
     kernel = name if attention.is_exact else f"sparse {name}"

@@ -184,17 +184,17 @@ class FirstPass(TrialRun):
             limit_heap(round(trial.memory_budget * FAST_HEAP_FACTOR) + FAST_HEAP_EXTRA_BYTES)
         try:
             with meter:
-                one = self._run(log)
+                pass_ = self._run(log)
         finally:
             lift_heap_limit()
         bound = max(samples_of(meter.measurements(), "peak"))
         if trial.memory_budget and group.all_max(bound)[0] > trial.memory_budget:
-            del one
+            del pass_
             use_exact_heap()
             return self.run_exact(mapped)
         self.log.merge(log)
         self.log.add("peak_bound", "B", bound)
-        return one
+        return pass_
 
     def run_exact(self, mapped: int | None = None) -> Pass:
         """Run the pass under the budget and measure its exact peak.
@@ -205,11 +205,11 @@ class FirstPass(TrialRun):
         meter = self._meter(budget)
         wait_for_all_ranks(self.attention.group, self.sender)
         with self._limit(mapped), meter:
-            one = self._run(self.log, "exact")
+            pass_ = self._run(self.log, "exact")
         self.log.extend(meter.measurements())
         self.log.facts["memory_meter"] = meter.name
         self.log.exact = True
-        return one
+        return pass_
 
     def _meter(self, data_limit: int | None = None) -> Meter:
         on_host = self.attention.on_host
@@ -220,9 +220,9 @@ class FirstPass(TrialRun):
         trial, attention = self.trial, self.attention
         host_memory.usage.restart()
         self.sender.start_phase("inputs")
-        one = draw_inputs(attention, trial.device, trial.seed, self.rows, trial.keep)
+        pass_ = draw_inputs(attention, trial.device, trial.seed, self.rows, trial.keep)
         if not trial.fit_only:
-            one.protect_inputs()
+            pass_.protect_inputs()
         self.sender.start_phase("plan")
         start = time.perf_counter()
         attention.prepare(trial.device)
@@ -233,13 +233,13 @@ class FirstPass(TrialRun):
             # other code that sends by itself may share the work otherwise
             log.add("work_share", "1", attention.work_share())
         attention.group.traffic.bytes_sent = 0
-        self.time_pass(one, log, part)
+        self.time_pass(pass_, log, part)
         if host_bytes := host_memory.usage.peak:
             log.add("host_memory", "B", host_bytes)
         log.add("plan_time", "s", prepared_s + attention.layout_s)
         if attention.counts_traffic:
             log.add("bytes_sent", "B", attention.group.traffic.bytes_sent)
-        return one
+        return pass_
 
     @contextmanager
     def _limit(self, mapped: int | None = None) -> Iterator[None]:
@@ -294,7 +294,7 @@ _FUSED = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")
 USUAL_MULTIPROCESSORS = 132
 """Of an H100 or H200. FlashAttention splits the keys of a call with too few blocks of queries."""
 
-Row = Mapping[str, Any]
+TableEntry = Mapping[str, Any]
 
 
 class KernelWorkspace:
@@ -325,7 +325,7 @@ class KernelWorkspace:
             return 0
         return self._fitted(entry[dtype], arguments)
 
-    def _fitted(self, row: Row, arguments: Mapping[str, Any]) -> int:
+    def _fitted(self, row: TableEntry, arguments: Mapping[str, Any]) -> int:
         q, k, grad_out = arguments["query"], arguments["key"], arguments.get("grad_out")
         # torch's CPU kernel copies a gradient (B, Hq, N, D) unless its layout is (B, N, Hq, D)
         copied = 0 if grad_out is None else _copied_bytes(grad_out)
@@ -340,7 +340,7 @@ class KernelWorkspace:
             + copied
         )
 
-    def _sum_buffers(self, buffers: Mapping[str, Row], arguments: Mapping[str, Any]) -> int:
+    def _sum_buffers(self, buffers: Mapping[str, TableEntry], arguments: Mapping[str, Any]) -> int:
         """Return the bytes of a CUDA kernel's buffers; all of them exist at the same time."""
         q, k = arguments["query"], arguments["key"]
         b, h, n, d = q.shape

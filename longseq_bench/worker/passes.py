@@ -236,17 +236,17 @@ def draw_inputs(
     q, k, v = (empty(shape).requires_grad_(w.train) for shape in shapes)
     fill = draw((q, k, v))
     original_q = host_memory.copy(q, device) if keep == "nothing" else None
-    one = Pass((q, k, v), None, keep=keep, original_q=original_q, redraw=draw)
+    pass_ = Pass((q, k, v), None, keep=keep, original_q=original_q, redraw=draw)
     if not w.train:
-        return one
+        return pass_
     # in memory (B, N, Hq, D), as the next layer of a model returns it: fused kernels make no copy
     (b, h, n, _), d = q.shape, w.v_head_dim
-    one.grad_out = empty((b, n, h, d)).zero_().transpose(1, 2)
+    pass_.grad_out = empty((b, n, h, d)).zero_().transpose(1, 2)
     local, _ = find_rows(shard.queries, rows)
     own = torch.empty((b, h, len(local), d), dtype=dtype, device=place)
     fill(own, "grad_out", shard.heads, shard.queries)
-    one.grad_out[:, :, local.to(place)] = own
-    return one
+    pass_.grad_out[:, :, local.to(place)] = own
+    return pass_
 
 
 Fill = Callable[[Tensor, str, range, Positions], object]
@@ -296,13 +296,13 @@ class TrialRun:
     sender: MessageSender
     log: MeasurementLog
 
-    def time_pass(self, one: Pass, log: MeasurementLog | None = None, part: str = "") -> None:
+    def time_pass(self, pass_: Pass, log: MeasurementLog | None = None, part: str = "") -> None:
         """Run a pass that all ranks begin together; its time is that of the slowest rank."""
         log = log or self.log
         wait_for_all_ranks(self.attention.group, self.sender)
         with CompileWatch() as watch:
             start = time.perf_counter()
-            run_pass(self.attention, one, self.sender, part)
+            run_pass(self.attention, pass_, self.sender, part)
             synchronize(self.trial.device)
             log.own_pass_s = time.perf_counter() - start
         log.pass_s, compiled = self.attention.group.all_max(log.own_pass_s, float(watch.compiled))
@@ -310,58 +310,62 @@ class TrialRun:
 
 
 def run_pass(
-    attention: Attention, one: Pass, sender: MessageSender | None = None, part: str = ""
+    attention: Attention, pass_: Pass, sender: MessageSender | None = None, part: str = ""
 ) -> None:
     """Run forward, and in train mode backward.
 
-    The output and the gradients of q, k, v are stored in `one`, those of a module's matrices in
+    The output and the gradients of q, k, v are stored in `pass_`, those of a module's matrices in
     `.grad`. part: a detail of the phase, for progress output.
     """
     for matrix in attention.projections().values():
         matrix.grad = None
     if sender:
         sender.start_phase("forward", part)
-    if one.keep == "all":
-        one.out = attention(*one.inputs)
+    if pass_.keep == "all":
+        pass_.out = attention(*pass_.inputs)
     else:
-        run_forward(attention, one)
-    if one.grad_out is None:
+        run_forward(attention, pass_)
+    if pass_.grad_out is None:
         return
-    if one.keep != "all":
+    if pass_.keep != "all":
         # in a model the next layer has used the output by then; the check has a copy on the host
-        assert one.out is not None
-        one.out = host_memory.copy(one.out, one.out.device.type) if one.keep_output else None
+        assert pass_.out is not None
+        pass_.out = (
+            host_memory.copy(pass_.out, pass_.out.device.type) if pass_.keep_output else None
+        )
     if sender:
         sender.start_phase("backward", part)
-    _run_backward(attention, one, one.grad_out)
+    _run_backward(attention, pass_, pass_.grad_out)
 
 
-def _run_backward(attention: Attention, one: Pass, grad_out: Tensor) -> None:
-    if one.keep != "all":
-        one.grads = backward_recompute(attention, grad_out, *one.inputs, one.keep == "nothing")
-        if one.grads is not None:
+def _run_backward(attention: Attention, pass_: Pass, grad_out: Tensor) -> None:
+    if pass_.keep != "all":
+        pass_.grads = backward_recompute(
+            attention, grad_out, *pass_.inputs, pass_.keep == "nothing"
+        )
+        if pass_.grads is not None:
             return
-        one.out = attention(*one.inputs)
-    assert one.out is not None
+        pass_.out = attention(*pass_.inputs)
+    assert pass_.out is not None
     if attention.projections():
         # the hooks that sum gradients over ranks run in a backward that accumulates
-        torch.autograd.backward(one.out, grad_out)
-        dq, dk, dv = (cast("Tensor", t.grad) for t in one.inputs)
-        for t in one.inputs:
+        torch.autograd.backward(pass_.out, grad_out)
+        dq, dk, dv = (cast("Tensor", t.grad) for t in pass_.inputs)
+        for t in pass_.inputs:
             t.grad = None
     else:
-        dq, dk, dv = torch.autograd.grad(one.out, one.inputs, grad_out)
-    one.grads = dq, dk, dv
-    one.out = one.out.detach()
+        dq, dk, dv = torch.autograd.grad(pass_.out, pass_.inputs, grad_out)
+    pass_.grads = dq, dk, dv
+    pass_.out = pass_.out.detach()
 
 
-def run_forward(attention: Attention, one: Pass) -> None:
+def run_forward(attention: Attention, pass_: Pass) -> None:
     """Run a forward that keeps nothing for a backward, and store its output."""
     with torch.no_grad():
-        if one.keep == "nothing" and one.grad_out is None:
-            one.out = forward_inplace(attention, *one.inputs)
+        if pass_.keep == "nothing" and pass_.grad_out is None:
+            pass_.out = forward_inplace(attention, *pass_.inputs)
         else:
-            one.out = attention(*one.inputs)
+            pass_.out = attention(*pass_.inputs)
 
 
 def bytes_sent_by_formula(attention: Attention, trial: Trial) -> int:
@@ -388,11 +392,11 @@ def warm_up(make: type[Attention], trial: Trial, group: Group) -> None:
     """Run a short pass of the same kind: it starts threads, libraries, connections and caches."""
     attention = _prepare_short(make, trial, group)
     rows = torch.zeros(1, dtype=torch.long)
-    one = draw_inputs(attention, trial.device, trial.seed, rows, trial.keep)
+    pass_ = draw_inputs(attention, trial.device, trial.seed, rows, trial.keep)
     if trial.device == "cuda":
         # a kernel takes device memory from its first use on; those of the check are not the trial's
-        one.protect_inputs()
-    run_pass(attention, one)
+        pass_.protect_inputs()
+    run_pass(attention, pass_)
     if trial.device == "cpu":
         _allocate_library_buffers(attention.workload)
     synchronize(trial.device)

@@ -63,7 +63,7 @@ class EveryRowCheck:
         return [inputs for inputs in self._possible if inputs.name not in self.done]
 
     @contextmanager
-    def warm_up(self, one: Pass) -> Iterator[None]:
+    def warm_up(self, pass_: Pass) -> Iterator[None]:
         """Check the forward that is run in the block, and restore the inputs after it.
 
         With constant values, unless matching scores are possible, and checked here only.
@@ -72,34 +72,34 @@ class EveryRowCheck:
         inputs: SpecialInputs = ConstantValues(w)
         if self._can_match and not w.train:
             inputs = MatchingScores(w)
-        with self.check(one, inputs):
+        with self.check(pass_, inputs):
             yield
-        one.draw_again()
+        pass_.draw_again()
 
     @contextmanager
-    def check(self, one: Pass, inputs: SpecialInputs) -> Iterator[None]:
+    def check(self, pass_: Pass, inputs: SpecialInputs) -> Iterator[None]:
         """Check the pass that is run in the block. The inputs stay as they are then."""
-        inputs.fill(self._attention, one)
-        kept, one.keep_output = one.keep_output, True
+        inputs.fill(self._attention, pass_)
+        kept, pass_.keep_output = pass_.keep_output, True
         yield
-        one.keep_output = kept
-        reason = find_wrong_rows(self._attention, inputs, one)
+        pass_.keep_output = kept
+        reason = find_wrong_rows(self._attention, inputs, pass_)
         self.done.append(inputs.name)
         self.reason = self.reason or (reason and f"with {inputs.name}, {reason}")
-        one.out = one.grads = None
+        pass_.out = pass_.grads = None
 
 
-def find_wrong_rows(attention: Attention, inputs: SpecialInputs, one: Pass) -> str | None:
+def find_wrong_rows(attention: Attention, inputs: SpecialInputs, pass_: Pass) -> str | None:
     """Return a sentence about rows of the output or of a gradient that are wrong, or None."""
     covers_all = attention.is_exact or not attention.measures().get("uncovered", 1.0)
     known = inputs.gradients if covers_all and not attention.projections() else ()
-    assert one.out is not None
-    for name, got in {"out": one.out, **one.gradients}.items():
+    assert pass_.out is not None
+    for name, got in {"out": pass_.out, **pass_.gradients}.items():
         if name in ("out", *known) and (
             reason := _describe_wrong_rows(attention, inputs, name, got, covers_all)
         ):
             return reason
-    if not all(map(is_finite, one.gradients.values())):
+    if not all(map(is_finite, pass_.gradients.values())):
         return "a gradient has values that are not finite"
     return None
 
@@ -183,56 +183,56 @@ _SIGNS_OF = {"out": "v", "dq": "vsg", "dk": "vsg", "dv": "g"}
 class RepeatCheck:
     """Compares the results of later passes with those of a first one.
 
-    The output is compared with that of `one`, which the reference confirmed. Its gradients are zero
+    The output is compared with that of `pass_`, which the reference confirmed. Its gradients are 0
     in most rows, so those of the next pass are compared with later ones.
 
     every_row: the check of the warm-up pass.  sums: errors of the sums over all rows.
     passes: the number of passes of which every result was compared.
     """
 
-    def __init__(self, attention: Attention, one: Pass, rows: Tensor) -> None:
-        assert one.out is not None
+    def __init__(self, attention: Attention, pass_: Pass, rows: Tensor) -> None:
+        assert pass_.out is not None
         shard, self._attention = attention.shard, attention
         own = find_rows(shard.queries, rows)[0]
         keys = torch.arange(0, len(shard.keys), -(-len(shard.keys) // _KEY_ROWS))
         self._rows = {"out": own, "dq": own, "dk": keys, "dv": keys}
-        self._changes = cycle("vs" if one.grad_out is None else "vsg")
-        self._expected = {"out": _sample(one.out, own)}
+        self._changes = cycle("vs" if pass_.grad_out is None else "vsg")
+        self._expected = {"out": _sample(pass_.out, own)}
         self.every_row = EveryRowCheck(attention)
         self.sums: dict[str, float] = {}
         self.passes = 0
         self.largest: dict[str, float] = {}
 
-    def change_inputs(self, one: Pass) -> None:
+    def change_inputs(self, pass_: Pass) -> None:
         """Change the sign of one thing, and restore a q that the last pass has overwritten."""
         change = next(self._changes)
-        one.signs[change] *= -1
-        q, k, v = one.inputs
+        pass_.signs[change] *= -1
+        q, k, v = pass_.inputs
         with torch.no_grad():
-            if one.original_q is not None:
-                q.copy_(one.original_q).mul_(one.signs["s"])
+            if pass_.original_q is not None:
+                q.copy_(pass_.original_q).mul_(pass_.signs["s"])
             elif change == "s":
                 q.neg_()
             if change == "s":
                 k.neg_()
             elif change == "v":
                 v.neg_()
-            elif one.grad_out is not None:
-                one.grad_out.neg_()
+            elif pass_.grad_out is not None:
+                pass_.grad_out.neg_()
 
-    def add(self, one: Pass) -> None:
+    def add(self, pass_: Pass) -> None:
         """Compare the results of a pass, and drop them."""
-        results = one.gradients if one.out is None else {"out": one.out, **one.gradients}
-        if one.grads is not None and not self.sums:
-            self.sums = sum_errors(self._attention, one)
+        results = pass_.gradients if pass_.out is None else {"out": pass_.out, **pass_.gradients}
+        if pass_.grads is not None and not self.sums:
+            self.sums = sum_errors(self._attention, pass_)
         self.passes += results.keys() <= self._expected.keys()
         for name, result in results.items():
-            sign = math.prod(one.signs[part] for part in _SIGNS_OF[name])
+            sign = math.prod(pass_.signs[part] for part in _SIGNS_OF[name])
             sample = _sample(result, self._rows[name]) * sign
             expected = self._expected.setdefault(name, sample)
             error = _difference(sample, expected, result.shape[2])
             self.largest[name] = max(self.largest.get(name, 0.0), error)
-        one.out = one.grads = None
+        pass_.out = pass_.grads = None
 
     def over_tolerance(self, dtype: DType) -> str | None:
         """Return a sentence about a result that is not the checked one, or None."""
@@ -249,19 +249,19 @@ class RepeatCheck:
         return None
 
 
-def sum_errors(attention: Attention, one: Pass) -> dict[str, float]:
+def sum_errors(attention: Attention, pass_: Pass) -> dict[str, float]:
     """Return the largest difference of the two sums of each equation. All ranks must call it.
 
     An equation is left out if a pass has overwritten or dropped one of its tensors. Sequences below
     MIN_TOKENS have no sums: each of their rows is compared, and q·dq of a row that sees one key is
     only a rounding error.
     """
-    if one.grads is None or one.keep == "nothing" or attention.workload.seq_len < MIN_TOKENS:
+    if pass_.grads is None or pass_.keep == "nothing" or attention.workload.seq_len < MIN_TOKENS:
         return {}
-    (q, k, v), (dq, dk, dv) = one.inputs, one.grads
+    (q, k, v), (dq, dk, dv) = pass_.inputs, pass_.grads
     pairs = {"Σ q·dq and Σ k·dk": ((q, dq), (k, dk))}
-    if one.out is not None and one.grad_out is not None:
-        pairs["Σ v·dv and Σ out·dO"] = (one.out, one.grad_out), (v, dv)
+    if pass_.out is not None and pass_.grad_out is not None:
+        pairs["Σ v·dv and Σ out·dO"] = (pass_.out, pass_.grad_out), (v, dv)
     shard, w = attention.shard, attention.workload
     of_queries, of_keys = gather_shards(attention.group, shard)
     found = {}

@@ -116,11 +116,11 @@ class SpecialInputs(ABC):
             return self.float32_tolerance
         return (OUTPUT_TOLERANCE if name == "out" else GRADIENT_TOLERANCE)[dtype]
 
-    def fill(self, attention: Attention, one: Pass) -> None:
+    def fill(self, attention: Attention, pass_: Pass) -> None:
         """Write the inputs over those of a pass."""
         at = attention.shard
         names = ("q", at.queries), ("k", at.keys), ("v", at.keys), ("grad_out", at.queries)
-        tensors = one.inputs if one.grad_out is None else (*one.inputs, one.grad_out)
+        tensors = pass_.inputs if pass_.grad_out is None else (*pass_.inputs, pass_.grad_out)
         with torch.no_grad():
             for (name, positions), tensor in zip(names, tensors, strict=False):
                 if name not in self.written:
@@ -131,7 +131,7 @@ class SpecialInputs(ABC):
                     tensor[:, :, own] = torch.from_numpy(rows).to(tensor)
             for (i, b), (j, head) in product(enumerate(at.batch), enumerate(at.kv_heads)):
                 if (factor := self.factor(b, head)) is not None:
-                    one.inputs[2][i, j] *= factor.to(one.inputs[2])
+                    pass_.inputs[2][i, j] *= factor.to(pass_.inputs[2])
 
 
 class ConstantValues(SpecialInputs):
@@ -156,10 +156,10 @@ class ConstantValues(SpecialInputs):
         return 1 + (dims + 3 * kv_head + 5 * b) % 8 / 8
 
     @override
-    def fill(self, attention: Attention, one: Pass) -> None:
-        super().fill(attention, one)
+    def fill(self, attention: Attention, pass_: Pass) -> None:
+        super().fill(attention, pass_)
         with torch.no_grad():
-            one.inputs[0].mul_(_HARD_FACTOR)
+            pass_.inputs[0].mul_(_HARD_FACTOR)
 
 
 class EqualScores(SpecialInputs):

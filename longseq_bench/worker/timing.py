@@ -113,7 +113,7 @@ SAMPLE_S, MAX_PASSES = 1e-3, 50
 HEAD_START_FACTOR, MAX_HEAD_START_S = 1.2, 0.02
 
 
-def run_timed_passes(run: TrialRun, one: Pass, check: RepeatCheck) -> None:
+def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
     """Run passes until the slowest rank's median is known to 2 %, or the time cap is reached.
 
     Every rank keeps all of its own samples. `check` sees the results of every pass. Passes of the
@@ -121,16 +121,16 @@ def run_timed_passes(run: TrialRun, one: Pass, check: RepeatCheck) -> None:
     """
     attention, trial, sender, log = run.attention, run.trial, run.sender, run.log
     group = attention.group
-    one.out = one.grads = None
-    one.keep_output = False
-    if one.grad_out is not None:
-        one.grad_out.normal_()
+    pass_.out = pass_.grads = None
+    pass_.keep_output = False
+    if pass_.grad_out is not None:
+        pass_.grad_out.normal_()
     clock = clock_for(trial.device)
     has_halves = group.size > 1 and attention.counts_traffic
     halves = {name: clock_for(trial.device) for name in _HALVES if has_halves}
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
-    dense = dense_baseline_for(attention, one, trial, warm_ups, log)
-    passes = _Passes(run, one, check)
+    dense = dense_baseline_for(attention, pass_, trial, warm_ups, log)
+    passes = _Passes(run, pass_, check)
     for _ in range(warm_ups):
         passes.warm_up()
     on_cuda = [found for found in (clock, *halves.values()) if isinstance(found, CudaClock)]
@@ -144,13 +144,13 @@ def run_timed_passes(run: TrialRun, one: Pass, check: RepeatCheck) -> None:
         passes.change_inputs(part)
         passes.run(clock, part)
         sender.start_phase("check", part)
-        check.add(one)
+        check.add(pass_)
         layout_s += filter(None, [attention.layout_s])
         for name, half in halves.items():
             half_name, switches = _HALVES[name]
             with group.only(**switches):
                 passes.run(half, f"{half_name} of {part}")
-            one.out = one.grads = None
+            pass_.out = pass_.grads = None
         if dense:
             end += dense.run(sender, clock.wall[-1])
         late = time.perf_counter() > end
@@ -169,33 +169,33 @@ def run_timed_passes(run: TrialRun, one: Pass, check: RepeatCheck) -> None:
 @dataclass
 class _Passes:
     of: TrialRun
-    one: Pass
+    pass_: Pass
     check: RepeatCheck
 
     def change_inputs(self, part: str) -> None:
         self.of.sender.start_phase("check", part)
-        self.check.change_inputs(self.one)
+        self.check.change_inputs(self.pass_)
 
     def warm_up(self) -> None:
         """Run an untimed pass. Its forward checks every row; a backward is run with v as it was."""
         attention, start_phase = self.of.attention, self.of.sender.start_phase
-        self.check.change_inputs(self.one)
-        with self.check.every_row.warm_up(self.one):
+        self.check.change_inputs(self.pass_)
+        with self.check.every_row.warm_up(self.pass_):
             start_phase("time", "warm-up")
-            run_forward(attention, self.one)
+            run_forward(attention, self.pass_)
             start_phase("check", "every row")
-        if self.one.grad_out is not None:
-            self.check.change_inputs(self.one)
+        if self.pass_.grad_out is not None:
+            self.check.change_inputs(self.pass_)
             start_phase("time", "warm-up")
-            run_pass(attention, self.one)
+            run_pass(attention, self.pass_)
             start_phase("check", "warm-up")
-            self.check.add(self.one)
+            self.check.add(self.pass_)
 
     def run_unchecked(self, clock: Clock) -> None:
         """Run a pass that raises the clocks of the device."""
         self.change_inputs("warm-up")
         self.run(clock, "warm-up")
-        self.one.out = self.one.grads = None
+        self.pass_.out = self.pass_.grads = None
 
     def run(self, clock: Clock, part: str) -> None:
         """Run a pass under the clock, which starts when all ranks are ready."""
@@ -208,7 +208,7 @@ class _Passes:
         attention.group.barrier()
         with clock:
             for _ in range(clock.passes):
-                run_pass(attention, self.one)
+                run_pass(attention, self.pass_)
 
 
 def _log_clocks(log: MeasurementLog, clock: Clock, halves: dict[str, Clock]) -> None:

@@ -67,7 +67,7 @@ def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: Measureme
     # one pass under the memory budget
     if trial.fit_only:
         return first.check_fit()
-    one = first.run_quick() if first.is_far_from_budget() else first.run_exact()
+    pass_ = first.run_quick() if first.is_far_from_budget() else first.run_exact()
     if failure := first.over_budget():
         return failure
     must_time_again = verdicts.must_time_again()
@@ -76,25 +76,25 @@ def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: Measureme
     _log_cost(run)
 
     # check
-    if failure := verdicts.check(one):
+    if failure := verdicts.check(pass_):
         return failure
-    _log_wire_error(run, one)
+    _log_wire_error(run, pass_)
 
     # time
     if must_time_again:
-        one.out, one.grads, one.keep_output = None, None, False
-        run.time_pass(one)
+        pass_.out, pass_.grads, pass_.keep_output = None, None, False
+        run.time_pass(pass_)
         if failure := verdicts.judge_pass_time():
             return failure
     every_row = EveryRowCheck(attention)
     if trial.repeats:
-        repeats = RepeatCheck(attention, one, rows)
+        repeats = RepeatCheck(attention, pass_, rows)
         every_row = repeats.every_row
-        run_timed_passes(run, one, repeats)
+        run_timed_passes(run, pass_, repeats)
         _log_device_rates(run)
         if failure := verdicts.check_repeats(repeats) or verdicts.over_time_budget():
             return failure
-    return verdicts.check_every_row(every_row, one) or Outcome(status="ok")
+    return verdicts.check_every_row(every_row, pass_) or Outcome(status="ok")
 
 
 def _build(trial: Trial, group: Group, log: MeasurementLog) -> Attention:
@@ -139,18 +139,18 @@ def _log_device_rates(run: TrialRun) -> None:
         run.log.add("copy_bandwidth", "B/s", measure_copy_bandwidth(group, device))
 
 
-def _log_wire_error(run: TrialRun, one: Pass) -> None:
+def _log_wire_error(run: TrialRun, pass_: Pass) -> None:
     """Log how much a compressed transfer changes the output, over the magnitude of its row."""
     uncompressed = run.attention.uncompressed()
     if uncompressed is None:
         return
-    assert one.out is not None
+    assert pass_.out is not None
     uncompressed.prepare(run.trial.device)
     with torch.no_grad():
         wait_for_all_ranks(run.attention.group)
-        exact = uncompressed(*one.original_inputs)
+        exact = uncompressed(*pass_.original_inputs)
         worst = 0.0
-        for got, expected in zip(row_slices(one.out), row_slices(exact), strict=True):
+        for got, expected in zip(row_slices(pass_.out), row_slices(exact), strict=True):
             scale = expected.float().abs().amax(-1).clamp_min(TINY)
             error = (got.float() - expected.float()).abs().amax(-1) / scale
             worst = max(worst, float(error.max()))

@@ -219,21 +219,21 @@ class Verdicts(TrialRun):
         reason = f"one pass took {seconds:.3g} s of {trial.time_budget:.3g} s allowed"
         return Outcome(status="timeout", reason=reason, phase=self.sender.phase)
 
-    def check(self, one: Pass) -> Outcome | None:
+    def check(self, pass_: Pass) -> Outcome | None:
         """Compare the pass with the reference; return the outcome `wrong` on all ranks, or None."""
         self.sender.start_phase("check")
-        assert one.out is not None
+        assert pass_.out is not None
         group = self.attention.group
-        if reason := agree(_find_invalid(one), group):
+        if reason := agree(_find_invalid(pass_), group):
             return _wrong(reason)
-        zeros, output_rows = count_zero_rows(one.out, group)
+        zeros, output_rows = count_zero_rows(pass_.out, group)
         self.log.add("zero_rows", "1", zeros / output_rows)
         uncovered = self.attention.measures().get("uncovered", 0.0)
         if zeros > round(uncovered * output_rows):
             found = f"{zeros:,} of {output_rows:,} output rows are zero"
             return _wrong(f"{found}; the pattern leaves {uncovered:.2%}")
         own = check(
-            self.attention, one.original_inputs, one.out, self.rows, one.grad_out, one.grads
+            self.attention, pass_.original_inputs, pass_.out, self.rows, pass_.grad_out, pass_.grads
         )
         errors = own.largest_over_ranks(group)
         dtype = self.attention.coarsest_dtype
@@ -242,9 +242,9 @@ class Verdicts(TrialRun):
         self.log.add("bias", "1", errors.worst_bias)
         self.log.add("checked_rows", "1", len(self.rows))
         self.log.facts["errors"] = errors.largest
-        if not all_finite([one.out], group):
+        if not all_finite([pass_.out], group):
             reason = "the output has values that are not finite"
-        elif not all_finite(list(one.grads or ()), group):
+        elif not all_finite(list(pass_.grads or ()), group):
             reason = "a gradient has values that are not finite"
         else:
             reason = errors.over_tolerance(dtype)
@@ -258,7 +258,7 @@ class Verdicts(TrialRun):
         own = repeats.over_tolerance(self.attention.coarsest_dtype)
         return _wrong(agree(own, self.attention.group))
 
-    def check_every_row(self, rows: EveryRowCheck, one: Pass) -> Outcome | None:
+    def check_every_row(self, rows: EveryRowCheck, pass_: Pass) -> Outcome | None:
         """Check every row with special inputs, unless a search runs a length for the first time.
 
         Passes of their own run only if they are short. The inputs are lost.
@@ -267,16 +267,16 @@ class Verdicts(TrialRun):
         if not (trial.repeats or trial.round):
             return None
         self.sender.start_phase("check", "every row")
-        one.out = one.grads = None
+        pass_.out = pass_.grads = None
         if trial.device == "cuda":
             torch.cuda.empty_cache()
         if self.log.pass_s <= MAX_EXTRA_PASS_S:
             if not rows.done:
-                with rows.warm_up(one):
-                    run_forward(attention, one)
+                with rows.warm_up(pass_):
+                    run_forward(attention, pass_)
             for inputs in rows.remaining:
-                with rows.check(one, inputs):
-                    run_pass(attention, one)
+                with rows.check(pass_, inputs):
+                    run_pass(attention, pass_)
         self.log.facts["every_row_checked"] = rows.done
         return _wrong(agree(rows.reason, attention.group))
 
@@ -295,14 +295,14 @@ def agree(own: str | None, group: Group) -> str | None:
     return None
 
 
-def _find_invalid(one: Pass) -> str | None:
+def _find_invalid(pass_: Pass) -> str | None:
     """Return which input a pass changed, or which result has another shape or dtype, or None."""
-    if changed := one.changed_inputs():
+    if changed := pass_.changed_inputs():
         return f"a pass changed its input {' and '.join(changed)}"
-    (q, _, v), dtype = one.inputs, str(one.inputs[0].dtype)[6:]
-    assert one.out is not None
-    results = {"the output": one.out, **one.gradients}
-    shapes = (*q.shape[:3], v.shape[3]), *(tuple(t.shape) for t in one.inputs)
+    (q, _, v), dtype = pass_.inputs, str(pass_.inputs[0].dtype)[6:]
+    assert pass_.out is not None
+    results = {"the output": pass_.out, **pass_.gradients}
+    shapes = (*q.shape[:3], v.shape[3]), *(tuple(t.shape) for t in pass_.inputs)
     for (name, got), shape in zip(results.items(), shapes, strict=False):
         found = str(got.dtype)[6:], tuple(got.shape)
         if found != (dtype, shape):

@@ -375,7 +375,7 @@ _WORKER = (
           "if not error <= allowed:", "if not error <= math.inf:",
           ("tests/worker/test_trial.py",)),
     Fault("inputs-unprotected", "worker", "worker/verdicts.py",
-          "if changed := one.changed_inputs():", "if changed := []:",
+          "if changed := pass_.changed_inputs():", "if changed := []:",
           ("tests/worker/test_trial.py",)),
 )
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from typing_extensions import override
 
-from longseq_bench.attention.base import Counts, Mask, implementation
+from longseq_bench.attention.base import Booleans, Counts, implementation
 from longseq_bench.attention.external._library import External, Library
 from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import UnsupportedError, UserError
@@ -122,7 +122,7 @@ class DilatedAttentionPytorch(External):
         return self.rule.multiplicity(q_positions, k_positions, head, self.workload.causal)
 
     @override
-    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
+    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Booleans:
         return self.rule.may_see(q_positions, k_positions, head)
 
     @override

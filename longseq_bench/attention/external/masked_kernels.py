@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from longseq_bench.attention.base import Counts, Mask, implementation
+from longseq_bench.attention.base import Booleans, Counts, implementation
 from longseq_bench.attention.external._library import HALF, External, Library
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.masks import CAUSAL, DOCUMENTS, FULL, FULL_DOCUMENTS, WINDOW
@@ -170,7 +170,7 @@ class NativeSparseAttention(External):
         return self._layout.multiplicity(q_positions, k_positions)
 
     @override
-    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
+    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Booleans:
         return self._layout.may_see(q_positions, k_positions)
 
     @override

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, Counts, Mask, implementation
+from longseq_bench.attention.base import Attention, Booleans, Counts, implementation
 from longseq_bench.attention.decode import CacheAttention, choose_kernel
 from longseq_bench.attention.one_rank import masked_steps
 from longseq_bench.attention.projections import Projected, ProjectedAttention
@@ -58,7 +58,7 @@ GlobalsOption = Annotated[
 ]
 WindowOption = Annotated[int | None, "window width in tokens; none: it follows from sparsity"]
 SeedOption = Annotated[int, "seed of pattern=random", 0]
-KernelOption = Annotated[sparse_selection.Kernel, "kernel; auto: the fastest one available"]
+SparseKernelOption = Annotated[sparse_selection.Kernel, "kernel; auto: the fastest one available"]
 
 
 class LayoutAttention(Attention):
@@ -103,7 +103,7 @@ class LayoutAttention(Attention):
         return self.layouts[self.pattern_of(head)].multiplicity(q_positions, k_positions)
 
     @override
-    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
+    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Booleans:
         return self.layouts[self.pattern_of(head)].may_see(q_positions, k_positions)
 
     @override
@@ -182,7 +182,7 @@ class BlockSparse(LayoutAttention):
         globals: GlobalsOption = None,
         window: WindowOption = None,
         seed: SeedOption = 0,
-        kernel: KernelOption = "auto",
+        kernel: SparseKernelOption = "auto",
         placement: Annotated[Placement, "assignment of rows to ranks"] = "node-local",
         ranks_per_node: Annotated[
             int, "ranks per node (hierarchical); 0: those of this host", 0
@@ -371,7 +371,7 @@ class BlockSparseMultihead(ProjectedAttention):
         globals: GlobalsOption = None,
         window: WindowOption = None,
         seed: SeedOption = 0,
-        kernel: KernelOption = "auto",
+        kernel: SparseKernelOption = "auto",
     ) -> None:
         super().__init__(workload, group)
         options: dict[str, Any] = {"pattern": pattern, "sparsity": sparsity, "block": block}

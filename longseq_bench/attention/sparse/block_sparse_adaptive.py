@@ -26,8 +26,8 @@ from typing_extensions import override
 from longseq_bench.attention.base import implementation
 from longseq_bench.attention.sparse.block_sparse import (
     BlockOption,
-    KernelOption,
     LayoutAttention,
+    SparseKernelOption,
     SparsityOption,
     build_layout_kernel,
 )
@@ -67,7 +67,7 @@ class AdaptiveBlockSparse(LayoutAttention):
             Literal["means", "learned"],
             "means: scores of block means; learned: learned matrices are applied first",
         ] = "means",
-        kernel: KernelOption = "auto",
+        kernel: SparseKernelOption = "auto",
     ) -> None:
         check_sparsity(sparsity)
         super().__init__(workload, group, kernel)

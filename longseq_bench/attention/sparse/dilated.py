@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, Counts, Mask, implementation
+from longseq_bench.attention.base import Attention, Booleans, Counts, implementation
 from longseq_bench.attention.exact.ring import RingKernel
 from longseq_bench.attention.sparse.segments import SegmentBlocks, SegmentTiles
 from longseq_bench.attention.tiles import SIZES, Block, LocalShare, head_runs
@@ -141,7 +141,7 @@ class Dilated(Attention):
         return self.rule.multiplicity(q_positions, k_positions, head, causal, self.step_of)
 
     @override
-    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Mask:
+    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Booleans:
         return self.rule.may_see(q_positions, k_positions, head, self.step_of)
 
     @property

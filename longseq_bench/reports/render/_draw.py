@@ -23,7 +23,7 @@ NAME_LETTERS, TITLE_LETTERS = 27, 95
 """Letters of a line of a row's name, and of a line of a title."""
 TIP = [alt.Tooltip("w:N", title=" ")]
 
-Row = dict[str, Any]
+ChartRow = dict[str, Any]
 
 
 def draw(chart: Chart, styles: dict[str, str] | None = None) -> alt.LayerChart:
@@ -81,11 +81,11 @@ def notes(chart: Chart) -> Iterator[str]:
 # ---- rows of data --------------------------------------------------------------------------------
 
 
-def _of(rows: Iterable[Row]) -> alt.Chart:
+def _of(rows: Iterable[ChartRow]) -> alt.Chart:
     return alt.Chart({"values": list(rows)})
 
 
-def _row(chart: Chart, p: Point) -> Row:
+def _row(chart: Chart, p: Point) -> ChartRow:
     """Return a point as a row of data, with its value as text and the words of its tooltip."""
     at = "" if chart.shape == "bars" else f"{chart.x.name} {format_cell(p.x, chart.x.kind)}"
     value = format_cell(p.y, chart.y.kind)
@@ -95,7 +95,7 @@ def _row(chart: Chart, p: Point) -> Row:
     return row | {"x": p.x, "y": p.y, "lo": p.low, "hi": p.high} | text
 
 
-def _failure(m: Mark, other: str = "") -> Row:
+def _failure(m: Mark, other: str = "") -> ChartRow:
     """Return a failure as a row of data; `word` is its status (OOM, timeout), or the other word."""
     status = re.split(r"[ ,]", m.words, maxsplit=1)[0]
     word = status.replace("oom", "OOM") if status in get_args(Status) else other
@@ -167,7 +167,7 @@ def _channel(chart: Chart, name: str, ends: Any) -> Any:
         # lines of x are as long as the range of y, so below crosses they would miss the axis
         grid=name == "y" or not chart.failures,
     )
-    more: Row = {"base": 2 if is_binary else 10} if is_log else {"zero": False}
+    more: ChartRow = {"base": 2 if is_binary else 10} if is_log else {"zero": False}
     more |= {"type": "log" if is_log else "linear"}
     scale = alt.Scale(nice=False, padding=PADDING, range=ends, **more)
     return (alt.X if name == "x" else alt.Y)(f"{name}:Q", scale=scale, axis=label)

@@ -27,7 +27,7 @@ _WORDS = {
 }
 STYLES = {word: style for style, words in _WORDS.items() for word in words.split(", ")}
 """Colours of statuses and verdicts, in any column but the first."""
-Block = Sequence[RenderableType]
+Lines = Sequence[RenderableType]
 
 
 def plain(text: str, style: str = "") -> Text:
@@ -53,7 +53,7 @@ def as_text(document: Document, hint: str) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def _blocks(document: Document, screen: Console, hint: str) -> Iterator[Block]:
+def _blocks(document: Document, screen: Console, hint: str) -> Iterator[Lines]:
     """Yield the parts of a document that have an empty line between them."""
     figures = [
         _say(", ".join(filter(None, (f"{one.label}: {one.value}", one.words))), "bold")
@@ -66,7 +66,7 @@ def _blocks(document: Document, screen: Console, hint: str) -> Iterator[Block]:
         yield from _titled(section.title, "─", blocks, screen)
 
 
-def _titled(title: str, line: str, blocks: Sequence[Block], screen: Console) -> Iterator[Block]:
+def _titled(title: str, line: str, blocks: Sequence[Lines], screen: Console) -> Iterator[Lines]:
     """Yield the blocks that are not empty; a title is above the first."""
     rule = line * min(len(one_line(title)), screen.width, MAX_LINE)
     heading = [_say(title, "bold"), _say(rule, "dim")] if title else []
@@ -75,7 +75,7 @@ def _titled(title: str, line: str, blocks: Sequence[Block], screen: Console) -> 
         heading = []
 
 
-def _section_blocks(section: Section, screen: Console, hint: str) -> Iterator[Block]:
+def _section_blocks(section: Section, screen: Console, hint: str) -> Iterator[Lines]:
     yield from ([_say(paragraph)] for paragraph in section.paragraphs)
     points = RichTable.grid(padding=(0, 1, 0, 0))
     for point in section.points:
@@ -92,7 +92,7 @@ def _say(sentence: str, style: str = "") -> Constrain:
     return Constrain(plain(sentence, style), MAX_LINE)
 
 
-def _table(table: Table, screen: Console, hint: str) -> Block:
+def _table(table: Table, screen: Console, hint: str) -> Lines:
     """Return a table that fits the screen, its title, and sentences on what it leaves out.
 
     The first column is always kept.

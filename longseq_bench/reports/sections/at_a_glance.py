@@ -49,7 +49,7 @@ from longseq_bench.reports.groups import (
     table_key,
 )
 from longseq_bench.reports.sections.growth import format_sparsity
-from longseq_bench.reports.sections.lengths import time
+from longseq_bench.reports.sections.lengths import chart_time
 from longseq_bench.reports.sections.ranks import find_shared
 
 ALL = "All implementations"
@@ -113,7 +113,7 @@ def all_implementations(source: Source) -> Section:
     if len(table.columns) < 2:
         return Section(ALL)
     named = {line.timed.name for line in lines[:MAX_ANSWER_ROWS] if line.timed}
-    chart = time([row for row in swept if row.name in named], "")
+    chart = chart_time([row for row in swept if row.name in named], "")
     return Section(ALL, tables=[table], charts=[chart] if chart else [])
 
 

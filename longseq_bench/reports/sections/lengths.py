@@ -67,11 +67,11 @@ def lengths(source: Source) -> Section:
         "Lengths swept",
         explanation,
         tables=source.tables(source.rows, _LENGTHS),
-        charts=source.charts(source.rows, time, memory),
+        charts=source.charts(source.rows, chart_time, chart_memory),
     )
 
 
-def time(rows: Sequence[SweepRow], where: str) -> Chart | None:
+def chart_time(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Chart the median time against tokens, with its 95 % interval."""
     points = [
         Point(r.name, r.tokens, r.time_s, *((r.time_low_s, r.time_high_s) if r.samples > 1 else ()))
@@ -81,7 +81,7 @@ def time(rows: Sequence[SweepRow], where: str) -> Chart | None:
     return _against_tokens("time", where, Axis("Time", "seconds", True), points, rows)
 
 
-def memory(rows: Sequence[SweepRow], where: str) -> Chart | None:
+def chart_memory(rows: Sequence[SweepRow], where: str) -> Chart | None:
     """Chart the peak of a rank against tokens."""
     points = [
         Point(r.name, r.tokens, r.peak_bytes) for r in rows if r.peak_bytes and r.status == "ok"

@@ -32,7 +32,7 @@ from longseq_bench.reports.groups import (
     split_by_sparsity,
     split_names,
 )
-from longseq_bench.reports.sections.lengths import mark_failures, memory, time
+from longseq_bench.reports.sections.lengths import chart_memory, chart_time, mark_failures
 
 
 def relative(source: Source) -> Section:
@@ -47,7 +47,7 @@ def relative(source: Source) -> Section:
         "Time, memory, relative speed",
         ["At the longest length at which most rows were ok."],
         tables=[_rank(source, group) for group in groups],
-        charts=source.charts(source.rows, time, memory) if groups else (),
+        charts=source.charts(source.rows, chart_time, chart_memory) if groups else (),
     )
 
 
