@@ -70,7 +70,8 @@ class Plan(Printed):
         best, target, hardware = self.best, self.target, self.hardware
         if best is None:
             what = f"{format_tokens(target)} tokens" if target else "this shape"
-            return f"No implementation {'fits' if self.predictions else 'supports'} {what}."
+            verb = "fits" if self.predictions else "can be predicted for"
+            return f"No implementation {verb} {what}."
         tokens, ranks = format_tokens(best.trial.workload.seq_len), best.trial.world_size
         devices = f"{ranks} {hardware.name}"
         head = f"{tokens} tokens: {devices}" if target else f"{devices}: {tokens} tokens"

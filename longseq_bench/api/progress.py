@@ -49,13 +49,17 @@ class TrialLabels:
 
     def __init__(self, trials: Iterable[Trial]) -> None:
         trials = list(trials)
-        self._distinct = list({(t.implementation, repr(t.options)): t for t in trials}.values())
-        self._short: dict[tuple[str, str], str] = {}
+        self._distinct = list({self._key(trial): trial for trial in trials}.values())
+        self._short: dict[tuple[str, str, bool], str] = {}
         self._differs = [len(set(words)) > 1 for words in zip(*map(_settings, trials), strict=True)]
+
+    @staticmethod
+    def _key(trial: Trial) -> tuple[str, str, bool]:
+        return trial.implementation, repr(trial.options), trial.fit_only
 
     def label(self, trial: Trial) -> str:
         """Return the implementation, its length and the other settings that differ."""
-        key = trial.implementation, repr(trial.options)
+        key = self._key(trial)
         if key not in self._short:
             self._short[key] = find_short_labels([*self._distinct, trial])[-1]
         name, _, settings = self._short[key].partition(" ")

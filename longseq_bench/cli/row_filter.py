@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from tokenize import TokenError
 from typing import Any
 
 from longseq_bench.analysis.row import Field, R, Row, fields_of
@@ -38,6 +39,7 @@ _COMPARISON = re.compile(
     r"""("[^"]*"|'[^']*'|[^\s()&|]+(?:\s+(?!(?:and|or)\b)[^\s()&|=!<>~"']+)*)"""
 )
 _PARSERS = {"tokens": parse_tokens, "bytes": parse_bytes, "seconds": parse_seconds}
+_UNREADABLE = SyntaxError, TokenError, NameError, TypeError, ValueError, KeyError, AttributeError
 _FLAGS = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -90,8 +92,8 @@ def filter_rows(
     for text, query in zip(where, queries, strict=True):
         try:
             frame = frame.query(query, engine="python")
-        except (SyntaxError, NameError, TypeError, ValueError, KeyError, AttributeError) as error:
-            reason = " ".join(str(error).split())
+        except _UNREADABLE as error:
+            reason = " ".join(str(next(iter(error.args), error)).split())
             raise UserError(f"--where {text!r} can't be read: {reason}") from None
     if keys:
         frame = frame.sort_values(
@@ -119,6 +121,8 @@ def _translate(text: str, rows: Sequence[Row], fields: list[str]) -> str:
         return f"(`{field}` {'==' if sign == '=' else sign} {value!r})"
 
     query = _COMPARISON.sub(replace, text)
+    if re.search("[<>=~]", _COMPARISON.sub("", text)):
+        raise UserError(f"{where} can't be read; write tokens>1k and tokens<4k")
     if len(fields) == known:
         raise UserError(f"{where} can't be read; write FIELD=VALUE, tokens>=4k, label~ring")
     return query

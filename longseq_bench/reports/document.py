@@ -175,7 +175,7 @@ class Section:
         """The same section with its first MAX_TABLES tables, and a sentence if it has more."""
         if len(self.tables) <= MAX_TABLES:
             return self
-        note = f"At most {MAX_TABLES} tables are shown; the data as CSV has all."
+        note = f"The first {MAX_TABLES} tables are shown; report.csv has every measurement."
         paragraphs, tables = [*self.paragraphs, note], self.tables[:MAX_TABLES]
         return replace(self, paragraphs=paragraphs, tables=tables)
 

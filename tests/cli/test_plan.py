@@ -102,7 +102,7 @@ def test_the_answer_says_why(capfd: Capture) -> None:
     assert reason in found["answer"]
     assert "Not modelled: weights" in found["answer"]
     few = document(capfd, "plan", "--impl", "sdpa", *SMALL, "--world-size", "8")["answer"]
-    assert few == "No implementation supports this shape."
+    assert few == "No implementation can be predicted for this shape."
 
 
 def test_a_plan_as_markdown_has_a_table(capfd: Capture) -> None:

@@ -70,6 +70,8 @@ def shown(capfd: Capture, *arguments: str | Path) -> list[str]:
         ("tokens>=4k and not (impl=sdpa or ranks=2)", [2, 5]),
         ("label='ring chunk=128'", [3]),
         ("tokens > own_tokens", None),
+        ("(tokens>=4k", None),
+        ("1<tokens<4k", None),
     ],
 )
 def test_a_condition_selects_rows(expression: str, places: list[int] | None) -> None:

@@ -44,7 +44,7 @@ def test_the_fastest_of_several_densities_is_compared_with_those_of_its_own() ->
     assert tie.startswith("b, c")
     assert tie.endswith(" at 8k: no significant difference")
     assert describe_fastest(half, quick, slow).endswith(" at 8k, 2× as fast as d")
-    assert describe_fastest(half, quick).endswith(" at 8k, the only one timed")
+    assert describe_fastest(half, quick).endswith(" at 8k, the only one timed at this density")
 
 
 def on_two_ranks(name: str, tokens: int, end: float | Status, n: int = 9) -> list[Record]:

@@ -115,11 +115,17 @@ def test_how_to_reproduce_comes_from_the_records() -> None:
         make.record(make.trial(seed=3), command="longseq sweep a.yaml"),
         make.record(command="longseq sweep a.yaml"),
         make.step(1024, command="longseq maxlen b.yaml", started_at="2026-11-22T01:00:00Z"),
+        make.record(
+            make.trial("ring", 512, repeats=0, time_budget=30.0),
+            purpose="edge",
+            command="longseq maxlen --impl ring",
+        ),
         make.record(where=make.environment(commit="def5678"), command="longseq sweep a.yaml"),
     ]
     document = build(records, notes=["line 7 is not a record and skipped"])
     assert list(section(document, "How to run it again").code) == [
         "# longseq 0.1.0, commit abc1234", "longseq sweep a.yaml", "longseq maxlen b.yaml",
+        "longseq maxlen --impl ring --time-budget 30s",
         "", "# longseq 0.1.0, commit def5678", "longseq sweep a.yaml",
     ]  # fmt: skip
     text = " ".join(document.paragraphs)
@@ -128,7 +134,7 @@ def test_how_to_reproduce_comes_from_the_records() -> None:
     settings = {row["Setting"]: row["Value"] for row in rows(document, "Settings and checks")}
     assert settings["Memory budget a rank"] == "none, 64 MiB"
     assert settings["Seeds"] == "0, 3"
-    assert settings["Outcomes"] == "4 ok"
+    assert settings["Outcomes"] == "5 ok"
 
 
 # ---- columns and sections that need rows ---------------------------------------------------------
@@ -222,7 +228,10 @@ def test_a_section_has_a_limited_number_of_tables(monkeypatch: pytest.MonkeyPatc
     shown = ("Lengths swept", "How time and memory grow", "Hardware and versions")
     for found in (*(section(report, title) for title in shown), brief.sections[0]):
         assert len(found.tables) == 3
-        assert found.paragraphs[-1] == "At most 3 tables are shown; the data as CSV has all."
+        assert (
+            found.paragraphs[-1]
+            == "The first 3 tables are shown; report.csv has every measurement."
+        )
     hosts = [column.name for column in report.data.columns].index("host")
     assert len({row[hosts] for row in report.data.rows}) == 5
 

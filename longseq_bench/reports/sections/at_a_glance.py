@@ -267,7 +267,7 @@ def describe_fastest(rows: Iterable[SweepRow]) -> str:
     if len(ties) > 1:
         return f"{join_names(row.name for row in ties)}{at}: {TIE}"
     if len(timed) == 1:
-        return f"{first.name}{at}, the only one timed"
+        return f"{first.name}{at}, the only one timed{' at this density' if others else ''}"
     ratio = format_ratio(require(timed[1].time_s) / require(first.time_s))
     return f"{first.name}{at}, {ratio} as fast as {timed[1].name}"
 

@@ -102,9 +102,17 @@ def rerun(source: Source) -> Section:
 
     code: list[str] = []
     for version, records in group_by(source.records, describe).items():
-        commands = dict.fromkeys(r.command or "# its command was not recorded" for r in records)
+        by_command = group_by(records, lambda r: r.command or "# its command was not recorded")
+        commands = (_with_limit(text, some) for text, some in by_command.items())
         code += [*[""] * bool(code), f"# {version}", *commands]
     return Section("How to run it again", code=code)
+
+
+def _with_limit(command: str, records: Sequence[Record]) -> str:
+    """Return the command of a search with the time limit that its trials had by default."""
+    limits = {r.trial.time_budget for r in records if r.purpose != "measure"} - {None}
+    is_said = "--time-budget" in command or not command.startswith("longseq")
+    return command if is_said or len(limits) != 1 else f"{command} --time-budget {limits.pop():g}s"
 
 
 def settings(source: Source) -> Section:
