@@ -56,6 +56,7 @@ DROPPED: dict[str, str] = {
         "failures are in the order of records; missing figures have reasons of the record alone"
     ),
     r"^report .*\.json\.sections\.Hardware and versions\.tables": "units of clocks are headings",
+    r"^report .*\.json\.sections\.How to run it again": "a search names its time limit",
     r"^report .*: \.\w+\.json\.paragraphs": "a first screen says once what all rows share",
     r"^compare .*: \.message": "the sentence no longer lists what each side has",
     r"^plan segments: ": (
