@@ -81,8 +81,8 @@ class Plan(Printed):
         missing = "Not modelled: weights, other layers, fragmentation of the allocator."
         return f"{head}. Use {best.trial.implementation}{reason}. {missing}"
 
-    def _rank(self, one: Prediction) -> int:
-        return one.trial.world_size if self.target else -one.trial.workload.seq_len
+    def _rank(self, prediction: Prediction) -> int:
+        return prediction.trial.world_size if self.target else -prediction.trial.workload.seq_len
 
     def _reason(self, best: Prediction, others: Sequence[Prediction]) -> str:
         equal = [one for one in others if self._rank(one) == self._rank(best)]
@@ -170,12 +170,12 @@ class Plan(Printed):
 
 
 def _columns(accuracies: Sequence[Accuracy]) -> list[ValueColumn]:
-    def tokens(one: Prediction) -> Cell:
-        length = one.trial.workload.seq_len
-        return length if one.fits else f"{format_tokens(length)} don't fit"
+    def tokens(prediction: Prediction) -> Cell:
+        length = prediction.trial.workload.seq_len
+        return length if prediction.fits else f"{format_tokens(length)} don't fit"
 
-    def past_error(one: Prediction) -> Cell:
-        past = next((a for a in accuracies if a.matches(one.trial)), None)
+    def past_error(prediction: Prediction) -> Cell:
+        past = next((a for a in accuracies if a.matches(prediction.trial)), None)
         return past and f"{_median(past.memory_errors)}, {_median(past.time_errors)}"
 
     return [
@@ -218,28 +218,29 @@ def _median(errors: Sequence[float]) -> str:
     return f"{100 * median(errors):+.1f} %" if errors else "—"
 
 
-def _notes(one: Prediction | str, trial: Trial) -> list[str]:
+def _notes(prediction: Prediction | str, trial: Trial) -> list[str]:
     name = _name(trial)
-    if isinstance(one, str):
-        return [f"{name}: {one}"]
-    notes = [f"{name}: time from {one.rate.source}"]
-    if one.length_limit and one.length_limit.reason:
-        free = (one.trial.memory_budget or 0) - one.estimate.peak_bytes - one.estimate.outside_bytes
-        notes.append(
-            f"{name}: ends at {one.length_limit.name} with {format_bytes(free)} of memory free: "
-            f"{one.length_limit.reason}"
-        )
-    if one.trial.world_size != trial.world_size:
-        ranks = one.trial.world_size
+    if isinstance(prediction, str):
+        return [f"{name}: {prediction}"]
+    notes = [f"{name}: time from {prediction.rate.source}"]
+    if (limit := prediction.length_limit) and limit.reason:
+        estimate = prediction.estimate
+        held = estimate.peak_bytes + estimate.outside_bytes
+        free = format_bytes((prediction.trial.memory_budget or 0) - held)
+        notes.append(f"{name}: ends at {limit.name} with {free} of memory free: {limit.reason}")
+    if prediction.trial.world_size != trial.world_size:
+        ranks = prediction.trial.world_size
         notes.append(f"{name}: does not fit on {trial.world_size} rank(s); the row is for {ranks}")
-    if one.estimate.host_bytes:
-        pinned = " of pinned memory" if one.trial.device == "cuda" else ""
-        notes.append(f"{name}: takes {format_bytes(one.estimate.host_bytes)}{pinned} on the host")
-    if layouts := one.estimate.smaller_layouts:
+    if prediction.estimate.host_bytes:
+        pinned = " of pinned memory" if prediction.trial.device == "cuda" else ""
+        notes.append(
+            f"{name}: takes {format_bytes(prediction.estimate.host_bytes)}{pinned} on the host"
+        )
+    if layouts := prediction.estimate.smaller_layouts:
         smaller = " and ".join(f"{n:,} tokens in blocks of {block:,}" for n, block in layouts)
         notes.append(f"{name}: extrapolated from the layouts of {smaller}")
-    if one.estimate.untabled:
-        kernels = ", ".join(one.estimate.untabled)
+    if prediction.estimate.untabled:
+        kernels = ", ".join(prediction.estimate.untabled)
         notes.append(f"{name}: the workspace of {kernels} is unknown and not counted")
     return notes
 
@@ -261,7 +262,7 @@ def _model_notes(model: ModelPlan, results: Sequence[Prediction], budget: int) -
     return [counted, *filter(None, [model.shape.parameters_reason]), *over]
 
 
-def _row(one: Prediction | str, trial: Trial, model: ModelPlan | None) -> dict[str, Any]:
+def _row(prediction: Prediction | str, trial: Trial, model: ModelPlan | None) -> dict[str, Any]:
     asked = {
         "implementation": trial.implementation,
         "options": trial.options,
@@ -269,37 +270,41 @@ def _row(one: Prediction | str, trial: Trial, model: ModelPlan | None) -> dict[s
         "workload": trial.workload.model_dump(mode="json", exclude={"seq_len"}),
         "asked_world_size": trial.world_size,
     }
-    if isinstance(one, str):
-        return asked | {"unsupported": one}
-    limit = one.length_limit
+    if isinstance(prediction, str):
+        return asked | {"unsupported": prediction}
+    limit = prediction.length_limit
     found: dict[str, Any] = {
-        "world_size": one.trial.world_size,
-        "tokens": one.trial.workload.seq_len,
-        "fits": one.fits,
-        "memory_budget": one.trial.memory_budget,
-        "fraction_of_floor": one.fraction_of_floor,
-        "peak_bytes": one.estimate.peak_bytes,
-        "inside_bytes": one.estimate.inside_bytes,
-        "host_bytes": one.estimate.host_bytes,
+        "world_size": prediction.trial.world_size,
+        "tokens": prediction.trial.workload.seq_len,
+        "fits": prediction.fits,
+        "memory_budget": prediction.trial.memory_budget,
+        "fraction_of_floor": prediction.fraction_of_floor,
+        "peak_bytes": prediction.estimate.peak_bytes,
+        "inside_bytes": prediction.estimate.inside_bytes,
+        "host_bytes": prediction.estimate.host_bytes,
         "extrapolated_from": [
-            {"tokens": tokens, "block": block} for tokens, block in one.estimate.smaller_layouts
+            {"tokens": tokens, "block": block}
+            for tokens, block in prediction.estimate.smaller_layouts
         ],
-        "untabled": list(one.estimate.untabled),
-        "outside_bytes": one.estimate.outside,
-        "kernel": one.estimate.kernel,
-        "seconds": one.times.total,
-        "compute_s": one.times.compute,
-        "memory_s": one.times.memory,
-        "bytes_sent": one.estimate.bytes_sent,
-        "transfers": one.estimate.transfers,
-        "communication_s": one.times.transfers,
-        "exposed_s": one.times.exposed,
+        "untabled": list(prediction.estimate.untabled),
+        "outside_bytes": prediction.estimate.outside,
+        "kernel": prediction.estimate.kernel,
+        "seconds": prediction.times.total,
+        "compute_s": prediction.times.compute,
+        "memory_s": prediction.times.memory,
+        "bytes_sent": prediction.estimate.bytes_sent,
+        "transfers": prediction.estimate.transfers,
+        "communication_s": prediction.times.transfers,
+        "exposed_s": prediction.times.exposed,
         "length_limit": limit and limit.name,
         "length_limit_reason": (limit and limit.reason) or None,
-        "limit": one.times.limit,
-        "rate_flops": one.rate.flops,
-        "rate_source": one.rate.source,
+        "limit": prediction.times.limit,
+        "rate_flops": prediction.rate.flops,
+        "rate_source": prediction.rate.source,
     }
     if model is not None:
-        found["model_bytes"] = {**asdict(model.memory(one)), "total": model.total(one)}
+        found["model_bytes"] = {
+            **asdict(model.memory(prediction)),
+            "total": model.total(prediction),
+        }
     return asked | found

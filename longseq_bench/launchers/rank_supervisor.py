@@ -97,16 +97,16 @@ class RankSupervisor:
     def add_message(self, rank: int, message: Mapping[str, Any], now: float) -> None:
         """Process a message of a rank (worker/messages.py): a phase or its outcome."""
         if "phase" in message:
-            one, phase = self._ranks[rank], message["phase"]
+            state, phase = self._ranks[rank], message["phase"]
             # backward is part of the pass that began with forward
             if phase != "backward":
                 limit, budget = PHASE_LIMIT_S, self.trial.time_budget
                 if phase in PASSES and budget is not None:
                     factor = EXACT_FACTOR if message["part"] == "exact" else 1
                     limit = budget * factor + GRACE_S
-                one.deadline = now + limit
-            one.phase, one.part = phase, message["part"]
-            if one.part == CONNECTING:
+                state.deadline = now + limit
+            state.phase, state.part = phase, message["part"]
+            if state.part == CONNECTING:
                 self._begin_to_meet(now)
         elif "outcome" in message:
             outcome = Outcome.model_validate(message["outcome"])
@@ -114,12 +114,12 @@ class RankSupervisor:
 
     def _begin_to_meet(self, now: float) -> None:
         """Limit the time of ranks that connect, unless one opens its device, which takes long."""
-        if all(one.part not in ("", OPENING) for one in self._ranks):
-            for one in self._ranks:
-                one.deadline = now + MEET_S if one.part == CONNECTING else one.deadline
+        if all(state.part not in ("", OPENING) for state in self._ranks):
+            for state in self._ranks:
+                state.deadline = now + MEET_S if state.part == CONNECTING else state.deadline
 
     def add_exit(
-        self, rank: int, exitcode: int, printed: str, kernel_killed: bool, now: float, at: int
+        self, rank: int, exitcode: int, printed: str, kernel_killed: bool, now: float, ended_ns: int
     ) -> None:
         """Process the exit of a rank.
 
@@ -129,22 +129,24 @@ class RankSupervisor:
             printed: the end of its output.
             kernel_killed: True if the kernel's out-of-memory killer was active during the trial.
             now: the launcher's clock, s.
-            at: when it exited, ns since 1970.
+            ended_ns: when it exited, since 1970.
         """
         phase = self._ranks[rank].phase
         if self._ranks[rank].outcome is None:
             self._ranks[rank].signal = max(0, -exitcode)
-        self.add_outcome(rank, outcome_of_exit(exitcode, phase, printed, kernel_killed), now, at)
+        self.add_outcome(
+            rank, outcome_of_exit(exitcode, phase, printed, kernel_killed), now, ended_ns
+        )
 
-    def add_environment_failure(self, rank: int, reason: str, now: float, at: int) -> None:
+    def add_environment_failure(self, rank: int, reason: str, now: float, ended_ns: int) -> None:
         """Process the end of a rank by something that is no part of the trial."""
-        self.add_outcome(rank, environment_failure(reason, self._ranks[rank].phase), now, at)
+        self.add_outcome(rank, environment_failure(reason, self._ranks[rank].phase), now, ended_ns)
 
-    def add_outcome(self, rank: int, outcome: Outcome, now: float, at: int) -> None:
+    def add_outcome(self, rank: int, outcome: Outcome, now: float, ended_ns: int) -> None:
         """Set the outcome of a rank, unless it has one already."""
-        one = self._ranks[rank]
-        if one.outcome is None:
-            one.outcome, one.known_s, one.ended_ns = outcome, now, at
+        state = self._ranks[rank]
+        if state.outcome is None:
+            state.outcome, state.known_s, state.ended_ns = outcome, now, ended_ns
 
     def add_wait(self, asked_s: float, took_s: float) -> None:
         """Note how long a wait for events took.
@@ -160,12 +162,16 @@ class RankSupervisor:
     @property
     def running(self) -> list[int]:
         """Return the ranks that have no outcome yet."""
-        return [rank for rank, one in enumerate(self._ranks) if one.outcome is None]
+        return [rank for rank, state in enumerate(self._ranks) if state.outcome is None]
 
     @property
     def failed(self) -> list[int]:
         """Return the ranks whose outcome is not ok, the most likely cause first."""
-        bad = [r for r, one in enumerate(self._ranks) if one.outcome and one.outcome.status != "ok"]
+        bad = [
+            r
+            for r, state in enumerate(self._ranks)
+            if state.outcome and state.outcome.status != "ok"
+        ]
         return sorted(bad, key=lambda rank: (self._weight(rank), self._ranks[rank].ended_ns))
 
     @property
@@ -329,17 +335,17 @@ class RankSupervisor:
             chosen = chosen.model_copy(update={"reason": reason})
         measured = [
             replace(m, rank=rank)
-            for rank, one in enumerate(self._ranks)
-            for m in (one.outcome.measurements if one.outcome else ())
+            for rank, state in enumerate(self._ranks)
+            for m in (state.outcome.measurements if state.outcome else ())
         ]
         return chosen.model_copy(update={"measurements": tuple(measured), "facts": facts})
 
     def _report(self, rank: int) -> str:
-        one = self._ranks[rank]
-        if one.outcome is None:
-            return f"no report after {one.phase} began"
-        where = f" in {one.outcome.phase}" if one.outcome.phase else ""
-        return f"{one.outcome.status}{where}: {one.outcome.reason}"
+        state = self._ranks[rank]
+        if state.outcome is None:
+            return f"no report after {state.phase} began"
+        where = f" in {state.outcome.phase}" if state.outcome.phase else ""
+        return f"{state.outcome.status}{where}: {state.outcome.reason}"
 
     def _weight(self, rank: int) -> int:
         """Return a rank's priority as the cause: 0 out of memory, 1 others, 2 a lost peer."""

@@ -78,10 +78,14 @@ class ModelPlan:
     shape: ModelShape
     sharding: Sharding
 
-    def memory(self, one: Prediction) -> ModelMemory:
+    def memory(self, prediction: Prediction) -> ModelMemory:
         """Return the memory of the model on a rank at the length of a prediction."""
-        return model_memory(self.shape, one.trial.workload, one.trial.world_size, self.sharding)
+        return model_memory(
+            self.shape, prediction.trial.workload, prediction.trial.world_size, self.sharding
+        )
 
-    def total(self, one: Prediction) -> int | None:
+    def total(self, prediction: Prediction) -> int | None:
         """Return the bytes of a rank with all layers; None if the weights are unknown."""
-        return self.memory(one).total(one.estimate.peak_bytes + one.estimate.outside_bytes)
+        return self.memory(prediction).total(
+            prediction.estimate.peak_bytes + prediction.estimate.outside_bytes
+        )
