@@ -11,7 +11,7 @@ import re
 import sys
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -62,10 +62,9 @@ def page(document: Document) -> str:
 
     has_charts = any(section.charts for section in document.sections)
     in_order = sorted(document.sections, key=lambda section: section.technical)
-    with ThreadPoolExecutor() as other:
-        vega = [other.submit(vega_script)] if has_charts else []
-        sections = list(_sections(in_order))
-        scripts = [_asset("page.js"), *(script.result() for script in vega)]
+    vega = [start_vega()] if has_charts else []
+    sections = list(_sections(in_order))
+    scripts = [_asset("page.js"), *(script.result() for script in vega)]
     text = _template().render(
         document=document,
         sections=sections,
@@ -77,11 +76,13 @@ def page(document: Document) -> str:
 
 
 @cache
-def vega_script() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script (900 kB, built in about a second).
+def start_vega() -> Future[str]:
+    """Start to build Vega, Vega-Lite and Vega-Embed as one script (900 kB, in about a second)."""
+    return ThreadPoolExecutor(1).submit(_build_vega)
 
-    A process of its own builds it: it takes 100 MB, and may end.
-    """
+
+def _build_vega() -> str:
+    """Return the script. A process of its own builds it: it takes 100 MB, and may end."""
     command = [sys.executable, "-P", "-c", _BUILD]
     script = run(command, stdout=PIPE, stderr=DEVNULL, encoding="utf-8", check=False).stdout
     if not script:
