@@ -128,7 +128,7 @@ def _cuda(info: DeviceInfo | None) -> list[Finding]:
     built = f"{names}: Triton's kernels can't start" if missing else str(c_compiler())
     run = "python -m benchmarks.gpu smoke --out gpu-results"
     remedy = f"please run {run} in a checkout, and send the folder (docs/gpu.md)"
-    few = "longseq has run on one H100 only, for less than an hour"
+    few = "longseq has run on H100s only, for less than an hour"
     return [
         Finding("cuda", "ok", f"{info.count} x {info.name}, {memory}"),
         check("triton on cuda", not missing, built, "; ".join(todo for _, todo in missing)),

@@ -31,10 +31,7 @@ from longseq_bench.core.model import DType, Workload
 from longseq_bench.core.registry import Registry
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Positions, Shard, TokenOrder
-from longseq_bench.kernels.base import (
-    AttentionKernel,
-    attend,
-)
+from longseq_bench.kernels.base import AttentionKernel, attend
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, check_name, select
 from longseq_bench.patterns.visible_keys import visible_keys
 
@@ -192,8 +189,8 @@ class Attention(ABC):
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
         """Return the number of times each query sees each key, (queries, keys); 0: not visible.
 
-        Positions are global tokens. Every float64 reference is built from this. The default is
-        exact attention: every key that the mask shows. A sparse pattern overrides it.
+        Positions are global tokens. The float64 reference of a sparse pattern, which overrides
+        it, is built from this. The default is exact attention: every key that the mask shows.
         """
         return visible_keys(self.workload).multiplicity(q_positions, k_positions)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, product
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ from longseq_bench.kernels.base import Queries
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.meta_mode import MAX_STEPS, limited
 from longseq_bench.patterns.visible_keys import MaskTile, mask_tiles, visible_keys
+
+T = TypeVar("T")
 
 TILE_SHARE_OF_Q = 16
 """About four temporaries have the size of a tile. With 1/16 of q each they are a few percent of the
@@ -102,6 +104,11 @@ class BlockAttention(Protocol):
         """Add the gradients of the block to dq and dkv, in float32 or wider."""
 
 
+def computed(group: Group, tiles: Iterable[T]) -> Iterable[T]:
+    """Return the tiles of a block; none while communication alone is timed."""
+    return limited(tiles, MAX_STEPS) if group.computes else ()
+
+
 class ExactBlocks(BlockAttention):
     """BlockAttention to all keys that the mask shows; a kernel call computes a tile.
 
@@ -131,22 +138,18 @@ class ExactBlocks(BlockAttention):
 
     @override
     def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
-        for heads, kv_heads, tile in self._computed(block):
+        for heads, kv_heads, tile in computed(self._group, self.tiles(block)):
             rows, own_out, own_lse = (t[:, heads, tile.rows] for t in (q, out, lse))
             k, v = (t[:, kv_heads, tile.keys] for t in kv)
             self._exact.merge(rows, (k, v), (own_out, own_lse), tile.causal, mask_tensor(tile))
 
     @override
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
-        for heads, kv_heads, tile in self._computed(block):
+        for heads, kv_heads, tile in computed(self._group, self.tiles(block)):
             grad_out, q, out, lse, rows_dq = (t[:, heads, tile.rows] for t in (*queries, dq))
             k, v, dk, dv = (t[:, kv_heads, tile.keys] for t in (*kv, *dkv))
             rows, sums = (grad_out, q, out, lse), (rows_dq, dk, dv)
             self._exact.add_gradients(rows, (k, v), sums, tile.causal, mask_tensor(tile))
-
-    def _computed(self, block: Block) -> Iterable[HeadTile]:
-        """Return the tiles of a block; none while communication alone is timed."""
-        return limited(self.tiles(block), MAX_STEPS) if self._group.computes else ()
 
     def tiles(self, block: Block) -> Iterator[HeadTile]:
         """Yield the tiles of a block and their heads; key indices are into the block."""

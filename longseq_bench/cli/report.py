@@ -49,12 +49,12 @@ def report(
     if as_json and TERMINAL in format_names:
         raise UserError("--format terminal and --json both print on stdout; leave one out")
     file_formats = [name for name in format_names if name != TERMINAL]
-    if "html" in file_formats:
-        from longseq_bench.reports.render.html import start_vega
-
-        start_vega()  # while the records are read
     with collecting_nothing():
         found = load(*results)
+        if "html" in file_formats:
+            from longseq_bench.reports.render.html import start_vega
+
+            start_vega()  # while the documents are built
         print_lines(found.notes, "yellow")
         built = found.documents(kinds, baseline)
         gc.freeze()  # each later collection would visit all records and rows

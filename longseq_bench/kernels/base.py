@@ -13,7 +13,7 @@ from torch import Tensor
 from longseq_bench.core.errors import UnsupportedError
 
 Pair = tuple[Tensor, Tensor]
-"""Keys and values, or their gradients."""
+"""Keys and values, or their gradients; or sums: an output and its log-sum-exp."""
 
 Triple = tuple[Tensor, Tensor, Tensor]
 """q, k and v, or their gradients."""

@@ -133,10 +133,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Te
     strides = [t.stride()[:3] for t in (q, k, v)]
     sizes = seen.begin, seen.end, splits, kv_heads, rows, queries, dim**-0.5
     widths = {"DIM": dim, "WIDE": _wide(dim), "V_DIM": v_dim, "V_WIDE": _wide(v_dim)}
-    SIZES = {"M": tile.queries, "N": tile.keys, **tile.options}
+    tile_sizes = {"M": tile.queries, "N": tile.keys, **tile.options}
     with on_device(q):
         grid = grid_of(splits * batch * kv_heads)
-        _split[grid](*tensors, *strides, *sizes, **widths, **SIZES)
+        _split[grid](*tensors, *strides, *sizes, **widths, **tile_sizes)
         if splits == 1:
             return out[0], lse[0]
         joined, joined_lse = torch.empty_like(out[0]), torch.empty_like(lse[0])

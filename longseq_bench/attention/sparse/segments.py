@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from longseq_bench.attention.tiles import Block, BlockAttention
+from longseq_bench.attention.tiles import Block, BlockAttention, computed
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import KVPair
@@ -32,7 +32,6 @@ from longseq_bench.kernels import tiling
 from longseq_bench.kernels.base import Queries
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.tiling import Piece, RowBlock
-from longseq_bench.meta_mode import MAX_STEPS, limited
 from longseq_bench.patterns import Ints
 from longseq_bench.patterns.dilated import DilatedSegment
 
@@ -183,15 +182,11 @@ class SegmentBlocks(BlockAttention):
 
     @override
     def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
-        for tile in self._computed(block):
+        for tile in computed(self.group, self.tiles(block)):
             tiling.merge(self.exact, q, kv, tile, out, lse)
 
     @override
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
-        for tile in self._computed(block):
+        for tile in computed(self.group, self.tiles(block)):
             dq_rows = dq[:, tile.heads, tile.rows]
             tiling.add_gradients(self.exact, queries, kv, tile, dq_rows, dkv)
-
-    def _computed(self, block: Block) -> Iterable[RowBlock]:
-        """Return the tiles of a block; none while communication alone is timed."""
-        return limited(self.tiles(block), MAX_STEPS) if self.group.computes else ()
