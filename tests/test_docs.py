@@ -16,7 +16,7 @@ import pytest
 from longseq_bench.cli import run
 from longseq_bench.config.schema import SweepFile, WorkloadSection
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.launchers.simulated import SimulatedLauncher
+from tests.simulated import SimulatedLauncher
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "results" / "README.md"])

@@ -23,8 +23,8 @@ from longseq_bench.core.errors import StoreError, UnknownNameError, UserError
 from longseq_bench.core.model import Trial
 from longseq_bench.core.options import OptionSpec
 from longseq_bench.core.settings import TRIAL, WORKLOAD
-from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import RECORDS
+from tests.simulated import SimulatedLauncher
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = (

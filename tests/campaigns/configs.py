@@ -29,9 +29,9 @@ from longseq_bench.config.trials import make_sweep
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UserError
 from longseq_bench.launchers import base, engine, local
-from longseq_bench.launchers.simulated import SimulatedLauncher
 from tests import make
 from tests.campaigns import limited
+from tests.simulated import SimulatedLauncher
 
 MAX_MESSAGE = 2_000
 SHOWN = 20

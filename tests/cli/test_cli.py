@@ -19,11 +19,11 @@ from longseq_bench.config.trials import make_sweep
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.errors import LauncherError
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.store import RECORDS, load
 from tests import make
 from tests.cli.commands import Capture, document
 from tests.make import record, step, trial
+from tests.simulated import SimulatedLauncher
 
 TINY = """\
 memory_budget: 64MiB

@@ -8,8 +8,8 @@ from longseq_bench.api.machine import LAUNCHER_VARIABLE, make_launcher
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UnknownNameError
 from longseq_bench.launchers.base import LAUNCHERS, Launcher, LaunchResult, create_launcher
-from longseq_bench.launchers.simulated import SimulatedLauncher
 from tests.make import trial
+from tests.simulated import SimulatedLauncher
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS.names())
@@ -57,8 +57,9 @@ def test_what_can_not_be_done_is_an_outcome_and_not_an_exception(named: Launcher
 def test_a_command_takes_the_launcher_that_the_environment_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(LAUNCHER_VARIABLE, "simulated")
-    assert isinstance(make_launcher(), SimulatedLauncher)
-    monkeypatch.setenv(LAUNCHER_VARIABLE, "simulate")
-    with pytest.raises(UnknownNameError, match="'simulated'"):
+    monkeypatch.setenv(LAUNCHER_VARIABLE, "locl")
+    with pytest.raises(UnknownNameError, match="'local'"):
         make_launcher()
+    monkeypatch.setattr(LAUNCHERS, "get", {"of-a-plug-in": SimulatedLauncher}.__getitem__)
+    monkeypatch.setenv(LAUNCHER_VARIABLE, "of-a-plug-in")
+    assert isinstance(make_launcher(), SimulatedLauncher)

@@ -9,12 +9,12 @@ from longseq_bench.analysis.searches import density_rows, search_rows
 from longseq_bench.core.cost import floor_tokens
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Outcome, Record, Trial
-from longseq_bench.launchers.simulated import SimulatedLauncher
 from longseq_bench.runner import Watcher, run_schedule
 from longseq_bench.search.prediction import Predictor, RateModel
 from longseq_bench.search.strategy import Schedule, Step, find_min_sparsity, maxlen, scaling, sweep
 from longseq_bench.store import Store, load
 from tests import make
+from tests.simulated import SimulatedLauncher
 
 MIB = 2**20
 Machine = Callable[[Trial], Outcome]

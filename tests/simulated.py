@@ -7,13 +7,12 @@ from typing_extensions import override
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo
 from longseq_bench.core.cost import attention_flops, floor_bytes
 from longseq_bench.core.model import DryRunEstimate, Measurement, Outcome, Trial
-from longseq_bench.launchers.base import DRY_RUN_LIMIT_S, LAUNCHERS, Launcher, LaunchResult, OnPhase
+from longseq_bench.launchers.base import DRY_RUN_LIMIT_S, Launcher, LaunchResult, OnPhase
 
 Formula = Callable[[Trial], float]
 FLOPS_PER_S = 1e11
 
 
-@LAUNCHERS.register("simulated")
 class SimulatedLauncher(Launcher):
     """A launcher that computes every outcome from formulas. It measures nothing.
 
