@@ -21,6 +21,8 @@ HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 HIDDEN = "not visible here"
 """A virtual machine and a container often hide these files."""
 
+NEWEST_TESTED_TORCH = "2.14"
+
 MIN_SHARED_MEMORY = 2**30
 """Bytes. Docker gives a container 64 MiB, which is too little for NCCL and data loaders."""
 
@@ -67,21 +69,22 @@ def examine(catalogue: Catalogue | None, environment: Environment) -> list[Findi
 
 
 def _torch(environment: Environment) -> Finding:
-    clauses, version = torch_range(), environment.torch
-    remedy = f"pip install 'torch{','.join(clauses)}'"
+    least, version = oldest_torch(), environment.torch
+    remedy = f"pip install 'torch>={least}'"
     if version == NOT_INSTALLED:
         return Finding("torch", "missing", NOT_INSTALLED, remedy)
-    low, high = map(_numbers, clauses)
-    in_range = low <= _numbers(version) < high
+    is_new, tested = _numbers(version) >= _numbers(least), _numbers(NEWEST_TESTED_TORCH)
     libraries = "".join(f", {name} {v}" for name, v in environment.gpu_libraries.items())
-    note = "" if in_range else f", outside the tested range {', '.join(clauses)}"
-    return check("torch", in_range, version + libraries + note, remedy)
+    note = "" if is_new else f", older than {least}"
+    if _numbers(version)[: len(tested)] > tested:
+        note = f", newer than any that was tested ({NEWEST_TESTED_TORCH})"
+    return check("torch", is_new, version + libraries + note, remedy)
 
 
-def torch_range() -> list[str]:
-    """Return the torch versions that the package requires, [">=2.11", "<2.14"]."""
+def oldest_torch() -> str:
+    """Return the oldest torch that the package allows, "2.11"."""
     line = next(r for r in requires("longseq-bench") or [] if re.match(r"torch\b(?![-_.])", r))
-    return sorted(re.findall(r">=[0-9.]+|<[0-9.]+", line.split(";")[0]), reverse=True)
+    return str(re.findall(r">=([0-9.]+)", line)[0])
 
 
 def _memory(system: str = platform.system(), path: Path = Path("/proc/self/clear_refs")) -> Finding:

@@ -11,7 +11,7 @@ import pytest
 from longseq_bench import doctor
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.model import Environment
-from longseq_bench.doctor import Finding, examine, torch_range
+from longseq_bench.doctor import NEWEST_TESTED_TORCH, Finding, examine, oldest_torch
 from tests.fake_nvml import FakeGpu, install
 
 CPU = DeviceInfo(name="a CPU", dtypes=("float32",))
@@ -44,19 +44,25 @@ def test_every_finding_has_its_own_name_and_a_remedy_where_it_is_missing() -> No
     assert not any(f.remedy for f in found if f.state == "ok")
 
 
-def test_torch_range_is_the_one_that_the_package_states() -> None:
-    assert torch_range() == [">=2.11", "<2.14"]
+def test_the_oldest_torch_is_the_one_that_the_package_states() -> None:
+    assert oldest_torch() == "2.11"
 
 
 @pytest.mark.parametrize(
     ("torch", "state"),
-    [("2.11.0", "ok"), ("2.13.1+cu130", "ok"), ("2.14", "note"), ("2.9.1", "note"),
-     ("not installed", "missing")],
-)  # fmt: skip
+    [
+        ("2.11.0", "ok"),
+        (f"{NEWEST_TESTED_TORCH}.1+cu130", "ok"),
+        ("99.0", "ok"),
+        ("2.9.1", "note"),
+        ("not installed", "missing"),
+    ],
+)
 def test_torch(torch: str, state: str) -> None:
     found = finding("torch", torch=torch, cuda="13.0", cudnn="9.15.1", triton="3.8.0")
     assert (found.state, torch in found.found) == (state, True)
-    assert found.remedy == ("" if state == "ok" else "pip install 'torch>=2.11,<2.14'")
+    assert found.remedy == ("" if state == "ok" else "pip install 'torch>=2.11'")
+    assert ("newer than any" in found.found) == (torch == "99.0")
     assert ("CUDA 13.0, cuDNN 9.15.1, Triton 3.8.0" in found.found) == (state != "missing")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -87,7 +87,7 @@ class Group:
         rank, size, everyone = dist.get_rank(), dist.get_world_size(), dist.group.WORLD
         control = everyone
         if device != "cpu":
-            control = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+            control = cast(Any, dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT))
         made = {tuple(range(size)): everyone}
         return cls(rank, size, (), everyone, control, communicators=made)
 

@@ -47,7 +47,8 @@ class AttentionKernel(Protocol):
 def attend(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel, train: bool) -> Tensor:
     """Return the kernel's output, differentiable if `train`."""
     if train:
-        return cast(Tensor, _Attend.apply(q, k, v, kernel))  # type: ignore[no-untyped-call]
+        apply: Any = _Attend.apply  # torch gives it no type before 2.14
+        return cast(Tensor, apply(q, k, v, kernel))
     with torch.no_grad(), disable_autocast(q):
         return kernel.forward(q, k, v, False)[0]
 

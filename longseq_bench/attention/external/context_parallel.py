@@ -171,8 +171,8 @@ class TorchContextParallel(External):
     library = Library(
         "torch",
         "torch.distributed.tensor.experimental._attention",
-        "pip install 'torch>=2.11,<2.14'",
-        versions=("2.11", "2.14"),
+        "pip install 'torch>=2.11,<2.15'",
+        versions=("2.11", "2.15"),
     )
 
     def __init__(self, workload: Workload, group: Group) -> None:

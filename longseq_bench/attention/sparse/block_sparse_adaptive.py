@@ -15,7 +15,7 @@ layout.
 import math
 import time
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -101,7 +101,8 @@ class AdaptiveBlockSparse(LayoutAttention):
             self.layouts = tuple(self._layout(queries, keys, h) for h in range(q.shape[1]))
         self.layout_s = time.perf_counter() - start
         if self.scorer == "learned" and self.workload.train:
-            return _Learned.apply(q, k, v, *self.matrices, self, (queries, keys))  # type: ignore[no-any-return, no-untyped-call]
+            apply: Any = _Learned.apply
+            return cast(Tensor, apply(q, k, v, *self.matrices, self, (queries, keys)))
         w = self.workload
         kernel = build_layout_kernel(self.kernel_name, self.layouts, w.heads)
         return attend(q, k, v, kernel, w.train)
