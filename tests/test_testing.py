@@ -1,5 +1,6 @@
 """The contract test that ships with the package, as a plug-in's authors run it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -63,6 +64,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         [sys.executable, "-m", "pytest", "-vv", "-rA", "--tb=no", "-p", "no:cacheprovider",
          "--rootdir", str(folder), *chosen],
         cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "COLUMNS": "500"},  # pytest 8 cuts its lines
     )  # fmt: skip
     print(done.stdout[-6000:])
     lines = re.findall(r"^(PASSED|FAILED) \S*?::(Test\w+::[^\]\s]+\]?)(.*)$", done.stdout, re.M)

@@ -233,7 +233,7 @@ def test_progress_is_plain_lines_on_stderr_or_nothing(capfd: pytest.CaptureFixtu
     printed = capfd.readouterr()
     lines = printed.err.splitlines()
     assert printed.out == ""
-    assert [line.split("]")[0] for line in lines if line[0] == "["] == [
+    assert [line.split("]")[0] for line in lines if line.startswith("[")] == [
         f"[{i}/4" for i in (1, 2, 3, 4)
     ]
     assert printed.err.isprintable() or all(line.isprintable() for line in lines)
