@@ -86,7 +86,7 @@ class Catalogue(Frozen):
             where = f" in {place}" if place else ""
             raise UserError(
                 f"implementation {name!r}{where} is not included; the nearest one is {close!r}, "
-                "and a plug-in can add it (docs/extending.md)"
+                "and a function of your own can call it (docs/getting-started.md)"
             )
         raise UnknownNameError("implementation", name, self.implementations, place)
 

@@ -39,7 +39,7 @@ def state(folder: Path) -> dict[str, bytes]:
         (["--impl", "spda"], "unknown implementation 'spda' in --impl; did you mean 'sdpa'?"),
         (["--impl", "flash_attn"],
          "implementation 'flash_attn' in --impl is not included; the nearest one is 'fused', and "
-         "a plug-in can add it (docs/extending.md)"),
+         "a function of your own can call it (docs/getting-started.md)"),
         (["--impl", "ring", "--mode", "decode", "--keep", "nothing"],
          "--keep nothing can't be used with --mode decode: the cache stays"),
         (["--impl", "ring", "-o", "chunk"], "option 'chunk' can't be read; write chunk=VALUE"),

@@ -1,4 +1,4 @@
-"""Attention of other libraries over ranks: rings of flash-attn calls, Ulysses, and torch's own.
+"""Attention of other libraries over ranks: rings, and torch's own.
 
 Only ring-attention-pytorch runs on a CPU; the others have not run on a GPU by this project yet.
 Letters: B batch, H heads, N tokens, D head_dim.
@@ -6,7 +6,6 @@ Letters: B batch, H heads, N tokens, D head_dim.
 
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -18,7 +17,7 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import divisors
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.token_order import OrderName, Shard, TokenOrder
+from longseq_bench.distributed.token_order import OrderName
 
 
 @implementation("ring-flash-attention")
@@ -111,53 +110,6 @@ def _alternate(x_BHND: Tensor, groups: int) -> Tensor:
     return x_BHND.reshape(B, H // groups, groups, N, D).transpose(1, 2).reshape(B, H, N, D)
 
 
-@implementation("yunchang")
-class Yunchang(External):
-    """`LongContextAttention` of yunchang, with flash-attn as its kernel."""
-
-    summary = "yunchang: Ulysses and a ring of flash-attn calls (USP)"
-    many_ranks = True
-    on_one_rank = "fused"
-    dtypes = HALF
-    library = Library(
-        "yunchang",
-        "yunchang",
-        "pip install yunchang flash-attn --no-build-isolation",
-        versions=("0.6", "0.7"),
-    )
-
-    def __init__(
-        self,
-        workload: Workload,
-        group: Group,
-        *,
-        ulysses: Annotated[int, "ranks of a Ulysses group; the ring has the rest"] = 1,
-    ) -> None:
-        self.ulysses = ulysses
-        super().__init__(workload, group, "zigzag" if workload.causal else "contiguous", ulysses)
-
-    @override
-    def build_shard(self) -> Shard:
-        """Return the tokens of this rank; neighbouring ranks are a Ulysses group."""
-        ring, part = divmod(self.group.rank, self.ulysses)
-        w, rings = self.workload, self.group.size // self.ulysses
-        of_ring = TokenOrder(self.order.name, w.seq_len, rings).positions(ring)
-        return Shard.of_tokens(w, np.split(of_ring, self.ulysses)[part])
-
-    def prepare(self, device: str) -> None:
-        """Let the library make its groups of ranks, and the module."""
-        super().prepare(device)
-        rings = self.group.size // self.ulysses
-        self.module.set_seq_parallel_pg(self.ulysses, rings, self.group.rank, self.group.size)
-        kind = "zigzag" if self.order.name == "zigzag" else "basic"
-        self._attention = self.module.LongContextAttention(ring_impl_type=kind)
-
-    @override
-    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = self._attention(q, k, v, causal=self.workload.causal)
-        return out
-
-
 @implementation("torch-context-parallel")
 class TorchContextParallel(External):
     """`torch.distributed.tensor.experimental.context_parallel` around torch's attention."""
@@ -209,44 +161,3 @@ class TorchContextParallel(External):
     @override
     def facts(self) -> dict[str, Any]:
         return super().facts() | {"layout": "head-tail order, as torch balances the causal mask"}
-
-
-@implementation("transformer-engine")
-class TransformerEngine(External):
-    """`DotProductAttention` of TransformerEngine; it chooses the kernel."""
-
-    summary = "TransformerEngine's DotProductAttention; over ranks its context parallelism"
-    many_ranks = True
-    dtypes = HALF
-    library = Library(
-        "transformer-engine",
-        "transformer_engine.pytorch",
-        "pip install --no-build-isolation 'transformer-engine[pytorch]'",
-        versions=("2.0", "3"),
-    )
-
-    def __init__(self, workload: Workload, group: Group) -> None:
-        # each rank holds a part from the front and the matching one from the back
-        super().__init__(workload, group, "zigzag")
-
-    def prepare(self, device: str) -> None:
-        """Build the module; over ranks with a stream for its transfers."""
-        super().prepare(device)
-        w = self.workload
-        self._attention = self.module.DotProductAttention(
-            num_attention_heads=w.heads,
-            kv_channels=w.head_dim,
-            num_gqa_groups=w.kv_heads,
-            attention_dropout=0.0,
-            qkv_format="bshd",
-            attn_mask_type="causal" if w.causal else "no_mask",
-        )
-        if self.group.size > 1:
-            ranks = list(self.group.ranks) or list(range(self.group.size))
-            stream: Any = torch.cuda.Stream() if device == "cuda" else None  # type: ignore[no-untyped-call]
-            self._attention.set_context_parallel_group(self.group.data, ranks, stream)
-
-    @override
-    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = self._attention(q, k, v)
-        return out

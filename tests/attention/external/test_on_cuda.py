@@ -2,23 +2,21 @@
 
 The fakes compute what the library's documentation says, so that layouts, masks and heads of the
 row are compared with the definition in float64. They do not show that the library computes it.
-Parameters are among those of ring-flash-attn 0.1.8, flashinfer-python 0.7.2, xformers
-0.0.35, natten 0.21.7, transformer-engine 2.20.2 and fla-core 0.6.0.
+Parameters are among those of ring-flash-attn 0.1.8 and flashinfer-python 0.7.2.
 """
 
 import sys
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.distributed.group import Group
-from longseq_bench.testing.contract import assert_equals_reference, both_masks, make_workload
-from longseq_bench.testing.definition import build_attention, count_pairs, make_inputs
+from longseq_bench.testing.contract import assert_equals_reference, make_workload
+from longseq_bench.testing.definition import build_attention, make_inputs
 from tests.attention.external.plain import attend, distances
 
 pytestmark = pytest.mark.usefixtures("one_thread", "oldest_versions")
@@ -32,59 +30,6 @@ def install(monkeypatch: pytest.MonkeyPatch, module: str, **members: Any) -> Non
         if package not in sys.modules:
             monkeypatch.setitem(sys.modules, package, SimpleNamespace())
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(**members))
-
-
-# ---- xformers ----------------------------------------------------------------------------------
-
-
-# masks of xformers.ops.fmha.attn_bias, as functions of the tokens that return pairs
-
-
-def local_mask(window_left: int, window_right: int) -> Any:
-    return lambda n: (distances(n) <= window_left) & (distances(n) >= -window_right)
-
-
-def block_diagonal(causal: bool) -> Any:
-    def from_seqlens(q_seqlen: list[int], kv_seqlen: list[int] | None = None) -> Any:
-        owner = torch.arange(len(q_seqlen)).repeat_interleave(torch.tensor(q_seqlen))
-        same = owner[:, None] == owner
-        return lambda n: same & (distances(n) >= 0) if causal else same
-
-    return SimpleNamespace(from_seqlens=from_seqlens)
-
-
-BIASES = {
-    "LowerTriangularMask": lambda: lambda n: distances(n) >= 0,
-    "LocalAttentionFromBottomRightMask": local_mask,
-    "BlockDiagonalMask": block_diagonal(causal=False),
-    "BlockDiagonalCausalMask": block_diagonal(causal=True),
-}
-
-
-def memory_efficient_attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_bias: Any = None
-) -> Tensor:
-    shape = query.shape
-    if query.ndim == 5:  # B, M, groups, heads of a group, K: key and value have equal ones
-        assert key.shape[2:4] == query.shape[2:4]
-        query, key, value = (t.flatten(2, 3) for t in (query, key, value))
-    assert query.shape[2] == key.shape[2]
-    visible = None if attn_bias is None else attn_bias(shape[1])
-    return attend(query, key, value, visible).reshape(shape)
-
-
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize(
-    "mask",
-    ["full", "causal", "sliding-window:1", "sliding-window:9", "documents:30,1,33",
-     "full-documents:30,1,33"],
-)  # fmt: skip
-def test_xformers(monkeypatch: pytest.MonkeyPatch, mask: str, kv_heads: int) -> None:
-    members = {"memory_efficient_attention": memory_efficient_attention}
-    install(monkeypatch, "xformers.ops", **members)
-    install(monkeypatch, "xformers.ops.fmha.attn_bias", **BIASES)
-    w = make_workload(64, mode="train", kv_heads=kv_heads, mask=mask)
-    assert_equals_reference("xformers", {}, w)
 
 
 # ---- FlashInfer --------------------------------------------------------------------------------
@@ -132,23 +77,6 @@ def test_flashinfer(monkeypatch: pytest.MonkeyPatch, mask: str, kv_heads: int) -
     assert build_attention("flashinfer", {}, w).facts()["library"] == "flashinfer-python 0.2.3"
 
 
-# ---- NATTEN ------------------------------------------------------------------------------------
-
-
-def na1d(query: Tensor, key: Tensor, value: Tensor, kernel_size: int, is_causal: bool) -> Tensor:
-    assert 2 <= kernel_size <= query.shape[1]
-    assert is_causal
-    far = distances(query.shape[1])
-    return attend(query, key, value, (far >= 0) & (far < kernel_size))
-
-
-@pytest.mark.parametrize("window", [2, 9, 100])
-def test_natten(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
-    install(monkeypatch, "natten.functional", na1d=na1d)
-    w = make_workload(64, mode="train", mask=f"sliding-window:{window}")
-    assert_equals_reference("natten", {}, w)
-
-
 # ---- several ranks ---------------------------------------------------------------------------
 
 
@@ -156,11 +84,6 @@ def test_natten(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     ("name", "options", "rank", "causal", "positions"),
     [
         ("ring-flash-attention", {"order": "striped"}, 1, True, [*range(1, 64, 4)]),
-        ("yunchang", {"ulysses": 1}, 1, False, [*range(16, 32)]),
-        ("yunchang", {"ulysses": 2}, 3, False, [*range(48, 64)]),
-        ("yunchang", {"ulysses": 2}, 1, True, [*range(48, 64)]),
-        ("yunchang", {"ulysses": 1}, 1, True, [*range(8, 16), *range(48, 56)]),
-        ("transformer-engine", {}, 1, True, [*range(8, 16), *range(48, 56)]),
         ("torch-context-parallel", {}, 1, True, [*range(8, 16), *range(48, 56)]),
     ],
 )
@@ -198,80 +121,3 @@ def test_ring_flash_attention(
     q, k, v = make_inputs(w)
     assert torch.equal(attention(q, k, v), 2 * q)
     assert calls == [(causal, "the ranks")]
-
-
-# ---- TransformerEngine -------------------------------------------------------------------------
-
-
-class DotProductAttention:
-    def __init__(
-        self, num_attention_heads: int, kv_channels: Any, num_gqa_groups: int | None = None,
-        attention_dropout: float = 0.0, qkv_format: str = "sbhd", attn_mask_type: str = "causal",
-    ) -> None:  # fmt: skip
-        assert (qkv_format, attention_dropout) == ("bshd", 0.0)
-        self.heads, self.head_dim, self.groups = num_attention_heads, kv_channels, num_gqa_groups
-        self.causal = {"causal": True, "no_mask": False}[attn_mask_type]
-
-    def __call__(self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor) -> Tensor:
-        assert query_layer.shape[2:] == (self.heads, self.head_dim)
-        assert key_layer.shape[2:] == (self.groups, self.head_dim)
-        tokens = query_layer.shape[1]
-        seen = distances(tokens) >= 0 if self.causal else None
-        return attend(query_layer, key_layer, value_layer, seen).flatten(2)
-
-
-@both_masks
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_transformer_engine(monkeypatch: pytest.MonkeyPatch, causal: bool, kv_heads: int) -> None:
-    install(monkeypatch, "transformer_engine.pytorch", DotProductAttention=DotProductAttention)
-    w = make_workload(64, causal=causal, kv_heads=kv_heads, dtype="bfloat16", mode="train")
-    assert_equals_reference("transformer-engine", {}, w)
-
-
-# ---- flash-linear-attention: block_indices per token and KV head, -1 for none ------------------
-
-NSA = "native-sparse-attention"
-
-
-def parallel_nsa(
-    q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, block_counts: int, block_size: int
-) -> Tensor:
-    assert block_indices.dtype == torch.int64
-    B, N, H, S = block_indices.shape
-    assert k.shape[:3] == (B, N, H)
-    assert block_counts == S  # its backward counts this many
-    assert all(t.is_contiguous() for t in (q, k, v, block_indices))
-    own = torch.arange(N) // block_size
-    seen = (block_indices[..., None] == own).sum(3)  # (B, N, H, N)
-    assert int(seen.max()) == 1  # a block twice would be weighed twice
-    visible = (seen > 0).transpose(1, 2) & (distances(N) >= 0)
-    return attend(q, k, v, visible.repeat_interleave(q.shape[2] // H, 1))
-
-
-@pytest.fixture
-def fla(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(IMPLEMENTATIONS.get(NSA), "block", 16)
-    monkeypatch.setattr(IMPLEMENTATIONS.get(NSA), "blocks", 4)
-    install(monkeypatch, "fla.ops.nsa", parallel_nsa=parallel_nsa)
-
-
-def nsa_workload(seq_len: int = 200, **fields: Any) -> Any:
-    known = {"causal": True, "heads": 32, "kv_heads": 2, "dtype": "bfloat16"}
-    return make_workload(seq_len, **{**known, **fields})
-
-
-@pytest.mark.usefixtures("fla")
-@pytest.mark.parametrize("seq_len", [200, 40, 7])
-def test_native_sparse_attention(seq_len: int) -> None:
-    assert_equals_reference(NSA, {}, nsa_workload(seq_len, mode="train"))
-
-
-@pytest.mark.usefixtures("fla")
-def test_a_query_sees_the_first_block_and_the_nearest_ones() -> None:
-    attention = build_attention(NSA, {}, nsa_workload())
-    pairs = count_pairs(attention)[0]
-    keys = np.flatnonzero(pairs[150])  # block 9
-    assert keys.tolist() == [*range(16), *range(7 * 16, 151)]
-    assert attention.cost().flops == pytest.approx(4 * 16 * 2 * 32 * float(pairs.sum()))
-    blocks = 1 + 2 + 3 + 10 * 4  # of 13 rows with the triangle of 91
-    assert attention.measures() == {"density_achieved": blocks / 91, "uncovered": 0.0}

@@ -12,7 +12,6 @@ from longseq_bench.testing.contract import make_workload
 pytestmark = pytest.mark.usefixtures("oldest_versions")
 
 DECODE = {"mode": "decode", "seq_len": 96, "causal": True}
-NSA: dict[str, Any] = {"causal": True, "heads": 32, "kv_heads": 2}
 SPLIT = {"segments": (64,) * 3, "dilation": (1,) * 3}
 REFUSED: dict[str, list[tuple[int, dict[str, Any], dict[str, Any], str]]] = {
     "flashinfer": [
@@ -20,17 +19,11 @@ REFUSED: dict[str, list[tuple[int, dict[str, Any], dict[str, Any], str]]] = {
         (1, {"dtype": "float32"}, {}, "flashinfer-python computes bfloat16 and float16 only"),
         (1, {"mask": "prefix:9"}, {}, "no mask prefix; it has full, causal, documents, full-docu"),
     ],
-    "natten": [
-        (1, {"mask": "sliding-window:1"}, {}, "natten has no window of 1 token; use 2 or more"),
-        (1, {"causal": True}, {}, "natten computes windows; use mask: sliding-window"),
-        (1, {"mask": "sliding-window:9", "kv_heads": 2}, {}, "no grouped heads: 4 heads and 2 KV"),
-    ],
     "ring-flash-attention": [
         (2, {}, {"order": "zigzag"}, "order=zigzag of ring-flash-attn computes causal masks only"),
         (3, {}, {}, "64 tokens can't be split evenly into 3 parts"),
         (1, {}, {}, "runs on 2 or more ranks; use fused"),
     ],
-    "yunchang": [(4, {"kv_heads": 2}, {"ulysses": 4}, "ulysses=4 must divide 4 ranks and 2 KV")],
     "torch-context-parallel": [
         (2, {"seq_len": 62}, {}, "62 tokens can't be split .* into 4 parts")
     ],
@@ -47,12 +40,6 @@ REFUSED: dict[str, list[tuple[int, dict[str, Any], dict[str, Any], str]]] = {
         (1, DECODE, {"page": 40}, "page=40 does not divide the 96 cached tokens"),
         (1, DECODE | {"seq_len": 2**16, "head_dim": 2**16}, {}, r"fewer than 2\^32 / head_dim"),
         (1, DECODE | {"new_tokens": 2, "causal": False}, {}, "several new tokens are causal in"),
-    ],
-    "native-sparse-attention": [
-        (1, NSA | {"causal": False}, {}, "parallel_nsa computes the causal mask only"),
-        (1, NSA | {"kv_heads": 4}, {}, "needs 16, 32, 64, ... query heads per KV head, not 8"),
-        (1, NSA | {"heads": 48}, {}, "query heads per KV head, not 24"),
-        (1, NSA | {"head_dim": 320}, {}, "parallel_nsa has a head_dim up to 256, not 320"),
     ],
 }
 
