@@ -96,6 +96,14 @@ def describe_record(record: Record) -> str:
     return ", ".join(words)
 
 
+def describe_phases(record: Record) -> str:
+    """Return the seconds of a trial's phases in their order, without those below 5 ms."""
+    phases = record.outcome.facts.get("phase_s", {})
+    return ", ".join(
+        f"{name} {seconds:.2f} s" for name, seconds in phases.items() if seconds >= 5e-3
+    )
+
+
 SPEED_S = 3600.0
 """The time to go comes from the trials of this long: short and long ones take turns."""
 
@@ -107,12 +115,18 @@ class Reporter:
 
     command: the command line that is recorded with every trial; None: Python code.
     is_drawn: on a terminal, draw the running trial.  is_quiet: print nothing.
+    is_verbose: after each trial, print the seconds of its phases.
     """
 
     def __init__(
-        self, command: str | None = None, is_drawn: bool = True, is_quiet: bool = False
+        self,
+        command: str | None = None,
+        is_drawn: bool = True,
+        is_quiet: bool = False,
+        is_verbose: bool = False,
     ) -> None:
         self.command, self._is_drawn, self._is_quiet = command, is_drawn, is_quiet
+        self.is_verbose = is_verbose
 
     @property
     def console(self) -> Console:
@@ -148,13 +162,19 @@ class RunProgress(Watcher):
     """Prints a line per finished trial and, on a terminal, a live line for the running one.
 
     heading: printed when the run starts.  rounds: those of a sweep, of which every trial is known;
-    0: a search.
+    0: a search.  is_verbose: print the seconds of each trial's phases.
     """
 
     def __init__(
-        self, console: Console, trials: Sequence[Trial], heading: str, rounds: int = 0
+        self,
+        console: Console,
+        trials: Sequence[Trial],
+        heading: str,
+        rounds: int = 0,
+        is_verbose: bool = False,
     ) -> None:
         self.console, self._heading, self._rounds = console, heading, rounds
+        self._is_verbose = is_verbose
         self._labels, self._total = TrialLabels(trials), len(trials) * rounds
         self._finished, self._running = 0, ""
         to_go = [TextColumn("to go"), TimeRemainingColumn()] if self._total else []
@@ -209,3 +229,5 @@ class RunProgress(Watcher):
         if from_store:
             line.append("  (from an earlier run)", style="dim")
         self.console.print(line)
+        if self._is_verbose and not from_store:
+            self.console.print(plain(f"  {describe_phases(record)}", "dim"))

@@ -83,7 +83,7 @@ def run_search(
     """Run a search over the trials."""
     predictor = machine.make_predictor(launcher, catalogue, trials[0].device, out)
     heading = machine.describe_devices(catalogue, trials)
-    watcher = RunProgress(reporter.console, trials, heading)
+    watcher = RunProgress(reporter.console, trials, heading, is_verbose=reporter.is_verbose)
     return run_and_report(make_schedule(predictor), launcher, out, watcher, reporter)
 
 

@@ -26,9 +26,10 @@ from longseq_bench.reports.document import Document
 from longseq_bench.reports.render.terminal import print_document
 
 
-def make_reporter() -> Reporter:
+def make_reporter(verbose: bool = False) -> Reporter:
     """Return a reporter on stderr; the command line is recorded with every trial."""
-    return Reporter(escape_surrogates(shlex.join(["longseq", *sys.argv[1:]])))
+    command = escape_surrogates(shlex.join(["longseq", *sys.argv[1:]]))
+    return Reporter(command, is_verbose=verbose)
 
 
 def print_lines(lines: Iterable[str], style: str = "") -> None:

@@ -17,6 +17,7 @@ def sweep(
     rounds: Annotated[int | None, typer.Option(min=1, max=units.MAX_ROUNDS)] = None,
     dry_run: bool = False,
     as_json: options.AsJson = False,
+    verbose: options.Verbose = False,
 ) -> int:
     """Run every combination of a config, interleaved, and report.
 
@@ -36,7 +37,7 @@ def sweep(
     from longseq_bench.cli import session
     from longseq_bench.cli.documents import trials_document
 
-    reporter = session.make_reporter()
+    reporter = session.make_reporter(verbose)
     if not dry_run:
         out = out or session.default_out()
         results = grid.sweep(config, rounds=rounds, out=out, progress=reporter)

@@ -18,6 +18,7 @@ LOOPBACK = "127.0.0.1"
 
 OPENING = "opening the device"
 CONNECTING = "connecting to the other ranks"
+LOADING = "loading libraries"
 WARMING_UP = "warming up"
 """The parts of a rank's phase `start`, in order. Only ranks that try to connect can fail to meet;
 the first use of a GPU, or a compiler, may take minutes before or after that."""

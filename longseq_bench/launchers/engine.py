@@ -109,7 +109,7 @@ class HostsLauncher(LocalLauncher):
             with defer_interrupts():
                 run.end()
                 remove_nccl_files(nccl_files)
-        outcome = run.supervisor.outcome()
+        outcome = run.supervisor.outcome(time.monotonic())
         facts = {**outcome.facts, "launcher": hosts.engine, "hosts": list(names)}
         return outcome.model_copy(update={"facts": facts}), run.supervisor.signal_number
 

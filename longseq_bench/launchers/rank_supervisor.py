@@ -7,8 +7,9 @@ A rank that fails also ends its peers, which then report "connection closed". So
 the supervisor waits a moment for reports of the peers, and looks for the cause in all reports.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from longseq_bench.core.model import Outcome, Phase, Trial, environment_failure
@@ -65,15 +66,24 @@ class _Rank:
     """The state of one rank.
 
     ended_ns: its end by its host's clock. known_s: the report of it by the launcher's clock.
+    phase_s: seconds in each phase until `since`, with the phase's part, without its number.
     """
 
     deadline: float
+    since: float
     phase: Phase = "start"
     part: str = ""
     outcome: Outcome | None = None
     ended_ns: int = 0
     known_s: float = 0.0
     signal: int = 0
+    phase_s: dict[str, float] = field(default_factory=dict)
+
+    def add_time(self, now: float) -> None:
+        """Add the time since the last call to the present phase; after an outcome to `end`."""
+        name = "end" if self.outcome else re.sub(r" \d+", "", f"{self.phase} {self.part}").strip()
+        self.phase_s[name] = self.phase_s.get(name, 0.0) + now - self.since
+        self.since = now
 
 
 class RankSupervisor:
@@ -88,7 +98,7 @@ class RankSupervisor:
         cause_s: float = CAUSE_S,
     ) -> None:  # fmt: skip
         self.trial, self.name, self._cause_s = trial, name, cause_s
-        self._ranks = [_Rank(now + PHASE_LIMIT_S) for _ in range(trial.world_size)]
+        self._ranks = [_Rank(now + PHASE_LIMIT_S, now) for _ in range(trial.world_size)]
         self._verdict: tuple[int, Outcome] | None = None
         self._paused_s = 0.0
 
@@ -105,6 +115,7 @@ class RankSupervisor:
                     factor = EXACT_FACTOR if message["part"] == "exact" else 1
                     limit = budget * factor + GRACE_S
                 state.deadline = now + limit
+            state.add_time(now)
             state.phase, state.part = phase, message["part"]
             if state.part == CONNECTING:
                 self._begin_to_meet(now)
@@ -146,6 +157,7 @@ class RankSupervisor:
         """Set the outcome of a rank, unless it has one already."""
         state = self._ranks[rank]
         if state.outcome is None:
+            state.add_time(now)
             state.outcome, state.known_s, state.ended_ns = outcome, now, ended_ns
 
     def add_wait(self, asked_s: float, took_s: float) -> None:
@@ -306,17 +318,29 @@ class RankSupervisor:
         """Return the signal that killed the rank to blame, or 0."""
         return self._ranks[self.failed[0]].signal if self.failed else 0
 
-    def outcome(self) -> Outcome:
-        """Return the outcome of the trial: ok if all ranks are, else that of the rank to blame."""
+    def outcome(self, now: float | None = None) -> Outcome:
+        """Return the outcome of the trial: ok if all ranks are, else that of the rank to blame.
+
+        now: the time at which its processes have ended, for the fact `phase_s` of that rank.
+        """
         outcome = self._outcome()
+        if now is not None:
+            rank = self._ranks[self._blamed]
+            rank.add_time(now)
+            phase_s = {name: round(seconds, 3) for name, seconds in rank.phase_s.items()}
+            outcome = outcome.model_copy(update={"facts": {**outcome.facts, "phase_s": phase_s}})
         if self._paused_s and outcome.status in ("hang", "timeout"):
             stopped = f"the launcher was stopped for {self._paused_s:.0f} s, as by a suspended job"
             return environment_failure(f"{stopped} ({outcome.reason})", outcome.phase)
         return outcome
 
+    @property
+    def _blamed(self) -> int:
+        return self._verdict[0] if self._verdict else [*self.failed, 0][0]
+
     def _outcome(self) -> Outcome:
-        blamed = self.failed[0] if self.failed else 0
-        root, chosen = self._verdict or (blamed, self._ranks[blamed].outcome)
+        root = self._blamed
+        chosen = self._verdict[1] if self._verdict else self._ranks[root].outcome
         if chosen is None:
             raise ValueError("the trial is still running")
         if len(self._ranks) == 1:

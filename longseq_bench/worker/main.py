@@ -20,7 +20,7 @@ from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInf
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, SDPA, Device, Outcome, Trial
 from longseq_bench.core.options import specs_of
-from longseq_bench.core.ranks import CONNECTING, OPENING, WARMING_UP, RankInfo
+from longseq_bench.core.ranks import CONNECTING, LOADING, OPENING, RankInfo
 from longseq_bench.distributed.group import GROUP_TIMEOUT, Group
 from longseq_bench.kernels.exact.base import KERNELS, Use, check_name
 from longseq_bench.worker import messages
@@ -96,7 +96,7 @@ def run_rank(
             group = Group.world(trial.device)
     except Exception as error:
         return outcome_of_exception(error, sender.phase)
-    sender.start_phase("start", WARMING_UP)
+    sender.start_phase("start", LOADING)
     return run_trial(trial, sender, group)
 
 

@@ -18,6 +18,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.attention.own_function import find_implementation
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Trial
+from longseq_bench.core.ranks import WARMING_UP
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker import memory
 from longseq_bench.worker.check import TINY, row_slices
@@ -59,6 +60,7 @@ def run_trial(trial: Trial, sender: MessageSender, group: Group | None = None) -
 def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: MeasurementLog) -> Outcome:
     # build, warm up
     attention = _build(trial, group, log)
+    sender.start_phase("start", WARMING_UP)
     warm_up(type(attention), trial, group)
     rows = select_checked_rows(attention, trial.seed, trial.round, trial.options)
     run = TrialRun(trial, attention, rows, sender, log)
@@ -83,7 +85,7 @@ def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: Measureme
     # time
     if must_time_again:
         pass_.out, pass_.grads, pass_.keep_output = None, None, False
-        run.time_pass(pass_)
+        run.time_pass(pass_, part="again")
         if failure := verdicts.judge_pass_time():
             return failure
     every_row = EveryRowCheck(attention)

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -22,10 +23,15 @@ def test_a_good_trial_leaves_nothing_and_reports_its_phases(
 ) -> None:
     phases: list[str] = []
     trial = complete(launcher, "sdpa", 256, mode="train", repeats=2)
+    start = time.perf_counter()
     outcome = launcher.run(trial, lambda phase, part: phases.append(phase)).outcome
+    life_s = time.perf_counter() - start
     assert (outcome.status, outcome.reason) == ("ok", None)
     order = ["start", "inputs", "plan", "forward", "backward", "check", "time"]
     assert list(dict.fromkeys(phases)) == order
+    phase_s = outcome.facts["phase_s"]
+    assert {name.split()[0] for name in phase_s} == {*order, "end"}
+    assert sum(phase_s.values()) == pytest.approx(life_s, rel=0.1, abs=0.1)
 
 
 @pytest.mark.parametrize(

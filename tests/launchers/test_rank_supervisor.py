@@ -55,6 +55,29 @@ def bad(status: Status, reason: str, phase: Phase = "forward", **facts: object) 
     return outcome(status, reason, phase, facts)
 
 
+# ---- the seconds of each phase ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_phases_of_a_trial_add_up_to_its_life(is_killed: bool) -> None:
+    """Those of one kind are one figure: the passes of a trial are many."""
+    one = supervisor(1)
+    enter(one, "start", 0, now=100.5, part=OPENING)
+    for number in (1, 2):
+        enter(one, "time", 0, now=100.0 + number, part=f"pass {number}")
+        enter(one, "check", 0, now=100.25 + number, part=f"pass {number}")
+    expected = {"start": 0.5, f"start {OPENING}": 0.5, "time pass": 0.5, "check pass": 1.5}
+    if is_killed:
+        one.diagnose({0: BUSY}, {})
+        expected["check pass"] += 0.5
+    else:
+        report(one, 0, outcome(), now=103.0)
+        expected |= {"end": 0.5}
+    found = one.outcome(103.5).facts["phase_s"]
+    assert found == expected
+    assert sum(found.values()) == 3.5
+
+
 # ---- ranks that do not meet ---------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import torch
 from longseq_bench.core.catalogue import DeviceInfo
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Phase, Trial
-from longseq_bench.core.ranks import CONNECTING, OPENING, WARMING_UP, RankInfo
+from longseq_bench.core.ranks import CONNECTING, LOADING, OPENING, RankInfo
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
 from longseq_bench.worker import main
@@ -52,7 +52,7 @@ def test_a_rank_reports_before_cuda_nccl_and_the_warm_up(monkeypatch: pytest.Mon
     assert events == [
         f"start: {OPENING}", "CUDA",
         f"start: {CONNECTING}", "NCCL", "group",
-        f"start: {WARMING_UP}", "warm-up",
+        f"start: {LOADING}", "warm-up",
     ]  # fmt: skip
 
 
