@@ -68,7 +68,8 @@ class MeasurementLog:
     """Everything measured so far. It is kept even if the trial fails later.
 
     own_pass_s: seconds of the pass under the budget on this rank; pass_s: on the slowest rank.
-    exact, compiled: if that pass had exact heap accounting; if a rank compiled something in it.
+    compile_s: longest compilation of a rank in that pass, not in its time; 0: none.
+    exact: if that pass had exact heap accounting.
     slowest: seconds of the slowest rank, one for each timed pass.
     """
 
@@ -79,7 +80,7 @@ class MeasurementLog:
     pass_s: float = 0.0
     slowest: list[float] = field(default_factory=list)
     exact: bool = False
-    compiled: bool = False
+    compile_s: float = 0.0
 
     def add(self, name: str, unit: str, *samples: float) -> None:
         """Add samples of this rank."""
@@ -94,7 +95,7 @@ class MeasurementLog:
         self.measurements += other.measurements
         self.facts |= other.facts
         self.own_pass_s, self.pass_s = other.own_pass_s, other.pass_s
-        self.compiled = other.compiled
+        self.compile_s = other.compile_s
 
     def attach_to(self, outcome: Outcome) -> Outcome:
         """Return the outcome with these measurements and facts added."""

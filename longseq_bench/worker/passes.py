@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -297,7 +298,10 @@ class TrialRun:
     log: MeasurementLog
 
     def time_pass(self, pass_: Pass, log: MeasurementLog | None = None, part: str = "") -> None:
-        """Run a pass that all ranks begin together; its time is that of the slowest rank."""
+        """Run a pass that all ranks begin together; its time is that of the slowest rank.
+
+        What a rank spends in compilation, all others wait for.
+        """
         log = log or self.log
         wait_for_all_ranks(self.attention.group, self.sender)
         with CompileWatch() as watch:
@@ -305,8 +309,10 @@ class TrialRun:
             run_pass(self.attention, pass_, self.sender, part)
             synchronize(self.trial.device)
             log.own_pass_s = time.perf_counter() - start
-        log.pass_s, compiled = self.attention.group.all_max(log.own_pass_s, float(watch.compiled))
-        log.compiled = bool(compiled)
+        compile_s = min(watch.seconds, log.own_pass_s)
+        slowest_s, log.compile_s = self.attention.group.all_max(log.own_pass_s, compile_s)
+        log.pass_s = slowest_s - log.compile_s
+        log.own_pass_s = min(log.own_pass_s - compile_s, log.pass_s)
 
 
 def run_pass(
@@ -442,39 +448,60 @@ def _allocate_library_buffers(w: Workload) -> None:
 
 
 class CompileWatch:
-    """A context manager. `compiled` is True at its end if anything was compiled inside.
+    """A context manager that measures the seconds of compilation inside it, 0.0 if there was none.
 
     Triton compiles a kernel for each new combination of types and constants, torch.compile a graph
     for each new shape that its guards refuse. The short warm-up pass meets most of them, but not
-    all. A kernel that is loaded from a cache on disk counts too, and so does the import of Triton
-    or of torch's compiler, which this class doesn't import.
+    all. Both call hooks before and after; a kernel that is loaded from a cache on disk counts too.
+    If Triton or torch's compiler is imported inside, which this class doesn't do, there were no
+    hooks: then all the time counts. What is outside the hooks, such as loading code on a GPU, does
+    not.
     """
 
-    compiled = False
+    seconds = 0.0
 
     def __enter__(self) -> "CompileWatch":
-        self._before = _compilations()
+        self._start_s, self._depth = time.perf_counter(), 0
+        self._imported = _COMPILERS & sys.modules.keys()
         self._knobs: Any = sys.modules.get("triton.knobs")
         if self._knobs:
-            self._earlier = self._knobs.runtime.jit_post_compile_hook
-            self._knobs.runtime.jit_post_compile_hook = self._hook
+            runtime = self._knobs.runtime
+            self._hooks = runtime.jit_cache_hook, runtime.jit_post_compile_hook
+            runtime.jit_cache_hook = partial(self._call, self._begin, self._hooks[0])
+            runtime.jit_post_compile_hook = partial(self._call, self._end, self._hooks[1])
+        graphs: Any = sys.modules.get("torch._dynamo.callback")
+        self._graphs = graphs and graphs.callback_handler
+        if self._graphs:
+            self._graphs.register_start_callback(self._begin)
+            self._graphs.register_end_callback(self._end)
         return self
 
-    def _hook(self, *args: Any, **kwargs: Any) -> Any:
-        self.compiled = True
-        return self._earlier(*args, **kwargs) if self._earlier else None
+    def _call(self, note: Callable[[], None], earlier: Any, *args: Any, **kwargs: Any) -> Any:
+        note()
+        return earlier(*args, **kwargs) if earlier else None
+
+    def _begin(self, *_: Any) -> None:
+        if not self._depth:  # a graph has kernels of Triton
+            self._begin_s = time.perf_counter()
+        self._depth += 1
+
+    def _end(self, *_: Any) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.seconds += time.perf_counter() - self._begin_s
 
     def __exit__(self, *raised: Any) -> None:
         if self._knobs:
-            self._knobs.runtime.jit_post_compile_hook = self._earlier
-        self.compiled |= _compilations() != self._before
+            runtime = self._knobs.runtime
+            runtime.jit_cache_hook, runtime.jit_post_compile_hook = self._hooks
+        if self._graphs:
+            self._graphs.remove_start_callback(self._begin)
+            self._graphs.remove_end_callback(self._end)
+        if self._depth > 0:  # a compilation that failed has no end
+            self._depth = 1
+            self._end()
+        if self._imported != _COMPILERS & sys.modules.keys():
+            self.seconds = time.perf_counter() - self._start_s
 
 
-def _compilations() -> tuple[bool, int]:
-    """Return if Triton was imported, and the number of graphs of torch.compile, also backwards."""
-    dynamo, graphs = sys.modules.get("torch._dynamo.utils"), 0
-    if dynamo is not None:
-        events = (f"fxgraph_cache_{event}" for event in ("miss", "hit", "bypass"))
-        graphs = dynamo.counters["stats"]["unique_graphs"]
-        graphs += sum(dynamo.counters["inductor"][event] for event in events)
-    return "triton" in sys.modules, graphs
+_COMPILERS = {"triton", "torch._dynamo"}

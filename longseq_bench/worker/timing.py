@@ -134,7 +134,7 @@ def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
     for _ in range(warm_ups):
         passes.warm_up()
     on_cuda = [found for found in (clock, *halves.values()) if isinstance(found, CudaClock)]
-    if on_cuda and warm_ups and (log.compiled or log.pass_s < LONG_S):
+    if on_cuda and warm_ups and log.pass_s < LONG_S:
         # a pass in place spends its inputs
         prepare_clocks(on_cuda, passes.run_unchecked, group, trial.keep != "nothing")
     layout_s: list[float] = []
