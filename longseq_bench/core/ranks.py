@@ -4,8 +4,8 @@ import faulthandler
 import hashlib
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -24,8 +24,9 @@ WARMING_UP = "warming up"
 the first use of a GPU, or a compiler, may take minutes before or after that."""
 
 TRIAL, HOSTS, PORT = "LONGSEQ_TRIAL", "LONGSEQ_HOSTS", "LONGSEQ_PORT"
+RUN = "LONGSEQ_RUN"
 """Variables of a rank that srun or mpirun starts: the trial as JSON, the names of the hosts with
-commas between them, and the port at which the ranks meet on the first host."""
+commas between them, the port at which the ranks meet on the first host, and a RunInfo as JSON."""
 
 PART_BYTES = 480
 """Longest line of a distant rank: srun breaks lines of 1,024 bytes and more."""
@@ -51,6 +52,22 @@ class RankInfo:
     address: str = LOOPBACK
     port: int = 0
     local_ranks: int = 0
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a trial learns from the run of the tool that it is part of; it identifies no trial.
+
+    rates: of the device, by measurement, from an earlier trial of the run.
+    profile: file for the profile of a pass; "": none.
+    """
+
+    rates: Mapping[str, float] = field(default_factory=dict)
+    profile: str = ""
+
+
+ALONE = RunInfo()
+"""Of a trial that is part of no run."""
 
 
 @cache

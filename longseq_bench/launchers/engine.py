@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from socket import create_server
 from typing import IO, Any
@@ -27,7 +28,7 @@ from typing_extensions import override
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Outcome, Trial
-from longseq_bench.core.ranks import BEAT_S, HOSTS, PORT, TRIAL, versions
+from longseq_bench.core.ranks import BEAT_S, HOSTS, PORT, RUN, TRIAL, versions
 from longseq_bench.launchers.base import OnPhase
 from longseq_bench.launchers.exit_status import (
     find_nccl_files,
@@ -102,7 +103,8 @@ class HostsLauncher(LocalLauncher):
             return super()._attempt(trial, on_phase)
         nccl_files = find_nccl_files()
         run = _Run(trial, hosts.engine, names, on_phase)
-        run.start(command_of(hosts.engine, names, hosts.ranks_per_host, hosts.cores))
+        command = command_of(hosts.engine, names, hosts.ranks_per_host, hosts.cores)
+        run.start(command, json.dumps(asdict(self.run_info(trial))))
         try:
             run.follow()
         finally:
@@ -130,7 +132,7 @@ def command_of(engine: str, names: tuple[str, ...], ranks_per_host: int, cores: 
             "mpirun", "--host", ",".join(f"{name}:{ranks_per_host}" for name in names),
             "-np", str(ranks), "--map-by", f"ppr:{ranks_per_host}:node", "--bind-to", "none",
             "--tag-output", *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
-            *(word for name in (*passed, TRIAL, HOSTS, PORT) for word in ("-x", name)),
+            *(word for name in (*passed, TRIAL, HOSTS, PORT, RUN) for word in ("-x", name)),
         ]  # fmt: skip
     return [*command, sys.executable, "-P", "-m", "longseq_bench.worker.host_rank"]
 
@@ -174,11 +176,11 @@ class _Run:
     def _host_of(self, rank: int) -> str:
         return self._names[rank * len(self._names) // self._trial.world_size]
 
-    def start(self, command: list[str]) -> None:
-        """Start the engine, which ends when this process ends."""
+    def start(self, command: list[str], run_info: str) -> None:
+        """Start the engine, which ends when this process ends. run_info: for the ranks."""
         with create_server(("", 0)) as listener:
             port = listener.getsockname()[1]
-        trial = {TRIAL: self._trial.model_dump_json(), HOSTS: ",".join(self._names)}
+        trial = {TRIAL: self._trial.model_dump_json(), HOSTS: ",".join(self._names), RUN: run_info}
         library: Any = ctypes.CDLL(None)
         with defer_interrupts():
             self._process = subprocess.Popen(

@@ -12,8 +12,8 @@ import json
 import multiprocessing
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from socket import create_server, socket
@@ -25,6 +25,7 @@ from typing_extensions import override
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.core.model import DryRunEstimate, Outcome, Trial, is_environment_failure
+from longseq_bench.core.ranks import RunInfo
 from longseq_bench.core.units import format_bytes
 from longseq_bench.launchers import _child_entry, fork_server
 from longseq_bench.launchers.base import DRY_RUN_LIMIT_S, LAUNCHERS, Launcher, LaunchResult, OnPhase
@@ -66,6 +67,9 @@ SERVER_ENDED = "the fork server, which starts the processes of trials, was kille
 KILLED_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
 """Exit codes of a child that another process has probably killed."""
 
+RATES = ("matmul_rate", "copy_bandwidth")
+"""Measurements of a device, taken by the first trial of a run that times passes."""
+
 RETRY_FACTOR, RETRY_MIN_BYTES, RETRY_SHARE = 4, 2 * 2**30, 0.9
 """Memory of a retry: the budget times this, or plus this; at most this share of free memory."""
 
@@ -96,6 +100,7 @@ class LocalLauncher(Launcher):
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload([*PRELOAD, LOADED])
         self._catalogue: Catalogue | None = None
+        self._rates: dict[Hashable, dict[str, float]] = {}
 
     @override
     def catalogue(self, own: Sequence[str] = ()) -> Catalogue:
@@ -146,7 +151,15 @@ class LocalLauncher(Launcher):
             outcome, retries = self._retry_with_more_memory(trial, outcome, on_phase)
             attempts += retries
         outcome = with_first_attempt(outcome, first) if first else outcome
+        measured = {name: outcome.largest(name) for name in RATES}
+        self._rates.setdefault(_device_of(trial), {}).update(
+            {name: rate for name, rate in measured.items() if rate}
+        )
         return LaunchResult(outcome, attempts * trial.world_size)
+
+    def run_info(self, trial: Trial) -> RunInfo:
+        """Return what a trial learns from the run."""
+        return RunInfo(self._rates.get(_device_of(trial), {}))
 
     def _retry_with_more_memory(
         self, trial: Trial, first: Outcome, on_phase: OnPhase
@@ -249,14 +262,14 @@ class LocalLauncher(Launcher):
 
     def _start_ranks(self, trial: Trial, children: list[_Child]) -> None:
         """Start a child for every rank."""
-        size = trial.world_size
+        size, run = trial.world_size, asdict(self.run_info(trial))
         listener = create_server(("127.0.0.1", 0), backlog=size) if size > 1 else None
         try:
             port = listener.getsockname()[1] if listener else 0
             for rank in range(size):
                 place = {"rank": rank, "size": size, "local_rank": rank, "port": port}
-                payload = json.dumps({"trial": trial.model_dump(mode="json"), "place": place})
-                self._start(children, "trial", payload, None if rank else listener)
+                payload = {"trial": trial.model_dump(mode="json"), "place": place, "run": run}
+                self._start(children, "trial", json.dumps(payload), None if rank else listener)
         finally:
             if listener:
                 listener.close()
@@ -280,6 +293,11 @@ class LocalLauncher(Launcher):
                 sender.close()
             children.append(_Child(process, receiver, output, server))
         return children[-1]
+
+
+def _device_of(trial: Trial) -> Hashable:
+    """Return a key that is equal for trials with the same rates of their devices."""
+    return trial.device, trial.workload.dtype, trial.world_size, trial.threads
 
 
 def _follow(supervisor: RankSupervisor, children: Sequence[_Child], on_phase: OnPhase) -> None:

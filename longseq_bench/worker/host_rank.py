@@ -30,8 +30,10 @@ from longseq_bench.core.ranks import (
     HOSTS,
     PART_BYTES,
     PORT,
+    RUN,
     TRIAL,
     RankInfo,
+    RunInfo,
     issuing_threads_s,
     versions,
     write_stacks,
@@ -95,11 +97,12 @@ def _run(output: LineOutput) -> None:
 
     trial = Trial.model_validate_json(os.environ[TRIAL])
     hosts = os.environ[HOSTS].split(",")
+    run_info = RunInfo(**json.loads(os.environ[RUN]))
     place = read_place(os.environ, len(hosts))
     is_first_host = place.rank < place.local_ranks
     _select_interface(hosts[1] if is_first_host else hosts[0])
     sender = MessageSender(output)
-    outcome = longseq_child_main(run_rank, trial, place, sender)
+    outcome = longseq_child_main(run_rank, trial, place, sender, None, run_info)
     sender.send_outcome(outcome)
     if outcome.status == "ok":
         with suppress(Exception):

@@ -19,6 +19,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.attention.one_rank import backward_recompute, forward_inplace
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Keep, OptionValue, Trial, Workload
+from longseq_bench.core.ranks import ALONE, RunInfo
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import all_gather, find_rows, fingerprint
 from longseq_bench.distributed.token_order import Positions
@@ -289,6 +290,7 @@ class TrialRun:
     """A trial on this rank, and what was measured of it.
 
     rows: global query positions that are checked, the same on all ranks.
+    info: what the trial learns from the run of the tool.
     """
 
     trial: Trial
@@ -296,6 +298,7 @@ class TrialRun:
     rows: Tensor
     sender: MessageSender
     log: MeasurementLog
+    info: RunInfo = ALONE
 
     def time_pass(self, pass_: Pass, log: MeasurementLog | None = None, part: str = "") -> None:
         """Run a pass that all ranks begin together; its time is that of the slowest rank.

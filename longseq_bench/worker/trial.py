@@ -12,13 +12,15 @@ All ranks agree on every decision about the next pass, so that no rank waits for
 another one skips.
 """
 
+from functools import partial
+
 import torch
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.attention.own_function import find_implementation
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Trial
-from longseq_bench.core.ranks import WARMING_UP
+from longseq_bench.core.ranks import ALONE, WARMING_UP, RunInfo
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker import memory
 from longseq_bench.worker.check import TINY, row_slices
@@ -42,28 +44,32 @@ from longseq_bench.worker.timing import (
 from longseq_bench.worker.verdicts import Verdicts, outcome_of_exception
 
 
-def run_trial(trial: Trial, sender: MessageSender, group: Group | None = None) -> Outcome:
+def run_trial(
+    trial: Trial, sender: MessageSender, group: Group | None = None, info: RunInfo = ALONE
+) -> Outcome:
     """Run a trial on this rank and return its outcome. It never raises an Exception.
 
-    group: the ranks of the trial; this process alone if None.
+    group: the ranks of the trial; this process alone if None.  info: of the run of the tool.
     """
     group = Group.alone() if group is None else group
     log = MeasurementLog(group.rank)
     try:
-        outcome = _run_steps(trial, sender, group, log)
+        outcome = _run_steps(trial, sender, group, log, info)
     except Exception as error:
         memory.lift_heap_limit()
         outcome = outcome_of_exception(error, sender.phase)
     return log.attach_to(outcome)
 
 
-def _run_steps(trial: Trial, sender: MessageSender, group: Group, log: MeasurementLog) -> Outcome:
+def _run_steps(
+    trial: Trial, sender: MessageSender, group: Group, log: MeasurementLog, info: RunInfo
+) -> Outcome:
     # build, warm up
     attention = _build(trial, group, log)
     sender.start_phase("start", WARMING_UP)
     warm_up(type(attention), trial, group)
     rows = select_checked_rows(attention, trial.seed, trial.round, trial.options)
-    run = TrialRun(trial, attention, rows, sender, log)
+    run = TrialRun(trial, attention, rows, sender, log, info)
     first, verdicts = FirstPass(**vars(run)), Verdicts(**vars(run))
 
     # one pass under the memory budget
@@ -132,13 +138,21 @@ def _log_cost(run: TrialRun) -> None:
 
 
 def _log_device_rates(run: TrialRun) -> None:
-    """Log the rate of matrix products in the workload's dtype; for decoding also that of copies."""
+    """Log the rate of matrix products in the workload's dtype; for decoding also that of copies.
+
+    A rate that an earlier trial of the run has measured is not measured again.
+    """
     group, device, w = run.attention.group, run.trial.device, run.trial.workload
-    run.sender.start_phase("check", "matrix product")
-    run.log.add("matmul_rate", "FLOP/s", measure_matmul_rate(group, device, w.dtype))
+    measures = {"matmul_rate": ("FLOP/s", partial(measure_matmul_rate, group, device, w.dtype))}
     if w.decode:
-        run.sender.start_phase("check", "copy")
-        run.log.add("copy_bandwidth", "B/s", measure_copy_bandwidth(group, device))
+        measures["copy_bandwidth"] = "B/s", partial(measure_copy_bandwidth, group, device)
+    for name, (unit, measure) in measures.items():
+        if (rate := run.info.rates.get(name)) is None:
+            run.sender.start_phase("check", name)
+            rate = measure()
+        else:
+            run.log.facts[name] = "measured by an earlier trial of the run"
+        run.log.add(name, unit, rate)
 
 
 def _log_wire_error(run: TrialRun, pass_: Pass) -> None:

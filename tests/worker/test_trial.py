@@ -15,7 +15,7 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Keep, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
-from longseq_bench.launchers.local import LocalLauncher
+from longseq_bench.launchers.local import RATES, LocalLauncher
 from longseq_bench.worker.passes import draw_inputs, run_pass
 from tests.make import record, trial
 from tests.trials import MIB, complete, exact, run, run_trial
@@ -327,6 +327,25 @@ def test_a_step_of_decoding_has_its_share_of_bandwidth(launcher: LocalLauncher) 
     assert row.copy_bandwidth
     assert row.tokens_per_s == pytest.approx(2 / row.time_s)
     assert row.share_of_bandwidth == pytest.approx(CACHE / row.time_s / row.copy_bandwidth)
+
+
+def test_the_rates_of_a_device_are_measured_once_a_run(
+    launcher: LocalLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each dtype, number of ranks and of threads; decoding adds that of copies."""
+    monkeypatch.setattr(launcher, "_rates", {})
+    found = []
+    for fields in ({}, {"mode": "decode"}, {"mode": "decode"}, {"dtype": "bfloat16"}):
+        outcome = run(launcher, "sdpa", 300, repeats=1, **fields)
+        facts = [name for name in RATES if name in outcome.facts]
+        phases = [name for name in RATES if f"check {name}" in outcome.facts["phase_s"]]
+        found.append((outcome.largest("matmul_rate"), outcome.largest("copy_bandwidth")))
+        assert [*facts, *phases] in ([*RATES], [*RATES[:1]])
+        assert facts == [*RATES[: (0, 1, 2, 0)[len(found) - 1]]]
+    first, second, third, other = found
+    assert third == second == (first[0], third[1])
+    assert third[1]
+    assert other[0] not in (None, first[0])
 
 
 def test_a_wrong_mask_of_the_new_tokens_is_seen(launcher: LocalLauncher, tmp_path: Path) -> None:
