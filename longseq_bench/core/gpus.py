@@ -5,10 +5,12 @@ also of a MIG slice (CUDA C++ Programming Guide, "CUDA Environment Variables").
 Beside it is what Triton needs to compile kernels for them.
 """
 
+import ctypes
 import os
 import sysconfig
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,23 @@ def _read_gpus(visible_names: str | None) -> GpuReport:
         power_limits_w=tuple(None if mw is None else mw / 1000 for mw in limits),
         sm_clocks_mhz=tuple(None if mhz is None else float(mhz) for mhz in clocks),
     )
+
+
+def load_cudnn() -> list[str]:
+    """Load the parts of cuDNN that its first call loads, if a GPU is visible; return their names.
+
+    Only a call opens a GPU, so a process that does this may still be forked. `torch` is loaded.
+    """
+    if not read_visible_gpus().visible:
+        return []
+    spec = find_spec("nvidia.cudnn")
+    folders = (
+        [Path(folder, "lib") for folder in spec.submodule_search_locations or ()] if spec else []
+    )
+    files = sorted(file for folder in folders for file in folder.glob("libcudnn_[egh]*.so.*"))
+    for file in files:
+        ctypes.CDLL(str(file))
+    return [file.name for file in files]
 
 
 def python_header() -> Path:

@@ -1,11 +1,14 @@
 """The visible GPUs by NVML."""
 
 import os
+import sys
+from pathlib import Path
 
 import pynvml
 import pytest
 
-from longseq_bench.core.gpus import GpuReport, read_visible_gpus
+from longseq_bench.core import gpus
+from longseq_bench.core.gpus import GpuReport, load_cudnn, read_visible_gpus
 from tests.fake_nvml import FakeGpu, install, missing
 
 GIB = 2**30
@@ -52,6 +55,25 @@ def test_cuda_visible_devices_names_gpus_by_index_and_uuid(
 @pytest.mark.parametrize("visible", ["", "-1", "7", "GPU-9"])
 def test_a_name_that_shows_no_gpu_is_the_reason(visible: str) -> None:
     assert uuids(visible) == ([], f"CUDA_VISIBLE_DEVICES={visible} shows no GPU of 3")
+
+
+@pytest.mark.parametrize(("visible", "is_loaded"), [("0", True), ("", False)])
+def test_cudnn_is_loaded_where_a_gpu_is_visible(
+    visible: str, is_loaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its first call would load, without a call: the loading process is forked later."""
+    parts = ["engines_precompiled", "engines_runtime_compiled", "graph", "heuristic"]
+    (tmp_path / "nvidia/cudnn/lib").mkdir(parents=True)
+    for part in (*parts, "adv", "cnn"):
+        (tmp_path / f"nvidia/cudnn/lib/libcudnn_{part}.so.9").touch()
+    for name in [name for name in sys.modules if name.split(".")[0] == "nvidia"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    loaded: list[str] = []
+    monkeypatch.setattr(gpus.ctypes, "CDLL", loaded.append)
+    names = [f"libcudnn_{part}.so.9" for part in parts] if is_loaded else []
+    assert load_cudnn() == [Path(path).name for path in loaded] == names
 
 
 def test_a_gpu_and_a_slice_have_their_memory() -> None:
