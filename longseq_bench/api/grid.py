@@ -74,7 +74,7 @@ def sweep(
     with _open(parsed, folder, rounds, reporter) as (launcher, catalogue, loaded, heading):
         trials = loaded.trials
         predictor = machine.make_predictor(launcher, catalogue, trials[0].device, folder)
-        watcher = RunProgress(reporter.console, trials, heading, loaded.rounds, reporter.is_verbose)
+        watcher = RunProgress(reporter.console, trials, heading, loaded.rounds)
         schedule = strategy.sweep(trials, loaded.rounds, predictor)
         return run_and_report(
             schedule, launcher, folder, watcher, reporter, loaded.baseline, loaded.text

@@ -115,18 +115,15 @@ class Reporter:
 
     command: the command line that is recorded with every trial; None: Python code.
     is_drawn: on a terminal, draw the running trial.  is_quiet: print nothing.
-    is_verbose: after each trial, print the seconds of its phases.
+    is_verbose: print the seconds of each trial's phases.
     """
 
+    is_verbose = False
+
     def __init__(
-        self,
-        command: str | None = None,
-        is_drawn: bool = True,
-        is_quiet: bool = False,
-        is_verbose: bool = False,
+        self, command: str | None = None, is_drawn: bool = True, is_quiet: bool = False
     ) -> None:
         self.command, self._is_drawn, self._is_quiet = command, is_drawn, is_quiet
-        self.is_verbose = is_verbose
 
     @property
     def console(self) -> Console:
@@ -162,19 +159,15 @@ class RunProgress(Watcher):
     """Prints a line per finished trial and, on a terminal, a live line for the running one.
 
     heading: printed when the run starts.  rounds: those of a sweep, of which every trial is known;
-    0: a search.  is_verbose: print the seconds of each trial's phases.
+    0: a search.  is_verbose: as in Reporter.
     """
 
+    is_verbose = False
+
     def __init__(
-        self,
-        console: Console,
-        trials: Sequence[Trial],
-        heading: str,
-        rounds: int = 0,
-        is_verbose: bool = False,
+        self, console: Console, trials: Sequence[Trial], heading: str, rounds: int = 0
     ) -> None:
         self.console, self._heading, self._rounds = console, heading, rounds
-        self._is_verbose = is_verbose
         self._labels, self._total = TrialLabels(trials), len(trials) * rounds
         self._finished, self._running = 0, ""
         to_go = [TextColumn("to go"), TimeRemainingColumn()] if self._total else []
@@ -229,5 +222,5 @@ class RunProgress(Watcher):
         if from_store:
             line.append("  (from an earlier run)", style="dim")
         self.console.print(line)
-        if self._is_verbose and not from_store:
-            self.console.print(plain(f"  {describe_phases(record)}", "dim"))
+        if self.is_verbose and not from_store:
+            self.console.print(plain(describe_phases(record), "dim"))

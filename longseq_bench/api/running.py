@@ -83,7 +83,7 @@ def run_search(
     """Run a search over the trials."""
     predictor = machine.make_predictor(launcher, catalogue, trials[0].device, out)
     heading = machine.describe_devices(catalogue, trials)
-    watcher = RunProgress(reporter.console, trials, heading, is_verbose=reporter.is_verbose)
+    watcher = RunProgress(reporter.console, trials, heading)
     return run_and_report(make_schedule(predictor), launcher, out, watcher, reporter)
 
 
@@ -111,6 +111,7 @@ def run_and_report(
                 except OSError as error:
                     reason = f"can't be written: {error.strerror} ({path})"
                     raise StoreError(f"results folder {store.folder} {reason}") from None
+        watcher.is_verbose = reporter.is_verbose
         try:
             with watcher:
                 records = run_schedule(

@@ -28,8 +28,9 @@ from longseq_bench.reports.render.terminal import print_document
 
 def make_reporter(verbose: bool = False) -> Reporter:
     """Return a reporter on stderr; the command line is recorded with every trial."""
-    command = escape_surrogates(shlex.join(["longseq", *sys.argv[1:]]))
-    return Reporter(command, is_verbose=verbose)
+    reporter = Reporter(escape_surrogates(shlex.join(["longseq", *sys.argv[1:]])))
+    reporter.is_verbose = verbose
+    return reporter
 
 
 def print_lines(lines: Iterable[str], style: str = "") -> None:

@@ -120,21 +120,15 @@ def _read_gpus(visible_names: str | None) -> GpuReport:
     )
 
 
-def load_cudnn() -> list[str]:
-    """Load the parts of cuDNN that its first call loads, if a GPU is visible; return their names.
+def load_cudnn() -> None:
+    """Load the parts of cuDNN that its first call loads, if a GPU is visible.
 
-    Only a call opens a GPU, so a process that does this may still be forked. `torch` is loaded.
+    Only a call opens a GPU, so a process that does this may still be forked.
     """
-    if not read_visible_gpus().visible:
-        return []
-    spec = find_spec("nvidia.cudnn")
-    folders = (
-        [Path(folder, "lib") for folder in spec.submodule_search_locations or ()] if spec else []
-    )
-    files = sorted(file for folder in folders for file in folder.glob("libcudnn_[egh]*.so.*"))
-    for file in files:
-        ctypes.CDLL(str(file))
-    return [file.name for file in files]
+    spec = find_spec("nvidia.cudnn") if read_visible_gpus().visible else None
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for file in sorted(Path(folder, "lib").glob("libcudnn_[egh]*.so.*")):
+            ctypes.CDLL(str(file))
 
 
 def python_header() -> Path:

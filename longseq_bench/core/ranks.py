@@ -26,7 +26,8 @@ the first use of a GPU, or a compiler, may take minutes before or after that."""
 TRIAL, HOSTS, PORT = "LONGSEQ_TRIAL", "LONGSEQ_HOSTS", "LONGSEQ_PORT"
 RUN = "LONGSEQ_RUN"
 """Variables of a rank that srun or mpirun starts: the trial as JSON, the names of the hosts with
-commas between them, the port at which the ranks meet on the first host, and a RunInfo as JSON."""
+commas between them, the port at which the ranks meet on the first host, and what the run of the
+tool has for a RankInfo, as JSON."""
 
 PART_BYTES = 480
 """Longest line of a distant rank: srun breaks lines of 1,024 bytes and more."""
@@ -44,6 +45,8 @@ class RankInfo:
     """One rank among `size`; rank 0 serves a store at address:port.
 
     local_ranks: number of ranks on this host; 0 if all ranks are on it.
+    rates: of the device, by measurement, from an earlier trial of the run of the tool.
+    profile: file for the profile of a pass; "": none.
     """
 
     rank: int = 0
@@ -52,22 +55,8 @@ class RankInfo:
     address: str = LOOPBACK
     port: int = 0
     local_ranks: int = 0
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """What a trial learns from the run of the tool that it is part of; it identifies no trial.
-
-    rates: of the device, by measurement, from an earlier trial of the run.
-    profile: file for the profile of a pass; "": none.
-    """
-
     rates: Mapping[str, float] = field(default_factory=dict)
     profile: str = ""
-
-
-ALONE = RunInfo()
-"""Of a trial that is part of no run."""
 
 
 @cache

@@ -18,7 +18,6 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from socket import create_server
 from typing import IO, Any
@@ -104,7 +103,7 @@ class HostsLauncher(LocalLauncher):
         nccl_files = find_nccl_files()
         run = _Run(trial, hosts.engine, names, on_phase)
         command = command_of(hosts.engine, names, hosts.ranks_per_host, hosts.cores)
-        run.start(command, json.dumps(asdict(self.run_info(trial))))
+        run.start(command, json.dumps(self.of_run(trial)))
         try:
             run.follow()
         finally:
@@ -176,11 +175,11 @@ class _Run:
     def _host_of(self, rank: int) -> str:
         return self._names[rank * len(self._names) // self._trial.world_size]
 
-    def start(self, command: list[str], run_info: str) -> None:
-        """Start the engine, which ends when this process ends. run_info: for the ranks."""
+    def start(self, command: list[str], of_run: str) -> None:
+        """Start the engine, which ends when this process ends."""
         with create_server(("", 0)) as listener:
             port = listener.getsockname()[1]
-        trial = {TRIAL: self._trial.model_dump_json(), HOSTS: ",".join(self._names), RUN: run_info}
+        trial = {TRIAL: self._trial.model_dump_json(), HOSTS: ",".join(self._names), RUN: of_run}
         library: Any = ctypes.CDLL(None)
         with defer_interrupts():
             self._process = subprocess.Popen(

@@ -13,7 +13,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from socket import create_server, socket
@@ -25,7 +25,6 @@ from typing_extensions import override
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import LauncherError, UserError
 from longseq_bench.core.model import DryRunEstimate, Outcome, Trial, is_environment_failure
-from longseq_bench.core.ranks import RunInfo
 from longseq_bench.core.units import format_bytes
 from longseq_bench.launchers import _child_entry, fork_server
 from longseq_bench.launchers.base import DRY_RUN_LIMIT_S, LAUNCHERS, Launcher, LaunchResult, OnPhase
@@ -151,15 +150,13 @@ class LocalLauncher(Launcher):
             outcome, retries = self._retry_with_more_memory(trial, outcome, on_phase)
             attempts += retries
         outcome = with_first_attempt(outcome, first) if first else outcome
-        measured = {name: outcome.largest(name) for name in RATES}
-        self._rates.setdefault(_device_of(trial), {}).update(
-            {name: rate for name, rate in measured.items() if rate}
-        )
+        rates = self._rates.setdefault(_device_of(trial), {})
+        rates |= {m.name: m.samples[0] for m in outcome.measurements if m.name in RATES}
         return LaunchResult(outcome, attempts * trial.world_size)
 
-    def run_info(self, trial: Trial) -> RunInfo:
-        """Return what a trial learns from the run."""
-        return RunInfo(self._rates.get(_device_of(trial), {}))
+    def of_run(self, trial: Trial) -> dict[str, Any]:
+        """Return what the run of the tool has for a trial's RankInfo."""
+        return {"rates": self._rates.get(_device_of(trial), {})}
 
     def _retry_with_more_memory(
         self, trial: Trial, first: Outcome, on_phase: OnPhase
@@ -262,14 +259,14 @@ class LocalLauncher(Launcher):
 
     def _start_ranks(self, trial: Trial, children: list[_Child]) -> None:
         """Start a child for every rank."""
-        size, run = trial.world_size, asdict(self.run_info(trial))
+        size, of_run = trial.world_size, self.of_run(trial)
         listener = create_server(("127.0.0.1", 0), backlog=size) if size > 1 else None
         try:
             port = listener.getsockname()[1] if listener else 0
             for rank in range(size):
-                place = {"rank": rank, "size": size, "local_rank": rank, "port": port}
-                payload = {"trial": trial.model_dump(mode="json"), "place": place, "run": run}
-                self._start(children, "trial", json.dumps(payload), None if rank else listener)
+                place = {"rank": rank, "size": size, "local_rank": rank, "port": port} | of_run
+                payload = json.dumps({"trial": trial.model_dump(mode="json"), "place": place})
+                self._start(children, "trial", payload, None if rank else listener)
         finally:
             if listener:
                 listener.close()

@@ -33,7 +33,6 @@ from longseq_bench.core.ranks import (
     RUN,
     TRIAL,
     RankInfo,
-    RunInfo,
     issuing_threads_s,
     versions,
     write_stacks,
@@ -97,12 +96,11 @@ def _run(output: LineOutput) -> None:
 
     trial = Trial.model_validate_json(os.environ[TRIAL])
     hosts = os.environ[HOSTS].split(",")
-    run_info = RunInfo(**json.loads(os.environ[RUN]))
     place = read_place(os.environ, len(hosts))
     is_first_host = place.rank < place.local_ranks
     _select_interface(hosts[1] if is_first_host else hosts[0])
     sender = MessageSender(output)
-    outcome = longseq_child_main(run_rank, trial, place, sender, None, run_info)
+    outcome = longseq_child_main(run_rank, trial, place, sender)
     sender.send_outcome(outcome)
     if outcome.status == "ok":
         with suppress(Exception):
@@ -114,7 +112,8 @@ def read_place(environ: Mapping[str, str], hosts: int) -> RankInfo:
     names = [names for shown_by, names in ENGINES.items() if shown_by in environ][-1]
     rank, size, local_rank = (int(environ[name]) for name in names)
     address, port = environ[HOSTS].split(",")[0], int(environ[PORT])
-    return RankInfo(rank, size, local_rank, address, port, size // hosts)
+    of_run = json.loads(environ.get(RUN, "{}"))
+    return RankInfo(rank, size, local_rank, address, port, size // hosts, **of_run)
 
 
 def _beat(output: LineOutput) -> None:

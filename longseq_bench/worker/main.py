@@ -20,7 +20,7 @@ from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInf
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, SDPA, Device, Outcome, Trial
 from longseq_bench.core.options import specs_of
-from longseq_bench.core.ranks import ALONE, CONNECTING, LOADING, OPENING, RankInfo, RunInfo
+from longseq_bench.core.ranks import CONNECTING, LOADING, OPENING, RankInfo
 from longseq_bench.distributed.group import GROUP_TIMEOUT, Group
 from longseq_bench.kernels.exact.base import KERNELS, Use, check_name
 from longseq_bench.worker import messages
@@ -51,7 +51,7 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
     match request:
         case "trial":
             trial, place = Trial.model_validate(data["trial"]), RankInfo(**data["place"])
-            outcome = run_rank(trial, place, sender, listener, RunInfo(**data["run"]))
+            outcome = run_rank(trial, place, sender, listener)
             sender.send_outcome(outcome)
             if place.size > 1:
                 # the process group may still wait. A rank that failed ends at once, so that the
@@ -75,11 +75,7 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
 
 
 def run_rank(
-    trial: Trial,
-    place: RankInfo,
-    sender: MessageSender,
-    listener: socket | None = None,
-    run_info: RunInfo = ALONE,
+    trial: Trial, place: RankInfo, sender: MessageSender, listener: socket | None = None
 ) -> Outcome:
     """Run one rank of a trial. Unsupported trials are refused before the ranks connect."""
     # the first message: a cold file cache makes the first use of a GPU or of NCCL slow
@@ -101,7 +97,7 @@ def run_rank(
     except Exception as error:
         return outcome_of_exception(error, sender.phase)
     sender.start_phase("start", LOADING)
-    return run_trial(trial, sender, group, run_info)
+    return run_trial(trial, sender, group, place)
 
 
 def find_mistakes(trials: Sequence[Trial]) -> list[str]:

@@ -5,12 +5,10 @@ generator is seeded by the trial's seed and by the part itself. No budget covers
 """
 
 import hashlib
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,7 +17,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.attention.one_rank import backward_recompute, forward_inplace
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Keep, OptionValue, Trial, Workload
-from longseq_bench.core.ranks import ALONE, RunInfo
+from longseq_bench.core.ranks import RankInfo
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import all_gather, find_rows, fingerprint
 from longseq_bench.distributed.token_order import Positions
@@ -28,6 +26,7 @@ from longseq_bench.kernels.base import Triple
 from longseq_bench.kernels.exact.base import Use
 from longseq_bench.kernels.torch_spans import torch_kernel
 from longseq_bench.meters.clock import wait_for_device
+from longseq_bench.worker.compile_watch import CompileWatch
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
 
 FULL_CHECK_TOKENS, SAMPLED_ROWS = 512, 256
@@ -290,7 +289,6 @@ class TrialRun:
     """A trial on this rank, and what was measured of it.
 
     rows: global query positions that are checked, the same on all ranks.
-    info: what the trial learns from the run of the tool.
     """
 
     trial: Trial
@@ -298,7 +296,7 @@ class TrialRun:
     rows: Tensor
     sender: MessageSender
     log: MeasurementLog
-    info: RunInfo = ALONE
+    place: RankInfo = field(default_factory=RankInfo)
 
     def time_pass(self, pass_: Pass, log: MeasurementLog | None = None, part: str = "") -> None:
         """Run a pass that all ranks begin together; its time is that of the slowest rank.
@@ -448,63 +446,3 @@ def _allocate_library_buffers(w: Workload) -> None:
     out, lse = kernel.forward(q, k, v)
     if w.train:
         kernel.backward((out, q, out, lse), (k, v))
-
-
-class CompileWatch:
-    """A context manager that measures the seconds of compilation inside it, 0.0 if there was none.
-
-    Triton compiles a kernel for each new combination of types and constants, torch.compile a graph
-    for each new shape that its guards refuse. The short warm-up pass meets most of them, but not
-    all. Both call hooks before and after; a kernel that is loaded from a cache on disk counts too.
-    If Triton or torch's compiler is imported inside, which this class doesn't do, there were no
-    hooks: then all the time counts. What is outside the hooks, such as loading code on a GPU, does
-    not.
-    """
-
-    seconds = 0.0
-
-    def __enter__(self) -> "CompileWatch":
-        self._start_s, self._depth = time.perf_counter(), 0
-        self._imported = _COMPILERS & sys.modules.keys()
-        self._knobs: Any = sys.modules.get("triton.knobs")
-        if self._knobs:
-            runtime = self._knobs.runtime
-            self._hooks = runtime.jit_cache_hook, runtime.jit_post_compile_hook
-            runtime.jit_cache_hook = partial(self._call, self._begin, self._hooks[0])
-            runtime.jit_post_compile_hook = partial(self._call, self._end, self._hooks[1])
-        graphs: Any = sys.modules.get("torch._dynamo.callback")
-        self._graphs = graphs and graphs.callback_handler
-        if self._graphs:
-            self._graphs.register_start_callback(self._begin)
-            self._graphs.register_end_callback(self._end)
-        return self
-
-    def _call(self, note: Callable[[], None], earlier: Any, *args: Any, **kwargs: Any) -> Any:
-        note()
-        return earlier(*args, **kwargs) if earlier else None
-
-    def _begin(self, *_: Any) -> None:
-        if not self._depth:  # a graph has kernels of Triton
-            self._begin_s = time.perf_counter()
-        self._depth += 1
-
-    def _end(self, *_: Any) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self.seconds += time.perf_counter() - self._begin_s
-
-    def __exit__(self, *raised: Any) -> None:
-        if self._knobs:
-            runtime = self._knobs.runtime
-            runtime.jit_cache_hook, runtime.jit_post_compile_hook = self._hooks
-        if self._graphs:
-            self._graphs.remove_start_callback(self._begin)
-            self._graphs.remove_end_callback(self._end)
-        if self._depth > 0:  # a compilation that failed has no end
-            self._depth = 1
-            self._end()
-        if self._imported != _COMPILERS & sys.modules.keys():
-            self.seconds = time.perf_counter() - self._start_s
-
-
-_COMPILERS = {"triton", "torch._dynamo"}

@@ -20,7 +20,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.attention.own_function import find_implementation
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Trial
-from longseq_bench.core.ranks import ALONE, WARMING_UP, RunInfo
+from longseq_bench.core.ranks import WARMING_UP, RankInfo
 from longseq_bench.distributed.group import Group
 from longseq_bench.worker import memory
 from longseq_bench.worker.check import TINY, row_slices
@@ -45,16 +45,17 @@ from longseq_bench.worker.verdicts import Verdicts, outcome_of_exception
 
 
 def run_trial(
-    trial: Trial, sender: MessageSender, group: Group | None = None, info: RunInfo = ALONE
+    trial: Trial, sender: MessageSender, group: Group | None = None, place: RankInfo | None = None
 ) -> Outcome:
     """Run a trial on this rank and return its outcome. It never raises an Exception.
 
-    group: the ranks of the trial; this process alone if None.  info: of the run of the tool.
+    group: the ranks of the trial; this process alone if None.
+    place: only what an earlier trial measured is used.
     """
     group = Group.alone() if group is None else group
     log = MeasurementLog(group.rank)
     try:
-        outcome = _run_steps(trial, sender, group, log, info)
+        outcome = _run_steps(trial, sender, group, log, place or RankInfo())
     except Exception as error:
         memory.lift_heap_limit()
         outcome = outcome_of_exception(error, sender.phase)
@@ -62,14 +63,14 @@ def run_trial(
 
 
 def _run_steps(
-    trial: Trial, sender: MessageSender, group: Group, log: MeasurementLog, info: RunInfo
+    trial: Trial, sender: MessageSender, group: Group, log: MeasurementLog, place: RankInfo
 ) -> Outcome:
     # build, warm up
     attention = _build(trial, group, log)
     sender.start_phase("start", WARMING_UP)
     warm_up(type(attention), trial, group)
     rows = select_checked_rows(attention, trial.seed, trial.round, trial.options)
-    run = TrialRun(trial, attention, rows, sender, log, info)
+    run = TrialRun(trial, attention, rows, sender, log, place)
     first, verdicts = FirstPass(**vars(run)), Verdicts(**vars(run))
 
     # one pass under the memory budget
@@ -147,7 +148,7 @@ def _log_device_rates(run: TrialRun) -> None:
     if w.decode:
         measures["copy_bandwidth"] = "B/s", partial(measure_copy_bandwidth, group, device)
     for name, (unit, measure) in measures.items():
-        if (rate := run.info.rates.get(name)) is None:
+        if (rate := run.place.rates.get(name)) is None:
             run.sender.start_phase("check", name)
             rate = measure()
         else:

@@ -90,7 +90,8 @@ def test_a_verbose_run_prints_the_phases_of_its_own_trials() -> None:
     facts = {"phase_s": {"start": 0.25, "inputs": 0.001, "forward exact": 9.9}}
     trials = [make.trial("ring", tokens) for tokens in (2048, 4096)]
     console = Console(file=screen, width=80)
-    with RunProgress(console, trials, "device: cpu", 1, is_verbose=True) as watcher:
+    with RunProgress(console, trials, "device: cpu", 1) as watcher:
+        watcher.is_verbose = True
         for one, is_old in zip(trials, (True, False), strict=True):
             watcher.ends(Step(one), make.record(one, make.outcome(facts=facts)), is_old)
     lines = [line.strip() for line in screen.getvalue().splitlines() if "forward exact" in line]

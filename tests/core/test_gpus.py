@@ -73,7 +73,8 @@ def test_cudnn_is_loaded_where_a_gpu_is_visible(
     loaded: list[str] = []
     monkeypatch.setattr(gpus.ctypes, "CDLL", loaded.append)
     names = [f"libcudnn_{part}.so.9" for part in parts] if is_loaded else []
-    assert load_cudnn() == [Path(path).name for path in loaded] == names
+    load_cudnn()
+    assert [Path(path).name for path in loaded] == names
 
 
 def test_a_gpu_and_a_slice_have_their_memory() -> None:

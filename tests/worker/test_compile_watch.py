@@ -11,8 +11,10 @@ import torch
 
 from longseq_bench.core.model import Outcome
 from longseq_bench.distributed.group import Group
+from longseq_bench.worker import compile_watch
 from longseq_bench.worker import passes as passes_module
-from longseq_bench.worker.passes import CompileWatch, run_pass
+from longseq_bench.worker.compile_watch import CompileWatch
+from longseq_bench.worker.passes import run_pass
 from tests.ranks import Ranks
 from tests.worker.test_ranks import run, trial_for
 
@@ -21,9 +23,7 @@ from tests.worker.test_ranks import run, trial_for
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The clock of a watch: a test sets `now`."""
     fake = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(
-        passes_module, "time", SimpleNamespace(perf_counter=lambda: fake.now, time=time.time)
-    )
+    monkeypatch.setattr(compile_watch, "time", SimpleNamespace(perf_counter=lambda: fake.now))
     return fake
 
 
