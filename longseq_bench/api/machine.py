@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +15,7 @@ from longseq_bench.api.progress import Reporter
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError
 from longseq_bench.core.gpus import read_visible_gpus
-from longseq_bench.core.hardware import Hardware, profiles, this_cpu
+from longseq_bench.core.hardware import Hardware, find_profile, profiles, this_cpu
 from longseq_bench.core.model import Device, Record, Trial
 from longseq_bench.core.registry import canonical_name, is_own
 from longseq_bench.launchers.base import Launcher, create_launcher
@@ -138,10 +137,8 @@ def hardware_here(catalogue: Catalogue, device: Device) -> Hardware:
     info, machine = catalogue.devices[device], environment.collect()
     if device == "cpu":
         return this_cpu(machine.cpu, machine.cores, machine.memory_bytes)
-    words = re.split(r"[^a-z0-9]+", info.name.lower())
-    known = profiles()
-    match = next((profile for name, profile in known.items() if name in words), None)
-    base = match or known["gtx1080"]
+    match = find_profile(info.name)
+    base = match or profiles()["gtx1080"]
     # a profile may lack dtypes that the device reports: assume its highest rate for them
     flops = dict.fromkeys(info.dtypes, max(base.flops.values())) | base.flops
     name = info.name if match else f"{info.name}, guessed from {base.name}"

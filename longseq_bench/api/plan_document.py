@@ -131,6 +131,7 @@ class Plan(Printed):
         ]
         pairs = zip(self.results, self.trials, strict=True)
         notes = [note for result, asked in pairs for note in _notes(result, asked)]
+        notes += [note for one in self.predictions for note in _faster_kernels(one, self.hardware)]
         columns = _columns(self.accuracies)
         if self.model is not None:
             columns[5:5] = _model_columns(self.model)
@@ -245,6 +246,19 @@ def _notes(prediction: Prediction | str, trial: Trial) -> list[str]:
     return notes
 
 
+def _faster_kernels(prediction: Prediction, hardware: Hardware) -> list[str]:
+    """Return a note if kernel=auto would be faster with a package that is not installed here."""
+    trial, figure = prediction.trial, prediction.rate.figure
+    if figure is None or trial.options.get("kernel") != "auto":
+        return []
+    w = trial.workload
+    known = {one.kernel for one in hardware.kernels if not one.kernel.startswith("sparse ")}
+    found = (hardware.kernel_rate(name, w.train, w.head_dim, w.causal) for name in sorted(known))
+    best = max(filter(None, found), key=lambda one: one.flops(w.train) or 0.0)
+    note = f"{_name(trial)}: kernel=auto is {figure.kernel} here; where its package is installed, "
+    return [] if best is figure else [f"{note}-o kernel={best.kernel}: {best.words(w.train)}"]
+
+
 def _model_notes(model: ModelPlan, results: Sequence[Prediction], budget: int) -> list[str]:
     """Return what is counted, and which rows exceed the memory of a rank with all layers."""
     counted = (
@@ -272,7 +286,7 @@ def _row(prediction: Prediction | str, trial: Trial, model: ModelPlan | None) ->
     }
     if isinstance(prediction, str):
         return asked | {"unsupported": prediction}
-    limit = prediction.length_limit
+    limit, figure = prediction.length_limit, prediction.rate.figure
     found: dict[str, Any] = {
         "world_size": prediction.trial.world_size,
         "tokens": prediction.trial.workload.seq_len,
@@ -301,6 +315,7 @@ def _row(prediction: Prediction | str, trial: Trial, model: ModelPlan | None) ->
         "limit": prediction.times.limit,
         "rate_flops": prediction.rate.flops,
         "rate_source": prediction.rate.source,
+        "rate_figure": figure and figure.model_dump(mode="json"),
     }
     if model is not None:
         found["model_bytes"] = {

@@ -1,8 +1,10 @@
 """Profiles of hardware, also of other machines: data/hardware.yaml, and users' own files."""
 
+import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
@@ -36,12 +38,34 @@ class Link(Frozen):
     bandwidth: Positive
 
 
-class KernelRates(Frozen):
-    """Published FLOP/s of a kernel of exact attention by head_dim: 16 bits, long, not causal."""
+class KernelRate(Frozen):
+    """One figure: FLOP/s of a kernel's passes for 16 bits and long sequences, and who measured it.
 
-    forward: dict[int, Positive]
-    backward: dict[int, Positive] = Field(default_factory=dict)
+    backward: None if it is not known.
+    """
+
+    kernel: str
+    head_dim: int = Field(ge=1)
+    mask: Literal["full", "causal"]
+    forward: Positive
+    backward: Positive | None = None
     source: str
+
+    def flops(self, train: bool) -> float | None:
+        """Return the FLOP/s of a forward, or of a forward and a backward; None if not known."""
+        if not train or self.backward is None:
+            return None if train else self.forward
+        time = FORWARD_MATMULS / self.forward + BACKWARD_MATMULS / self.backward
+        return (FORWARD_MATMULS + BACKWARD_MATMULS) / time
+
+    def words(self, train: bool) -> str:
+        """Return kernel, head_dim, mask, FLOP/s and source in words."""
+        rates = [self.forward, *([self.backward] if train and self.backward else [])]
+        tera = " / ".join(f"{rate / 1e12:,.0f}" for rate in rates)
+        what = f"{self.kernel}, head_dim {self.head_dim}, {self.mask}"
+        return (
+            f"{what}: {tera} TFLOP/s {'forward / backward' if train else 'forward'} ({self.source})"
+        )
 
 
 CPU_LINK = Link(latency=5e-4, bandwidth=1e9)
@@ -89,7 +113,7 @@ class Hardware(Frozen):
     intra_node: Link = Field(alias="inside")
     inter_node: Link = Field(alias="between")
     outside: OutsideMemory | None = None
-    kernels: dict[str, KernelRates] = Field(default_factory=dict)
+    kernels: tuple[KernelRate, ...] = ()
     source: str
 
     @property
@@ -116,20 +140,19 @@ class Hardware(Frozen):
         return self.flops[dtype] * self.efficiency["train" if mode == "train" else "forward"]
 
     def kernel_rate(
-        self, kernel: str, dtype: DType, mode: Mode, head_dim: int
-    ) -> tuple[float, str] | None:
-        """Return the published FLOP/s of a kernel and their source; None without a figure."""
-        rates = self.kernels.get(kernel)
-        forward = rates.forward.get(head_dim) if rates else None
-        if rates is None or forward is None or dtype == "float32" or mode == "decode":
-            return None
-        if mode == "forward":
-            return forward, rates.source
-        backward = rates.backward.get(head_dim)
-        if backward is None:
-            return None
-        time = FORWARD_MATMULS / forward + BACKWARD_MATMULS / backward
-        return (FORWARD_MATMULS + BACKWARD_MATMULS) / time, rates.source
+        self, kernel: str, train: bool, head_dim: int, causal: bool
+    ) -> KernelRate | None:
+        """Return the figure of a kernel in 16 bits; None without one.
+
+        It is that of the head_dim or the next lower one, and there of the mask or the other one.
+        """
+        mask = "causal" if causal else "full"
+        known = [
+            rate
+            for rate in self.kernels
+            if rate.kernel == kernel and rate.head_dim <= head_dim and rate.flops(train)
+        ]
+        return max(known, key=lambda rate: (rate.head_dim, rate.mask == mask), default=None)
 
     def outside_tensors(self, ranks: int, peers: Sequence[int]) -> dict[str, int]:
         """Return the bytes outside the tensors of a rank by their use; empty if they are unknown.
@@ -156,9 +179,31 @@ def this_cpu(name: str, cores: int, memory: int) -> Hardware:
     return Hardware.model_validate({**own, **ranks, "efficiency": whole, "source": source})
 
 
+@cache
+def _built_in() -> dict[str, Hardware]:
+    data = load_table("hardware.yaml")
+    for group in load_table("kernel_rates.yaml"):
+        source, names = f"{group['source']}, {group['date']}", KernelRate.model_fields
+        rows = [dict(zip(names, (*row, source), strict=True)) for row in group["rows"]]
+        for gpu in group["gpus"]:
+            data[gpu].setdefault("kernels", []).extend(rows)
+    return _check(data, "data/hardware.yaml")
+
+
+def find_profile(name: str, capability: tuple[int, int] | None = None) -> Hardware | None:
+    """Return the profile of a GPU by the name that CUDA gives it, else by its compute capability.
+
+    An NVIDIA GB200 has the profile of a B200. None: there is none.
+    """
+    words, known = re.split(r"[^a-z0-9]+", name.lower()), _built_in()
+    named = [one for key, one in known.items() if any(word.endswith(key) for word in words)]
+    alike = [one for one in known.values() if capability and one.capability == capability]
+    return next(iter(named + alike), None)
+
+
 def profiles(own: Path | None = None) -> dict[str, Hardware]:
     """Return all profiles by name. Raises ConfigError, with the key, for an invalid file."""
-    found = _check(load_table("hardware.yaml"), "data/hardware.yaml")
+    found = dict(_built_in())
     if own is not None:
         try:
             data = yaml.safe_load(read_text_file(own, max_bytes=MAX_TABLE_BYTES)) or {}

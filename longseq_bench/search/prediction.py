@@ -22,7 +22,7 @@ from longseq_bench.core.cost import (
     attention_flops,
     floor_bytes_per_token,
 )
-from longseq_bench.core.hardware import Hardware
+from longseq_bench.core.hardware import Hardware, KernelRate
 from longseq_bench.core.model import DryRunEstimate, Record, Trial, TrialPrediction, Workload
 from longseq_bench.core.units import MAX_RANKS
 from longseq_bench.search.memory_curve import Curve, DryRun, add_outside, dry_run_curve, find_edge
@@ -44,13 +44,14 @@ class Rate:
     """FLOP/s of a rank, and their source.
 
     uncertainty: the factor by which they may be wrong.  exposed: seconds per byte sent that
-    communication added to a pass; None without a record.
+    communication added to a pass; None without a record.  figure: that of a kernel, if it is used.
     """
 
     flops: float
     uncertainty: float
     source: str
     exposed: float | None = None
+    figure: KernelRate | None = None
 
 
 class RateModel:
@@ -94,24 +95,25 @@ class RateModel:
             source = f"{len(known)} record(s), nearest at {nearest:,} tokens"
             return Rate(median(rates), RECORD_UNCERTAINTY, source, median(exposed))
         w = trial.workload
-        rate, source = self._profile_rate(w, kernel)
+        rate, source, figure = self._profile_rate(w, kernel)
         if w.train and trial.keep != "all":
             # the forward runs twice, but the FLOPs count it once
             matmuls = FORWARD_MATMULS + BACKWARD_MATMULS
             rate *= matmuls / (matmuls + FORWARD_MATMULS)
-        return Rate(rate, PROFILE_UNCERTAINTY, source)
+        return Rate(rate, PROFILE_UNCERTAINTY, source, figure=figure)
 
-    def _profile_rate(self, w: Workload, kernel: str) -> tuple[float, str]:
-        hardware = self.hardware
+    def _profile_rate(self, w: Workload, kernel: str) -> tuple[float, str, KernelRate | None]:
+        hardware, figure = self.hardware, None
         usual, source = hardware.rate(w.dtype, w.mode), f"profile of {hardware.name}"
-        published = hardware.kernel_rate(kernel, w.dtype, w.mode, w.head_dim)
-        if published and w.v_head_dim == w.head_dim:
-            return published[0], f"{source}: {kernel}, head_dim {w.head_dim}, {published[1]}"
+        if w.dtype != "float32" and not w.decode and w.v_head_dim == w.head_dim:
+            figure = hardware.kernel_rate(kernel, w.train, w.head_dim, w.causal)
+        if figure:
+            return figure.flops(w.train) or usual, f"{source}: {figure.words(w.train)}", figure
         if kernel and hardware.device == "cuda":
             what = f"{kernel}, {w.mode}, {w.dtype}, head_dim {w.head_dim}"
             what += f", v_head_dim {w.v_head_dim}" if w.v_head_dim != w.head_dim else ""
             source += f", which has no figure for {what}"
-        return usual, source
+        return usual, source, None
 
     def bandwidth(self, ranks: int) -> float:
         """Return the bytes/s that a rank sends."""

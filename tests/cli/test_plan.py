@@ -40,8 +40,10 @@ def test_a_plan_needs_no_device_and_is_marked_as_predicted(capfd: Capture) -> No
     assert 0.4 < row["fraction_of_floor"] <= 1
     assert row["seconds"] == max(row["compute_s"], row["memory_s"]) + row["exposed_s"]
     assert row["bytes_sent"] > 0
-    assert row["rate_source"].startswith("profile of NVIDIA H200 SXM: cudnn, head_dim 128, Flash")
-    assert row["rate_flops"] == pytest.approx(7 / (2 / 595e12 + 5 / 516e12))
+    assert row["rate_source"].startswith("profile of NVIDIA H200 SXM: cudnn, head_dim 128, full")
+    assert row["rate_flops"] == pytest.approx(7 / (2 / 622e12 + 5 / 543e12))
+    figure = {"kernel": "cudnn", "head_dim": 128, "mask": "full", "forward": 622e12}
+    assert row["rate_figure"].items() >= figure.items()
     assert run(["plan", "--impl", "ring", *SMALL]) == 0
     printed = capfd.readouterr().out
     assert printed.startswith("1 NVIDIA H200 SXM: ")
@@ -49,6 +51,11 @@ def test_a_plan_needs_no_device_and_is_marked_as_predicted(capfd: Capture) -> No
     # a heading: the time has this limit, memory limits the tokens
     assert "limited" in printed.partition("\nring")[0]
     assert "time from profile of NVIDIA H200 SXM: cudnn" in printed
+    # it is a package, which is not installed here
+    assert (
+        "kernel=auto is cudnn here; where its package is installed, -o kernel=flash-attn-4"
+        in " ".join(printed.split())
+    )
     assert "632 MiB" in printed
 
 

@@ -1,12 +1,13 @@
 """Hardware profiles: the built-in ones, a user's file, and errors that name the key."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.hardware import Hardware, profile, profiles, this_cpu
+from longseq_bench.core.hardware import Hardware, find_profile, profile, profiles, this_cpu
 
 GOOD = {
     "name": "A card", "device": "cuda", "memory": "16GiB", "flops": {"float16": 1e14},
@@ -14,6 +15,7 @@ GOOD = {
     "inside": {"latency": 1e-5, "bandwidth": 1e10},
     "between": {"latency": 2e-5, "bandwidth": 1e9}, "source": "invented",
 }  # fmt: skip
+RATE = {"kernel": "cudnn", "head_dim": 64, "mask": "full", "forward": 1e14, "source": "2026"}
 
 
 @pytest.fixture
@@ -37,10 +39,10 @@ def test_built_in_profiles_are_complete_and_plausible() -> None:
         assert one.link(1) == one.link(one.per_node) == one.intra_node
         assert one.link(one.per_node + 1) == one.inter_node
         assert one.inter_node.bandwidth < one.intra_node.bandwidth < one.bandwidth
-        for rates in one.kernels.values():
-            assert rates.source
-            for head_dim, rate in rates.forward.items():
-                assert 0.2 < rate / one.flops["bfloat16"] < 0.8, (one.name, head_dim)
+        for rate in one.kernels:
+            assert re.search("20[0-9]{2}", rate.source), rate  # the year of the figure
+            for flops in filter(None, (rate.forward, rate.backward)):
+                assert 0.14 < flops / one.flops["bfloat16"] < 0.8, (one.name, rate)
 
 
 def test_the_rate_is_a_share_of_the_peak_of_the_dtype() -> None:
@@ -49,6 +51,45 @@ def test_the_rate_is_a_share_of_the_peak_of_the_dtype() -> None:
     assert card.memory == 16 * 2**30
     with pytest.raises(UserError, match="the profile of A card has no bfloat16; it has float16"):
         card.rate("bfloat16", "forward")
+
+
+def test_a_figure_is_that_of_the_mask_and_of_the_next_lower_head_dim() -> None:
+    rows = [
+        RATE,
+        RATE | {"mask": "causal", "forward": 2e14, "backward": 5e14},
+        RATE | {"head_dim": 128, "forward": 3e14},
+    ]
+    card = Hardware.model_validate(GOOD | {"kernels": rows})
+
+    def forward(kernel: str, head_dim: int, causal: bool = False, train: bool = False) -> float:
+        found = card.kernel_rate(kernel, train, head_dim, causal)
+        return found.forward if found else 0.0
+
+    assert [forward("cudnn", d) for d in (56, 64, 96, 128, 256)] == [0, 1e14, 1e14, 3e14, 3e14]
+    assert [forward("cudnn", d, causal=True) for d in (64, 96, 128)] == [2e14, 2e14, 3e14]
+    # a training pass needs both figures, so that of the causal mask is the only one
+    assert [forward("cudnn", d, train=True) for d in (64, 128)] == [2e14, 2e14]
+    assert forward("flash", 64) == 0
+    trained = card.kernel_rate("cudnn", True, 64, True)
+    assert trained is not None
+    assert trained.flops(train=True) == pytest.approx(7 / (2 / 2e14 + 5 / 5e14))
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "found"),
+    [
+        ("NVIDIA H100 80GB HBM3", None, "NVIDIA H100 SXM"),
+        ("NVIDIA H200", (9, 0), "NVIDIA H200 SXM"),
+        ("NVIDIA GB200", None, "NVIDIA B200 SXM"),
+        ("NVIDIA H800", (9, 0), "NVIDIA H100 SXM"),
+        ("NVIDIA RTX A1000", (8, 6), None),
+    ],
+)
+def test_a_gpu_has_the_profile_of_its_name_or_of_its_capability(
+    name: str, capability: tuple[int, int] | None, found: str | None
+) -> None:
+    profile_here = find_profile(name, capability)
+    assert (profile_here and profile_here.name) == found
 
 
 def test_memory_outside_tensors_grows_with_the_peers_on_the_node() -> None:
@@ -74,7 +115,8 @@ def test_a_users_file_adds_and_replaces_profiles(file: Path) -> None:
         ({"memry": 1}, "unknown key 'memry' in card of .*; did you mean 'memory'"),
         ({"flops": {"float12": 1}}, "card: flops.float12"),
         ({"reaches": {"forward": 0, "train": 0.5}}, "card: reaches.forward: .*greater than 0"),
-        ({"kernels": {"cudnn": {"forward": {64: 0}}}}, r"card: kernels.cudnn.forward.64: .*than 0"),
+        ({"kernels": [RATE | {"forward": 0}]}, r"card: kernels.0.forward: .*than 0"),
+        ({"kernels": [RATE | {"mask": "band"}]}, r"card: kernels.0.mask: .*'full' or 'causal'"),
     ],
 )
 def test_a_mistake_in_a_profile_is_named_with_its_key(

@@ -14,6 +14,7 @@ from longseq_bench.search.prediction import (
     PROFILE_UNCERTAINTY,
     RECORD_UNCERTAINTY,
     Predictor,
+    Rate,
     RateModel,
     find_accuracy,
     find_longest_fit,
@@ -257,29 +258,52 @@ def test_what_lies_outside_tensors_is_taken_from_the_device() -> None:
         assert not over.fits
 
 
+def plan_rate(gpu: str, kernel: str, **fields: Any) -> Rate:
+    trial = ring_trial(device="cuda", **{"dtype": "bfloat16", "head_dim": 128} | fields)
+    estimate = dry_run([trial])[0].model_copy(update={"kernel": kernel})
+    found = predict(trial, lambda trials: [estimate], RateModel(profiles()[gpu]))
+    assert not isinstance(found, str)
+    assert found.times.compute == pytest.approx(estimate.flops / found.rate.flops)
+    return found.rate
+
+
 def test_the_rate_of_a_plan_is_that_of_its_kernel() -> None:
-    h100 = profiles()["h100"]
-    rates = RateModel(h100)
-
-    def rate(kernel: str, **fields: Any) -> tuple[float, str]:
-        trial = ring_trial(device="cuda", **{"dtype": "bfloat16", "head_dim": 128} | fields)
-        estimate = dry_run([trial])[0].model_copy(update={"kernel": kernel})
-        found = predict(trial, lambda trials: [estimate], rates)
-        assert not isinstance(found, str)
-        assert found.times.compute == pytest.approx(estimate.flops / found.rate.flops)
-        return found.rate.flops, found.rate.source
-
-    flops, source = rate("cudnn")
-    assert flops == 595e12
-    assert source.startswith("profile of NVIDIA H100 SXM: cudnn, head_dim 128, FlashAttention-3 p")
-    assert rate("flash", mode="train")[0] == pytest.approx(7 / (2 / 370e12 + 5 / 322e12))
-    usual = h100.rate("bfloat16", "forward")
-    assert rate("cudnn", head_dim=80) == (
-        usual,
-        "profile of NVIDIA H100 SXM, which has no figure for cudnn, forward, bfloat16, head_dim 80",
+    found = plan_rate("h100", "cudnn")
+    assert found.flops == 636e12
+    assert found.source.startswith(
+        "profile of NVIDIA H100 SXM: cudnn, head_dim 128, full: 636 TFLOP/s forward (H100 SXM, 64k"
     )
-    assert rate("flash", dtype="float32")[0] == h100.rate("float32", "forward")
-    assert rate("") == (usual, "profile of NVIDIA H100 SXM")
+    assert plan_rate("h100", "cudnn", causal=True).flops == 598e12
+    trained = plan_rate("h100", "flash", mode="train").flops
+    assert trained == pytest.approx(7 / (2 / 346e12 + 5 / 314e12))
+    lower = plan_rate("h100", "cudnn", head_dim=80)
+    assert (lower.flops, lower.figure and lower.figure.head_dim) == (458e12, 64)
+    usual = profiles()["h100"].rate("bfloat16", "forward")
+    none = plan_rate("h100", "cudnn", head_dim=32)
+    assert (none.flops, none.figure) == (usual, None)
+    assert none.source.endswith("has no figure for cudnn, forward, bfloat16, head_dim 32")
+    assert plan_rate("h100", "flash", dtype="float32").flops != 346e12
+    assert plan_rate("h100", "cudnn", mode="decode").figure is None
+    assert plan_rate("h100", "").source == "profile of NVIDIA H100 SXM"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kernel", "mode", "causal", "published"),
+    [
+        # TFLOP/s of NVIDIA/cudnn-frontend, 2026-09-28: forward, and forward with backward
+        ("b200", "cudnn", "forward", False, 1558), ("b200", "flash-attn-4", "forward", False, 1510),
+        ("b200", "cudnn", "forward", True, 1593), ("b200", "flash-attn-4", "train", True, 1323),
+        ("h200", "cudnn", "forward", False, 622), ("h200", "flash-attn-4", "forward", True, 638),
+        ("a100", "flash", "forward", False, 201),
+        # B200, flash-attention#2605, 16k tokens
+        ("b200", "flash-attn-4", "forward", False, 1401),
+    ],
+)  # fmt: skip
+def test_a_plan_has_the_published_rate_within_a_tenth(
+    gpu: str, kernel: str, mode: str, causal: bool, published: float
+) -> None:
+    found = plan_rate(gpu, kernel, mode=mode, causal=causal)
+    assert found.flops == pytest.approx(published * 1e12, rel=0.1)
 
 
 # ---- predictions for schedules, and their errors -----------------------------------------------
