@@ -58,6 +58,7 @@ def examine(catalogue: Catalogue | None, environment: Environment) -> list[Findi
         _memory(),
         *_gpus(environment),
         *_cuda(cuda),
+        *_fastest_kernel(catalogue),
         _shared_memory(),
         _load(environment),
         _governor(),
@@ -137,6 +138,14 @@ def _cuda(info: DeviceInfo | None) -> list[Finding]:
         check("triton on cuda", not missing, built, "; ".join(todo for _, todo in missing)),
         Finding("gpu acceptance", "note", few, remedy),
     ]
+
+
+def _fastest_kernel(catalogue: Catalogue | None) -> list[Finding]:
+    """Report that FlashAttention-4 is missing on a GPU that it runs on, and what installs it."""
+    kernel = catalogue.kernels.get("flash-attn-4") if catalogue else None
+    found, _, command = ((kernel and kernel.unavailable) or "").partition(" is not installed: ")
+    note = "not installed: on this GPU it is mostly faster than torch's kernels of exact attention"
+    return [Finding("flash-attn-4", "note", note, command)] if found and command else []
 
 
 def _shared_memory(path: Path = Path("/dev/shm")) -> Finding:

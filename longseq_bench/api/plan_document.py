@@ -252,9 +252,8 @@ def _faster_kernels(prediction: Prediction, hardware: Hardware) -> list[str]:
     if figure is None or trial.options.get("kernel") != "auto":
         return []
     w = trial.workload
-    known = {one.kernel for one in hardware.kernels if not one.kernel.startswith("sparse ")}
-    found = (hardware.kernel_rate(name, w.train, w.head_dim, w.causal) for name in sorted(known))
-    best = max(filter(None, found), key=lambda one: one.flops(w.train) or 0.0)
+    known = hardware.figures(w.train, w.head_dim, w.causal).values()
+    best = max(known, key=lambda one: one.flops(w.train) or 0.0)
     note = f"{_name(trial)}: kernel=auto is {figure.kernel} here; where its package is installed, "
     return [] if best is figure else [f"{note}-o kernel={best.kernel}: {best.words(w.train)}"]
 

@@ -12,6 +12,7 @@ says otherwise), each of them this rank's share.
 from __future__ import annotations
 
 from abc import ABC
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -159,8 +160,10 @@ class Attention(ABC):
     @property
     def kernel_use(self) -> Use:
         """The task of a kernel of exact attention for this workload."""
-        w = self.workload
-        return Use(self.device, self.torch_dtype, w.head_dim, w.train, v_head_dim=w.v_head_dim)
+        w, own = self.workload, self.shard
+        elements = len(own.batch) * len(own.heads) * own.tokens * w.head_dim
+        use = Use(self.device, self.torch_dtype, w.head_dim, w.train, v_head_dim=w.v_head_dim)
+        return replace(use, causal=w.causal, elements=elements)
 
     @property
     def comparable_kernel(self) -> str:

@@ -35,6 +35,10 @@ CacheKernel = Callable[[Tensor, Tensor, Tensor, SeenKeys], tuple[Tensor, Tensor]
 
 SPLIT_KV = "split-kv"
 _COMPILED = {"cpu": "native", "cuda": "triton"}
+_READS = (
+    f"{SPLIT_KV}: reads a cache of 262,144 tokens at 1.01 of a copy with 1 new token, 0.99 with 8; "
+    "cuDNN 1.02 and 0.12 (H100 SXM, kernels alone, results/h100/decode, 2026-11-27)"
+)
 
 
 def seen_keys(visible: VisibleKeys, queries: Positions, keys: Positions) -> SeenKeys:
@@ -67,6 +71,7 @@ def choose_kernel(requested: str, use: Use, w: Workload) -> tuple[CacheKernel, d
         exact, facts = select(AUTO, use)
         return _over_cache(exact), {"kernel": exact.name, f"not_{SPLIT_KV}": reason, **facts}
     facts = {"kernel": f"{SPLIT_KV} ({compiled})"}
+    facts |= {} if is_cpu or requested != AUTO else {"kernel_choice": _READS}
     if is_cpu or not sparse_selection.has_triton():
         # Triton is missing in meta mode only; the compiled kernel needs about the same memory there
         return decode.forward, facts

@@ -139,20 +139,19 @@ class Hardware(Frozen):
             raise UserError(f"the profile of {self.name} has no {dtype}; it has {known}")
         return self.flops[dtype] * self.efficiency["train" if mode == "train" else "forward"]
 
-    def kernel_rate(
-        self, kernel: str, train: bool, head_dim: int, causal: bool
-    ) -> KernelRate | None:
-        """Return the figure of a kernel in 16 bits; None without one.
+    def figures(self, train: bool, head_dim: int, causal: bool) -> dict[str, KernelRate]:
+        """Return the figure of each kernel that has one, in 16 bits.
 
-        It is that of the head_dim or the next lower one, and there of the mask or the other one.
+        It is that of the head_dim, else of the next lower one, else of the next higher one; and
+        there of the mask, else of the other one.
         """
         mask = "causal" if causal else "full"
-        known = [
-            rate
-            for rate in self.kernels
-            if rate.kernel == kernel and rate.head_dim <= head_dim and rate.flops(train)
-        ]
-        return max(known, key=lambda rate: (rate.head_dim, rate.mask == mask), default=None)
+
+        def fit(rate: KernelRate) -> tuple[bool, int, bool]:
+            return rate.head_dim <= head_dim, -abs(rate.head_dim - head_dim), rate.mask == mask
+
+        known = [rate for rate in reversed(self.kernels) if rate.flops(train)]
+        return {rate.kernel: rate for rate in sorted(known, key=fit)}
 
     def outside_tensors(self, ranks: int, peers: Sequence[int]) -> dict[str, int]:
         """Return the bytes outside the tensors of a rank by their use; empty if they are unknown.
@@ -191,13 +190,13 @@ def _built_in() -> dict[str, Hardware]:
 
 
 def find_profile(name: str, capability: tuple[int, int] | None = None) -> Hardware | None:
-    """Return the profile of a GPU by the name that CUDA gives it, else by its compute capability.
+    """Return the profile of a GPU by the name that CUDA gives it, else of the same generation.
 
     An NVIDIA GB200 has the profile of a B200. None: there is none.
     """
-    words, known = re.split(r"[^a-z0-9]+", name.lower()), _built_in()
+    words, known, same = re.split("[^a-z0-9]+", name.lower()), _built_in(), capability or (0, 0)
     named = [one for key, one in known.items() if any(word.endswith(key) for word in words)]
-    alike = [one for one in known.values() if capability and one.capability == capability]
+    alike = [one for one in known.values() if one.capability and one.capability[0] == same[0]]
     return next(iter(named + alike), None)
 
 

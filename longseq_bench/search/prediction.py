@@ -106,7 +106,7 @@ class RateModel:
         hardware, figure = self.hardware, None
         usual, source = hardware.rate(w.dtype, w.mode), f"profile of {hardware.name}"
         if w.dtype != "float32" and not w.decode and w.v_head_dim == w.head_dim:
-            figure = hardware.kernel_rate(kernel, w.train, w.head_dim, w.causal)
+            figure = hardware.figures(w.train, w.head_dim, w.causal).get(kernel)
         if figure:
             return figure.flops(w.train) or usual, f"{source}: {figure.words(w.train)}", figure
         if kernel and hardware.device == "cuda":

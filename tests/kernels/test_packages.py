@@ -6,6 +6,8 @@ Those are the ones of github.com/Dao-AILab/flash-attention, versions 3 and 4 at 
 
 import re
 import sys
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +16,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
+from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.exact import _packages, flash_attn
 from longseq_bench.kernels.exact._packages import Package
-from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use
+from longseq_bench.kernels.exact.base import KERNELS, ExactKernel, Use, select
 from longseq_bench.kernels.exact.flash_attn import MAX_INDEX
+from longseq_bench.meta_mode import standing_for
+from tests import make
 from tests.kernels import plain_attention
 from tests.kernels.plain_attention import EXACT
 
@@ -36,6 +42,14 @@ def install(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         return "1.0"
 
     monkeypatch.setattr(_packages, "version", version)
+
+
+def put_gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
+    """Let this GPU be in the machine, with a torch that has cuDNN."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
 
 
 # ---- calls -------------------------------------------------------------------------------------
@@ -156,8 +170,8 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 ) -> None:
     """A folder is not enough: flash-attn 2 makes one of flash-attn-4's name."""
     install(monkeypatch)
+    put_gpu(monkeypatch, "NVIDIA H100 80GB HBM3", (9, 0))
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(__spec__=object()))
-    assert KERNELS.get(name).priority(USE) is None
     reason = KERNELS.get(name).unavailable_reason(USE) or ""
     assert re.fullmatch(f"the package .* is not installed: pip install .*{command}.*", reason)
 
@@ -165,7 +179,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 @pytest.mark.parametrize(
     ("name", "found", "head_dim", "words"),
     [
-        ("flash-attn-3", (8, 0), 64, "it needs compute capability 9.0; this GPU has 8.0"),
+        ("flash-attn-3", (8, 0), 64, "it needs compute capability 9.x; this GPU has 8.0"),
         ("flash-attn-3", (9, 0), 64, ""),
         ("flash-attn-4", (10, 0), 256, ""),
         ("flash-attn-4", (10, 0), 192, "it needs a head_dim of at most 128, or 256, on compute"),
@@ -176,8 +190,7 @@ def test_the_generation_of_the_gpu_is_checked(
     monkeypatch: pytest.MonkeyPatch, name: str, found: Any, head_dim: int, words: str
 ) -> None:
     install(monkeypatch, name.replace("flash-attn-3", "flash_attn_3"))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: found)
+    put_gpu(monkeypatch, "a GPU", found)
     use = Use("cuda", torch.bfloat16, head_dim, True)
     reason = KERNELS.get(name).unavailable_reason(use) or ""
     assert bool(reason) == bool(words)
@@ -211,3 +224,113 @@ def test_functions_with_other_parameters_are_refused_before_a_call(
     monkeypatch.setitem(sys.modules, "some_kernels", None)
     with pytest.raises(UnsupportedError, match="some-kernels is installed but can't be imported"):
         package.load()
+
+
+# ---- what auto takes ---------------------------------------------------------------------------
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+H100, GB200 = ("NVIDIA H100 80GB HBM3", (9, 0)), ("NVIDIA GB200", (10, 0))
+
+
+def auto_choice(use: Use) -> tuple[str, dict[str, str]]:
+    kernel, facts = select("auto", use)
+    return kernel.name, facts
+
+
+@pytest.mark.parametrize(
+    ("gpu", "use", "chosen", "words"),
+    [
+        (H100, {"head_dim": 64}, "flash-attn-4", "head_dim 64, full: 545 TFLOP/s forward (H100"),
+        (H100, {"causal": True, "train": True}, "flash-attn-4", "causal: 701 / 646 TFLOP/s"),
+        (H100, {"head_dim": 96}, "flash-attn-4", "head_dim 64, full: 545"),
+        # never run by us with more
+        (H100, {"head_dim": 256}, "flash", "head_dim 256, full: 326"),
+        (GB200, {}, "cudnn", "head_dim 128, full: 1,558 TFLOP/s forward (GB200"),
+        (GB200, {"train": True}, "flash-attn-4", "full: 1,510 / 1,257 TFLOP/s"),
+        (("NVIDIA A100-SXM4-80GB", (8, 0)), {}, "flash", "flash, head_dim 128, full: 201"),
+        # no figures: the order of the kernels themselves
+        (("NVIDIA RTX PRO 6000", (12, 0)), {}, "cudnn", ""),
+        (H100, {"dtype": torch.float32}, "efficient", ""),
+    ],
+)  # fmt: skip
+def test_auto_takes_the_kernel_with_the_highest_figure_of_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpu: Any, use: dict[str, Any], chosen: str, words: str
+) -> None:
+    install(monkeypatch, "flash-attn-4")
+    put_gpu(monkeypatch, *gpu)
+    monkeypatch.setitem(sys.modules, *FAKES["flash-attn-4"])
+    found, facts = auto_choice(replace(Use("cuda", torch.bfloat16, 128, False), **use))
+    assert found == chosen
+    assert words in facts.get("kernel_choice", "")
+    assert bool(words) == ("kernel_choice" in facts)
+
+
+def lacks_lse(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool) -> Tensor:
+    return q
+
+
+def test_auto_takes_the_next_kernel_if_the_fastest_one_is_missing_or_of_an_unknown_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch)
+    put_gpu(monkeypatch, *H100)
+    chosen, facts = auto_choice(USE)
+    assert (chosen, facts["kernel_choice"][:5]) == ("cudnn", "cudnn")
+    assert facts["not_flash-attn-4"].endswith("is not installed: pip install flash-attn-4")
+    install(monkeypatch, "flash-attn-4")
+    for module, words in (
+        (SimpleNamespace(_flash_attn_fwd=lacks_lse, _flash_attn_bwd=backward_4), "takes other par"),
+        (SimpleNamespace(_flash_attn_fwd=dict.update, _flash_attn_bwd=backward_4), "takes other"),
+        (None, "can't be imported"),
+    ):
+        monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", module)
+        chosen, facts = auto_choice(USE)
+        assert chosen == "cudnn"
+        assert words in facts["not_flash-attn-4"]
+        with pytest.raises(UnsupportedError, match=words):
+            select("flash-attn-4", USE)
+    monkeypatch.setitem(sys.modules, *FAKES["flash-attn-4"])
+    chosen, facts = auto_choice(replace(USE, elements=2**31))
+    assert (chosen, "index at most" in facts["not_flash-attn-4"]) == ("cudnn", True)
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (lambda: None, "this torch has no cuDNN"),
+        (
+            partial(_raise, RuntimeError("cuDNN version incompatibility: 9.1. More")),
+            "used: cuDNN v",
+        ),
+    ],
+)
+def test_without_cudnn_the_next_kernel_runs(
+    monkeypatch: pytest.MonkeyPatch, version: Any, words: str
+) -> None:
+    install(monkeypatch)
+    put_gpu(monkeypatch, *H100)
+    monkeypatch.setattr(torch.backends.cudnn, "version", version)
+    chosen, facts = auto_choice(USE)
+    assert (chosen, words in facts["not_cudnn"]) == ("flash", True)
+    with pytest.raises(UnsupportedError, match=f"kernel=cudnn: .*{words}"):
+        select("cudnn", USE)
+    workload = make.trial(dtype="bfloat16").workload
+    with pytest.raises(UnsupportedError, match=f"backend=cudnn: .*{words}"):
+        IMPLEMENTATIONS.get("sdpa")(workload, Group.alone(), backend="cudnn").prepare("cuda")
+
+
+@pytest.mark.parametrize(("installed", "chosen"), [(True, "flash-attn-4"), (False, "cudnn")])
+def test_a_plan_takes_what_is_installed_without_an_import(
+    monkeypatch: pytest.MonkeyPatch, installed: bool, chosen: str
+) -> None:
+    install(monkeypatch, *["flash-attn-4"] * installed)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", None)
+    with standing_for("cuda", (9, 0)):
+        assert auto_choice(USE)[0] == chosen
+        # torch's own function calls no package
+        assert auto_choice(replace(USE, packages=False))[0] == "cudnn"
+        assert select("flash-attn-4", USE)[0].name == "flash-attn-4"

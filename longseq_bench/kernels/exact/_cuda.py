@@ -1,11 +1,18 @@
-"""Checks that kernels for CUDA share: half precision, head_dim, compute capability."""
+"""What kernels for CUDA share: checks of dtype, head_dim and compute capability, and figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from longseq_bench import meta_mode
-from longseq_bench.kernels.exact.base import Use
+from longseq_bench.core.hardware import KernelRate, find_profile
 from longseq_bench.meta_mode import is_meta
+
+if TYPE_CHECKING:
+    from longseq_bench.kernels.exact.base import Use
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -34,16 +41,13 @@ def capability_reason(least: tuple[int, int]) -> str | None:
 
 
 def generation_reason(majors: tuple[int, ...]) -> str | None:
-    """Return why a kernel for some generations can't run on the GPU.
+    """Return why a kernel for these generations can't run on the GPU.
 
-    None if it can, or if the GPU is unknown in meta mode.  majors: major numbers of their compute
-    capabilities.
+    None if it can, or if the GPU is unknown in meta mode.  majors: of their compute capabilities.
     """
-    if reason := capability_reason((min(majors), 0)):
-        return reason
-    found, _ = find_capability()
+    found, reason = find_capability()
     if found is None or found[0] in majors:
-        return None
+        return reason
     names = " or ".join(f"{m}.x" for m in majors)
     return f"it needs compute capability {names}; this GPU has {found[0]}.{found[1]}"
 
@@ -55,6 +59,15 @@ def find_capability() -> tuple[tuple[int, int] | None, str | None]:
     if not torch.cuda.is_available():
         return None, "there is no CUDA device"
     return torch.cuda.get_device_capability(), None
+
+
+def find_figures(use: Use) -> dict[str, KernelRate]:
+    """Return the figures of kernels for this task on this GPU by name; empty without any."""
+    found, _ = find_capability()
+    if use.device != "cuda" or use.dtype not in HALF or found is None:
+        return {}
+    gpu = find_profile("" if is_meta() else torch.cuda.get_device_name(), found)
+    return gpu.figures(use.train, use.head_dim, use.causal) if gpu else {}
 
 
 def round_up(number: int, multiple: int) -> int:

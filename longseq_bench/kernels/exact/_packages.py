@@ -47,7 +47,7 @@ class Package:
         """
         try:
             module = importlib.import_module(self.module)
-        except (ImportError, OSError, RuntimeError) as error:
+        except Exception as error:  # whatever a version of it raises with this torch
             raise UnsupportedError(
                 f"{self.distribution} is installed but can't be imported ({error}); install it "
                 f"again for this torch: {self.install}"
@@ -64,10 +64,10 @@ class Package:
 
 def _accepts(function: Callable[..., Any], given: list[str]) -> bool:
     """Return True if a function or a custom operator can be called with these parameters alone."""
-    # a custom operator is an object that holds its function
-    signature = inspect.signature(getattr(function, "_init_fn", function))
     try:
+        # a custom operator is an object that holds its function
+        signature = inspect.signature(getattr(function, "_init_fn", function))
         signature.bind(**dict.fromkeys(given))
-    except TypeError:
+    except (TypeError, ValueError):
         return False
     return True

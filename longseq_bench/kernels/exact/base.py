@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
@@ -24,8 +24,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError
+from longseq_bench.core.hardware import KernelRate
 from longseq_bench.core.registry import Registry
 from longseq_bench.kernels.base import Pair, Queries, Triple
+from longseq_bench.kernels.exact._cuda import find_figures
 from longseq_bench.kernels.merge import merge_part
 
 K = TypeVar("K", bound="ExactKernel")
@@ -37,6 +39,8 @@ class Use:
     """The task of a kernel.
 
     device: kind of device.  masked: some calls have a mask.  v_head_dim: 0: that of q and k.
+    causal: the whole attention is.  elements: of the largest tensor.  packages: False: `auto` takes
+    no kernel of an optional package.
     """
 
     device: str
@@ -45,6 +49,9 @@ class Use:
     train: bool
     masked: bool = False
     v_head_dim: int = 0
+    causal: bool = False
+    elements: int = 0
+    packages: bool = True
 
 
 class ExactKernel(ABC):
@@ -64,8 +71,6 @@ class ExactKernel(ABC):
     """True if v may have another head_dim; for other kernels v is padded to that of q and k."""
     default_priority: ClassVar[int | None] = None
     """The priority for `auto`, unless it depends on the task; None: never."""
-    optional: ClassVar[bool] = False
-    """True if it needs a package that longseq does not install."""
 
     def __init__(self, use: Use) -> None:
         self.use = use
@@ -85,8 +90,16 @@ class ExactKernel(ABC):
 
     @classmethod
     def priority(cls, use: Use) -> int | None:
-        """Return the rank in which `auto` prefers it, the highest first; None: never."""
+        """Return the rank in which `auto` prefers it, the highest first; None: never.
+
+        Kernels with a figure of this GPU come before the others, by that figure.
+        """
         return cls.default_priority
+
+    @classmethod
+    def auto_reason(cls, use: Use) -> str | None:
+        """Return why `auto` does not take it where it can run; None if it does."""
+        return None
 
     def forward(
         self,
@@ -231,7 +244,8 @@ def check_name(requested: str, kind: str = KERNELS.kind, others: Sequence[str] =
 def select(requested: str, use: Use) -> tuple[ExactKernel, dict[str, str]]:
     """Return a kernel, and facts for the record.
 
-    They say why `auto` did not take a kernel that it prefers, and that a kernel pads v.
+    They say why `auto` did not take a kernel that it prefers, which figure decided, and that a
+    kernel pads v.
 
     Raises:
         UnknownNameError: no kernel has that name.
@@ -243,12 +257,18 @@ def select(requested: str, use: Use) -> tuple[ExactKernel, dict[str, str]]:
             raise UnsupportedError(f"kernel={requested}: {reason}")
         return kernel(use), _padding(kernel, use)
     facts: dict[str, str] = {}
-    for kernel in _preferred(use):
-        reason = kernel.unavailable_reason(use)
-        if reason is None:
-            return kernel(use), facts | _padding(kernel, use)
-        if not kernel.optional:
-            facts[f"not_{kernel.name}"] = reason
+    figures = find_figures(use)
+    for kernel in _preferred(use, figures):
+        try:
+            if reason := kernel.unavailable_reason(use) or kernel.auto_reason(use):
+                raise UnsupportedError(reason)
+            found = kernel(use)
+        except UnsupportedError as error:  # also from a package of an unknown version
+            facts[f"not_{kernel.name}"] = str(error)
+            continue
+        if figure := figures.get(kernel.name):
+            facts["kernel_choice"] = figure.words(use.train)
+        return found, facts | _padding(kernel, use)
     reasons = "; ".join(f"{name.removeprefix('not_')}: {why}" for name, why in facts.items())
     raise UnsupportedError(
         f"no kernel of exact attention takes head_dim {use.head_dim} in {str(use.dtype)[6:]} on "
@@ -262,9 +282,10 @@ def _padding(kernel: type[ExactKernel], use: Use) -> dict[str, str]:
     return {"padded_v": f"from {use.v_head_dim} to {use.head_dim} elements per head, in the kernel"}
 
 
-def _preferred(use: Use) -> list[type[ExactKernel]]:
+def _preferred(use: Use, figures: Mapping[str, KernelRate]) -> list[type[ExactKernel]]:
     """Return the kernels that `auto` may take for this device, the preferred one first."""
     known = [name for name in KERNELS.names() if KERNELS.unavailable_reason(name) is None]
     own = [k for k in map(KERNELS.get, known) if k.device == use.device]
     ranks = {k: rank for k in own if (rank := k.priority(use)) is not None}
-    return sorted(ranks, key=lambda kernel: (-ranks[kernel], kernel.name))
+    rates = {name: figure.flops(use.train) or 0.0 for name, figure in figures.items()}
+    return sorted(ranks, key=lambda k: (-rates.get(k.name, 0.0), -ranks[k], k.name))

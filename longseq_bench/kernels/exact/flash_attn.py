@@ -34,8 +34,9 @@ class PackageKernel(ExactKernel):
     """
 
     device = "cuda"
-    optional = True
     package: ClassVar[Package]
+    majors: ClassVar[tuple[int, ...]]
+    """Major numbers of the compute capabilities that it runs on."""
 
     def __init__(self, use: Use) -> None:
         super().__init__(use)
@@ -45,7 +46,13 @@ class PackageKernel(ExactKernel):
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
         reason = super().unavailable_reason(use) or half_reason(use)
-        return reason or (None if is_meta() else cls.package.unavailable_reason())
+        missing = None if is_meta() else cls.package.unavailable_reason()
+        return reason or generation_reason(cls.majors) or missing
+
+    @classmethod
+    @override
+    def auto_reason(cls, use: Use) -> str | None:
+        return cls.package.unavailable_reason() if use.packages else "it is not a kernel of torch"
 
     @override
     def _forward(
@@ -110,11 +117,7 @@ class FlashAttn3(PackageKernel):
     """FlashAttention-3, a package for Hopper GPUs."""
 
     package = FLASH_ATTN_3
-
-    @classmethod
-    @override
-    def unavailable_reason(cls, use: Use) -> str | None:
-        return super().unavailable_reason(use) or generation_reason((9,))
+    majors = (9,)
 
     @override
     def _call_forward(self, **given: Any) -> Any:
@@ -146,15 +149,21 @@ class FlashAttn4(PackageKernel):
     """FlashAttention-4, a package for Hopper and Blackwell GPUs."""
 
     package = FLASH_ATTN_4
+    majors = (9, 10)
+    default_priority = 30
 
     @classmethod
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
-        return (
-            super().unavailable_reason(use)
-            or generation_reason((9, 10))
-            or _head_dim_reason(use.head_dim)
-        )
+        return super().unavailable_reason(use) or _head_dim_reason(use.head_dim)
+
+    @classmethod
+    @override
+    def auto_reason(cls, use: Use) -> str | None:
+        if not 64 <= use.head_dim <= 128:
+            return "auto takes it with a head_dim of 64 to 128, which have been run"
+        elements = use.elements // use.head_dim * round_up(use.head_dim, 32)
+        return super().auto_reason(use) or _index_reason(elements)
 
     @override
     def _forward(
@@ -192,11 +201,13 @@ class FlashAttn4(PackageKernel):
         """
         spans = (zip(t.shape, t.stride(), strict=True) for t in tensors)
         largest = max(elements, *(1 + sum((n - 1) * s for n, s in span) for span in spans))
-        if largest > MAX_INDEX:
-            raise KernelLimitError(
-                f"{self.name}: a tensor spans {largest:,} elements; kernels written in CuTe index "
-                f"at most {MAX_INDEX:,} reliably"
-            )
+        if reason := _index_reason(largest):
+            raise KernelLimitError(f"{self.name}: {reason}")
+
+
+def _index_reason(elements: int) -> str | None:
+    words = f"a tensor spans {elements:,} elements; kernels written in CuTe index at most"
+    return f"{words} {MAX_INDEX:,} reliably" if elements > MAX_INDEX else None
 
 
 def _head_dim_reason(head_dim: int) -> str | None:

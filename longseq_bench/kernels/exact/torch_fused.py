@@ -217,26 +217,27 @@ class Flash(ExactKernel):
         return grads[0], grads[1], grads[2]
 
 
+def cudnn_reason() -> str | None:
+    """Return why torch can't use cuDNN; None if it can."""
+    try:
+        found = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:  # its library is not that of this torch
+        return f"cuDNN can't be used: {str(error).partition('. ')[0]}"
+    return None if found else "this torch has no cuDNN; take one from pytorch.org's index for CUDA"
+
+
 @exact_kernel("cudnn")
 class Cudnn(ExactKernel):
     """cuDNN's fused kernel as torch has it built in."""
 
     device = "cuda"
+    default_priority = 20
 
     @classmethod
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
         reason = super().unavailable_reason(use) or half_reason(use, largest=128)
-        if reason := reason or capability_reason((8, 0)):
-            return reason
-        has_cudnn = is_meta() or torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
-        return None if has_cudnn else "this torch has no cuDNN"
-
-    @classmethod
-    @override
-    def priority(cls, use: Use) -> int | None:
-        # faster than flash from Hopper on; before it, flash is
-        return 20 if capability_reason((9, 0)) is None else 5
+        return reason or capability_reason((8, 0)) or (None if is_meta() else cudnn_reason())
 
     @override
     def _forward(
