@@ -53,26 +53,25 @@ def test_the_rate_is_a_share_of_the_peak_of_the_dtype() -> None:
         card.rate("bfloat16", "forward")
 
 
-def test_a_figure_is_that_of_the_mask_and_of_the_next_lower_head_dim() -> None:
+def test_a_figure_is_that_of_the_mask_and_of_the_nearest_head_dim() -> None:
+    """The next lower one, else the next higher one."""
     rows = [
         RATE,
+        RATE | {"forward": 9e14},  # of two figures for the same the first one counts
         RATE | {"mask": "causal", "forward": 2e14, "backward": 5e14},
         RATE | {"head_dim": 128, "forward": 3e14},
     ]
     card = Hardware.model_validate(GOOD | {"kernels": rows})
 
-    def forward(kernel: str, head_dim: int, causal: bool = False, train: bool = False) -> float:
-        found = card.kernel_rate(kernel, train, head_dim, causal)
-        return found.forward if found else 0.0
+    def forward(head_dim: int, causal: bool = False, train: bool = False) -> float:
+        return card.figures(train, head_dim, causal)["cudnn"].forward
 
-    assert [forward("cudnn", d) for d in (56, 64, 96, 128, 256)] == [0, 1e14, 1e14, 3e14, 3e14]
-    assert [forward("cudnn", d, causal=True) for d in (64, 96, 128)] == [2e14, 2e14, 3e14]
+    assert [forward(d) for d in (32, 64, 112, 128, 256)] == [1e14, 1e14, 1e14, 3e14, 3e14]
+    assert [forward(d, causal=True) for d in (64, 96, 128)] == [2e14, 2e14, 3e14]
     # a training pass needs both figures, so that of the causal mask is the only one
-    assert [forward("cudnn", d, train=True) for d in (64, 128)] == [2e14, 2e14]
-    assert forward("flash", 64) == 0
-    trained = card.kernel_rate("cudnn", True, 64, True)
-    assert trained is not None
-    assert trained.flops(train=True) == pytest.approx(7 / (2 / 2e14 + 5 / 5e14))
+    assert [forward(d, train=True) for d in (32, 64, 128)] == [2e14, 2e14, 2e14]
+    trained = card.figures(True, 64, True)["cudnn"].flops(train=True)
+    assert trained == pytest.approx(7 / (2 / 2e14 + 5 / 5e14))
 
 
 @pytest.mark.parametrize(
@@ -82,10 +81,12 @@ def test_a_figure_is_that_of_the_mask_and_of_the_next_lower_head_dim() -> None:
         ("NVIDIA H200", (9, 0), "NVIDIA H200 SXM"),
         ("NVIDIA GB200", None, "NVIDIA B200 SXM"),
         ("NVIDIA H800", (9, 0), "NVIDIA H100 SXM"),
-        ("NVIDIA RTX A1000", (8, 6), None),
+        ("NVIDIA RTX A1000", (8, 6), "NVIDIA A100 80 GB SXM"),
+        ("NVIDIA RTX A1000", None, None),
+        ("Tesla T4", (7, 5), None),
     ],
 )
-def test_a_gpu_has_the_profile_of_its_name_or_of_its_capability(
+def test_a_gpu_has_the_profile_of_its_name_or_of_its_generation(
     name: str, capability: tuple[int, int] | None, found: str | None
 ) -> None:
     profile_here = find_profile(name, capability)
