@@ -10,7 +10,7 @@ from importlib.metadata import requires
 from pathlib import Path
 from typing import Literal
 
-from longseq_bench.core.catalogue import Catalogue, DeviceInfo
+from longseq_bench.core.catalogue import Catalogue, KernelInfo
 from longseq_bench.core.gpus import VISIBLE, python_header, read_visible_gpus
 from longseq_bench.core.model import Environment
 from longseq_bench.core.units import format_bytes
@@ -51,14 +51,12 @@ def examine(catalogue: Catalogue | None, environment: Environment) -> list[Findi
 
     catalogue: None if the implementations could not be listed.
     """
-    cuda = catalogue.devices.get("cuda") if catalogue else None
     return [
         Finding("python", "ok", environment.python),
         _torch(environment),
         _memory(),
         *_gpus(environment),
-        *_cuda(cuda),
-        *_fastest_kernel(catalogue),
+        *_cuda(catalogue),
         _shared_memory(),
         _load(environment),
         _governor(),
@@ -119,9 +117,9 @@ def _gpus(environment: Environment) -> list[Finding]:
     return findings
 
 
-def _cuda(info: DeviceInfo | None) -> list[Finding]:
-    """Report CUDA, what Triton needs to build its launcher, and how little ran on a GPU."""
-    if info is None:
+def _cuda(catalogue: Catalogue | None) -> list[Finding]:
+    """Report CUDA, Triton's compiler, the fastest kernel if missing, and how little was run."""
+    if catalogue is None or (info := catalogue.devices.get("cuda")) is None:
         return [Finding("cuda", "note", "unknown, the devices could not be listed")]
     if info.unavailable:
         remedy = f"trials run on the cpu; {info.remedy or 'see the reason'}"
@@ -130,22 +128,18 @@ def _cuda(info: DeviceInfo | None) -> list[Finding]:
     missing = missing_for_triton()
     names = ", ".join(what for what, _ in missing)
     built = f"{names}: Triton's kernels can't start" if missing else str(c_compiler())
+    kernel = catalogue.kernels.get("flash-attn-4", KernelInfo(summary="", device="cuda"))
+    install = (kernel.unavailable or "").partition(" is not installed: ")[2]
+    slower = "not installed: most exact attention on this GPU takes a slower kernel"
     run = "python -m benchmarks.gpu smoke --out gpu-results"
     remedy = f"please run {run} in a checkout, and send the folder (docs/gpu.md)"
     few = "longseq has run on H100s only, for less than an hour"
     return [
         Finding("cuda", "ok", f"{info.count} x {info.name}, {memory}"),
         check("triton on cuda", not missing, built, "; ".join(todo for _, todo in missing)),
+        *([Finding("flash-attn-4", "note", slower, install)] if install else []),
         Finding("gpu acceptance", "note", few, remedy),
     ]
-
-
-def _fastest_kernel(catalogue: Catalogue | None) -> list[Finding]:
-    """Report that FlashAttention-4 is missing on a GPU that it runs on, and what installs it."""
-    kernel = catalogue.kernels.get("flash-attn-4") if catalogue else None
-    found, _, command = ((kernel and kernel.unavailable) or "").partition(" is not installed: ")
-    note = "not installed: on this GPU it is mostly faster than torch's kernels of exact attention"
-    return [Finding("flash-attn-4", "note", note, command)] if found and command else []
 
 
 def _shared_memory(path: Path = Path("/dev/shm")) -> Finding:

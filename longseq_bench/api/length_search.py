@@ -57,7 +57,8 @@ def maxlen(
         if tokens:
             for trial in trials:
                 if "sparsity" not in trial.options:
-                    raise UserError(f"{trial.implementation} has no sparsity; use block-sparse")
+                    problem = f"{trial.implementation} has no sparsity here"
+                    raise UserError(f"{problem}; use block-sparse without a window")
             trials = [trial.at(tokens) for trial in trials]
             schedule = partial(strategy.find_min_sparsity, trials)
         else:

@@ -131,7 +131,6 @@ class Plan(Printed):
         ]
         pairs = zip(self.results, self.trials, strict=True)
         notes = [note for result, asked in pairs for note in _notes(result, asked)]
-        notes += [note for one in self.predictions for note in _faster_kernels(one, self.hardware)]
         columns = _columns(self.accuracies)
         if self.model is not None:
             columns[5:5] = _model_columns(self.model)
@@ -223,39 +222,29 @@ def _notes(prediction: Prediction | str, trial: Trial) -> list[str]:
     name = _name(trial)
     if isinstance(prediction, str):
         return [f"{name}: {prediction}"]
+    estimate = prediction.estimate
     notes = [f"{name}: time from {prediction.rate.source}"]
+    figure, best = prediction.rate.figure, prediction.rate.best
+    if figure and best and best is not figure and trial.options.get("kernel") == "auto":
+        words = best.words(trial.workload.train)
+        auto = f"kernel=auto is {figure.kernel} here; where its package is installed"
+        notes.append(f"{name}: {auto}, -o kernel={best.kernel}: {words}")
     if (limit := prediction.length_limit) and limit.reason:
-        estimate = prediction.estimate
         held = estimate.peak_bytes + estimate.outside_bytes
         free = format_bytes((prediction.trial.memory_budget or 0) - held)
         notes.append(f"{name}: ends at {limit.name} with {free} of memory free: {limit.reason}")
     if prediction.trial.world_size != trial.world_size:
         ranks = prediction.trial.world_size
         notes.append(f"{name}: does not fit on {trial.world_size} rank(s); the row is for {ranks}")
-    if prediction.estimate.host_bytes:
-        pinned = " of pinned memory" if prediction.trial.device == "cuda" else ""
-        notes.append(
-            f"{name}: takes {format_bytes(prediction.estimate.host_bytes)}{pinned} on the host"
-        )
-    if layouts := prediction.estimate.smaller_layouts:
+    if estimate.host_bytes:
+        pinned = " of pinned memory" if trial.device == "cuda" else ""
+        notes.append(f"{name}: takes {format_bytes(estimate.host_bytes)}{pinned} on the host")
+    if layouts := estimate.smaller_layouts:
         smaller = " and ".join(f"{n:,} tokens in blocks of {block:,}" for n, block in layouts)
         notes.append(f"{name}: extrapolated from the layouts of {smaller}")
-    if prediction.estimate.untabled:
-        kernels = ", ".join(prediction.estimate.untabled)
+    if kernels := ", ".join(estimate.untabled):
         notes.append(f"{name}: the workspace of {kernels} is unknown and not counted")
     return notes
-
-
-def _faster_kernels(prediction: Prediction, hardware: Hardware) -> list[str]:
-    """Return a note if kernel=auto would be faster with a package that is not installed here."""
-    trial, figure = prediction.trial, prediction.rate.figure
-    if figure is None or trial.options.get("kernel") != "auto":
-        return []
-    w = trial.workload
-    known = hardware.figures(w.train, w.head_dim, w.causal).values()
-    best = max(known, key=lambda one: one.flops(w.train) or 0.0)
-    note = f"{_name(trial)}: kernel=auto is {figure.kernel} here; where its package is installed, "
-    return [] if best is figure else [f"{note}-o kernel={best.kernel}: {best.words(w.train)}"]
 
 
 def _model_notes(model: ModelPlan, results: Sequence[Prediction], budget: int) -> list[str]:
@@ -275,6 +264,9 @@ def _model_notes(model: ModelPlan, results: Sequence[Prediction], budget: int) -
     return [counted, *filter(None, [model.shape.parameters_reason]), *over]
 
 
+_COPIED = {"peak_bytes", "inside_bytes", "host_bytes", "kernel", "bytes_sent", "transfers"}
+
+
 def _row(prediction: Prediction | str, trial: Trial, model: ModelPlan | None) -> dict[str, Any]:
     asked = {
         "implementation": trial.implementation,
@@ -285,28 +277,22 @@ def _row(prediction: Prediction | str, trial: Trial, model: ModelPlan | None) ->
     }
     if isinstance(prediction, str):
         return asked | {"unsupported": prediction}
-    limit, figure = prediction.length_limit, prediction.rate.figure
+    limit, figure, estimate = prediction.length_limit, prediction.rate.figure, prediction.estimate
     found: dict[str, Any] = {
         "world_size": prediction.trial.world_size,
         "tokens": prediction.trial.workload.seq_len,
         "fits": prediction.fits,
         "memory_budget": prediction.trial.memory_budget,
         "fraction_of_floor": prediction.fraction_of_floor,
-        "peak_bytes": prediction.estimate.peak_bytes,
-        "inside_bytes": prediction.estimate.inside_bytes,
-        "host_bytes": prediction.estimate.host_bytes,
+        **estimate.model_dump(include=_COPIED),
         "extrapolated_from": [
-            {"tokens": tokens, "block": block}
-            for tokens, block in prediction.estimate.smaller_layouts
+            {"tokens": tokens, "block": block} for tokens, block in estimate.smaller_layouts
         ],
-        "untabled": list(prediction.estimate.untabled),
-        "outside_bytes": prediction.estimate.outside,
-        "kernel": prediction.estimate.kernel,
+        "untabled": list(estimate.untabled),
+        "outside_bytes": estimate.outside,
         "seconds": prediction.times.total,
         "compute_s": prediction.times.compute,
         "memory_s": prediction.times.memory,
-        "bytes_sent": prediction.estimate.bytes_sent,
-        "transfers": prediction.estimate.transfers,
         "communication_s": prediction.times.transfers,
         "exposed_s": prediction.times.exposed,
         "length_limit": limit and limit.name,

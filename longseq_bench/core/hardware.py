@@ -39,10 +39,7 @@ class Link(Frozen):
 
 
 class KernelRate(Frozen):
-    """One figure: FLOP/s of a kernel's passes for 16 bits and long sequences, and who measured it.
-
-    backward: None if it is not known.
-    """
+    """One figure: FLOP/s of a kernel in 16 bits on long sequences, of a backward if it is known."""
 
     kernel: str
     head_dim: int = Field(ge=1)
@@ -142,8 +139,8 @@ class Hardware(Frozen):
     def figures(self, train: bool, head_dim: int, causal: bool) -> dict[str, KernelRate]:
         """Return the figure of each kernel that has one, in 16 bits.
 
-        It is that of the head_dim, else of the next lower one, else of the next higher one; and
-        there of the mask, else of the other one.
+        That of the head_dim, else the next lower one, else the next higher one; of the other mask
+        if there is none of this one.
         """
         mask = "causal" if causal else "full"
 
@@ -190,10 +187,7 @@ def _built_in() -> dict[str, Hardware]:
 
 
 def find_profile(name: str, capability: tuple[int, int] | None = None) -> Hardware | None:
-    """Return the profile of a GPU by the name that CUDA gives it, else of the same generation.
-
-    An NVIDIA GB200 has the profile of a B200. None: there is none.
-    """
+    """Return the profile by CUDA's name of a GPU (a GB200 is a B200), else of its generation."""
     words, known, same = re.split("[^a-z0-9]+", name.lower()), _built_in(), capability or (0, 0)
     named = [one for key, one in known.items() if any(word.endswith(key) for word in words)]
     alike = [one for one in known.values() if one.capability and one.capability[0] == same[0]]

@@ -2,15 +2,16 @@
 
 An option is a keyword-only parameter, `chunk: Annotated[int, "tokens per step"] = 1024`; its name,
 type, default and help come from this declaration. The minimum of a whole number is 1, or the number
-in the annotation: `seed: Annotated[int, "of the draw", 0] = 0`. The specs are sent to the parent as
-data, so that it can check a config without importing an implementation.
+in the annotation: `seed: Annotated[int, "of the draw", 0] = 0`. `Replaces` in it names an
+option that has no meaning beside this one. The specs are sent to the parent as data, so that it can
+check a config without importing an implementation.
 """
 
 import inspect
 import math
 import types
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter
 
@@ -23,6 +24,13 @@ _BOOLEAN = TypeAdapter(bool)
 OptionKind = Literal["int", "float", "str", "bool", "ints"]
 
 
+class Replaces(NamedTuple):
+    """Another option, left out where this one has a value; unless: what both count with."""
+
+    option: str
+    unless: tuple[str, OptionValue] = ("", None)
+
+
 class OptionSpec(Frozen):
     """One option. kind `ints`: whole numbers separated by commas. least: the minimum of an int."""
 
@@ -33,6 +41,7 @@ class OptionSpec(Frozen):
     choices: tuple[str, ...] = ()
     least: int = 1
     help: str = ""
+    replaces: Replaces | None = None
 
     def coerce(self, raw: Any, place: str = "") -> OptionValue:
         """Return the value of user input. Raises UserError with the option and the place."""
@@ -91,7 +100,8 @@ def fill(
 ) -> dict[str, OptionValue]:
     """Return all options of `owner`, coerced, with defaults, so that a record is complete.
 
-    Raises UserError for an invalid value, UnknownNameError for an unknown option.
+    An option that another one replaces is left out. Raises UserError for an invalid value,
+    UnknownNameError for an unknown option.
     """
     by_name = {spec.name: spec for spec in specs}
     for name in given:
@@ -99,10 +109,15 @@ def fill(
             if not by_name:
                 raise UserError(f"{owner} takes no options, but {name!r} was given")
             raise unknown_option(name, by_name, owner)
-    return {
+    values = {
         name: spec.coerce(given[name], owner) if name in given else spec.default
         for name, spec in by_name.items()
     }
+    for name, spec in by_name.items():
+        other = spec.replaces
+        if other and values[name] is not None and other.unless not in values.items():
+            del values[other.option]
+    return values
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, str]:
@@ -161,6 +176,7 @@ def spec_of(name: str, hint: Any, default: Any) -> OptionSpec:
         choices=choices,
         least=next((e for e in extras if isinstance(e, int)), 1),
         help=" ".join(e for e in extras if isinstance(e, str)),
+        replaces=next((e for e in extras if isinstance(e, Replaces)), None),
     )
 
 

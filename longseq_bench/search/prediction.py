@@ -44,7 +44,8 @@ class Rate:
     """FLOP/s of a rank, and their source.
 
     uncertainty: the factor by which they may be wrong.  exposed: seconds per byte sent that
-    communication added to a pass; None without a record.  figure: that of a kernel, if it is used.
+    communication added to a pass; None without a record.  figure: that of the kernel, if it is
+    used.  best: that of the fastest kernel.
     """
 
     flops: float
@@ -52,6 +53,7 @@ class Rate:
     source: str
     exposed: float | None = None
     figure: KernelRate | None = None
+    best: KernelRate | None = None
 
 
 class RateModel:
@@ -95,25 +97,27 @@ class RateModel:
             source = f"{len(known)} record(s), nearest at {nearest:,} tokens"
             return Rate(median(rates), RECORD_UNCERTAINTY, source, median(exposed))
         w = trial.workload
-        rate, source, figure = self._profile_rate(w, kernel)
+        found = self._profile_rate(w, kernel)
         if w.train and trial.keep != "all":
             # the forward runs twice, but the FLOPs count it once
             matmuls = FORWARD_MATMULS + BACKWARD_MATMULS
-            rate *= matmuls / (matmuls + FORWARD_MATMULS)
-        return Rate(rate, PROFILE_UNCERTAINTY, source, figure=figure)
+            found = replace(found, flops=found.flops * matmuls / (matmuls + FORWARD_MATMULS))
+        return found
 
-    def _profile_rate(self, w: Workload, kernel: str) -> tuple[float, str, KernelRate | None]:
-        hardware, figure = self.hardware, None
-        usual, source = hardware.rate(w.dtype, w.mode), f"profile of {hardware.name}"
+    def _profile_rate(self, w: Workload, kernel: str) -> Rate:
+        hardware, source = self.hardware, f"profile of {self.hardware.name}"
+        usual, figures = hardware.rate(w.dtype, w.mode), {}
         if w.dtype != "float32" and not w.decode and w.v_head_dim == w.head_dim:
-            figure = hardware.figures(w.train, w.head_dim, w.causal).get(kernel)
-        if figure:
-            return figure.flops(w.train) or usual, f"{source}: {figure.words(w.train)}", figure
+            figures = hardware.figures(w.train, w.head_dim, w.causal)
+        if figure := figures.get(kernel):
+            flops, source = figure.flops(w.train) or usual, f"{source}: {figure.words(w.train)}"
+            best = max(figures.values(), key=lambda one: one.flops(w.train) or 0.0)
+            return Rate(flops, PROFILE_UNCERTAINTY, source, figure=figure, best=best)
         if kernel and hardware.device == "cuda":
             what = f"{kernel}, {w.mode}, {w.dtype}, head_dim {w.head_dim}"
             what += f", v_head_dim {w.v_head_dim}" if w.v_head_dim != w.head_dim else ""
             source += f", which has no figure for {what}"
-        return usual, source, None
+        return Rate(usual, PROFILE_UNCERTAINTY, source)
 
     def bandwidth(self, ranks: int) -> float:
         """Return the bytes/s that a rank sends."""
@@ -465,7 +469,8 @@ class Predictor:
         Beyond it even the kept part of dense attention takes many times the time budget, and to
         prepare a layout of that many blocks takes long too.
         """
-        if not trial.time_budget:
+        of_window = "sparsity" not in trial.options and trial.options.get("window")
+        if not trial.time_budget or of_window:  # of such a layout a row has as many blocks always
             return 2**62
         known = trial.at(ALWAYS_DRY_RUN_TOKENS * trial.world_size)
         sparsity = trial.options.get("sparsity")

@@ -20,7 +20,7 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import flex_blocks
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.exact.base import AUTO, Use
-from longseq_bench.kernels.exact.torch_fused import cudnn_reason
+from longseq_bench.kernels.exact.torch_fused import NO_CUDNN
 from longseq_bench.meta_mode import device_for, is_meta, refuse_limited_loops
 from longseq_bench.patterns.blocks import make_layout
 from longseq_bench.patterns.visible_keys import visible_keys
@@ -119,8 +119,8 @@ class Sdpa(Attention):
             if w.v_head_dim != w.head_dim and self.backend != "efficient":
                 raise UnsupportedError("torch's kernel for such a v_head_dim is not in the table")
             self.select_exact("aten-flash-cpu" if device == "cpu" else self.backend)
-        elif self.backend == "cudnn" and device == "cuda" and (reason := cudnn_reason()):
-            raise UnsupportedError(f"backend=cudnn: {reason}")
+        elif self.backend == "cudnn" and not torch.backends.cudnn.is_available():  # type: ignore[no-untyped-call]
+            raise UnsupportedError(f"backend=cudnn: {NO_CUDNN}")
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from longseq_bench.attention.sparse.block_sparse_distributed import FetchKernel,
 from longseq_bench.core.cost import key_bytes_per_token
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import Workload
+from longseq_bench.core.options import Replaces
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Positions, Shard
 from longseq_bench.kernels import sparse_selection
@@ -56,7 +57,9 @@ BlockOption = Annotated[int, "block size in tokens"]
 GlobalsOption = Annotated[
     int | None, "global or sink tokens (global-local, sink-window); none: 128", 0
 ]
-WindowOption = Annotated[int | None, "window width in tokens; none: it follows from sparsity"]
+# in strided a window is a part of the kept blocks
+_OF_WINDOW = Replaces("sparsity", unless=("pattern", "strided"))
+WindowOption = Annotated[int | None, "window width in tokens; none: by sparsity", _OF_WINDOW]
 SeedOption = Annotated[int, "seed of pattern=random", 0]
 SparseKernelOption = Annotated[sparse_selection.Kernel, "kernel; auto: the fastest one available"]
 
@@ -190,7 +193,7 @@ class BlockSparse(LayoutAttention):
     ) -> None:
         check_pattern(pattern, sparsity)
         check_window(pattern, block, window)
-        w, self.block, self.window = workload, block, window
+        w, self.block = workload, block
         special = special_tokens(pattern, w.seq_len, globals)
         check_special(pattern, w.seq_len, special)
         mask = None if w.mask is None else visible_keys(w)
@@ -208,7 +211,6 @@ class BlockSparse(LayoutAttention):
         on_host = int(os.environ.get("LOCAL_WORLD_SIZE", group.size))
         self._ranks_per_node = ranks_per_node or on_host
         self._kernel: AttentionKernel | None = None
-        # a window replaces sparsity, except in strided: there it is a part of the kept blocks
         self.requested_density = None if window and pattern != "strided" else 1 - sparsity
         if group.size > -(-w.seq_len // block):
             raise WorldError(
@@ -237,9 +239,8 @@ class BlockSparse(LayoutAttention):
             return 0
         pattern, tokens, block = options["pattern"], workload.seq_len, options["block"]
         special = special_tokens(pattern, tokens, options["globals"])
-        counts = row_counts(
-            pattern, tokens, block, options["sparsity"], workload.causal, special, options["window"]
-        )
+        sparsity, window = options.get("sparsity", 0.0), options["window"]
+        counts = row_counts(pattern, tokens, block, sparsity, workload.causal, special, window)
         return int(counts.sum())
 
     @override
@@ -317,13 +318,6 @@ class BlockSparse(LayoutAttention):
             return 1.0
         kept = self.layout.row_lengths
         return float(kept[self._sharded.rows(self.group.rank)].sum() / kept.sum())
-
-    @override
-    def facts(self) -> dict[str, Any]:
-        facts = super().facts()
-        if self.requested_density is None:
-            facts["sparsity"] = f"not used: window={self.window} determines the kept blocks"
-        return facts
 
     @cached_property
     def _sharded(self) -> ShardedLayout:

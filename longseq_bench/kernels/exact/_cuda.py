@@ -32,23 +32,15 @@ def half_reason(use: Use, largest: int = 256) -> str | None:
     return None
 
 
-def capability_reason(least: tuple[int, int]) -> str | None:
-    """Return why the GPU is too old; None if it is new enough, or unknown in meta mode."""
-    found, reason = find_capability()
-    if found is None or found >= least:
-        return reason
-    return f"it needs compute capability {least[0]}.{least[1]}; this GPU has {found[0]}.{found[1]}"
+def capability_reason(least: tuple[int, int], majors: tuple[int, ...] = ()) -> str | None:
+    """Return why the GPU can't run a kernel; None if it can, or if it is unknown in meta mode.
 
-
-def generation_reason(majors: tuple[int, ...]) -> str | None:
-    """Return why a kernel for these generations can't run on the GPU.
-
-    None if it can, or if the GPU is unknown in meta mode.  majors: of their compute capabilities.
+    majors: of the compute capabilities of the only generations for which the kernel is.
     """
     found, reason = find_capability()
-    if found is None or found[0] in majors:
+    if found is None or (found >= least and (not majors or found[0] in majors)):
         return reason
-    names = " or ".join(f"{m}.x" for m in majors)
+    names = " or ".join(f"{m}.x" for m in majors) or f"{least[0]}.{least[1]}"
     return f"it needs compute capability {names}; this GPU has {found[0]}.{found[1]}"
 
 

@@ -90,10 +90,7 @@ class ExactKernel(ABC):
 
     @classmethod
     def priority(cls, use: Use) -> int | None:
-        """Return the rank in which `auto` prefers it, the highest first; None: never.
-
-        Kernels with a figure of this GPU come before the others, by that figure.
-        """
+        """Return the rank in which `auto` prefers it, after those with figures; None: never."""
         return cls.default_priority
 
     @classmethod
@@ -244,8 +241,7 @@ def check_name(requested: str, kind: str = KERNELS.kind, others: Sequence[str] =
 def select(requested: str, use: Use) -> tuple[ExactKernel, dict[str, str]]:
     """Return a kernel, and facts for the record.
 
-    They say why `auto` did not take a kernel that it prefers, which figure decided, and that a
-    kernel pads v.
+    They say why `auto` did not take a faster kernel, which figure decided, and that one pads v.
 
     Raises:
         UnknownNameError: no kernel has that name.

@@ -16,8 +16,8 @@ from longseq_bench.core.errors import KernelLimitError
 from longseq_bench.kernels.base import Pair, Queries, Triple
 from longseq_bench.kernels.exact._cuda import (
     MAX_INDEX,
+    capability_reason,
     find_capability,
-    generation_reason,
     half_reason,
     round_up,
 )
@@ -36,7 +36,7 @@ class PackageKernel(ExactKernel):
     device = "cuda"
     package: ClassVar[Package]
     majors: ClassVar[tuple[int, ...]]
-    """Major numbers of the compute capabilities that it runs on."""
+    """Of the compute capabilities that it runs on."""
 
     def __init__(self, use: Use) -> None:
         super().__init__(use)
@@ -47,7 +47,7 @@ class PackageKernel(ExactKernel):
     def unavailable_reason(cls, use: Use) -> str | None:
         reason = super().unavailable_reason(use) or half_reason(use)
         missing = None if is_meta() else cls.package.unavailable_reason()
-        return reason or generation_reason(cls.majors) or missing
+        return reason or capability_reason((8, 0), cls.majors) or missing
 
     @classmethod
     @override
@@ -155,7 +155,10 @@ class FlashAttn4(PackageKernel):
     @classmethod
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
-        return super().unavailable_reason(use) or _head_dim_reason(use.head_dim)
+        found, _ = find_capability()
+        fits = found is None or found[0] < 10 or use.head_dim <= 128 or use.head_dim == 256
+        words = "it needs a head_dim of at most 128, or 256, on Blackwell GPUs"
+        return super().unavailable_reason(use) or (None if fits else words)
 
     @classmethod
     @override
@@ -208,13 +211,3 @@ class FlashAttn4(PackageKernel):
 def _index_reason(elements: int) -> str | None:
     words = f"a tensor spans {elements:,} elements; kernels written in CuTe index at most"
     return f"{words} {MAX_INDEX:,} reliably" if elements > MAX_INDEX else None
-
-
-def _head_dim_reason(head_dim: int) -> str | None:
-    """Return why a Blackwell GPU can't compute this head_dim; None if it can, or on Hopper."""
-    found, _ = find_capability()
-    if found is None or found[0] < 10 or head_dim <= 128 or head_dim == 256:
-        return None
-    return (
-        f"it needs a head_dim of at most 128, or 256, on compute capability {found[0]}.{found[1]}"
-    )

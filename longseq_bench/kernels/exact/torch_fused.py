@@ -217,13 +217,7 @@ class Flash(ExactKernel):
         return grads[0], grads[1], grads[2]
 
 
-def cudnn_reason() -> str | None:
-    """Return why torch can't use cuDNN; None if it can."""
-    try:
-        found = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    except RuntimeError as error:  # its library is not that of this torch
-        return f"cuDNN can't be used: {str(error).partition('. ')[0]}"
-    return None if found else "this torch has no cuDNN; take one from pytorch.org's index for CUDA"
+NO_CUDNN = "this torch has no cuDNN; take one from pytorch.org's index for CUDA"
 
 
 @exact_kernel("cudnn")
@@ -237,7 +231,8 @@ class Cudnn(ExactKernel):
     @override
     def unavailable_reason(cls, use: Use) -> str | None:
         reason = super().unavailable_reason(use) or half_reason(use, largest=128)
-        return reason or capability_reason((8, 0)) or (None if is_meta() else cudnn_reason())
+        has_cudnn = is_meta() or torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
+        return reason or capability_reason((8, 0)) or (None if has_cudnn else NO_CUDNN)
 
     @override
     def _forward(
