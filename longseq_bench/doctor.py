@@ -133,9 +133,12 @@ def _cuda(catalogue: Catalogue | None) -> list[Finding]:
     slower = "not installed: most exact attention on this GPU takes a slower kernel"
     run = "python -m benchmarks.gpu smoke --out gpu-results"
     remedy = f"please run {run} in a checkout, and send the folder (docs/gpu.md)"
+    exact = not info.counted.startswith("by steps")
+    by_steps = "budgets miss what a pass takes outside torch's allocator; let NVML show processes"
     few = "longseq has run on H100s only, for less than an hour"
     return [
         Finding("cuda", "ok", f"{info.count} x {info.name}, {memory}"),
+        check("memory on cuda", exact, info.counted or "unknown", by_steps),
         check("triton on cuda", not missing, built, "; ".join(todo for _, todo in missing)),
         *([Finding("flash-attn-4", "note", slower, install)] if install else []),
         Finding("gpu acceptance", "note", few, remedy),

@@ -173,8 +173,8 @@ class Row:
     outside_allocator_bytes: int | None = declare(
         "Memory outside the allocator",
         "bytes",
-        "Used memory of the fullest CUDA device after the pass, of all processes, that torch's "
-        "allocator does not hold: contexts, NCCL buffers, workspaces of libraries.",
+        "CUDA memory of the fullest rank after the pass that torch's allocator does not hold: "
+        "context, NCCL buffers, workspaces of libraries.",
         "largest",
     )
     density_achieved: float | None = declare(

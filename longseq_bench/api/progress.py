@@ -78,7 +78,9 @@ def describe_record(record: Record) -> str:
     if outcome.status == "timeout" and trial.time_budget and outcome.phase in _TIMED_PHASES:
         return f"over the time limit of {format_seconds(trial.time_budget)}"
     if outcome.status != "ok":  # without the allocator's text
-        reason = shorten(outcome.reason or "", MAX_REASON, placeholder=" …")
+        reason = outcome.reason or ""
+        if outcome.status != "oom":
+            reason = shorten(reason, MAX_REASON, placeholder=" …")
         return groups.describe_outcome(outcome.status, outcome.phase, reason)
     words = []
     if times := per_iteration(record, "time"):

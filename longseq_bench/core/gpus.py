@@ -8,7 +8,7 @@ Beside it is what Triton needs to compile kernels for them.
 import ctypes
 import os
 import sysconfig
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +32,7 @@ class Gpu:
 
     index: of the GPU by NVML.  total, free: bytes; None for a GPU that shares the host's memory.
     holders: bytes that each other process holds, by its id; None if the driver gives no number.
+    own: bytes that this process holds; None if it is not in NVML's list, or without a number.
     unlisted: bytes in use that no process in NVML's list holds.
     """
 
@@ -41,6 +42,7 @@ class Gpu:
     total: int | None = None
     free: int | None = None
     holders: Mapping[int, int | None] = field(default_factory=dict)
+    own: int | None = None
     unlisted: int = 0
 
     def __str__(self) -> str:
@@ -92,25 +94,74 @@ def read_visible_gpus(environ: Mapping[str, str] = os.environ) -> GpuReport:
         return GpuReport(reason=f"NVML: {error}")
 
 
-def _read_gpus(visible_names: str | None) -> GpuReport:
-    number = _optional(nvml.nvmlSystemGetCudaDriverVersion)
-    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-    # a part of a GPU (MIG) has neither
-    limits = [_optional(nvml.nvmlDeviceGetPowerManagementLimit, h) for h in handles]
-    clocks = [_optional(nvml.nvmlDeviceGetClockInfo, h, nvml.NVML_CLOCK_SM) for h in handles]
-    devices = _name_devices(handles)
-    names = map(str, range(len(handles))) if visible_names is None else visible_names.split(",")
-    # CUDA ignores everything from the first invalid name on
+@dataclass(frozen=True)
+class GpuHandle:
+    """A GPU, or a MIG slice of one, as NVML knows it. index, whole: of the GPU of a slice."""
+
+    index: int
+    handle: Any
+    uuid: str
+    whole: Any
+
+    def read(self, own: Collection[int] = ()) -> Gpu:
+        """Return its memory now, and the processes that hold it. own: ids that are no others'."""
+        memory = optional(nvml.nvmlDeviceGetMemoryInfo, self.handle)
+        listed = optional(nvml.nvmlDeviceGetComputeRunningProcesses, self.handle) or []
+        held = {one.pid: one.usedGpuMemory for one in listed}
+        is_known = memory is not None and None not in held.values()
+        return Gpu(
+            self.index,
+            optional(nvml.nvmlDeviceGetName, self.handle) or "GPU",
+            self.uuid,
+            total=int(memory.total) if memory else None,
+            free=int(memory.free) if memory else None,
+            holders={pid: size for pid, size in held.items() if pid not in {os.getpid(), *own}},
+            own=held.get(os.getpid()),
+            unlisted=int(memory.total - memory.free - sum(held.values())) if is_known else 0,
+        )
+
+
+def list_gpus() -> dict[str, GpuHandle]:
+    """Return the GPUs by index and UUID, and the slices of those in MIG mode. NVML has to be open.
+
+    The index of such a GPU is its first slice, as CUDA has it.
+    """
+    gpus: dict[str, GpuHandle] = {}
+    for index in range(nvml.nvmlDeviceGetCount()):
+        whole = nvml.nvmlDeviceGetHandleByIndex(index)
+        count = optional(nvml.nvmlDeviceGetMaxMigDeviceCount, whole) or 0
+        slice_at = nvml.nvmlDeviceGetMigDeviceHandleByIndex
+        slices = [optional(slice_at, whole, i) for i in range(count)]
+        for one in list(filter(None, slices)) or [whole]:
+            uuid = nvml.nvmlDeviceGetUUID(one)
+            gpus[uuid] = GpuHandle(index, one, uuid, whole)
+            gpus.setdefault(str(index), gpus[uuid])
+    return gpus
+
+
+def visible_gpus(gpus: Mapping[str, GpuHandle], names: str | None) -> list[GpuHandle]:
+    """Return the GPUs that CUDA shows, in its order. names: value of CUDA_VISIBLE_DEVICES."""
     visible = []
-    for name in names:
-        if (device := devices.get(name.strip())) is None:
+    for name in filter(str.isdigit, gpus) if names is None else names.split(","):
+        # CUDA ignores everything from the first invalid name on
+        if (gpu := gpus.get(name.strip())) is None:
             break
-        visible.append(device)
+        visible.append(gpu)
+    return visible
+
+
+def _read_gpus(visible_names: str | None) -> GpuReport:
+    number = optional(nvml.nvmlSystemGetCudaDriverVersion)
+    gpus = list_gpus()
+    handles = [gpu.whole for name, gpu in gpus.items() if name.isdigit()]
+    # a part of a GPU (MIG) has neither
+    limits = [optional(nvml.nvmlDeviceGetPowerManagementLimit, h) for h in handles]
+    clocks = [optional(nvml.nvmlDeviceGetClockInfo, h, nvml.NVML_CLOCK_SM) for h in handles]
+    visible = visible_gpus(gpus, visible_names)
     reason = f"{VISIBLE}={visible_names} shows no GPU of {len(handles)}" if handles else NO_GPU
-    children = psutil.Process().children(recursive=True) if visible else []
-    own = {os.getpid(), *(child.pid for child in children)}
+    own = [child.pid for child in psutil.Process().children(recursive=True)] if visible else []
     return GpuReport(
-        tuple(_describe(own, *one) for one in visible),
+        tuple(gpu.read(own) for gpu in visible),
         driver=nvml.nvmlSystemGetDriverVersion(),
         cuda=(number // 1000, number % 1000 // 10) if number else None,
         reason=None if visible else reason,
@@ -131,52 +182,16 @@ def load_cudnn() -> None:
             ctypes.CDLL(str(file))
 
 
-def python_header() -> Path:
-    """Return the path that Python.h should have."""
-    # Debian's default scheme names a folder without headers; Triton avoids it too
-    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
-    return Path(sysconfig.get_path("include", scheme)) / "Python.h"
-
-
-_Device = tuple[int, Any, str]
-"""Index of the GPU, handle and UUID of the GPU or its slice."""
-
-
-def _optional(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a call, or None where this GPU or driver does not support it."""
+def optional(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a call of NVML, or None where this GPU or driver does not support it."""
     try:
         return call(*arguments)
     except nvml.NVMLError:
         return None
 
 
-def _name_devices(handles: Sequence[Any]) -> dict[str, _Device]:
-    """Return the GPUs by index and UUID, and the slices of those in MIG mode.
-
-    The index of such a GPU is its first slice, as CUDA has it.
-    """
-    devices: dict[str, _Device] = {}
-    for index, gpu in enumerate(handles):
-        count = _optional(nvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0
-        slices = [_optional(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, i) for i in range(count)]
-        for one in list(filter(None, slices)) or [gpu]:
-            uuid = nvml.nvmlDeviceGetUUID(one)
-            devices[uuid] = index, one, uuid
-            devices.setdefault(str(index), devices[uuid])
-    return devices
-
-
-def _describe(own: Collection[int], index: int, handle: Any, uuid: str) -> Gpu:
-    memory = _optional(nvml.nvmlDeviceGetMemoryInfo, handle)
-    listed = _optional(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
-    held = {one.pid: one.usedGpuMemory for one in listed}
-    is_known = memory is not None and None not in held.values()
-    return Gpu(
-        index,
-        nvml.nvmlDeviceGetName(handle),
-        uuid,
-        total=int(memory.total) if memory else None,
-        free=int(memory.free) if memory else None,
-        holders={pid: size for pid, size in held.items() if pid not in own},
-        unlisted=int(memory.total - memory.free - sum(held.values())) if is_known else 0,
-    )
+def python_header() -> Path:
+    """Return the path that Python.h should have."""
+    # Debian's default scheme names a folder without headers; Triton avoids it too
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    return Path(sysconfig.get_path("include", scheme)) / "Python.h"

@@ -1,8 +1,7 @@
 """Meters of memory: a CUDA device, the heap of a Linux process, and torch's tensors.
 
-The device-wide figures are sums over all processes: in a container, NVML gives no figure per
-process. `outside_allocator` is what a budget counts and no peak: CUDA contexts, NCCL buffers,
-workspaces and code of libraries.
+`device_memory` is that of all processes of a device. `outside_allocator` is this process's, what a
+budget counts and no peak: the CUDA context, NCCL buffers, workspaces and code of libraries.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing_extensions import override
 from longseq_bench import meta_mode
 from longseq_bench.core.model import Measurement
 from longseq_bench.meters.clock import wait_for_device
+from longseq_bench.meters.own_gpu import own_gpu
 
 Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any]], int]
 """Bytes that an operator, given its arguments, allocates outside torch's tensors while it runs."""
@@ -89,8 +89,7 @@ class CudaMemory(Meter):
             "peak": torch.cuda.max_memory_allocated() - self._before,
             "reserved": torch.cuda.max_memory_reserved(),
             "device_memory": total - free,
-            # now, not at the peak: both figures are of the same moment
-            "outside_allocator": max(0, total - free - torch.cuda.memory_reserved()),
+            "outside_allocator": own_gpu.outside(),  # now, not at the peak
         }
         self.retries = int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 

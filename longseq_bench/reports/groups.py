@@ -1,5 +1,6 @@
 """Groups of rows that may be compared, their best rows with ties, and both in words."""
 
+import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TypeVar
@@ -257,8 +258,14 @@ def describe_outcome(status: Status, phase: str | None, reason: str | None) -> s
     The allocator's text is left out: it repeats the status, and the record keeps it.
     """
     where = f" in {phase}" if phase and status != "unsupported" else ""
-    detail = f": {reason}" if reason and status != "oom" else ""
-    return f"{name_status(status)}{where}{detail}"
+    detail = f": {reason}" if reason else ""
+    return f"{name_status(status)}{where}{others_on_gpu(reason) if status == 'oom' else detail}"
+
+
+def others_on_gpu(reason: str | None) -> str:
+    """Return the end of a reason that names other processes on the GPU; "" if there is none."""
+    found = re.search(r"; GPU \d+ is in use: .*", reason or "")
+    return found[0] if found else ""
 
 
 def describe_unstable(rows: Iterable[SweepRow]) -> list[str]:

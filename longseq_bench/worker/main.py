@@ -23,9 +23,10 @@ from longseq_bench.core.options import specs_of
 from longseq_bench.core.ranks import CONNECTING, LOADING, OPENING, RankInfo
 from longseq_bench.distributed.group import GROUP_TIMEOUT, Group
 from longseq_bench.kernels.exact.base import KERNELS, Use, check_name
+from longseq_bench.meters.own_gpu import own_gpu
 from longseq_bench.worker import messages
 from longseq_bench.worker.dry_run import dry_run
-from longseq_bench.worker.memory import unsupported_setting
+from longseq_bench.worker.memory import name_other_processes, unsupported_setting
 from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.trial import run_trial
 from longseq_bench.worker.verdicts import explain_unusable, outcome_of_exception
@@ -95,7 +96,7 @@ def run_rank(
             join_process_group(place, trial.device, listener)
             group = Group.world(trial.device)
     except Exception as error:
-        return outcome_of_exception(error, sender.phase)
+        return name_other_processes(outcome_of_exception(error, sender.phase), trial)
     sender.start_phase("start", LOADING)
     return run_trial(trial, sender, group, place)
 
@@ -179,8 +180,10 @@ def _entry(name: str, devices: dict[str, DeviceInfo]) -> Entry:
 
 def _cuda() -> DeviceInfo:
     try:
+        own_gpu.begin(0)
         torch.cuda.init()  # type: ignore[no-untyped-call]
         free, total = torch.cuda.mem_get_info()
+        own_gpu.opened(0)
         for number in range(torch.cuda.device_count()):
             # a build of torch has kernels for some architectures only
             torch.ones(1, device=f"cuda:{number}").add_(1)
@@ -195,16 +198,19 @@ def _cuda() -> DeviceInfo:
         free_bytes=free,
         total_bytes=total,
         count=torch.cuda.device_count(),
+        counted=own_gpu.way,
     )
 
 
 def open_gpu(number: int) -> None:
     """Initialise CUDA and use this GPU of the visible ones, counted from 0."""
+    own_gpu.begin(number)
     torch.cuda.init()  # type: ignore[no-untyped-call]
     if number >= (visible := torch.cuda.device_count()):
         needed = f"rank {number} of this host needs a GPU of its own, and {visible} are visible"
         raise UnsupportedError(f"{needed}; use fewer ranks, or make more visible")
     torch.cuda.set_device(number)
+    own_gpu.opened(number)
 
 
 def join_process_group(place: RankInfo, device: Device, listener: socket | None = None) -> None:

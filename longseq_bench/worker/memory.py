@@ -5,8 +5,8 @@ CPU: RLIMIT_DATA is set to the bytes mapped now plus the budget. glibc maps ever
 or more on its own and returns it at once. A trial that needs 52 MiB then fails with a budget of
 52 MiB and passes with 53; without these settings it needs 130 MiB.
 CUDA: an idle process holds nothing on the device, so the budget counts all that the trial holds
-there. The caching allocator's fraction is the budget less what lies outside the allocator: the CUDA
-context, buffers of NCCL, workspaces of libraries, and what other processes hold.
+there, and nothing of other processes. The caching allocator's fraction is the budget less what lies
+outside the allocator (meters/own_gpu.py): the CUDA context, buffers of NCCL, workspaces.
 """
 
 import ctypes
@@ -28,6 +28,7 @@ from longseq_bench.core.files import load_table
 from longseq_bench.core.model import Allocator, Outcome, Trial
 from longseq_bench.kernels import host_memory
 from longseq_bench.meters.memory import Meter, StoragePeak, memory_meter, status_bytes
+from longseq_bench.meters.own_gpu import own_gpu
 from longseq_bench.worker.messages import MeasurementLog, samples_of
 from longseq_bench.worker.passes import Pass, TrialRun, draw_inputs, synchronize, wait_for_all_ranks
 
@@ -115,14 +116,25 @@ def limit_cuda(budget: int) -> int:
 
     Raises torch.OutOfMemoryError if they already exceed the budget.
     """
-    free, total = torch.cuda.mem_get_info()
-    outside = total - free - torch.cuda.memory_reserved()
+    _, total = torch.cuda.mem_get_info()
+    outside = own_gpu.outside()
     allowed = min(budget, total) - outside
     if allowed <= 0:
         used = f"{outside} of {budget} bytes are in use outside the allocator"
         raise torch.OutOfMemoryError(used)
     torch.cuda.set_per_process_memory_fraction(allowed / total)
     return outside
+
+
+def name_other_processes(outcome: Outcome, trial: Trial) -> Outcome:
+    """Add to an `oom` on a GPU who else holds memory there, if that left less than the budget."""
+    if outcome.status != "oom" or trial.device != "cuda":
+        return outcome
+    try:
+        others = own_gpu.describe_others(trial.memory_budget)
+    except RuntimeError:  # the GPU can't be used any more
+        others = None
+    return outcome.model_copy(update={"reason": f"{outcome.reason}; {others}"} if others else {})
 
 
 def use_allocator(name: Allocator) -> None:
@@ -245,8 +257,11 @@ class FirstPass(TrialRun):
     def _limit(self, mapped: int | None = None) -> Iterator[None]:
         budget, is_cuda = self.trial.memory_budget, self.trial.device == "cuda"
         try:
-            if budget and is_cuda:
+            if is_cuda:
                 torch.cuda.empty_cache()
+                own_gpu.warmed_up(self.attention.group.size)
+                self.log.facts["memory_counted"] = own_gpu.way
+            if budget and is_cuda:
                 self.outside_before = limit_cuda(budget)
             elif budget and (reason := limit_heap(budget, mapped)):
                 self.log.facts["budget"] = reason

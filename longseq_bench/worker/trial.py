@@ -58,7 +58,7 @@ def run_trial(
         outcome = _run_steps(trial, sender, group, log, place or RankInfo())
     except Exception as error:
         memory.lift_heap_limit()
-        outcome = outcome_of_exception(error, sender.phase)
+        outcome = memory.name_other_processes(outcome_of_exception(error, sender.phase), trial)
     return log.attach_to(outcome)
 
 

@@ -46,6 +46,9 @@ def test_a_failure_is_one_short_line(status: Status, phase: Phase, words: str) -
     assert describe_record(make.record(make.trial(time_budget=10.0), failed)) == words
     long = make.outcome("error", "x" * 1000, "forward")
     assert len(describe_record(make.record(came_to=long))) < 130
+    others = "; GPU 0 is in use: other processes hold 9 GiB"
+    oom = make.outcome("oom", f"CUDA: tried {'x' * 300}{others}", "forward")
+    assert describe_record(make.record(came_to=oom)) == f"out of memory in forward{others}"
 
 
 def test_a_live_line_has_no_markup_and_no_control_character_of_a_label() -> None:

@@ -66,6 +66,8 @@ def test_every_failed_run_has_its_reason_and_equal_ones_are_counted() -> None:
     ("every rank: [enforce fail] you tried to allocate 1024 bytes",
      "every rank: could not allocate 1 KiB"),
     ("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has", "could not allocate 2.50 GiB"),
+    ("CUDA: tried to allocate 2.50 GiB. GPU 0 has; GPU 0 is in use: process 7 holds 9 GiB",
+     "could not allocate 2.50 GiB; GPU 0 is in use: process 7 holds 9 GiB"),
     ("tried to allocate 1,024 bytes too many", "tried to allocate 1,024 bytes too many"),
 ])  # fmt: skip
 def test_of_an_allocators_text_the_ranks_and_the_size_are_shown(text: str, expected: str) -> None:

@@ -69,8 +69,11 @@ def test_a_rank_without_a_gpu_of_its_own_is_unsupported(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    memory = MagicMock()
+    monkeypatch.setattr(main, "own_gpu", memory)
     main.open_gpu(1)
     assert used == [1]
+    assert [call[0] for call in memory.method_calls] == ["begin", "opened"]
     with pytest.raises(UnsupportedError, match=r"rank 2 of this host .* 2 are visible"):
         main.open_gpu(2)
     assert used == [1]
@@ -107,6 +110,7 @@ def describe(monkeypatch: pytest.MonkeyPatch, error: str = "") -> DeviceInfo:
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
     monkeypatch.setattr(torch, "ones", ones)
+    monkeypatch.setattr(main, "own_gpu", MagicMock(way="by process (NVML)"))
     return main._cuda()
 
 

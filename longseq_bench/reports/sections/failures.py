@@ -14,7 +14,7 @@ from longseq_bench.core.units import format_bytes, format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import make_columns
 from longseq_bench.reports.document import Cell, Section, Table, format_ratio
-from longseq_bench.reports.groups import UNCONFIRMED, join_words, name_status
+from longseq_bench.reports.groups import UNCONFIRMED, join_words, name_status, others_on_gpu
 
 _FAILED = "Implementation, Tokens: tokens, Ranks: count, Asked for, Status, Phase, Reason"
 _MISSING = "Implementation, Tokens: tokens, Not measured, Reason"
@@ -91,7 +91,7 @@ def _shortened(outcome: Outcome) -> str | None:
         return outcome.reason
     number, _, unit = found["size"].partition(" ")
     size = format_bytes(int(number)) if unit == "bytes" else found["size"]
-    return f"{found['ranks'] or ''}could not allocate {size}"
+    return f"{found['ranks'] or ''}could not allocate {size}{others_on_gpu(outcome.reason)}"
 
 
 def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
