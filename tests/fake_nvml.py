@@ -20,6 +20,7 @@ class FakeGpu:
     processes: dict[int, int | None] = field(default_factory=dict)
     power_limit_mw: int | None = 700_000
     sm_clock_mhz: int | None = 345
+    reasons: int | None = None
 
 
 def missing(code: int) -> Any:
@@ -69,6 +70,10 @@ def install(
         "nvmlDeviceGetComputeRunningProcesses": processes,
         "nvmlDeviceGetPowerManagementLimit": lambda gpu: supported(gpu.power_limit_mw),
         "nvmlDeviceGetClockInfo": lambda gpu, kind: supported(gpu.sm_clock_mhz),
+        "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: 1980,
+        "nvmlDeviceGetTemperature": lambda gpu, sensor: 61,
+        "nvmlDeviceGetPowerUsage": lambda gpu: supported(gpu.power_limit_mw),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: supported(gpu.reasons),
         "nvmlSystemGetDriverVersion": lambda: driver,
         "nvmlSystemGetCudaDriverVersion": lambda: cuda,
     }

@@ -151,6 +151,7 @@ def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 #           the cores, and times the threads that these trials keep busy themselves.
 # CPU time  passes waited for a core: on one rank of a CPU, which only computes, they had less than
 #           CPU_SHARE of their time on one. An own function is left out: it may wait on purpose.
+# throttled the GPU was slowed down during some of the passes (worker/throttling.py).
 # drift     passes became slower or faster: the medians of the first and the second half differ by
 #           DRIFT or more, and their 95 % intervals are apart.
 
@@ -193,6 +194,8 @@ def find_instability(runs: Runs, busy: int) -> str | None:
         is_alone = trial.world_size == 1 and trial.source is None
         if is_alone and shares and (share := median(shares)) < CPU_SHARE:
             reasons.append(f"CPU time is {share:.0%} of the time")
+    facts = (r.outcome.facts for r in records)
+    reasons += dict.fromkeys(str(of["throttled"]) for of in facts if "throttled" in of)
     if abs(change := _drift(times)) >= DRIFT:
         reasons.append(f"drift {change:+.0%}")
     return "; ".join(reasons) or None

@@ -6,6 +6,7 @@ used, and a trial that is not ok in every round has no time.
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from statistics import median
 from typing import Any
@@ -136,7 +137,7 @@ def _merge(runs: Runs) -> Values:
         "work_imbalance": largest_over_mean(shares or []),
         "dense_peak_bytes": standard_bytes(workload),
     }
-    values |= _exposure(timed) | _traffic(runs) | _rates(values, workload)
+    values |= _exposure(timed) | _traffic(runs) | _rates(values, workload, _peak_rate(timed))
     return values | _against_dense(values, timed)
 
 
@@ -172,7 +173,22 @@ def _traffic(runs: Runs) -> Values:
     }
 
 
-def _rates(values: Values, workload: Workload) -> Values:
+_CLOCKED = "matmul_rate", "sm_clock", "matmul_sm_clock"
+SAME_CLOCK = 0.03
+"""SM clocks that differ by less are equal: they step by 15 MHz, and are read between passes."""
+
+
+def _peak_rate(runs: Runs) -> float | None:
+    """Return the highest rate of matrix products, at the SM clock of the passes of its round."""
+    found = []
+    for of_round in zip(*map(runs.by_run, _CLOCKED), strict=True):
+        rates, *clocks = (list(chain(*ranks.values())) for ranks in of_round)
+        change = (ratio(*map(median, clocks)) if all(clocks) else None) or 1.0
+        found += [r * change if abs(change - 1) > SAME_CLOCK else r for r in rates]
+    return max(found, default=None)
+
+
+def _rates(values: Values, workload: Workload, peak_rate: float | None) -> Values:
     time_s, flops, requested = values["time_s"], values["flops"], values["density_asked"]
     dense = attention_flops(workload)
     # both include a module's projections, which have no pairs
@@ -182,7 +198,7 @@ def _rates(values: Values, workload: Workload) -> Values:
     return {
         "tokens_per_s": workload.batch * len(workload.queries) / time_s if time_s else None,
         "effective_flops": rate,
-        "share_of_peak": ratio(rate, values["matmul_rate"]),
+        "share_of_peak": ratio(rate, peak_rate),
         "share_of_bandwidth": ratio(read_rate, values["copy_bandwidth"]),
         "sparsity_asked": None if requested is None else 1 - requested,
         "token_density": ratio(flops - projections, dense) if is_known else None,

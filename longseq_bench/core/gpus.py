@@ -49,6 +49,11 @@ class Gpu:
         memory = f", {format_bytes(self.total)}" if self.total else ""
         return f"GPU {self.index}: {self.name}{memory}"
 
+    @property
+    def used(self) -> int | None:
+        """Bytes in use, of all processes; None if the driver gives no number."""
+        return None if self.total is None or self.free is None else self.total - self.free
+
     def in_use_reason(self) -> str | None:
         """Return a sentence on the memory that other processes hold; None if they hold none."""
         if self.holders:
@@ -61,6 +66,29 @@ class Gpu:
             return None
         held = format_bytes(self.unlisted)
         return f"GPU {self.index} is in use: processes that can't be seen from here hold {held}"
+
+
+POWER_LIMIT = "power limit"
+_LIMITS = {0x40: "heat", 0x20: "heat", 0x80: "power brake", 0x08: "hardware", 0x04: POWER_LIMIT}
+"""What lowers the SM clock, by NVML's bits. The power limit (by software) is normal: an H100 that
+multiplies matrices is always at it, so the share of the highest clock, by which nvbench judges,
+shows nothing. A power brake comes from the power supply. The user's own settings are left out."""
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """SM clock of a GPU, with temperature and power; 0 where the driver gives no number."""
+
+    sm_mhz: float
+    highest_mhz: float
+    celsius: float
+    watts: float
+    limits: tuple[str, ...]
+
+    @property
+    def slowdown(self) -> str:
+        """The reason why times at this clock are not to be trusted, or ""."""
+        return next((name for name in self.limits if name != POWER_LIMIT), "")
 
 
 @dataclass(frozen=True)
@@ -118,6 +146,20 @@ class GpuHandle:
             holders={pid: size for pid, size in held.items() if pid not in {os.getpid(), *own}},
             own=held.get(os.getpid()),
             unlisted=int(memory.total - memory.free - sum(held.values())) if is_known else 0,
+        )
+
+    def read_clocks(self) -> Clocks | None:
+        """Return the clocks now; None if the driver gives none."""
+        gpu = self.whole
+        if not (mhz := optional(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_SM)):
+            return None
+        bits = optional(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu) or 0
+        return Clocks(
+            mhz,
+            optional(nvml.nvmlDeviceGetMaxClockInfo, gpu, nvml.NVML_CLOCK_SM) or 0,
+            optional(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU) or 0,
+            (optional(nvml.nvmlDeviceGetPowerUsage, gpu) or 0) / 1000,
+            tuple(name for bit, name in _LIMITS.items() if bits & bit),
         )
 
 

@@ -66,7 +66,7 @@ SERVER_ENDED = "the fork server, which starts the processes of trials, was kille
 KILLED_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
 """Exit codes of a child that another process has probably killed."""
 
-RATES = ("matmul_rate", "copy_bandwidth")
+RATES = ("matmul_rate", "copy_bandwidth", "matmul_sm_clock")
 """Measurements of a device, taken by the first trial of a run that times passes."""
 
 RETRY_FACTOR, RETRY_MIN_BYTES, RETRY_SHARE = 4, 2 * 2**30, 0.9

@@ -1,24 +1,23 @@
-"""What this process holds on its GPU, all of which counts for its budget, by NVML.
+"""What this process holds on its GPU, by NVML: all of it counts for its budget.
 
 by process   NVML says how much each process holds, at any time.
-by steps     In a container, with MIG or with some drivers it does not. Then the memory in use on
-             the device is read before and after the context is made, and after the warm-up, which
-             connects ranks and loads libraries. What it rose by is this process's. What it takes
-             outside torch's allocator later does not count.
+by steps     In containers, with MIG and some drivers it does not. Then the memory in use is read
+             before and after the context is made, and after the warm-up, which connects ranks and
+             loads libraries. The rises count, what is taken outside the allocator later does not.
 """
 
 import os
+from dataclasses import replace
 
 import pynvml as nvml
 import torch
 
-from longseq_bench.core.gpus import UNSEEN_BYTES, VISIBLE, Gpu, GpuHandle, list_gpus, visible_gpus
+from longseq_bench.core.gpus import VISIBLE, Gpu, GpuHandle, list_gpus, visible_gpus
 from longseq_bench.core.units import format_bytes
 
-CONTEXT_BYTES, MOST_CONTEXT_BYTES = 620 * 2**20, 2**30
-"""CUDA's context on an H100, and more than one takes."""
-MOST_BYTES_PER_RANK = 2**29
-"""More than libraries take (0.1 GiB), or NCCL for a peer. A higher rise is that of others."""
+CONTEXT_BYTES, MOST_CONTEXT_BYTES, MOST_BYTES_PER_RANK = 620 * 2**20, 2**30, 2**29
+"""CUDA's context on an H100; more than a context takes; more than libraries take (0.1 GiB), or NCCL
+for a peer. A higher rise is the doing of other processes."""
 
 
 class OwnGpu:
@@ -60,9 +59,8 @@ class OwnGpu:
             self._why = ""
         self.way = f"by steps: {self._why}" if self._why else "by process (NVML)"
         free, total = self._memory()
-        self._in_use = -total  # no rise is from there
-        if before and before.total and before.free is not None:
-            self._in_use = before.total - before.free
+        # no rise is as high as all memory
+        self._in_use = -total if before is None or before.used is None else before.used
         self._added = self._rise(MOST_CONTEXT_BYTES, min(CONTEXT_BYTES, total - free))
 
     def warmed_up(self, ranks: int) -> None:
@@ -80,33 +78,29 @@ class OwnGpu:
         held = self.outside() + torch.cuda.memory_reserved() if self.way else 0
         if free + held >= min(budget or total, total):
             return None
-        if self.handle and not (self.way and self._why):
-            return self.handle.read().in_use_reason()
-        name = f"GPU {self.handle.index if self.handle else torch.cuda.current_device()}"
-        others = total - free - held
-        sentence = f"{name} is in use: other processes hold {format_bytes(others)}"
-        return sentence if others >= UNSEEN_BYTES else None
+        gpu = self.handle.read() if self.handle else Gpu(torch.cuda.current_device(), "", "")
+        if self.way and self._why:
+            gpu = replace(gpu, holders={}, unlisted=total - free - held)
+        return gpu.in_use_reason()
 
     def _memory(self) -> tuple[int, int]:
         """Return the free and all bytes of the device."""
         gpu = self.handle.read() if self.handle else None
         if gpu and gpu.total and gpu.free is not None:
             return gpu.free, gpu.total
-        free, total = torch.cuda.mem_get_info()
-        return free, total
+        return torch.cuda.mem_get_info()
 
     def _rise(self, most: int, otherwise: int) -> int:
-        """Return by how much what is in use outside this allocator rose since the last reading.
+        """Return the rise of what is in use outside this allocator since the last reading.
 
-        `otherwise` if it fell, or rose by more than `most`: that is the doing of others.
+        `otherwise` if it fell, or rose by more than `most`.
         """
         free, total = self._memory()
         in_use = total - free - torch.cuda.memory_reserved()
         rise, self._in_use = in_use - self._in_use, in_use
         if 0 <= rise <= most:
             return rise
-        if self._why:
-            self.way += f"; {format_bytes(otherwise)} assumed for a step"
+        self.way += f"; {format_bytes(otherwise)} assumed for a step" if self._why else ""
         return otherwise
 
 

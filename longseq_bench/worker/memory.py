@@ -111,11 +111,8 @@ def lift_heap_limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
-def limit_cuda(budget: int) -> int:
-    """Cap the caching allocator, and return the bytes outside it.
-
-    Raises torch.OutOfMemoryError if they already exceed the budget.
-    """
+def limit_cuda(budget: int) -> None:
+    """Cap the caching allocator. Raises torch.OutOfMemoryError if more is in use outside of it."""
     _, total = torch.cuda.mem_get_info()
     outside = own_gpu.outside()
     allowed = min(budget, total) - outside
@@ -123,7 +120,6 @@ def limit_cuda(budget: int) -> int:
         used = f"{outside} of {budget} bytes are in use outside the allocator"
         raise torch.OutOfMemoryError(used)
     torch.cuda.set_per_process_memory_fraction(allowed / total)
-    return outside
 
 
 def name_other_processes(outcome: Outcome, trial: Trial) -> Outcome:
@@ -152,9 +148,6 @@ FAR_FROM_BUDGET_SHARE = 0.05
 @dataclass
 class FirstPass(TrialRun):
     """The first pass of a trial."""
-
-    outside_before: int = 0
-    """Bytes outside CUDA's allocator when its limit was set."""
 
     def check_fit(self) -> Outcome:
         """Check only that a pass fits in memory: loops over equal blocks run the first ones only.
@@ -262,7 +255,7 @@ class FirstPass(TrialRun):
                 own_gpu.warmed_up(self.attention.group.size)
                 self.log.facts["memory_counted"] = own_gpu.way
             if budget and is_cuda:
-                self.outside_before = limit_cuda(budget)
+                limit_cuda(budget)
             elif budget and (reason := limit_heap(budget, mapped)):
                 self.log.facts["budget"] = reason
             yield
@@ -286,10 +279,7 @@ class FirstPass(TrialRun):
         budget, outside = self.trial.memory_budget, largest("outside_allocator")
         if self.trial.device == "cuda":
             held = largest("reserved") + outside if outside else 0.0
-            why = (
-                f"outside the allocator there were {outside:.0f} here, {self.outside_before} "
-                "before the pass"
-            )
+            why = f"outside the allocator there were {outside:.0f} here"
         else:
             held = largest("peak") if "budget" in self.log.facts else 0.0
             why = f"it is {self.log.facts.get('budget', 'not enforced on another rank')}"

@@ -21,6 +21,7 @@ from longseq_bench.worker.dense_baseline import dense_baseline_for
 from longseq_bench.worker.messages import MeasurementLog
 from longseq_bench.worker.passes import Pass, TrialRun, run_forward, run_pass
 from longseq_bench.worker.row_check import RepeatCheck
+from longseq_bench.worker.throttling import Throttling
 
 MIN_SIZE, MAX_SIZE, RATE_S = 128, 8192, 0.01
 """Rows and columns of the square matrices: doubled until a product takes long enough."""
@@ -130,7 +131,7 @@ def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
     halves = {name: clock_for(trial.device) for name in _HALVES if has_halves}
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
     dense = dense_baseline_for(attention, pass_, trial, warm_ups, log)
-    passes = _Passes(run, pass_, check)
+    passes = _Passes(run, pass_, check, Throttling(group, trial.device == "cuda"))
     for _ in range(warm_ups):
         passes.warm_up()
     on_cuda = [found for found in (clock, *halves.values()) if isinstance(found, CudaClock)]
@@ -141,10 +142,7 @@ def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
     end = time.perf_counter() + trial.time_cap
     while len(clock.wall) < trial.repeats:
         part = f"pass {len(clock.wall) + 1}"
-        passes.change_inputs(part)
-        passes.run(clock, part)
-        sender.start_phase("check", part)
-        check.add(pass_)
+        end += passes.run_checked(clock, part)
         layout_s += filter(None, [attention.layout_s])
         for name, half in halves.items():
             half_name, switches = _HALVES[name]
@@ -159,6 +157,7 @@ def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
         if settled(log.slowest, SETTLED_WITHIN) or stop:
             break
     _log_clocks(log, clock, halves)
+    passes.throttling.add_to(log)
     if layout_s:
         log.add("plan_time", "s", *layout_s)
     if dense:
@@ -171,6 +170,7 @@ class _Passes:
     of: TrialRun
     pass_: Pass
     check: RepeatCheck
+    throttling: Throttling
 
     def change_inputs(self, part: str) -> None:
         self.of.sender.start_phase("check", part)
@@ -196,6 +196,16 @@ class _Passes:
         self.change_inputs("warm-up")
         self.run(clock, "warm-up")
         self.pass_.out = self.pass_.grads = None
+
+    def run_checked(self, clock: Clock, part: str) -> float:
+        """Run and check a pass, again after a pause if it was throttled; return the pauses in s."""
+        self.change_inputs(part)
+        self.run(clock, part)
+        self.throttling.read()
+        self.of.sender.start_phase("check", part)
+        self.check.add(self.pass_)
+        pause_s = self.throttling.drop_sample(clock, self.of.sender)
+        return pause_s and pause_s + self.run_checked(clock, part)
 
     def run(self, clock: Clock, part: str) -> None:
         """Run a pass under the clock, which starts when all ranks are ready."""

@@ -249,6 +249,18 @@ def sparse_run(
     return make.record(trial, came_to)
 
 
+@pytest.mark.parametrize(
+    ("mhz", "share"), [([1300], 1.5), ([1365, 1300, 900], 1.5), ([1910], 1.0), ([], 1.0)]
+)
+def test_the_share_of_peak_is_at_the_clock_of_the_passes(mhz: list[int], share: float) -> None:
+    """The rate is measured at 1,950 MHz. 2 % make no difference."""
+    clocks = {"sm_clock": [1e6 * one for one in mhz]} if mhz else {}
+    rate = {"flops": 1.0, "matmul_rate": 80.0, "matmul_sm_clock": 1950e6}
+    row = only([make.record(came_to=make.measured(time=0.1, **rate, **clocks))])
+    assert row.share_of_peak == pytest.approx(share * 10 / 80)
+    assert row.matmul_rate == 80
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_share_of_ideal_is_dense_time_times_density_in_pairs_over_time(causal: bool) -> None:
     row = only([sparse_run(causal=causal)])

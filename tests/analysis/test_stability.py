@@ -17,7 +17,7 @@ STEADY = [0.1 + i / 1e5 for i in (3, 1, 2, 0, 4, 5)]
 
 def run(
     times: Sequence[float] = STEADY, load: float = 1.0, cpu: float = 1.9, round: int = 0,
-    **fields: object,
+    facts: dict[str, str] | None = None, **fields: object,
 ) -> Record:  # fmt: skip
     """A round on two cores. cpu: processor time of a pass over its time."""
     trial = make.trial("sdpa", round=round, **fields)
@@ -25,7 +25,9 @@ def run(
     each = {"time": times, "cpu_time": [cpu * t for t in times], "peak": 2**20}
     where = make.environment(load=(load, load, load))
     started_at = f"2026-11-21T09:{round:02d}:00Z"
-    return make.record(trial, make.on_ranks(*[each] * ranks), where, started_at=started_at)
+    return make.record(
+        trial, make.on_ranks(*[each] * ranks, facts=facts), where, started_at=started_at
+    )
 
 
 def verdict(*records: Record) -> str | None:
@@ -76,6 +78,12 @@ def test_drift_over_rounds_and_over_samples() -> None:
     assert verdict(run(STEADY), run([1.05 * t for t in STEADY], round=1)) is None
     assert verdict(run([*STEADY, *slower], round=0), run([*slower, *STEADY], round=1)) is None
     assert verdict(run(STEADY[:5]), run(slower[:5], round=1)) is None
+
+
+def test_a_throttled_gpu() -> None:
+    hot = {"throttled": "2 of 4 passes throttled (heat)"}
+    rounds = [run(facts=hot, device="cuda"), run(round=1, device="cuda")]
+    assert verdict(*rounds, run(round=2, facts=hot, device="cuda")) == hot["throttled"]
 
 
 def test_a_failed_row_has_no_verdict() -> None:

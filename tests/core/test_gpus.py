@@ -8,7 +8,13 @@ import pynvml
 import pytest
 
 from longseq_bench.core import gpus
-from longseq_bench.core.gpus import GpuReport, load_cudnn, read_visible_gpus
+from longseq_bench.core.gpus import (
+    Clocks,
+    GpuReport,
+    list_gpus,
+    load_cudnn,
+    read_visible_gpus,
+)
 from tests.fake_nvml import FakeGpu, install, missing
 
 GIB = 2**30
@@ -100,6 +106,31 @@ def test_memory_of_other_processes_is_said(monkeypatch: pytest.MonkeyPatch) -> N
         None,
         "GPU 2 is in use: processes that can't be seen from here hold 39 GiB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "limits", "slowdown"),
+    [
+        (None, (), ""),
+        (0x101, (), ""),  # idle, and a clock that the user has set
+        (0x04, ("power limit",), ""),
+        (0x24, ("heat", "power limit"), "heat"),
+        (0x48, ("heat", "hardware"), "heat"),
+        (0x80, ("power brake",), "power brake"),
+        (0x08, ("hardware",), "hardware"),
+    ],
+)
+def test_what_lowers_the_clock(
+    monkeypatch: pytest.MonkeyPatch, reasons: int | None, limits: tuple[str, ...], slowdown: str
+) -> None:
+    """Of a slice, that of its GPU."""
+    whole = FakeGpu("H100", "GPU-1", slices=SLICES, reasons=reasons, power_limit_mw=None)
+    install(monkeypatch, whole)
+    found = list_gpus()["MIG-bb"].read_clocks()
+    assert found == Clocks(345, 1980, 61, 0, limits)
+    assert found.slowdown == slowdown
+    whole.sm_clock_mhz = None
+    assert list_gpus()["MIG-bb"].read_clocks() is None
 
 
 def test_no_driver_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -334,14 +334,14 @@ def test_the_rates_of_a_device_are_measured_once_a_run(
 ) -> None:
     """For each dtype, number of ranks and of threads; decoding adds that of copies."""
     monkeypatch.setattr(launcher, "_rates", {})
-    found = []
+    found, rates = [], RATES[:2]  # the third one is a GPU's clock
     for fields in ({}, {"mode": "decode"}, {"mode": "decode"}, {"dtype": "bfloat16"}):
         outcome = run(launcher, "sdpa", 300, repeats=1, **fields)
-        facts = [name for name in RATES if name in outcome.facts]
-        phases = [name for name in RATES if f"check {name}" in outcome.facts["phase_s"]]
+        facts = [name for name in rates if name in outcome.facts]
+        phases = [name for name in rates if f"check {name}" in outcome.facts["phase_s"]]
         found.append((outcome.largest("matmul_rate"), outcome.largest("copy_bandwidth")))
-        assert [*facts, *phases] in ([*RATES], [*RATES[:1]])
-        assert facts == [*RATES[: (0, 1, 2, 0)[len(found) - 1]]]
+        assert [*facts, *phases] in ([*rates], [*rates[:1]])
+        assert facts == [*rates[: (0, 1, 2, 0)[len(found) - 1]]]
     first, second, third, other = found
     assert third == second == (first[0], third[1])
     assert third[1]
