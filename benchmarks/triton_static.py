@@ -187,7 +187,13 @@ def kernel_of(variant: Variant, capability: int) -> tuple[Any, Any]:
     if variant.kernel == "decode":
         return triton_decode._split, triton_decode.tile_of(variant.group, variant.head_dim, dtype)
     shape = select_shape(
-        variant.kernel, variant.block, variant.head_dim, dtype, capability // 10, variant.tail
+        variant.kernel,
+        variant.block,
+        variant.head_dim,
+        dtype,
+        capability // 10,
+        variant.tail,
+        variant.causal,
     )
     return _KERNELS[variant.kernel], Shape(*variant.tile) if variant.tile else shape
 

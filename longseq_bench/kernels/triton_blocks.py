@@ -162,7 +162,7 @@ class TritonBlocks:
             return
         key = (name, q.shape[3], q.dtype)
         tile = self._shapes.get(key) or select_shape(
-            name, self.block, q.shape[3], q.dtype, capability_of(q), is_short
+            name, self.block, q.shape[3], q.dtype, capability_of(q), is_short, self.causal
         )
         with on_device(q):
             self._shapes[key] = run_fitting(tile, run)

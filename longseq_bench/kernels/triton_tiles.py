@@ -7,8 +7,12 @@ spills, shared memory, programs per multiprocessor and loads in flight.
 from __future__ import annotations
 
 import contextlib
+import csv
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from itertools import product
 from typing import Any
 
 import torch
@@ -66,40 +70,24 @@ class Shape:
 _MAX_REGISTERS = 255
 """Maximum of a thread. Without it the assembler sometimes spills some bytes to fit two programs."""
 
-_MAX_HEAD_DIMS = (64, 128, 256)
-_SHAPES = {
-    ("forward", 2): (Shape(128, 64, 8, 3, 128), Shape(64, 64, 4, 3), Shape(64, 32, 8, 3)),
-    ("forward", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 8, 2), Shape(16, 32, 4, 2)),
-    ("dq", 2): (Shape(128, 64, 8, 3, 128), Shape(64, 64, 4, 2), Shape(64, 32, 8, 3)),
-    ("dq", 4): (Shape(32, 32, 4, 2), Shape(32, 32, 4, 2), Shape(16, 16, 4, 2)),
-    ("dkv", 2): (Shape(64, 64, 4, 3), Shape(32, 64, 4, 3), Shape(32, 32, 8, 3)),
-    ("dkv", 4): (Shape(32, 32, 8, 2), Shape(32, 32, 8, 2), Shape(16, 16, 4, 2)),
-}
-"""Tiles by kernel and bytes per element, for a head_dim up to each of _MAX_HEAD_DIMS.
+_ANY = "any"
+_SELECTED_BY = ("kernel", "bytes", "head_dim", "capability", "tail", "mask")
 
-The 16-bit ones up to 128 were chosen by times on an H100, full and causal together, at 65,536
-tokens (results/h100/tiles); those of 256 by what they compile to.
-"""
 
-_OTHERS = {
-    (8, "forward", 64): Shape(128, 64, 8, 3),
-    (8, "dq", 64): Shape(128, 64, 8, 3),
-    (8, "dq", 128): Shape(64, 64, 8, 3),
-    (8, "dkv", 64): Shape(32, 128, 8, 3),
-    (10, "forward", 64): Shape(64, 64, 4, 3),
-    (10, "forward", 256): Shape(64, 32, 8, 3, _MAX_REGISTERS),
-    (10, "dq", 64): Shape(128, 64, 8, 3, _MAX_REGISTERS),
-    (10, "dq", 256): Shape(64, 32, 8, 3, _MAX_REGISTERS),
-    (10, "dkv", 128): Shape(64, 64, 8, 3),
-}
-"""16-bit tiles for other capabilities, where the tiles of 9 would spill or could be larger."""
-
-_TAILS = {
-    (8, "forward", 128): Shape(128, 32, 8, 3),
-    (9, "dq", 256): Shape(64, 16, 8, 3),
-    (10, "dkv", 64): Shape(32, 128, 8, 3, _MAX_REGISTERS),
-}
-"""16-bit tiles where the masks of a short last block need more registers."""
+@cache
+def _tiles() -> dict[tuple[str, ...], Shape]:
+    """Return the tiles of data/tiles.csv, which explains them, by what selects them."""
+    text = files("longseq_bench").joinpath("data/tiles.csv").read_text("utf-8")
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    found = {}
+    for row in rows:
+        sizes = (
+            int(row[name] or 0) for name in ("queries", "keys", "warps", "stages", "registers")
+        )
+        queries, keys, warps, stages, registers = sizes
+        shape = Shape(queries, keys, warps, stages, registers or None)
+        found[tuple(row[name] for name in _SELECTED_BY)] = shape
+    return found
 
 
 def select_shape(
@@ -109,31 +97,35 @@ def select_shape(
     dtype: torch.dtype,
     capability: int = 9,
     tail: bool = False,
+    causal: bool = False,
 ) -> Shape:
     """Return the first tile to try for a kernel, never larger than a block.
 
     kernel: forward, dq or dkv.
     capability: major number of the device's compute capability. tail: the last block is short.
     """
-    shapes = _SHAPES.get((kernel, dtype.itemsize), ())
-    for max_head_dim, shape in zip(_MAX_HEAD_DIMS, shapes, strict=False):
-        if head_dim <= max_head_dim:
-            if dtype.itemsize == 2:
-                shape = _shape_16_bit(shape, (capability, kernel, max_head_dim), tail)
-            queries, keys = min(shape.queries, block), min(shape.keys, block)
-            is_full = (queries, keys) == (shape.queries, shape.keys)
-            # dK and dV of 64 keys by 128 take half the registers of 8 warps, all of 4
-            is_large = is_full or (kernel == "dkv" and keys * head_dim > 64 * 64)
-            return replace(shape, queries=queries, keys=keys, warps=shape.warps if is_large else 4)
-    raise UnsupportedError(unavailable_reason(block, head_dim, dtype) or f"no tile for {kernel}")
+    if reason := unavailable_reason(block, head_dim, dtype):
+        raise UnsupportedError(reason)
+    shape = _find(kernel, dtype.itemsize, head_dim, capability, tail, causal)
+    queries, keys = min(shape.queries, block), min(shape.keys, block)
+    is_full = (queries, keys) == (shape.queries, shape.keys)
+    # dK and dV of 64 keys by 128 take half the registers of 8 warps, all of 4
+    is_large = is_full or (kernel == "dkv" and keys * head_dim > 64 * 64)
+    return replace(shape, queries=queries, keys=keys, warps=shape.warps if is_large else 4)
 
 
-def _shape_16_bit(shape: Shape, key: tuple[int, str, int], tail: bool) -> Shape:
-    shape = _OTHERS.get(key, shape)
-    if not tail:
-        return shape
-    limit = shape.max_registers and _MAX_REGISTERS
-    return _TAILS.get(key, replace(shape, max_registers=limit))
+def _find(
+    kernel: str, size: int, head_dim: int, capability: int, tail: bool, causal: bool
+) -> Shape:
+    room = next(str(dim) for dim in (64, 128, 256) if head_dim <= dim)
+    tails, masks = ("yes", "no") if tail else ("no",), ("causal" if causal else "full", _ANY)
+    keys = product((kernel,), (str(size),), (room,), (str(capability), _ANY), tails, masks)
+    key = next(key for key in keys if key in _tiles())
+    shape = _tiles()[key]
+    if tail and key[_SELECTED_BY.index("tail")] == "no" and shape.max_registers:
+        # the masks of a short last block need more registers
+        return replace(shape, max_registers=_MAX_REGISTERS)
+    return shape
 
 
 def run_fitting(tile: Shape, run: Callable[[Shape], None]) -> Shape:
