@@ -25,9 +25,9 @@ from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.spans import check_shapes
 from longseq_bench.kernels.triton_tiles import (
     BLOCKS,
+    Launch,
     Shape,
     capability_of,
-    grid_of,
     on_device,
     run_fitting,
     select_shape,
@@ -154,12 +154,11 @@ class TritonBlocks:
 
         def run(tile: Shape) -> None:
             tokens, owner = (tile.keys, k) if name == "dkv" else (tile.queries, q)
-            grid = _grid(items.count * (self.block // tokens), owner)
+            programs = items.count * (self.block // tokens) * owner.shape[0] * owner.shape[1]
             of_tile = {"M": tile.queries, "N": tile.keys, **tile.options}
-            _KERNELS[name][grid](*tensors, *lists, *strides, *sizes, **fixed, **of_tile)
+            launch = Launch(_KERNELS[name], programs, (*strides, *sizes), fixed | of_tile)
+            launch(*tensors, *lists)
 
-        if q.is_meta:
-            return
         key = (name, q.shape[3], q.dtype)
         tile = self._shapes.get(key) or select_shape(
             name, self.block, q.shape[3], q.dtype, capability_of(q), is_short, self.causal
@@ -171,23 +170,19 @@ class TritonBlocks:
         self, kernel: Any, tensors: Sequence[Tensor], items: WorkItems, keep_lse: bool | None = None
     ) -> None:
         """Join the slots of split rows; tensors: the result, and others that the kernel takes."""
-        if tensors[0].is_meta or not items.slots:
+        if not items.slots:
             return
         total, tokens = tensors[0], min(self.block, _JOINED_ROWS)
         rows = items.splits.shape[1]
         sizes = (total.shape[2], rows, total.shape[1], items.slots)
         constants = self._constants(total) | {"M": tokens}
         constants |= {} if keep_lse is None else {"KEEP_LSE": keep_lse}
-        grid = _grid(rows * (self.block // tokens), total)
+        programs = rows * (self.block // tokens) * total.shape[0] * total.shape[1]
+        launch = Launch(kernel, programs, (total.stride()[:3], *sizes), constants)
         with on_device(total):
-            kernel[grid](*tensors, items.splits, total.stride()[:3], *sizes, **constants)
+            launch(*tensors, items.splits)
 
     def _constants(self, owner: Tensor) -> dict[str, Any]:
         dim = owner.shape[3]
         wide = triton.next_power_of_2(dim)
         return {"SHARED": len(self.layouts) == 1, "BLOCK": self.block, "DIM": dim, "WIDE": wide}
-
-
-def _grid(programs: int, owner: Tensor) -> tuple[int]:
-    """Return a grid of so many programs for each head and batch of `owner`."""
-    return grid_of(programs * owner.shape[0] * owner.shape[1])

@@ -17,9 +17,8 @@ from torch import Tensor
 from triton.language import tensor
 
 from longseq_bench.kernels.base import check_strides
-from longseq_bench.kernels.decode import SeenKeys, choose_splits, merge_partials
-from longseq_bench.kernels.triton_tiles import Shape, grid_of, on_device
-from longseq_bench.meta_mode import are_loops_limited
+from longseq_bench.kernels.decode import SeenKeys, choose_splits
+from longseq_bench.kernels.triton_tiles import Launch, Shape, on_device
 
 PROGRAMS_PER_MULTIPROCESSOR = 4
 _LOG2_E = tl.constexpr(1 / math.log(2))
@@ -127,21 +126,19 @@ def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Te
     splits = choose_splits(batch * kv_heads, seen.end - seen.begin, _workers(q), tile.keys)
     out = torch.empty(splits, batch, heads, queries, v_dim, device=q.device)
     lse = torch.empty(splits, batch, heads, queries, device=q.device)
-    if are_loops_limited():
-        return merge_partials(out, lse)
     tensors = q, k, v, out, lse, *_ends(seen, q.device)
     strides = [t.stride()[:3] for t in (q, k, v)]
     sizes = seen.begin, seen.end, splits, kv_heads, rows, queries, dim**-0.5
     widths = {"DIM": dim, "WIDE": _wide(dim), "V_DIM": v_dim, "V_WIDE": _wide(v_dim)}
     tile_sizes = {"M": tile.queries, "N": tile.keys, **tile.options}
+    split = Launch(_split, splits * batch * kv_heads, (*strides, *sizes), widths | tile_sizes)
     with on_device(q):
-        grid = grid_of(splits * batch * kv_heads)
-        _split[grid](*tensors, *strides, *sizes, **widths, **tile_sizes)
+        split(*tensors)
         if splits == 1:
             return out[0], lse[0]
         joined, joined_lse = torch.empty_like(out[0]), torch.empty_like(lse[0])
         constants = {"DIM": v_dim, "WIDE": _wide(v_dim), "S": 32}
-        _join[grid_of(lse[0].numel())](out, lse, joined, joined_lse, splits, **constants)
+        Launch(_join, lse[0].numel(), [splits], constants)(out, lse, joined, joined_lse)
     return joined, joined_lse
 
 
@@ -177,8 +174,9 @@ def _wide(dim: int) -> int:
 
 def _workers(q: Tensor) -> int:
     """Return the programs that run at the same time; few in Triton's interpreter."""
-    if not q.is_cuda:
+    if not q.is_cuda and not q.is_meta:
         return 1
-    count = torch.cuda.get_device_properties(q.device).multi_processor_count
+    # without a device, as many as an H100
+    count = 132 if q.is_meta else torch.cuda.get_device_properties(q.device).multi_processor_count
     # choose_splits multiplies by the units per worker
     return max(1, count * PROGRAMS_PER_MULTIPROCESSOR // 8)

@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.language import tensor
 
 from longseq_bench.kernels.triton_kernels import jit, load, store
-from longseq_bench.kernels.triton_tiles import grid_of, on_device, with_dense_rows
+from longseq_bench.kernels.triton_tiles import Launch, on_device, with_dense_rows
 
 ROWS = 32
 """Rows of a program."""
@@ -59,10 +59,10 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     if not programs:
         return
     strides = (out.stride()[:3], lse.stride(), part.stride()[:3], part_lse.stride())
+    widths = {"DIM": dim, "WIDE": triton.next_power_of_2(dim), "M": ROWS}
+    launch = Launch(_merge, programs, (*strides, tokens, heads, tiles), widths)
     with on_device(out):
-        widths = {"DIM": dim, "WIDE": triton.next_power_of_2(dim), "M": ROWS}
-        tensors = out, lse, part, part_lse
-        _merge[grid_of(programs)](*tensors, *strides, tokens, heads, tiles, **widths)
+        launch(out, lse, part, part_lse)
 
 
 # ---- partial results of split rows and columns; see triton_kernels.py ----------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.compiler import CompiledKernel
 from triton.runtime.errors import OutOfResources
 
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
@@ -143,6 +144,44 @@ def run_fitting(tile: Shape, run: Callable[[Shape], None]) -> Shape:
             tile = smaller
         else:
             return tile
+
+
+# ---- launches ------------------------------------------------------------------------------------
+
+ALIGNMENT = 16
+"""Bytes. Triton compiles a kernel again for a tensor that begins elsewhere."""
+
+
+class Launch:
+    """A launch of a kernel with the same arguments each time, but for the data of its tensors.
+
+    Triton looks at every argument of a launch to find out what it has compiled, which takes longer
+    than many a kernel. So the first call keeps what was compiled, and later ones start that.
+    sizes, constants: the parameters after the tensors, in order; options of the compiler.
+    """
+
+    def __init__(
+        self, kernel: Any, programs: int, sizes: Sequence[Any], constants: dict[str, Any]
+    ) -> None:
+        self.name: str = kernel.__name__
+        self._kernel, self._grid = kernel, (*grid_of(programs), 1, 1)
+        self._sizes, self._constants = tuple(sizes), constants
+        self._compiled: Any = None
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launch on the current device; nothing on meta tensors."""
+        if tensors[0].is_meta:
+            return
+        aligned = not any(t.data_ptr() % ALIGNMENT for t in tensors)
+        if self._compiled is not None and aligned:
+            self._compiled(*tensors, *self._sizes)
+            return
+        made = self._kernel[self._grid](*tensors, *self._sizes, **self._constants)
+        if aligned and isinstance(made, CompiledKernel):  # not in the interpreter
+            names = self._kernel.arg_names[len(tensors) + len(self._sizes) :]
+            self._sizes += tuple(self._constants[name] for name in names)
+            self._constants = {k: v for k, v in self._constants.items() if k not in names}
+            self._compiled = made[self._grid]
 
 
 # ---- parts of every launch: grid, current device, rows without gaps ------------------------------

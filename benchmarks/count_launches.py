@@ -1,0 +1,149 @@
+"""Launches of one pass on a GPU, counted without one: `python -m benchmarks.count_launches`.
+
+A pass runs on tensors without data, which stand for an H100. Operations of torch that start a
+kernel, copies between host and device, and launches of Triton are counted; views and allocations
+are not. An operation counts as one launch, though some start several, and one that would wait
+for the device fails, since there is no data to wait for. The exit code is 1 if a goal is missed.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from typing_extensions import override
+
+from longseq_bench import meta_mode
+from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
+from longseq_bench.kernels import triton_tiles
+
+CAPABILITY = (9, 0)
+FREE = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view",
+    "resize_", "set_",
+}  # fmt: skip
+"""Operations that start nothing on the device, besides those that return a view."""
+
+
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What one pass starts on the device: launches by name, and copies from or to the host."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.launches, self.copies = Counter[str](), 0
+
+    @override
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        leaves = tree_leaves((args, kwargs, result))
+        of_all = {t.device.type for t in leaves if isinstance(t, torch.Tensor)}
+        name = func.overloadpacket.__name__
+        if "meta" in of_all and not func.is_view and name not in FREE:
+            if name in ("_to_copy", "copy_") and len(of_all) > 1:
+                self.copies += 1
+            else:
+                self.launches[name] += 1
+        return result
+
+
+@contextmanager
+def counted() -> Iterator[Counted]:
+    """Count what a block starts on meta tensors, launches of Triton included."""
+    found, launch = Counted(), triton_tiles.Launch.__call__
+
+    def count(own: triton_tiles.Launch, *tensors: torch.Tensor) -> None:
+        found.launches[own.name] += 1
+        launch(own, *tensors)
+
+    triton_tiles.Launch.__call__ = count  # type: ignore[assignment, method-assign]
+    try:
+        with found:
+            yield found
+    finally:
+        triton_tiles.Launch.__call__ = launch  # type: ignore[method-assign]
+
+
+def count_pass(name: str, w: Workload, **options: Any) -> Counted:
+    """Count the second pass of an implementation on one rank, as on a GPU with Triton."""
+    dtype = getattr(torch, w.dtype)
+    with meta_mode.standing_for("cuda", CAPABILITY):
+        attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
+        attention.prepare("cuda")
+
+        def draw(heads: int, head_dim: int, tokens: int) -> torch.Tensor:
+            t = torch.empty(w.batch, heads, tokens, head_dim, dtype=dtype, device="meta")
+            return t.requires_grad_(w.train)
+
+        q, k, v = (
+            draw(w.heads, w.head_dim, len(w.queries)),
+            draw(w.kv_heads, w.head_dim, w.seq_len),
+            draw(w.kv_heads, w.v_head_dim, w.seq_len),
+        )
+        grad = torch.empty(*q.shape[:3], w.v_head_dim, dtype=dtype, device="meta")
+
+        def run() -> None:
+            out = attention(q, k, v)
+            if w.train:
+                torch.autograd.grad(out, (q, k, v), grad)
+
+        run()
+        with counted() as found:
+            run()
+    return found
+
+
+def _case(name: str, **options: Any) -> Callable[[str, bool, int], Counted]:
+    def count(mode: str, causal: bool, new_tokens: int) -> Counted:
+        shape: dict[str, Any] = {"seq_len": 2**17, "heads": 8, "kv_heads": 8, "head_dim": 64}
+        if mode == "decode":
+            shape = {"seq_len": 2**18, "heads": 32, "kv_heads": 8, "head_dim": 128}
+            shape["new_tokens"] = new_tokens
+        return count_pass(
+            name, Workload(dtype="bfloat16", causal=causal, mode=mode, **shape), **options
+        )
+
+    return count
+
+
+ADAPTIVE = _case("block-sparse-adaptive", sparsity=0.99)
+SPARSE = _case("block-sparse", sparsity=0.99)
+SINK_WINDOW = _case("block-sparse", pattern="sink-window", sparsity=0.9)
+RING = _case("ring")
+
+CASES = {
+    "block-sparse": (SPARSE, "forward", False, 1, 3),
+    "block-sparse train": (SPARSE, "train", False, 1, 9),
+    "adaptive": (ADAPTIVE, "forward", False, 1, 12),
+    "adaptive causal": (ADAPTIVE, "forward", True, 1, 12),
+    "adaptive train": (ADAPTIVE, "train", False, 1, 18),
+    "adaptive causal train": (ADAPTIVE, "train", True, 1, 18),
+    "decode ring, 1 new token": (RING, "decode", True, 1, 4),
+    "decode ring, 8 new tokens": (RING, "decode", True, 8, 4),
+    "decode sink-window, 1 new token": (SINK_WINDOW, "decode", True, 1, 4),
+    "decode sink-window, 8 new tokens": (SINK_WINDOW, "decode", True, 8, 4),
+}
+"""Counts by name: implementation, mode, causal, new tokens, and the most launches of the goal."""
+
+
+def main() -> None:
+    print(f"{'':34}{'launches':>9}{'copies':>8}{'goal':>6}")
+    missed = False
+    for name, (count, mode, causal, new_tokens, goal) in CASES.items():
+        found = count(mode, causal, new_tokens)
+        total = found.launches.total()
+        missed |= total > goal or found.copies > 0
+        names = ", ".join(f"{n} {kind}" for kind, n in found.launches.items())
+        print(f"{name:34}{total:>9}{found.copies:>8}{goal:>6}  {names}", flush=True)
+    sys.exit(missed)
+
+
+if __name__ == "__main__":
+    main()
