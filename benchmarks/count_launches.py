@@ -123,12 +123,12 @@ CASES = {
     "block-sparse train": (SPARSE, "train", False, 1, 9),
     "adaptive": (ADAPTIVE, "forward", False, 1, 12),
     "adaptive causal": (ADAPTIVE, "forward", True, 1, 12),
-    "adaptive train": (ADAPTIVE, "train", False, 1, 18),
-    "adaptive causal train": (ADAPTIVE, "train", True, 1, 18),
+    "adaptive train": (ADAPTIVE, "train", False, 1, 12),
+    "adaptive causal train": (ADAPTIVE, "train", True, 1, 12),
     "decode ring, 1 new token": (RING, "decode", True, 1, 4),
     "decode ring, 8 new tokens": (RING, "decode", True, 8, 4),
-    "decode sink-window, 1 new token": (SINK_WINDOW, "decode", True, 1, 4),
-    "decode sink-window, 8 new tokens": (SINK_WINDOW, "decode", True, 8, 4),
+    "decode sink-window, 1 new token": (SINK_WINDOW, "decode", True, 1, 20),
+    "decode sink-window, 8 new tokens": (SINK_WINDOW, "decode", True, 8, 20),
 }
 """Counts by name: implementation, mode, causal, new tokens, and the most launches of the goal."""
 

@@ -68,22 +68,25 @@ class TritonBlocks:
         self._columns: dict[tuple[torch.device, int], WorkItems] = {}
         self._shapes: dict[tuple[str, int, torch.dtype], Shape] = {}
 
-    def prepare(self, device: torch.device | str, group: int = 0) -> None:
-        """Copy the lists of rows to a device, once.
-
-        group: query heads per KV head; 0: don't copy those of columns, which training needs.
-        """
-        device = torch.empty(0, device=device).device
+    def rows(self, device: torch.device) -> WorkItems:
+        """Return the lists of rows on a device; they are copied there once."""
         if device not in self._rows:
             self._rows[device] = WorkItems.of_rows(self.layouts, device)
-        if group and (device, group) not in self._columns:
+        return self._rows[device]
+
+    def columns(self, device: torch.device, group: int) -> WorkItems:
+        """Return the lists of columns, which a backward pass needs; see `rows`.
+
+        group: query heads per KV head.
+        """
+        if (device, group) not in self._columns:
             self._columns[device, group] = WorkItems.of_columns(self.layouts, group, device)
+        return self._columns[device, group]
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
         self._check(q, k, v)
-        self.prepare(q.device)
-        items, (q, k, v) = self._rows[q.device], map(with_dense_rows, (q, k, v))
+        items, (q, k, v) = self.rows(q.device), map(with_dense_rows, (q, k, v))
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(q.shape[:3] if keep_lse else (1,), dtype=torch.float32, device=q.device)
         parts = self._slots(q, items)
@@ -102,9 +105,7 @@ class TritonBlocks:
         """
         (grad_out, q, out, lse), (k, v) = queries, keys
         self._check(q, k, v)
-        group = q.shape[1] // k.shape[1]
-        self.prepare(q.device, group)
-        rows, columns = self._rows[q.device], self._columns[q.device, group]
+        rows, columns = self.rows(q.device), self.columns(q.device, q.shape[1] // k.shape[1])
         grad_out, q, k, v, out = map(with_dense_rows, (grad_out, q, k, v, out))
         lse = lse.contiguous()
         delta = torch.empty_like(lse)

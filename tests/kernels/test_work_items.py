@@ -12,8 +12,9 @@ CPU = torch.device("cpu")
 
 def lists_of(items: WorkItems, layout: int) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    pairs = zip(items.places[layout].tolist(), items.bounds[layout].tolist(), strict=True)
-    for (block, _), (begin, _, _, end) in sorted(pairs, key=lambda pair: pair[1]):
+    pairs = zip(items.bounds[layout].tolist(), items.places[layout].tolist(), strict=True)
+    # an item that is repeated counts once
+    for (begin, _, _, end), (block, _) in sorted({(*b,): (*p,) for b, p in pairs}.items()):
         found.setdefault(block, []).extend(items.indices[begin:end].tolist())
     return found
 

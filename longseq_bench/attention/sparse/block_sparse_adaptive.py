@@ -15,7 +15,7 @@ layout.
 import math
 import time
 from dataclasses import replace
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from longseq_bench.attention.sparse.block_sparse import (
     SparsityOption,
     build_layout_kernel,
 )
-from longseq_bench.attention.sparse.topk import CHUNK, top_layout
+from longseq_bench.attention.sparse.topk import CHUNK, empty_layout, top_layout
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -43,6 +43,9 @@ from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import check_sparsity, make_layout
 from longseq_bench.patterns.spans import spans_of
 
+if TYPE_CHECKING:
+    from longseq_bench.kernels.triton_topk import TopBlocks
+
 _INIT_NOISE = 0.1
 """Noise of the scorer's initial matrices around the identity; the identity equals scorer=means."""
 
@@ -52,9 +55,6 @@ class AdaptiveBlockSparse(LayoutAttention):
     """Attention over the blocks with the highest scores."""
 
     summary = "each query block sees the key blocks with the highest scores, chosen for each head"
-
-    layouts: tuple[BlockLayout, ...] = ()
-    """The layouts of the last call, one per query head."""
 
     def __init__(
         self,
@@ -76,11 +76,18 @@ class AdaptiveBlockSparse(LayoutAttention):
         self.block, self.sparsity, self.requested_density = block, sparsity, 1 - sparsity
         self.scorer = scorer
         self.matrices: tuple[Tensor, ...] = ()
+        self._top: TopBlocks | None = None
+        self._chosen: tuple[BlockLayout, ...] | TopBlocks = ()
 
     def prepare(self, device: str) -> None:
         """Choose the kernel and draw the scorer's matrices; each call chooses its layouts."""
         super().prepare(device)
         w = self.workload
+        if self.kernel_name == "triton" and sparse_selection.has_triton():
+            from longseq_bench.kernels.triton_topk import TopBlocks
+
+            places = empty_layout(w.seq_len, self.block, self.sparsity, w.causal)
+            self._top = TopBlocks(places, w.heads)
         if self.scorer == "learned" and not self.matrices:
             generator = torch.Generator().manual_seed(0)
             noise = (torch.randn(w.head_dim, w.head_dim, generator=generator) for _ in range(2))
@@ -98,7 +105,14 @@ class AdaptiveBlockSparse(LayoutAttention):
             first_queries = q[:, :, :: self.block]
             queries = first_queries.float() if self.workload.causal else _means(q, self.block)
             keys = _means(k, self.block)
-            self.layouts = tuple(self._layout(queries, keys, h) for h in range(q.shape[1]))
+            sides = self._sides(queries, keys)
+            if self._top:
+                self._chosen = top = self._top.choose(*sides)
+            else:
+                self._chosen = self._layouts(*sides)
+        if self._top:
+            # the choice is a part of the pass, which nothing waits for
+            return attend(q, k, v, top, self.workload.train)
         self.layout_s = time.perf_counter() - start
         if self.scorer == "learned" and self.workload.train:
             apply: Any = _Learned.apply
@@ -117,24 +131,46 @@ class AdaptiveBlockSparse(LayoutAttention):
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "scorer": self.scorer}
 
-    def _layout(self, queries: Tensor, keys: Tensor, head: int) -> BlockLayout:
-        w = self.workload
-        if queries.is_meta:
-            # there are no scores: use a layout with equally many blocks
-            return make_layout("local-window", w.seq_len, self.block, self.sparsity, w.causal)
-        kv = head * w.kv_heads // w.heads
-        q, k = queries[:, head], keys[:, kv]
+    @property
+    @override
+    def layouts(self) -> tuple[BlockLayout, ...]:
+        """The layouts of the last call, one per query head.
+
+        Raises UserError for a score that is NaN, which only now comes from a CUDA device.
+        """
+        if not isinstance(self._chosen, tuple):
+            chosen = self._chosen
+            self._chosen = self._stand_ins() if chosen.indices.is_meta else chosen.to_host()
+        return self._chosen
+
+    def _sides(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (H, rows, B D) of queries and of keys, whose product is B √D times the scores."""
         if self.matrices:
-            q, k = q @ self.matrices[0], k @ self.matrices[1]
-        # (B, rows, D) as (rows, B D): one product sums over the batch too
-        rows, columns = (t.permute(1, 0, 2).flatten(1) for t in (q, k))
-        scale = 1 / (math.sqrt(w.head_dim) * w.batch)
+            queries, keys = queries @ self.matrices[0], keys @ self.matrices[1]
+        return queries.permute(1, 2, 0, 3).flatten(2), keys.permute(1, 2, 0, 3).flatten(2)
 
-        def scores(start: int, stop: int) -> Tensor:
-            return rows[start:stop] @ columns.T * scale
+    def _layouts(self, queries: Tensor, keys: Tensor) -> tuple[BlockLayout, ...]:
+        if queries.is_meta:
+            return self._stand_ins()
+        w, chunk = self.workload, CHUNK[queries.device.type]
+        layouts = []
+        for head, rows in enumerate(queries):
+            columns = keys[head * w.kv_heads // w.heads].T
 
-        chunk = CHUNK[q.device.type]
-        return top_layout(scores, w.seq_len, self.block, self.sparsity, w.causal, chunk)
+            def scores(
+                start: int, stop: int, rows: Tensor = rows, columns: Tensor = columns
+            ) -> Tensor:
+                return rows[start:stop] @ columns
+
+            layout = top_layout(scores, w.seq_len, self.block, self.sparsity, w.causal, chunk)
+            layouts.append(layout)
+        return tuple(layouts)
+
+    def _stand_ins(self) -> tuple[BlockLayout, ...]:
+        """Return layouts with equally many blocks, where there are no scores."""
+        w = self.workload
+        layout = make_layout("local-window", w.seq_len, self.block, self.sparsity, w.causal)
+        return (layout,) * w.heads
 
 
 class _Learned(torch.autograd.Function):
@@ -199,11 +235,12 @@ def _matrix_gradients(
 
 def _means(t: Tensor, block: int) -> Tensor:
     """Return means of blocks of tokens, (B, H, rows, D) float32; the last block may be short."""
-    end_of_full = t.shape[2] // block * block
-    means = []
-    if end_of_full:
-        blocks = torch.unflatten(t[:, :, :end_of_full], 2, (-1, block))
-        means.append(blocks.mean(3, dtype=torch.float32))
-    if end_of_full < t.shape[2]:
-        means.append(t[:, :, end_of_full:].mean(2, keepdim=True, dtype=torch.float32))
-    return torch.cat(means, 2)
+    full, rows = t.shape[2] // block, -(-t.shape[2] // block)
+    means = t.new_empty(*t.shape[:2], rows, t.shape[3], dtype=torch.float32)
+    if full:
+        blocks = torch.unflatten(t[:, :, : full * block], 2, (full, block))
+        torch.mean(blocks, 3, dtype=torch.float32, out=means[:, :, :full])
+    if full < rows:
+        rest = t[:, :, full * block :]
+        torch.mean(rest, 2, keepdim=True, dtype=torch.float32, out=means[:, :, full:])
+    return means

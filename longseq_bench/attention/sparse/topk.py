@@ -4,12 +4,13 @@ Scores are requested in chunks of rows, so memory is that of the kept blocks and
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from longseq_bench.core.errors import UserError
+from longseq_bench.kernels.sparse_selection import nan_error
 from longseq_bench.patterns import Ints
 from longseq_bench.patterns.block_layout import BlockLayout, visible_blocks
 from longseq_bench.patterns.blocks import check_lengths, check_sparsity, kept_counts
@@ -36,11 +37,8 @@ def top_layout(
 
     Raises UserError for bad lengths or sparsity, and for a score that is NaN.
     """
-    check_sparsity(sparsity)
-    check_lengths(seq_len, block)
-    rows = -(-seq_len // block)
-    counts = kept_counts(visible_blocks(seq_len, block, causal, None)[1], sparsity)
-    indptr = np.concatenate(([0], np.cumsum(counts)))
+    layout = empty_layout(seq_len, block, sparsity, causal)
+    rows, counts, indptr = layout.rows, layout.row_lengths, layout.indptr
     indices = np.empty(indptr[-1], dtype=np.int32)
     step = max(1, chunk // rows)
     for start in range(0, rows, step):
@@ -48,7 +46,16 @@ def top_layout(
         visible = scores(start, stop)[:, : stop if causal else rows]
         kept = _top(visible, counts[start:stop, None], start, causal)
         indices[indptr[start] : indptr[stop]] = kept
-    return BlockLayout(seq_len, block, causal, indptr, indices)
+    return replace(layout, indices=indices)
+
+
+def empty_layout(seq_len: int, block: int, sparsity: float, causal: bool) -> BlockLayout:
+    """Return a layout with the places of the kept blocks, and no block in them."""
+    check_sparsity(sparsity)
+    check_lengths(seq_len, block)
+    counts = kept_counts(visible_blocks(seq_len, block, causal, None)[1], sparsity)
+    indptr = np.concatenate(([0], np.cumsum(counts)))
+    return BlockLayout(seq_len, block, causal, indptr, np.empty(0, dtype=np.int32))
 
 
 def _top(scores: Tensor, counts: Ints, start: int, causal: bool) -> Ints:
@@ -59,7 +66,7 @@ def _top(scores: Tensor, counts: Ints, start: int, causal: bool) -> Ints:
         scores = scores.masked_fill(blocks > own[:, None], -torch.inf)
     if (bad := scores.isnan()).any():
         row, key = bad.nonzero()[0].tolist()
-        raise UserError(f"the score of query block {start + row} for key block {key} is NaN")
+        raise nan_error(start + row, key)
     # the diagonal comes before every score; -0.0 becomes 0.0
     scores = scores.clamp(max=torch.finfo(torch.float32).max) + 0.0
     scores[rows, own] = torch.inf
