@@ -10,7 +10,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +23,7 @@ from longseq_bench import meta_mode
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.kernels import triton_tiles
+from longseq_bench.kernels import merge, triton_tiles
 
 CAPABILITY = (9, 0)
 FREE = {
@@ -29,6 +31,9 @@ FREE = {
     "resize_", "set_",
 }  # fmt: skip
 """Operations that start nothing on the device, besides those that return a view."""
+
+SEVERAL = {"_scaled_dot_product_cudnn_attention_backward": 3}
+"""Operations that start several kernels, by a profile of an H100 (torch 2.11, cuDNN 9.19)."""
 
 
 class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -50,7 +55,7 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if name in ("_to_copy", "copy_") and len(of_all) > 1:
                 self.copies += 1
             else:
-                self.launches[name] += 1
+                self.launches[name] += SEVERAL.get(name, 1)
         return result
 
 
@@ -63,29 +68,33 @@ def counted() -> Iterator[Counted]:
         found.launches[own.name] += 1
         launch(own, *tensors)
 
-    triton_tiles.Launch.__call__ = count  # type: ignore[assignment, method-assign]
-    try:
-        with found:
-            yield found
-    finally:
-        triton_tiles.Launch.__call__ = launch  # type: ignore[method-assign]
+    def count_merge(*tensors: torch.Tensor | None) -> None:
+        found.launches["_merge"] += 1
+
+    with (
+        patch.object(triton_tiles.Launch, "__call__", count),
+        patch.object(merge, "launch", count_merge),
+        found,
+    ):
+        yield found
 
 
-def count_pass(name: str, w: Workload, **options: Any) -> Counted:
-    """Count the second pass of an implementation on one rank, as on a GPU with Triton."""
+def count_pass(name: str, w: Workload, ranks: int = 1, **options: Any) -> Counted:
+    """Count the second pass of an implementation on the first rank, as on a GPU with Triton."""
     dtype = getattr(torch, w.dtype)
     with meta_mode.standing_for("cuda", CAPABILITY):
-        attention = IMPLEMENTATIONS.get(name)(w, Group.alone(), **options)
+        attention = IMPLEMENTATIONS.get(name)(w, Group(0, ranks), **options)
         attention.prepare("cuda")
+        own = attention.shard
 
-        def draw(heads: int, head_dim: int, tokens: int) -> torch.Tensor:
-            t = torch.empty(w.batch, heads, tokens, head_dim, dtype=dtype, device="meta")
+        def draw(heads: range, head_dim: int, tokens: int) -> torch.Tensor:
+            t = torch.empty(w.batch, len(heads), tokens, head_dim, dtype=dtype, device="meta")
             return t.requires_grad_(w.train)
 
         q, k, v = (
-            draw(w.heads, w.head_dim, len(w.queries)),
-            draw(w.kv_heads, w.head_dim, w.seq_len),
-            draw(w.kv_heads, w.v_head_dim, w.seq_len),
+            draw(own.heads, w.head_dim, len(own.queries)),
+            draw(own.kv_heads, w.head_dim, len(own.keys)),
+            draw(own.kv_heads, w.v_head_dim, len(own.keys)),
         )
         grad = torch.empty(*q.shape[:3], w.v_head_dim, dtype=dtype, device="meta")
 
@@ -95,7 +104,8 @@ def count_pass(name: str, w: Workload, **options: Any) -> Counted:
                 torch.autograd.grad(out, (q, k, v), grad)
 
         run()
-        with counted() as found:
+        every_iteration = replace(meta_mode._mode, loops_limited=False)
+        with patch.object(meta_mode, "_mode", every_iteration), counted() as found:
             run()
     return found
 

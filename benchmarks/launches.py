@@ -1,94 +1,73 @@
-"""Kernel calls of one pass on a GPU, counted without one.
+"""Launches of one pass of `ring`, `dilated` and `hilbert` on a GPU, counted without one.
 
     python -m benchmarks.launches
 
-A call costs 0.05 to 0.1 ms of a CPU, however little it computes. So a pass of many short calls
-measures the CPU, not the GPU. Nothing is computed: the tiles of a pass are counted. The last column
-has the forward calls with the tiles of a CPU. The exit code is 1 if a goal is missed.
+A launch costs a CPU 5 to 100 µs, however little it computes. So a pass of many short ones measures
+the CPU, not the GPU. count_launches.py counts them. The goal is of a forward pass. The exit code is
+1 if a goal is missed, or if data is copied from or to the host.
 """
 
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
-import torch
+from benchmarks.count_launches import Counted, count_pass
+from longseq_bench.core.model import Mode, Workload
 
-from longseq_bench.attention.exact.ring import Ring
-from longseq_bench.attention.one_rank import single_rank_tiles
-from longseq_bench.attention.sparse.dilated import Dilated, Hilbert
-from longseq_bench.attention.tiles import (
-    SIZES,
-    Block,
-    ExactBlocks,
-    LocalShare,
-)
-from longseq_bench.core.model import Workload
-from longseq_bench.distributed.group import Group
-from longseq_bench.kernels.exact.base import AUTO, Use, select
-from longseq_bench.kernels.tiling import RowBlock, calls
-from longseq_bench.patterns.dilated import hilbert_order
+PAIRS = {"segments": (8192, 32768), "dilation": (1, 4)}
+THREE_PAIRS = {"segments": (2048, 8192, 32768), "dilation": (1, 4, 16)}
 
-HEADS, HEAD_DIM = 8, 128
-SEGMENTS, DILATION = (2048, 8192, 32768), (1, 4, 16)
 
-GOALS = {
-    ("ring", 2**20, 1): 600,
-    ("ring", 2**20, 8): 300,
-    ("dilated", 2**18, 1): 128,
-    ("hilbert", 2**18, 1): 128,
-}
-"""Calls of a forward pass of each rank, by implementation, tokens and ranks."""
+@dataclass(frozen=True)
+class Case:
+    """A pass of an implementation, and the most launches of it forward."""
+
+    name: str
+    goal: int
+    tokens: int = 2**17
+    head_dim: int = 64
+    causal: bool = False
+    ranks: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def count(self, mode: Mode) -> Counted:
+        """Count what a pass starts, in bfloat16 with 8 heads."""
+        w = Workload(
+            seq_len=self.tokens, heads=8, kv_heads=8, head_dim=self.head_dim, dtype="bfloat16",
+            causal=self.causal, mode=mode,
+        )  # fmt: skip
+        return count_pass(self.name, w, self.ranks, **self.options)
+
+
+CASES = [
+    Case("dilated", 24, options=PAIRS),
+    Case("dilated", 24, causal=True, options=PAIRS),
+    Case("hilbert", 24, options=PAIRS),
+    Case("hilbert", 24, causal=True, options=PAIRS),
+    Case("dilated", 64, 2**18, 128, options=THREE_PAIRS),
+    Case("hilbert", 80, 2**18, 128, options=THREE_PAIRS),
+    Case("ring", 300, 2**20, 128),
+    Case("ring", 300, 2**20, 128, causal=True),
+    Case("ring", 500, 2**20, 128, ranks=8),
+    Case("ring", 300, 2**20, 128, causal=True, ranks=8),
+]
 
 
 def main() -> None:
-    print(f"{HEADS} heads of {HEAD_DIM}, bfloat16, causal; calls of a kernel of each rank\n")
-    print(f"{'':10}{'tokens':>12}{'ranks':>7}{'forward':>10}{'train':>8}{'goal':>7}{'CPU':>10}")
+    print("bfloat16, 8 heads; launches of the first rank\n")
+    print(f"{'':10}{'tokens':>10}{'head_dim':>10}{'mask':>8}{'ranks':>7}", end="")
+    print(f"{'forward':>9}{'train':>7}{'copies':>8}{'goal':>6}")
     missed = False
-    for (name, tokens, ranks), goal in GOALS.items():
-        forward, train = (count(name, tokens, ranks, mode) for mode in ("forward", "train"))
-        missed |= forward > goal
-        on_cpu = count(name, tokens, ranks, "forward", "cpu")
-        print(f"{name:10}{tokens:>12,}{ranks:>7}{forward:>10,}{train:>8,}{goal:>7,}{on_cpu:>10,}")
+    for case in CASES:
+        forward, train = (case.count(mode) for mode in ("forward", "train"))
+        launches, copies = forward.launches.total(), forward.copies + train.copies
+        missed |= launches > case.goal or copies > 0
+        mask = "causal" if case.causal else "full"
+        print(
+            f"{case.name:10}{case.tokens:>10,}{case.head_dim:>10}{mask:>8}{case.ranks:>7}", end=""
+        )
+        print(f"{launches:>9}{train.launches.total():>7}{copies:>8}{case.goal:>6}", flush=True)
     sys.exit(missed)
-
-
-def count(name: str, tokens: int, ranks: int, mode: str, device: str = "cuda") -> int:
-    """Return the kernel calls of the rank with the most calls."""
-    w = Workload(
-        seq_len=tokens, heads=HEADS, kv_heads=HEADS, head_dim=HEAD_DIM, dtype="bfloat16",
-        causal=True, mode=mode,
-    )  # fmt: skip
-    if name == "ring":
-        passes = 2 if w.train else 1
-        if ranks == 1:
-            return passes * count_calls(single_rank_tiles(w, None, SIZES[device]))
-        return passes * max(ring_calls(w, rank, ranks, device) for rank in range(ranks))
-    kind = {"dilated": Dilated, "hilbert": Hilbert}[name]
-    return (2 if w.train else 1) * count_calls(segment_tiles(kind, w, device))
-
-
-def count_calls(tiles: Iterator[RowBlock]) -> int:
-    return sum(1 for tile in tiles for _ in calls(tile, 1, torch.device("cpu")))
-
-
-def ring_calls(w: Workload, rank: int, ranks: int, device: str) -> int:
-    """Return the calls of one rank for its own keys and every block that visits it."""
-    attention = Ring(w, Group(rank, ranks))
-    attention.device = device
-    ring = attention._exchange()
-    steps = ring.steps()
-    order, exact = attention.order, select(AUTO, Use("cpu", torch.bfloat16, HEAD_DIM, w.train))[0]
-    tiled = ExactBlocks(w, attention.group, exact, order, order.runs(rank), SIZES[device])
-    shares = [LocalShare(i, len(steps) + 1) for i in range(len(steps) + 1)]
-    blocks: list[Block] = [*shares, *(ring.block_at(step) for step in steps)]
-    return sum(1 for block in blocks for _ in tiled.tiles(block))
-
-
-def segment_tiles(kind: type[Dilated], w: Workload, device: str) -> Iterator[RowBlock]:
-    attention = kind(w, Group.alone(), segments=SEGMENTS, dilation=DILATION)
-    attention.device = device
-    if attention.permuted:
-        attention.segments.walk = hilbert_order(w.seq_len)
-    return attention._tiles()
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.exact.native import Native
 from longseq_bench.kernels.flex_blocks import interval_mask_mod
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
-from longseq_bench.kernels.tiling import ALL, InPlaceTiledKernel, Piece, RowBlock
+from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, TiledKernel
 from longseq_bench.meta_mode import refuse_limited_loops
 from longseq_bench.patterns.spans import masked_spans
 from longseq_bench.patterns.visible_keys import VisibleKeys, mask_tiles, visible_keys
@@ -84,7 +84,7 @@ def masked_kernel(exact: ExactKernel, w: Workload) -> InPlaceKernel:
         task = SpanTask([part], True, masked_steps(visible))
         return SpanAttention(native, task, (w.heads, w.seq_len))
     sizes = SIZES[exact.device]
-    return InPlaceTiledKernel(lambda: _row_blocks(w, visible, sizes), exact)
+    return TiledKernel(lambda: _row_blocks(w, visible, sizes), exact)
 
 
 def _row_blocks(w: Workload, visible: VisibleKeys, sizes: TileSizes) -> Iterator[RowBlock]:
@@ -102,7 +102,7 @@ def single_rank_tiles(w: Workload, chunk: int | None, sizes: TileSizes) -> Itera
 
     chunk None: as many as the device is fast with.
     """
-    chunk = chunk or sizes.chunk
+    chunk = chunk or (sizes.chunk if w.train else sizes.forward_chunk)
     rows = min(chunk, sizes.rows, w.seq_len)
     # keys are views; only their gradients take memory, a chunk at a time
     for heads in head_runs(w, min(chunk, w.seq_len) if w.train else rows, w.seq_len, sizes):

@@ -45,8 +45,10 @@ class TileSizes:
     """Sizes of tiles for a kind of device.
 
     rows: of a kernel call. block_rows: of one with a (short) block of keys from any rank. chunk:
-    keys of a call on one rank. largest_block, smallest_block: keys of a block of a ring, at most
-    and at least. min_bytes: of a tile's temporary, because smaller tiles would be slower.
+    keys of a call on one rank; forward_chunk: without gradients, whose keys are views only.
+    largest_block, smallest_block: keys of a block of a ring, at most and at least. min_bytes: of a
+    tile's temporary, because smaller tiles would be slower. is_host: a call needs a head for each
+    of its threads.
     """
 
     rows: int
@@ -55,25 +57,44 @@ class TileSizes:
     largest_block: int
     smallest_block: int
     min_bytes: int
+    forward_chunk: int
+    is_host: bool = True
 
 
 SIZES = {
     # torch's kernel works in tiles of 256 rows from 768 rows up; more rows pack keys less often
-    "cpu": TileSizes(1024, 2048, 4096, 4096, 256, 512 * 1024),
+    "cpu": TileSizes(1024, 2048, 4096, 4096, 256, 512 * 1024, 4096),
     # as large as temporaries allow: the CPU takes 0.05 to 0.1 ms to start a call of any size.
     # Estimates, not measured: 16k queries with 16k keys take 3 ms on an H100 at 8 heads of 128
-    "cuda": TileSizes(32 * 1024, 64 * 1024, 64 * 1024, 16 * 1024, 16 * 1024, 64 * 1024**2),
+    "cuda": TileSizes(2**15, 2**16, 2**16, 2**14, 2**14, 2**26, forward_chunk=2**20, is_host=False),
 }
 
 
-def head_runs(w: Workload, rows: int, local_rows: int, sizes: TileSizes) -> list[slice]:
-    """Return runs of query heads whose tiles of `rows` tokens are small relative to local q."""
-    group = w.heads // w.kv_heads
-    row_bytes = w.batch * w.head_dim * w.dtype_bytes
-    tile_bytes = max(sizes.min_bytes, row_bytes * w.heads * local_rows // TILE_SHARE_OF_Q)
-    heads = max(tile_bytes // (rows * row_bytes), -(-torch.get_num_threads() // w.batch))
+def head_runs(
+    w: Workload, rows: int, local_rows: int, sizes: TileSizes, batch: int = 0
+) -> list[slice]:
+    """Return runs of query heads whose tiles of `rows` tokens are small relative to local q.
+
+    batch: sequences of a tile; 0: all.
+    """
+    batch, group = batch or w.batch, w.heads // w.kv_heads
+    row_bytes = batch * w.head_dim * w.dtype_bytes
+    tile_bytes = _tile_bytes(w, local_rows, sizes)
+    threads = torch.get_num_threads() if sizes.is_host else 1
+    heads = max(tile_bytes // (rows * row_bytes), -(-threads // batch))
     run = max(1, heads // group) * group
     return [slice(start, min(start + run, w.heads)) for start in range(0, w.heads, run)]
+
+
+def most_rows(w: Workload, sizes: TileSizes) -> int:
+    """Return the rows of a tile of one sequence on one rank that has the heads of one KV head."""
+    row_bytes = w.heads // w.kv_heads * w.head_dim * w.dtype_bytes
+    return max(sizes.rows, _tile_bytes(w, w.seq_len, sizes) // row_bytes)
+
+
+def _tile_bytes(w: Workload, local_rows: int, sizes: TileSizes) -> int:
+    row_bytes = w.batch * w.heads * w.head_dim * w.dtype_bytes
+    return max(sizes.min_bytes, row_bytes * local_rows // TILE_SHARE_OF_Q)
 
 
 @dataclass(frozen=True)

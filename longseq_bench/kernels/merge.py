@@ -6,23 +6,60 @@ from torch import Tensor
 from longseq_bench.meta_mode import device_kind
 
 
-def merge_part(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+def merge_part(
+    out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor, index: Tensor | None = None
+) -> None:
     """Merge a softmax into out (B, H, N, D) and lse (B, H, N), in place.
 
     Both sides are weighted by their shares of the joint denominator: out + sigmoid(part_lse - lse)
     * (part - out) needs no temporary of the output's size. A side at -inf has weight 0; rows with
-    both at -inf stay 0. out and lse are wide. On CUDA one Triton kernel does it in float32.
+    both at -inf stay 0. lse is wide. On CUDA one Triton kernel does it in float32.
+    index: the rows of part (S, H, M, D) in out (1, H, N, D), each once, (S, H or 1, M).
     """
-    if device_kind(out) == "cuda" and out.dtype == torch.float32:
-        if not out.is_meta:
-            from longseq_bench.kernels.triton_merge import merge
-
-            merge(out, lse, part, part_lse)
-        return
-    if out.is_meta:
+    if device_kind(out) == "cuda" and out.dtype != torch.float64:
+        launch(out, lse, part, part_lse, index)
+    elif index is not None:
+        at = _rows_at(out, part, index)
+        own, own_lse = out[at], lse[at]
+        merge_part(own, own_lse, part, part_lse)
+        out[at], lse[at] = own, own_lse
+    elif out.is_meta:
         # allocate the temporaries only: each operation on meta tensors takes a millisecond
-        torch.empty_like(part_lse), part.to(out.dtype)
-        return
-    weight = torch.sigmoid(part_lse - lse).nan_to_num_(0.0).unsqueeze(-1)
-    out.lerp_(part if part.dtype == out.dtype else part.to(out.dtype), weight)
-    torch.logaddexp(lse, part_lse, out=lse)
+        torch.empty_like(part_lse), part.to(lse.dtype), out.to(lse.dtype)
+    else:
+        weight = torch.sigmoid(part_lse - lse).nan_to_num_(0.0).unsqueeze(-1)
+        sums = out.to(lse.dtype).lerp_(part.to(lse.dtype), weight)
+        if sums is not out:
+            out.copy_(sums)
+        torch.logaddexp(lse, part_lse, out=lse)
+
+
+def add_part(total: Tensor, part: Tensor, index: Tensor) -> None:
+    """Add rows of part (S, H, M, D) to total (1, H or 1, N, D), in place; index as in merge_part.
+
+    With one head in total, all heads of part are added to it, at different rows.
+    """
+    if device_kind(total) == "cuda" and total.dtype != torch.float64:
+        launch(total, None, part, None, index)
+    else:
+        at = _rows_at(total, part, index)
+        total[at] = total[at] + part
+
+
+def launch(
+    out: Tensor,
+    lse: Tensor | None,
+    part: Tensor,
+    part_lse: Tensor | None,
+    index: Tensor | None,
+) -> None:
+    """Start the Triton kernel; nothing on meta tensors."""
+    if not out.is_meta:
+        from longseq_bench.kernels.triton_merge import merge
+
+        merge(out, lse, part, part_lse, index)
+
+
+def _rows_at(total: Tensor, part: Tensor, index: Tensor) -> tuple[int, Tensor, Tensor]:
+    heads = part.shape[1] if total.shape[1] > 1 else 1
+    return 0, torch.arange(heads, device=total.device)[:, None], index

@@ -9,7 +9,8 @@ FlashAttention (arXiv 2205.14135) and Ring Attention (arXiv 2310.01889).
 Memory beyond q, k, v and out is one row block and one piece. Rows and keys that are slices are
 views; index tensors are gathered, one piece at a time. Slices with `sets`, or an index of two
 dimensions (sets, tokens), are many pieces in one call: each set of rows sees the set of keys at the
-same place, and the sets become rows of the batch.
+same place, and the sets become rows of the batch. With a `shift` each head has rows and keys of its
+own.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D), v and out with Dv instead of D where a workload
 has another v_head_dim; log-sum-exp (B, Hq, N), float32. "Wide" tensors
@@ -17,15 +18,17 @@ are float32, or float64 for float64 inputs.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.exact.base import ExactKernel
-from longseq_bench.meta_mode import limited
+from longseq_bench.kernels.merge import add_part, merge_part
+from longseq_bench.meta_mode import device_kind, limited
 
 Index = slice | Tensor
 ALL = slice(None)
@@ -38,8 +41,9 @@ class Piece:
     rows: into the block's rows, none twice.  keys: into the tokens of k and v.
     heads: query heads of the whole tensor, a slice with start and stop.
     mask: (rows, keys), True for a visible pair; None for every pair or a triangle.
-    sets: so many pieces at equal distances of `apart` tokens, for a batch of 1; rows and keys are
-    then slices, those of the first one.
+    sets: so many pieces at equal distances of `apart` tokens; rows and keys are then slices, those
+    of the first one. shift: rows and keys of each head are so many tokens after those of the head
+    before; with grouped heads, for the heads of one KV head. Both are for a batch of 1.
     """
 
     rows: Index
@@ -49,15 +53,21 @@ class Piece:
     mask: Tensor | None = None
     sets: int = 1
     apart: int = 0
+    shift: int = 0
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows computed together, for consecutive query heads (a slice with start and stop)."""
+    """Rows computed together, for consecutive query heads (a slice with start and stop).
+
+    sequence: of the batch, for `merge` and `add_gradients`; None: all. To these an index tensor of
+    rows is also that of the keys: rows and keys of pieces are then slices into it.
+    """
 
     rows: Index
     heads: slice
     pieces: tuple[Piece, ...]
+    sequence: int | None = None
 
 
 Tiling = Callable[[], Iterator[RowBlock]]
@@ -65,7 +75,10 @@ Tiling = Callable[[], Iterator[RowBlock]]
 
 
 class TiledKernel:
-    """An AttentionKernel that computes a tiling, each piece by an exact kernel."""
+    """An AttentionKernel that computes a tiling, each piece by an exact kernel.
+
+    Every row and head is in exactly one row block.
+    """
 
     def __init__(self, tiling: Tiling, exact: ExactKernel) -> None:
         self._tiling, self._exact = tiling, exact
@@ -86,10 +99,6 @@ class TiledKernel:
             store_gradients(self._exact, queries, keys, block, dq, (dk, dv))
         dk = dk.to(k.dtype)
         return dq, dk, dv.to(v.dtype)
-
-
-class InPlaceTiledKernel(TiledKernel):
-    """A TiledKernel whose tiling has every row and head in exactly one row block."""
 
     def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write the output over q and return it."""
@@ -147,7 +156,7 @@ def block_forward(
     """Compute one row block into `out` and `lse`, whose rows are 0 and -inf before."""
     q_block = _take(q, block.heads, block.rows)
     acc = _accumulator(out, block)
-    acc_lse = acc.new_full(acc.shape[:3], -math.inf)
+    acc_lse = acc.new_full(acc.shape[:3], -math.inf, dtype=wide(q))
     _merge_pieces(exact, q_block, keys, q.shape[1] // keys[0].shape[1], block, (acc, acc_lse))
     _store(out, block, acc)
     if lse is not None:
@@ -159,60 +168,122 @@ def merge(
 ) -> None:
     """Add these keys to the softmax that `out` and `lse` hold for a row block, in place.
 
-    out (B, Hq, N, D) and lse (B, Hq, N) are wide; rows without any key so far are 0 and -inf. The
-    block's rows are a slice.
+    out (B, Hq, N, D) is wide or like q, and lse (B, Hq, N) is wide; rows without any key so far are
+    0 and -inf.
     """
-    own, acc, acc_lse = (_take(t, block.heads, block.rows) for t in (q, out, lse))
-    _merge_pieces(exact, own, keys, q.shape[1] // keys[0].shape[1], block, (acc, acc_lse))
-
-
-def _merge_pieces(
-    exact: ExactKernel, q: Tensor, keys: Pair, group: int, block: RowBlock, sums: Pair
-) -> None:
-    """Merge all pieces into sums, acc and acc_lse, which hold the block's rows and heads, as q."""
-    acc, acc_lse = sums
-    for heads, kv_heads, piece in limited(calls(block, group, q.device)):
-        k, v = (_take(t, kv_heads, piece.keys, piece) for t in keys)
-        own, out, lse = (_take(t, heads, piece.rows, piece) for t in (q, acc, acc_lse))
-        exact.merge(own, (k, v), (out, lse), piece.causal, piece.mask)
-        if isinstance(piece.rows, Tensor):
-            _put(acc, heads, piece.rows, out)
-            _put(acc_lse, heads, piece.rows, lse)
-        del k, v, own, out, lse
+    group = q.shape[1] // keys[0].shape[1]
+    (own,), keys, sums, block, index = _tensors_of(block, group, (q,), keys, (out, lse))
+    _merge_pieces(exact, own, keys, group, block, sums, index)
 
 
 def add_gradients(
-    exact: ExactKernel, queries: Queries, keys: Pair, block: RowBlock, acc: Tensor, d_keys: Pair
+    exact: ExactKernel, queries: Queries, keys: Pair, block: RowBlock, dq: Tensor, d_keys: Pair
 ) -> None:
-    """Add the gradients of one row block over these keys to acc and d_keys, in place.
+    """Add the gradients of one row block over these keys to dq and d_keys, in place.
 
-    queries: the output and lse belong to the whole softmax.  acc: dq of the block's rows and heads;
-    d_keys: dk and dv of all these keys; all three are wide.
+    queries: the output and lse belong to the whole softmax.  d_keys: dk and dv of all these keys.
     """
-    grad_out, q, out, lse = (_take(t, block.heads, block.rows) for t in queries)
     group = queries[0].shape[1] // keys[0].shape[1]
-    _add_rows(exact, (grad_out, q, out, lse), keys, group, block, (acc, *d_keys))
+    own, keys, sums, block, index = _tensors_of(block, group, queries, keys, (dq,), d_keys)
+    _add_rows(exact, own, keys, group, block, sums, index)
+
+
+def _tensors_of(
+    block: RowBlock,
+    group: int,
+    own: Sequence[Tensor],
+    keys: Sequence[Tensor],
+    sums: Sequence[Tensor],
+    key_sums: Sequence[Tensor] = (),
+) -> tuple[Any, Any, Any, RowBlock, Tensor | None]:
+    """Return the queries, keys and sums of a row block, the block in these, and its index if any.
+
+    With an index, queries and keys are gathered, and sums have every row.
+    """
+    rows, heads, first = block.rows, block.heads, block.heads.start
+    batch = ALL if block.sequence is None else slice(block.sequence, block.sequence + 1)
+    own, sums = ([t[batch, heads] for t in tensors] for tensors in (own, sums))
+    keys, key_sums = ([t[batch] for t in tensors] for tensors in (keys, key_sums))
+    if isinstance(rows, slice):
+        own, sums = ([t[:, :, rows] for t in tensors] for tensors in (own, sums))
+        return own, keys, (*sums, *key_sums), block, None
+    kv_heads = slice(first // group, heads.stop // group)
+    own = [t.index_select(2, rows) for t in own]
+    keys = [t[:, kv_heads].index_select(2, rows) for t in keys]
+    pieces = tuple(
+        replace(p, heads=slice(p.heads.start - first, p.heads.stop - first, p.heads.step))
+        for p in block.pieces
+    )
+    block = replace(block, heads=slice(0, heads.stop - first), pieces=pieces)
+    return own, keys, (*sums, *(t[:, kv_heads] for t in key_sums)), block, rows
+
+
+def _merge_pieces(
+    exact: ExactKernel,
+    q: Tensor,
+    keys: Pair,
+    group: int,
+    block: RowBlock,
+    sums: Pair,
+    index: Tensor | None = None,
+) -> None:
+    """Merge all pieces into sums, acc and acc_lse, which hold the block's rows and heads, as q.
+
+    index: the places of the rows of q in the sums, which then hold all rows.
+    """
+    acc, acc_lse = sums
+    for heads, kv_heads, piece in limited(calls(block, group, q.device)):
+        k, v = (_take(t, kv_heads, piece.keys, piece) for t in keys)
+        own = _take(q, heads, piece.rows, piece)
+        if index is not None:
+            part = exact.forward(own, k, v, piece.causal, piece.mask)
+            merge_part(acc[:, heads], acc_lse[:, heads], *part, _places(index, piece))
+            del part
+        else:
+            out, lse = (_take(t, heads, piece.rows, piece) for t in (acc, acc_lse))
+            exact.merge(own, (k, v), (out, lse), piece.causal, piece.mask)
+            if isinstance(piece.rows, Tensor):
+                _put(acc, heads, piece.rows, out)
+                _put(acc_lse, heads, piece.rows, lse)
+            del out, lse
+        del k, v, own
 
 
 def store_gradients(
     exact: ExactKernel, queries: Queries, keys: Pair, block: RowBlock, dq: Tensor, d_keys: Pair
 ) -> None:
     """Write dq of one row block over these keys, and add the gradients of keys to d_keys."""
-    acc = _accumulator(dq, block)
-    add_gradients(exact, queries, keys, block, acc, d_keys)
+    acc, group = _accumulator(dq, block), queries[0].shape[1] // keys[0].shape[1]
+    grad_out, q, out, lse = (_take(t, block.heads, block.rows) for t in queries)
+    _add_rows(exact, (grad_out, q, out, lse), keys, group, block, (acc, *d_keys))
     _store(dq, block, acc)
 
 
 def _add_rows(
-    exact: ExactKernel, own: Queries, keys: Pair, group: int, block: RowBlock, sums: Triple
+    exact: ExactKernel,
+    own: Queries,
+    keys: Pair,
+    group: int,
+    block: RowBlock,
+    sums: Triple,
+    index: Tensor | None = None,
 ) -> None:
-    """Add gradients as `add_gradients` does; `own` has only the rows and heads of the block."""
+    """Add gradients as `add_gradients` does; `own` has only the rows and heads of the block.
+
+    index: the places of rows and keys in the sums.
+    """
     acc, *d_keys = sums
     for heads, kv_heads, piece in limited(calls(block, group, acc.device)):
         grad_out, q, out, lse = (_take(t, heads, piece.rows, piece) for t in own)
         k, v = (_take(t, kv_heads, piece.keys, piece) for t in keys)
         queries, mask = (grad_out, q, out, lse), piece.mask
-        if isinstance(piece.rows, Tensor) or isinstance(piece.keys, Tensor):
+        if index is not None:
+            parts = exact.backward(queries, (k, v), piece.causal, mask)
+            places = _places(index, piece)
+            for total, of, part in zip(sums, (heads, kv_heads, kv_heads), parts, strict=True):
+                add_part(total[:, of], part, places)
+            del parts, part
+        elif isinstance(piece.rows, Tensor) or isinstance(piece.keys, Tensor):
             parts = exact.backward(queries, (k, v), piece.causal, mask)
             _add(acc, heads, piece.rows, parts[0])
             _add(d_keys[0], kv_heads, piece.keys, parts[1])
@@ -252,6 +323,8 @@ def kv_heads_of(heads: slice, group: int) -> Iterator[tuple[slice, slice]]:
         yield heads, heads
     elif step == 1 and start % group == 0 and stop % group == 0:
         yield heads, slice(start // group, stop // group)
+    elif step % group == 0:
+        yield heads, slice(start // group, (stop - 1) // group + 1, step // group)
     else:
         q_heads = range(start, stop, step)
         for kv in sorted({h // group for h in q_heads}):
@@ -272,10 +345,14 @@ def _as_rows(value: Tensor, index: Tensor) -> Tensor:
 
 
 def _accumulator(target: Tensor, block: RowBlock) -> Tensor:
-    """Return wide zeros for a row block: a view of the target if that is wide already."""
+    """Return zeros for a row block: a view of the target if that is wide enough, or wide ones.
+
+    The sum of two parts is rounded once, wherever it is stored; kernels for CPUs add to wide sums.
+    """
+    is_wide = target.dtype == wide(target)
     if isinstance(block.rows, Tensor):
         count = block.rows.numel()
-    elif target.dtype == wide(target):
+    elif is_wide or (len(block.pieces) <= 2 and device_kind(target) == "cuda"):
         return target[:, block.heads, block.rows]
     else:
         count = len(range(*block.rows.indices(target.shape[2])))
@@ -314,11 +391,21 @@ def _take(tensor: Tensor, heads: slice, tokens: Index, piece: Piece | None = Non
     """
     if isinstance(tokens, slice):
         view = tensor[:, heads, tokens]
-        if piece is None or piece.sets == 1:
+        if piece is None or (piece.sets == 1 and not piece.shift):
             return view
-        shape, apart = (piece.sets, *view.shape[1:]), piece.apart * tensor.stride(2)
-        return view.as_strided(shape, (apart, *view.stride()[1:]), view.storage_offset())
+        shape, strides, token = list(view.shape), list(view.stride()), tensor.stride(2)
+        shape[0], strides[0] = piece.sets, piece.apart * token
+        if piece.shift:
+            # one KV head has the keys of all heads of the piece
+            strides[1] = (strides[1] if shape[1] > 1 else 0) + piece.shift * token
+            shape[1] = len(range(piece.heads.start, piece.heads.stop))
+        return view.as_strided(shape, strides, view.storage_offset())
     taken = tensor[:, heads].index_select(2, tokens.flatten().to(tensor.device))
     if tokens.dim() == 1:
         return taken
     return torch.unflatten(taken, 2, tuple(tokens.shape)).transpose(1, 2).flatten(0, 1)
+
+
+def _places(index: Tensor, piece: Piece) -> Tensor:
+    """Return the places of a piece's rows, (sets, heads or 1, rows), as a view."""
+    return _take(index[None, None, :, None], ALL, piece.rows, piece)[..., 0]

@@ -64,8 +64,7 @@ def backward(
         heads = [h - first for h in part.heads if h // group in kv_heads]
         for block in limited(_row_blocks(part.spans, heads, task, q, k)):
             if task.merge:
-                acc = own_dq[:, block.heads]
-                tiling.add_gradients(exact, given, (k, v), block, acc, sums)
+                tiling.add_gradients(exact, given, (k, v), block, own_dq, sums)
             else:
                 tiling.store_gradients(exact, given, (k, v), block, own_dq, sums)
         if task.bias and not are_loops_limited():

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -39,6 +40,26 @@ class DilatedSegment(NamedTuple):
             head = first + (offset - first) % self.rate
             if head < stop:
                 yield offset, slice(head, stop, self.rate)
+
+    def calls(self, heads: slice, length: int, group: int) -> list[tuple[int, slice, int]]:
+        """Return the offset, the heads and the shift of as few calls as possible for some heads.
+
+        A call is of heads that share an offset (shift 0), or of successive ones whose offsets
+        ascend by 1 (shift 1), with as many tokens each and, if grouped, the same KV head.
+        length: of the segment.  group: query heads per KV head.
+        """
+
+        def alike(head: int) -> tuple[int, int, int]:
+            tokens = -(-(length - head % self.rate) // self.rate)
+            return head // self.rate, tokens, head // group if group > 1 else 0
+
+        shared = [(offset, own, 0) for offset, own in self.offsets(heads) if offset < length]
+        own = range(max(self.heads.start, heads.start), min(self.heads.stop, heads.stop))
+        runs = [
+            list(run) for _, run in groupby((h for h in own if h % self.rate < length), key=alike)
+        ]
+        shifted = [(run[0] % self.rate, slice(run[0], run[-1] + 1), 1) for run in runs]
+        return min(shared, shifted, key=len)
 
 
 @dataclass(frozen=True)

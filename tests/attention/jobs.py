@@ -121,7 +121,8 @@ def _prepared(group: Group, case: Case) -> Iterator[tuple[Attention, Tensors]]:
 
 
 def _use_small_sizes(stack: ExitStack) -> None:
-    tiles = TileSizes(FINE + 4, FINE + 4, 4 * (FINE + 4), 4 * (FINE + 4), FINE, 4096)
+    chunk = 4 * (FINE + 4)
+    tiles = TileSizes(FINE + 4, FINE + 4, chunk, chunk, FINE, 4096, chunk)
     stack.enter_context(patch.dict(SIZES, cpu=tiles))
     sizes = {
         "BLOCKS_PER_SHARD": 1000,

@@ -1,19 +1,26 @@
-"""The number of kernel calls of a pass on a GPU, where small calls take as long as large ones."""
+"""The number of launches of a pass on a GPU, where short ones take as long as the host needs."""
 
 import pytest
 
-from benchmarks.launches import GOALS, count
+from benchmarks import launches
+from longseq_bench.core.model import Mode
 
 
-@pytest.mark.parametrize("ranks", [1, 8])
-def test_a_ring_makes_few_calls_on_a_gpu(ranks: int) -> None:
-    """The tiles of a CPU, which are small for its caches, would make thousands."""
-    found = count("ring", 2**20, ranks, "forward")
-    assert 2 * ranks <= found <= GOALS["ring", 2**20, ranks]
-    assert count("ring", 2**20, ranks, "forward", "cpu") > 10 * found
+@pytest.mark.parametrize("case", launches.CASES, ids=lambda case: case.name)
+def test_a_forward_pass_launches_little_and_copies_nothing(case: launches.Case) -> None:
+    found = case.count("forward")
+    assert 0 < found.launches.total() <= case.goal
+    assert found.copies == 0
 
 
-@pytest.mark.parametrize("name", ["dilated", "hilbert"])
-def test_segments_are_the_batch_of_a_call(name: str) -> None:
-    """One call for the heads of an offset, in blocks of rows as long as the longest segment."""
-    assert count(name, 2**18, 1, "forward") == 8 * (1 + 4 + 8) <= GOALS[name, 2**18, 1]
+@pytest.mark.parametrize(
+    ("name", "mode", "calls"),
+    [("dilated", "forward", 8), ("dilated", "train", 40), ("hilbert", "train", 58)],
+)
+def test_a_pair_is_one_call_of_some_heads(name: str, mode: Mode, calls: int) -> None:
+    """All offsets of four heads: two runs of heads, two pairs, with a merge or sums for each."""
+    found = launches.Case(name, 0, options=launches.PAIRS).count(mode)
+    filled = found.launches["zeros_like"] + found.launches["new_full"]
+    assert found.launches["_scaled_dot_product_cudnn_attention"] == 4
+    assert found.launches.total() - filled == calls
+    assert found.copies == 0

@@ -23,9 +23,9 @@ def test_a_merge_of_two_softmaxes(monkeypatch: pytest.MonkeyPatch) -> None:
     from longseq_bench.kernels import triton_merge
 
     function = triton_merge._merge
-    constants = {"DIM": 8, "WIDE": 8, "M": triton_merge.ROWS}
+    constants = {"DIM": 8, "WIDE": 8, "M": triton_merge.ROWS, "INDEXED": True, "WEIGHTED": True}
     kinds: dict[str, Any] = {"out": "*fp32", "lse": "*fp32", "part": "*bf16", "part_lse": "*fp32"}
-    kinds |= dict.fromkeys(constants, "constexpr")
+    kinds |= {"index": "*i64"} | dict.fromkeys(constants, "constexpr")
     kinds |= {name: ("i64",) * 3 for name in function.arg_names if name.endswith("strides")}
     signature = {name: kinds.get(name, "i32") for name in function.arg_names}
     fixed = {(function.arg_names.index(name),): value for name, value in constants.items()}

@@ -77,7 +77,7 @@ _KERNELS = (
           "np.argsort(self.walk[steps], axis=1)", "np.argsort(steps, axis=1)",
           ("tests/attention/test_segments.py",)),
     Fault("sets-apart", "kernels", "kernels/tiling.py",
-          "piece.apart * tensor.stride(2)", "(piece.apart + 1) * tensor.stride(2)",
+          "piece.apart * token", "(piece.apart + 1) * token",
           ("tests/attention/test_segments.py",)),
     Fault("gradient-of-v", "kernels", "kernels/spans.py",
           "dv[:, heads.start : heads.stop] = sums[1]", "dv[:, heads.start : heads.stop] = sums[0]",

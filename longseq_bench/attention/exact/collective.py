@@ -30,7 +30,7 @@ from longseq_bench.distributed.kv_exchange import KVBlock, KVBlocks, KVPair
 from longseq_bench.distributed.token_order import OrderName, order_for
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO
-from longseq_bench.kernels.tiling import InPlaceTiledKernel
+from longseq_bench.kernels.tiling import TiledKernel
 from longseq_bench.meta_mode import MAX_STEPS, limited
 
 
@@ -170,7 +170,7 @@ class Collective(Attention):
             return GatherKernel(self.exchange, blocks)
         if w.mask is not None or self.chunk is None:
             return exact_call(self.exact, w)
-        return InPlaceTiledKernel(lambda: single_rank_tiles(w, self.chunk, sizes), self.exact)
+        return TiledKernel(lambda: single_rank_tiles(w, self.chunk, sizes), self.exact)
 
     @override
     def bytes_sent(self) -> int:

@@ -51,7 +51,7 @@ from longseq_bench.distributed.token_order import OrderName, Runs, Shard, order_
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.kernels.host_memory import StreamedKernel
-from longseq_bench.kernels.tiling import InPlaceTiledKernel
+from longseq_bench.kernels.tiling import TiledKernel
 
 FINE_TO_COARSE: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 
@@ -224,8 +224,11 @@ class Ring(Attention):
             return RingKernel(self._exchange(), blocks, self.queries == "full")
         if w.mask is not None:
             return masked_kernel(self.exact, w)
-        make = StreamedKernel if self.on_host else InPlaceTiledKernel
-        return make(lambda: single_rank_tiles(w, self.chunk, SIZES[self.device]), self.exact)
+        sizes = SIZES[self.device]
+        if self.on_host:
+            chunk = self.chunk or sizes.chunk  # keys are copied to the device
+            return StreamedKernel(lambda: single_rank_tiles(w, chunk, sizes), self.exact)
+        return TiledKernel(lambda: single_rank_tiles(w, self.chunk, sizes), self.exact)
 
     def _exchange(self) -> RingExchange:
         sizes = SIZES[self.device]

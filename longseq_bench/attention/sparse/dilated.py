@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Booleans, Counts, implementation
 from longseq_bench.attention.exact.ring import RingKernel
-from longseq_bench.attention.sparse.segments import SegmentBlocks, SegmentTiles
-from longseq_bench.attention.tiles import SIZES, Block, LocalShare, head_runs
+from longseq_bench.attention.sparse.segments import OneRank, SegmentBlocks, SegmentTiles
+from longseq_bench.attention.tiles import SIZES, Block, LocalShare, head_runs, most_rows
 from longseq_bench.core.cost import key_bytes_per_token, visible_pairs
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -26,7 +26,7 @@ from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.kernels.exact.native import Native
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
-from longseq_bench.kernels.tiling import RowBlock, TiledKernel
+from longseq_bench.kernels.tiling import RowBlock
 from longseq_bench.patterns.dilated import DilationRule, hilbert_order
 from longseq_bench.patterns.spans import heads_by_sets, segment_spans, sort_walk
 
@@ -69,14 +69,21 @@ class Dilated(Attention):
         self._spans: AttentionKernel | None = None
 
     def prepare(self, device: str) -> None:
-        """Choose the kernel; on one rank, build the spans of the compiled one."""
+        """Choose the kernel; on one rank, build the spans of the compiled one or the walk."""
         super().prepare(device)
-        is_alone, reason = self.group.size == 1, native.unavailable_reason(self.torch_dtype)
+        w, is_alone = self.workload, self.group.size == 1
+        reason = native.unavailable_reason(self.torch_dtype)
         if self.exact_name == AUTO and device == "cpu" and is_alone and not reason:
             # of scattered keys it is the fastest one, also with matrix units for 16 bits
             self.select_exact("native")
-        exact = self.exact
-        self._spans = self._build_spans(exact) if is_alone and isinstance(exact, Native) else None
+        # several ranks hold their tokens in the order of the walk; they need it for causality only
+        walk = hilbert_order(w.seq_len) if self.permuted and (is_alone or w.causal) else None
+        if is_alone and isinstance(self.exact, Native):
+            self._spans = self._build_spans(self.exact, walk)
+        elif is_alone and walk is not None:
+            self.segments.follow(walk, device)
+        else:
+            self.segments.walk = walk
 
     def build_kernel(self) -> AttentionKernel:
         """Return the kernel of spans, or attention tile by tile; on many ranks a ring."""
@@ -85,10 +92,11 @@ class Dilated(Attention):
         if self.group.size > 1:
             tiles = SegmentBlocks(self.group, self.exact, self._ring_tiles)
             return RingKernel(self._exchange(), tiles)
-        return TiledKernel(self._tiles, self.exact)
+        tiles = SegmentBlocks(self.group, self.exact, lambda _: self._tiles())
+        return OneRank(tiles, self.segments.has_few_parts(self._rows()))
 
-    def _build_spans(self, exact: Native) -> AttentionKernel:
-        w, rule, order = self.workload, self.rule, self.segments.walk
+    def _build_spans(self, exact: Native, order: NDArray[np.int32] | None) -> AttentionKernel:
+        w, rule = self.workload, self.rule
         steps, sorted_by = StepMap(), None
         if order is not None and w.causal:
             steps, sorted_by = StepMap(*sort_walk(order, rule)), rule
@@ -103,10 +111,15 @@ class Dilated(Attention):
 
     def _tiles(self) -> Iterator[RowBlock]:
         """Yield the tiles on one rank."""
-        w, sizes = self.workload, SIZES[self.device]
-        rows = self.segments.rows_of_a_block(sizes.rows)
-        for heads in head_runs(w, rows, w.seq_len, sizes):
-            yield from self.segments.single_rank(heads, sizes.rows)
+        w = self.workload
+        for heads in head_runs(w, self._rows(), w.seq_len, SIZES[self.device], batch=1):
+            yield from self.segments.single_rank(heads, self._rows())
+
+    def _rows(self) -> int:
+        """Return the rows of a tile on one rank: on a GPU as many as fit, for fewer calls."""
+        sizes = SIZES[self.device]
+        rows = sizes.rows if self.device == "cpu" else most_rows(self.workload, sizes)
+        return self.segments.rows_of_a_block(rows)
 
     def _ring_tiles(self, block: Block) -> Iterator[RowBlock]:
         """Yield the tiles of this rank's queries with a block of keys."""
@@ -170,9 +183,9 @@ class Dilated(Attention):
 
 # ---- along the Hilbert curve ---------------------------------------------------------------------
 # The sequence fills a grid row by row. Segments and dilation follow the Hilbert curve through it,
-# so that a segment is a compact 2-D patch. q, k and v are never permuted as a whole: the tokens of
-# a segment are gathered when it is computed, and the output is written to its place. Causality is
-# that of the sequence.
+# so that a segment is a compact 2-D patch. q, k and v are never permuted as a whole: those of some
+# heads are gathered along the walk, and the output is written to its place. Causality is that of
+# the sequence.
 
 
 @implementation("hilbert")
@@ -190,13 +203,6 @@ class Hilbert(Dilated):
             return shard
         walk = hilbert_order(self.workload.seq_len)
         return Shard.of_tokens(self.workload, walk[shard.queries].astype(np.int64))
-
-    def prepare(self, device: str) -> None:
-        """Build the walk along the curve."""
-        # several ranks hold their tokens in the order of the walk; they need it for causality only
-        if self.group.size == 1 or self.workload.causal:
-            self.segments.walk = hilbert_order(self.workload.seq_len)
-        super().prepare(device)
 
     @cached_property
     @override

@@ -5,16 +5,17 @@ step  an index into the walk
 set   the tokens of a segment at one offset modulo the rate; they see each other
 
 Segments that lie in a block of rows and in the keys at hand are one piece of a tiling: their sets
-are rows of the batch, along the sequence strided views if the batch is 1, else gathered. Along a
-permutation each set is sorted, which a softmax allows, so that its causal part is a lower triangle.
-A set that is cut is a piece of its own, along the sequence a strided view.
+are rows of the batch, and heads have offsets of their own, by strides alone. On one rank a block of
+q, k and v is gathered along a permutation first. There each set is sorted if the mask is causal,
+which a softmax allows, so that its causal part is a lower triangle; so each pair has its own order.
+Ranks hold one order, so they gather sorted sets. A set that is cut is a piece of its own.
 
 Example: segment 8, rate 2, offset 0, causal, along the sequence. The set is 0 2 4 6. With the rows
 4 ... 7 the set has two pieces: queries 4 6 with keys 0 2, and the triangle of 4 6 with 4 6.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,35 +24,62 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from longseq_bench.attention.tiles import Block, BlockAttention, computed
+from longseq_bench.attention.tiles import Block, BlockAttention, LocalShare, computed, wide_zeros
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import KVPair
 from longseq_bench.distributed.token_order import TokenOrder, causal_tiles
 from longseq_bench.kernels import tiling
-from longseq_bench.kernels.base import Queries
+from longseq_bench.kernels.base import OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import ExactKernel
-from longseq_bench.kernels.tiling import Piece, RowBlock
+from longseq_bench.kernels.tiling import Index, Piece, RowBlock, wide
+from longseq_bench.meta_mode import device_for, is_meta
 from longseq_bench.patterns import Ints
 from longseq_bench.patterns.dilated import DilatedSegment
 
+FEW_PARTS = 8
+"""So many parts of a gradient, each rounded by its kernel, are summed in the dtype of q. The sum is
+not much less exact than one in float32, which would take twice the memory."""
+
 
 class SegmentTiles:
-    """Row blocks of few tokens; walk: token of each step, None for the sequence."""
+    """Row blocks of few tokens.
+
+    walk: token of each step, where several ranks have sorted sets; None: sets are in order.
+    """
 
     walk: NDArray[np.int32] | None = None
 
     def __init__(self, w: Workload, segments: tuple[DilatedSegment, ...]) -> None:
         self._seq_len, self._causal, self._batch = w.seq_len, w.causal, w.batch
-        self._segments = segments
+        self._segments, self._group = segments, w.heads // w.kv_heads
+        self._orders: list[tuple[Tensor | None, tuple[DilatedSegment, ...]]] = [(None, segments)]
+
+    def follow(self, walk: NDArray[np.int32], device: str) -> None:
+        """Gather q, k and v along a walk on one rank, by index tensors on the device."""
+        orders = [(walk.astype(np.int64), self._segments)]
+        if self._causal:
+            orders = [(_sort_sets(walk, pair), (pair,)) for pair in self._segments]
+        self._orders = [
+            (torch.from_numpy(order).to(device_for(device)), pairs) for order, pairs in orders
+        ]
+
+    def has_few_parts(self, rows: int) -> bool:
+        """Return True if a token's gradients have few parts with blocks of so many rows."""
+        is_whole = rows == self._seq_len or rows % self._period == 0
+        return is_whole and len(self._segments) * self._group <= FEW_PARTS
+
+    @property
+    def _period(self) -> int:
+        return math.lcm(*(pair.segment for pair in self._segments))
 
     def rows_of_a_block(self, max_rows: int) -> int:
         """Return the rows of a block on one rank: whole segments, as many as max_rows hold.
 
         Along the sequence a longer segment is cut; along a permutation it is one block.
         """
-        whole = math.lcm(*(pair.segment for pair in self._segments))
-        if self.walk is None:
+        whole = self._period
+        if self._orders[0][0] is None:
             whole = min(whole, max_rows)
         return min(whole * max(1, max_rows // whole), self._seq_len)
 
@@ -60,9 +88,10 @@ class SegmentTiles:
         everything, count = range(self._seq_len), self.rows_of_a_block(max_rows)
         for start in range(0, self._seq_len, count):
             rows = everything[start : start + count]
-            steps = np.arange(rows.start, rows.stop)
-            index = _view(rows, everything) if self.walk is None else self._tokens(steps)
-            yield RowBlock(index, heads, tuple(self._pieces(heads, rows, everything, self.walk)))
+            for order, pairs in self._orders:
+                index = _view(rows, everything) if order is None else order[start : rows.stop]
+                keys = everything if order is None else rows
+                yield from self._blocks(index, heads, self._pieces(pairs, heads, rows, keys))
 
     def many_ranks(
         self, heads: slice, own: range, queries: range, keys: range, max_rows: int
@@ -74,8 +103,14 @@ class SegmentTiles:
         """
         for start in range(queries.start, queries.stop, max_rows):
             rows = range(start, min(start + max_rows, queries.stop))
-            if pieces := tuple(self._pieces(heads, rows, keys)):
-                yield RowBlock(_view(rows, own), heads, pieces)
+            pieces = self._pieces(self._segments, heads, rows, keys)
+            yield from self._blocks(_view(rows, own), heads, pieces)
+
+    def _blocks(self, rows: Index, heads: slice, pieces: Iterable[Piece]) -> Iterator[RowBlock]:
+        """Yield a row block for each sequence of the batch, if there are pieces."""
+        if pieces := tuple(pieces):
+            for sequence in range(self._batch):
+                yield RowBlock(rows, heads, pieces, sequence)
 
     def reach(self, order: TokenOrder) -> int:
         """Return by how many ranks at most a rank is apart from one that shares a segment with it.
@@ -96,46 +131,49 @@ class SegmentTiles:
         return torch.from_numpy(self.walk[steps].astype(np.int64))
 
     def _pieces(
-        self, heads: slice, rows: range, keys: range, order: NDArray[np.int32] | None = None
+        self, pairs: Sequence[DilatedSegment], heads: slice, rows: range, keys: range
     ) -> Iterator[Piece]:
-        """Yield the pieces of all pairs: queries at steps `rows` with keys at steps `keys`.
-
-        order: the walk if keys are in the order of the sequence; None: in that of the walk.
-        """
+        """Yield the pieces of pairs: queries at steps `rows` with keys at steps `keys`."""
         both = range(max(rows.start, keys.start), min(rows.stop, keys.stop))
-        for pair in self._segments:
+        for pair in pairs:
             size, touched = pair.segment, _touched(pair.segment, rows, keys)
             starts = np.array(touched, dtype=np.int64) * size
             stops = np.minimum(starts + size, self._seq_len)
             whole = (starts >= both.start) & (stops <= both.stop)
-            for offset, set_heads in pair.offsets(heads):
-                for length in np.unique((stops - starts)[whole]).tolist():  # the last may be short
-                    own = starts[whole & (stops - starts == length)]
-                    if offset < length and self.walk is None and self._batch == 1:
-                        first = range(own[0] + offset, own[0] + length, pair.rate)
-                        views, sets = (_view(first, rows), _view(first, keys)), len(own)
-                        yield Piece(*views, set_heads, self._causal, sets=sets, apart=size)
-                    elif offset < length:
-                        steps = own[:, None] + np.arange(offset, length, pair.rate)
-                        yield self._whole_sets(steps, rows, keys, set_heads, order)
-                for start, stop in zip(
-                    starts[~whole].tolist(), stops[~whole].tolist(), strict=True
-                ):
+            for length in np.unique((stops - starts)[whole]).tolist():  # the last may be short
+                own = starts[whole & (stops - starts == length)]
+                if self.walk is not None:
+                    yield from self._sorted_sets(pair, own, length, heads, rows, keys)
+                    continue
+                for offset, set_heads, shift in pair.calls(heads, length, self._group):
+                    first = range(own[0] + offset, own[0] + length, pair.rate)
+                    views, sets = (_view(first, rows), _view(first, keys)), len(own)
+                    yield Piece(*views, set_heads, self._causal, None, sets, size, shift)
+            for start, stop in zip(starts[~whole].tolist(), stops[~whole].tolist(), strict=True):
+                for offset, set_heads in pair.offsets(heads):
                     of_set = range(start + offset, stop, pair.rate)
                     q_steps, k_steps = (_steps_in(run, of_set) for run in (rows, keys))
                     if q_steps and k_steps:
                         yield from self._cut_set(rows, keys, q_steps, k_steps, set_heads)
 
-    def _whole_sets(
-        self, steps: Ints, rows: range, keys: range, heads: slice, order: NDArray[np.int32] | None
-    ) -> Piece:
-        """Return the piece of sets of equal size, steps (sets, tokens)."""
-        if self.walk is not None and self._causal:
-            ascending = np.argsort(self.walk[steps], axis=1)
-            steps = np.take_along_axis(steps, ascending, axis=1)
-        own = torch.from_numpy(steps - rows.start)
-        seen = torch.from_numpy(steps - keys.start) if order is None else self._tokens(steps)
-        return Piece(own, seen, heads, self._causal)
+    def _sorted_sets(
+        self,
+        pair: DilatedSegment,
+        starts: Ints,
+        length: int,
+        heads: slice,
+        rows: range,
+        keys: range,
+    ) -> Iterator[Piece]:
+        """Yield the pieces of whole sets, which are gathered in the order of the sequence."""
+        assert self.walk is not None
+        for offset, set_heads in pair.offsets(heads):
+            if offset < length:
+                steps = starts[:, None] + np.arange(offset, length, pair.rate)
+                ascending = np.argsort(self.walk[steps], axis=1)
+                steps = np.take_along_axis(steps, ascending, axis=1)
+                own, seen = (torch.from_numpy(steps - run.start) for run in (rows, keys))
+                yield Piece(own, seen, set_heads, causal=True)
 
     def _cut_set(
         self, rows: range, keys: range, q_steps: range, k_steps: range, heads: slice
@@ -154,6 +192,15 @@ class SegmentTiles:
             if mask.any():
                 partial_mask = None if mask.all() else mask
                 yield Piece(_view(q_steps, rows), _view(k_steps, keys), heads, mask=partial_mask)
+
+
+def _sort_sets(walk: NDArray[np.int32], pair: DilatedSegment) -> NDArray[np.int64]:
+    """Return a walk in which the tokens of each set of a pair ascend, at the places of the set."""
+    order = walk.astype(np.int64)
+    for start in range(0, 0 if is_meta() else len(order), pair.segment):
+        for offset in range(min(pair.rate, pair.segment)):
+            order[start + offset : start + pair.segment : pair.rate].sort()
+    return order
 
 
 def _touched(size: int, rows: range, keys: range) -> range:
@@ -188,5 +235,30 @@ class SegmentBlocks(BlockAttention):
     @override
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
         for tile in computed(self.group, self.tiles(block)):
-            dq_rows = dq[:, tile.heads, tile.rows]
-            tiling.add_gradients(self.exact, queries, kv, tile, dq_rows, dkv)
+            tiling.add_gradients(self.exact, queries, kv, tile, dq, dkv)
+
+
+@dataclass(frozen=True)
+class OneRank:
+    """Attention to all segments on one rank. An AttentionKernel.
+
+    Results of pairs merge in the output, and gradients in their results, in the dtype of q.
+    few_parts: this holds for gradients of keys, too; else they are summed in wide tensors.
+    """
+
+    blocks: SegmentBlocks
+    few_parts: bool
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
+        """Return the output and, if kept, the log-sum-exp (-inf for rows that see nothing)."""
+        out, lse = torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=wide(q))
+        self.blocks.forward(q, (k, v), LocalShare(0, 1), out, lse)
+        return out, lse if keep_lse else None
+
+    def backward(self, queries: Queries, keys: KVPair) -> Triple:
+        """Return the gradients of q, k and v."""
+        dq, (k, v) = torch.zeros_like(queries[1]), keys
+        d_keys = (torch.zeros_like(k), torch.zeros_like(v)) if self.few_parts else wide_zeros(keys)
+        self.blocks.backward(queries, keys, LocalShare(0, 1), dq, d_keys)
+        dk, dv = (total.to(k.dtype) for total in d_keys)
+        return dq, dk, dv
