@@ -94,34 +94,31 @@ def segment_spans(
     """
     pairs = [(w, r) for w, r, _ in sets] if sorted_by is None else unique_pairs(sorted_by)
     period = math.lcm(*(rate for _, rate in pairs))
-    tile_start, next_boundary, sorted_tile_start = _periodic_tiles(
-        _boundaries(seq_len, pairs), period
-    )
+    tile_start, next_boundary = _periodic_tiles(_boundaries(seq_len, pairs), period)
     tile_count = np.minimum(-(-(next_boundary - tile_start) // period), TILE)
     runs = []
     for segment, rate, offset in sets:
         tiles = np.flatnonzero((tile_start % segment) % rate == offset)
         begin = tile_start[tiles] // segment * segment
         size = np.minimum(begin + segment, seq_len) - begin
-        first, count, step = begin + offset, -(-(size - offset) // rate), rate
+        first, count = begin + offset, -(-(size - offset) // rate)
         if sorted_by is not None:
-            first = begin + _sorted_before(size, rate, offset)
-            first, step = first + pairs.index((segment, rate)) * seq_len, 1
+            first += pairs.index((segment, rate)) * seq_len
         elif causal:
             last_query = tile_start[tiles] + (tile_count[tiles] - 1) * period
             count = (last_query - begin - offset) // rate + 1
-        runs.append(np.array((tiles, first, count, np.full(len(tiles), step))))
+        runs.append(np.array((tiles, first, count, np.full(len(tiles), rate))))
     tile, first_keys, key_counts, key_steps = np.concatenate(runs, axis=1)
     order = np.argsort(tile, kind="stable")
     runs_per_tile = np.bincount(tile, minlength=len(tile_start))
     return Spans(
-        tile_start=(tile_start if sorted_by is None else sorted_tile_start).astype(np.int32),
+        tile_start=tile_start.astype(np.int32),
         tile_count=tile_count.astype(np.int32),
         runs=np.concatenate(([0], np.cumsum(runs_per_tile))).astype(np.int64),
         start=first_keys[order].astype(np.int32),
         count=key_counts[order].astype(np.int32),
         step=key_steps[order].astype(np.int32),
-        tile_step=period if sorted_by is None else 1,
+        tile_step=period,
     )
 
 
@@ -130,15 +127,13 @@ def sort_walk(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Sort the tokens of a walk (N,) within every set; return the tokens of query and key steps.
 
-    queries (N,): the tokens of each stretch, grouped by offset modulo the period.
-    keys (pairs * N,): grouped by pair, then by segment, then by offset.
+    queries (N,): sorted in each stretch of steps between ends of segments, by offset modulo the
+    period. keys (pairs * N,): sorted for each pair, one after the other.
     """
     n, pairs = len(walk), unique_pairs(rule)
-    queries, keys = np.empty(n, dtype=np.int32), np.empty((len(pairs), n), dtype=np.int32)
-    _sort_sets(walk, _boundaries(n, pairs).tolist(), math.lcm(*rule.dilation), queries)
-    for (segment, rate), keys_of_pair in zip(pairs, keys, strict=True):
-        _sort_sets(walk, [*range(0, n, segment), n], rate, keys_of_pair)
-    return queries, keys.reshape(-1)
+    keys = [sort_sets(walk, range(0, n, segment), rate) for segment, rate in pairs]
+    stretches = _boundaries(n, pairs)[:-1]
+    return sort_sets(walk, stretches.tolist(), math.lcm(*rule.dilation)), np.concatenate(keys)
 
 
 def unique_pairs(rule: DilationRule) -> list[tuple[int, int]]:
@@ -146,16 +141,16 @@ def unique_pairs(rule: DilationRule) -> list[tuple[int, int]]:
     return list(dict.fromkeys(zip(rule.segments, rule.dilation, strict=True)))
 
 
-def _sort_sets(
-    walk: NDArray[np.int32], boundaries: Sequence[int], rate: int, out: NDArray[np.int32]
-) -> None:
-    """Fill `out` with the tokens between boundaries, grouped by offset modulo `rate` and sorted."""
-    for start, stop in itertools.pairwise(boundaries):
-        position = start
+def sort_sets(walk: NDArray[np.int32], starts: Sequence[int], rate: int) -> NDArray[np.int32]:
+    """Return a walk whose tokens ascend in each set, at the places that the set has in the walk.
+
+    starts: of segments or stretches.
+    """
+    order = walk.copy()
+    for start, stop in itertools.pairwise([*starts, len(walk)]):
         for offset in range(min(rate, stop - start)):
-            members = np.sort(walk[start + offset : stop : rate])
-            out[position : position + len(members)] = members
-            position += len(members)
+            order[start + offset : stop : rate].sort()
+    return order
 
 
 def _boundaries(seq_len: int, pairs: Sequence[tuple[int, int]]) -> Ints:
@@ -164,8 +159,8 @@ def _boundaries(seq_len: int, pairs: Sequence[tuple[int, int]]) -> Ints:
     return np.unique(np.concatenate([*starts, [seq_len]]))
 
 
-def _periodic_tiles(boundaries: Ints, period: int) -> tuple[Ints, Ints, Ints]:
-    """Return for each tile its first query, the next boundary, and its start in a sorted walk.
+def _periodic_tiles(boundaries: Ints, period: int) -> tuple[Ints, Ints]:
+    """Return for each tile its first query and the next boundary.
 
     A group is the steps of a stretch with the same offset modulo the period. It is cut into tiles.
     """
@@ -178,14 +173,4 @@ def _periodic_tiles(boundaries: Ints, period: int) -> tuple[Ints, Ints, Ints]:
     group = np.repeat(np.arange(len(stretch)), -(-group_size // TILE))
     index_in_group = np.arange(len(group)) - np.searchsorted(group, group)
     stretch, offset = stretch[group], offset[group]
-    tile_start = boundaries[stretch] + offset + index_in_group * TILE * period
-    smaller_offsets = _sorted_before(stretch_sizes[stretch], period, offset)
-    sorted_start = boundaries[stretch] + smaller_offsets + index_in_group * TILE
-    return tile_start, boundaries[stretch + 1], sorted_start
-
-
-def _sorted_before(total: Ints, rate: int, offset: Ints | int) -> Ints:
-    """Count the steps among `total` with a smaller offset: the sum of ceil((total - o) / rate)."""
-    whole, rest = np.divmod(total, rate)
-    before: Ints = offset * whole + np.minimum(offset, rest)
-    return before
+    return boundaries[stretch] + offset + index_in_group * TILE * period, boundaries[stretch + 1]

@@ -33,9 +33,10 @@ from longseq_bench.kernels import tiling
 from longseq_bench.kernels.base import OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.tiling import Index, Piece, RowBlock, wide
-from longseq_bench.meta_mode import device_for, is_meta
+from longseq_bench.meta_mode import device_for
 from longseq_bench.patterns import Ints
 from longseq_bench.patterns.dilated import DilatedSegment
+from longseq_bench.patterns.spans import sort_sets
 
 FEW_PARTS = 8
 """So many parts of a gradient, each rounded by its kernel, are summed in the dtype of q. The sum is
@@ -57,11 +58,15 @@ class SegmentTiles:
 
     def follow(self, walk: NDArray[np.int32], device: str) -> None:
         """Gather q, k and v along a walk on one rank, by index tensors on the device."""
-        orders = [(walk.astype(np.int64), self._segments)]
+        orders = [(walk, self._segments)]
         if self._causal:
-            orders = [(_sort_sets(walk, pair), (pair,)) for pair in self._segments]
+            orders = [
+                (sort_sets(walk, range(0, len(walk), pair.segment), pair.rate), (pair,))
+                for pair in self._segments
+            ]
         self._orders = [
-            (torch.from_numpy(order).to(device_for(device)), pairs) for order, pairs in orders
+            (torch.from_numpy(order.astype(np.int64)).to(device_for(device)), pairs)
+            for order, pairs in orders
         ]
 
     def has_few_parts(self, rows: int) -> bool:
@@ -192,15 +197,6 @@ class SegmentTiles:
             if mask.any():
                 partial_mask = None if mask.all() else mask
                 yield Piece(_view(q_steps, rows), _view(k_steps, keys), heads, mask=partial_mask)
-
-
-def _sort_sets(walk: NDArray[np.int32], pair: DilatedSegment) -> NDArray[np.int64]:
-    """Return a walk in which the tokens of each set of a pair ascend, at the places of the set."""
-    order = walk.astype(np.int64)
-    for start in range(0, 0 if is_meta() else len(order), pair.segment):
-        for offset in range(min(pair.rate, pair.segment)):
-            order[start + offset : start + pair.segment : pair.rate].sort()
-    return order
 
 
 def _touched(size: int, rows: range, keys: range) -> range:
