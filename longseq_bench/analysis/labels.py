@@ -160,8 +160,8 @@ _ALIASES: dict[str, str] = {dtype: alias for alias, dtype in DTYPE_ALIASES.items
 def find_short_labels(settings: Sequence[Settings]) -> list[str]:
     """Return a label per settings; labels of different settings differ.
 
-    A label is the implementation, its sparsity, and those options that differ among its settings.
-    The pattern stands for the only implementation that has several patterns. Options that are None
+    A label is the implementation, its sparsity or window, and those options that differ among its
+    settings. The pattern stands for the only implementation that has several. Options that are None
     are left out. Where labels would be equal or longer than MAX_LABEL, they are the name and a
     number: "block-sparse #3".
     """
@@ -212,7 +212,8 @@ def _words(settings: Settings, name: str, differing: Iterable[str], led: str | N
 
     name: of the implementation.  led: implementation for which its pattern stands.
     """
-    options, shown = named_options(settings), {*differing, "sparsity"}
+    options = named_options(settings)
+    shown = {*differing, "sparsity" if "sparsity" in options else "window"}  # it may replace it
     pattern, rates = options.get("pattern"), options.get("dilation")
     usual = tuple(2**i for i in range(len(rates))) if isinstance(rates, tuple) else None
     if "segments" in shown and rates == usual:

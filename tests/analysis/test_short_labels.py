@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longseq_bench.analysis.labels import find_baseline_label, find_short_labels
+from longseq_bench.attention.sparse.block_sparse import BlockSparse, BlockSparseMultihead
 from longseq_bench.core.model import Trial
+from longseq_bench.core.options import fill, specs_of
 from tests import make
 
 
@@ -65,6 +67,16 @@ def test_a_pattern_stands_for_the_only_implementation_with_patterns() -> None:
         "block-sparse local-window 95 %", "block-sparse-multihead strided 99.9 %",
     ]  # fmt: skip
     assert labels(*several, ("strided", {}))[0] == "block-sparse local-window 95 %"
+
+
+@pytest.mark.parametrize("make_kind", [BlockSparse, BlockSparseMultihead])
+def test_a_window_is_stated_instead_of_the_sparsity_that_it_replaces(make_kind: type) -> None:
+    def label(**given: Any) -> str:
+        return labels(("sparse", fill(specs_of(make_kind), given, "sparse")))[0]
+
+    assert label(window="4096") == "sparse window 4k"
+    # there both count
+    assert label(window="4096", pattern="strided") == label() == "sparse 90 %"
 
 
 def test_segments_are_in_k_and_rates_that_double_are_not_named() -> None:
