@@ -66,6 +66,7 @@ def settings_suffix(settings: Settings) -> str:
         "in place": settings.keep == "nothing",
         "expandable segments": settings.allocator == "expandable",
         "fresh memory": settings.allocator == "fresh",
+        settings.timing: settings.timing != "warm",
         "offloaded": settings.options.get("offload", "none") != "none",
         f"against {dense}": dense is not None,
     }

@@ -19,6 +19,7 @@ from longseq_bench.core.model import (
     Mode,
     OptionValue,
     Record,
+    Timing,
     options_key,
 )
 
@@ -149,6 +150,9 @@ class Row:
     allocator: Allocator = declare(
         "Allocator", "text", "Allocator mode: default, expandable (CUDA), fresh (CPU).", "same"
     )
+    timing: Timing = declare(
+        "Timing", "text", "Timed passes: warm, cold (flushed caches), graph.", "same", json=SWEEP
+    )
     source: str | None = declare(
         "File hash", "text", "Hash of the file of an own function; none for any other.", "same"
     )
@@ -254,7 +258,7 @@ SAME_WORKLOAD = (*_WORKLOAD, "device", "threads", "fingerprint")
 """Fields that are equal for comparable figures; rows of sweeps also need equal lengths."""
 SAME_TRIAL = (
     *("implementation", "source", "memory_budget", "time_budget", "fit_only", "keep", "allocator"),
-    "requested_dense_kernel",
+    *("requested_dense_kernel", "timing"),
 )
 _same_workload, _same_trial = attrgetter(*SAME_WORKLOAD), attrgetter(*SAME_TRIAL)
 _same_growth = attrgetter(*({*SAME_WORKLOAD, *SAME_TRIAL} - {"threads", "time_budget"}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,6 +39,7 @@ def sweep(
     rounds: int | None = None,
     out: str | Path | None = None,
     progress: bool | Reporter = True,
+    profile: str | Path | None = None,
     **given: Any,
 ) -> Results:
     """Run every combination of a grid, interleaved.
@@ -46,7 +48,7 @@ def sweep(
     list is an axis of the grid. The options of an implementation may be lists too.
 
     Args:
-        config: A sweep file; then only rounds, out and progress may be given.
+        config: A sweep file; then only rounds, out, progress, profile and timing may be given.
         tokens: Sequence lengths over all ranks: 4096 or "4k".
         implementations: A name, a function, a pair (either, {option: value or values}), or a list
             of these.
@@ -55,6 +57,7 @@ def sweep(
         out: Folder for records, report and config. Finished trials in it are not run again.
             Default: results are in memory only.
         progress: True prints a line per trial on stderr, False prints nothing.
+        profile: File for the trace of one pass of the first trial that times passes, after them.
         **given: Keys of a sweep file and of its workload.
 
     Raises:
@@ -67,25 +70,32 @@ def sweep(
     if config is None:
         values = _sweep_values(keys | ({"rounds": rounds} if rounds else {}), folder)
         parsed = read_values(values, CALL)
-    elif keys:
+    elif keys.keys() - {"timing"}:
         raise UserError(f"sweep() has a config and {', '.join(sorted(keys))}; leave one out")
     else:
-        parsed = load_config(config)
+        parsed = load_config(config, **given)
+    if profile:
+        Path(profile).open("ab").close()  # so that it can be written, before anything runs
     with _open(parsed, folder, rounds, reporter) as (launcher, catalogue, loaded, heading):
         trials = loaded.trials
         predictor = machine.make_predictor(launcher, catalogue, trials[0].device, folder)
         watcher = RunProgress(reporter.console, trials, heading, loaded.rounds)
         schedule = strategy.sweep(trials, loaded.rounds, predictor)
-        return run_and_report(
+        launcher.profile = os.path.abspath(profile) if profile else ""
+        results = run_and_report(
             schedule, launcher, folder, watcher, reporter, loaded.baseline, loaded.text
         )
+        if profile:
+            missing = f"{profile} has no profile: no trial of this run timed passes"
+            reporter.say([missing if launcher.profile else f"wrote {profile}"])
+    return results
 
 
 def plan_sweep(
-    config: str | Path, rounds: int | None, out: Path | None, reporter: Reporter
+    config: str | Path, rounds: int | None, out: Path | None, reporter: Reporter, **given: Any
 ) -> tuple[SweepConfig, str, SweepEstimate]:
     """Return the trials of a sweep file, a sentence on devices, and what a run would take."""
-    parsed = load_config(config)
+    parsed = load_config(config, **given)
     with _open(parsed, out, rounds, reporter) as (launcher, catalogue, loaded, heading):
         past = machine.past_records(Path("results"))
         rates: dict[str, RateModel] = {}

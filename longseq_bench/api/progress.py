@@ -98,14 +98,6 @@ def describe_record(record: Record) -> str:
     return ", ".join(words)
 
 
-def describe_phases(record: Record) -> str:
-    """Return the seconds of a trial's phases in their order, without those below 5 ms."""
-    phases = record.outcome.facts.get("phase_s", {})
-    return ", ".join(
-        f"{name} {seconds:.2f} s" for name, seconds in phases.items() if seconds >= 5e-3
-    )
-
-
 SPEED_S = 3600.0
 """The time to go comes from the trials of this long: short and long ones take turns."""
 
@@ -225,4 +217,6 @@ class RunProgress(Watcher):
             line.append("  (from an earlier run)", style="dim")
         self.console.print(line)
         if self.is_verbose and not from_store:
-            self.console.print(plain(describe_phases(record), "dim"))
+            phases = record.outcome.facts.get("phase_s", {}).items()
+            words = [f"{name} {seconds:.2f} s" for name, seconds in phases if seconds >= 5e-3]
+            self.console.print(plain(", ".join(words), "dim"))

@@ -9,6 +9,7 @@ import typer
 
 from longseq_bench.cli import options
 from longseq_bench.core import units
+from longseq_bench.core.errors import UserError
 
 
 def sweep(
@@ -16,6 +17,9 @@ def sweep(
     out: options.Out = None,
     rounds: Annotated[int | None, typer.Option(min=1, max=units.MAX_ROUNDS)] = None,
     dry_run: bool = False,
+    cold: bool = False,
+    graph: bool = False,
+    profile: Path | None = None,
     as_json: options.AsJson = False,
     verbose: options.Verbose = False,
 ) -> int:
@@ -31,18 +35,30 @@ def sweep(
         rounds: Repetitions of the grid, each in fresh processes. Default: as in the file.
         dry_run: List the trials, and estimate runs, time and memory; run and write nothing.
             Default: run them.
+        cold: Flush the caches before each timed pass; same as `timing: cold` in the file, which it
+            overrides. Default: as in the file.
+        graph: Time the replay of a CUDA graph of the pass, as `timing: graph`. Default: as in the
+            file.
+        profile: File for the trace of one pass, by torch's profiler, in Chrome's format (compressed
+            if it ends in .gz): of the first trial of this run that times passes, after them.
+            Default: none.
     """
     from longseq_bench.analysis.frames import sweep_json
     from longseq_bench.api import grid
     from longseq_bench.cli import session
     from longseq_bench.cli.documents import trials_document
 
+    if cold and graph:
+        raise UserError("--cold and --graph exclude each other; leave one out")
+    timing = {"timing": "cold" if cold else "graph"} if cold or graph else {}
     reporter = session.make_reporter(verbose)
     if not dry_run:
         out = out or session.default_out()
-        results = grid.sweep(config, rounds=rounds, out=out, progress=reporter)
+        results = grid.sweep(
+            config, rounds=rounds, out=out, progress=reporter, profile=profile, **timing
+        )
         return session.print_results(results, as_json, sweep_json)
-    loaded, heading, estimate = grid.plan_sweep(config, rounds, out, reporter)
+    loaded, heading, estimate = grid.plan_sweep(config, rounds, out, reporter, **timing)
     return session.print_answer(
         as_json,
         lambda: {

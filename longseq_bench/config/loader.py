@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,8 +88,11 @@ class SourceFile:
             raise self.error(*path, message=str(error)) from None
 
 
-def load_config(config: str | Path) -> SourceFile:
-    """Read a sweep file. Raises ConfigError: one sentence with file and line."""
+def load_config(config: str | Path, **keys: Any) -> SourceFile:
+    """Read a sweep file. Raises ConfigError: one sentence with file and line.
+
+    keys: replace those of the file.
+    """
     path = Path(config)
     if not path.exists():
         names = os.listdir(path.parent) if path.parent.is_dir() else []
@@ -97,7 +100,8 @@ def load_config(config: str | Path) -> SourceFile:
         hint = f"did you mean {path.parent / close}?" if close else EXAMPLE
         raise ConfigError(f"there is no config {path}; {hint}")
     text = read_text_file(path, encoding="utf-8-sig", max_bytes=MAX_BYTES)
-    return parse_config(text, str(config))
+    source = parse_config(text, str(config))
+    return replace(source, data=source.data | keys) if keys else source
 
 
 def read_values(data: dict[str, Any], name: str) -> SourceFile:

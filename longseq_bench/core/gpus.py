@@ -7,6 +7,7 @@ Beside it is what Triton needs to compile kernels for them.
 
 import ctypes
 import os
+import re
 import sysconfig
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -211,6 +212,19 @@ def _read_gpus(visible_names: str | None) -> GpuReport:
         power_limits_w=tuple(None if mw is None else mw / 1000 for mw in limits),
         sm_clocks_mhz=tuple(None if mhz is None else float(mhz) for mhz in clocks),
     )
+
+
+_BROKEN = {
+    "uncorrectable ECC error": "the GPU has a memory error that it can't correct (ECC)",
+    "GPU is lost|fallen off the bus|Xid": "the driver has lost the GPU",
+}
+"""Errors of CUDA, NVML and the driver by which a GPU itself is broken."""
+
+
+def explain_broken_gpu(text: str) -> str | None:
+    """Return a sentence if a text names an error of the GPU itself, of which a trial dies."""
+    found = next((words for error, words in _BROKEN.items() if re.search(error, text)), None)
+    return found and f"{found}; look for Xid in the kernel's log (dmesg), and reset it or reboot"
 
 
 def load_cudnn() -> None:

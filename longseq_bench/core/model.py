@@ -31,6 +31,7 @@ from longseq_bench.core.settings import DeviceChoice as DeviceChoice
 from longseq_bench.core.settings import DType as DType
 from longseq_bench.core.settings import Keep as Keep
 from longseq_bench.core.settings import Mode as Mode
+from longseq_bench.core.settings import Timing as Timing
 from longseq_bench.core.units import divisors
 
 SCHEMA = 3
@@ -185,6 +186,7 @@ class Trial(Frozen):
     fit_only: bool = False
     keep: Keep = _declared(TRIAL["keep"])
     allocator: Allocator = _declared(TRIAL["allocator"])
+    timing: Timing = _declared(TRIAL["timing"])
     dense_kernel: str = _declared(TRIAL["dense_kernel"])
     source: str | None = None
 
@@ -201,6 +203,7 @@ class Trial(Frozen):
         later = {"mask": w.mask is None, "v_head_dim": w.v_head_dim == w.head_dim, "model": True}
         later["new_tokens"] = not w.new_tokens
         own = {"dense_kernel": self.requested_dense_kernel is None, "source": self.source is None}
+        own["timing"] = self.timing == "warm"
         data = self.model_dump(mode="json", exclude={"workload": later, **own})
         if self.source is not None:
             # the file's bytes and the function identify it, wherever the file lies

@@ -17,6 +17,7 @@ DTypeName = Literal["float32", "bfloat16", "float16", "fp32", "bf16", "fp16"]
 Mode = Literal["forward", "train", "decode"]
 Keep = Literal["all", "inputs", "nothing"]
 Allocator = Literal["default", "expandable", "fresh"]
+Timing = Literal["warm", "cold", "graph"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
 
 SAME_KERNEL = "same"
@@ -140,6 +141,13 @@ TRIAL = {
         "expandable: segments that grow (CUDA); fresh: timed passes write to memory that the "
         "process has not used yet (CPU), by default to warm memory.",
         "default",
+    ),
+    "timing": Setting(
+        Timing,
+        "State before a timed pass. warm: caches as the last pass left them; cold: flushed, by "
+        "writing twice the size of the last-level cache; graph: warm, and the pass is the replay "
+        "of a CUDA graph (one rank).",
+        "warm",
     ),
     "dense_kernel": Setting(
         str,

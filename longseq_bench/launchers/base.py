@@ -32,7 +32,12 @@ class LaunchResult:
 
 
 class Launcher(ABC):
-    """Base of launchers, which run trials one at a time in processes. A context manager."""
+    """Base of launchers, which run trials one at a time in processes. A context manager.
+
+    profile: file for the profile of a pass of the next trial that times passes; "": none.
+    """
+
+    profile = ""
 
     @abstractmethod
     def catalogue(self, own: Sequence[str] = ()) -> Catalogue:

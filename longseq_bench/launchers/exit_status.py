@@ -25,6 +25,7 @@ import psutil
 
 from longseq_bench.core.errors import LauncherError
 from longseq_bench.core.files import explain_full_disk
+from longseq_bench.core.gpus import explain_broken_gpu
 from longseq_bench.core.model import Outcome, Phase, environment_failure
 from longseq_bench.core.ranks import CHILD_MAIN, COLLECTIVE
 
@@ -101,6 +102,8 @@ def outcome_of_exit(exitcode: int, phase: Phase, printed: str, kernel_killed: bo
         reason = f"ended with exit code {exitcode}"
     else:
         reason = "ended with exit code 0 without a result"
+    if sentence := explain_broken_gpu(printed):
+        reason, facts["device_error"] = f"{reason}: {sentence}", True
     if exitcode == -signal.SIGABRT and _NCCL_ABORTS in printed:
         facts["lost_peer"] = True
     return Outcome(status="crashed", reason=reason, phase=phase, facts=facts)

@@ -151,12 +151,13 @@ class LocalLauncher(Launcher):
             attempts += retries
         outcome = with_first_attempt(outcome, first) if first else outcome
         rates = self._rates.setdefault(_device_of(trial), {})
+        self.profile = "" if "profile" in outcome.facts else self.profile
         rates |= {m.name: m.samples[0] for m in outcome.measurements if m.name in RATES}
         return LaunchResult(outcome, attempts * trial.world_size)
 
     def of_run(self, trial: Trial) -> dict[str, Any]:
         """Return what the run of the tool has for a trial's RankInfo."""
-        return {"rates": self._rates.get(_device_of(trial), {})}
+        return {"rates": self._rates.get(_device_of(trial), {}), "profile": self.profile}
 
     def _retry_with_more_memory(
         self, trial: Trial, first: Outcome, on_phase: OnPhase

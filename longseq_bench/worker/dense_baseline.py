@@ -13,6 +13,7 @@ Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,6 @@ from longseq_bench.kernels.base import attend
 from longseq_bench.kernels.exact.base import AUTO, KERNELS, ExactKernel, select
 from longseq_bench.meters.clock import clock_for
 from longseq_bench.patterns.visible_keys import visible_keys
-from longseq_bench.worker import memory
 from longseq_bench.worker.messages import MeasurementLog, MessageSender, samples_of
 from longseq_bench.worker.passes import Pass
 from longseq_bench.worker.verdicts import is_device_error
@@ -78,7 +78,7 @@ def dense_flops(attention: Attention, rows: int | None = None, keys: int | None 
 class DenseBaseline:
     """Timed dense passes over a trial's inputs, one after each pass of the sparse attention.
 
-    fresh: each pass writes to memory that the process has not used yet.
+    before: called before each timed pass, as before one of the sparse attention.
     kernel: computes them; None: torch's scaled_dot_product_attention. If it can't run, the log has
     the reason. The trial fails only if the GPU itself failed.
     """
@@ -88,7 +88,7 @@ class DenseBaseline:
     device: str
     warm_ups: int
     time_cap: float
-    fresh: bool = False
+    before: Callable[[], object] = list
     kernel: ExactKernel | None = None
     _shape: tuple[int, int] | None = None
     _failure: str | None = None
@@ -127,8 +127,7 @@ class DenseBaseline:
         if not self._clock.wall:
             for _ in range(self.warm_ups):
                 self._run(*self._shape)
-        if self.fresh:
-            memory.release_free_memory()
+        self.before()
         with self._clock:
             self._run(*self._shape)
 
@@ -235,7 +234,12 @@ def choose_dense_kernel(attention: Attention, requested: str) -> ExactKernel | N
 
 
 def dense_baseline_for(
-    attention: Attention, pass_: Pass, trial: Trial, warm_ups: int, log: MeasurementLog
+    attention: Attention,
+    pass_: Pass,
+    trial: Trial,
+    warm_ups: int,
+    log: MeasurementLog,
+    before: Callable[[], object] = list,
 ) -> DenseBaseline | None:
     """Return the baseline of an attention that is sparse according to the log, else None."""
     if min(samples_of(log.measurements, "density_achieved"), default=1.0) >= 1:
@@ -243,5 +247,5 @@ def dense_baseline_for(
     if attention.group.size > 1:
         log.facts["dense"] = NOT_RUN_ON_RANKS
         return None
-    kernel, fresh = choose_dense_kernel(attention, trial.dense_kernel), trial.allocator == "fresh"
-    return DenseBaseline(attention, pass_, trial.device, warm_ups, trial.time_cap, fresh, kernel)
+    kernel = choose_dense_kernel(attention, trial.dense_kernel)
+    return DenseBaseline(attention, pass_, trial.device, warm_ups, trial.time_cap, before, kernel)

@@ -83,6 +83,10 @@ def unsupported_setting(trial: Trial) -> str | None:
             f"keep=nothing: the output has v_head_dim {w.v_head_dim}, so it can't overwrite q with "
             f"head_dim {w.head_dim}"
         )
+    if trial.timing == "graph" and (trial.device != "cuda" or trial.world_size > 1):
+        return "timing=graph needs device=cuda and one rank: the pass is a CUDA graph"
+    if trial.timing == "cold" and trial.allocator == "fresh":
+        return "timing=cold has no meaning with allocator=fresh: its memory is in no cache"
     needed = {"expandable": "cuda", "fresh": "cpu"}.get(trial.allocator, trial.device)
     if trial.device != needed:
         return f"allocator={trial.allocator} needs device={needed}"

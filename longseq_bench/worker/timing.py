@@ -8,10 +8,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 
-from longseq_bench.core.model import DType
+from longseq_bench.core.errors import UnsupportedError
+from longseq_bench.core.model import DType, Trial
 from longseq_bench.core.stats import settled
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
@@ -19,7 +22,7 @@ from longseq_bench.meters.clock import MIN_HEAD_START_S, Clock, CudaClock, clock
 from longseq_bench.worker import memory
 from longseq_bench.worker.dense_baseline import dense_baseline_for
 from longseq_bench.worker.messages import MeasurementLog
-from longseq_bench.worker.passes import Pass, TrialRun, run_forward, run_pass
+from longseq_bench.worker.passes import Pass, TrialRun, run_forward, run_pass, synchronize
 from longseq_bench.worker.row_check import RepeatCheck
 from longseq_bench.worker.throttling import Throttling
 
@@ -114,6 +117,28 @@ SAMPLE_S, MAX_PASSES = 1e-3, 50
 HEAD_START_FACTOR, MAX_HEAD_START_S = 1.2, 0.02
 
 
+CACHES, USUAL_CACHE_BYTES = Path("/sys/devices/system/cpu"), 64 * 2**20
+"""The caches of a CPU by Linux, and the size of one where the system does not say."""
+
+
+def cache_bytes(device: str) -> int:
+    """Return the bytes of the last-level cache: of a GPU, or of all those of a CPU."""
+    if device == "cuda":
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    found = CACHES.glob("cpu[0-9]*/cache/index3/shared_cpu_list")
+    sizes = {file.read_text(): (file.parent / "size").read_text() for file in found}
+    return sum(1024 * int(size.strip("K\n")) for size in sizes.values()) or USUAL_CACHE_BYTES
+
+
+def preparation_of(trial: Trial) -> Callable[[], object]:
+    """Return what is called before each timed pass: it gives memory back, or flushes caches."""
+    if trial.allocator == "fresh":  # each pass writes to memory that was not used yet
+        return memory.release_free_memory
+    size = 2 * cache_bytes(trial.device) if trial.timing == "cold" else 0
+    # filling alone may go past the caches
+    return partial(torch.zeros(size, dtype=torch.uint8, device=trial.device).add_, 1)
+
+
 def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
     """Run passes until the slowest rank's median is known to 2 %, or the time cap is reached.
 
@@ -130,14 +155,15 @@ def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
     has_halves = group.size > 1 and attention.counts_traffic
     halves = {name: clock_for(trial.device) for name in _HALVES if has_halves}
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
-    dense = dense_baseline_for(attention, pass_, trial, warm_ups, log)
-    passes = _Passes(run, pass_, check, Throttling(group, trial.device == "cuda"))
-    for _ in range(warm_ups):
-        passes.warm_up()
+    before = preparation_of(trial)
+    dense = dense_baseline_for(attention, pass_, trial, warm_ups, log, before)
+    passes = _Passes(run, pass_, check, before, Throttling(group, trial.device == "cuda"))
+    passes.warm_up(warm_ups)
     on_cuda = [found for found in (clock, *halves.values()) if isinstance(found, CudaClock)]
     if on_cuda and warm_ups and log.pass_s < LONG_S:
         # a pass in place spends its inputs
-        prepare_clocks(on_cuda, passes.run_unchecked, group, trial.keep != "nothing")
+        can_batch = trial.keep != "nothing" and trial.timing != "cold"
+        prepare_clocks(on_cuda, passes.run_unchecked, group, can_batch)
     layout_s: list[float] = []
     end = time.perf_counter() + trial.time_cap
     while len(clock.wall) < trial.repeats:
@@ -156,6 +182,8 @@ def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
         log.slowest.append(slowest)
         if settled(log.slowest, SETTLED_WITHIN) or stop:
             break
+    if run.place.profile:
+        passes.write_profile(run.place.profile)
     _log_clocks(log, clock, halves)
     passes.throttling.add_to(log)
     if layout_s:
@@ -170,13 +198,56 @@ class _Passes:
     of: TrialRun
     pass_: Pass
     check: RepeatCheck
+    before: Callable[[], object]
     throttling: Throttling
+
+    def __post_init__(self) -> None:
+        self.call: Callable[[], object] = partial(run_pass, self.of.attention, self.pass_)
+
+    def warm_up(self, passes: int) -> None:
+        """Run so many untimed passes, and prepare the way in which later ones run."""
+        for _ in range(passes):
+            self._warm_up()
+        if self.of.trial.timing == "graph":
+            self._capture()
+
+    def _capture(self) -> None:
+        """Record a pass as a CUDA graph, which all later ones replay."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self.call()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            line = str(error).partition("\n")[0]
+            reason = "timing=graph: a pass that waits for the device can't be a CUDA graph"
+            raise UnsupportedError(f"{reason} ({line})") from error
+        results = self.pass_.out, self.pass_.grads
+
+        def replay() -> None:
+            graph.replay()
+            self.pass_.out, self.pass_.grads = results
+
+        self.call = replay
+
+    def write_profile(self, file: str) -> None:
+        """Run one more pass under torch's profiler; rank 0 writes its trace."""
+        self.change_inputs("profile")
+        self.of.attention.group.barrier()
+        with torch.profiler.profile() as profile:
+            self.call()
+            synchronize(self.of.trial.device)
+        self.pass_.out = self.pass_.grads = None
+        if not self.of.attention.group.rank:
+            profile.export_chrome_trace(file)
+            self.of.log.facts["profile"] = file
 
     def change_inputs(self, part: str) -> None:
         self.of.sender.start_phase("check", part)
         self.check.change_inputs(self.pass_)
 
-    def warm_up(self) -> None:
+    def _warm_up(self) -> None:
         """Run an untimed pass. Its forward checks every row; a backward is run with v as it was."""
         attention, start_phase = self.of.attention, self.of.sender.start_phase
         self.check.change_inputs(self.pass_)
@@ -211,14 +282,13 @@ class _Passes:
         """Run a pass under the clock, which starts when all ranks are ready."""
         attention = self.of.attention
         self.of.sender.start_phase("time", part)
-        if self.of.trial.allocator == "fresh":  # each pass writes to memory that was not used yet
-            memory.release_free_memory()
+        self.before()
         if native.has_threads():
             time.sleep(REST_S)
         attention.group.barrier()
         with clock:
             for _ in range(clock.passes):
-                run_pass(attention, self.pass_)
+                self.call()
 
 
 def _log_clocks(log: MeasurementLog, clock: Clock, halves: dict[str, Clock]) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from longseq_bench.attention.own_function import find_place
 from longseq_bench.core.errors import KernelLimitError, OwnFunctionError, UnsupportedError
-from longseq_bench.core.gpus import python_header
+from longseq_bench.core.gpus import explain_broken_gpu, python_header
 from longseq_bench.core.model import Outcome, Phase, Status
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import all_gather
@@ -139,8 +139,11 @@ def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
     reason = _shorten(text)
     if status in ("oom", "unsupported", "limit"):
         return Outcome(status=status, reason=reason, phase=phase)
+    facts: dict[str, Any] = {"exception": reason}
+    if sentence := explain_broken_gpu(text):
+        facts["device_error"] = True
+        return Outcome(status="error", reason=sentence, phase=phase, facts=facts)
     if sentence := explain_unusable(error):
-        facts: dict[str, Any] = {"exception": reason}
         return Outcome(status="unsupported", reason=sentence, phase=phase, facts=facts)
     lines = "".join(traceback.format_exception(error)).splitlines()
     facts = {"traceback": list(map(_shorten, lines[-_TRACE_LINES:]))}

@@ -94,6 +94,8 @@ def test_segments_are_in_k_and_rates_that_double_are_not_named() -> None:
         ({"keep": "nothing"}, "in place"),
         ({"allocator": "expandable"}, "expandable segments"),
         ({"allocator": "fresh"}, "fresh memory"),
+        ({"timing": "cold"}, "cold"),
+        ({"timing": "graph"}, "graph"),
         ({"dense_kernel": "sdpa"}, "against sdpa"),
         ({"options": {"offload": "q"}}, "offloaded"),
     ],

@@ -76,6 +76,11 @@ def test_more_ranks_than_cuda_devices_are_refused(
     [
         (["swep", "sound.yaml"], "Did you mean 'sweep'?"),
         (["maxlen"], "Missing option '--impl'"),
+        (["sweep", "sound.yaml", "--cold", "--graph"], "exclude each other; leave one out"),
+        (
+            ["sweep", "sound.yaml", "--profile", "none/x.gz"],
+            "none/x.gz can't be used: No such file",
+        ),
         (["sweep", "sound.yaml", "--drty-run"], "--dry-run"),
         (["maxlen", "--impl", "sdpa", "--dtype", "float64"], "not one of 'float32', 'bfloat16'"),
     ],

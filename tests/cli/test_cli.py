@@ -49,7 +49,7 @@ ROW = (
     "token_density uncovered dense_time_s dense_low_s dense_high_s dense_source dense_kernel "
     "speed_over_dense share_of_ideal share_low share_high dense_flops dense_peak_bytes "
     "dense_memory_source memory_reduction keep allocator alloc_retries requested_dense_kernel "
-    "outside_allocator_bytes"
+    "outside_allocator_bytes timing"
 )
 """Names of the JSON of a row: a contract."""
 RESULT = (
@@ -192,6 +192,17 @@ def test_a_sweep_prints_one_document_and_writes_its_records_and_reports(
     kept = (tmp_path / "out" / RECORDS).read_bytes()
     assert document(capfd, "sweep", tiny, "--out", "out") == answer
     assert (tmp_path / "out" / RECORDS).read_bytes() == kept
+
+
+def test_an_option_sets_the_timing_of_every_trial_of_a_sweep(tiny: Path, capfd: Capture) -> None:
+    """It overrides the file, which is an axis of the grid."""
+    for text, option, expected in (
+        ("", "--cold", ["cold"] * 3), ("timing: [warm, cold]", "--graph", ["graph"] * 3),
+        ("timing: [warm, cold]", "--dry-run", ["warm", "cold"] * 3),
+    ):  # fmt: skip
+        tiny.write_text(TINY + text)
+        listed = document(capfd, "sweep", tiny, "--dry-run", option)["trials"]
+        assert sorted(one["timing"] for one in listed) == sorted(expected)
 
 
 @pytest.mark.usefixtures("simulated")

@@ -27,7 +27,7 @@ def test_every_field_of_a_trial_and_its_workload_changes_its_key() -> None:
         "memory_budget": 2**20, "time_budget": 3.0, "repeats": 0, "time_cap": 1.0, "threads": 1,
         "seed": 1, "round": 1, "fit_only": True, "keep": "inputs",
         "allocator": "expandable", "workload": {"seq_len": 9}, "dense_kernel": "sdpa",
-        "source": "0" * 16,
+        "source": "0" * 16, "timing": "cold",
     }  # fmt: skip
     assert set(changes) == set(Trial.model_fields)
     keys = {trial().replace(**{field: value}).key for field, value in changes.items()}

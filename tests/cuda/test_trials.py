@@ -56,6 +56,15 @@ def test_the_expandable_allocator_runs_and_has_the_same_peak(
     assert expandable == pytest.approx(default, rel=0.01)
 
 
+@modes
+@pytest.mark.parametrize("timing", ["cold", "graph"])
+def test_passes_are_timed_with_a_cold_cache_and_as_a_graph(
+    launcher: LocalLauncher, timing: str, mode: str
+) -> None:
+    outcome = passed(run(launcher, "fused", 8192, mode=mode, timing=timing, repeats=3, **SHAPE))
+    assert outcome.largest("checked_passes") == len(outcome.samples("time")) == 3
+
+
 def test_the_expandable_allocator_is_the_one_that_is_used() -> None:
     """In a process of its own, because it has to be chosen before the first allocation."""
     code = (

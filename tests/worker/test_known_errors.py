@@ -1,10 +1,16 @@
 """Errors of CUDA, NCCL and Triton, as their libraries write them: what a trial makes of each."""
 
+import signal
+
 import pytest
 import torch
 import torch.distributed as dist
 
-from longseq_bench.launchers.exit_status import failed_by_device, may_be_out_of_memory
+from longseq_bench.launchers.exit_status import (
+    failed_by_device,
+    may_be_out_of_memory,
+    outcome_of_exit,
+)
 from longseq_bench.worker.verdicts import outcome_of_exception
 
 NCCL = "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, "
@@ -59,6 +65,26 @@ def test_other_errors_of_a_device_are_for_a_fresh_process(error: Exception) -> N
     found = outcome_of_exception(error, "forward")
     assert (found.status, failed_by_device(found)) == ("error", True)
     assert not may_be_out_of_memory(found, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered" + SEARCH, "memory error"),
+        ("NVMLError: GPU is lost", "the driver has lost the GPU"),
+        ("GPU 0000:3B:00.0: GPU has fallen off the bus.", "the driver has lost the GPU"),
+        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=7", "the driver has lost the GPU"),
+    ],
+)
+def test_a_broken_gpu_is_one_sentence(text: str, problem: str) -> None:
+    """It fails this trial, after a second process; the next one runs."""
+    raised = outcome_of_exception(torch.AcceleratorError(text), "forward")
+    aborted = outcome_of_exit(-signal.SIGABRT, "forward", f"what():  {text}\n", False)
+    for found, status in ((raised, "error"), (aborted, "crashed")):
+        assert (found.status, found.phase, failed_by_device(found)) == (status, "forward", True)
+        assert problem in (found.reason or "")
+        assert (found.reason or "").endswith("and reset it or reboot")
+        assert not may_be_out_of_memory(found, signal.SIGABRT)
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,8 @@ def test_facts_name_the_backend(launcher: LocalLauncher) -> None:
             "keep=nothing has no meaning with mode",
         ),
         ("ring", {"allocator": "expandable"}, "allocator=expandable needs device=cuda"),
+        ("ring", {"timing": "graph"}, "timing=graph needs device=cuda and one rank"),
+        ("ring", {"timing": "cold", "allocator": "fresh"}, "timing=cold has no meaning with"),
         ("ring", {"allocator": "fresh", "device": "cuda"}, "allocator=fresh needs device=cpu"),
         ("collective", {"fit_only": True}, "without loops to shorten"),
     ],
