@@ -35,13 +35,10 @@ def sweep(
         rounds: Repetitions of the grid, each in fresh processes. Default: as in the file.
         dry_run: List the trials, and estimate runs, time and memory; run and write nothing.
             Default: run them.
-        cold: Flush the caches before each timed pass; same as `timing: cold` in the file, which it
-            overrides. Default: as in the file.
-        graph: Time the replay of a CUDA graph of the pass, as `timing: graph`. Default: as in the
-            file.
-        profile: File for the trace of one pass, by torch's profiler, in Chrome's format (compressed
-            if it ends in .gz): of the first trial of this run that times passes, after them.
-            Default: none.
+        cold: Flush the caches before each timed pass (`timing: cold`). Default: as in the file.
+        graph: Time replays of a CUDA graph of the pass (`timing: graph`). Default: as in the file.
+        profile: File for the trace of one pass, in Chrome's format (.gz: compressed), of the first
+            trial of this run that times passes, after them. Default: none.
     """
     from longseq_bench.analysis.frames import sweep_json
     from longseq_bench.api import grid

@@ -254,9 +254,8 @@ class LocalLauncher(Launcher):
             with defer_interrupts():
                 _, orphans = _end(children, reported)
                 remove_nccl_files(nccl_files)
-        return with_orphans_named(
-            supervisor.outcome(time.monotonic()), orphans
-        ), supervisor.signal_number
+        outcome = with_orphans_named(supervisor.outcome(time.monotonic()), orphans)
+        return outcome, supervisor.signal_number
 
     def _start_ranks(self, trial: Trial, children: list[_Child]) -> None:
         """Start a child for every rank."""

@@ -323,23 +323,18 @@ class RankSupervisor:
 
         now: the time at which its processes have ended, for the fact `phase_s` of that rank.
         """
-        outcome = self._outcome()
+        root = self._verdict[0] if self._verdict else [*self.failed, 0][0]
+        outcome = self._outcome(root)
         if now is not None:
-            rank = self._ranks[self._blamed]
-            rank.add_time(now)
-            phase_s = {name: round(seconds, 3) for name, seconds in rank.phase_s.items()}
+            self._ranks[root].add_time(now)
+            phase_s = {name: round(s, 3) for name, s in self._ranks[root].phase_s.items()}
             outcome = outcome.model_copy(update={"facts": {**outcome.facts, "phase_s": phase_s}})
         if self._paused_s and outcome.status in ("hang", "timeout"):
             stopped = f"the launcher was stopped for {self._paused_s:.0f} s, as by a suspended job"
             return environment_failure(f"{stopped} ({outcome.reason})", outcome.phase)
         return outcome
 
-    @property
-    def _blamed(self) -> int:
-        return self._verdict[0] if self._verdict else [*self.failed, 0][0]
-
-    def _outcome(self) -> Outcome:
-        root = self._blamed
+    def _outcome(self, root: int) -> Outcome:
         chosen = self._verdict[1] if self._verdict else self._ranks[root].outcome
         if chosen is None:
             raise ValueError("the trial is still running")

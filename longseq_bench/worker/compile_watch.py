@@ -13,11 +13,10 @@ class CompileWatch:
     """A context manager that measures the seconds of compilation inside it, 0.0 if there was none.
 
     Triton compiles a kernel for each new combination of types and constants, torch.compile a graph
-    for each new shape that its guards refuse. The short warm-up pass meets most of them, but not
-    all. Both call hooks before and after; a kernel that is loaded from a cache on disk counts too.
-    If Triton or torch's compiler is imported inside, which this class doesn't do, there were no
-    hooks: then all the time counts. What is outside the hooks, such as loading code on a GPU, does
-    not.
+    for each new shape that its guards refuse: the short warm-up pass does not meet all. Both call
+    hooks before and after, also for a kernel from a cache on disk. What is outside them, such as
+    loading code on a GPU, is not counted. If Triton or torch's compiler is imported inside, which
+    this class doesn't do, there were no hooks: then all the time counts.
     """
 
     seconds = 0.0

@@ -116,7 +116,6 @@ SAMPLE_S, MAX_PASSES = 1e-3, 50
 """A sample takes at least about this long, and has at most so many passes."""
 HEAD_START_FACTOR, MAX_HEAD_START_S = 1.2, 0.02
 
-
 CACHES, USUAL_CACHE_BYTES = Path("/sys/devices/system/cpu"), 64 * 2**20
 """The caches of a CPU by Linux, and the size of one where the system does not say."""
 
@@ -158,7 +157,9 @@ def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
     before = preparation_of(trial)
     dense = dense_baseline_for(attention, pass_, trial, warm_ups, log, before)
     passes = _Passes(run, pass_, check, before, Throttling(group, trial.device == "cuda"))
-    passes.warm_up(warm_ups)
+    for _ in range(warm_ups):
+        passes.warm_up()
+    passes.capture()
     on_cuda = [found for found in (clock, *halves.values()) if isinstance(found, CudaClock)]
     if on_cuda and warm_ups and log.pass_s < LONG_S:
         # a pass in place spends its inputs
@@ -182,8 +183,7 @@ def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
         log.slowest.append(slowest)
         if settled(log.slowest, SETTLED_WITHIN) or stop:
             break
-    if run.place.profile:
-        passes.write_profile(run.place.profile)
+    passes.write_profile()
     _log_clocks(log, clock, halves)
     passes.throttling.add_to(log)
     if layout_s:
@@ -200,39 +200,36 @@ class _Passes:
     check: RepeatCheck
     before: Callable[[], object]
     throttling: Throttling
+    graph: torch.cuda.CUDAGraph | None = None
 
-    def __post_init__(self) -> None:
-        self.call: Callable[[], object] = partial(run_pass, self.of.attention, self.pass_)
-
-    def warm_up(self, passes: int) -> None:
-        """Run so many untimed passes, and prepare the way in which later ones run."""
-        for _ in range(passes):
-            self._warm_up()
-        if self.of.trial.timing == "graph":
-            self._capture()
-
-    def _capture(self) -> None:
-        """Record a pass as a CUDA graph, which all later ones replay."""
+    def capture(self) -> None:
+        """Record a pass as a CUDA graph, if the trial asks for one. All later ones replay it."""
+        if self.of.trial.timing != "graph":
+            return
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                self.call()
+                run_pass(self.of.attention, self.pass_)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             line = str(error).partition("\n")[0]
             reason = "timing=graph: a pass that waits for the device can't be a CUDA graph"
             raise UnsupportedError(f"{reason} ({line})") from error
-        results = self.pass_.out, self.pass_.grads
+        self.graph, self._results = graph, (self.pass_.out, self.pass_.grads)
 
-        def replay() -> None:
-            graph.replay()
-            self.pass_.out, self.pass_.grads = results
+    def call(self) -> None:
+        """Run a pass."""
+        if self.graph is None:
+            run_pass(self.of.attention, self.pass_)
+        else:
+            self.graph.replay()
+            self.pass_.out, self.pass_.grads = self._results
 
-        self.call = replay
-
-    def write_profile(self, file: str) -> None:
-        """Run one more pass under torch's profiler; rank 0 writes its trace."""
+    def write_profile(self) -> None:
+        """Run one more pass under torch's profiler, if a file is given; rank 0 writes its trace."""
+        if not (file := self.of.place.profile):
+            return
         self.change_inputs("profile")
         self.of.attention.group.barrier()
         with torch.profiler.profile() as profile:
@@ -247,7 +244,7 @@ class _Passes:
         self.of.sender.start_phase("check", part)
         self.check.change_inputs(self.pass_)
 
-    def _warm_up(self) -> None:
+    def warm_up(self) -> None:
         """Run an untimed pass. Its forward checks every row; a backward is run with v as it was."""
         attention, start_phase = self.of.attention, self.of.sender.start_phase
         self.check.change_inputs(self.pass_)

@@ -66,12 +66,12 @@ def options_of(command: Any) -> set[str]:
 def test_each_option_is_a_keyword_with_the_same_name() -> None:
     """An option that is added to a command needs its keyword here."""
     of_search = {"implementations", "options", "progress"}
-    renamed = {"impl", "option", "as_json"}
+    renamed = {"impl", "option", "as_json", "verbose"}
     assert options_of(maxlen) - of_search == options_of(maxlen_command) - renamed
     only_printed = {"output"}
     assert options_of(plan) - of_search == options_of(plan_command) - renamed - only_printed
     keys = set(SweepFile.model_fields) | set(WorkloadSection.model_fields)
-    assert options_of(sweep) - {"config", "out", "progress"} == keys - {"workload"}
+    assert options_of(sweep) - {"config", "out", "progress", "profile"} == keys - {"workload"}
 
 
 @pytest.mark.parametrize("function", [maxlen, plan, sweep])
