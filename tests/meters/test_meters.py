@@ -49,31 +49,6 @@ def test_mapped_files_are_measured_by_storages(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(memory_meter("cpu", False, lambda *_: 0), StoragePeak)
 
 
-def test_the_meter_of_a_gpu_has_its_peak_and_what_is_outside(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fakes = {
-        "reset_peak_memory_stats": lambda: None,
-        "memory_allocated": lambda: 50,
-        "max_memory_allocated": lambda: 180,
-        "memory_reserved": lambda: 200,
-        "max_memory_reserved": lambda: 220,
-        "memory_stats": dict,
-        "mem_get_info": lambda: (700, 1000),
-    }
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(memory, "wait_for_device", lambda: None)
-    monkeypatch.setattr(memory.own_gpu, "outside", lambda: 90)
-    meter = CudaMemory()
-    with meter:
-        pass
-    found = {m.name: (m.samples, m.unit) for m in meter.measurements()}
-    assert found["outside_allocator"] == ((90,), "B")
-    assert found["device_memory"] == ((300,), "B")
-    assert found["peak"] == ((130,), "B")
-
-
 @pytest.mark.cuda
 def test_the_context_is_outside_the_allocator_and_a_tensor_is_not() -> None:
     meter = CudaMemory()
