@@ -28,7 +28,7 @@ GIB = 2**30
 
 _NAMES = {
     "s": "time cpu_time compute_time communication_time pass_time plan_time dense_time",
-    "B": "peak peak_bound reserved device_memory outside_allocator floor bytes_sent bytes_formula",
+    "B": "peak peak_bound reserved outside_allocator floor bytes_sent bytes_formula",
     "FLOP": "flops dense_flops",
 }
 UNITS = {name: unit for unit, names in _NAMES.items() for name in names.split()}

@@ -69,13 +69,7 @@ def measure(session: Session, name: str, count: int) -> Figures:
     """Time an implementation over all ranks; the record has the share of exposed communication."""
     record = _run(session, name, count, TOKENS_PER_RANK[session.device], repeats=10, time_cap=1.0)
     (row,) = sweep_rows([record])
-    outside = [
-        int(device - reserved)
-        for device, reserved in zip(
-            record.outcome.samples("device_memory"), record.outcome.samples("reserved"),
-            strict=True,
-        )
-    ]  # fmt: skip
+    outside = list(map(int, record.outcome.samples("outside_allocator")))
     figures: Figures = {
         "ranks": count, "tokens": row.tokens, "status": row.status, "reason": row.reason,
         "time_s": row.time_s, "exposed_share": row.exposed_share, "bytes_sent": row.bytes_sent,

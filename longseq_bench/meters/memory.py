@@ -1,7 +1,7 @@
 """Meters of memory: a CUDA device, the heap of a Linux process, and torch's tensors.
 
-`device_memory` is that of all processes of a device. `outside_allocator` is this process's, what a
-budget counts and no peak: the CUDA context, NCCL buffers, workspaces and code of libraries.
+`outside_allocator` is what a budget counts and no peak: the CUDA context, NCCL buffers, workspaces
+and code of libraries.
 """
 
 from __future__ import annotations
@@ -84,11 +84,9 @@ class CudaMemory(Meter):
     @override
     def stop(self) -> None:
         wait_for_device()
-        free, total = torch.cuda.mem_get_info()
         self._bytes = {
             "peak": torch.cuda.max_memory_allocated() - self._before,
             "reserved": torch.cuda.max_memory_reserved(),
-            "device_memory": total - free,
             "outside_allocator": own_gpu.outside(),  # now, not at the peak
         }
         self.retries = int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
