@@ -21,10 +21,7 @@ for a peer. A higher rise is the doing of other processes."""
 
 
 class OwnGpu:
-    """The GPU of this process.
-
-    way: how its memory is counted, for the record; empty before there is a context.
-    """
+    """The GPU of this process. way: how its memory is counted; "" before there is a context."""
 
     def __init__(self) -> None:
         self.way, self._why = "", "NVML does not list it"
@@ -98,10 +95,10 @@ class OwnGpu:
         free, total = self._memory()
         in_use = total - free - torch.cuda.memory_reserved()
         rise, self._in_use = in_use - self._in_use, in_use
-        if 0 <= rise <= most:
-            return rise
-        self.way += f"; {format_bytes(otherwise)} assumed for a step" if self._why else ""
-        return otherwise
+        if not 0 <= rise <= most:
+            self.way += f"; {format_bytes(otherwise)} assumed for a step" if self._why else ""
+            rise = otherwise
+        return rise
 
 
 own_gpu = OwnGpu()
