@@ -28,11 +28,17 @@ class Throttling:
     is_watched: bool
     last: Clocks | None = None
     kept: list[Clocks] = field(default_factory=list)
+    dense: list[Clocks] = field(default_factory=list)
     pauses: int = 0
 
     def read(self) -> None:
         """Note the clocks of the pass that has just ended."""
         self.last = own_gpu.handle.read_clocks() if self.is_watched and own_gpu.handle else None
+
+    def read_dense(self) -> None:
+        """Note the clocks of a pass of the dense baseline, which does not run again."""
+        self.read()
+        self.dense += [self.last] if self.last else []
 
     def drop_sample(self, clock: Clock, sender: MessageSender) -> float:
         """Drop the last sample if any rank was throttled, and pause; return the seconds, or 0."""
@@ -61,9 +67,12 @@ class Throttling:
                 "limited_by": sorted({name for one in kept for name in one.limits}),
                 "repeated": self.pauses,
             }
-        if slow := [one for one in kept if one.slowdown]:
+        timed = kept + self.dense
+        if slow := [one for one in timed if one.slowdown]:
             mhz, hottest = median(one.sm_mhz for one in slow), max(one.celsius for one in slow)
             of = f"{mhz:,.0f} of {slow[0].highest_mhz:,.0f} MHz, {hottest:.0f} °C"
-            own = f"{len(slow)} of {len(kept)} passes throttled ({slow[0].slowdown}): SM clock {of}"
+            own = (
+                f"{len(slow)} of {len(timed)} passes throttled ({slow[0].slowdown}): SM clock {of}"
+            )
         if self.is_watched and (reason := agree(own, self.group)):
             log.facts["throttled"] = reason

@@ -37,8 +37,10 @@ def watched(*clocks: Clocks | None) -> Iterator[list[float]]:
         yield events
 
 
-def run(group: Group | None = None, **fields: Any) -> Outcome:
-    one = trial("ring", 256, {"kernel": "auto"}, threads=1, **{"repeats": 4} | fields)
+def run(
+    name: str = "ring", options: Any = None, group: Group | None = None, **fields: Any
+) -> Outcome:
+    one = trial(name, 256, options, threads=1, **{"repeats": 4} | fields)
     sender: Any = SimpleNamespace(phase="start", start_phase=lambda *_: None)
     outcome = run_trial(one, sender, group)
     assert outcome.status == "ok", outcome.reason
@@ -66,6 +68,13 @@ def test_a_gpu_that_stays_hot_has_a_time_and_a_mark() -> None:
     )
 
 
+def test_dense_attention_that_was_throttled_is_marked_too() -> None:
+    """It would make a sparse attention look fast."""
+    with watched(STEADY, HOT):
+        outcome = run("block-sparse", {"sparsity": 0.5, "block": 64})
+    assert outcome.facts["throttled"].startswith("1 of 8 passes throttled")
+
+
 def test_a_gpu_without_clocks_is_timed_as_before() -> None:
     with watched(*[None] * 4) as events:
         outcome = run()
@@ -77,7 +86,7 @@ def test_a_gpu_without_clocks_is_timed_as_before() -> None:
 def run_on_rank(group: Group) -> tuple[list[float], str | None]:
     """Only the second rank is hot, and only in its first passes."""
     with watched(*[HOT] * (6 * group.rank)) as events:
-        outcome = run(group, world_size=2)
+        outcome = run(group=group, world_size=2)
     return events, outcome.facts.get("throttled")
 
 
