@@ -50,11 +50,6 @@ class Gpu:
         memory = f", {format_bytes(self.total)}" if self.total else ""
         return f"GPU {self.index}: {self.name}{memory}"
 
-    @property
-    def used(self) -> int | None:
-        """Bytes in use, of all processes; None if the driver gives no number."""
-        return None if self.total is None or self.free is None else self.total - self.free
-
     def in_use_reason(self) -> str | None:
         """Return a sentence on the memory that other processes hold; None if they hold none."""
         if self.holders:

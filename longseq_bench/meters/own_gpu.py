@@ -57,7 +57,7 @@ class OwnGpu:
         self.way = f"by steps: {self._why}" if self._why else "by process (NVML)"
         free, total = self._memory()
         # no rise is as high as all memory
-        self._in_use = -total if before is None or before.used is None else before.used
+        self._in_use = before.total - (before.free or 0) if before and before.total else -total
         self._added = self._rise(MOST_CONTEXT_BYTES, min(CONTEXT_BYTES, total - free))
 
     def warmed_up(self, ranks: int) -> None:
@@ -83,8 +83,8 @@ class OwnGpu:
     def _memory(self) -> tuple[int, int]:
         """Return the free and all bytes of the device."""
         gpu = self.handle.read() if self.handle else None
-        if gpu and gpu.total and gpu.free is not None:
-            return gpu.free, gpu.total
+        if gpu and gpu.total:
+            return gpu.free or 0, gpu.total
         return torch.cuda.mem_get_info()
 
     def _rise(self, most: int, otherwise: int) -> int:
