@@ -35,7 +35,8 @@ _NOISY = "too noisy"
 _IDENTITY = (
     *("implementation", "options", "tokens", "device", "world_size", "dtype", "mode", "new_tokens"),
     *("causal", "mask", "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "model", "threads"),
-    *("memory_budget", "time_budget", "fit_only", "keep", "allocator", "requested_dense_kernel"),
+    *("memory_budget", "time_budget", "fit_only", "keep", "allocator", "timing"),
+    "requested_dense_kernel",
 )
 _ESTIMATE = {"low": "low", "high": "high", "p": "p_value", "adjusted": "adjusted_p"}
 _ESTIMATE |= {"seen_from": "detectable", "free": "degrees_of_freedom"}

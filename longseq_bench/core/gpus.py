@@ -211,7 +211,7 @@ def _read_gpus(visible_names: str | None) -> GpuReport:
 
 _BROKEN = {
     "uncorrectable ECC error": "the GPU has a memory error that it can't correct (ECC)",
-    "GPU is lost|fallen off the bus|Xid": "the driver has lost the GPU",
+    "GPU is lost|fallen off the bus|\\bXid\\b": "the driver has lost the GPU",
 }
 """Errors of CUDA, NVML and the driver by which a GPU itself is broken."""
 

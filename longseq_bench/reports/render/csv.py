@@ -74,7 +74,7 @@ _FIELDS = split_names(
     "trial.world_size trial.memory_budget trial.time_budget trial.threads trial.repeats "
     "trial.seed trial.round key outcome.status outcome.reason outcome.phase wall_s processes "
     "predicted_tokens outcome.facts trial.fit_only trial.keep trial.allocator "
-    "trial.requested_dense_kernel foreseen foreseen"
+    "trial.requested_dense_kernel trial.timing foreseen foreseen"
 )
 _NAMES = {"seq_len": "tokens", "text": "mask", "facts": "dense_source"}
 _HEADINGS = [_NAMES.get(name, name) for name in (path.rpartition(".")[2] for path in _FIELDS)]
