@@ -105,7 +105,7 @@ class TritonBlocks:
         """
         (grad_out, q, out, lse), (k, v) = queries, keys
         self._check(q, k, v)
-        rows, columns = self.rows(q.device), self.columns(q.device, q.shape[1] // k.shape[1])
+        rows = self.rows(q.device)
         grad_out, q, k, v, out = map(with_dense_rows, (grad_out, q, k, v, out))
         lse = lse.contiguous()
         delta = torch.empty_like(lse)
@@ -116,6 +116,7 @@ class TritonBlocks:
         self._launch("dq", (q, k, v, out, grad_out, lse, delta, dq, parts), rows)
         self._join(triton_merge.reduce_sum, (dq, parts), rows)
         del parts
+        columns = self.columns(q.device, q.shape[1] // k.shape[1])
         dk_parts, dv_parts = self._slots(k, columns), self._slots(k, columns)
         tensors = (q, k, v, grad_out, lse, delta, dk, dv, dk_parts, dv_parts)
         self._launch("dkv", tensors, columns)
@@ -146,8 +147,7 @@ class TritonBlocks:
         q, k, *_ = tensors
         lists = [items.places, items.bounds, items.indices]
         strides = [t.stride()[:3] for t in tensors if t.dim() == 4]
-        rows = [self.layouts[0].rows] if name == "dkv" else []
-        sizes = (q.shape[2], *rows, q.shape[1], items.count, items.slots, q.shape[3] ** -0.5)
+        sizes = (q.shape[2], q.shape[1], items.count, items.slots, q.shape[3] ** -0.5)
 
         is_short = self.seq_len % self.block != 0
         fixed = self._constants(q) | constants | {"GROUP": q.shape[1] // k.shape[1]}

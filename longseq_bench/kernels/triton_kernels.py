@@ -25,7 +25,7 @@ from triton.language import tensor
 _LOG2_E = tl.constexpr(1 / math.log(2))
 _LOG_2 = tl.constexpr(math.log(2))
 
-_SIZES = ["seq_len", "rows", "heads", "items", "slots", "tiles", "kept", "first", "limit"]
+_SIZES = ["seq_len", "rows", "heads", "items", "slots", "tiles", "kept", "first"]
 """Sizes that a kernel is not compiled again for; Triton would for multiples of 16 and for 1."""
 
 
@@ -146,7 +146,7 @@ def _count_keys_of_last(
 ) -> tensor:  # fmt: skip
     """Count the keys of a row's last block, from token `key`, that any query sees."""
     if CAUSAL:
-        return tl.minimum(query + M, seq_len) - key
+        return tl.minimum(tl.minimum(query + M, seq_len) - key, BLOCK)
     return tl.minimum(seq_len - key, BLOCK)
 
 
@@ -318,27 +318,27 @@ def backward_queries(
 
 @jit
 def _locate_queries(
-    indices: tensor, turn: tensor, rows: tensor, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    SHARED: tl.constexpr, M: tl.constexpr,
+    indices: tensor, turn: tensor, BLOCK: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr,
+    M: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Return the first query of a turn of a column's list, and its head's place in the group.
 
     Each block takes a turn per tile and, in a layout for all heads, per query head of the group.
-    Otherwise the list has the head: head * rows + block.
+    Otherwise the list has the head: block * GROUP + head.
     """
     PARTS: tl.constexpr = BLOCK // M
     if SHARED:
         block = tl.load(indices + turn // (PARTS * GROUP)).to(tl.int64)
         return block * BLOCK + turn // GROUP % PARTS * M, turn % GROUP
     code = tl.load(indices + turn // PARTS).to(tl.int64)
-    return code % rows * BLOCK + turn % PARTS * M, code // rows
+    return code // GROUP * BLOCK + turn % PARTS * M, code % GROUP
 
 
 @jit
 def _add_to_dkv(
     dk: tensor, dv: tensor, k: tensor, v: tensor, q: tensor, grad_out: tensor, q_strides: tl.tuple,
     grad_strides: tl.tuple, lse: tensor, delta: tensor, indices: tensor, begin: tensor, end: tensor,
-    gap: tensor, skipped: tensor, key: tensor, seq_len: tensor, rows: tensor, scale: tensor,
+    gap: tensor, skipped: tensor, key: tensor, seq_len: tensor, scale: tensor,
     GROUP: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr, DIM: tl.constexpr,
     WIDE: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
 ) -> tensor:  # fmt: skip
@@ -348,12 +348,12 @@ def _add_to_dkv(
     """
     last = tl.maximum(end - 1, begin)
     at = begin + skipped * (begin >= gap).to(tl.int64)
-    query, member = _locate_queries(indices, at, rows, BLOCK, GROUP, SHARED, M)
+    query, member = _locate_queries(indices, at, BLOCK, GROUP, SHARED, M)
     for turn in range(begin, end):
         own_query, own = query, member
         at = tl.minimum(turn + 1, last)
         at += skipped * (at >= gap).to(tl.int64)
-        query, member = _locate_queries(indices, at, rows, BLOCK, GROUP, SHARED, M)
+        query, member = _locate_queries(indices, at, BLOCK, GROUP, SHARED, M)
         q_own, grad_own = q + own * q_strides[1], grad_out + own * grad_strides[1]
         queries = load(q_own, own_query, q_strides[2], seq_len, M, DIM, WIDE, TAIL)
         grad = load(grad_own, own_query, grad_strides[2], seq_len, M, DIM, WIDE, TAIL)
@@ -378,7 +378,7 @@ def backward_keys(
     dv: tensor, dk_parts: tensor, dv_parts: tensor, places: tensor, bounds: tensor,
     indices: tensor, q_strides: tl.tuple, k_strides: tl.tuple,
     v_strides: tl.tuple, grad_strides: tl.tuple, dk_strides: tl.tuple, dv_strides: tl.tuple,
-    seq_len: tensor, rows: tensor, heads: tensor, items: tensor, slots: tensor, scale: tensor,
+    seq_len: tensor, heads: tensor, items: tensor, slots: tensor, scale: tensor,
     GROUP: tl.constexpr, SHARED: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr,
     DIM: tl.constexpr, WIDE: tl.constexpr, CAUSAL: tl.constexpr, TAIL: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr,
@@ -401,7 +401,7 @@ def backward_keys(
     scale_2 = scale * _LOG2_E
     k_sums, v_sums = _add_to_dkv(
         k_sums, v_sums, keys, values, q, grad_out, q_strides, grad_strides, lse + row, delta + row,
-        indices, start * TURNS, stop * TURNS, stop * TURNS, 0, key, seq_len, rows, scale_2,
+        indices, start * TURNS, stop * TURNS, stop * TURNS, 0, key, seq_len, scale_2,
         GROUP, SHARED, BLOCK, DIM, WIDE, False, False, M, N,
     )  # fmt: skip
     if CAUSAL or TAIL:
@@ -410,7 +410,7 @@ def backward_keys(
         k_sums, v_sums = _add_to_dkv(
             k_sums, v_sums, keys, values, q, grad_out, q_strides, grad_strides, lse + row,
             delta + row, indices, begin * TURNS, begin * TURNS + masked, start * TURNS,
-            (stop - start) * TURNS, key, seq_len, rows, scale_2,
+            (stop - start) * TURNS, key, seq_len, scale_2,
             GROUP, SHARED, BLOCK, DIM, WIDE, CAUSAL, TAIL, M, N,
         )  # fmt: skip
     if SPLIT and slot >= 0:

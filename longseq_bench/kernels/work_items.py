@@ -3,28 +3,28 @@
 A row of global tokens, or the column of a sink, is as long as the sequence. One program would still
 work on it when all others have finished. So a list longer than a multiple of the mean becomes
 several items; each writes its partial result to a slot, and triton_merge.py joins the slots.
+
+Lists that are on a device are divided there, and nothing waits for it.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from longseq_bench.patterns import Ints
 from longseq_bench.patterns.block_layout import BlockLayout
-
-List = tuple[Ints, NDArray[np.int32]]
-Lists = Sequence[List]
-"""indptr and indices of the compressed rows (or columns) of each layout."""
 
 SHORTEST_SPLIT = 64
 """Blocks: no shorter list is split."""
 
 MEANS = 4
-"""A list is split if it is longer than this many times the mean."""
+"""A list is split if it is longer than this many times the mean; where that takes too many slots,
+than twice as many, and so on, up to 2^(LIMITS - 1), which never takes too many."""
+LIMITS = 5
 
 ROWS_PER_SLOT = 32
 """A split needs a float32 slot per item: at most one per so many rows, 1/16 of a 16-bit tensor."""
@@ -36,7 +36,7 @@ class WorkItems:
 
     places (layouts, items, 2) int32: block of each item, and its slot, or -1.
     bounds (layouts, items, 4) int64: begin, start, stop and end of its list in `indices`; the
-    blocks from start to stop need no mask. A layout with fewer items than others repeats its last.
+    blocks from start to stop need no mask. A layout with fewer items than others repeats one.
     indices int32: the lists.
     splits (layouts, split rows, 3) int32: block, first slot and number of slots of each split row;
     no slots in a layout without any.  slots: of each layout.
@@ -53,125 +53,120 @@ class WorkItems:
         """Number of items of a layout."""
         return self.places.shape[1]
 
+    def to(self, device: torch.device) -> WorkItems:
+        """Return a copy on a device."""
+        places, bounds, indices = (t.to(device) for t in (self.places, self.bounds, self.indices))
+        return WorkItems(places, bounds, indices, self.splits.to(device), self.slots)
+
     @classmethod
-    def of_rows(cls, layouts: Sequence[BlockLayout], device: torch.device) -> "WorkItems":
+    def of_rows(cls, layouts: Sequence[BlockLayout], device: torch.device) -> WorkItems:
         """Return items of each layout's rows: key blocks that a query block sees."""
-        lists = [(layout.indptr, layout.indices) for layout in layouts]
-        return cls._build(lists, layouts[0], False, device)
+        indices, lengths = _lists_of(layouts)
+        return cls.of_lists(indices, lengths, (0, int(has_masks(layouts[0])))).to(device)
 
     @classmethod
     def of_columns(
         cls, layouts: Sequence[BlockLayout], group: int, device: torch.device
-    ) -> "WorkItems":
+    ) -> WorkItems:
         """Return items of columns: query blocks that see a key block.
 
         group: query heads per KV head. One layout per query head becomes one list per KV head,
-        which has `head * rows + block`, in the order of blocks.
+        which has `block * group + head`, ascending.
         """
-        lists = [layout.transpose() for layout in layouts]
-        if len(lists) > 1:
-            lists = [_joint(lists[i : i + group]) for i in range(0, len(lists), group)]
-        return cls._build(lists, layouts[0], True, device)
+        indices, lengths = _lists_of(layouts)
+        group = group if len(layouts) > 1 else 1
+        keys = row_keys(len(layouts), layouts[0].rows, group)
+        return cls.transposed(indices, lengths, keys, layouts[0]).to(device)
 
     @classmethod
-    def _build(
-        cls, lists: Lists, layout: BlockLayout, are_columns: bool, device: torch.device
-    ) -> "WorkItems":
-        """Split and sort the lists, the longest first."""
-        limit = _longest_item(np.stack([np.diff(indptr) for indptr, _ in lists]))
-        parts, offset = [], 0
-        for indptr, indices in lists:
-            masked = _masked_counts(indptr, indices, layout, are_columns)
-            place, bound, split = _items_of_layout(indptr, limit, masked)
-            parts.append((place, bound + offset, split))
-            offset += len(indices)
-        places, bounds, splits = map(_stacked, zip(*parts, strict=True))
-        indices = np.concatenate([indices for _, indices in lists])
-        slots = int(places[..., 1].max()) + 1
-        arrays = (places.astype(np.int32), bounds, indices, splits.astype(np.int32))
-        own = [torch.from_numpy(array).to(device) for array in arrays]
-        return cls(own[0], own[1], own[2], own[3], slots)
+    def transposed(
+        cls, indices: Tensor, lengths: Tensor, keys: tuple[Tensor, Tensor], layout: BlockLayout,
+        slots: int | None = None,
+    ) -> WorkItems:  # fmt: skip
+        """Return items of the columns of rows on any device; see of_lists.
+
+        keys: row_keys there.  layout: one of the layouts.
+        """
+        (of_rows, edges), rows = keys, layout.rows
+        group = len(of_rows) // (len(edges) - 1)
+        width = rows * group
+        own = torch.repeat_interleave(of_rows, lengths.flatten(), output_size=len(indices))
+        order = torch.add(own, indices, alpha=width).sort().values
+        of_columns = torch.searchsorted(order, edges).diff().view(-1, rows)
+        masked = group * layout.causal, group * (layout.seq_len % layout.block != 0)
+        return cls.of_lists((order % width).to(torch.int32), of_columns, masked, slots)
+
+    @classmethod
+    def of_lists(
+        cls, indices: Tensor, lengths: Tensor, masked: tuple[int, int], slots: int | None = None
+    ) -> WorkItems:
+        """Split lists, and sort their items, the longest first.
+
+        lengths (layouts, rows) int64: of lists that follow each other in `indices`.
+        masked: entries at the start and at the end of each list that may need a mask.
+        slots: of each layout, enough for any lists; None: as many as these need, which waits for
+        the device.
+        """
+        rows, device = lengths.shape[1], lengths.device
+        first = max(SHORTEST_SPLIT, MEANS * len(indices) // lengths.numel())
+        limits = first * 2 ** torch.arange(LIMITS, device=device)
+        too_many = _slots(lengths[..., None], limits).sum(1) > max_slots(rows)
+        of_split = _slots(lengths, limits[too_many.sum(1, keepdim=True).clamp(max=LIMITS - 1)])
+        parts = of_split.clamp(min=1)
+        ends, slot_ends = parts.cumsum(1), of_split.cumsum(1)
+        count = rows + (slots or 0)
+        if slots is None:
+            slots, count = int(slot_ends[:, -1].max()), int(ends[:, -1].max())
+        item = torch.arange(count, device=device).expand(len(lengths), -1).contiguous()
+        row = torch.searchsorted(ends, item, right=True).clamp(max=rows - 1)
+        offsets = lengths.flatten().cumsum(0).view_as(lengths) - lengths
+        of_row = torch.stack([lengths, parts, ends - parts, slot_ends - of_split, offsets], 2)
+        found = of_row.take_along_dim(row[..., None], 1)
+        own, of_own, first_item, first_slot, offset = found.unbind(2)
+        part = torch.minimum(item - first_item, of_own - 1)
+        low, high = own * part // of_own, own * (part + 1) // of_own
+        start = torch.minimum(low.clamp(min=masked[0]), high)
+        stop = torch.maximum(torch.minimum(high, own - masked[1]), start)
+        bounds = torch.stack([low, start, stop, high], 2) + offset[..., None]
+        places = torch.stack([row, (first_slot + part).where(of_own > 1, -1)], 2)
+        # a stable sort keeps equal items in sequence, so that neighbouring programs share keys
+        order = (low - high).argsort(dim=1, stable=True)[..., None]
+        split = of_split.argsort(dim=1, stable=True, descending=True)[:, : slots // 2, None]
+        of_splits = of_row[..., 3:4], of_split[..., None]
+        splits = torch.cat([split, *(t.take_along_dim(split, 1) for t in of_splits)], 2)
+        places, bounds = places.take_along_dim(order, 1), bounds.take_along_dim(order, 1)
+        return cls(places.to(torch.int32), bounds, indices, splits.to(torch.int32), slots)
 
 
-def _joint(lists: Lists) -> List:
-    """Return the lists of some heads' columns as one, `head * rows + block`, sorted by block."""
-    rows = len(lists[0][0]) - 1
-    own = [np.repeat(np.arange(rows), np.diff(indptr)) for indptr, _ in lists]
-    codes = [indices + np.int64(head) * rows for head, (_, indices) in enumerate(lists)]
-    column, code = np.concatenate(own), np.concatenate(codes)
-    order = np.lexsort((code % rows, column))
-    indptr = np.sum([indptr for indptr, _ in lists], axis=0)
-    return indptr, code[order].astype(np.int32)
+def _lists_of(layouts: Sequence[BlockLayout]) -> tuple[Tensor, Tensor]:
+    """Return the indices of all layouts, and the lengths of their rows, (layouts, rows)."""
+    indices = np.concatenate([layout.indices for layout in layouts])
+    lengths = np.stack([layout.row_lengths for layout in layouts])
+    return torch.from_numpy(indices), torch.from_numpy(lengths)
 
 
-def _masked_counts(
-    indptr: Ints, indices: NDArray[np.int32], layout: BlockLayout, are_columns: bool
-) -> tuple[Ints, Ints]:
-    """Return how many of the first e list entries need a mask, for each e.
+def row_keys(layouts: int, rows: int, group: int) -> tuple[Tensor, Tensor]:
+    """Return a number of each row, layout after layout, and one of each column, and the end.
 
-    The first array counts those at the start of their list, the second those at its end. They are
-    the causal diagonal, and the short last block.
+    Index * rows * group is added to that of its row; sorted, these numbers list the columns.
     """
-    blocks = indices % layout.rows
-    diagonal = blocks == np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-    diagonal &= layout.causal
-    short = (blocks == layout.rows - 1) & (layout.seq_len % layout.block != 0) & ~diagonal
-    none = np.zeros_like(short)
-    ends = (diagonal, short) if are_columns else (none, diagonal | short)
-    first, last = (np.concatenate(([0], np.cumsum(end))) for end in ends)
-    return first, last
+    dtype = torch.int32 if layouts * rows * rows < 2**31 else torch.int64
+    head, row, width = torch.arange(layouts)[:, None], torch.arange(rows), rows * group
+    numbers = head // group * rows * width + row * group + head % group
+    edges = torch.arange(layouts // group * rows + 1) * width
+    return numbers.flatten().to(dtype), edges.to(dtype)
 
 
-def _longest_item(lengths: Ints) -> int:
-    """Return the length from which lists are split; lengths (layouts, rows)."""
-    limit = max(SHORTEST_SPLIT, int(MEANS * lengths.mean()))
-    while (_slots(lengths, limit) > max(lengths.shape[1] // ROWS_PER_SLOT, 2)).any():
-        limit *= 2
-    return limit
+def has_masks(layout: BlockLayout) -> bool:
+    """Return True if the last block of a row may need a mask: the diagonal, or a short one."""
+    return layout.causal or layout.seq_len % layout.block != 0
 
 
-def _slots(lengths: Ints, limit: int) -> Ints:
-    items = -(-lengths // limit)
-    slots: Ints = np.where(items > 1, items, 0).sum(-1)
-    return slots
+def max_slots(rows: int) -> int:
+    """Return how many slots the lists of a layout may take."""
+    return max(rows // ROWS_PER_SLOT, 2)
 
 
-def _items_of_layout(
-    indptr: Ints, limit: int, masked: tuple[Ints, Ints]
-) -> tuple[Ints, Ints, Ints]:
-    """Return places, bounds and splits of one layout; see WorkItems."""
-    lengths = np.diff(indptr)
-    parts = np.maximum(-(-lengths // limit), 1)
-    block = np.repeat(np.arange(len(lengths)), parts)
-    first_item = np.cumsum(parts) - parts
-    part = np.arange(len(block)) - first_item[block]
-    begin = indptr[block] + lengths[block] * part // parts[block]
-    end = indptr[block] + lengths[block] * (part + 1) // parts[block]
-    start, stop = begin + masked[0][end] - masked[0][begin], end - masked[1][end] + masked[1][begin]
-
-    is_split = parts > 1
-    first_slot = np.cumsum(np.where(is_split, parts, 0)) - np.where(is_split, parts, 0)
-    slot = np.where(is_split[block], first_slot[block] + part, -1)
-    # a stable sort keeps equal items in sequence, so that neighbouring programs share keys
-    order = np.argsort(begin - end, kind="stable")
-    split = np.flatnonzero(is_split)
-    return (
-        np.stack([block, slot], axis=1)[order],
-        np.stack([begin, start, stop, end], axis=1)[order],
-        np.stack([split, first_slot[split], parts[split]], axis=1),
-    )
-
-
-def _stacked(arrays: Sequence[Ints]) -> Ints:
-    """Stack arrays of different lengths, the shorter ones filled with their last row.
-
-    So the last and shortest item is computed again, with the same result. Rows of arrays without
-    any are zeros: splits without slots.
-    """
-    longest = max(len(array) for array in arrays)
-    joint = np.zeros((len(arrays), longest, arrays[0].shape[1]), dtype=np.int64)
-    for own, array in zip(joint, arrays, strict=True):
-        own[: len(array)] = array
-        if len(array):
-            own[len(array) :] = array[-1]
-    return joint
+def _slots(lengths: Tensor, limit: Tensor) -> Tensor:
+    """Return the slots of each list: none if it is not split."""
+    return (lengths + (limit - 1)) // limit * (lengths > limit)

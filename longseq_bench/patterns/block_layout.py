@@ -109,19 +109,6 @@ class BlockLayout:
         """Return the key blocks of a row, ascending."""
         return self.indices[self.indptr[i] : self.indptr[i + 1]]
 
-    def transpose(self) -> tuple[Ints, NDArray[np.int32]]:
-        """Return compressed columns: the query blocks that see each key block, ascending.
-
-        Returns indptr (rows + 1) int64 and indices (kept blocks) int32. They don't form a
-        BlockLayout, because a column may be empty.
-        """
-        # key and query in one integer: all differ, so the sort need not be stable
-        pairs = self.indices.astype(np.int64) << 32
-        pairs |= np.repeat(np.arange(self.rows, dtype=np.int32), self.row_lengths)
-        pairs.sort()
-        counts = np.bincount(self.indices, minlength=self.rows)
-        return np.concatenate(([0], np.cumsum(counts))), pairs.astype(np.int32)
-
     def multiplicity(self, q_positions: Ints, k_positions: Ints) -> NDArray[np.bool_]:
         """Return True where a query sees a key, (queries, keys), from global positions, int64."""
         key_blocks, query_blocks = k_positions // self.block, q_positions // self.block

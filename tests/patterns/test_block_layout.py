@@ -62,16 +62,3 @@ def test_multiplicity_takes_any_positions_in_any_order(one: BlockLayout, draw) -
     assert not visible[:, ~may_see].any()
     if not one.causal:
         assert np.array_equal(may_see, visible.any(0))
-
-
-@settings(max_examples=60, deadline=None)
-@given(layouts())
-def test_the_transpose_lists_the_queries_of_each_key_block(one: BlockLayout) -> None:
-    """Also for a key block that no query sees."""
-    indptr, by_key = one.transpose()
-    for key in range(one.rows):
-        queries_of_key = [i for i in range(one.rows) if key in one.row(i)]
-        assert by_key[indptr[key] : indptr[key + 1]].tolist() == queries_of_key
-    assert by_key.dtype == np.int32
-    assert len(indptr) == one.rows + 1
-    assert one.row_lengths.tolist() == [len(one.row(i)) for i in range(one.rows)]

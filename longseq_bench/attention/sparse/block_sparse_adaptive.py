@@ -77,7 +77,7 @@ class AdaptiveBlockSparse(LayoutAttention):
         self.scorer = scorer
         self.matrices: tuple[Tensor, ...] = ()
         self._top: TopBlocks | None = None
-        self._chosen: tuple[BlockLayout, ...] | TopBlocks = ()
+        self._chosen: TopBlocks | tuple[BlockLayout, ...] = ()
 
     def prepare(self, device: str) -> None:
         """Choose the kernel and draw the scorer's matrices; each call chooses its layouts."""
@@ -105,14 +105,11 @@ class AdaptiveBlockSparse(LayoutAttention):
             first_queries = q[:, :, :: self.block]
             queries = first_queries.float() if self.workload.causal else _means(q, self.block)
             keys = _means(k, self.block)
-            sides = self._sides(queries, keys)
-            if self._top:
-                self._chosen = top = self._top.choose(*sides)
-            else:
-                self._chosen = self._layouts(*sides)
-        if self._top:
-            # the choice is a part of the pass, which nothing waits for
-            return attend(q, k, v, top, self.workload.train)
+            chosen = self._choose(queries, keys)
+        self._chosen = chosen
+        if not isinstance(chosen, tuple):
+            # the device chooses as a part of the pass, which nothing waits for
+            return attend(q, k, v, chosen, self.workload.train)
         self.layout_s = time.perf_counter() - start
         if self.scorer == "learned" and self.workload.train:
             apply: Any = _Learned.apply
@@ -143,28 +140,23 @@ class AdaptiveBlockSparse(LayoutAttention):
             self._chosen = self._stand_ins() if chosen.indices.is_meta else chosen.to_host()
         return self._chosen
 
-    def _sides(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (H, rows, B D) of queries and of keys, whose product is B √D times the scores."""
+    def _choose(self, queries: Tensor, keys: Tensor) -> "TopBlocks | tuple[BlockLayout, ...]":
+        w = self.workload
         if self.matrices:
             queries, keys = queries @ self.matrices[0], keys @ self.matrices[1]
-        return queries.permute(1, 2, 0, 3).flatten(2), keys.permute(1, 2, 0, 3).flatten(2)
-
-    def _layouts(self, queries: Tensor, keys: Tensor) -> tuple[BlockLayout, ...]:
+        # (H, rows, B D): one product sums over the batch too, to B √D times the scores
+        queries, keys = (t.permute(1, 2, 0, 3).flatten(2) for t in (queries, keys))
+        if self._top:
+            return self._top.choose(queries, keys)
         if queries.is_meta:
             return self._stand_ins()
+        pairs = ((q, keys[h * w.kv_heads // w.heads]) for h, q in enumerate(queries))
+        return tuple(self._layout(q, k) for q, k in pairs)
+
+    def _layout(self, queries: Tensor, keys: Tensor) -> BlockLayout:
         w, chunk = self.workload, CHUNK[queries.device.type]
-        layouts = []
-        for head, rows in enumerate(queries):
-            columns = keys[head * w.kv_heads // w.heads].T
-
-            def scores(
-                start: int, stop: int, rows: Tensor = rows, columns: Tensor = columns
-            ) -> Tensor:
-                return rows[start:stop] @ columns
-
-            layout = top_layout(scores, w.seq_len, self.block, self.sparsity, w.causal, chunk)
-            layouts.append(layout)
-        return tuple(layouts)
+        sizes = w.seq_len, self.block, self.sparsity, w.causal, chunk
+        return top_layout(lambda start, stop: queries[start:stop] @ keys.T, *sizes)
 
     def _stand_ins(self) -> tuple[BlockLayout, ...]:
         """Return layouts with equally many blocks, where there are no scores."""
