@@ -137,8 +137,8 @@ CASES = {
     "adaptive causal train": (ADAPTIVE, "train", True, 1, 90),
     "decode ring, 1 new token": (RING, "decode", True, 1, 4),
     "decode ring, 8 new tokens": (RING, "decode", True, 8, 4),
-    "decode sink-window, 1 new token": (SINK_WINDOW, "decode", True, 1, 20),
-    "decode sink-window, 8 new tokens": (SINK_WINDOW, "decode", True, 8, 20),
+    "decode sink-window, 1 new token": (SINK_WINDOW, "decode", True, 1, 4),
+    "decode sink-window, 8 new tokens": (SINK_WINDOW, "decode", True, 8, 4),
 }
 """Counts by name: implementation, mode, causal, new tokens, and the most launches of the goal."""
 

@@ -52,8 +52,8 @@ KINDS = {
 }  # fmt: skip
 """Types of the kernels' parameters; other pointers have the dtype of the tensors."""
 
-DECODE_KINDS = {"out": "*fp32", "first": "*i64", "stop": "*i64"} | dict.fromkeys(
-    ("begin", "end", "splits", "kv_heads", "queries"), "i32"
+DECODE_KINDS = {"out": "*fp32", "ranges": "*i64", "first": "*i64", "stop": "*i64"} | dict.fromkeys(
+    ("splits", "kv_heads", "queries"), "i32"
 )
 
 

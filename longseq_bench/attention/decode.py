@@ -8,7 +8,7 @@ Letters: B batch, Hq heads, Hk kv_heads, m new tokens, N keys of this rank, D he
 v_head_dim, p ranks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -30,8 +30,11 @@ from longseq_bench.kernels.decode import SeenKeys, merge_partials
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, select
 from longseq_bench.patterns.visible_keys import VisibleKeys, visible_keys
 
-CacheKernel = Callable[[Tensor, Tensor, Tensor, SeenKeys], tuple[Tensor, Tensor]]
-"""Returns the output (B, Hq, m, Dv) and log-sum-exp (B, Hq, m) over the seen keys, in float32."""
+CacheKernel = Callable[
+    [Tensor, Tensor, Tensor, tuple[SeenKeys, ...], torch.dtype], tuple[Tensor, Tensor]
+]
+"""Returns the output (B, Hq, m, Dv) in a dtype and the log-sum-exp (B, Hq, m) in float32, over sets
+of keys that do not overlap."""
 
 SPLIT_KV = "split-kv"
 _COMPILED = {"cpu": "native", "cuda": "triton"}
@@ -68,19 +71,38 @@ def choose_kernel(requested: str, use: Use, w: Workload) -> tuple[CacheKernel, d
         raise UnsupportedError(f"kernel={requested}: {reason}")
     if reason:
         exact, facts = select(AUTO, use)
-        return _over_cache(exact), {"kernel": exact.name, f"not_{SPLIT_KV}": reason, **facts}
+        return _over_cache(exact), {
+            "kernel": exact.name,
+            f"not_{SPLIT_KV}": reason,
+            **facts,
+        }
     facts = {"kernel": f"{SPLIT_KV} ({compiled})"}
     facts |= {} if is_cpu or requested != AUTO else {"kernel_choice": _READS}
     if is_cpu or not sparse_selection.has_triton():
         # Triton is missing in meta mode only; the compiled kernel needs about the same memory there
-        return decode.forward, facts
+        return _over_parts(decode.forward), facts
     from longseq_bench.kernels import triton_decode
 
     return triton_decode.forward, facts
 
 
+def _over_parts(kernel: Callable[..., tuple[Tensor, Tensor]]) -> CacheKernel:
+    """Return a CacheKernel of calls kernel(q, k, v, part) with results in float32."""
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, parts: tuple[SeenKeys, ...], dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        outs, lses = zip(*(kernel(q, k, v, part) for part in parts), strict=True)
+        out, lse = outs[0], lses[0]
+        if len(parts) > 1:
+            out, lse = merge_partials(torch.stack(outs), torch.stack(lses))
+        return out.to(dtype).contiguous(), lse
+
+    return attend
+
+
 def _over_cache(exact: ExactKernel) -> CacheKernel:
-    """Return a CacheKernel of one call of a kernel of exact attention."""
+    """Return a CacheKernel of calls of a kernel of exact attention."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Tensor]:
         keys = np.arange(seen.begin, seen.end)
@@ -93,42 +115,34 @@ def _over_cache(exact: ExactKernel) -> CacheKernel:
         out, lse = exact.forward(q, k, v, False, mask)
         return out.float(), lse.float()
 
-    return attend
+    return _over_parts(attend)
 
 
 @dataclass(frozen=True, eq=False)
 class CacheAttention:
     """An AttentionKernel of a step of decoding; it has no backward.
 
-    parts: sets of keys of this rank that do not overlap; each is one call of the kernel.
+    parts: sets of keys of this rank that do not overlap.
     """
 
     kernel: CacheKernel
-    parts: Sequence[SeenKeys]
+    parts: tuple[SeenKeys, ...]
     group: Group
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output over the keys of all ranks, and its log-sum-exp."""
         if self.group.size == 1:
-            out, lse = self._own(q, k, v)
-        else:
-            # the last element of a row is its log-sum-exp
-            own = torch.empty(*q.shape[:3], v.shape[3] + 1, dtype=torch.float32, device=q.device)
-            if self.group.computes:
-                own[..., :-1], own[..., -1] = self._own(q, k, v)
-            every = torch.empty(self.group.size, *own.shape, dtype=own.dtype, device=own.device)
-            # sends this rank's result while it receives those of the others
-            self.group.all_gather(every, own).wait()
-            out, lse = merge_partials(every[..., :-1], every[..., -1])
+            out, lse = self.kernel(q, k, v, self.parts, q.dtype)
+            return out, lse if keep_lse else None
+        # the last element of a row is its log-sum-exp
+        own = torch.empty(*q.shape[:3], v.shape[3] + 1, dtype=torch.float32, device=q.device)
+        if self.group.computes:
+            own[..., :-1], own[..., -1] = self.kernel(q, k, v, self.parts, own.dtype)
+        every = torch.empty(self.group.size, *own.shape, dtype=own.dtype, device=own.device)
+        # sends this rank's result while it receives those of the others
+        self.group.all_gather(every, own).wait()
+        out, lse = merge_partials(every[..., :-1], every[..., -1])
         return out.to(q.dtype).contiguous(), lse if keep_lse else None
-
-    def _own(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output and log-sum-exp over this rank's keys, in float32."""
-        results = [self.kernel(q, k, v, part) for part in self.parts]
-        if len(results) == 1:
-            return results[0]
-        outs, lses = zip(*results, strict=True)
-        return merge_partials(torch.stack(outs), torch.stack(lses))
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Raise UnsupportedError: no step of decoding is trained."""
@@ -157,7 +171,7 @@ class DecodeRing(Ring):
         """Choose the kernel of a step of decoding."""
         self.device, w = device, self.workload
         kernel, self._kernel_facts = choose_kernel(self.exact_name or AUTO, self.kernel_use, w)
-        self._kernel = CacheAttention(kernel, [self._seen], self.group)
+        self._kernel = CacheAttention(kernel, (self._seen,), self.group)
 
     def build_kernel(self) -> AttentionKernel:
         """Return attention to the cache of all ranks."""

@@ -7,7 +7,10 @@ TRITON_INTERPRET=1, set before triton is imported, the kernel runs on CPU tensor
 """
 
 import functools
+import itertools
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,13 +28,13 @@ _LOG2_E = tl.constexpr(1 / math.log(2))
 _LOG_2 = tl.constexpr(math.log(2))
 
 
-@triton.jit(do_not_specialize=["begin", "end", "splits", "kv_heads", "rows", "queries"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["splits", "kv_heads", "rows", "queries"])  # type: ignore[untyped-decorator]
 def _split(
-    q: tensor, k: tensor, v: tensor, out: tensor, lse: tensor, first: tensor, stop: tensor,
-    q_strides: tl.tuple, k_strides: tl.tuple, v_strides: tl.tuple, begin: tensor, end: tensor,
-    splits: tensor, kv_heads: tensor, rows: tensor, queries: tensor, scale: tensor,
-    DIM: tl.constexpr, WIDE: tl.constexpr, V_DIM: tl.constexpr, V_WIDE: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr,
+    q: tensor, k: tensor, v: tensor, out: tensor, lse: tensor, ranges: tensor, first: tensor,
+    stop: tensor, q_strides: tl.tuple, k_strides: tl.tuple, v_strides: tl.tuple, splits: tensor,
+    kv_heads: tensor, rows: tensor, queries: tensor, scale: tensor, DIM: tl.constexpr,
+    WIDE: tl.constexpr, V_DIM: tl.constexpr, V_WIDE: tl.constexpr, M: tl.constexpr,
+    N: tl.constexpr,
 ) -> tensor:  # fmt: skip
     """Compute M query rows of one KV head with one split of its keys, N at a time."""
     program = tl.program_id(0)
@@ -45,14 +48,12 @@ def _split(
     q_head = head * (rows // queries) + of_group
     q += batch * q_strides[0] + q_head[:, None] * q_strides[1] + token[:, None] * q_strides[2]
     own = tl.load(q + dims[None, :], mask=inside[:, None] & (dims < DIM)[None, :], other=0.0)
+    start, last = tl.load(ranges + 3 * part), tl.load(ranges + 3 * part + 1)
+    token += tl.load(ranges + 3 * part + 2) * queries
     from_key = tl.load(first + token, mask=inside, other=0)
     stop_key = tl.load(stop + token, mask=inside, other=0)
     k += batch * k_strides[0] + head * k_strides[1]
     v += batch * v_strides[0] + head * v_strides[1]
-    # 64 bits: the number of keys times that of splits exceeds 32 bits
-    keys_of_all = (end - begin).to(tl.int64)
-    start = begin + keys_of_all * part // splits
-    last = begin + keys_of_all * (part + 1) // splits
     largest = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     sums = tl.zeros([M, V_WIDE], tl.float32)
@@ -113,46 +114,72 @@ def _join(
     tl.store(joined_lse + row, largest + tl.log(total))
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Tensor]:
-    """Return the output (B, Hq, m, Dv) and log-sum-exp (B, Hq, m) in float32; see decode.forward.
+@dataclass(frozen=True)
+class _Step:
+    """The launches of a step, and what they take besides the tensors of the step.
 
-    decode.cuda_limit_reason says what it does not support.
+    tables: first and last key of each split and its part; the keys that tokens see of each part.
+    join: merges splits; None for a single one.
+    """
+
+    splits: int
+    tables: tuple[Tensor, Tensor, Tensor]
+    split: Launch
+    join: Launch | None
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, parts: tuple[SeenKeys, ...], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return the output (B, Hq, m, Dv) in a dtype, and the log-sum-exp (B, Hq, m) in float32.
+
+    parts: sets of keys that do not overlap.  decode.cuda_limit_reason says what is not supported.
     """
     check_strides("the decode kernel", q, k, v)
-    batch, heads, queries, dim = q.shape
-    kv_heads, v_dim = k.shape[1], v.shape[3]
-    rows = heads // kv_heads * queries
-    tile = tile_of(rows, max(dim, v_dim), q.dtype)
-    splits = choose_splits(batch * kv_heads, seen.end - seen.begin, _workers(q), tile.keys)
-    out = torch.empty(splits, batch, heads, queries, v_dim, device=q.device)
-    lse = torch.empty(splits, batch, heads, queries, device=q.device)
-    tensors = q, k, v, out, lse, *_ends(seen, q.device)
-    strides = [t.stride()[:3] for t in (q, k, v)]
-    sizes = seen.begin, seen.end, splits, kv_heads, rows, queries, dim**-0.5
-    widths = {"DIM": dim, "WIDE": _wide(dim), "V_DIM": v_dim, "V_WIDE": _wide(v_dim)}
-    tile_sizes = {"M": tile.queries, "N": tile.keys, **tile.options}
-    split = Launch(_split, splits * batch * kv_heads, (*strides, *sizes), widths | tile_sizes)
+    strides = q.stride()[:3], k.stride()[:3], v.stride()[:3]
+    step = _step(parts, q.device, q.dtype, (q.shape, k.shape, v.shape), strides)
+    shape = (*q.shape[:3], v.shape[3])
+    joined = torch.empty(shape, dtype=dtype, device=q.device)
+    joined_lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
+    out, lse = joined, joined_lse
+    if step.join:
+        out = torch.empty((step.splits, *shape), dtype=torch.float32, device=q.device)
+        lse = torch.empty((step.splits, *shape[:3]), dtype=torch.float32, device=q.device)
     with on_device(q):
-        split(*tensors)
-        if splits == 1:
-            return out[0], lse[0]
-        joined, joined_lse = torch.empty_like(out[0]), torch.empty_like(lse[0])
-        constants = {"DIM": v_dim, "WIDE": _wide(v_dim), "S": 32}
-        Launch(_join, lse[0].numel(), [splits], constants)(out, lse, joined, joined_lse)
+        step.split(q, k, v, out, lse, *step.tables)
+        if step.join:
+            step.join(out, lse, joined, joined_lse)
     return joined, joined_lse
 
 
-@functools.lru_cache(maxsize=4)
-def _ends(seen: SeenKeys, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the first key and the key after the last that each new token sees, on the device.
+@functools.lru_cache(maxsize=16)
+def _step(
+    parts: tuple[SeenKeys, ...], device: torch.device, dtype: torch.dtype, *of_tensors: Any
+) -> _Step:
+    """Prepare steps of one shape: on the host that takes longer than to start both kernels.
 
-    A copy from the host takes longer than to start both kernels; the steps of a trial are alike.
+    of_tensors: shapes and strides of q, k and v.
     """
-    first, stop = (
-        torch.from_numpy(np.asarray(ends, dtype=np.int64)).to(device)
-        for ends in (seen.first, seen.stop)
-    )
-    return first, stop
+    ((batch, heads, queries, dim), (_, kv_heads, *_), (*_, v_dim)), strides = of_tensors
+    rows = heads // kv_heads * queries
+    tile = tile_of(rows, max(dim, v_dim), dtype)
+    lengths = [part.end - part.begin for part in parts]
+    wanted = choose_splits(batch * kv_heads, sum(lengths), _workers(device), tile.keys)
+    ranges = []
+    for i, (part, keys) in enumerate(zip(parts, lengths, strict=True)):
+        own = max(1, round(wanted * keys / max(1, sum(lengths))))
+        ends = [part.begin + keys * n // own for n in range(own + 1)]
+        ranges += [(start, last, i) for start, last in itertools.pairwise(ends)]
+    arrays = ranges, [part.first for part in parts], [part.stop for part in parts]
+    tables = [torch.from_numpy(np.asarray(a, dtype=np.int64)).to(device) for a in arrays]
+    splits, v_wide = len(ranges), _wide(v_dim)
+    sizes = splits, kv_heads, rows, queries, dim**-0.5
+    constants = {"DIM": dim, "WIDE": _wide(dim), "V_DIM": v_dim, "V_WIDE": v_wide}
+    constants |= {"M": tile.queries, "N": tile.keys, **tile.options}
+    split = Launch(_split, splits * batch * kv_heads, (*strides, *sizes), constants)
+    constants = {"DIM": v_dim, "WIDE": v_wide, "S": 32}
+    join = Launch(_join, batch * heads * queries, [splits], constants) if splits > 1 else None
+    return _Step(splits, (tables[0], tables[1], tables[2]), split, join)
 
 
 def tile_of(rows: int, head_dim: int, dtype: torch.dtype) -> Shape:
@@ -172,11 +199,12 @@ def _wide(dim: int) -> int:
     return max(16, int(triton.next_power_of_2(dim)))
 
 
-def _workers(q: Tensor) -> int:
+def _workers(device: torch.device) -> int:
     """Return the programs that run at the same time; few in Triton's interpreter."""
-    if not q.is_cuda and not q.is_meta:
+    if device.type == "cpu":
         return 1
-    # without a device, as many as an H100
-    count = 132 if q.is_meta else torch.cuda.get_device_properties(q.device).multi_processor_count
+    count = 132  # of an H100, where there is no device
+    if device.type == "cuda":
+        count = torch.cuda.get_device_properties(device).multi_processor_count
     # choose_splits multiplies by the units per worker
     return max(1, count * PROGRAMS_PER_MULTIPROCESSOR // 8)

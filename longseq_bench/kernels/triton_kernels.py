@@ -25,7 +25,7 @@ from triton.language import tensor
 _LOG2_E = tl.constexpr(1 / math.log(2))
 _LOG_2 = tl.constexpr(math.log(2))
 
-_SIZES = ["seq_len", "rows", "heads", "items", "slots", "tiles", "kept", "first"]
+_SIZES = ["seq_len", "rows", "heads", "items", "slots", "tiles", "sizes"]
 """Sizes that a kernel is not compiled again for; Triton would for multiples of 16 and for 1."""
 
 

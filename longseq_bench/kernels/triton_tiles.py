@@ -201,7 +201,8 @@ def grid_of(programs: int) -> tuple[int]:
 
 def on_device(owner: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Make the device of a tensor the current one, on which Triton launches."""
-    return torch.cuda.device(owner.device) if owner.is_cuda else contextlib.nullcontext()
+    is_other = owner.is_cuda and owner.device.index != torch.cuda.current_device()
+    return torch.cuda.device(owner.device) if is_other else contextlib.nullcontext()
 
 
 def capability_of(owner: Tensor) -> int:

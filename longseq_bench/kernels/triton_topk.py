@@ -55,18 +55,19 @@ def _load_order(
 
 @jit
 def select(
-    scores: tensor, indptr: tensor, indices: tensor, nans: tensor, first: tensor, rows: tensor,
-    heads: tensor, kept: tensor, CAUSAL: tl.constexpr, N: tl.constexpr,
-) -> tensor:  # fmt: skip
+    scores: tensor, indptr: tensor, indices: tensor, nans: tensor, sizes: tl.tuple, N: tl.constexpr
+) -> tensor:
     """Write the kept blocks of one row of one head, ascending, and its first NaN, or `rows`.
 
-    scores: (heads, rows of this chunk, rows) from row `first` on.  kept: blocks of a head.
+    scores: (heads, rows of this chunk, rows).
+    sizes: the first row of the chunk, rows, heads, kept blocks of a head, and 1 if causal, else 0.
     """
+    first, rows, heads, kept, causal = sizes
     program = tl.program_id(0)
     of_chunk = tl.num_programs(0) // heads
     head, row = (program // of_chunk).to(tl.int64), first + program % of_chunk
     scores += program.to(tl.int64) * rows
-    visible = row + 1 if CAUSAL else rows
+    visible = rows - (rows - 1 - row) * causal
     place = tl.load(indptr + row)
     count = (tl.load(indptr + row + 1) - place).to(tl.int32)
     # bit by bit the largest number that `count` scores reach, and how many are above it
@@ -114,13 +115,13 @@ class TopBlocks(TritonBlocks):
         own.indices, own.nans = (
             torch.empty(heads, size, dtype=torch.int32, device=device) for size in (kept, rows)
         )
-        constants = {"CAUSAL": self.causal, "N": _tile(rows)}
+        constants = {"N": min(MAX_TILE, int(triton.next_power_of_2(rows)))}
         step = min(rows, max(1, CHUNK // (heads * rows)))
         for first in range(0, rows, step):
             part = queries[:, first : first + step]
             scores = part.reshape(len(keys), -1, keys.shape[2]) @ keys.mT
-            sizes = first, rows, heads, kept
-            launch = Launch(select, heads * part.shape[1], sizes, constants)
+            sizes = first, rows, heads, kept, int(self.causal)
+            launch = Launch(select, heads * part.shape[1], [sizes], constants)
             with on_device(queries):
                 launch(scores, self._indptr[device], own.indices, own.nans)
         return own
@@ -151,12 +152,8 @@ class TopBlocks(TritonBlocks):
             own = row_keys(len(self.layouts), self.layouts[0].rows, group)
             self._keys[device, group] = own[0].to(device), own[1].to(device)
         if (device, group) not in self._columns:
-            lists = self.indices.flatten(), self._lengths[device], self._keys[device, group]
-            slots = max_slots(self.layouts[0].rows)
-            made = WorkItems.transposed(*lists, self.layouts[0], slots)
+            lists = self.indices.flatten(), self._lengths[device], *self._keys[device, group]
+            one = self.layouts[0]
+            made = WorkItems.transposed(lists, one, max_slots(one.rows))
             self._columns[device, group] = made
         return self._columns[device, group]
-
-
-def _tile(rows: int) -> int:
-    return min(MAX_TILE, int(triton.next_power_of_2(rows)))

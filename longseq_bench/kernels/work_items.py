@@ -75,19 +75,18 @@ class WorkItems:
         """
         indices, lengths = _lists_of(layouts)
         group = group if len(layouts) > 1 else 1
-        keys = row_keys(len(layouts), layouts[0].rows, group)
-        return cls.transposed(indices, lengths, keys, layouts[0]).to(device)
+        lists = indices, lengths, *row_keys(len(layouts), layouts[0].rows, group)
+        return cls.transposed(lists, layouts[0]).to(device)
 
     @classmethod
     def transposed(
-        cls, indices: Tensor, lengths: Tensor, keys: tuple[Tensor, Tensor], layout: BlockLayout,
-        slots: int | None = None,
-    ) -> WorkItems:  # fmt: skip
+        cls, lists: tuple[Tensor, ...], layout: BlockLayout, slots: int | None = None
+    ) -> WorkItems:
         """Return items of the columns of rows on any device; see of_lists.
 
-        keys: row_keys there.  layout: one of the layouts.
+        lists: indices, lengths, and row_keys.  layout: one of the layouts.
         """
-        (of_rows, edges), rows = keys, layout.rows
+        (indices, lengths, of_rows, edges), rows = lists, layout.rows
         group = len(of_rows) // (len(edges) - 1)
         width = rows * group
         own = torch.repeat_interleave(of_rows, lengths.flatten(), output_size=len(indices))

@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.attention.decode import choose_kernel, seen_keys
+from longseq_bench.attention.decode import CacheKernel, choose_kernel, seen_keys
 from longseq_bench.attention.one_rank import exact_call, visible_pairs_of
 from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, mask_pairs
@@ -30,6 +31,7 @@ from longseq_bench.core.errors import LongseqError
 from longseq_bench.core.masks import CAUSAL, FULL
 from longseq_bench.core.model import SAME_KERNEL, SDPA, Trial
 from longseq_bench.kernels.base import attend
+from longseq_bench.kernels.decode import SeenKeys
 from longseq_bench.kernels.exact.base import AUTO, KERNELS, ExactKernel, select
 from longseq_bench.meters.clock import clock_for
 from longseq_bench.patterns.visible_keys import visible_keys
@@ -199,12 +201,20 @@ class DenseBaseline:
                 leaves = [*tensors.values(), *matrices.values()]
                 torch.autograd.grad(out, leaves, pass_.grad_out[:, :, :rows])
 
+    @cached_property
+    def _cache_step(self) -> tuple[CacheKernel, tuple[SeenKeys, ...]]:
+        """The kernel of a step of decoding, and all keys that its tokens see."""
+        assert self.kernel is not None
+        w = self.attention.workload
+        kernel, _ = choose_kernel(self.kernel.name, self.attention.kernel_use, w)
+        queries = np.asarray(w.queries)
+        return kernel, (seen_keys(visible_keys(w), queries, np.arange(w.seq_len)),)
+
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         w, rows, keys = self.attention.workload, q.shape[2], k.shape[2]
         if w.decode and self.kernel is not None:
-            kernel, _ = choose_kernel(self.kernel.name, self.attention.kernel_use, w)
-            seen = seen_keys(visible_keys(w), np.asarray(w.queries), np.arange(w.seq_len))
-            return kernel(q, k, v, seen)[0].to(q.dtype)
+            kernel, parts = self._cache_step
+            return kernel(q, k, v, parts, q.dtype)[0]
         shape = {"seq_len": rows} if rows == keys else {"mask": None, "causal": False}
         part = w if w.decode else w.model_copy(update=shape)
         if self.kernel is not None:

@@ -81,10 +81,18 @@ def define(step: Step) -> tuple[Tensor, Tensor]:
     return scores.softmax(-1).nan_to_num(0.0) @ v, scores.logsumexp(-1)
 
 
-def run_triton(step: Step, device: str) -> tuple[Tensor, Tensor]:
+def run_triton(
+    step: Step, device: str, cut: int | None = None, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """cut: a key from which on all keys are a second part."""
     from longseq_bench.kernels import triton_decode
 
-    out, lse = triton_decode.forward(*(t.to(device) for t in step.tensors()), step.seen())
+    seen, (q, k, v) = step.seen(), (t.to(device) for t in step.tensors())
+    parts: tuple[SeenKeys, ...] = (seen,)
+    if cut is not None:
+        first = SeenKeys(np.minimum(seen.first, cut), np.minimum(seen.stop, cut))
+        parts = first, SeenKeys(np.maximum(seen.first, cut), np.maximum(seen.stop, cut))
+    out, lse = triton_decode.forward(q, k, v, parts, dtype)
     return out.cpu(), lse.cpu()
 
 
@@ -143,6 +151,18 @@ def test_triton_equals_the_definition(
 ) -> None:
     step = replace(step, dtype=dtype)
     assert_defined(interpreted(run_triton, step, "cpu"), step, ROUNDED[dtype])
+
+
+@needs_triton
+@pytest.mark.parametrize(("step", "cut"), [(STEPS[1], 100), (STEPS[3], 3), (STEPS[5], 64)], ids=str)
+def test_triton_computes_sets_of_keys_together(
+    interpreted: Interpreted, step: Step, cut: int
+) -> None:
+    """Also where a set has no key, and with an output in the dtype of the model."""
+    assert_defined(interpreted(run_triton, step, "cpu", cut), step, TOLERANCE)
+    out, _ = interpreted(run_triton, step, "cpu", cut, torch.float16)
+    assert out.dtype == torch.float16
+    torch.testing.assert_close(out.double(), define(step)[0], rtol=0, atol=2e-3)
 
 
 def test_the_limits_of_triton_are_named() -> None:

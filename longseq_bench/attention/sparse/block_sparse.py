@@ -282,7 +282,7 @@ class BlockSparse(LayoutAttention):
         self._kernel = build_layout_kernel(self.kernel_name, (self.layout,), w.heads)
 
     def _prepare_decode(self, rows: CacheRows, device: str) -> None:
-        """Choose the kernel of a step of decoding: one call for sinks, and one for the window."""
+        """Choose the kernel of a step of decoding over the sinks and the window."""
         self.device = device
         if self.requested_kernel not in ("auto", "native", "triton"):
             raise UnsupportedError(
@@ -292,7 +292,7 @@ class BlockSparse(LayoutAttention):
             self.requested_kernel, self.kernel_use, self.workload
         )
         self.kernel_name = self._kernel_facts["kernel"]
-        parts = [SeenKeys(first, stop) for first, stop in rows.runs()]
+        parts = tuple(SeenKeys(first, stop) for first, stop in rows.runs())
         self._kernel = CacheAttention(kernel, parts, self.group)
 
     def build_kernel(self) -> AttentionKernel:
