@@ -38,6 +38,7 @@ class TimedBlocks(TritonBlocks):
     def use(self, tile: Shape, head_dim: int) -> None:
         """Run the kernel with this tile from now on."""
         self._shapes[self.kernel, head_dim, torch.bfloat16] = tile
+        self._launches.clear()
         self.seconds = []
 
     def used(self, head_dim: int) -> Shape:

@@ -67,6 +67,7 @@ class TritonBlocks:
         self._rows: dict[torch.device, WorkItems] = {}
         self._columns: dict[tuple[torch.device, int], WorkItems] = {}
         self._shapes: dict[tuple[str, int, torch.dtype], Shape] = {}
+        self._launches: dict[Any, Launch] = {}
 
     def rows(self, device: torch.device) -> WorkItems:
         """Return the lists of rows on a device; they are copied there once."""
@@ -145,27 +146,32 @@ class TritonBlocks:
         tensors: q, k and others in the order of the kernel's parameters.
         """
         q, k, *_ = tensors
-        lists = [items.places, items.bounds, items.indices]
+        lists = items.places, items.bounds, items.indices
         strides = [t.stride()[:3] for t in tensors if t.dim() == 4]
-        sizes = (q.shape[2], q.shape[1], items.count, items.slots, q.shape[3] ** -0.5)
-
-        is_short = self.seq_len % self.block != 0
-        fixed = self._constants(q) | constants | {"GROUP": q.shape[1] // k.shape[1]}
-        fixed |= {"SPLIT": items.slots > 0, "CAUSAL": self.causal, "TAIL": is_short}
-
-        def run(tile: Shape) -> None:
-            tokens, owner = (tile.keys, k) if name == "dkv" else (tile.queries, q)
-            programs = items.count * (self.block // tokens) * owner.shape[0] * owner.shape[1]
-            of_tile = {"M": tile.queries, "N": tile.keys, **tile.options}
-            launch = Launch(_KERNELS[name], programs, (*strides, *sizes), fixed | of_tile)
-            launch(*tensors, *lists)
-
-        key = (name, q.shape[3], q.dtype)
-        tile = self._shapes.get(key) or select_shape(
-            name, self.block, q.shape[3], q.dtype, capability_of(q), is_short, self.causal
-        )
+        counts = items.count, items.slots, *constants.values()
+        key = (name, q.device, q.dtype, q.shape, k.shape, *strides, *counts)
         with on_device(q):
-            self._shapes[key] = run_fitting(tile, run)
+            if key in self._launches:
+                self._launches[key](*tensors, *lists)
+                return
+            sizes = (q.shape[2], q.shape[1], items.count, items.slots, q.shape[3] ** -0.5)
+            is_short = self.seq_len % self.block != 0
+            fixed = self._constants(q) | constants | {"GROUP": q.shape[1] // k.shape[1]}
+            fixed |= {"SPLIT": items.slots > 0, "CAUSAL": self.causal, "TAIL": is_short}
+
+            def run(tile: Shape) -> None:
+                tokens, owner = (tile.keys, k) if name == "dkv" else (tile.queries, q)
+                programs = items.count * (self.block // tokens) * owner.shape[0] * owner.shape[1]
+                of_tile = {"M": tile.queries, "N": tile.keys, **tile.options}
+                launch = Launch(_KERNELS[name], programs, (*strides, *sizes), fixed | of_tile)
+                launch(*tensors, *lists)
+                self._launches[key] = launch
+
+            of_shape = (name, q.shape[3], q.dtype)
+            tile = self._shapes.get(of_shape) or select_shape(
+                name, self.block, q.shape[3], q.dtype, capability_of(q), is_short, self.causal
+            )
+            self._shapes[of_shape] = run_fitting(tile, run)
 
     def _join(
         self, kernel: Any, tensors: Sequence[Tensor], items: WorkItems, keep_lse: bool | None = None
