@@ -9,7 +9,6 @@ TRITON_INTERPRET=1, set before triton is imported, the kernel runs on CPU tensor
 import functools
 import itertools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -114,20 +113,6 @@ def _join(
     tl.store(joined_lse + row, largest + tl.log(total))
 
 
-@dataclass(frozen=True)
-class _Step:
-    """The launches of a step, and what they take besides the tensors of the step.
-
-    tables: first and last key of each split and its part; the keys that tokens see of each part.
-    join: merges splits; None for a single one.
-    """
-
-    splits: int
-    tables: tuple[Tensor, Tensor, Tensor]
-    split: Launch
-    join: Launch | None
-
-
 def forward(
     q: Tensor, k: Tensor, v: Tensor, parts: tuple[SeenKeys, ...], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -137,28 +122,31 @@ def forward(
     """
     check_strides("the decode kernel", q, k, v)
     strides = q.stride()[:3], k.stride()[:3], v.stride()[:3]
-    step = _step(parts, q.device, q.dtype, (q.shape, k.shape, v.shape), strides)
+    splits, tables, split, join = _step(
+        parts, q.device, q.dtype, (q.shape, k.shape, v.shape), strides
+    )
     shape = (*q.shape[:3], v.shape[3])
     joined = torch.empty(shape, dtype=dtype, device=q.device)
     joined_lse = torch.empty(shape[:3], dtype=torch.float32, device=q.device)
     out, lse = joined, joined_lse
-    if step.join:
-        out = torch.empty((step.splits, *shape), dtype=torch.float32, device=q.device)
-        lse = torch.empty((step.splits, *shape[:3]), dtype=torch.float32, device=q.device)
+    if splits > 1:
+        out = torch.empty((splits, *shape), dtype=torch.float32, device=q.device)
+        lse = torch.empty((splits, *shape[:3]), dtype=torch.float32, device=q.device)
     with on_device(q):
-        step.split(q, k, v, out, lse, *step.tables)
-        if step.join:
-            step.join(out, lse, joined, joined_lse)
+        split(q, k, v, out, lse, *tables)
+        if splits > 1:
+            join(out, lse, joined, joined_lse)
     return joined, joined_lse
 
 
 @functools.lru_cache(maxsize=16)
 def _step(
     parts: tuple[SeenKeys, ...], device: torch.device, dtype: torch.dtype, *of_tensors: Any
-) -> _Step:
+) -> tuple[int, list[Tensor], Launch, Launch]:
     """Prepare steps of one shape: on the host that takes longer than to start both kernels.
 
-    of_tensors: shapes and strides of q, k and v.
+    of_tensors: shapes and strides of q, k and v. Returns the number of splits; first and last key
+    of each and its part, with the keys that tokens see of each part; the launches.
     """
     ((batch, heads, queries, dim), (_, kv_heads, *_), (*_, v_dim)), strides = of_tensors
     rows = heads // kv_heads * queries
@@ -178,8 +166,7 @@ def _step(
     constants |= {"M": tile.queries, "N": tile.keys, **tile.options}
     split = Launch(_split, splits * batch * kv_heads, (*strides, *sizes), constants)
     constants = {"DIM": v_dim, "WIDE": v_wide, "S": 32}
-    join = Launch(_join, batch * heads * queries, [splits], constants) if splits > 1 else None
-    return _Step(splits, (tables[0], tables[1], tables[2]), split, join)
+    return splits, tables, split, Launch(_join, batch * heads * queries, [splits], constants)
 
 
 def tile_of(rows: int, head_dim: int, dtype: torch.dtype) -> Shape:

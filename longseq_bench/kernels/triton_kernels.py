@@ -330,8 +330,9 @@ def _locate_queries(
     if SHARED:
         block = tl.load(indices + turn // (PARTS * GROUP)).to(tl.int64)
         return block * BLOCK + turn // GROUP % PARTS * M, turn % GROUP
-    code = tl.load(indices + turn // PARTS).to(tl.int64)
-    return code // GROUP * BLOCK + turn % PARTS * M, code % GROUP
+    code = tl.load(indices + turn // PARTS)
+    block = (code // GROUP).to(tl.int64)
+    return block * BLOCK + turn % PARTS * M, (code % GROUP).to(tl.int64)
 
 
 @jit

@@ -148,16 +148,13 @@ def run_fitting(tile: Shape, run: Callable[[Shape], None]) -> Shape:
 
 # ---- launches ------------------------------------------------------------------------------------
 
-ALIGNMENT = 16
-"""Bytes. Triton compiles a kernel again for a tensor that begins elsewhere."""
-
 
 class Launch:
     """A launch of a kernel with the same arguments each time, but for the data of its tensors.
 
-    Triton looks at every argument of a launch to find out what it has compiled, which takes longer
-    than many a kernel. So the first call keeps what was compiled, and later ones start that.
-    sizes, constants: the parameters after the tensors, in order; options of the compiler.
+    Triton looks at every argument to find out what it has compiled, which takes longer than many a
+    kernel. So the first call keeps what was compiled, and later ones start that.
+    sizes, constants: the parameters after the tensors, in order, and options of the compiler.
     """
 
     def __init__(
@@ -172,7 +169,8 @@ class Launch:
         """Launch on the current device; nothing on meta tensors."""
         if tensors[0].is_meta:
             return
-        aligned = not any(t.data_ptr() % ALIGNMENT for t in tensors)
+        # Triton compiles a kernel again for a tensor that begins elsewhere
+        aligned = not any(t.data_ptr() % 16 for t in tensors)
         if self._compiled is not None and aligned:
             self._compiled(*tensors, *self._sizes)
             return

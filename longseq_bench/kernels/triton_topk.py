@@ -100,31 +100,55 @@ class TopBlocks(TritonBlocks):
     one layout each.
     """
 
+    indices: Tensor  # (heads, kept blocks)
+    nans: Tensor  # (heads, rows): of each row the first block with a score of NaN, or `rows`
+    _lists: tuple[Tensor, ...]
+
     def __init__(self, places: BlockLayout, heads: int) -> None:
         super().__init__([places] * heads)
-        self._indptr: dict[torch.device, Tensor] = {}
-        self._lengths: dict[torch.device, Tensor] = {}
-        self._keys: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
-        self.indices = self.nans = torch.empty(0, dtype=torch.int32)
+        self._fixed: dict[tuple[torch.device, int], tuple[WorkItems, list[Tensor]]] = {}
 
     def choose(self, queries: Tensor, keys: Tensor) -> TopBlocks:
         """Choose by the product of queries (Hq, rows, C) and keys (Hk, rows, C), float32."""
         (heads, rows, _), device, own = queries.shape, queries.device, copy.copy(self)
-        self.rows(device)
-        kept, own._columns = int(self.layouts[0].indptr[-1]), {}
+        kept = int(self.layouts[0].indptr[-1])
+        items, (indptr, *lists) = self._prepared(device, heads // len(keys))
         own.indices, own.nans = (
             torch.empty(heads, size, dtype=torch.int32, device=device) for size in (kept, rows)
         )
-        constants = {"N": min(MAX_TILE, int(triton.next_power_of_2(rows)))}
+        own._lists, own._columns = (own.indices.flatten(), *lists), {}
+        own._rows = {device: replace(items, indices=own.indices)}
+        tile = {"N": min(MAX_TILE, int(triton.next_power_of_2(rows)))}
         step = min(rows, max(1, CHUNK // (heads * rows)))
         for first in range(0, rows, step):
             part = queries[:, first : first + step]
             scores = part.reshape(len(keys), -1, keys.shape[2]) @ keys.mT
             sizes = first, rows, heads, kept, int(self.causal)
-            launch = Launch(select, heads * part.shape[1], [sizes], constants)
+            launch = Launch(select, heads * part.shape[1], [sizes], tile)
             with on_device(queries):
-                launch(scores, self._indptr[device], own.indices, own.nans)
+                launch(scores, indptr, own.indices, own.nans)
         return own
+
+    def _prepared(self, device: torch.device, group: int) -> tuple[WorkItems, list[Tensor]]:
+        """Return what all choices share: items of rows, places and lengths of lists, row_keys."""
+        if (device, group) not in self._fixed:
+            layout, heads = self.layouts[0], len(self.layouts)
+            lengths = torch.from_numpy(layout.row_lengths).expand(heads, -1)
+            empty = torch.empty(1, dtype=torch.int32)
+            every = empty.expand(int(lengths.sum()))
+            items = WorkItems.of_lists(every, lengths, (0, int(has_masks(layout))))
+            lists = torch.from_numpy(layout.indptr), lengths, *row_keys(heads, layout.rows, group)
+            moved = replace(items, indices=empty).to(device), [t.to(device) for t in lists]
+            self._fixed[device, group] = moved
+        return self._fixed[device, group]
+
+    @override
+    def columns(self, device: torch.device, group: int) -> WorkItems:
+        if not self._columns:
+            layout = self.layouts[0]
+            made = WorkItems.transposed(self._lists, layout, max_slots(layout.rows))
+            self._columns = {(device, group): made}
+        return self._columns[device, group]
 
     def to_host(self) -> tuple[BlockLayout, ...]:
         """Return the layouts of all heads. Raises UserError for a score that is NaN."""
@@ -132,28 +156,3 @@ class TopBlocks(TritonBlocks):
         for head, row in np.argwhere(nans < nans.shape[1]):
             raise nan_error(row, nans[head, row])
         return tuple(replace(self.layouts[0], indices=own) for own in self.indices.cpu().numpy())
-
-    @override
-    def rows(self, device: torch.device) -> WorkItems:
-        if device not in self._rows:
-            layout, lengths = self.layouts[0], torch.from_numpy(self.layouts[0].row_lengths)
-            every, empty = lengths.expand(len(self.layouts), -1), torch.empty(1, dtype=torch.int32)
-            items = WorkItems.of_lists(
-                empty.expand(int(every.sum())), every, (0, int(has_masks(layout)))
-            )
-            self._rows[device] = replace(items, indices=empty).to(device)
-            self._lengths[device] = every.to(device)
-            self._indptr[device] = torch.from_numpy(layout.indptr).to(device)
-        return replace(self._rows[device], indices=self.indices)
-
-    @override
-    def columns(self, device: torch.device, group: int) -> WorkItems:
-        if (device, group) not in self._keys:
-            own = row_keys(len(self.layouts), self.layouts[0].rows, group)
-            self._keys[device, group] = own[0].to(device), own[1].to(device)
-        if (device, group) not in self._columns:
-            lists = self.indices.flatten(), self._lengths[device], *self._keys[device, group]
-            one = self.layouts[0]
-            made = WorkItems.transposed(lists, one, max_slots(one.rows))
-            self._columns[device, group] = made
-        return self._columns[device, group]

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from longseq_bench.attention.base import Attention
-from longseq_bench.attention.decode import CacheKernel, choose_kernel, seen_keys
+from longseq_bench.attention.decode import choose_kernel, seen_keys
 from longseq_bench.attention.one_rank import exact_call, visible_pairs_of
 from longseq_bench.attention.projections import projection_flops
 from longseq_bench.core.cost import attention_flops, mask_pairs
@@ -202,19 +202,16 @@ class DenseBaseline:
                 torch.autograd.grad(out, leaves, pass_.grad_out[:, :, :rows])
 
     @cached_property
-    def _cache_step(self) -> tuple[CacheKernel, tuple[SeenKeys, ...]]:
-        """The kernel of a step of decoding, and all keys that its tokens see."""
-        assert self.kernel is not None
+    def _seen(self) -> tuple[SeenKeys]:
+        """The keys that new tokens see, in one object, for which a kernel prepares its steps."""
         w = self.attention.workload
-        kernel, _ = choose_kernel(self.kernel.name, self.attention.kernel_use, w)
-        queries = np.asarray(w.queries)
-        return kernel, (seen_keys(visible_keys(w), queries, np.arange(w.seq_len)),)
+        return (seen_keys(visible_keys(w), np.asarray(w.queries), np.arange(w.seq_len)),)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         w, rows, keys = self.attention.workload, q.shape[2], k.shape[2]
         if w.decode and self.kernel is not None:
-            kernel, parts = self._cache_step
-            return kernel(q, k, v, parts, q.dtype)[0]
+            kernel, _ = choose_kernel(self.kernel.name, self.attention.kernel_use, w)
+            return kernel(q, k, v, self._seen, q.dtype)[0]
         shape = {"seq_len": rows} if rows == keys else {"mask": None, "causal": False}
         part = w if w.decode else w.model_copy(update=shape)
         if self.kernel is not None:
