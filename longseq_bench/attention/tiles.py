@@ -70,31 +70,24 @@ SIZES = {
 }
 
 
-def head_runs(
-    w: Workload, rows: int, local_rows: int, sizes: TileSizes, batch: int = 0
-) -> list[slice]:
-    """Return runs of query heads whose tiles of `rows` tokens are small relative to local q.
-
-    batch: sequences of a tile; 0: all.
-    """
-    batch, group = batch or w.batch, w.heads // w.kv_heads
-    row_bytes = batch * w.head_dim * w.dtype_bytes
-    tile_bytes = _tile_bytes(w, local_rows, sizes)
+def head_runs(w: Workload, rows: int, local_rows: int, sizes: TileSizes) -> list[slice]:
+    """Return runs of query heads whose tiles of `rows` tokens are small relative to local q."""
+    group = w.heads // w.kv_heads
     threads = torch.get_num_threads() if sizes.is_host else 1
-    heads = max(tile_bytes // (rows * row_bytes), -(-threads // batch))
+    heads = max(_head_rows(w, local_rows, sizes) // rows, -(-threads // w.batch))
     run = max(1, heads // group) * group
     return [slice(start, min(start + run, w.heads)) for start in range(0, w.heads, run)]
 
 
 def most_rows(w: Workload, sizes: TileSizes) -> int:
-    """Return the rows of a tile of one sequence on one rank that has the heads of one KV head."""
-    row_bytes = w.heads // w.kv_heads * w.head_dim * w.dtype_bytes
-    return max(sizes.rows, _tile_bytes(w, w.seq_len, sizes) // row_bytes)
+    """Return the rows on one rank of a tile with the fewest heads."""
+    return max(sizes.rows, _head_rows(w, w.seq_len, sizes) // (w.heads // w.kv_heads))
 
 
-def _tile_bytes(w: Workload, local_rows: int, sizes: TileSizes) -> int:
-    row_bytes = w.batch * w.heads * w.head_dim * w.dtype_bytes
-    return max(sizes.min_bytes, row_bytes * local_rows // TILE_SHARE_OF_Q)
+def _head_rows(w: Workload, local_rows: int, sizes: TileSizes) -> int:
+    """Return the rows of a tile with one head."""
+    smallest = sizes.min_bytes // (w.batch * w.head_dim * w.dtype_bytes)
+    return max(smallest, w.heads * local_rows // TILE_SHARE_OF_Q)
 
 
 @dataclass(frozen=True)
@@ -221,17 +214,17 @@ def mask_tensor(tile: MaskTile) -> Tensor | None:
     return None if tile.visible is None else torch.from_numpy(tile.visible)
 
 
-def empty_softmax(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def empty_softmax(q: Tensor, v: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     """Return out and lse of queries without any key: 0 and -inf, in float32 or wider.
 
-    v: values, whose head_dim is that of the output.
+    v: values, whose head_dim is that of the output.  dtype: that of out, if it is not wide.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
-    out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=wide)
-    return out, out.new_full(q.shape[:3], -math.inf)
+    out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=dtype or wide)
+    return out, q.new_full(q.shape[:3], -math.inf, dtype=wide)
 
 
-def wide_zeros(pair: KVPair) -> KVPair:
-    """Return zeros of the shapes of both tensors, in float32 or wider, to sum in."""
-    wide = torch.promote_types(pair[0].dtype, torch.float32)
+def wide_zeros(pair: KVPair, dtype: torch.dtype | None = None) -> KVPair:
+    """Return zeros of the shapes of both tensors, by default in float32 or wider, to sum in."""
+    wide = dtype or torch.promote_types(pair[0].dtype, torch.float32)
     return torch.zeros_like(pair[0], dtype=wide), torch.zeros_like(pair[1], dtype=wide)

@@ -17,7 +17,10 @@ def merge_part(
     index: the rows of part (S, H, M, D) in out (1, H, N, D), each once, (S, H or 1, M).
     """
     if device_kind(out) == "cuda" and out.dtype != torch.float64:
-        launch(out, lse, part, part_lse, index)
+        if not out.is_meta:
+            from longseq_bench.kernels import triton_merge
+
+            triton_merge.merge(out, lse, part, part_lse, index)
     elif index is not None:
         at = _rows_at(out, part, index)
         own, own_lse = out[at], lse[at]
@@ -40,24 +43,13 @@ def add_part(total: Tensor, part: Tensor, index: Tensor) -> None:
     With one head in total, all heads of part are added to it, at different rows.
     """
     if device_kind(total) == "cuda" and total.dtype != torch.float64:
-        launch(total, None, part, None, index)
+        if not total.is_meta:
+            from longseq_bench.kernels import triton_merge
+
+            triton_merge.merge(total, None, part, None, index)
     else:
         at = _rows_at(total, part, index)
         total[at] = total[at] + part
-
-
-def launch(
-    out: Tensor,
-    lse: Tensor | None,
-    part: Tensor,
-    part_lse: Tensor | None,
-    index: Tensor | None,
-) -> None:
-    """Start the Triton kernel; nothing on meta tensors."""
-    if not out.is_meta:
-        from longseq_bench.kernels.triton_merge import merge
-
-        merge(out, lse, part, part_lse, index)
 
 
 def _rows_at(total: Tensor, part: Tensor, index: Tensor) -> tuple[int, Tensor, Tensor]:

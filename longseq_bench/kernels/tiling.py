@@ -60,14 +60,14 @@ class Piece:
 class RowBlock:
     """Rows computed together, for consecutive query heads (a slice with start and stop).
 
-    sequence: of the batch, for `merge` and `add_gradients`; None: all. To these an index tensor of
-    rows is also that of the keys: rows and keys of pieces are then slices into it.
+    gathers_keys: k and v are gathered like q, by the index tensor of the rows; rows and keys of
+    pieces are slices into it.
     """
 
     rows: Index
     heads: slice
     pieces: tuple[Piece, ...]
-    sequence: int | None = None
+    gathers_keys: bool = False
 
 
 Tiling = Callable[[], Iterator[RowBlock]]
@@ -169,10 +169,10 @@ def merge(
     """Add these keys to the softmax that `out` and `lse` hold for a row block, in place.
 
     out (B, Hq, N, D) is wide or like q, and lse (B, Hq, N) is wide; rows without any key so far are
-    0 and -inf.
+    0 and -inf. Rows are a slice, or keys are gathered with them.
     """
     group = q.shape[1] // keys[0].shape[1]
-    (own,), keys, sums, block, index = _tensors_of(block, group, (q,), keys, (out, lse))
+    (own,), keys, sums, index = _tensors_of(block, group, (q,), keys, (out, lse))
     _merge_pieces(exact, own, keys, group, block, sums, index)
 
 
@@ -182,9 +182,10 @@ def add_gradients(
     """Add the gradients of one row block over these keys to dq and d_keys, in place.
 
     queries: the output and lse belong to the whole softmax.  d_keys: dk and dv of all these keys.
+    Rows are as in `merge`.
     """
     group = queries[0].shape[1] // keys[0].shape[1]
-    own, keys, sums, block, index = _tensors_of(block, group, queries, keys, (dq,), d_keys)
+    own, keys, sums, index = _tensors_of(block, group, queries, keys, (dq,), d_keys)
     _add_rows(exact, own, keys, group, block, sums, index)
 
 
@@ -192,30 +193,21 @@ def _tensors_of(
     block: RowBlock,
     group: int,
     own: Sequence[Tensor],
-    keys: Sequence[Tensor],
+    keys: Pair,
     sums: Sequence[Tensor],
     key_sums: Sequence[Tensor] = (),
-) -> tuple[Any, Any, Any, RowBlock, Tensor | None]:
-    """Return the queries, keys and sums of a row block, the block in these, and its index if any.
+) -> tuple[Any, Any, Any, Tensor | None]:
+    """Return the queries, the keys and the sums of a row block, and the index if all are gathered.
 
-    With an index, queries and keys are gathered, and sums have every row.
+    Sums are not gathered: they have every row.
     """
-    rows, heads, first = block.rows, block.heads, block.heads.start
-    batch = ALL if block.sequence is None else slice(block.sequence, block.sequence + 1)
-    own, sums = ([t[batch, heads] for t in tensors] for tensors in (own, sums))
-    keys, key_sums = ([t[batch] for t in tensors] for tensors in (keys, key_sums))
-    if isinstance(rows, slice):
-        own, sums = ([t[:, :, rows] for t in tensors] for tensors in (own, sums))
-        return own, keys, (*sums, *key_sums), block, None
-    kv_heads = slice(first // group, heads.stop // group)
-    own = [t.index_select(2, rows) for t in own]
-    keys = [t[:, kv_heads].index_select(2, rows) for t in keys]
-    pieces = tuple(
-        replace(p, heads=slice(p.heads.start - first, p.heads.stop - first, p.heads.step))
-        for p in block.pieces
-    )
-    block = replace(block, heads=slice(0, heads.stop - first), pieces=pieces)
-    return own, keys, (*sums, *(t[:, kv_heads] for t in key_sums)), block, rows
+    rows, heads = block.rows, block.heads
+    own = [_take(t, heads, rows) for t in own]
+    if not isinstance(rows, Tensor):
+        return own, keys, (*(t[:, heads, rows] for t in sums), *key_sums), None
+    kv_heads = slice(heads.start // group, heads.stop // group)
+    keys = _take(keys[0], kv_heads, rows), _take(keys[1], kv_heads, rows)
+    return own, keys, (*(t[:, heads] for t in sums), *(t[:, kv_heads] for t in key_sums)), rows
 
 
 def _merge_pieces(
@@ -301,15 +293,16 @@ def calls(
 ) -> Iterator[tuple[slice, slice, Piece]]:
     """Yield the kernel calls of a row block: query heads (within the block), KV heads, piece.
 
-    The piece's index tensors are on the device.
+    The piece's index tensors are on the device. KV heads are within the block if it gathers keys.
     """
-    first = block.heads.start
+    first, first_kv = block.heads.start, block.heads.start // group * block.gathers_keys
     for piece in block.pieces:
         if isinstance(piece.rows, Tensor):
             piece = replace(piece, rows=piece.rows.to(device))
         if isinstance(piece.keys, Tensor):
             piece = replace(piece, keys=piece.keys.to(device))
-        for heads, kv_heads in kv_heads_of(piece.heads, group):
+        for heads, kv in kv_heads_of(piece.heads, group):
+            kv_heads = slice(kv.start - first_kv, kv.stop - first_kv, kv.step)
             yield slice(heads.start - first, heads.stop - first, heads.step), kv_heads, piece
 
 

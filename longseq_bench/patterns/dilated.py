@@ -46,7 +46,7 @@ class DilatedSegment(NamedTuple):
 
         A call is of heads that share an offset (shift 0), or of successive ones whose offsets
         ascend by 1 (shift 1), with as many tokens each and, if grouped, the same KV head.
-        length: of the segment.  group: query heads per KV head.
+        length: of the segment.  group: query heads per KV head; 0: no shifts.
         """
 
         def alike(head: int) -> tuple[int, int, int]:
@@ -59,7 +59,7 @@ class DilatedSegment(NamedTuple):
             list(run) for _, run in groupby((h for h in own if h % self.rate < length), key=alike)
         ]
         shifted = [(run[0] % self.rate, slice(run[0], run[-1] + 1), 1) for run in runs]
-        return min(shared, shifted, key=len)
+        return min(shared, shifted, key=len) if group else shared
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def test_a_forward_pass_launches_little_and_copies_nothing(case: launches.Case) 
 def test_a_pair_is_one_call_of_some_heads(name: str, mode: Mode, calls: int) -> None:
     """All offsets of four heads: two runs of heads, two pairs, with a merge or sums for each."""
     found = launches.Case(name, 0, options=launches.PAIRS).count(mode)
-    filled = found.launches["zeros_like"] + found.launches["new_full"]
+    filled = sum(found.launches[name] for name in ("zeros_like", "new_zeros", "new_full"))
     assert found.launches["_scaled_dot_product_cudnn_attention"] == 4
     assert found.launches.total() - filled == calls
     assert found.copies == 0

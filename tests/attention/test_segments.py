@@ -26,7 +26,7 @@ def counts_of(blocks: Iterable[RowBlock], queries: int, keys: int, head: int) ->
         rows, tokens = torch.arange(queries)[block.rows], torch.arange(keys)
         if isinstance(block.rows, torch.Tensor):
             tokens = rows
-        heads = [h for h in range(8)[block.heads] if block.sequence == 0]
+        heads = range(8)[block.heads]
         for piece in block.pieces:
             own_heads = range(8)[piece.heads]
             if head in own_heads and head in heads:

@@ -61,13 +61,19 @@ class RingKernel:
 
     ring: the transfers. attention: attention of local queries to one block, for any pattern.
     full_queries: every rank holds all queries and computes everything, so the gradients of its own
-    keys are complete and are not sent.
+    keys are complete and are not sent.  sums: dtypes in which results of rows and gradients of keys
+    are summed; None: float32 or wider.
     """
 
     def __init__(
-        self, ring: RingExchange, attention: BlockAttention, full_queries: bool = False
+        self,
+        ring: RingExchange,
+        attention: BlockAttention,
+        full_queries: bool = False,
+        sums: tuple[torch.dtype | None, torch.dtype | None] = (None, None),
     ) -> None:
         self.ring, self.attention, self.full_queries = ring, attention, full_queries
+        self.of_rows, self.of_keys = sums
 
     def _visits(self, k: Tensor, v: Tensor) -> Iterator[tuple[Block, KVPair]]:
         """Yield the blocks that visit this rank, and between them shares of work with its own keys.
@@ -90,7 +96,7 @@ class RingKernel:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and its log-sum-exp."""
-        out, lse = empty_softmax(q, v)
+        out, lse = empty_softmax(q, v, self.of_rows)
         for block, kv in self._visits(k, v):
             self.attention.forward(q, kv, block, out, lse)
         return out.to(q.dtype), lse
@@ -98,8 +104,8 @@ class RingKernel:
     def backward(self, queries: Queries, keys: KVPair) -> Triple:
         """Return the gradients of q, k and v. Gradients of a block follow it round the ring."""
         (_, q, _, lse), (k, v) = queries, keys
-        dq = torch.zeros_like(q, dtype=lse.dtype)
-        dkv = wide_zeros(keys)
+        dq = torch.zeros_like(q, dtype=self.of_rows or lse.dtype)
+        dkv = wide_zeros(keys, self.of_keys)
         returns = self.ring.hops > 0 and not self.full_queries
         gradients = RingGradients(self.ring, keys, dkv) if returns else None
         for block, kv in self._visits(k, v):

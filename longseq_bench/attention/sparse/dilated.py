@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Booleans, Counts, implementation
 from longseq_bench.attention.exact.ring import RingKernel
-from longseq_bench.attention.sparse.segments import OneRank, SegmentBlocks, SegmentTiles
+from longseq_bench.attention.sparse.segments import SegmentBlocks, SegmentTiles
 from longseq_bench.attention.tiles import SIZES, Block, LocalShare, head_runs, most_rows
 from longseq_bench.core.cost import key_bytes_per_token, visible_pairs
 from longseq_bench.core.model import Workload
@@ -65,6 +65,7 @@ class Dilated(Attention):
         self.rule = DilationRule(tuple(segments), tuple(dilation), workload.heads, mix)
         self.exact_name = kernel
         super().__init__(workload, group)
+        self._sequence = workload.model_copy(update={"batch": 1})
         self.segments = SegmentTiles(workload, tuple(self.rule.pairs()))
         self._spans: AttentionKernel | None = None
 
@@ -89,11 +90,13 @@ class Dilated(Attention):
         """Return the kernel of spans, or attention tile by tile; on many ranks a ring."""
         if self._spans:
             return self._spans
-        if self.group.size > 1:
-            tiles = SegmentBlocks(self.group, self.exact, self._ring_tiles)
-            return RingKernel(self._exchange(), tiles)
-        tiles = SegmentBlocks(self.group, self.exact, lambda _: self._tiles())
-        return OneRank(tiles, self.segments.has_few_parts(self._rows()))
+        of_rows = of_keys = None
+        if self.group.size == 1:
+            # a result has few parts, each rounded already: a wide sum would be little more exact
+            of_rows = self.torch_dtype
+            of_keys = of_rows if self.segments.are_whole(self._rows()) else None
+        tiles = SegmentBlocks(self.group, self.exact, self._tiles)
+        return RingKernel(self._exchange(), tiles, sums=(of_rows, of_keys))
 
     def _build_spans(self, exact: Native, order: NDArray[np.int32] | None) -> AttentionKernel:
         w, rule = self.workload, self.rule
@@ -109,22 +112,20 @@ class Dilated(Attention):
         task = SpanTask(parts, w.causal, steps)
         return SpanAttention(native, task, (w.heads, w.seq_len))
 
-    def _tiles(self) -> Iterator[RowBlock]:
-        """Yield the tiles on one rank."""
-        w = self.workload
-        for heads in head_runs(w, self._rows(), w.seq_len, SIZES[self.device], batch=1):
-            yield from self.segments.single_rank(heads, self._rows())
-
     def _rows(self) -> int:
         """Return the rows of a tile on one rank: on a GPU as many as fit, for fewer calls."""
         sizes = SIZES[self.device]
-        rows = sizes.rows if self.device == "cpu" else most_rows(self.workload, sizes)
+        rows = sizes.rows if sizes.is_host else most_rows(self._sequence, sizes)
         return self.segments.rows_of_a_block(rows)
 
-    def _ring_tiles(self, block: Block) -> Iterator[RowBlock]:
-        """Yield the tiles of this rank's queries with a block of keys."""
+    def _tiles(self, block: Block) -> Iterator[RowBlock]:
+        """Yield the tiles of one sequence: of this rank's queries with a block of keys."""
         (own,) = self.order.runs(self.group.rank)
         sizes = SIZES[self.device]
+        if self.group.size == 1:
+            for heads in head_runs(self._sequence, self._rows(), len(own), sizes):
+                yield from self.segments.single_rank(heads, self._rows())
+            return
         if isinstance(block, LocalShare):
             tiles = -(-len(own) // sizes.rows)
             first, last = (t * sizes.rows for t in even_span(tiles, block.count, block.index))
@@ -132,7 +133,7 @@ class Dilated(Attention):
         else:
             (steps,) = self.order.runs(block.owner)
             rows, keys = own, steps[block.tokens]
-        for heads in head_runs(self.workload, min(sizes.rows, len(own)), len(own), sizes):
+        for heads in head_runs(self._sequence, min(sizes.rows, len(own)), len(own), sizes):
             yield from self.segments.many_ranks(heads, own, rows, keys, sizes.rows)
 
     def _exchange(self) -> RingExchange:

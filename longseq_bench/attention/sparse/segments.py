@@ -24,23 +24,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from longseq_bench.attention.tiles import Block, BlockAttention, LocalShare, computed, wide_zeros
+from longseq_bench.attention.tiles import Block, BlockAttention, computed
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import KVPair
 from longseq_bench.distributed.token_order import TokenOrder, causal_tiles
 from longseq_bench.kernels import tiling
-from longseq_bench.kernels.base import OutputAndLse, Queries, Triple
+from longseq_bench.kernels.base import Queries
 from longseq_bench.kernels.exact.base import ExactKernel
-from longseq_bench.kernels.tiling import Index, Piece, RowBlock, wide
+from longseq_bench.kernels.tiling import Piece, RowBlock
 from longseq_bench.meta_mode import device_for
 from longseq_bench.patterns import Ints
 from longseq_bench.patterns.dilated import DilatedSegment
 from longseq_bench.patterns.spans import sort_sets
-
-FEW_PARTS = 8
-"""So many parts of a gradient, each rounded by its kernel, are summed in the dtype of q. The sum is
-not much less exact than one in float32, which would take twice the memory."""
 
 
 class SegmentTiles:
@@ -52,8 +48,8 @@ class SegmentTiles:
     walk: NDArray[np.int32] | None = None
 
     def __init__(self, w: Workload, segments: tuple[DilatedSegment, ...]) -> None:
-        self._seq_len, self._causal, self._batch = w.seq_len, w.causal, w.batch
-        self._segments, self._group = segments, w.heads // w.kv_heads
+        self._seq_len, self._causal, self._group = w.seq_len, w.causal, w.heads // w.kv_heads
+        self._segments, self._period = segments, math.lcm(*(pair.segment for pair in segments))
         self._orders: list[tuple[Tensor | None, tuple[DilatedSegment, ...]]] = [(None, segments)]
 
     def follow(self, walk: NDArray[np.int32], device: str) -> None:
@@ -69,14 +65,9 @@ class SegmentTiles:
             for order, pairs in orders
         ]
 
-    def has_few_parts(self, rows: int) -> bool:
-        """Return True if a token's gradients have few parts with blocks of so many rows."""
-        is_whole = rows == self._seq_len or rows % self._period == 0
-        return is_whole and len(self._segments) * self._group <= FEW_PARTS
-
-    @property
-    def _period(self) -> int:
-        return math.lcm(*(pair.segment for pair in self._segments))
+    def are_whole(self, rows: int) -> bool:
+        """Return True if blocks of so many rows cut no segment."""
+        return rows == self._seq_len or rows % self._period == 0
 
     def rows_of_a_block(self, max_rows: int) -> int:
         """Return the rows of a block on one rank: whole segments, as many as max_rows hold.
@@ -96,7 +87,8 @@ class SegmentTiles:
             for order, pairs in self._orders:
                 index = _view(rows, everything) if order is None else order[start : rows.stop]
                 keys = everything if order is None else rows
-                yield from self._blocks(index, heads, self._pieces(pairs, heads, rows, keys))
+                pieces = tuple(self._pieces(pairs, heads, rows, keys))
+                yield RowBlock(index, heads, pieces, order is not None)
 
     def many_ranks(
         self, heads: slice, own: range, queries: range, keys: range, max_rows: int
@@ -108,14 +100,8 @@ class SegmentTiles:
         """
         for start in range(queries.start, queries.stop, max_rows):
             rows = range(start, min(start + max_rows, queries.stop))
-            pieces = self._pieces(self._segments, heads, rows, keys)
-            yield from self._blocks(_view(rows, own), heads, pieces)
-
-    def _blocks(self, rows: Index, heads: slice, pieces: Iterable[Piece]) -> Iterator[RowBlock]:
-        """Yield a row block for each sequence of the batch, if there are pieces."""
-        if pieces := tuple(pieces):
-            for sequence in range(self._batch):
-                yield RowBlock(rows, heads, pieces, sequence)
+            if pieces := tuple(self._pieces(self._segments, heads, rows, keys)):
+                yield RowBlock(_view(rows, own), heads, pieces)
 
     def reach(self, order: TokenOrder) -> int:
         """Return by how many ranks at most a rank is apart from one that shares a segment with it.
@@ -147,10 +133,12 @@ class SegmentTiles:
             whole = (starts >= both.start) & (stops <= both.stop)
             for length in np.unique((stops - starts)[whole]).tolist():  # the last may be short
                 own = starts[whole & (stops - starts == length)]
-                if self.walk is not None:
-                    yield from self._sorted_sets(pair, own, length, heads, rows, keys)
-                    continue
-                for offset, set_heads, shift in pair.calls(heads, length, self._group):
+                group = self._group if self.walk is None else 0
+                for offset, set_heads, shift in pair.calls(heads, length, group):
+                    if self.walk is not None:
+                        steps = own[:, None] + np.arange(offset, length, pair.rate)
+                        yield self._sorted_sets(steps, rows, keys, set_heads)
+                        continue
                     first = range(own[0] + offset, own[0] + length, pair.rate)
                     views, sets = (_view(first, rows), _view(first, keys)), len(own)
                     yield Piece(*views, set_heads, self._causal, None, sets, size, shift)
@@ -161,24 +149,12 @@ class SegmentTiles:
                     if q_steps and k_steps:
                         yield from self._cut_set(rows, keys, q_steps, k_steps, set_heads)
 
-    def _sorted_sets(
-        self,
-        pair: DilatedSegment,
-        starts: Ints,
-        length: int,
-        heads: slice,
-        rows: range,
-        keys: range,
-    ) -> Iterator[Piece]:
-        """Yield the pieces of whole sets, which are gathered in the order of the sequence."""
+    def _sorted_sets(self, steps: Ints, rows: range, keys: range, heads: slice) -> Piece:
+        """Return the piece of sets of equal size, steps (sets, tokens)."""
         assert self.walk is not None
-        for offset, set_heads in pair.offsets(heads):
-            if offset < length:
-                steps = starts[:, None] + np.arange(offset, length, pair.rate)
-                ascending = np.argsort(self.walk[steps], axis=1)
-                steps = np.take_along_axis(steps, ascending, axis=1)
-                own, seen = (torch.from_numpy(steps - run.start) for run in (rows, keys))
-                yield Piece(own, seen, set_heads, causal=True)
+        steps = np.take_along_axis(steps, np.argsort(self.walk[steps], axis=1), axis=1)
+        own, seen = (torch.from_numpy(steps - run.start) for run in (rows, keys))
+        return Piece(own, seen, heads, causal=True)
 
     def _cut_set(
         self, rows: range, keys: range, q_steps: range, k_steps: range, heads: slice
@@ -217,7 +193,7 @@ def _view(steps: range, run: range) -> slice:
 
 @dataclass(frozen=True)
 class SegmentBlocks(BlockAttention):
-    """BlockAttention in tiles that gather the tokens of sets."""
+    """BlockAttention in tiles of sets, for each sequence of the batch."""
 
     group: Group
     exact: ExactKernel
@@ -226,35 +202,15 @@ class SegmentBlocks(BlockAttention):
     @override
     def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
         for tile in computed(self.group, self.tiles(block)):
-            tiling.merge(self.exact, q, kv, tile, out, lse)
+            for q_one, k, v, *sums in zip(
+                *(torch.split(t, 1) for t in (q, *kv, out, lse)), strict=True
+            ):
+                tiling.merge(self.exact, q_one, (k, v), tile, *sums)
 
     @override
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
         for tile in computed(self.group, self.tiles(block)):
-            tiling.add_gradients(self.exact, queries, kv, tile, dq, dkv)
-
-
-@dataclass(frozen=True)
-class OneRank:
-    """Attention to all segments on one rank. An AttentionKernel.
-
-    Results of pairs merge in the output, and gradients in their results, in the dtype of q.
-    few_parts: this holds for gradients of keys, too; else they are summed in wide tensors.
-    """
-
-    blocks: SegmentBlocks
-    few_parts: bool
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
-        """Return the output and, if kept, the log-sum-exp (-inf for rows that see nothing)."""
-        out, lse = torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=wide(q))
-        self.blocks.forward(q, (k, v), LocalShare(0, 1), out, lse)
-        return out, lse if keep_lse else None
-
-    def backward(self, queries: Queries, keys: KVPair) -> Triple:
-        """Return the gradients of q, k and v."""
-        dq, (k, v) = torch.zeros_like(queries[1]), keys
-        d_keys = (torch.zeros_like(k), torch.zeros_like(v)) if self.few_parts else wide_zeros(keys)
-        self.blocks.backward(queries, keys, LocalShare(0, 1), dq, d_keys)
-        dk, dv = (total.to(k.dtype) for total in d_keys)
-        return dq, dk, dv
+            tensors = (torch.split(t, 1) for t in (*queries, *kv, dq, *dkv))
+            for grad_out, q, out, lse, k, v, dq_one, *sums in zip(*tensors, strict=True):
+                own = grad_out, q, out, lse
+                tiling.add_gradients(self.exact, own, (k, v), tile, dq_one, (sums[0], sums[1]))
