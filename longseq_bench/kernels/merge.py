@@ -22,7 +22,7 @@ def merge_part(
 
             triton_merge.merge(out, lse, part, part_lse, index)
     elif index is not None:
-        at = _rows_at(out, part, index)
+        at = 0, torch.arange(part.shape[1], device=out.device)[:, None], index
         own, own_lse = out[at], lse[at]
         merge_part(own, own_lse, part, part_lse)
         out[at], lse[at] = own, own_lse
@@ -35,23 +35,3 @@ def merge_part(
         if sums is not out:
             out.copy_(sums)
         torch.logaddexp(lse, part_lse, out=lse)
-
-
-def add_part(total: Tensor, part: Tensor, index: Tensor) -> None:
-    """Add rows of part (S, H, M, D) to total (1, H or 1, N, D), in place; index as in merge_part.
-
-    With one head in total, all heads of part are added to it, at different rows.
-    """
-    if device_kind(total) == "cuda" and total.dtype != torch.float64:
-        if not total.is_meta:
-            from longseq_bench.kernels import triton_merge
-
-            triton_merge.merge(total, None, part, None, index)
-    else:
-        at = _rows_at(total, part, index)
-        total[at] = total[at] + part
-
-
-def _rows_at(total: Tensor, part: Tensor, index: Tensor) -> tuple[int, Tensor, Tensor]:
-    heads = part.shape[1] if total.shape[1] > 1 else 1
-    return 0, torch.arange(heads, device=total.device)[:, None], index

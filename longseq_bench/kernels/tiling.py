@@ -27,7 +27,7 @@ from torch import Tensor
 
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.exact.base import ExactKernel
-from longseq_bench.kernels.merge import add_part, merge_part
+from longseq_bench.kernels.merge import merge_part
 from longseq_bench.meta_mode import device_kind, limited
 
 Index = slice | Tensor
@@ -186,7 +186,13 @@ def add_gradients(
     """
     group = queries[0].shape[1] // keys[0].shape[1]
     own, keys, sums, index = _tensors_of(block, group, queries, keys, (dq,), d_keys)
-    _add_rows(exact, own, keys, group, block, sums, index)
+    if index is None:
+        _add_rows(exact, own, keys, group, block, sums)
+        return
+    local = [t.index_select(2, index) for t in sums]
+    _add_rows(exact, own, keys, group, block, (local[0], local[1], local[2]))
+    for total, value in zip(sums, local, strict=True):
+        total.index_copy_(2, index, value)
 
 
 def _tensors_of(
@@ -229,7 +235,8 @@ def _merge_pieces(
         own = _take(q, heads, piece.rows, piece)
         if index is not None:
             part = exact.forward(own, k, v, piece.causal, piece.mask)
-            merge_part(acc[:, heads], acc_lse[:, heads], *part, _places(index, piece))
+            places = _take(index[None, None, :, None], ALL, piece.rows, piece)[..., 0]
+            merge_part(acc[:, heads], acc_lse[:, heads], *part, places)
             del part
         else:
             out, lse = (_take(t, heads, piece.rows, piece) for t in (acc, acc_lse))
@@ -252,30 +259,15 @@ def store_gradients(
 
 
 def _add_rows(
-    exact: ExactKernel,
-    own: Queries,
-    keys: Pair,
-    group: int,
-    block: RowBlock,
-    sums: Triple,
-    index: Tensor | None = None,
+    exact: ExactKernel, own: Queries, keys: Pair, group: int, block: RowBlock, sums: Triple
 ) -> None:
-    """Add gradients as `add_gradients` does; `own` has only the rows and heads of the block.
-
-    index: the places of rows and keys in the sums.
-    """
+    """Add gradients as `add_gradients` does; `own` has only the rows and heads of the block."""
     acc, *d_keys = sums
     for heads, kv_heads, piece in limited(calls(block, group, acc.device)):
         grad_out, q, out, lse = (_take(t, heads, piece.rows, piece) for t in own)
         k, v = (_take(t, kv_heads, piece.keys, piece) for t in keys)
         queries, mask = (grad_out, q, out, lse), piece.mask
-        if index is not None:
-            parts = exact.backward(queries, (k, v), piece.causal, mask)
-            places = _places(index, piece)
-            for total, of, part in zip(sums, (heads, kv_heads, kv_heads), parts, strict=True):
-                add_part(total[:, of], part, places)
-            del parts, part
-        elif isinstance(piece.rows, Tensor) or isinstance(piece.keys, Tensor):
+        if isinstance(piece.rows, Tensor) or isinstance(piece.keys, Tensor):
             parts = exact.backward(queries, (k, v), piece.causal, mask)
             _add(acc, heads, piece.rows, parts[0])
             _add(d_keys[0], kv_heads, piece.keys, parts[1])
@@ -397,8 +389,3 @@ def _take(tensor: Tensor, heads: slice, tokens: Index, piece: Piece | None = Non
     if tokens.dim() == 1:
         return taken
     return torch.unflatten(taken, 2, tuple(tokens.shape)).transpose(1, 2).flatten(0, 1)
-
-
-def _places(index: Tensor, piece: Piece) -> Tensor:
-    """Return the places of a piece's rows, (sets, heads or 1, rows), as a view."""
-    return _take(index[None, None, :, None], ALL, piece.rows, piece)[..., 0]

@@ -21,9 +21,8 @@ def _merge(
     out_strides: tl.tuple, lse_strides: tl.tuple, part_strides: tl.tuple,
     part_lse_strides: tl.tuple, index_strides: tl.tuple, seq_len: tensor, heads: tensor,
     tiles: tensor, DIM: tl.constexpr, WIDE: tl.constexpr, M: tl.constexpr, INDEXED: tl.constexpr,
-    WEIGHTED: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Merge M rows of one head; without weights, add them."""
+    """Merge M rows of one head."""
     program = tl.program_id(0)
     rows = (program % tiles).to(tl.int64) * M + tl.arange(0, M)
     head = (program // tiles % heads).to(tl.int64)
@@ -33,6 +32,10 @@ def _merge(
     if INDEXED:
         index += batch * index_strides[0] + head * index_strides[1]
         places = tl.load(index + rows * index_strides[2], mask=inside, other=0)
+    lse += batch * lse_strides[0] + head * lse_strides[1]
+    part_lse += batch * part_lse_strides[0] + head * part_lse_strides[1]
+    old = tl.load(lse + places * lse_strides[2], mask=inside, other=float("-inf"))
+    new = tl.load(part_lse + rows * part_lse_strides[2], mask=inside, other=float("-inf"))
     dims = tl.arange(0, WIDE)
     mask = inside[:, None] & (dims < DIM)[None, :]
     out += batch * out_strides[0] + head * out_strides[1]
@@ -40,53 +43,39 @@ def _merge(
     at = out + places[:, None] * out_strides[2] + dims[None, :]
     sums = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     own = tl.load(part + rows[:, None] * part_strides[2] + dims[None, :], mask=mask, other=0.0)
-    own = own.to(tl.float32)
-    lse += batch * lse_strides[0] + head * lse_strides[1]
-    joint = own
-    if WEIGHTED:
-        part_lse += batch * part_lse_strides[0] + head * part_lse_strides[1]
-        old = tl.load(lse + places * lse_strides[2], mask=inside, other=float("-inf"))
-        new = tl.load(part_lse + rows * part_lse_strides[2], mask=inside, other=float("-inf"))
-        larger = tl.maximum(old, new, propagate_nan=tl.PropagateNan.ALL)
-        # rows without any key stay 0 and -inf
-        shift = tl.where(larger == float("-inf"), 0.0, larger)
-        old_weight, new_weight = tl.exp(old - shift), tl.exp(new - shift)
-        total = old_weight + new_weight
-        share = tl.where(total == 0, 0.0, new_weight / total)
-        own, joint = share[:, None] * (own - sums), shift + tl.log(total)
+    larger = tl.maximum(old, new, propagate_nan=tl.PropagateNan.ALL)
+    # rows without any key stay 0 and -inf
+    shift = tl.where(larger == float("-inf"), 0.0, larger)
+    old_weight, new_weight = tl.exp(old - shift), tl.exp(new - shift)
+    total = old_weight + new_weight
+    share = tl.where(total == 0, 0.0, new_weight / total)
     # several warps load the same rows, and one of them stores: not before all have loaded
     tl.debug_barrier()
-    if WEIGHTED:
-        tl.store(lse + places * lse_strides[2], joint, mask=inside)
-    tl.store(at, sums + own, mask=mask)
+    tl.store(lse + places * lse_strides[2], shift + tl.log(total), mask=inside)
+    tl.store(at, sums + share[:, None] * (own.to(tl.float32) - sums), mask=mask)
 
 
 def merge(
-    out: Tensor,
-    lse: Tensor | None,
-    part: Tensor,
-    part_lse: Tensor | None,
-    index: Tensor | None = None,
+    out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor, index: Tensor | None = None
 ) -> None:
     """Merge part (B, H, M, D) and part_lse (B, H, M) into out and lse, in place.
 
-    Without an lse part is added. index: as in merge.py; out and lse have 1 instead of B then.
+    index: as in merge.py; out and lse have 1 instead of B then.
     """
     batch, heads, tokens, dim = part.shape
     part, tiles = with_dense_rows(part), -(-tokens // ROWS)
     programs = batch * heads * tiles
     if not programs:
         return
-    # the kernel reads no tensor that is not given
-    given = [out if t is None else t for t in (out, lse, part, part_lse, index)]
-    strides = [
-        tuple(s * (n > 1) for s, n in zip(t.stride()[:3], t.shape, strict=False)) for t in given
-    ]
+    places = lse if index is None else index  # not read without an index
+    tensors = out, lse, part, part_lse, places
+    # one sequence for all of the batch, and one row of places for all heads
+    strides = [tuple(t.stride(i) * (t.shape[i] > 1) for i in range(3)) for t in tensors]
     widths = {"DIM": dim, "WIDE": triton.next_power_of_2(dim), "M": ROWS}
-    kinds = {"INDEXED": index is not None, "WEIGHTED": lse is not None}
-    launch = Launch(_merge, programs, (*strides, tokens, heads, tiles), widths | kinds)
+    constants = widths | {"INDEXED": index is not None}
+    launch = Launch(_merge, programs, (*strides, tokens, heads, tiles), constants)
     with on_device(out):
-        launch(*given)
+        launch(*tensors)
 
 
 # ---- partial results of split rows and columns; see triton_kernels.py ----------------------------

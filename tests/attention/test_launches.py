@@ -15,7 +15,7 @@ def test_a_forward_pass_launches_little_and_copies_nothing(case: launches.Case) 
 
 @pytest.mark.parametrize(
     ("name", "mode", "calls"),
-    [("dilated", "forward", 8), ("dilated", "train", 40), ("hilbert", "train", 58)],
+    [("dilated", "forward", 8), ("dilated", "train", 40), ("hilbert", "train", 70)],
 )
 def test_a_pair_is_one_call_of_some_heads(name: str, mode: Mode, calls: int) -> None:
     """All offsets of four heads: two runs of heads, two pairs, with a merge or sums for each."""

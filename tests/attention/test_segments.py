@@ -75,11 +75,12 @@ def test_tiles_are_the_rule(
     for head in (0, 3, 5, 6):
         expected = rule.multiplicity(at, at, head, causal, step_of)
         heads = slice(head // 4 * 4, head // 4 * 4 + 4)
-        found = counts_of(alone.single_rank(heads, max_rows), n, n, head)
+        every, most = range(n), alone.rows_of_a_block(max_rows)
+        found = counts_of(alone.blocks(heads, every, every, every, most), n, n, head)
         assert (found == expected).all()
         queries = own[len(own) // 3 :]
         found = counts_of(
-            many.many_ranks(heads, own, queries, keys, max_rows), len(own), len(keys), head
+            many.blocks(heads, own, queries, keys, max_rows), len(own), len(keys), head
         )
         expected = expected[order[own.start : own.stop]][:, order[keys.start : keys.stop]]
         expected[: len(own) // 3] = 0

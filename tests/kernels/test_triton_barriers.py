@@ -23,7 +23,7 @@ def test_a_merge_of_two_softmaxes(monkeypatch: pytest.MonkeyPatch) -> None:
     from longseq_bench.kernels import triton_merge
 
     function = triton_merge._merge
-    constants = {"DIM": 8, "WIDE": 8, "M": triton_merge.ROWS, "INDEXED": True, "WEIGHTED": True}
+    constants = {"DIM": 8, "WIDE": 8, "M": triton_merge.ROWS, "INDEXED": True}
     kinds: dict[str, Any] = {"out": "*fp32", "lse": "*fp32", "part": "*bf16", "part_lse": "*fp32"}
     kinds |= {"index": "*i64"} | dict.fromkeys(constants, "constexpr")
     kinds |= {name: ("i64",) * 3 for name in function.arg_names if name.endswith("strides")}

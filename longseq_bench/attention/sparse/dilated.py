@@ -80,7 +80,7 @@ class Dilated(Attention):
         # several ranks hold their tokens in the order of the walk; they need it for causality only
         walk = hilbert_order(w.seq_len) if self.permuted and (is_alone or w.causal) else None
         if is_alone and isinstance(self.exact, Native):
-            self._spans = self._build_spans(self.exact, walk)
+            self._spans = self._build_spans(walk)
         elif is_alone and walk is not None:
             self.segments.follow(walk, device)
         else:
@@ -98,7 +98,7 @@ class Dilated(Attention):
         tiles = SegmentBlocks(self.group, self.exact, self._tiles)
         return RingKernel(self._exchange(), tiles, sums=(of_rows, of_keys))
 
-    def _build_spans(self, exact: Native, order: NDArray[np.int32] | None) -> AttentionKernel:
+    def _build_spans(self, order: NDArray[np.int32] | None) -> AttentionKernel:
         w, rule = self.workload, self.rule
         steps, sorted_by = StepMap(), None
         if order is not None and w.causal:
@@ -122,10 +122,7 @@ class Dilated(Attention):
         """Yield the tiles of one sequence: of this rank's queries with a block of keys."""
         (own,) = self.order.runs(self.group.rank)
         sizes = SIZES[self.device]
-        if self.group.size == 1:
-            for heads in head_runs(self._sequence, self._rows(), len(own), sizes):
-                yield from self.segments.single_rank(heads, self._rows())
-            return
+        max_rows = min(sizes.rows, len(own)) if self.group.size > 1 else self._rows()
         if isinstance(block, LocalShare):
             tiles = -(-len(own) // sizes.rows)
             first, last = (t * sizes.rows for t in even_span(tiles, block.count, block.index))
@@ -133,8 +130,8 @@ class Dilated(Attention):
         else:
             (steps,) = self.order.runs(block.owner)
             rows, keys = own, steps[block.tokens]
-        for heads in head_runs(self._sequence, min(sizes.rows, len(own)), len(own), sizes):
-            yield from self.segments.many_ranks(heads, own, rows, keys, sizes.rows)
+        for heads in head_runs(self._sequence, max_rows, len(own), sizes):
+            yield from self.segments.blocks(heads, own, rows, keys, max_rows)
 
     def _exchange(self) -> RingExchange:
         """Return the transfers along the walk, with as many hops as segments need."""

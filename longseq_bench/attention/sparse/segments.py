@@ -34,7 +34,6 @@ from longseq_bench.kernels.base import Queries
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.tiling import Piece, RowBlock
 from longseq_bench.meta_mode import device_for
-from longseq_bench.patterns import Ints
 from longseq_bench.patterns.dilated import DilatedSegment
 from longseq_bench.patterns.spans import sort_sets
 
@@ -79,29 +78,21 @@ class SegmentTiles:
             whole = min(whole, max_rows)
         return min(whole * max(1, max_rows // whole), self._seq_len)
 
-    def single_rank(self, heads: slice, max_rows: int) -> Iterator[RowBlock]:
-        """Yield the row blocks of a run of query heads on one rank; q, k, v are in the sequence."""
-        everything, count = range(self._seq_len), self.rows_of_a_block(max_rows)
-        for start in range(0, self._seq_len, count):
-            rows = everything[start : start + count]
-            for order, pairs in self._orders:
-                index = _view(rows, everything) if order is None else order[start : rows.stop]
-                keys = everything if order is None else rows
-                pieces = tuple(self._pieces(pairs, heads, rows, keys))
-                yield RowBlock(index, heads, pieces, order is not None)
-
-    def many_ranks(
+    def blocks(
         self, heads: slice, own: range, queries: range, keys: range, max_rows: int
     ) -> Iterator[RowBlock]:
         """Yield the row blocks of queries at some steps of the walk with keys at other steps.
 
-        q, k and v are in the order of the walk. Row indices are into `own`, the steps that this
-        rank holds; key indices are into `keys`, the steps of any rank.
+        q, k and v are in the order of the walk, unless it is followed. Row indices are into `own`,
+        the steps that this rank holds; key indices are into `keys`, the steps of any rank.
         """
         for start in range(queries.start, queries.stop, max_rows):
             rows = range(start, min(start + max_rows, queries.stop))
-            if pieces := tuple(self._pieces(self._segments, heads, rows, keys)):
-                yield RowBlock(_view(rows, own), heads, pieces)
+            for order, pairs in self._orders:
+                index = _view(rows, own) if order is None else order[start : rows.stop]
+                seen = keys if order is None else rows
+                if pieces := tuple(self._pieces(pairs, heads, rows, seen)):
+                    yield RowBlock(index, heads, pieces, order is not None)
 
     def reach(self, order: TokenOrder) -> int:
         """Return by how many ranks at most a rank is apart from one that shares a segment with it.
@@ -117,10 +108,6 @@ class SegmentTiles:
             farthest = max(farthest, int((owners - np.arange(order.ranks)).max()))
         return farthest
 
-    def _tokens(self, steps: Ints) -> Tensor:
-        assert self.walk is not None
-        return torch.from_numpy(self.walk[steps].astype(np.int64))
-
     def _pieces(
         self, pairs: Sequence[DilatedSegment], heads: slice, rows: range, keys: range
     ) -> Iterator[Piece]:
@@ -135,26 +122,22 @@ class SegmentTiles:
                 own = starts[whole & (stops - starts == length)]
                 group = self._group if self.walk is None else 0
                 for offset, set_heads, shift in pair.calls(heads, length, group):
-                    if self.walk is not None:
-                        steps = own[:, None] + np.arange(offset, length, pair.rate)
-                        yield self._sorted_sets(steps, rows, keys, set_heads)
+                    if self.walk is None:
+                        first = range(own[0] + offset, own[0] + length, pair.rate)
+                        views, sets = (_view(first, rows), _view(first, keys)), len(own)
+                        yield Piece(*views, set_heads, self._causal, None, sets, size, shift)
                         continue
-                    first = range(own[0] + offset, own[0] + length, pair.rate)
-                    views, sets = (_view(first, rows), _view(first, keys)), len(own)
-                    yield Piece(*views, set_heads, self._causal, None, sets, size, shift)
+                    steps = own[:, None] + np.arange(offset, length, pair.rate)
+                    ascending = np.argsort(self.walk[steps], axis=1)
+                    steps = np.take_along_axis(steps, ascending, axis=1)
+                    places = [torch.from_numpy(steps - run.start) for run in (rows, keys)]
+                    yield Piece(places[0], places[1], set_heads, causal=True)
             for start, stop in zip(starts[~whole].tolist(), stops[~whole].tolist(), strict=True):
                 for offset, set_heads in pair.offsets(heads):
                     of_set = range(start + offset, stop, pair.rate)
                     q_steps, k_steps = (_steps_in(run, of_set) for run in (rows, keys))
                     if q_steps and k_steps:
                         yield from self._cut_set(rows, keys, q_steps, k_steps, set_heads)
-
-    def _sorted_sets(self, steps: Ints, rows: range, keys: range, heads: slice) -> Piece:
-        """Return the piece of sets of equal size, steps (sets, tokens)."""
-        assert self.walk is not None
-        steps = np.take_along_axis(steps, np.argsort(self.walk[steps], axis=1), axis=1)
-        own, seen = (torch.from_numpy(steps - run.start) for run in (rows, keys))
-        return Piece(own, seen, heads, causal=True)
 
     def _cut_set(
         self, rows: range, keys: range, q_steps: range, k_steps: range, heads: slice
@@ -168,8 +151,8 @@ class SegmentTiles:
                 yield Piece(_view(queries, rows), _view(tile_keys, keys), heads, tile.causal)
         else:
             # along a permutation keys of a set can come before and after a query
-            q_tokens, k_tokens = (self._tokens(np.array(s)) for s in (q_steps, k_steps))
-            mask = k_tokens[None, :] <= q_tokens[:, None]
+            q_tokens, k_tokens = (self.walk[s.start : s.stop : s.step] for s in (q_steps, k_steps))
+            mask = torch.from_numpy(k_tokens[None, :] <= q_tokens[:, None])
             if mask.any():
                 partial_mask = None if mask.all() else mask
                 yield Piece(_view(q_steps, rows), _view(k_steps, keys), heads, mask=partial_mask)
