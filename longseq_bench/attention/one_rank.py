@@ -106,20 +106,14 @@ def single_rank_tiles(w: Workload, chunk: int | None, sizes: TileSizes) -> Itera
     rows = min(chunk, sizes.rows, w.seq_len)
     # keys are views; only their gradients take memory, a chunk at a time
     for heads in head_runs(w, min(chunk, w.seq_len) if w.train else rows, w.seq_len, sizes):
-        all_keys = () if w.causal else _key_chunks(w.seq_len, chunk, heads)
         for start in range(0, w.seq_len, rows):
             tile = slice(start, min(start + rows, w.seq_len))
-            pieces = all_keys
+            stop = start if w.causal else w.seq_len
+            cuts = [slice(k, min(k + chunk, stop)) for k in range(0, stop, chunk)]
+            pieces = [Piece(ALL, keys, heads) for keys in cuts]
             if w.causal:
-                diagonal = Piece(ALL, tile, heads, causal=True)
-                pieces = (*_key_chunks(start, chunk, heads), diagonal)
-            yield RowBlock(tile, heads, pieces)
-
-
-def _key_chunks(stop: int, chunk: int, heads: slice) -> tuple[Piece, ...]:
-    """Return the keys before `stop` in chunks; every row of a block sees them."""
-    starts = range(0, stop, chunk)
-    return tuple(Piece(ALL, slice(k, min(k + chunk, stop)), heads) for k in starts)
+                pieces.append(Piece(ALL, tile, heads, causal=True))
+            yield RowBlock(tile, heads, tuple(pieces))
 
 
 def visible_pairs_of(

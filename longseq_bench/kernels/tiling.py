@@ -31,6 +31,7 @@ from longseq_bench.kernels.merge import merge_part
 from longseq_bench.meta_mode import device_kind, limited
 
 Index = slice | Tensor
+Tensors = Sequence[Tensor]
 ALL = slice(None)
 
 
@@ -172,8 +173,8 @@ def merge(
     0 and -inf. Rows are a slice, or keys are gathered with them.
     """
     group = q.shape[1] // keys[0].shape[1]
-    (own,), keys, sums, index = _tensors_of(block, group, (q,), keys, (out, lse))
-    _merge_pieces(exact, own, keys, group, block, sums, index)
+    (own,), keys, sums = _tensors_of(block, group, (q,), keys, (out, lse), ())
+    _merge_pieces(exact, own, keys, group, block, sums)
 
 
 def add_gradients(
@@ -185,57 +186,46 @@ def add_gradients(
     Rows are as in `merge`.
     """
     group = queries[0].shape[1] // keys[0].shape[1]
-    own, keys, sums, index = _tensors_of(block, group, queries, keys, (dq,), d_keys)
-    if index is None:
+    own, keys, sums = _tensors_of(block, group, queries, keys, (dq,), d_keys)
+    if not isinstance(block.rows, Tensor):
         _add_rows(exact, own, keys, group, block, sums)
         return
-    local = [t.index_select(2, index) for t in sums]
-    _add_rows(exact, own, keys, group, block, (local[0], local[1], local[2]))
-    for total, value in zip(sums, local, strict=True):
-        total.index_copy_(2, index, value)
+    dq, dk, dv = (t.index_select(2, block.rows) for t in sums)
+    _add_rows(exact, own, keys, group, block, (dq, dk, dv))
+    for total, value in zip(sums, (dq, dk, dv), strict=True):
+        total.index_copy_(2, block.rows, value)
 
 
 def _tensors_of(
-    block: RowBlock,
-    group: int,
-    own: Sequence[Tensor],
-    keys: Pair,
-    sums: Sequence[Tensor],
-    key_sums: Sequence[Tensor] = (),
-) -> tuple[Any, Any, Any, Tensor | None]:
-    """Return the queries, the keys and the sums of a row block, and the index if all are gathered.
+    block: RowBlock, group: int, own: Tensors, keys: Pair, sums: Tensors, d_keys: Tensors
+) -> tuple[Any, Any, Any]:
+    """Return the queries, the keys and the sums of a row block, which have every row if gathered.
 
-    Sums are not gathered: they have every row.
+    sums: those of rows.  d_keys: those of keys.
     """
     rows, heads = block.rows, block.heads
     own = [_take(t, heads, rows) for t in own]
     if not isinstance(rows, Tensor):
-        return own, keys, (*(t[:, heads, rows] for t in sums), *key_sums), None
+        return own, keys, (*(t[:, heads, rows] for t in sums), *d_keys)
     kv_heads = slice(heads.start // group, heads.stop // group)
     keys = _take(keys[0], kv_heads, rows), _take(keys[1], kv_heads, rows)
-    return own, keys, (*(t[:, heads] for t in sums), *(t[:, kv_heads] for t in key_sums)), rows
+    return own, keys, (*(t[:, heads] for t in sums), *(t[:, kv_heads] for t in d_keys))
 
 
 def _merge_pieces(
-    exact: ExactKernel,
-    q: Tensor,
-    keys: Pair,
-    group: int,
-    block: RowBlock,
-    sums: Pair,
-    index: Tensor | None = None,
+    exact: ExactKernel, q: Tensor, keys: Pair, group: int, block: RowBlock, sums: Pair
 ) -> None:
     """Merge all pieces into sums, acc and acc_lse, which hold the block's rows and heads, as q.
 
-    index: the places of the rows of q in the sums, which then hold all rows.
+    With gathered keys the sums hold every row.
     """
     acc, acc_lse = sums
     for heads, kv_heads, piece in limited(calls(block, group, q.device)):
         k, v = (_take(t, kv_heads, piece.keys, piece) for t in keys)
         own = _take(q, heads, piece.rows, piece)
-        if index is not None:
+        if block.gathers_keys and isinstance(block.rows, Tensor):
             part = exact.forward(own, k, v, piece.causal, piece.mask)
-            places = _take(index[None, None, :, None], ALL, piece.rows, piece)[..., 0]
+            places = _take(block.rows[None, None, :, None], ALL, piece.rows, piece)[..., 0]
             merge_part(acc[:, heads], acc_lse[:, heads], *part, places)
             del part
         else:

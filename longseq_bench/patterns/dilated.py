@@ -7,10 +7,9 @@ positions. A token pair that several (w, r) pairs allow counts once for each.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -48,17 +47,13 @@ class DilatedSegment(NamedTuple):
         ascend by 1 (shift 1), with as many tokens each and, if grouped, the same KV head.
         length: of the segment.  group: query heads per KV head; 0: no shifts.
         """
-
-        def alike(head: int) -> tuple[int, int, int]:
-            tokens = -(-(length - head % self.rate) // self.rate)
-            return head // self.rate, tokens, head // group if group > 1 else 0
-
         shared = [(offset, own, 0) for offset, own in self.offsets(heads) if offset < length]
-        own = range(max(self.heads.start, heads.start), min(self.heads.stop, heads.stop))
-        runs = [
-            list(run) for _, run in groupby((h for h in own if h % self.rate < length), key=alike)
-        ]
-        shifted = [(run[0] % self.rate, slice(run[0], run[-1] + 1), 1) for run in runs]
+        runs = defaultdict(list)
+        for head in range(*heads.indices(self.heads.stop)):
+            if head in self.heads and head % self.rate < length:
+                tokens = -(-(length - head % self.rate) // self.rate)
+                runs[head // self.rate, tokens, group > 1 and head // group].append(head)
+        shifted = [(run[0] % self.rate, slice(run[0], run[-1] + 1), 1) for run in runs.values()]
         return min(shared, shifted, key=len) if group else shared
 
 

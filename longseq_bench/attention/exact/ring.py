@@ -16,7 +16,7 @@ Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N); a block of key
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
@@ -56,24 +56,22 @@ from longseq_bench.kernels.tiling import TiledKernel
 FINE_TO_COARSE: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 
 
+@dataclass(frozen=True)
 class RingKernel:
     """Ring attention on one rank: forward and backward. An AttentionKernel.
 
     ring: the transfers. attention: attention of local queries to one block, for any pattern.
     full_queries: every rank holds all queries and computes everything, so the gradients of its own
-    keys are complete and are not sent.  sums: dtypes in which results of rows and gradients of keys
-    are summed; None: float32 or wider.
+    keys are complete and are not sent.
+    of_rows, of_keys: dtype in which results of rows, and gradients of keys, are summed; None:
+    float32 or wider.
     """
 
-    def __init__(
-        self,
-        ring: RingExchange,
-        attention: BlockAttention,
-        full_queries: bool = False,
-        sums: tuple[torch.dtype | None, torch.dtype | None] = (None, None),
-    ) -> None:
-        self.ring, self.attention, self.full_queries = ring, attention, full_queries
-        self.of_rows, self.of_keys = sums
+    ring: RingExchange
+    attention: BlockAttention
+    full_queries: bool = False
+    of_rows: torch.dtype | None = None
+    of_keys: torch.dtype | None = None
 
     def _visits(self, k: Tensor, v: Tensor) -> Iterator[tuple[Block, KVPair]]:
         """Yield the blocks that visit this rank, and between them shares of work with its own keys.

@@ -96,7 +96,7 @@ class Dilated(Attention):
             of_rows = self.torch_dtype
             of_keys = of_rows if self.segments.are_whole(self._rows()) else None
         tiles = SegmentBlocks(self.group, self.exact, self._tiles)
-        return RingKernel(self._exchange(), tiles, sums=(of_rows, of_keys))
+        return RingKernel(self._exchange(), tiles, of_rows=of_rows, of_keys=of_keys)
 
     def _build_spans(self, order: NDArray[np.int32] | None) -> AttentionKernel:
         w, rule = self.workload, self.rule

@@ -53,16 +53,13 @@ class SegmentTiles:
 
     def follow(self, walk: NDArray[np.int32], device: str) -> None:
         """Gather q, k and v along a walk on one rank, by index tensors on the device."""
-        orders = [(walk, self._segments)]
-        if self._causal:
-            orders = [
-                (sort_sets(walk, range(0, len(walk), pair.segment), pair.rate), (pair,))
-                for pair in self._segments
-            ]
-        self._orders = [
-            (torch.from_numpy(order.astype(np.int64)).to(device_for(device)), pairs)
-            for order, pairs in orders
-        ]
+        self._orders = []
+        for pairs in [(pair,) for pair in self._segments] if self._causal else [self._segments]:
+            starts, order = range(0, len(walk), pairs[0].segment), walk
+            if self._causal:
+                order = sort_sets(walk, starts, pairs[0].rate)
+            index = torch.from_numpy(order.astype(np.int64)).to(device_for(device))
+            self._orders.append((index, pairs))
 
     def are_whole(self, rows: int) -> bool:
         """Return True if blocks of so many rows cut no segment."""
