@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.attention.decode import choose_kernel
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.exact import _packages, flash_attn
@@ -234,16 +235,11 @@ def needs_more(q: Tensor, *, window: int, **given: Any) -> Tensor:
 OTHER = "_fwd of the installed flash-attn-4 takes other parameters than q k .*: pip install"
 
 
-@pytest.mark.parametrize(
-    ("forward", "words"),
-    [
-        (EXACT.forward, OTHER), (needs_more, OTHER), (dict.update, OTHER), ("none", OTHER),
-        (None, "flash-attn-4 is installed but can't be imported .*: pip install"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("forward", [EXACT.forward, needs_more, dict.update, "none", None])
 def test_an_unknown_version_of_the_fastest_kernel_leaves_auto_the_next_one(
-    monkeypatch: pytest.MonkeyPatch, forward: Any, words: str
+    monkeypatch: pytest.MonkeyPatch, forward: Any
 ) -> None:
+    words = OTHER if forward else "flash-attn-4 is installed but can't be imported .*: pip install"
     install(monkeypatch, "flash-attn-4")
     put_gpu(monkeypatch, *H100)
     module = SimpleNamespace(_flash_attn_fwd=forward, _flash_attn_bwd=backward_4)
@@ -255,9 +251,7 @@ def test_an_unknown_version_of_the_fastest_kernel_leaves_auto_the_next_one(
         select("flash-attn-4", USE)
 
 
-def test_without_cudnn_and_the_fastest_kernel_the_next_one_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_cudnn_and_a_faster_one_flash_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     put_gpu(monkeypatch, *H100)
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
@@ -271,6 +265,8 @@ def test_without_cudnn_and_the_fastest_kernel_the_next_one_runs(
     sdpa = IMPLEMENTATIONS.get("sdpa")(make.trial().workload, Group.alone(), backend="cudnn")
     with pytest.raises(UnsupportedError, match=f"backend=cudnn: {words}"):
         sdpa.prepare("cuda")
+    w, use = sdpa.workload, sdpa.kernel_use
+    assert (use.elements, use.packages) == (w.batch * w.heads * w.seq_len * w.head_dim, False)
 
 
 @pytest.mark.parametrize(("installed", "chosen"), [(True, "flash-attn-4"), (False, "cudnn")])
@@ -280,5 +276,7 @@ def test_a_plan_takes_what_is_installed_without_an_import(
     install(monkeypatch, *["flash-attn-4"] * installed)
     monkeypatch.setitem(sys.modules, FAKES["flash-attn-4"][0], None)
     with standing_for("cuda", (9, 0)):
+        split = choose_kernel("auto", USE, make.trial(mode="decode").workload)[1]
+        assert "results/h100/decode" in split["kernel_choice"]
         assert select("auto", USE)[0].name == chosen
         assert select("flash-attn-4", USE)[0].name == "flash-attn-4"

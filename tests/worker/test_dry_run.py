@@ -68,6 +68,7 @@ def test_the_peers_of_each_communicator_are_counted(
         ("ring", {"kernel": "flash"}, "flash"),
         ("sdpa", {"backend": "efficient"}, "efficient"),
         ("block-sparse", {"sparsity": 0.9}, "sparse triton"),
+        ("block-sparse", {"window": 1024}, "sparse triton"),
         ("dense", {}, ""),
     ],
 )

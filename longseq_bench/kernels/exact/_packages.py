@@ -6,7 +6,7 @@ flash-attn-4 makes a folder `flash_attn`, which flash-attn 2 has as well.
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -53,8 +53,7 @@ class Package:
                 f"again for this torch: {self.install}"
             ) from error
         for name, given in self.parameters.items():
-            function = getattr(module, name, None)
-            if function is None or not _accepts(function, given.split()):
+            if not _accepts(getattr(module, name, None), given.split()):
                 raise UnsupportedError(
                     f"{name} of the installed {self.distribution} takes other parameters than "
                     f"{given}; install the current version: {self.install}"
@@ -62,7 +61,7 @@ class Package:
         return module
 
 
-def _accepts(function: Callable[..., Any], given: list[str]) -> bool:
+def _accepts(function: Any, given: list[str]) -> bool:
     """Return True if a function or a custom operator can be called with these parameters alone."""
     try:
         # a custom operator is an object that holds its function
