@@ -132,7 +132,7 @@ def _cuda(catalogue: Catalogue | None) -> list[Finding]:
     kernel = catalogue.kernels.get("flash-attn-4", KernelInfo(summary="", device="cuda"))
     install = (kernel.unavailable or "").partition(" is not installed: ")[2]
     slower = "not installed: most exact attention on this GPU takes a slower kernel"
-    run = "python -m benchmarks.gpu smoke --out gpu-results"
+    run = "python -m benchmarks.gpu brief --out gpu-results"
     remedy = f"please run {run} in a checkout, and send the folder (docs/gpu.md)"
     few = "longseq has run on H100s only, for less than an hour"
     return [

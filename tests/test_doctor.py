@@ -86,7 +86,7 @@ def test_cuda() -> None:
     assert finding("cuda", catalogue(by_steps)).found.endswith(
         "free, counted by steps: NVML does not list it"
     )
-    assert "benchmarks.gpu smoke --out" in finding("gpu acceptance", catalogue(H200)).remedy
+    assert "benchmarks.gpu brief --out" in finding("gpu acceptance", catalogue(H200)).remedy
     assert "gpu acceptance" not in found_by_name(catalogue(NO_CUDA))
 
 

@@ -1,27 +1,35 @@
 """The GPU acceptance command: items are kept and resumed. `.ci/run` has its dry run."""
 
 import json
-from collections.abc import Sequence
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
-from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import faults, processes, speed
+from benchmarks.gpu import __main__ as main_module
+from benchmarks.gpu import command, faults, kernels, processes, speed
 from benchmarks.gpu.items import (
+    ROOT,
     Figures,
     Item,
     ItemFailed,
+    Result,
     Session,
     Step,
     Unfinished,
     plain_table,
-    run_step,
+    run_steps,
 )
-from benchmarks.gpu.processes import Command
+from benchmarks.gpu.processes import Command, ProcessFailed
+from benchmarks.gpu.readme import readme_tables
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo
 from tests.make import outcome, record, trial, write_records
 
@@ -45,12 +53,19 @@ class Counted:
         self.step = Step("toy", self.items, plain_table)
 
     def items(self, session: Session) -> Sequence[Item]:
-        return [Item(name, partial(self.run, name)) for name in self.functions]
+        return [
+            Item(name, partial(self.run, name), 30, 2 if "later" in name else 1)
+            for name in self.functions
+        ]
 
     def run(self, name: str) -> Figures:
         self.runs.append(name)
         result: Figures = self.functions[name]()
         return result
+
+
+def run_step(step: Step, session: Session) -> list[Result]:
+    return run_steps([step], session)[step]
 
 
 def fail(error: Exception) -> Any:
@@ -69,7 +84,11 @@ def test_a_failed_item_is_kept_and_a_second_call_skips_what_is_finished(tmp_path
     first, second, third = (read(tmp_path / "toy" / f"{name}.json") for name in toy.functions)
     assert (first["error"], first["figures"]) == ("no such kernel", {"seen": 3})
     assert second["error"].splitlines()[-1] == "ValueError: why"
-    assert (third["error"], third["figures"], third["dry_run"]) == (None, {"rate": 2.5}, True)
+    assert (third["error"], third["figures"], third["hardware"]) == (
+        None,
+        {"rate": 2.5},
+        "a dry run",
+    )
     assert command.report({toy.step: results}, call) == 1
     assert run_step(toy.step, session(tmp_path)) == results
     assert toy.runs == ["first", "second", "third"]
@@ -95,20 +114,46 @@ def test_the_deadline_leaves_items_to_the_next_call(
     assert [one.item for one in results] == ["slow"]
     assert command.report({toy.step: results}, call) == 0
     printed = capsys.readouterr().out
-    assert "2 left: toy cut: 3 of 9 tiles are done, toy late\nrun again to continue" in printed
+    left_to_do = "2 left: toy cut: 3 of 9 tiles are done, toy late (3 s)\nrun again to continue"
+    assert left_to_do in printed
     assert "all passed" not in printed
     toy.functions["cut"] = dict
     run_step(toy.step, session(tmp_path))
     assert toy.runs == ["cut", "slow", "cut", "late"]
 
 
-def test_a_dry_run_and_a_run_on_a_gpu_never_share_a_folder(
+def test_an_item_that_would_end_too_late_is_left_and_a_shorter_one_runs(tmp_path: Path) -> None:
+    call = session(tmp_path)
+    call.dry_run, call.__dict__["hardware"] = False, "H100"
+    call._end = time.monotonic() + 20
+    long, short = Counted(long=dict), Counted(short=dict)
+    short.step = Step(
+        "short", lambda _: [Item("short", partial(short.run, "short"), 10)], plain_table
+    )
+    run_steps([long.step, short.step], call)
+    assert (long.runs, short.runs, call.left) == ([], ["short"], ["toy long (30 s)"])
+
+
+def test_what_comes_first_in_every_step_runs_before_the_rest(tmp_path: Path) -> None:
+    toy, other = Counted(one=dict, later=dict), Counted(two=dict, later_too=dict)
+    toy.runs = other.runs
+    steps = [toy.step, Step("other", other.items, plain_table)]
+    results = run_steps(steps, session(tmp_path))
+    assert toy.runs == ["one", "two", "later", "later_too"]
+    assert [one.item for one in results[steps[1]]] == ["two", "later_too"]
+
+
+def test_results_of_different_gpus_never_share_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_step(Counted(one=dict).step, session(tmp_path))
-    assert command.main(["smoke", "--out", str(tmp_path)]) == 2
-    problem = f"--out {tmp_path} holds the results of a dry run; choose another folder"
-    assert capsys.readouterr().err == f"benchmarks.gpu: {problem}\n"
+    call = session(tmp_path)
+    call.__dict__["hardware"] = "NVIDIA H100"
+    run_step(Counted(one=dict).step, call)
+    assert command.find_problem(call) is None
+    arguments = ["brief", "--dry-run", "--out", str(tmp_path)]
+    assert main_module.main(arguments) == 2
+    problem = f"--out {tmp_path} holds the results of a run on NVIDIA H100, this would be a dry run"
+    assert capsys.readouterr().err == f"benchmarks.gpu: {problem}; choose another folder\n"
 
 
 def test_a_machine_without_a_usable_gpu_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -140,10 +185,12 @@ def test_a_sweep_is_cut_by_the_deadline_or_fails_with_all_rows(
         return Command(code, "", "")
 
     monkeypatch.setattr(processes, "longseq", longseq)
+    (tmp_path / "speed").mkdir()
+    cell = speed.toy("speed", "toy", [{"sdpa": {}}], {})
     with pytest.raises(Unfinished, match="1 trials are done"):
-        speed.run_sweep(session(tmp_path))
+        speed.run_cell(session(tmp_path), cell)
     with pytest.raises(ItemFailed, match="1 trials failed: ring 4096: dv is 2") as caught:
-        speed.run_sweep(session(tmp_path))
+        speed.run_cell(session(tmp_path), cell)
     assert [row["status"] for row in caught.value.figures["rows"]] == ["ok", "wrong"]
 
 
@@ -169,3 +216,188 @@ def test_a_fault_that_leaves_a_trace_fails(
     monkeypatch.setattr(faults, "FREE_WITHIN_S", 0.0)
     with pytest.raises(ItemFailed, match=problem):
         faults.provoke(call, faults.Fault("bad-eats", ("oom",)))
+
+
+# ---- tiles -------------------------------------------------------------------------------------
+
+
+def fake_stream(ends: list[Any]) -> Any:
+    """Return a `stream` that takes the next end: results by number of jobs, or then an error."""
+
+    def stream(module: str, argument: Any, limit: float) -> Iterator[Figures]:
+        count, error = ends.pop(0)
+        if argument["what"] == "compile":
+            yield {"job": argument["jobs"][-1], "does_not_fit": "no shared memory"}
+            return
+        for job in argument["jobs"][:count]:
+            is_dense = job[0] == "dense"
+            yield {"job": job, **(DENSE if is_dense else timed(job))}
+        if error:
+            raise error
+
+    return stream
+
+
+DENSE = {"kernels": {"cudnn": {"forward_s": 0.02, "backward_s": 0.05}}}
+
+
+def timed(job: list[Any]) -> Figures:
+    """Return the figures of a tile; one of 32 keys is the fastest, one of 128 is wrong."""
+    seconds, is_wrong = (1e-3 if job[3][1] == 32 else 2e-3), job[3][:3] == [128, 128, 8]
+    return {
+        "seconds": seconds, "call_s": 4e-3, "difference": 0.5 * is_wrong, "density": 0.05,
+        "pairs": 10**8,
+    }  # fmt: skip
+
+
+def gpu_session(out: Path) -> Session:
+    call = Session(out, "cuda")
+    call.__dict__ |= {"hardware": "NVIDIA H100", "capability": 90}
+    (out / "kernels").mkdir()
+    return call
+
+
+def test_tiles_continue_after_a_deadline_and_after_one_that_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = gpu_session(tmp_path)
+    monkeypatch.setattr(kernels, "SHAPES", ((64, True),))
+    late, crash = ProcessFailed("late", True), ProcessFailed("illegal access")
+    monkeypatch.setattr(
+        kernels, "stream", fake_stream([(0, None), (5, late), (0, None), (2, crash), (999, None)])
+    )
+    with pytest.raises(Unfinished, match="tiles are left"):
+        kernels.run_tiles(call)
+    with pytest.raises(ItemFailed, match="another result than the chosen tile's") as caught:
+        kernels.run_tiles(call)
+    results = caught.value.figures["results"]
+    jobs = kernels.list_jobs(call)
+    assert [one["job"] for one in results] == jobs
+    assert [one["job"] for one in results if "error" in one] == [jobs[7]]
+    assert [one["job"] for one in results if "does_not_fit" in one] == jobs[-2:]
+    forward, dq, dkv = caught.value.figures["rows"]
+    assert (forward["best"]["job"][3][1], "share" in dq) == (32, False)
+    # 20 ms of dense attention, 5 % of the pairs, 1 ms; 50 ms, and 1 and 2 ms of dq and dkv
+    assert (forward["share"], forward["share_of_call"]) == pytest.approx((1.0, 0.25))
+    assert (dkv["share"], dkv["share_of_call"]) == pytest.approx((5 / 6, 0.625))
+
+
+def test_the_fastest_tiles_are_written_as_rows_of_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from longseq_bench.kernels import triton_tiles
+
+    call = gpu_session(tmp_path)
+    rows = [{"best": {"job": ["dq", 64, True, [64, 32, 4, 3, None]], "seconds": 6.25e-4}}]
+    kernels.write_rows(rows, call)
+    header = (ROOT / "longseq_bench/data/tiles.csv").read_text().splitlines()
+    names = next(line for line in header if not line.startswith("#")).split(",")
+    (line,) = (tmp_path / "kernels/tiles.csv").read_text().splitlines()
+    row = dict(zip(names, line.split(","), strict=True))
+    key = tuple(row[name] for name in triton_tiles._SELECTED_BY)
+    assert key == ("dq", "2", "64", "9", "no", "causal")
+    assert key in triton_tiles._tiles()
+    assert (row["keys"], row["registers"], row["milliseconds"]) == ("32", "", "0.625")
+    assert row["source"] == "NVIDIA H100"
+
+
+def test_a_tile_is_compiled_once_for_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that times tiles launches them the same way, and finds them in Triton's cache."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    jobs = [["forward", 64, True, [64, 32, 4, 2, None]]]
+    argument = {"what": "compile", "jobs": jobs, "capability": 90, "processes": 2}
+    (first,), (second,) = (list(processes.stream("tiles", argument, 100.0)) for _ in range(2))
+    assert (first, second) == ({"job": jobs[0], "cached": False}, {"job": jobs[0], "cached": True})
+
+
+# ---- README ------------------------------------------------------------------------------------
+
+
+def test_the_readme_has_the_fastest_exact_attention_and_block_sparse_beside_it(
+    tmp_path: Path,
+) -> None:
+    ours, other = {"sparsity": speed.SPARSITY}, {"sparsity": 0.999}
+    cells = {
+        "a": [("ring", {}, 0.3), ("sdpa", {}, 0.2)],
+        "b": [("block-sparse", ours, 0.01), ("block-sparse", other, 0.001)],
+    }
+    shape = {"heads": 32, "kv_heads": 8, "head_dim": 128, "mode": "train"}
+    for name, trials in cells.items():
+        records = [
+            record(
+                trial(of, 131072, options, **shape),
+                outcome(time=[seconds] * 3, density_achieved=0.05 if options else 1.0),
+            )
+            for of, options, seconds in trials
+        ]
+        write_records(tmp_path / "speed" / name, records)
+    call = session(tmp_path)
+    call.dry_run = False
+    lines = readme_tables(call).splitlines()
+    assert lines[0] == "| tokens | fastest exact | 32/8×128 |"
+    assert lines[2] == "| 128k | train | 200 ms sdpa |"
+    assert lines[-1] == "| 128k | train | 10 ms, 20× |"
+    assert max(map(len, lines)) <= 80
+
+
+# ---- wheels ------------------------------------------------------------------------------------
+
+
+def make_wheel(folder: Path, name: str, requires: str = "") -> None:
+    folder.mkdir(exist_ok=True)
+    info = f"{name}-1.0.dist-info"
+    needs = f"Requires-Dist: {requires}\n" if requires else ""
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "")
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def test_wheels_are_installed_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "wheels"
+    make_wheel(folder, "longseq_toy", "longseq-toy-part>=1")
+
+    def call() -> str:
+        line = [sys.executable, "-m", "benchmarks.gpu", "smoke", "--minutes", "0", "--out"]
+        line += [str(tmp_path / "out"), "--wheels", str(folder)]
+        return subprocess.run(line, cwd=ROOT, capture_output=True, text=True).stderr
+
+    assert call() == f"benchmarks.gpu: {folder} lacks wheels for longseq-toy-part; add them\n"
+    assert (tmp_path / "out/site/longseq_toy.py").exists()
+    make_wheel(folder, "longseq_toy_part")
+    assert call() == "benchmarks.gpu: --minutes 0 is too small; use at least 1\n"
+    assert not (tmp_path / "out/site/pydantic").exists()  # it is installed
+
+
+# ---- interrupted -------------------------------------------------------------------------------
+
+
+def test_a_killed_call_leaves_no_process_and_the_next_one_continues(tmp_path: Path) -> None:
+    command_line = [sys.executable, "-m", "benchmarks.gpu", "speed", "--dry-run", "--out", tmp_path]
+    process = subprocess.Popen(command_line, cwd=ROOT)
+    records = tmp_path / "speed" / "toy" / "records.jsonl"
+    wait_until(lambda: records.exists() and records.read_text().count("\n") == 1)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    first = records.read_text()
+    _, alive = psutil.wait_procs(children, 30)
+    assert not alive
+    assert records.read_text() == first
+    assert subprocess.run(command_line, cwd=ROOT).returncode == 0
+    assert records.read_text().startswith(first)
+    assert records.read_text().count("\n") == 2
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.05)

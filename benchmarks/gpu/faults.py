@@ -62,12 +62,12 @@ def list_items(session: Session) -> Sequence[Item]:
     ]
 
 
-def provoke(session: Session, fault: Fault) -> Figures:
+def provoke(session: Session, fault: Fault, ranks: int = 1) -> Figures:
     """Run a trial with a fault, then a sound one. Raises ItemFailed if the fault left a trace."""
     session.launcher.catalogue()  # starts the fork server, which stays
     before = Trace.now(session.device)
-    outcome = run(session, fault.implementation, **fault.settings)
-    following = run(session, "sdpa")
+    outcome = run(session, fault.implementation, ranks, **fault.settings)
+    following = run(session, "sdpa" if ranks == 1 else "ring", ranks)
     after = Trace.settled(session.device, before)
     figures: Figures = {
         "status": outcome.status, "phase": outcome.phase, "reason": outcome.reason,
@@ -90,13 +90,13 @@ def check_statuses(fault: Fault, outcome: Outcome, following: Outcome, figures: 
         raise ItemFailed(f"the next trial: {following.status}, {following.reason}", figures)
 
 
-def run(session: Session, name: str, **settings: Any) -> Outcome:
+def run(session: Session, name: str, ranks: int, **settings: Any) -> Outcome:
     """Return the outcome of one pass of an implementation."""
-    workload = Workload(seq_len=TOKENS, heads=2, head_dim=64, dtype="float32")
+    workload = Workload(seq_len=ranks * TOKENS, heads=2, head_dim=64, dtype="float32")
     fields: dict[str, Any] = {"memory_budget": BUDGET[session.device], "repeats": 0, **settings}
     trial = Trial(
         implementation=name, options=session.launcher.catalogue().options(name, {}),
-        workload=workload, device=session.device, **fields,
+        workload=workload, device=session.device, world_size=ranks, **fields,
     )  # fmt: skip
     return session.launcher.run(trial, lambda phase, part: None).outcome
 

@@ -21,9 +21,11 @@ ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "tests" / "plugins"
 """Implementations with one fault each."""
 
-SCHEMA = 1
+SCHEMA = 2
+DRY_RUN = "a dry run"
 _TRACE_LINES = 8
 _MOST_OF_A_CALL = 0.8
+TOY_S = 3
 
 Figures = dict[str, Any]
 Status = Literal["ok", "failed"]
@@ -43,10 +45,16 @@ class ItemFailed(Exception):
 
 @dataclass(frozen=True)
 class Item:
-    """A part of a step. run: returns its figures; any exception is a failure that is kept."""
+    """A part of a step. run: returns its figures; any exception is a failure that is kept.
+
+    seconds: what it takes on an H100, at most in most cases; it is not started with less left.
+    tier: 1 for what `brief` runs first.
+    """
 
     name: str
     run: Callable[[], Figures]
+    seconds: float = 15
+    tier: int = 1
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Session:
     out: Path
     device: Literal["cuda", "cpu"]
     dry_run: bool = False
-    minutes: float = 9.0
+    minutes: float = 12.0
     retry: bool = False
     left: list[str] = field(default_factory=list)
     """Items that the deadline left for the next call."""
@@ -100,6 +108,21 @@ class Session:
     def commit(self) -> str | None:
         """The commit of this checkout, None without git."""
         return commit_of(ROOT / "longseq_bench")
+
+    @cached_property
+    def hardware(self) -> str:
+        """The name of the GPU; results of different ones never share a folder."""
+        return DRY_RUN if self.dry_run else self.launcher.catalogue().devices["cuda"].name
+
+    @cached_property
+    def capability(self) -> int:
+        """The compute capability of the first GPU, 90 for 9.0; that of an H100 in a dry run."""
+        if self.dry_run:
+            return 90
+        import torch
+
+        major, minor = torch.cuda.get_device_capability()
+        return 10 * major + minor
 
     @cached_property
     def launcher(self) -> LocalLauncher:
@@ -131,22 +154,22 @@ class Step:
     table: Callable[[Sequence[Result]], Table]
 
 
-def run_step(step: Step, session: Session) -> list[Result]:
-    """Run the items that are not finished, and return the kept results of all that are.
+def run_steps(steps: Sequence[Step], session: Session) -> dict[Step, list[Result]]:
+    """Run the items that are not finished, tier by tier, and return the kept results of all.
 
     A failed item is finished too, unless the session retries. Items that the deadline leaves are
     added to `session.left`.
     """
-    folder = session.out / step.name
-    folder.mkdir(parents=True, exist_ok=True)
-    results = []
-    for item in _list_items(step, session):
-        path = folder / f"{slug(item.name)}.json"
+    results: dict[Step, list[Result]] = {step: [] for step in steps}
+    items = [(step, item) for step in steps for item in _list_items(step, session)]
+    for step, item in sorted(items, key=lambda pair: pair[1].tier):
+        path = session.out / step.name / f"{slug(item.name)}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
         kept = read_result(path)
         if kept is None or (kept.status == "failed" and session.retry):
             kept = _run_item(item, step.name, path, session)
         if kept is not None:
-            results.append(kept)
+            results[step].append(kept)
     return results
 
 
@@ -166,8 +189,10 @@ def _list_items(step: Step, session: Session) -> Sequence[Item]:
 def _run_item(item: Item, step: str, path: Path, session: Session) -> Result | None:
     """Run an item and keep its result; None if the deadline leaves it for the next call."""
     name = f"{step} {item.name}"
-    if session.seconds_left() <= 0:
-        session.left.append(name)
+    # toys take a moment
+    needed = min(item.seconds, TOY_S) if session.dry_run else item.seconds
+    if session.seconds_left() < needed:
+        session.left.append(f"{name} ({needed:.0f} s)")
         return None
     started_at, start = datetime.now(UTC), time.monotonic()
     status: Status = "ok"
@@ -193,7 +218,7 @@ def _write(path: Path, result: Result, step: str, started_at: datetime, session:
         "schema": SCHEMA, "step": step, "item": result.item, "status": result.status,
         "error": result.error, "figures": result.figures, "seconds": result.seconds,
         "started_at": started_at.isoformat(timespec="seconds"), "device": session.device,
-        "dry_run": session.dry_run, "commit": session.commit,
+        "hardware": session.hardware, "commit": session.commit,
     }  # fmt: skip
     # a call that is killed here leaves no incomplete file
     temporary = path.with_suffix(".tmp")

@@ -1,18 +1,22 @@
-"""Step kernels: the Triton kernels with other tiles, and dense attention for the share of ideal."""
+"""Step kernels: the Triton kernels with other tiles, beside dense attention."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import astuple
+from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.items import Figures, Item, ItemFailed, Result, Session, Step, Table
-from benchmarks.gpu.processes import ProcessFailed, measure, stream
+from benchmarks.gpu.items import Figures, Item, ItemFailed, Result, Session, Step, Table, or_dash
+from benchmarks.gpu.processes import ProcessFailed, stream
+from longseq_bench.core.units import format_share
 
 KERNELS = ("forward", "dq", "dkv")
-HEAD_DIMS = (64, 128)
+SHAPES = tuple(product((64, 128), (False, True)))
+"""head_dim, and whether the mask is causal."""
 HEADS = 8
 ALLOWED = 2e-2
 """Largest difference from the chosen tile's result over its largest value, in bfloat16."""
@@ -23,36 +27,35 @@ PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4}
 LONG, SHORT, WARPS, STAGES = (64, 128), (32, 64, 128), (4, 8), (2, 3, 4)
 """Tokens of a tile along the side that a program keeps, and along the one that it walks."""
 
-Tile = list[Any]
+Job = list[Any]
+"""kernel, head_dim, causal, and the tile: queries, keys, warps, stages, registers or None."""
 
 
 def list_items(session: Session) -> Sequence[Item]:
-    """Return an item per kernel, head_dim and mask, and those of dense attention."""
+    """Return the one item, which keeps the result of each tile."""
+    return [Item("tiles", partial(run_tiles, session), seconds=150)]
+
+
+def list_jobs(session: Session) -> list[Job]:
+    """Return dense attention and the tiles to try for each kernel, the chosen one first.
+
+    They are in the order in which tiles.py runs them.
+    """
     if session.dry_run:
-        return [
-            Item("dense-d64-full", partial(measure, "dense", session, head_dim=64, causal=False)),
-            Item("dkv-d64-causal", partial(run_tiles, session, "dkv", 64, True)),
-        ]
-    shapes = list(product(HEAD_DIMS, (False, True)))
-    dense = [
-        Item(f"dense-{label(d, c)}", partial(measure, "dense", session, head_dim=d, causal=c))
-        for d, c in shapes
-    ]
-    tiles = [
-        Item(f"{kernel}-{label(d, c)}", partial(run_tiles, session, kernel, d, c))
-        for kernel, (d, c) in product(KERNELS, shapes)
-    ]
-    return dense + tiles
+        tiles: list[Job] = [[64, 64, 4, 3, None], [64, 64, 4, 2, None]]
+        return [["dkv", 64, True, tile] for tile in tiles]
+    jobs: list[Job] = []
+    for head_dim, causal in SHAPES:
+        jobs.append(["dense", head_dim, causal, None])
+        for kernel in KERNELS:
+            chosen = chosen_tile(kernel, head_dim, causal, session.capability // 10)
+            jobs += [[kernel, head_dim, causal, tile] for tile in grid(kernel, chosen)]
+    return jobs
 
 
-def label(head_dim: int, causal: bool) -> str:
-    """Return the part of an item's name that gives head_dim and mask."""
-    return f"d{head_dim}-{'causal' if causal else 'full'}"
-
-
-def grid(kernel: str, chosen: Tile) -> list[Tile]:
+def grid(kernel: str, chosen: list[Any]) -> list[list[Any]]:
     """Return the tiles to try, the chosen one first, then it without a limit of registers."""
-    tiles: list[Tile] = [chosen, [*chosen[:4], None]]
+    tiles: list[list[Any]] = [chosen, [*chosen[:4], None]]
     for kept, walked, warps, stages in product(LONG, SHORT, WARPS, STAGES):
         sides = (walked, kept) if kernel == "dkv" else (kept, walked)
         # four warps have too few registers for a tile of this size
@@ -61,148 +64,198 @@ def grid(kernel: str, chosen: Tile) -> list[Tile]:
     return [tile for i, tile in enumerate(tiles) if tile not in tiles[:i]]
 
 
-def run_tiles(session: Session, kernel: str, head_dim: int, causal: bool) -> Figures:
-    """Run each tile that has no result yet; a call that is cut keeps its results."""
+def chosen_tile(kernel: str, head_dim: int, causal: bool, capability: int) -> list[Any]:
+    """Return the tile that the package chooses."""
+    import torch
+
+    from longseq_bench.kernels.triton_tiles import select_shape
+
+    shape = select_shape(kernel, 128, head_dim, torch.bfloat16, capability, causal=causal)
+    return list(astuple(shape))
+
+
+def run_tiles(session: Session) -> Figures:
+    """Compile all tiles at once, then time those without a result; a call that is cut keeps them.
+
+    Writes tiles.csv: the fastest ones, as rows of longseq_bench/data/tiles.csv.
+    """
     if find_spec("triton") is None:
         raise ItemFailed("triton is not installed: pip install triton")
-    from benchmarks.gpu.tiles import chosen_tile
-
-    chosen = chosen_tile(kernel, head_dim, _capability(session))
-    tiles = [chosen, [64, 64, 4, 2, None]] if session.dry_run else grid(kernel, chosen)
-    kept = session.out / "kernels" / f"{kernel}-{label(head_dim, causal)}.tiles.jsonl"
-    done = _read(kept)
-    silent = 0
-    while left := [tile for tile in tiles if json.dumps(tile) not in done]:
-        before, limit = len(done), session.seconds_left()
-        argument = {
-            "kernel": kernel, "head_dim": head_dim, "causal": causal, "tiles": left,
-            "compile_only": session.dry_run,
-        }  # fmt: skip
-        try:
-            for result in stream("tiles", argument, limit):
-                _keep(kept, done, result)
-        except ProcessFailed as error:
-            if error.late:
-                text = f"{len(done)} of {len(tiles)} tiles are done"
-                raise session.cut(text, limit, len(done) > before) from None
-            silent = silent + 1 if len(done) == before else 0
-            if silent > 1:
-                raise ItemFailed(str(error), {"tiles": list(done.values())}) from None
-            # the process ended at the first tile without a result
-            culprit = next(tile for tile in left if json.dumps(tile) not in done)
-            _keep(kept, done, {"tile": culprit, "error": str(error)})
-    return judge([done[json.dumps(tile)] for tile in tiles])
-
-
-def judge(results: list[Figures]) -> Figures:
-    """Return all results with the chosen and the fastest one.
-
-    Raises ItemFailed if the chosen tile failed, or if a tile computes something else.
-    """
-    figures: Figures = {"chosen": results[0], "tiles": results}
-    timed = [one for one in results if "seconds" in one and one["difference"] <= ALLOWED]
-    if timed:
-        figures["best"] = min(timed, key=lambda one: float(one["seconds"]))
-    differ = [one["tile"] for one in results if one.get("difference", 0.0) > ALLOWED]
-    if problem := results[0].get("error") or results[0].get("does_not_fit"):
-        raise ItemFailed(f"the chosen tile {results[0]['tile']}: {problem}", figures)
-    if differ:
-        raise ItemFailed(f"tiles with another result than the chosen one: {differ}", figures)
+    jobs, kept = list_jobs(session), Results(session.out / "kernels" / "tiles.jsonl")
+    compiled = compile_all(session, [job for job in kept.left(jobs) if job[0] != "dense"])
+    for result in compiled:
+        if "does_not_fit" in result:
+            kept.add(result)
+    if session.dry_run:
+        if bad := [result for result in compiled if "cached" not in result]:
+            raise ItemFailed(f"tiles that did not compile: {bad}")
+        return {"compiled": compiled}
+    lost = 0
+    while left := kept.left(jobs):
+        lost = 0 if time_some(session, left, kept) else lost + 1
+        if lost > 1:
+            text = "two processes in a row timed no tile"
+            raise ItemFailed(text, {"results": list(kept.done.values())})
+    figures = judge([kept.of(job) for job in jobs])
+    write_rows(figures["rows"], session)
     return figures
 
 
-def _capability(session: Session) -> int:
-    if session.dry_run:
-        return 9
-    import torch
+def time_some(session: Session, jobs: list[Job], kept: "Results") -> bool:
+    """Time tiles in one process; the first without a result is the one that ended it.
 
-    return torch.cuda.get_device_capability()[0]
+    Returns False if it timed none.
+    """
+    before, limit = len(kept.done), session.seconds_left()
+    try:
+        for result in stream("tiles", {"what": "time", "jobs": jobs}, limit):
+            kept.add(result)
+    except ProcessFailed as error:
+        got, left = len(kept.done) > before, kept.left(jobs)
+        if error.late:
+            raise session.cut(f"{len(left)} tiles are left", limit, got) from None
+        kept.add({"job": left[0], "error": str(error)})
+        return got
+    return len(kept.done) > before
 
 
-def _read(path: Path) -> dict[str, Figures]:
-    """Return the kept results by tile; a line that was cut is left out."""
-    done: dict[str, Figures] = {}
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+def compile_all(session: Session, jobs: list[Job]) -> list[Figures]:
+    """Compile tiles by one process per core; a tile that ends them is met again in its timing."""
+    argument = {
+        "what": "compile", "jobs": jobs, "capability": session.capability,
+        "processes": 2 if session.dry_run else None,
+    }  # fmt: skip
+    results: list[Figures] = []
+    try:
+        results.extend(stream("tiles", argument, session.seconds_left()))
+    except ProcessFailed as error:
+        if error.late:
+            text = f"{len(results)} of {len(jobs)} tiles are compiled"
+            raise session.cut(text, 0) from None
+        if session.dry_run:
+            raise ItemFailed(str(error)) from None
+    return results
+
+
+class Results:
+    """Results by job in a file; a line that was cut is left out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.done = path, dict[str, Figures]()
+        for line in path.read_text("utf-8").splitlines() if path.exists() else ():
             try:
                 result = json.loads(line)
             except ValueError:
                 continue
-            done[json.dumps(result["tile"])] = result
-    return done
+            self.done[json.dumps(result["job"])] = result
+
+    def left(self, jobs: list[Job]) -> list[Job]:
+        """Return the jobs without a result."""
+        return [job for job in jobs if json.dumps(job) not in self.done]
+
+    def of(self, job: Job) -> Figures:
+        """Return the result of a job."""
+        return self.done[json.dumps(job)]
+
+    def add(self, result: Figures) -> None:
+        """Keep a result."""
+        self.done[json.dumps(result["job"])] = result
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write("\n" + json.dumps(result))
 
 
-def _keep(path: Path, done: dict[str, Figures], result: Figures) -> None:
-    done[json.dumps(result["tile"])] = result
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(result) + "\n")
+def judge(results: list[Figures]) -> Figures:
+    """Return all results, and a row per kernel, head_dim and mask with the fastest tile.
+
+    Raises ItemFailed if a chosen tile failed, or if a tile computes something else.
+    """
+    rows, problems = [], []
+    for (head_dim, causal), kernel in product(SHAPES, KERNELS):
+        own = [one for one in results if one["job"][:3] == [kernel, head_dim, causal]]
+        if problem := own[0].get("error") or own[0].get("does_not_fit"):
+            problems.append(f"the chosen tile {own[0]['job']}: {problem}")
+        problems += [
+            f"another result than the chosen tile's: {one['job']}"
+            for one in own if one.get("difference", 0.0) > ALLOWED
+        ]  # fmt: skip
+        right = [one for one in own if one.get("difference", 1.0) <= ALLOWED]
+        if right:
+            best = min(right, key=lambda one: float(one["seconds"]))
+            rows.append({"chosen": own[0], "best": best})
+    for row in rows:
+        row |= _shares(row["best"], rows, results)
+    figures = {"rows": rows, "results": results}
+    if problems:
+        raise ItemFailed("; ".join(problems), figures)
+    return figures
 
 
-# ---- the table ---------------------------------------------------------------------------------
+def _shares(best: Figures, rows: list[Figures], results: list[Figures]) -> Figures:
+    """Return dense time times density over the best time, by kernel and by whole call.
+
+    dq and dkv together have one share, which is that of dkv: it was timed beside the fastest dq.
+    """
+    kernel, *shape = best["job"][:3]
+    part = "forward_s" if kernel == "forward" else "backward_s"
+    dense = (one for one in results if one["job"][:3] == ["dense", *shape])
+    kernels = [figures for one in dense for figures in one.get("kernels", {}).values()]
+    fastest = min((figures[part] for figures in kernels if part in figures), default=None)
+    if kernel == "dq" or fastest is None:
+        return {}
+    together = ("forward",) if kernel == "forward" else ("dq", "dkv")
+    seconds = [
+        row["best"]["seconds"]
+        for row in rows
+        if row["best"]["job"][0] in together and row["best"]["job"][1:3] == shape
+    ]
+    if len(seconds) < len(together):
+        return {}
+    ideal = fastest * best["density"]
+    return {"share": ideal / sum(seconds), "share_of_call": ideal / best["call_s"]}
+
+
+def write_rows(rows: list[Figures], session: Session) -> None:
+    """Write the fastest tiles as rows of longseq_bench/data/tiles.csv."""
+    lines = []
+    for row in rows:
+        (kernel, head_dim, causal, tile), seconds = row["best"]["job"], row["best"]["seconds"]
+        sizes = ["" if size is None else size for size in tile]
+        cells = [
+            kernel, 2, head_dim, session.capability // 10, "no", "causal" if causal else "full",
+            *sizes, f"{1e3 * seconds:.3f}", session.hardware, datetime.now(UTC).date(),
+        ]  # fmt: skip
+        lines.append(",".join(map(str, cells)))
+    text = "\n".join([*lines, ""])
+    (session.out / "kernels" / "tiles.csv").write_text(text, encoding="utf-8")
 
 
 def make_table(results: Sequence[Result]) -> Table:
-    """Return a row per kernel: the chosen and the best tile, FLOP/s, and share of ideal."""
-    by_name = {one.item: one for one in results}
-    rows: list[tuple[object, ...]] = [
-        ("item", "status", "chosen tile", "time", "best tile", "time", "TFLOP/s", "share of ideal")
-    ]
-    for one in results:
-        if one.item.startswith("dense-"):
-            rows += _dense_rows(one)
-        elif "best" not in one.figures:
-            rows.append((one.item, one.status, _tile(one.figures.get("chosen")), *["–"] * 5))
-        else:
-            chosen, best = one.figures["chosen"], one.figures["best"]
-            rows.append((
-                one.item, one.status, _tile(chosen), _ms(chosen.get("seconds")), _tile(best),
-                _ms(best["seconds"]), f"{_flops(one) / 1e12:.0f}", _share(one, by_name),
-            ))  # fmt: skip
-    return rows
+    """Return a row per kernel: chosen and best tile, times, FLOP/s, and shares of ideal."""
+    table: list[tuple[object, ...]] = [
+        ("kernel", "chosen tile", "time", "best tile", "time", "call", "TFLOP/s", "of ideal",
+         "by call"),
+    ]  # fmt: skip
+    for row in (row for one in results for row in one.figures.get("rows", ())):
+        chosen, best = row["chosen"], row["best"]
+        kernel, head_dim, causal, tile = best["job"]
+        flops = 2 * PRODUCTS[kernel] * best["pairs"] * head_dim * HEADS / best["seconds"]
+        table.append((
+            f"{kernel} d{head_dim} {'causal' if causal else 'full'}", _tile(chosen["job"][3]),
+            or_dash(chosen.get("seconds"), _ms), _tile(tile), _ms(best["seconds"]),
+            _ms(best["call_s"]), f"{flops / 1e12:.0f}", or_dash(row.get("share"), format_share),
+            or_dash(row.get("share_of_call"), format_share),
+        ))  # fmt: skip
+    compiled = [len(one.figures["compiled"]) for one in results if "compiled" in one.figures]
+    return table + [(f"{count} compiled", *[""] * 8) for count in compiled]
 
 
-def _dense_rows(one: Result) -> list[tuple[object, ...]]:
-    rows: list[tuple[object, ...]] = []
-    for kernel, figures in one.figures.get("kernels", {}).items():
-        for part in ("forward", "backward"):
-            seconds = figures.get(f"{part}_s")
-            rate = f"{figures[f'{part}_flops'] / 1e12:.3g}" if seconds else "–"
-            name = f"{one.item} {kernel} {part}"
-            rows.append((name, one.status, "", "", "", _ms(seconds), rate, ""))
-    return rows or [(one.item, one.status, "", "", "", "", "", "")]
-
-
-def _flops(one: Result) -> float:
-    kernel, shape, _ = one.item.split("-")
-    best = one.figures["best"]
-    return float(2 * PRODUCTS[kernel] * best["pairs"] * int(shape[1:]) * HEADS / best["seconds"])
-
-
-def _share(one: Result, by_name: dict[str, Result]) -> str:
-    """Return dense time times density over the best time; dq and dkv together have one."""
-    kernel, shape = one.item.split("-", 1)
-    dense = by_name.get(f"dense-{shape}")
-    part = "forward_s" if kernel == "forward" else "backward_s"
-    kernels = dense.figures.get("kernels", {}).values() if dense else []
-    fastest = min((k[part] for k in kernels if part in k), default=None)
-    parts = ["forward"] if kernel == "forward" else ["dq", "dkv"]
-    found = [by_name.get(f"{name}-{shape}") for name in parts]
-    bests = [other.figures["best"] for other in found if other and "best" in other.figures]
-    if kernel == "dq" or fastest is None or len(bests) < len(parts):
-        return "with dkv" if kernel == "dq" else "–"
-    seconds = sum(float(best["seconds"]) for best in bests)
-    return f"{fastest * bests[0]['density'] / seconds:.2f}"
-
-
-def _tile(one: Figures | None) -> str:
-    if one is None:
-        return "–"
-    queries, keys, warps, stages, registers = one["tile"]
+def _tile(tile: list[Any]) -> str:
+    queries, keys, warps, stages, registers = tile
     return f"{queries}×{keys} {warps}w {stages}s" + (f" {registers}r" if registers else "")
 
 
-def _ms(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{1e3 * seconds:.3f} ms"
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3f} ms"
 
 
 STEP = Step("kernels", list_items, make_table)

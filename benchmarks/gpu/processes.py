@@ -1,5 +1,6 @@
 """Processes that items start: measurements, `longseq` commands and pytest, each with a limit."""
 
+import ctypes
 import json
 import os
 import signal
@@ -19,11 +20,20 @@ from longseq_bench.core.errors import StoreError
 from longseq_bench.core.model import Record
 from longseq_bench.store import load
 
-_END_S = 30.0
-"""Time for a command to end after Ctrl-C."""
+_END_S = 10.0
+"""Time for a command to end after Ctrl-C; it is part of the limit."""
 _TAIL = 1500
 _FAILED_TRIALS, _INTERRUPTED = 3, 130
 """Exit codes of `longseq`."""
+
+
+_LIBC: Any = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """End this process if its parent is killed: it would go on measuring beside the next call."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class ProcessFailed(Exception):
@@ -42,8 +52,9 @@ def stream(module: str, argument: Any, limit: float) -> Iterator[Figures]:
     command = [sys.executable, "-m", f"benchmarks.gpu.{module}", json.dumps(argument)]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=_environment()
-        )
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT,
+            env=_environment(), preexec_fn=die_with_parent,
+        )  # fmt: skip
         late = threading.Event()
 
         def end() -> None:
@@ -69,14 +80,13 @@ def stream(module: str, argument: Any, limit: float) -> Iterator[Figures]:
             raise ProcessFailed(f"{module} ended with {cause}: {printed}", late.is_set())
 
 
-def measure(what: str, session: Session, **arguments: Any) -> Figures:
-    """Return the figures of a function of measure.py, run in a process of its own."""
-    given = {"what": what, "device": session.device, "toy": session.dry_run, **arguments}
-    limit = max(60.0, session.seconds_left())
+def measure_ceilings(session: Session) -> Figures:
+    """Return the figures of ceilings.py, run in a process of its own."""
     try:
-        return list(stream("measure", given, limit))[-1]
+        (figures,) = stream("ceilings", [session.device, session.dry_run], session.seconds_left())
     except ProcessFailed as error:
         raise ItemFailed(str(error)) from None
+    return figures
 
 
 @dataclass(frozen=True)
@@ -92,11 +102,11 @@ def longseq(arguments: Sequence[str], limit: float) -> Command:
     """Run a `longseq` command. At the limit Ctrl-C ends it with code 130; its records are kept."""
     process = subprocess.Popen(
         [sys.executable, "-m", "longseq_bench", *arguments], cwd=ROOT, env=_environment(),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=die_with_parent,
     )  # fmt: skip
     try:
         try:
-            out, errors = process.communicate(timeout=limit)
+            out, errors = process.communicate(timeout=max(0.0, limit - _END_S))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
             out, errors = process.communicate(timeout=_END_S)
@@ -115,9 +125,10 @@ def run_with_records(
     Returns all records, and True if a trial failed. Raises Unfinished at the deadline if at least
     one record is new, ItemFailed if none is, or if the command failed.
     """
-    before, limit = len(records_in(session, folder)), session.seconds_left()
-    done = longseq([*arguments, "--out", str((session.out / folder).absolute())], limit)
-    records = records_in(session, folder)
+    out = session.out.absolute() / folder
+    before, limit = len(records_in(out)), session.seconds_left()
+    done = longseq([*arguments, "--out", str(out)], limit)
+    records = records_in(out)
     if done.code == _INTERRUPTED:
         raise session.cut(f"{len(records)} {unit} are done", limit, len(records) > before)
     if done.code not in (0, _FAILED_TRIALS):
@@ -125,16 +136,16 @@ def run_with_records(
     return records, done.code == _FAILED_TRIALS
 
 
-def records_in(session: Session, folder: str) -> list[Record]:
-    """Return the records below the session's folder; none if nothing has been written yet."""
+def records_in(folder: Path) -> list[Record]:
+    """Return the records in a folder; none if nothing has been written yet."""
     try:
-        return load(session.out / folder).records
+        return load(folder).records
     except StoreError:
         return []
 
 
-def run_tests(files: Sequence[str], expression: str, folder: Path, session: Session) -> Figures:
-    """Run the tests of some files that a marker expression selects.
+def run_tests(files: Sequence[str], workers: int, folder: Path, session: Session) -> Figures:
+    """Run the tests for CUDA of some files. workers: processes side by side, by pytest-xdist.
 
     Raises ItemFailed, with the text of each failure, if one fails, or if none runs on a GPU.
     """
@@ -146,13 +157,15 @@ def run_tests(files: Sequence[str], expression: str, folder: Path, session: Sess
     # the options of pyproject.toml need plug-ins that this machine may lack
     command = [
         sys.executable, "-m", "pytest", "-o", "addopts=--strict-markers", "-p", "no:cacheprovider",
-        "-m", expression, f"--junitxml={report}", *files,
+        "-m", "cuda", f"--junitxml={report}", *files,
     ]  # fmt: skip
+    command += ["-p", "xdist", "-n", str(workers)] if workers > 1 else []
     limit = session.seconds_left()
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=limit
-        )
+            command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=limit,
+            preexec_fn=die_with_parent,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise session.cut("the tests did not end before the deadline", limit) from None
     if not report.exists():

@@ -1,121 +1,262 @@
-"""Tiles of one Triton kernel, in a process of their own: `stream` in processes.py runs it.
+"""Tiles of the Triton kernels, in a process of their own: `stream` in processes.py runs it.
 
-The argument is JSON: kernel, head_dim, causal, and a list of tiles [queries, keys, warps, stages,
-maximum of registers or null]. Each tile's result is printed as JSON when it is known, so that a
-tile that ends the process loses no other result. With `compile_only` (no GPU) each tile is compiled
-for compute capability 9.0 instead.
+The argument is JSON: what to do, and jobs [kernel, head_dim, causal, tile]. A tile is
+queries, keys, warps, stages and maximum of registers or null. `compile` fills Triton's cache by one
+process per core, without a GPU. `time` then measures one job after the other, and dense attention
+for jobs of the kernel `dense`. Each result is printed as JSON when it is known, so that a tile that
+ends the process loses no other result.
 """
 
 import json
+import multiprocessing
+import os
 import sys
-from dataclasses import astuple
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
 from typing_extensions import override
 
 from benchmarks.gpu.items import Figures
-from benchmarks.triton_static import Variant, compile_variant
+from benchmarks.gpu.processes import die_with_parent
+from benchmarks.triton_static import MULTIPROCESSOR, RESERVED, WARP
+from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.core.errors import KernelLimitError
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.triton_blocks import TritonBlocks
 from longseq_bench.kernels.triton_tiles import Shape, capability_of, select_shape
+from longseq_bench.meters.clock import CYCLES_PER_S, MIN_HEAD_START_S, clock_for
 from longseq_bench.patterns.blocks import make_layout
 
 TOKENS, HEADS, BLOCK, SPARSITY = 2**16, 8, 128, 0.95
-REPEATS = 8
+DTYPE = torch.bfloat16
+REPEATS, CALLS = 8, 4
+DENSE_KERNELS = ("cudnn", "flash")
+
+Job = tuple[str, int, bool, Any]
+"""As in the argument; the tile of dense attention is null."""
 
 
-class TimedBlocks(TritonBlocks):
-    """TritonBlocks that measures the device time of one of its kernels.
+class OnlyTile(Shape):
+    """A tile that no smaller one replaces where it does not fit."""
 
-    kernel: forward, dq or dkv.  seconds: of each launch.
-    """
+    @override
+    def smaller(self) -> None:
+        return None
 
-    def __init__(self, layout: Any, kernel: str) -> None:
-        super().__init__([layout])
-        self.kernel, self.seconds = kernel, list[float]()
 
-    def use(self, tile: Shape, head_dim: int) -> None:
-        """Run the kernel with this tile from now on."""
-        self._shapes[self.kernel, head_dim, torch.bfloat16] = tile
+class TiledBlocks(TritonBlocks):
+    """TritonBlocks whose kernels can be given a tile. kernel: the one that is measured."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__([make_layout("local-window", TOKENS, BLOCK, SPARSITY, causal)])
+        self.kernel = ""
+        self.timed = False
+        self.events: list[tuple[Any, Any]] = []
+
+    def use(self, kernel: str, head_dim: int, tile: Shape) -> None:
+        """Give a kernel this tile from now on."""
+        self.kernel = kernel
+        self._shapes[kernel, head_dim, DTYPE] = tile
         self._launches.clear()
-        self.seconds = []
-
-    def used(self, head_dim: int) -> Shape:
-        """Return the tile that fitted the device: the given one, or a smaller one."""
-        return self._shapes[self.kernel, head_dim, torch.bfloat16]
 
     @override
     def _launch(self, name: str, *arguments: Any, **constants: Any) -> None:
-        if name != self.kernel:
+        if not self.timed or name != self.kernel:
             super()._launch(name, *arguments, **constants)
             return
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        # the device sleeps while the host launches, so that only the kernel is between the events
+        torch.cuda._sleep(round(MIN_HEAD_START_S * CYCLES_PER_S))  # type: ignore[no-untyped-call]
         start.record()
         super()._launch(name, *arguments, **constants)
         end.record()
-        end.synchronize()
-        self.seconds.append(start.elapsed_time(end) / 1e3)
+        self.events.append((start, end))
 
 
-def main() -> None:
-    given = json.loads(sys.argv[1])
-    run = compile_tiles if given.pop("compile_only") else time_tiles
-    run(**given)
+def run(blocks: TiledBlocks, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Run the pass of the measured kernel and return its results."""
+    q, k, v, grad_out, out, lse = tensors
+    if blocks.kernel == "forward":
+        return (blocks.forward(q, k, v, True)[0],)
+    dq, dk, dv = blocks.backward((grad_out, q, out, lse), (k, v))
+    return (dq,) if blocks.kernel == "dq" else (dk, dv)
 
 
-def compile_tiles(kernel: str, head_dim: int, causal: bool, tiles: list[list[Any]]) -> None:
-    """Print what each tile compiles to."""
-    for tile in tiles:
-        made = compile_variant(Variant(kernel, head_dim, causal, tile=tuple(tile)), 90)
-        emit(tile, registers=made.registers, spilled=made.spilled, programs=made.programs)
+# ---- compile: real launches on a device that does nothing ----------------------------------------
 
 
-def time_tiles(kernel: str, head_dim: int, causal: bool, tiles: list[list[Any]]) -> None:
-    """Print the time of each tile, and how far its result is from that of the chosen tile."""
-    layout = make_layout("local-window", TOKENS, BLOCK, SPARSITY, causal)
-    blocks = TimedBlocks(layout, kernel)
-    shape = (1, HEADS, TOKENS, head_dim)
-    generator = torch.Generator("cuda").manual_seed(0)
-    q, k, v, grad_out = (
-        torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator)
-        for _ in range(4)
+class CompiledBlocks(TiledBlocks):
+    """TiledBlocks that launch only the measured kernel, and take tensors of the host."""
+
+    @override
+    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        pass
+
+    @override
+    def _launch(self, name: str, *arguments: Any, **constants: Any) -> None:
+        if name == self.kernel:
+            super()._launch(name, *arguments, **constants)
+
+
+def compile_tiles(jobs: list[Job], capability: int, processes: int | None) -> None:
+    """Compile each tile as a launch on a GPU of this capability would."""
+    use_idle_device(capability)
+    cores = len(os.sched_getaffinity(0))
+    # fork: torch and triton are imported once; no CUDA has been started
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(processes or cores, fork, die_with_parent) as pool:
+        for figures in pool.map(compile_tile, jobs):
+            print(json.dumps(figures), flush=True)
+
+
+def use_idle_device(capability: int) -> None:
+    """Let Triton compile for a device of this capability; launches do nothing."""
+    room, threads = MULTIPROCESSOR.get(capability, MULTIPROCESSOR[90])
+    loaded = (None, None, 0, 0, threads)
+    device: Any = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _: 0,
+        get_current_target=lambda: GPUTarget("cuda", capability, WARP),
+        launcher_cls=lambda *_: lambda *_: None,
+        utils=SimpleNamespace(
+            get_device_properties=lambda _: {"max_shared_mem": room - RESERVED},
+            load_binary=lambda *_: loaded,
+            unload_module=lambda _: None,
+        ),
     )
-    out, lse = blocks.forward(q, k, v, True)
-    assert lse is not None
-    queries = (grad_out, q, out, lse)
+    driver.set_active(device)
 
-    def run() -> tuple[Tensor, ...]:
-        if kernel == "forward":
-            return (blocks.forward(q, k, v, True)[0],)
-        dq, dk, dv = blocks.backward(queries, (k, v))
-        return (dq,) if kernel == "dq" else (dk, dv)
 
-    chosen = select_shape(kernel, BLOCK, head_dim, torch.bfloat16, capability_of(q), False)
-    blocks.use(chosen, head_dim)
-    expected = run()
+def compile_tile(job: Job) -> Figures:
+    """Compile one tile. cached: Triton found it in its cache."""
+    kernel, head_dim, causal, tile = job
+    blocks, hits = _compiled_blocks(causal), list[bool]()
+    knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
+    try:
+        blocks.use(kernel, head_dim, OnlyTile(*tile))
+        run(blocks, _host_tensors(head_dim))
+    except KernelLimitError as error:
+        return {"job": job, "does_not_fit": str(error)}
+    except Exception as error:
+        return {"job": job, "error": f"{type(error).__name__}: {error}"[:500]}
+    return {"job": job, "cached": hits == [True]}
+
+
+@cache
+def _compiled_blocks(causal: bool) -> CompiledBlocks:
+    return CompiledBlocks(causal)
+
+
+def _host_tensors(head_dim: int) -> tuple[Tensor, ...]:
+    """Return tensors of the shapes that are timed, which nothing writes to: they take no memory."""
+    wide = [torch.empty(1, HEADS, TOKENS, head_dim, dtype=DTYPE) for _ in range(5)]
+    return (*wide, torch.empty(1, HEADS, TOKENS))
+
+
+# ---- time ----------------------------------------------------------------------------------------
+
+
+def time_tiles(jobs: list[Job]) -> None:
+    """Print the time of each tile, and how far its result is from that of the chosen tile."""
+    for head_dim, causal in dict.fromkeys((job[1], job[2]) for job in jobs):
+        own = [job for job in jobs if (job[1], job[2]) == (head_dim, causal)]
+        if any(job[0] == "dense" for job in own):
+            emit(["dense", head_dim, causal, None], **dense(head_dim, causal))
+        blocks, generator = TiledBlocks(causal), torch.Generator("cuda").manual_seed(0)
+        q, k, v, grad_out = (
+            torch.randn(1, HEADS, TOKENS, head_dim, device="cuda", dtype=DTYPE, generator=generator)
+            for _ in range(4)
+        )
+        out, lse = blocks.forward(q, k, v, True)
+        assert lse is not None
+        for kernel in ("forward", "dq", "dkv"):
+            tiles = [job[3] for job in own if job[0] == kernel]
+            _time_kernel(blocks, kernel, tiles, (q, k, v, grad_out, out, lse))
+
+
+def dense(head_dim: int, causal: bool) -> Figures:
+    """Return the seconds of kernels of dense attention, forward and backward."""
+    w = Workload(
+        seq_len=TOKENS, heads=HEADS, head_dim=head_dim, dtype="bfloat16", causal=causal,
+        mode="train",
+    )  # fmt: skip
+    found: Figures = {}
+    for kernel in DENSE_KERNELS:
+        options: dict[str, Any] = {"kernel": kernel}
+        attention = IMPLEMENTATIONS.get("fused")(w, Group.alone(), **options)
+        attention.prepare("cuda")
+        shape = (1, HEADS, TOKENS, head_dim)
+        q, k, v = (torch.randn(shape, device="cuda", dtype=DTYPE).requires_grad_() for _ in "qkv")
+        out = attention(q, k, v)
+        grad_out = torch.randn_like(out)
+        forward, backward = clock_for("cuda"), clock_for("cuda")
+        for _ in range(REPEATS + 2):
+            with forward:
+                attention(q, k, v)
+            with backward:
+                torch.autograd.grad(out, (q, k, v), grad_out, retain_graph=True)
+        found[kernel] = {
+            "forward_s": median(forward.wall[2:]), "backward_s": median(backward.wall[2:])
+        }  # fmt: skip
+    return {"kernels": found}
+
+
+def _time_kernel(
+    blocks: TiledBlocks, kernel: str, tiles: list[list[Any]], tensors: tuple[Tensor, ...]
+) -> None:
+    """Time the tiles of a kernel; the other kernel of the backward has its fastest tile so far."""
+    layout, (q, *_) = blocks.layouts[0], tensors
+    head_dim = q.shape[-1]
+    chosen = select_shape(kernel, BLOCK, head_dim, DTYPE, capability_of(q), causal=layout.causal)
+    blocks.use(kernel, head_dim, chosen)
+    expected = run(blocks, tensors)
+    fastest = (float("inf"), chosen)
     for tile in tiles:
-        wanted = Shape(*tile)
-        blocks.use(wanted, head_dim)
+        job = [kernel, head_dim, layout.causal, tile]
+        blocks.use(kernel, head_dim, OnlyTile(*tile))
         try:
-            got = run()
-            if blocks.used(head_dim) != wanted:
-                emit(tile, does_not_fit="more shared memory or registers than the device has")
-                continue
-            blocks.seconds = []
-            for _ in range(REPEATS):
-                run()
+            got = run(blocks, tensors)
+            times, calls = _times(blocks, tensors)
+        except KernelLimitError as error:
+            emit(job, does_not_fit=str(error))
+            continue
         except Exception as error:
             if is_device_lost():
                 raise
-            emit(tile, error=f"{type(error).__name__}: {error}"[:500])
+            emit(job, error=f"{type(error).__name__}: {error}"[:500])
             continue
-        seconds = sorted(blocks.seconds)
+        fastest = min(fastest, (median(times), Shape(*tile)), key=lambda one: one[0])
         emit(
-            tile, seconds=seconds[len(seconds) // 2], fastest_s=seconds[0],
-            difference=max(map(difference, got, expected)), chosen=wanted == chosen,
-            density=layout.density, pairs=layout.visible_pairs,
+            job, seconds=median(times), fastest_s=min(times), call_s=median(calls),
+            difference=max(map(difference, got, expected)), density=layout.density,
+            pairs=layout.visible_pairs,
         )  # fmt: skip
+    blocks.use(kernel, head_dim, fastest[1])
+
+
+def _times(blocks: TiledBlocks, tensors: tuple[Tensor, ...]) -> tuple[list[float], list[float]]:
+    """Return the seconds of the kernel, and those of whole calls from the host's side."""
+    calls, blocks.events, blocks.timed = list[float](), [], True
+    for _ in range(REPEATS):
+        run(blocks, tensors)
+    torch.cuda.synchronize()
+    blocks.timed = False
+    for _ in range(CALLS):
+        start = time.perf_counter()
+        run(blocks, tensors)
+        torch.cuda.synchronize()
+        calls.append(time.perf_counter() - start)
+    return [start.elapsed_time(end) / 1e3 for start, end in blocks.events], calls
 
 
 def difference(got: Tensor, expected: Tensor) -> float:
@@ -132,15 +273,15 @@ def is_device_lost() -> bool:
     return False
 
 
-def chosen_tile(kernel: str, head_dim: int, capability: int = 9) -> list[Any]:
-    """Return the tile that the package chooses."""
-    return list(astuple(select_shape(kernel, BLOCK, head_dim, torch.bfloat16, capability, False)))
+def emit(job: list[Any], **figures: Any) -> None:
+    """Print the result of a job."""
+    print(json.dumps({"job": job, **figures}), flush=True)
 
 
-def emit(tile: list[Any], **figures: Any) -> None:
-    """Print the result of a tile."""
-    result: Figures = {"tile": tile, **figures}
-    print(json.dumps(result), flush=True)
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    run_jobs: Any = {"compile": compile_tiles, "time": time_tiles}[given.pop("what")]
+    run_jobs(**given)
 
 
 if __name__ == "__main__":
