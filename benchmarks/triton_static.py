@@ -3,7 +3,6 @@
     python -m benchmarks.triton_static                    # sm_80, sm_90 and sm_100
     python -m benchmarks.triton_static --every            # also short blocks, splits, groups, ...
     python -m benchmarks.triton_static --capability 90 --kernel forward
-    python -m benchmarks.triton_static --markdown         # as a Markdown table
 
 Columns: registers of a thread; bytes of registers that spill to memory; shared memory of a program;
 programs (CTAs) that fit a multiprocessor at once; groups of asynchronous loads that are still
@@ -19,7 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,7 +99,6 @@ def main() -> None:
     tile_help = "queries, keys, warps, stages and, if wanted, the maximum of registers"
     parser.add_argument("--tile", type=int, nargs="+", metavar="N", help=tile_help)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--every", action="store_true", help="also compile every other variant")
     args = parser.parse_args()
     os.environ.pop("TRITON_INTERPRET", None)
@@ -111,11 +109,11 @@ def main() -> None:
         for causal in ((False,) if kernel == "decode" else (False, True))
     ]  # fmt: skip
     jobs = [(variant, capability) for capability in args.capability for variant in variants]
-    print_heading(args.markdown)
+    print(aligned(COLUMNS))
     failed = []
     with ProcessPoolExecutor(args.jobs) as pool:
         for variant, capability, made in compile_all(pool, jobs):
-            print(row(variant, capability, made, args.markdown), flush=True)
+            print(row(variant, capability, made), flush=True)
             failed += faults(variant, capability, made)
         if args.every:
             more = [
@@ -186,15 +184,9 @@ def kernel_of(variant: Variant, capability: int) -> tuple[Any, Any]:
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[variant.dtype]
     if variant.kernel == "decode":
         return triton_decode._split, triton_decode.tile_of(variant.group, variant.head_dim, dtype)
-    shape = select_shape(
-        variant.kernel,
-        variant.block,
-        variant.head_dim,
-        dtype,
-        capability // 10,
-        variant.tail,
-        variant.causal,
-    )
+    flags = {"tail": variant.tail, "causal": variant.causal}
+    major, dim = capability // 10, variant.head_dim
+    shape = select_shape(variant.kernel, variant.block, dim, dtype, major, **flags)
     return _KERNELS[variant.kernel], Shape(*variant.tile) if variant.tile else shape
 
 
@@ -316,14 +308,11 @@ COLUMNS = ("sm", "kernel", "head_dim", "mask", "tile", "registers", "spilled B",
 WIDTHS = (4, 14, 8, 6, 13, 9, 9, 10, 7, 9, 5, 15)
 
 
-def print_heading(markdown: bool) -> None:
-    if markdown:
-        print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-    else:
-        print(" ".join(f"{name:>{width}}" for name, width in zip(COLUMNS, WIDTHS, strict=True)))
+def aligned(cells: Sequence[object]) -> str:
+    return " ".join(f"{cell!s:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
 
 
-def row(variant: Variant, capability: int, made: Compiled, markdown: bool) -> str:
+def row(variant: Variant, capability: int, made: Compiled) -> str:
     tile = made.tile
     cells = (
         capability, variant.kernel, variant.head_dim, "causal" if variant.causal else "full",
@@ -331,9 +320,7 @@ def row(variant: Variant, capability: int, made: Compiled, markdown: bool) -> st
         f"{made.shared / 1024:.0f}", made.programs,
         "–" if made.in_flight is None else made.in_flight, made.instructions, made.product,
     )  # fmt: skip
-    if markdown:
-        return f"| {' | '.join(map(str, cells))} |"
-    return " ".join(f"{cell!s:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True))
+    return aligned(cells)
 
 
 if __name__ == "__main__":

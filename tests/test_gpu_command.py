@@ -122,25 +122,17 @@ def test_the_deadline_leaves_items_to_the_next_call(
     assert toy.runs == ["cut", "slow", "cut", "late"]
 
 
-def test_an_item_that_would_end_too_late_is_left_and_a_shorter_one_runs(tmp_path: Path) -> None:
-    call = session(tmp_path)
+def test_what_comes_first_runs_before_the_rest_unless_it_would_end_too_late(tmp_path: Path) -> None:
+    first, second = Counted(one=dict, later=dict), Counted(two=dict)
+    first.runs = second.runs
+    steps = [first.step, Step("other", second.items, plain_table)]
+    run_steps(steps, session(tmp_path / "a"))
+    assert first.runs == ["one", "two", "later"]
+    call = session(tmp_path / "b", minutes=0.5)
     call.dry_run, call.__dict__["hardware"] = False, "H100"
-    call._end = time.monotonic() + 20
-    long, short = Counted(long=dict), Counted(short=dict)
-    short.step = Step(
-        "short", lambda _: [Item("short", partial(short.run, "short"), 10)], plain_table
-    )
-    run_steps([long.step, short.step], call)
-    assert (long.runs, short.runs, call.left) == ([], ["short"], ["toy long (30 s)"])
-
-
-def test_what_comes_first_in_every_step_runs_before_the_rest(tmp_path: Path) -> None:
-    toy, other = Counted(one=dict, later=dict), Counted(two=dict, later_too=dict)
-    toy.runs = other.runs
-    steps = [toy.step, Step("other", other.items, plain_table)]
-    results = run_steps(steps, session(tmp_path))
-    assert toy.runs == ["one", "two", "later", "later_too"]
-    assert [one.item for one in results[steps[1]]] == ["two", "later_too"]
+    second.step = Step("other", lambda _: [Item("two", dict, 10)], plain_table)
+    run_steps([first.step, second.step], call)
+    assert (first.runs[3:], call.left) == ([], ["toy one (30 s)", "toy later (30 s)"])
 
 
 def test_results_of_different_gpus_never_share_a_folder(
@@ -221,84 +213,53 @@ def test_a_fault_that_leaves_a_trace_fails(
 # ---- tiles -------------------------------------------------------------------------------------
 
 
-def fake_stream(ends: list[Any]) -> Any:
-    """Return a `stream` that takes the next end: results by number of jobs, or then an error."""
-
-    def stream(module: str, argument: Any, limit: float) -> Iterator[Figures]:
-        count, error = ends.pop(0)
-        if argument["what"] == "compile":
-            yield {"job": argument["jobs"][-1], "does_not_fit": "no shared memory"}
-            return
-        for job in argument["jobs"][:count]:
-            is_dense = job[0] == "dense"
-            yield {"job": job, **(DENSE if is_dense else timed(job))}
-        if error:
-            raise error
-
-    return stream
-
-
-DENSE = {"kernels": {"cudnn": {"forward_s": 0.02, "backward_s": 0.05}}}
-
-
-def timed(job: list[Any]) -> Figures:
-    """Return the figures of a tile; one of 32 keys is the fastest, one of 128 is wrong."""
-    seconds, is_wrong = (1e-3 if job[3][1] == 32 else 2e-3), job[3][:3] == [128, 128, 8]
-    return {
-        "seconds": seconds, "call_s": 4e-3, "difference": 0.5 * is_wrong, "density": 0.05,
-        "pairs": 10**8,
-    }  # fmt: skip
-
-
-def gpu_session(out: Path) -> Session:
-    call = Session(out, "cuda")
-    call.__dict__ |= {"hardware": "NVIDIA H100", "capability": 90}
-    (out / "kernels").mkdir()
-    return call
+def measured(job: list[Any]) -> Figures:
+    """Return figures of a job: tiles of 32 keys are the fastest, those of 128 by 128 are wrong."""
+    if job[0] == "dense":
+        return {"job": job, "kernels": {"cudnn": {"forward_s": 0.02, "backward_s": 0.05}}}
+    queries, keys, *_ = job[3]
+    times = {"seconds": 1e-3 if keys == 32 else 2e-3, "call_s": 4e-3}
+    return {"job": job, "difference": queries * keys / 128**2 // 1, "density": 0.05} | times
 
 
 def test_tiles_continue_after_a_deadline_and_after_one_that_ends_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = gpu_session(tmp_path)
-    monkeypatch.setattr(kernels, "SHAPES", ((64, True),))
+    call = Session(tmp_path, "cuda")
+    call.__dict__ |= {"hardware": "NVIDIA H100", "capability": 90}
+    (tmp_path / "kernels").mkdir()
     late, crash = ProcessFailed("late", True), ProcessFailed("illegal access")
-    monkeypatch.setattr(
-        kernels, "stream", fake_stream([(0, None), (5, late), (0, None), (2, crash), (999, None)])
-    )
+    ends = iter([(5, late), (2, crash), (999, None)])
+
+    def stream(module: str, argument: Any, limit: float) -> Iterator[Figures]:
+        if argument["what"] == "compile":
+            yield {"job": argument["jobs"][-1], "does_not_fit": "no shared memory"}
+            return
+        count, error = next(ends)
+        yield from map(measured, argument["jobs"][:count])
+        if error:
+            raise error
+
+    monkeypatch.setattr(kernels, "SHAPES", ((64, True),))
+    monkeypatch.setattr(kernels, "stream", stream)
     with pytest.raises(Unfinished, match="tiles are left"):
         kernels.run_tiles(call)
     with pytest.raises(ItemFailed, match="another result than the chosen tile's") as caught:
         kernels.run_tiles(call)
-    results = caught.value.figures["results"]
-    jobs = kernels.list_jobs(call)
+    results, jobs = caught.value.figures["results"], kernels.list_jobs(call)
     assert [one["job"] for one in results] == jobs
     assert [one["job"] for one in results if "error" in one] == [jobs[7]]
     assert [one["job"] for one in results if "does_not_fit" in one] == jobs[-2:]
     forward, dq, dkv = caught.value.figures["rows"]
-    assert (forward["best"]["job"][3][1], "share" in dq) == (32, False)
     # 20 ms of dense attention, 5 % of the pairs, 1 ms; 50 ms, and 1 and 2 ms of dq and dkv
     assert (forward["share"], forward["share_of_call"]) == pytest.approx((1.0, 0.25))
     assert (dkv["share"], dkv["share_of_call"]) == pytest.approx((5 / 6, 0.625))
-
-
-def test_the_fastest_tiles_are_written_as_rows_of_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from longseq_bench.kernels import triton_tiles
-
-    call = gpu_session(tmp_path)
-    rows = [{"best": {"job": ["dq", 64, True, [64, 32, 4, 3, None]], "seconds": 6.25e-4}}]
-    kernels.write_rows(rows, call)
-    header = (ROOT / "longseq_bench/data/tiles.csv").read_text().splitlines()
-    names = next(line for line in header if not line.startswith("#")).split(",")
+    kernels.write_rows([dq], call)
     (line,) = (tmp_path / "kernels/tiles.csv").read_text().splitlines()
-    row = dict(zip(names, line.split(","), strict=True))
-    key = tuple(row[name] for name in triton_tiles._SELECTED_BY)
-    assert key == ("dq", "2", "64", "9", "no", "causal")
-    assert key in triton_tiles._tiles()
-    assert (row["keys"], row["registers"], row["milliseconds"]) == ("32", "", "0.625")
-    assert row["source"] == "NVIDIA H100"
+    table = (ROOT / "longseq_bench/data/tiles.csv").read_text().splitlines()
+    (replaced,) = [row for row in table if row.startswith("dq,2,64,9,no,causal,")]
+    assert line.startswith("dq,2,64,9,no,causal,64,32,4,2,,1.000,NVIDIA H100,")
+    assert line.count(",") == replaced.count(",")
 
 
 def test_a_tile_is_compiled_once_for_all_processes(
@@ -319,50 +280,38 @@ def test_the_readme_has_the_fastest_exact_attention_and_block_sparse_beside_it(
     tmp_path: Path,
 ) -> None:
     ours, other = {"sparsity": speed.SPARSITY}, {"sparsity": 0.999}
-    cells = {
-        "a": [("ring", {}, 0.3), ("sdpa", {}, 0.2)],
-        "b": [("block-sparse", ours, 0.01), ("block-sparse", other, 0.001)],
-    }
+    trials = {"ring": ({}, 0.3), "sdpa": ({}, 0.2)}, {"block-sparse": (ours, 0.01)}
     shape = {"heads": 32, "kv_heads": 8, "head_dim": 128, "mode": "train"}
-    for name, trials in cells.items():
+    for cell in (*trials, {"block-sparse": (other, 0.001)}):
         records = [
-            record(
-                trial(of, 131072, options, **shape),
-                outcome(time=[seconds] * 3, density_achieved=0.05 if options else 1.0),
-            )
-            for of, options, seconds in trials
-        ]
-        write_records(tmp_path / "speed" / name, records)
-    call = session(tmp_path)
-    call.dry_run = False
+            record(trial(name, 131072, options, **shape),
+                   outcome(time=[seconds] * 3, density_achieved=0.05 if options else 1.0))
+            for name, (options, seconds) in cell.items()
+        ]  # fmt: skip
+        write_records(tmp_path / "speed" / str(records[0].trial.options), records)
+    call = Session(tmp_path, "cuda")
     lines = readme_tables(call).splitlines()
     assert lines[0] == "| tokens | fastest exact | 32/8×128 |"
     assert lines[2] == "| 128k | train | 200 ms sdpa |"
     assert lines[-1] == "| 128k | train | 10 ms, 20× |"
-    assert max(map(len, lines)) <= 80
 
 
 # ---- wheels ------------------------------------------------------------------------------------
 
 
-def make_wheel(folder: Path, name: str, requires: str = "") -> None:
+def make_wheel(folder: Path, name: str, requires: str) -> None:
+    info, about = f"{name}-1.0.dist-info", f"Name: {name}\nVersion: 1.0\n{requires}"
     folder.mkdir(exist_ok=True)
-    info = f"{name}-1.0.dist-info"
-    needs = f"Requires-Dist: {requires}\n" if requires else ""
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{name}.py", "")
-        wheel.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}"
-        )
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\n{about}")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
         wheel.writestr(f"{info}/RECORD", "")
 
 
 def test_wheels_are_installed_and_a_missing_one_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "wheels"
-    make_wheel(folder, "longseq_toy", "longseq-toy-part>=1")
+    make_wheel(folder, "longseq_toy", "Requires-Dist: longseq-toy-part>=1\n")
 
     def call() -> str:
         line = [sys.executable, "-m", "benchmarks.gpu", "smoke", "--minutes", "0", "--out"]
@@ -371,7 +320,7 @@ def test_wheels_are_installed_and_a_missing_one_is_named(tmp_path: Path) -> None
 
     assert call() == f"benchmarks.gpu: {folder} lacks wheels for longseq-toy-part; add them\n"
     assert (tmp_path / "out/site/longseq_toy.py").exists()
-    make_wheel(folder, "longseq_toy_part")
+    make_wheel(folder, "longseq_toy_part", "")
     assert call() == "benchmarks.gpu: --minutes 0 is too small; use at least 1\n"
     assert not (tmp_path / "out/site/pydantic").exists()  # it is installed
 

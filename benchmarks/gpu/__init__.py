@@ -2,6 +2,6 @@
 
 command.py runs steps item by item by items.py, which keeps each result as JSON, so that the next
 call continues. There is one module per step: smoke.py, correct.py, kernels.py, speed.py, decode.py,
-longest.py, faults.py and ranks.py. ceilings.py and tiles.py run in processes of their own, so that
-this one holds no memory on the device and survives an illegal access.
+longest.py, faults.py and ranks.py. tiles.py runs in a process of its own, so that this one holds no
+memory on the device and survives an illegal access.
 """

@@ -24,6 +24,9 @@ ALLOWED = 2e-2
 PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4}
 """Matrix products of each kernel; dq and dkv compute the scores again."""
 
+TOGETHER = {"forward": ("forward_s", ("forward",)), "dkv": ("backward_s", ("dq", "dkv"))}
+"""The time of dense attention that kernels together are compared with, by the last of them."""
+
 LONG, SHORT, WARPS, STAGES = (64, 128), (32, 64, 128), (4, 8), (2, 3, 4)
 """Tokens of a tile along the side that a program keeps, and along the one that it walks."""
 
@@ -44,12 +47,17 @@ def list_jobs(session: Session) -> list[Job]:
     if session.dry_run:
         tiles: list[Job] = [[64, 64, 4, 3, None], [64, 64, 4, 2, None]]
         return [["dkv", 64, True, tile] for tile in tiles]
-    jobs: list[Job] = []
+    import torch
+
+    from longseq_bench.kernels.triton_tiles import select_shape
+
+    jobs, major = list[Job](), session.capability // 10
     for head_dim, causal in SHAPES:
         jobs.append(["dense", head_dim, causal, None])
         for kernel in KERNELS:
-            chosen = chosen_tile(kernel, head_dim, causal, session.capability // 10)
-            jobs += [[kernel, head_dim, causal, tile] for tile in grid(kernel, chosen)]
+            chosen = select_shape(kernel, 128, head_dim, torch.bfloat16, major, causal=causal)
+            tiles = grid(kernel, list(astuple(chosen)))
+            jobs += [[kernel, head_dim, causal, tile] for tile in tiles]
     return jobs
 
 
@@ -62,16 +70,6 @@ def grid(kernel: str, chosen: list[Any]) -> list[list[Any]]:
         if warps == 8 or kept * walked < 128 * 128:
             tiles.append([*sides, warps, stages, None])
     return [tile for i, tile in enumerate(tiles) if tile not in tiles[:i]]
-
-
-def chosen_tile(kernel: str, head_dim: int, causal: bool, capability: int) -> list[Any]:
-    """Return the tile that the package chooses."""
-    import torch
-
-    from longseq_bench.kernels.triton_tiles import select_shape
-
-    shape = select_shape(kernel, 128, head_dim, torch.bfloat16, capability, causal=causal)
-    return list(astuple(shape))
 
 
 def run_tiles(session: Session) -> Figures:
@@ -167,51 +165,46 @@ class Results:
 def judge(results: list[Figures]) -> Figures:
     """Return all results, and a row per kernel, head_dim and mask with the fastest tile.
 
+    share, share_of_call: dense time times density over the kernel's time, and over that of a whole
+    call. dq and dkv have one share, that of dkv, which was timed beside the fastest dq.
     Raises ItemFailed if a chosen tile failed, or if a tile computes something else.
     """
-    rows, problems = [], []
-    for (head_dim, causal), kernel in product(SHAPES, KERNELS):
-        own = [one for one in results if one["job"][:3] == [kernel, head_dim, causal]]
-        if problem := own[0].get("error") or own[0].get("does_not_fit"):
-            problems.append(f"the chosen tile {own[0]['job']}: {problem}")
-        problems += [
-            f"another result than the chosen tile's: {one['job']}"
-            for one in own if one.get("difference", 0.0) > ALLOWED
-        ]  # fmt: skip
-        right = [one for one in own if one.get("difference", 1.0) <= ALLOWED]
-        if right:
+    rows, problems = list[Figures](), list[str]()
+    for shape in SHAPES:
+        dense = _fastest_dense([one for one in results if one["job"][:3] == ["dense", *shape]])
+        best_s: dict[str, float] = {}
+        for kernel in KERNELS:
+            own = [one for one in results if one["job"][:3] == [kernel, *shape]]
+            if problem := own[0].get("error") or own[0].get("does_not_fit"):
+                problems.append(f"the chosen tile {own[0]['job']}: {problem}")
+            timed = [one for one in own if "seconds" in one]
+            wrong = [one["job"] for one in timed if one["difference"] > ALLOWED]
+            problems += [f"another result than the chosen tile's: {job}" for job in wrong]
+            right = [one for one in timed if one["job"] not in wrong]
+            if not right:
+                continue
             best = min(right, key=lambda one: float(one["seconds"]))
-            rows.append({"chosen": own[0], "best": best})
-    for row in rows:
-        row |= _shares(row["best"], rows, results)
+            row = {"chosen": own[0], "best": best}
+            best_s[kernel] = best["seconds"]
+            part, together = TOGETHER.get(kernel, ("", ()))
+            if part in dense and best_s.keys() >= set(together):
+                ideal = dense[part] * best["density"]
+                row["share"] = ideal / sum(best_s[name] for name in together)
+                row["share_of_call"] = ideal / best["call_s"]
+            rows.append(row)
     figures = {"rows": rows, "results": results}
     if problems:
         raise ItemFailed("; ".join(problems), figures)
     return figures
 
 
-def _shares(best: Figures, rows: list[Figures], results: list[Figures]) -> Figures:
-    """Return dense time times density over the best time, by kernel and by whole call.
-
-    dq and dkv together have one share, which is that of dkv: it was timed beside the fastest dq.
-    """
-    kernel, *shape = best["job"][:3]
-    part = "forward_s" if kernel == "forward" else "backward_s"
-    dense = (one for one in results if one["job"][:3] == ["dense", *shape])
-    kernels = [figures for one in dense for figures in one.get("kernels", {}).values()]
-    fastest = min((figures[part] for figures in kernels if part in figures), default=None)
-    if kernel == "dq" or fastest is None:
-        return {}
-    together = ("forward",) if kernel == "forward" else ("dq", "dkv")
-    seconds = [
-        row["best"]["seconds"]
-        for row in rows
-        if row["best"]["job"][0] in together and row["best"]["job"][1:3] == shape
-    ]
-    if len(seconds) < len(together):
-        return {}
-    ideal = fastest * best["density"]
-    return {"share": ideal / sum(seconds), "share_of_call": ideal / best["call_s"]}
+def _fastest_dense(results: list[Figures]) -> dict[str, float]:
+    """Return the seconds of the fastest kernel of dense attention by pass."""
+    kernels = [figures for one in results for figures in one.get("kernels", {}).values()]
+    return {
+        part: min(figures[part] for figures in kernels)
+        for part in ("forward_s", "backward_s") if kernels
+    }  # fmt: skip
 
 
 def write_rows(rows: list[Figures], session: Session) -> None:

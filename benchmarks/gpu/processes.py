@@ -80,15 +80,6 @@ def stream(module: str, argument: Any, limit: float) -> Iterator[Figures]:
             raise ProcessFailed(f"{module} ended with {cause}: {printed}", late.is_set())
 
 
-def measure_ceilings(session: Session) -> Figures:
-    """Return the figures of ceilings.py, run in a process of its own."""
-    try:
-        (figures,) = stream("ceilings", [session.device, session.dry_run], session.seconds_left())
-    except ProcessFailed as error:
-        raise ItemFailed(str(error)) from None
-    return figures
-
-
 @dataclass(frozen=True)
 class Command:
     """A `longseq` command that has ended."""

@@ -1,19 +1,16 @@
-"""Step smoke: the doctor, and the device's ceilings."""
+"""Step smoke: `longseq doctor`."""
 
 import json
 from collections.abc import Sequence
 from functools import partial
 
 from benchmarks.gpu.items import Figures, Item, ItemFailed, Session, Step, plain_table
-from benchmarks.gpu.processes import longseq, measure_ceilings
+from benchmarks.gpu.processes import longseq
 
 
 def list_items(session: Session) -> Sequence[Item]:
-    """Return the items of the step."""
-    return [
-        Item("doctor", partial(run_doctor, session)),
-        Item("ceilings", partial(measure_ceilings, session)),
-    ]
+    """Return the one item."""
+    return [Item("doctor", partial(run_doctor, session))]
 
 
 def run_doctor(session: Session) -> Figures:

@@ -47,12 +47,10 @@ MAIN: Choices = [
     {"block-sparse-adaptive": {"sparsity": 0.99}},
 ]
 MORE: Choices = [
-    {"sdpa": {"backend": "flash"}},
-    {"block-sparse": {"sparsity": SPARSITY, "kernel": "flex"}},
     {"block-sparse": {"sparsity": 0.999, "kernel": "triton"}},
     {"block-sparse": {"sparsity": SPARSITY, "kernel": "triton", "pattern": "sink-window"}},
 ]
-"""Beside all other implementations with their defaults."""
+"""Beside all other kernels, and all other implementations with their defaults."""
 
 TRIAL_S, RATE, LIMIT_S = 4, 4.5e14, 20
 """For estimates: a trial without its passes; FLOP/s of dense attention; longest pass."""
@@ -118,12 +116,22 @@ def describe_pass(mode: str, causal: bool) -> str:
 
 
 def others(session: Session) -> Choices:
-    """Return MORE, and every implementation that MAIN lacks."""
-    known = {name for choice in MAIN for name in choice}
-    entries = session.launcher.catalogue().implementations.items()
-    names = [name for name, entry in entries if entry.source == "built-in" and name not in known]
-    rest: Choices = [{name: {}} for name in names]
-    return MORE + rest
+    """Return MORE, and the kernels and implementations that MAIN lacks."""
+    catalogue = session.launcher.catalogue()
+    entries, known = catalogue.implementations, {name for choice in MAIN for name in choice}
+    options = {option.name: option for option in entries["block-sparse"].options}
+    seldom = ("auto", "native", "torch", "triton")
+    kernels = [name for name in options["kernel"].choices if name not in seldom]
+    exact = [name for name, kernel in catalogue.kernels.items() if kernel.device == "cuda"]
+    names = [
+        name for name, entry in entries.items() if entry.source == "built-in" and name not in known
+    ]
+    return [
+        *MORE,
+        *({"block-sparse": {"sparsity": SPARSITY, "kernel": kernel}} for kernel in kernels),
+        *({"fused": {"kernel": kernel}} for kernel in exact if kernel != "flash-attn-4"),
+        *({name: dict[str, Any]()} for name in names),
+    ]
 
 
 def available(session: Session, choices: Choices) -> Choices:
@@ -180,17 +188,18 @@ def make_table(results: Sequence[Result]) -> Table:
          "of bandwidth"),
     ]  # fmt: skip
     for result in results:
-        rows += [_cells(result.item, row) for row in result.figures.get("rows", ())]
+        for row in result.figures.get("rows", ()):
+            shares = (row[f"share_of_{name}"] for name in ("peak", "ideal", "bandwidth"))
+            rows.append((
+                result.item, row["name"], row["status"], row["kernel"],
+                or_dash(row["time_s"], format_seconds), or_dash(row["flops_per_s"], _rate),
+                *(or_dash(share, format_share) for share in shares),
+            ))  # fmt: skip
     return rows
 
 
-def _cells(cell: str, row: Figures) -> tuple[object, ...]:
-    return (
-        cell, row["name"], row["status"], row["kernel"], or_dash(row["time_s"], format_seconds),
-        or_dash(row["flops_per_s"], lambda rate: format_rate(rate, "FLOP/s")),
-        or_dash(row["share_of_peak"], format_share), or_dash(row["share_of_ideal"], format_share),
-        or_dash(row["share_of_bandwidth"], format_share),
-    )  # fmt: skip
+def _rate(flops: float) -> str:
+    return format_rate(flops, "FLOP/s")
 
 
 STEP = Step("speed", list_items, make_table)

@@ -55,11 +55,14 @@ class OnlyTile(Shape):
 
 
 class TiledBlocks(TritonBlocks):
-    """TritonBlocks whose kernels can be given a tile. kernel: the one that is measured."""
+    """TritonBlocks whose kernels can be given a tile. kernel: the one that is measured.
 
-    def __init__(self, causal: bool) -> None:
+    compiles: take tensors of the host, and launch only that kernel.
+    """
+
+    def __init__(self, causal: bool, compiles: bool = False) -> None:
         super().__init__([make_layout("local-window", TOKENS, BLOCK, SPARSITY, causal)])
-        self.kernel = ""
+        self.kernel, self.compiles = "", compiles
         self.timed = False
         self.events: list[tuple[Any, Any]] = []
 
@@ -70,7 +73,14 @@ class TiledBlocks(TritonBlocks):
         self._launches.clear()
 
     @override
+    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        if not self.compiles:
+            super()._check(q, k, v)
+
+    @override
     def _launch(self, name: str, *arguments: Any, **constants: Any) -> None:
+        if self.compiles and name != self.kernel:
+            return
         if not self.timed or name != self.kernel:
             super()._launch(name, *arguments, **constants)
             return
@@ -93,19 +103,6 @@ def run(blocks: TiledBlocks, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 # ---- compile: real launches on a device that does nothing ----------------------------------------
-
-
-class CompiledBlocks(TiledBlocks):
-    """TiledBlocks that launch only the measured kernel, and take tensors of the host."""
-
-    @override
-    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        pass
-
-    @override
-    def _launch(self, name: str, *arguments: Any, **constants: Any) -> None:
-        if name == self.kernel:
-            super()._launch(name, *arguments, **constants)
 
 
 def compile_tiles(jobs: list[Job], capability: int, processes: int | None) -> None:
@@ -140,11 +137,13 @@ def use_idle_device(capability: int) -> None:
 def compile_tile(job: Job) -> Figures:
     """Compile one tile. cached: Triton found it in its cache."""
     kernel, head_dim, causal, tile = job
-    blocks, hits = _compiled_blocks(causal), list[bool]()
+    blocks, hits = _compiling(causal), list[bool]()
     knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
     try:
         blocks.use(kernel, head_dim, OnlyTile(*tile))
-        run(blocks, _host_tensors(head_dim))
+        # nothing writes to these tensors, so they take no memory
+        tensors = [torch.empty(1, HEADS, TOKENS, head_dim, dtype=DTYPE) for _ in range(5)]
+        run(blocks, (*tensors, torch.empty(1, HEADS, TOKENS)))
     except KernelLimitError as error:
         return {"job": job, "does_not_fit": str(error)}
     except Exception as error:
@@ -153,14 +152,8 @@ def compile_tile(job: Job) -> Figures:
 
 
 @cache
-def _compiled_blocks(causal: bool) -> CompiledBlocks:
-    return CompiledBlocks(causal)
-
-
-def _host_tensors(head_dim: int) -> tuple[Tensor, ...]:
-    """Return tensors of the shapes that are timed, which nothing writes to: they take no memory."""
-    wide = [torch.empty(1, HEADS, TOKENS, head_dim, dtype=DTYPE) for _ in range(5)]
-    return (*wide, torch.empty(1, HEADS, TOKENS))
+def _compiling(causal: bool) -> TiledBlocks:
+    return TiledBlocks(causal, compiles=True)
 
 
 # ---- time ----------------------------------------------------------------------------------------

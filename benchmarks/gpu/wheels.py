@@ -32,7 +32,7 @@ def use_wheels(wheels: Path, out: Path) -> None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [*added, *path]))}
         sys.stdout.flush()
         os.execve(sys.executable, sys.orig_argv, environment)
-    if missing := sorted(find_missing([*requirements(), "pytest", *names_of(wheels)], set())):
+    if missing := find_missing(wheels):
         raise MissingWheels(f"{wheels} lacks wheels for {', '.join(missing)}; add them")
 
 
@@ -53,28 +53,13 @@ def install(names: list[str], wheels: Path, site: Path) -> None:
         raise MissingWheels(f"the wheels in {wheels} can't be installed: {reason}")
 
 
-def requirements() -> list[str]:
-    """Return what this checkout needs in any case."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    return [line for line in project["dependencies"] if ";" not in line]
-
-
-def find_missing(lines: list[str], seen: set[str]) -> set[str]:
-    """Return the packages of requirements, and of theirs, that are not installed.
-
-    A requirement under a condition is left out: an import will name it.
-    """
-    missing = set()
-    for line in lines:
-        name = re.split(r"[^\w.-]", line.strip())[0].replace("_", "-").lower()
-        if name in seen or ";" in line:
-            continue
-        seen.add(name)
-        if is_installed(name):
-            missing |= find_missing(metadata.requires(name) or [], seen)
-        else:
-            missing.add(name)
-    return missing
+def find_missing(wheels: Path) -> list[str]:
+    """Return what this checkout or a wheel needs in any case, and what is not installed."""
+    lines = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    installed = filter(is_installed, names_of(wheels))
+    lines += ["pytest", *(line for name in installed for line in metadata.requires(name) or [])]
+    names = {re.split(r"[^\w.-]", line)[0] for line in lines if ";" not in line}
+    return sorted(name for name in names if not is_installed(name))
 
 
 def is_installed(name: str) -> bool:
