@@ -94,8 +94,10 @@ def run_tiles(session: Session) -> Figures:
         if lost > 1:
             text = "two processes in a row timed no tile"
             raise ItemFailed(text, {"results": list(kept.done.values())})
-    figures = judge([kept.of(job) for job in jobs])
+    figures, problems = judge([kept.of(job) for job in jobs])
     write_rows(figures["rows"], session)
+    if problems:
+        raise ItemFailed("; ".join(problems), figures)
     return figures
 
 
@@ -162,12 +164,12 @@ class Results:
             file.write("\n" + json.dumps(result))
 
 
-def judge(results: list[Figures]) -> Figures:
-    """Return all results, and a row per kernel, head_dim and mask with the fastest tile.
+def judge(results: list[Figures]) -> tuple[Figures, list[str]]:
+    """Return all results with the fastest tile of each kernel, head_dim and mask, and problems.
 
     share, share_of_call: dense time times density over the kernel's time, and over that of a whole
     call. dq and dkv have one share, that of dkv, which was timed beside the fastest dq.
-    Raises ItemFailed if a chosen tile failed, or if a tile computes something else.
+    Problems: chosen tiles that failed, and tiles that compute something else.
     """
     rows, problems = list[Figures](), list[str]()
     for shape in SHAPES:
@@ -192,10 +194,7 @@ def judge(results: list[Figures]) -> Figures:
                 row["share"] = ideal / sum(best_s[name] for name in together)
                 row["share_of_call"] = ideal / best["call_s"]
             rows.append(row)
-    figures = {"rows": rows, "results": results}
-    if problems:
-        raise ItemFailed("; ".join(problems), figures)
-    return figures
+    return {"rows": rows, "results": results}, problems
 
 
 def _fastest_dense(results: list[Figures]) -> dict[str, float]:

@@ -14,6 +14,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from math import inf
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ from benchmarks.gpu.items import Figures
 from benchmarks.gpu.processes import die_with_parent
 from benchmarks.triton_static import MULTIPROCESSOR, RESERVED, WARP
 from longseq_bench.attention.base import IMPLEMENTATIONS
-from longseq_bench.core.errors import KernelLimitError
+from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels.triton_blocks import TritonBlocks
@@ -70,7 +71,7 @@ class TiledBlocks(TritonBlocks):
         """Give a kernel this tile from now on."""
         self.kernel = kernel
         self._shapes[kernel, head_dim, DTYPE] = tile
-        self._launches.clear()
+        self._launches.clear()  # they were prepared with another tile
 
     @override
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -186,8 +187,11 @@ def dense(head_dim: int, causal: bool) -> Figures:
     found: Figures = {}
     for kernel in DENSE_KERNELS:
         options: dict[str, Any] = {"kernel": kernel}
-        attention = IMPLEMENTATIONS.get("fused")(w, Group.alone(), **options)
-        attention.prepare("cuda")
+        try:
+            attention = IMPLEMENTATIONS.get("fused")(w, Group.alone(), **options)
+            attention.prepare("cuda")
+        except UnsupportedError:
+            continue
         shape = (1, HEADS, TOKENS, head_dim)
         q, k, v = (torch.randn(shape, device="cuda", dtype=DTYPE).requires_grad_() for _ in "qkv")
         out = attention(q, k, v)
@@ -213,7 +217,7 @@ def _time_kernel(
     chosen = select_shape(kernel, BLOCK, head_dim, DTYPE, capability_of(q), causal=layout.causal)
     blocks.use(kernel, head_dim, chosen)
     expected = run(blocks, tensors)
-    fastest = (float("inf"), chosen)
+    fastest = (inf, chosen)
     for tile in tiles:
         job = [kernel, head_dim, layout.causal, tile]
         blocks.use(kernel, head_dim, OnlyTile(*tile))
@@ -253,8 +257,8 @@ def _times(blocks: TiledBlocks, tensors: tuple[Tensor, ...]) -> tuple[list[float
 
 
 def difference(got: Tensor, expected: Tensor) -> float:
-    """Return the largest difference over the largest expected value."""
-    return float((got - expected).abs().max() / expected.abs().max())
+    """Return the largest difference over the largest expected value; infinity for no number."""
+    return float(((got - expected).abs().max() / expected.abs().max()).nan_to_num(inf))
 
 
 def is_device_lost() -> bool:
