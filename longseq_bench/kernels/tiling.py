@@ -299,7 +299,8 @@ def kv_heads_of(heads: slice, group: int) -> Iterator[tuple[slice, slice]]:
     elif step == 1 and start % group == 0 and stop % group == 0:
         yield heads, slice(start // group, stop // group)
     elif step % group == 0:
-        yield heads, slice(start // group, (stop - 1) // group + 1, step // group)
+        last = range(start, stop, step)[-1]
+        yield heads, slice(start // group, last // group + 1, step // group)
     else:
         q_heads = range(start, stop, step)
         for kv in sorted({h // group for h in q_heads}):
