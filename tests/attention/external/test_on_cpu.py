@@ -1,7 +1,6 @@
 """Rows of other libraries that run on a CPU, against the definition in float64.
 
-They are skipped where a library is not installed. The extra `test` brings two of them;
-`longseq list` shows the command for dilated-attention-pytorch.
+They are skipped where a library is not installed. The extra `test` brings them.
 """
 
 from typing import Any
@@ -27,8 +26,8 @@ from longseq_bench.worker.check import TOLERANCE
 from tests.attention.jobs import take
 from tests.ranks import Ranks
 
-RING, DILATED, HF = "ring-attention-pytorch", "dilated-attention-pytorch", "transformers"
-REASONS = {n: IMPLEMENTATIONS.get(n).unavailable_reason("cpu") for n in (RING, DILATED, HF)}
+RING, HF = "ring-attention-pytorch", "transformers"
+REASONS = {n: IMPLEMENTATIONS.get(n).unavailable_reason("cpu") for n in (RING, HF)}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -77,23 +76,6 @@ def test_ring_attention_pytorch_over_ranks_equals_the_reference(ranks: Ranks, ca
     out = torch.from_numpy(np.concatenate(ranks(3, _own_rows, causal, 2), axis=2))
     expected = compute_reference(count_pairs(build_attention(RING, {}, w)), w, {})["out"]
     assert relative_error(out, expected) < TOLERANCE["float32"]
-
-
-DILATED_CASES: list[Options] = [
-    {"segments": (64,), "dilation": (1,)},
-    {"segments": (32, 128), "dilation": (1, 4)},
-    {"segments": (16, 32, 64, 128), "dilation": (3, 2, 5, 7)},
-]
-
-
-@needs(DILATED)
-@both_masks
-@pytest.mark.parametrize("options", DILATED_CASES, ids=["one-pair", "two-pairs", "four-pairs"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_dilated_attention_pytorch_equals_the_reference(
-    options: Options, causal: bool, dtype: str
-) -> None:
-    assert_equals_reference(DILATED, options, make_workload(256, causal=causal, dtype=dtype))
 
 
 @needs(HF)

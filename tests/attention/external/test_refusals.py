@@ -12,7 +12,6 @@ from longseq_bench.testing.contract import make_workload
 pytestmark = pytest.mark.usefixtures("oldest_versions")
 
 DECODE = {"mode": "decode", "seq_len": 96, "causal": True}
-SPLIT = {"segments": (64,) * 3, "dilation": (1,) * 3}
 REFUSED: dict[str, list[tuple[int, dict[str, Any], dict[str, Any], str]]] = {
     "flashinfer": [
         (1, {"mode": "train"}, {}, "flashinfer-python: it has no backward; use mode=forward"),
@@ -30,10 +29,6 @@ REFUSED: dict[str, list[tuple[int, dict[str, Any], dict[str, Any], str]]] = {
     "ring-attention-pytorch": [
         (1, {}, {}, "ring-attention-pytorch computes float32 only"),
         (2, {"dtype": "float32", "mode": "train"}, {}, "wrong gradients of k and v on several"),
-    ],
-    "dilated-attention-pytorch": [
-        (1, {"seq_len": 256}, {"segments": (96,), "dilation": (1,)}, "segment 96 does not divide"),
-        (1, {}, SPLIT, "4 heads can't be split evenly into 3 groups"),
     ],
     "flashinfer-decode": [
         (1, {}, {}, "it computes steps of decoding only; use mode=decode"),
