@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.core.files import private_folder, user_folder
+from longseq_bench.core.files import private_folder
 
 COMPILERS = ("g++", "clang++", "c++")
 ZIG = "ziglang"
@@ -70,7 +70,7 @@ def cache_folder() -> Path:
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except (OSError, RuntimeError):
-        return private_folder(user_folder(tempfile.gettempdir()))
+        return private_folder()
 
 
 def _compiler() -> tuple[str, ...]:

@@ -24,7 +24,6 @@ from typing import Any
 import psutil
 
 from longseq_bench.core.errors import LauncherError
-from longseq_bench.core.files import explain_full_disk
 from longseq_bench.core.gpus import explain_broken_gpu
 from longseq_bench.core.model import Outcome, Phase, environment_failure
 from longseq_bench.core.ranks import CHILD_MAIN, COLLECTIVE
@@ -202,10 +201,8 @@ class OutputFile:
         try:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         except OSError as error:
-            reason = f"{error.strerror or error}{explain_full_disk(error)}"
-            raise LauncherError(
-                f"the output of a child can't be kept in a file: {reason}"
-            ) from error
+            where = f"the output of a child can't be kept in {tempfile.gettempdir()} (TMPDIR)"
+            raise LauncherError(f"{where}: {error.strerror or error}") from error
         # append: a process that opens /dev/stdout again has its own offset
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)

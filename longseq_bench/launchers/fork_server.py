@@ -10,7 +10,6 @@ A server that was killed is replaced. Its children died with it: `has_ended` tel
 import errno
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -25,7 +24,7 @@ from typing import Any
 import psutil
 
 from longseq_bench.core.errors import LauncherError
-from longseq_bench.core.files import explain_full_disk, scratch_folder
+from longseq_bench.core.files import scratch_folder
 from longseq_bench.launchers.interrupts import block_interrupts, defer_interrupts
 
 LOST = 255
@@ -62,7 +61,7 @@ def ready() -> None:
             _kill(before)
             is_short = isinstance(error, OSError) and error.errno in SHORT_OF
             if is_short or attempt == ATTEMPTS:
-                reason = f"{str(error) or 'it ended'}{explain_full_disk(error)}"
+                reason = str(error) or "it ended"
                 raise LauncherError(f"the fork server can't be started: {reason}") from error
         except KeyboardInterrupt:
             _kill(before)
@@ -70,7 +69,6 @@ def ready() -> None:
 
 
 def _ready(before: int) -> None:
-    raise_descriptor_limit()
     # start the tracker first, because its start unblocks Ctrl-C
     with safe_helpers():
         resource_tracker.ensure_running()
@@ -106,7 +104,7 @@ def start(process: BaseProcess) -> int:
             ready()
             _start(process)
     except (OSError, EOFError, ValueError) as error:
-        reason = f"{str(error) or 'the server ended'}{explain_full_disk(error)}"
+        reason = str(error) or "the server ended"
         raise LauncherError(f"a child of the fork server can't be started: {reason}") from error
     return pid()
 
@@ -193,9 +191,6 @@ def _is_alive(server: int) -> bool:
 # psutil.py in a folder of results would run. And it makes a folder for the socket of the server
 # that stays after a kill, and whose path may be too long for a socket.
 
-DESCRIPTORS = 65_536
-"""The soft limit of open files is raised to this at most. Ranks need several descriptors each."""
-
 
 @contextmanager
 def safe_helpers() -> Iterator[None]:
@@ -213,12 +208,3 @@ def safe_helpers() -> Iterator[None]:
         for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
             del os.environ[name]
             os.environ |= {name: variables[name]} if name in variables else {}
-
-
-def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard one; children inherit it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):  # macOS has another limit, which is lower
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

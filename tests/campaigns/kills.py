@@ -4,7 +4,7 @@
 
 A sweep is struck up to five times while it runs, resumed and struck again until it is complete or
 has been struck twenty times; then nothing disturbs it. A finding is a record that is lost, doubled
-or blamed on the wrong one, a traceback, or a file or process that is left after the last run. The
+or blamed on the wrong one, a traceback, or a file or process that the last run leaves. The
 exit code is 1 if there is one. A finding names the number of its sweep; `--only NUMBER` with the
 same seed repeats that sweep alone. A kill takes about 3 s.
 """
@@ -156,13 +156,12 @@ def run_undisturbed(temporary: Path) -> Iterator[str]:
     """Resume the sweep to its end, and yield the findings."""
     kept = [line for line in _lines() if line.endswith(b"\n")]
     said = Path("said-last")
+    before = {*temporary.rglob("*")}  # a parent that was killed leaves its folder
     sweep = start_sweep(said, TMPDIR=str(temporary))
     if (code := end_of(sweep)) not in (0, 3):
         yield f"resuming: exit code {code}: {said.read_text()[-300:]}"
     yield from (f"left running after resuming: {command}" for command in sweep.left())
-    for path in temporary.rglob("*"):
-        if not path.name.startswith("longseq-"):  # the folder of a user
-            yield f"left: {path.relative_to(temporary)}"
+    yield from (f"left: {path}" for path in {*temporary.rglob("*")} - before)
     yield from _find_changes(said, kept)
 
 

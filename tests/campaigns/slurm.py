@@ -446,7 +446,7 @@ def kill_at_random(scene: Scene) -> None:
                     scene.cluster.start_slurmd(node)
             scene.cluster.wait_until(lambda: scene.cluster.states() == ["idle", "idle"])
             for name in scene.cluster.left():
-                # the next run deletes the folder of a parent that was killed
+                # a parent that was killed leaves its folder
                 is_folder = Path(name).parent.name.startswith("longseq-")
                 scene.check(is_folder, f"left: {name}")
             scene.check(scene.lines()[: len(before)] == before, "a line that was written changed")
