@@ -9,22 +9,20 @@ call, and the last few are kept.
 Shapes: B batch, N tokens, E embed_dim, Hq heads, Hk kv_heads, D head_dim = E / Hq.
 """
 
-import inspect
-import math
 from collections.abc import Hashable
 from itertools import pairwise
 from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
 from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.attention.sparse.block_sparse import PatternName
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
 from longseq_bench.core.model import Workload
-from longseq_bench.core.options import OptionSpec, fill, specs_of, unknown_option
+from longseq_bench.core.options import OptionSpec, fill, specs_of
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Shard
 from longseq_bench.kernels import sparse_selection
@@ -38,8 +36,6 @@ VARIANTS = {
     "distributed": "block-sparse",
 }
 """The implementation of each variant; a module has none."""
-
-RANK_OPTIONS = ("placement", "ranks_per_node")
 
 CACHED = 4
 """Shapes whose layouts are kept."""
@@ -115,36 +111,19 @@ class SparseAttention:
         the tensors that this rank holds; one rank holds everything.
         """
         device = torch.device(device)
-        try:
-            w = Workload(
-                seq_len=seq_len,
-                batch=batch,
-                heads=heads,
-                kv_heads=kv_heads or heads,
-                head_dim=head_dim,
-                dtype=str(dtype).removeprefix("torch."),
-                causal=self._causal,
-                mode="train" if train else "forward",
-            )
-        except ValidationError as error:
-            wrong = (
-                f"{' '.join(map(str, e['loc']))} {e['input']}: {e['msg']}" for e in error.errors()
-            )
-            raise UserError("; ".join(wrong)) from None
+        shape = {"batch": batch, "heads": heads, "kv_heads": kv_heads or heads}
+        w = Workload(
+            seq_len=seq_len,
+            **shape,
+            head_dim=head_dim,
+            dtype=str(dtype).removeprefix("torch."),
+            causal=self._causal,
+            mode="train" if train else "forward",
+        )
         self.attention = self._cache.pop((w, device), None) or self._build(w, device)
         self._cache[w, device] = self.attention
         if len(self._cache) > CACHED:
             del self._cache[next(iter(self._cache))]
-        return self.attention.shard
-
-    @property
-    def shard(self) -> Shard:
-        """The part of the tensors that this rank holds, from the last call or `prepare`.
-
-        `shard.queries` are the positions of its tokens. Raises UserError if there was none.
-        """
-        if self.attention is None:
-            raise UserError("shard is known after prepare(seq_len=...) or a first call")
         return self.attention.shard
 
     def parameters(self) -> tuple[Tensor, ...]:
@@ -160,11 +139,11 @@ class SparseAttention:
             return q.shape[2]
         if self.attention is None:
             raise UserError("call prepare(seq_len=...) first, with the tokens of all ranks")
-        tokens, seq_len = len(self.shard.queries), self.attention.workload.seq_len
+        tokens, seq_len = len(self.attention.shard.queries), self.attention.workload.seq_len
         if q.shape[2] != tokens:
             raise UserError(
                 f"q has {q.shape[2]} tokens, but this rank holds {tokens} of {seq_len}; "
-                "pass the tokens of shard.queries, or prepare another seq_len"
+                "pass those of the shard that prepare returns, or prepare another seq_len"
             )
         return seq_len
 
@@ -197,8 +176,8 @@ class MultiheadBlockSparse(nn.Module):
 
     Parameters have the names and layout of nn.MultiheadAttention (in_proj_weight (E + 2 Hk D, E):
     rows of q, k, v; in_proj_bias; out_proj). With as many KV heads as heads, a state_dict of one
-    loads into the other. With an attn_mask that equals the layout, both return the same; but a
-    query whose visible keys are all padded gets a row of zeros, where torch returns NaN. Attention
+    loads into the other. With an attn_mask that equals the layout, both return the same; but where
+    all visible keys of a query are padded, its attention is zero, and torch returns NaN. Attention
     weights are never computed. With key_padding_mask, torch's SDPA computes one row of blocks at a
     time.
 
@@ -246,9 +225,9 @@ class MultiheadBlockSparse(nn.Module):
         self.dropout = 0.0
         # if this were True, torch's encoder layer would call its own dense kernel instead
         self._qkv_same_embed_dim = False
-        self._options: dict[str, Any] = {"pattern": pattern, "sparsity": sparsity, "block": block}
-        self._options |= {"globals": globals, "window": window, "seed": seed, "kernel": kernel}
-        self.attend = create_block_sparse_attention("base", causal=causal, **self._options)
+        options: dict[str, Any] = {"pattern": pattern, "sparsity": sparsity, "block": block}
+        options |= {"globals": globals, "window": window, "seed": seed, "kernel": kernel}
+        self.attend = create_block_sparse_attention("base", causal=causal, **options)
         # drawn in the order of nn.MultiheadAttention: equal seeds give equal ones
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self._rows = [embed_dim, *[kv_heads * self.head_dim] * 2]
@@ -273,8 +252,8 @@ class MultiheadBlockSparse(nn.Module):
     ) -> tuple[Tensor, None]:
         """Return (output, None), the pair of nn.MultiheadAttention; arguments are in its order.
 
-        query, key, value: (N, B, E), with batch_first (B, N, E), or (N, E); so is the output.
-        key_padding_mask: (B, N) or (N,), True for a key to ignore; or floats, 0 and -inf.
+        query, key, value: (N, B, E), or with batch_first (B, N, E); so is the output.
+        key_padding_mask: (B, N), True or -inf for a key to ignore.
         average_attn_weights has no effect.
 
         Raises:
@@ -290,47 +269,35 @@ class MultiheadBlockSparse(nn.Module):
             if is_given:
                 raise UnsupportedError(f"not supported: {reason}")
         shapes = [tuple(t.shape) for t in (query, key, value)]
-        is_known = query.dim() in (2, 3) and query.shape[-1] == self.embed_dim and query.numel()
+        is_known = query.dim() == 3 and query.shape[-1] == self.embed_dim and query.numel()
         if not is_known or len({*shapes}) > 1:
             raise UserError(
                 f"query, key and value need one shape with E={self.embed_dim} and tokens (this is "
                 f"self-attention); got {', '.join(map(str, shapes))}"
             )
-        is_turned = query.dim() == 3 and not self.batch_first
+        is_turned = not self.batch_first
         inputs = [t.transpose(0, 1) if is_turned else t for t in (query, key, value)]
-        q, k, v = self._project([t.unsqueeze(0) if t.dim() == 2 else t for t in inputs])
+        q, k, v = self._project(inputs)
         if key_padding_mask is None:
-            heads, unseen = self.attend(q, k, v), None
+            heads = self.attend(q, k, v)
         else:
-            heads, unseen = self._attend_padded(q, k, v, key_padding_mask)
+            heads = self._attend_padded(q, k, v, key_padding_mask)
         out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
-        if unseen is not None:
-            out = out.masked_fill(unseen[..., None], 0.0)
-        if query.dim() == 2:
-            return out.squeeze(0), None
         return out.transpose(0, 1) if is_turned else out, None
 
-    def _attend_padded(
-        self, q: Tensor, k: Tensor, v: Tensor, padding: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the output (B, Hq, N, D), and the queries (B, N) that see no key."""
+    def _attend_padded(self, q: Tensor, k: Tensor, v: Tensor, ignored: Tensor) -> Tensor:
+        """Return the output (B, Hq, N, D); torch's encoder turns booleans into 0 and -inf."""
         batch, _, tokens, _ = q.shape
-        if padding.numel() != batch * tokens or padding.shape[-1] != tokens:
+        if ignored.shape != (batch, tokens):
             raise UserError(
-                f"key_padding_mask {tuple(padding.shape)} is not (B, N) = {(batch, tokens)}"
+                f"key_padding_mask {tuple(ignored.shape)} is not (B, N) = {(batch, tokens)}"
             )
-        ignored = padding.reshape(batch, tokens)
-        if ignored.dtype != torch.bool:
-            if not bool(((ignored == 0) | (ignored == -math.inf)).all()):
-                raise UserError(
-                    "key_padding_mask must be bool (True: ignored), or floats 0 and -inf"
-                )
-            ignored = ignored != 0
+        ignored = ignored != 0
         sizes = {"heads": q.shape[1], "kv_heads": k.shape[1], "head_dim": q.shape[-1]}
         self.attend.prepare(tokens, batch=batch, dtype=q.dtype, device=q.device, **sizes)
         attention: Any = self.attend.attention
         layout: BlockLayout = attention.layout
-        out, unseen = torch.empty_like(q), torch.zeros_like(ignored)
+        out = torch.empty_like(q)
         blocks = torch.split(torch.arange(tokens, device=q.device), layout.block)
         for row, (first, stop) in enumerate(pairwise(layout.indptr)):
             rows = blocks[row]
@@ -339,19 +306,12 @@ class MultiheadBlockSparse(nn.Module):
             if self.causal:
                 visible = visible & (keys <= rows[:, None])
             empty = ~visible.any(-1, keepdim=True)
-            # SDPA returns NaN for a query without keys, so it sees all; its row becomes zero later
-            out[:, :, rows] = nn.functional.scaled_dot_product_attention(
-                q[:, :, rows], k[:, :, keys], v[:, :, keys], (visible | empty)[:, None],
-                enable_gqa=q.shape[1] != k.shape[1],
-            )  # fmt: skip
-            unseen[:, rows] = empty[..., 0]
-        return out, unseen
-
-    def extra_repr(self) -> str:
-        """Return the options for repr."""
-        options = ", ".join(f"{n}={v}" for n, v in self._options.items() if v is not None)
-        heads = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
-        return f"embed_dim={self.embed_dim}, {heads}, causal={self.causal}, {options}"
+            # SDPA returns NaN for a query without keys, so it sees all
+            row_qkv = q[:, :, rows], k[:, :, keys], v[:, :, keys]
+            seen, grouped = (visible | empty)[:, None], q.shape[1] != k.shape[1]
+            part = scaled_dot_product_attention(*row_qkv, seen, enable_gqa=grouped)
+            out[:, :, rows] = part.masked_fill(empty[:, None], 0.0)
+        return out
 
     def _project(self, inputs: list[Tensor]) -> Triple:
         """(B, N, E) each -> (B, Hq, N, D) and twice (B, Hk, N, D)."""
@@ -359,7 +319,7 @@ class MultiheadBlockSparse(nn.Module):
         bias = self.in_proj_bias
         biases = (None, None, None) if bias is None else torch.split(bias, self._rows)
         q, k, v = (
-            torch.unflatten(nn.functional.linear(t, w, b), -1, (-1, self.head_dim)).transpose(1, 2)
+            torch.unflatten(linear(t, w, b), -1, (-1, self.head_dim)).transpose(1, 2)
             for t, w, b in zip(inputs, weights, biases, strict=True)
         )
         return q, k, v
@@ -389,14 +349,7 @@ def create_block_sparse_attention(
     owner, distributed = f"variant={variant}", variant == "distributed"
     options["sparsity"] = sparsity
     if variant == "multihead":
-        known = inspect.signature(MultiheadBlockSparse).parameters
-        for name in options:
-            if name not in known:
-                raise unknown_option(name, known, owner)
         return MultiheadBlockSparse(**options)
-    for name in RANK_OPTIONS:
-        if name in options and not distributed:
-            raise UserError(f"{name} is an option of variant=distributed; {owner} runs on one rank")
     kind = IMPLEMENTATIONS.get(VARIANTS[variant])
     specs = OptionSpec(name="causal", kind="bool", default=False), *specs_of(kind)
     options = fill(specs, options, owner)
