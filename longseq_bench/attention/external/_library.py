@@ -62,9 +62,6 @@ class External(Attention):
     mask_kinds: ClassVar[frozenset[str]] = frozenset()
     """Kinds of masks beside full and causal ones that the library computes."""
 
-    equal_heads: ClassVar[bool] = False
-    """True if q, k and v need the same number of heads."""
-
     train_reason: ClassVar[str] = ""
     """The reason why its gradients can't be measured; empty if they can."""
 
@@ -76,20 +73,11 @@ class External(Attention):
 
     takes_masks = True  # those of `mask_kinds`; the constructor refuses the others
 
-    def __init__(
-        self, workload: Workload, group: Group, order: OrderName = "contiguous", ulysses: int = 1
-    ) -> None:
-        """Refuse what the library does not compute.
-
-        order: the tokens of each rank, equally many.  ulysses: ranks of a Ulysses group.
-        """
+    def __init__(self, workload: Workload, group: Group, order: OrderName = "contiguous") -> None:
+        """Refuse what the library does not compute. order: tokens of each rank, equally many."""
         w, name = workload, self.library.distribution
         if self.on_one_rank and group.size == 1:
             raise UnsupportedError(f"it runs on 2 or more ranks; use {self.on_one_rank}")
-        if ulysses < 1 or group.size % ulysses or w.kv_heads % ulysses:
-            raise WorldError(
-                f"ulysses={ulysses} must divide {group.size} ranks and {w.kv_heads} KV heads"
-            )
         parts = group.size * (2 if order == "zigzag" else 1)
         if self.many_ranks and group.size > 1 and w.seq_len % parts:
             raise WorldError(f"{w.seq_len} tokens can't be split evenly into {parts} parts")
@@ -99,11 +87,6 @@ class External(Attention):
         if not self.mask.is_plain and self.mask.kind not in self.mask_kinds:
             known = ", ".join(["full", "causal", *sorted(self.mask_kinds)])
             raise UnsupportedError(f"{name} has no mask {self.mask.kind}; it has {known}")
-        if self.equal_heads and w.kv_heads != w.heads:
-            raise UnsupportedError(
-                f"{name} has no grouped heads: {w.heads} heads and {w.kv_heads} KV heads; use as "
-                "many KV heads as heads"
-            )
         if w.train and self.train_reason:
             raise UnsupportedError(f"{name}: {self.train_reason}; use mode=forward")
         if self.dtypes and w.dtype not in self.dtypes:

@@ -1,14 +1,12 @@
-"""Attention of other libraries over ranks: rings, and torch's own.
+"""Rings of other libraries.
 
-Only ring-attention-pytorch runs on a CPU; the others have not run on a GPU by this project yet.
+ring-attention-pytorch runs on a CPU; neither has run on a GPU by this project yet.
 Letters: B batch, H heads, N tokens, D head_dim.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
@@ -108,56 +106,3 @@ def _alternate(x_BHND: Tensor, groups: int) -> Tensor:
         return x_BHND
     B, H, N, D = x_BHND.shape
     return x_BHND.reshape(B, H // groups, groups, N, D).transpose(1, 2).reshape(B, H, N, D)
-
-
-@implementation("torch-context-parallel")
-class TorchContextParallel(External):
-    """`torch.distributed.tensor.experimental.context_parallel` around torch's attention."""
-
-    summary = "torch's context_parallel: a ring of scaled_dot_product_attention; forward only"
-    many_ranks = True
-    on_one_rank = "sdpa"
-    equal_heads = True
-    dtypes = HALF
-    train_reason = "a backward has to run inside the context, which ends with the call"
-    library = Library(
-        "torch",
-        "torch.distributed.tensor.experimental._attention",
-        "pip install 'torch>=2.11,<2.15'",
-        versions=("2.11", "2.15"),
-    )
-
-    def __init__(self, workload: Workload, group: Group) -> None:
-        # with unequal parts torch would drop its balanced order
-        super().__init__(workload, group, "zigzag")
-
-    @classmethod
-    @override
-    def unavailable_reason(cls, device: str) -> str | None:
-        if device == "cpu":
-            return "torch's context_parallel has kernels for cuda only"
-        return super().unavailable_reason(device)
-
-    def prepare(self, device: str) -> None:
-        """Make a mesh of the ranks."""
-        super().prepare(device)
-        self.module.set_rotate_method("alltoall")  # a ring; by default keys are gathered at once
-        self._mesh = DeviceMesh.from_group(self.group.data, device)
-
-    @override
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # it shards buffers of the whole sequence; ours are sharded, so it gets one to go by
-        positions = torch.arange(self.workload.seq_len, device=q.device)
-        context = self.module.context_parallel(
-            self._mesh, buffers=[positions], buffer_seq_dims=[0], no_restore_buffers={positions}
-        )
-        with context:
-            # looked up here: the context replaces the function in its module
-            out: Tensor = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=self.workload.causal
-            )
-        return out
-
-    @override
-    def facts(self) -> dict[str, Any]:
-        return super().facts() | {"layout": "head-tail order, as torch balances the causal mask"}

@@ -23,9 +23,6 @@ REFUSED: dict[str, list[tuple[int, dict[str, Any], dict[str, Any], str]]] = {
         (3, {}, {}, "64 tokens can't be split evenly into 3 parts"),
         (1, {}, {}, "runs on 2 or more ranks; use fused"),
     ],
-    "torch-context-parallel": [
-        (2, {"seq_len": 62}, {}, "62 tokens can't be split .* into 4 parts")
-    ],
     "ring-attention-pytorch": [
         (1, {}, {}, "ring-attention-pytorch computes float32 only"),
         (2, {"dtype": "float32", "mode": "train"}, {}, "wrong gradients of k and v on several"),
