@@ -51,20 +51,15 @@ class BlockLayout:
 
     @cached_property
     def visible_pairs(self) -> int:
-        """Visible query-key token pairs per head, as a Python integer, which can't overflow."""
+        """Visible query-key token pairs per head."""
         if self.mask is not None:
             return int(self._masked_pairs(self.mask).sum())
-        block, short = self.block, self.rows * self.block - self.seq_len
-        # rows ascend, so only their last entry can be the short block, or their own if causal
-        last_kept = self.indices[self.indptr[1:] - 1]
-        sees_short = last_kept == self.rows - 1
-        keys = block * len(self.indices) - short * int(sees_short.sum())
-        keys_of_last_row = block * int(self.row_lengths[-1]) - short * int(sees_short[-1])
-        pairs = block * keys - short * keys_of_last_row
+        sizes = self.block_sizes
+        pairs = int(sizes @ np.add.reduceat(sizes[self.indices], self.indptr[:-1]))
         if self.causal:
-            own, tail = last_kept == np.arange(self.rows), block - short
-            pairs -= int(own[:-1].sum()) * (block * (block - 1) // 2)
-            pairs -= int(own[-1]) * (tail * (tail - 1) // 2)
+            # rows ascend, so only their last entry can be their own block
+            own = sizes[self.indices[self.indptr[1:] - 1] == np.arange(self.rows)]
+            pairs -= int((own * (own - 1) // 2).sum())
         return pairs
 
     @property

@@ -78,8 +78,6 @@ class DilationRule:
                 f"{len(self.segments)} segments {self.segments} but {len(self.dilation)} rates "
                 f"{self.dilation}: give one rate per segment, as in segments=1024,2048 dilation=1,2"
             )
-        if min(self.segments) < 1 or min(self.dilation) < 1:
-            raise UserError("segments and dilation must be whole numbers of at least 1")
         if self.mix == "groups" and self.heads < len(self.segments):
             raise UserError(
                 f"mix=groups needs a head per pair: {len(self.segments)} pairs, {self.heads} heads"
@@ -199,10 +197,8 @@ def grid_side(n: int) -> int:
 def hilbert_order(n: int) -> Cells:
     """Return the position of each step of the walk, (n,) int32: a permutation of range(n).
 
-    Raises UserError for n < 1, UnsupportedError for n > 2^30, the limit of int32.
+    Raises UnsupportedError for n > 2^30, the limit of int32.
     """
-    if n < 1:
-        raise UserError(f"a Hilbert walk needs at least 1 token, not {n}")
     side = grid_side(n)
     if side > MAX_SIDE:
         raise UnsupportedError(

@@ -29,7 +29,7 @@ PACKAGE = "longseq_bench"
 
 _PATTERNS = (
     Fault("pairs-diagonal", "patterns", "patterns/block_layout.py",
-          "(block * (block - 1) // 2)", "(block * (block + 1) // 2)",
+          "(own * (own - 1) // 2)", "(own * (own + 1) // 2)",
           ("tests/patterns/test_block_layout.py",)),
     Fault("short-last-block", "patterns", "patterns/spans.py",
           "np.minimum(np.int32(n) - start, np.int32(block))", "np.full_like(start, block)",

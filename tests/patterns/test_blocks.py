@@ -137,10 +137,8 @@ WITHOUT_WINDOW = "use global-local, local-window, sink-window or strided"
 @pytest.mark.parametrize(
     ("patterns", "options", "message"),
     [
-        (["strided"], {"block": -3}, "block -3 is too small; the minimum is 1"),
         (["local-windows"], {}, "unknown pattern 'local-windows'; did you mean 'local-window'"),
         (["strided"], {"sparsity": 1.0}, r"outside \[0, 1\); 0.99 keeps one block in a hundred"),
-        (["strided"], {"sparsity": 90}, r"outside \[0, 1\); 90 % would be 0.9"),
         (WITH_SPECIAL, {"special": 101}, "globals=101 is more than the 100 tokens"),
         (PATTERNS.keys() - {*WITH_SPECIAL}, {"special": 5}, WITHOUT_GLOBALS),
         (PATTERNS.keys() - {*WITH_WINDOW}, {"window": 20}, WITHOUT_WINDOW),

@@ -91,8 +91,6 @@ def test_groups_count_uncovered_tokens() -> None:
     [
         ((16, 32), (1,), "softmax", r"2 segments \(16, 32\) but 1 rates \(1,\)"),
         ((), (), "softmax", "0 segments"),
-        ((0,), (1,), "softmax", "whole numbers of at least 1"),
-        ((16,), (0,), "softmax", "whole numbers of at least 1"),
         ((16, 32, 64), (1, 2, 4), "groups", "3 pairs, 2 heads"),
     ],
 )
