@@ -25,7 +25,7 @@ from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
 from longseq_bench.cli.show import show
 from longseq_bench.cli.sweep import sweep
-from longseq_bench.core.errors import LauncherError, UserError, keep_lines, shorten_quotes
+from longseq_bench.core.errors import LauncherError, UserError, keep_lines, shorten
 from longseq_bench.launchers.interrupts import received_signals
 
 BAD_INPUT, FAILED_TRIALS, REGRESSED, TOO_NOISY, INTERRUPTED = 2, 3, 4, 5, 130
@@ -110,7 +110,7 @@ def _check_no_empty(arguments: Sequence[str]) -> None:
 
 
 def _refuse(message: str) -> int:
-    print(f"longseq: {keep_lines(shorten_quotes(message))}", file=sys.stderr)
+    print(f"longseq: {keep_lines(shorten(message))}", file=sys.stderr)
     return BAD_INPUT
 
 

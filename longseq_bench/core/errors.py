@@ -13,7 +13,7 @@ LongseqError                what a caller may catch
 ├── KernelLimitError        a launch or index limit of a kernel, not memory; status `limit`
 └── LauncherError           processes could not be started at all
 
-And text from outside, made safe to print and to quote: no control characters, no long quotes.
+And text from outside, made safe to print and to quote: no control characters, not too long.
 """
 
 import difflib
@@ -21,17 +21,13 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-MAX_QUOTE = 200
-"""Characters of input that a message quotes."""
+MAX_TEXT = 1800
+"""Characters of a message: it may quote a text from outside."""
 
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _LINE_END = re.compile(r"\r\n?")
 # direction marks show text in another order than it has
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-# a text in quotes, or a word of punctuation and letters without a space
-_LONG = re.compile(
-    rf"'[^'\n]{{{MAX_QUOTE + 1},}}'|\"[^\"\n]{{{MAX_QUOTE + 1},}}\"|\S{{{MAX_QUOTE + 1},}}"
-)
 
 
 def one_line(text: str) -> str:
@@ -52,19 +48,14 @@ def keep_lines(text: str) -> str:
 
 
 def quote(value: Any) -> str:
-    """Return the repr of a value from outside, with its long words shortened."""
-    return shorten_quotes(repr(value))
+    """Return the repr of a value from outside, shortened."""
+    return shorten(repr(value))
 
 
-def shorten_quotes(message: str) -> str:
-    """Shorten the words and quoted texts of a message that are longer than MAX_QUOTE."""
-    return _LONG.sub(_shorten, message)
-
-
-def _shorten(found: re.Match[str]) -> str:
-    text = found[0]
-    end = text[0] if text[0] in "'\"" and text[0] == text[-1] else ""
-    return f"{text[: MAX_QUOTE + len(end)]}…{end}"
+def shorten(text: str) -> str:
+    """Return a text, without its middle if it is longer than MAX_TEXT: its ends say what it is."""
+    half = MAX_TEXT // 2
+    return text if len(text) <= MAX_TEXT else f"{text[:half]}…{text[-half:]}"
 
 
 class LongseqError(Exception):
@@ -72,13 +63,10 @@ class LongseqError(Exception):
 
 
 class UserError(LongseqError):
-    """The user's mistake: its text is one clear sentence, shown without a traceback.
-
-    Words in it that are longer than a reader needs are shortened.
-    """
+    """The user's mistake: its text is one clear sentence, shown without a traceback."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(shorten_quotes(message))
+        super().__init__(shorten(message))
 
     def _render_traceback_(self) -> list[str]:
         """Return what IPython shows instead of a traceback."""
