@@ -62,7 +62,9 @@ DROPPED: dict[str, str] = {
     r"^plan segments: ": (
         "segments on CUDA are gathered for a kernel of exact attention, no Triton kernel of spans"
     ),
-    r"^plan .*\.hardware\.kernels\.flash-attn-2": "that kernel is gone: torch's flash is the same",
+    r"^plan .*: \.printed\.(answer|hardware\.kernels|results\[\d\]\.(rate_.*|.*_s|seconds))": (
+        "rates are by kernel, head_dim, pass and mask, from measurements and newer figures"
+    ),
     r"^plan exact-h100: .*\.options\.(stage|chunk|order|ring)": "options without a use are gone",
     r"^plan decode: \.printed\.(answer|results\[1\])": (
         "split-KV copies the positions of new tokens once, so a step needs 128 bytes less"
