@@ -53,8 +53,8 @@ FAILURES = (
     ("crashed", "forward", "its process died of signal 9 (killed)"),
 )
 FAILED, PROBES = 0.15, 7
-SEARCHED, SPARSITIES = 0.6, 0.3
-"""Shares of the swept variants that are also searched for their maximum, and least sparsity."""
+SEARCHED = 0.6
+"""Share of the swept variants that are also searched for their maximum."""
 HOST: dict[str, Any] = {
     "os": "Linux 6.1", "cpu": "Some CPU", "cores": 2, "memory_bytes": 2**34, "python": "3.11.7",
     "torch": "2.13.0+cpu", "longseq": "0.1.0", "commit": "efa39d5838ee", "clock_mhz": 2600.0,
@@ -103,7 +103,7 @@ STAGES = """
 import resource, sys, time
 from longseq_bench.reports.kinds import documents
 from longseq_bench.store import load
-from longseq_bench.analysis.searches import density_rows, search_rows
+from longseq_bench.analysis.searches import search_rows
 from longseq_bench.analysis.sweeps import sweep_rows
 
 def timed(label, work):
@@ -115,7 +115,7 @@ def timed(label, work):
     return found
 
 records = timed("load", lambda: load(sys.argv[1]).records)
-for tabulate in (sweep_rows, search_rows, density_rows):
+for tabulate in (sweep_rows, search_rows):
     timed(tabulate.__name__, lambda: len(tabulate(records)))
 built = timed("documents", lambda: documents(records, sys.argv[2].split(",")))
 for document in built:
@@ -160,8 +160,6 @@ def mixed(rng: random.Random) -> Iterator[Record]:
                     yield from _rounds(rng, _trial(name, options, tokens, workload, world), where)
                 if rng.random() < SEARCHED:
                     yield from _search(rng, name, options, workload, world, where)
-            if "sparsity" in options and rng.random() < SPARSITIES:
-                yield from _sparsities(rng, name, options, rng.choice(LENGTHS), workload, where)
 
 
 def distinct(rng: random.Random) -> Iterator[Record]:
@@ -237,16 +235,6 @@ def _search(
         purpose = "confirm" if confirms else "probe"
         outcome = _outcome(rng, trial, 0, fails, FAILURES[0])
         yield _record(trial, where, outcome, purpose=purpose, predicted_tokens=longest)
-
-
-def _sparsities(
-    rng: random.Random, name: str, options: dict[str, Any], tokens: int, workload: dict[str, Any],
-    where: Environment,
-) -> Iterator[Record]:  # fmt: skip
-    for sparsity in (0.1, 0.3, 0.4, 0.35):
-        trial = _trial(name, {**options, "sparsity": sparsity}, tokens, workload, 1)
-        outcome = _outcome(rng, trial, 5, sparsity < 0.35, FAILURES[0])
-        yield _record(trial, where, outcome, purpose="density")
 
 
 def _outcome(

@@ -174,7 +174,7 @@ UNITS = {
 def generate_fields() -> str:
     """Return tables of the fields of every kind of row, from their declarations."""
     from longseq_bench.analysis.row import Row, fields_of
-    from longseq_bench.analysis.searches import DensityRow, SearchRow
+    from longseq_bench.analysis.searches import SearchRow
     from longseq_bench.analysis.sweep_row import SweepRow
 
     common = fields_of(Row)
@@ -183,7 +183,6 @@ def generate_fields() -> str:
         ("Every row", Row),
         ("Rows of a sweep", SweepRow),
         ("Rows of a search for the longest length", SearchRow),
-        ("Rows of a search for the minimum sparsity", DensityRow),
     ):
         fields = [f for name, f in fields_of(kind).items() if kind is Row or name not in common]
         rows = [(f"`{f.name}`", f.heading, UNITS[f.kind], f.help, f.merge) for f in fields]

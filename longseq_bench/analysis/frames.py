@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from longseq_bench.analysis.row import JsonDocument, Row, fields_of
-from longseq_bench.analysis.searches import DensityRow, SearchRow, density_rows, search_rows
+from longseq_bench.analysis.searches import SearchRow, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.model import Record
@@ -34,14 +34,9 @@ def maxlen_json(records: Iterable[Record]) -> dict[str, Any]:
     return rows_json(search_rows(records), "search")
 
 
-def density_json(records: Iterable[Record]) -> dict[str, Any]:
-    """Return the document {"schema", "results"} of searches for the lowest sparsity."""
-    return rows_json(density_rows(records), "density")
-
-
 def rows_json(table: Iterable[Row], document: JsonDocument) -> dict[str, Any]:
     """Return the JSON document of these rows."""
-    row_type = {"sweep": SweepRow, "search": SearchRow, "density": DensityRow}[document]
+    row_type = SweepRow if document == "sweep" else SearchRow
     names = [field.name for field in fields_of(row_type).values() if document in field.json]
     values = attrgetter(*names)
     return {

@@ -38,14 +38,13 @@ largest: over ranks and rounds.  each rank: a list in the order of ranks.
 search: from all steps of a search.  derived: computed from other fields or other rows.
 """
 
-JsonDocument = Literal["sweep", "search", "density"]
+JsonDocument = Literal["sweep", "search"]
 """A JSON document that the command line prints."""
 
-ALL_JSON: tuple[JsonDocument, ...] = ("sweep", "search", "density")
+ALL_JSON: tuple[JsonDocument, ...] = ("sweep", "search")
 NO_JSON: tuple[JsonDocument, ...] = ()
 SWEEP: tuple[JsonDocument, ...] = ("sweep",)
-DENSITY: tuple[JsonDocument, ...] = ("density",)
-SEARCHES: tuple[JsonDocument, ...] = ("search", "density")
+SEARCH: tuple[JsonDocument, ...] = ("search",)
 
 
 @dataclass(frozen=True)
@@ -133,16 +132,16 @@ class Row:
         "New tokens", "count", "Tokens that a step of decoding adds; 0 in other modes.", "same"
     )
     memory_budget: int | None = declare(
-        "Memory budget", "bytes", "Memory that one rank may allocate.", "same", json=SEARCHES
+        "Memory budget", "bytes", "Memory that one rank may allocate.", "same", json=SEARCH
     )
     time_budget: float | None = declare(
-        "Time budget", "seconds", "Time that one pass may take.", "same", json=SEARCHES
+        "Time budget", "seconds", "Time that one pass may take.", "same", json=SEARCH
     )
     threads: int | None = declare(
-        "Threads", "count", "CPU threads per rank; none: chosen by torch.", "same", json=DENSITY
+        "Threads", "count", "CPU threads per rank; none: chosen by torch.", "same", json=NO_JSON
     )
     fit_only: bool = declare(
-        "Fit only", "flag", "Shortened loops: nothing was timed or checked.", "same", json=SEARCHES
+        "Fit only", "flag", "Shortened loops: nothing was timed or checked.", "same", json=SEARCH
     )
     keep: Keep = declare(
         "Keep", "text", "What a pass preserves: all, inputs, or nothing (in place).", "same"
@@ -185,11 +184,11 @@ class Row:
         "Achieved density", "share", "Kept share of visible blocks or pairs.", "largest", json=SWEEP
     )
     fingerprint: str = declare(
-        "Fingerprint", "text", "Hash of the machine and its software.", "same", json=DENSITY
+        "Fingerprint", "text", "Hash of the machine and its software.", "same", json=NO_JSON
     )
-    host: str = declare("Host", "text", "Name of the machine.", "same", json=DENSITY)
+    host: str = declare("Host", "text", "Name of the machine.", "same", json=NO_JSON)
     label: str = declare(
-        "Implementation", "text", "With its options that differ.", json=DENSITY, default=""
+        "Implementation", "text", "With its options that differ.", json=NO_JSON, default=""
     )
 
     @property

@@ -1,19 +1,21 @@
-"""Rows of searches: for the longest length (probe, edge, confirm) and for the minimum sparsity."""
+"""Rows of searches for the longest length, with the purposes probe, edge and confirm."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from longseq_bench.analysis.labels import Labels, find_labels, set_labels, settings_key
+from longseq_bench.analysis.labels import Labels, find_labels, settings_key
 from longseq_bench.analysis.row import NO_JSON, Row, declare, identity
 from longseq_bench.analysis.runs import SEVERITY, Runs, group_by, imbalance
 from longseq_bench.core.cost import floor_bytes, floor_tokens
-from longseq_bench.core.model import OptionValue, Phase, Record, Status, Trial, options_key
+from longseq_bench.core.model import Phase, Record, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult(Row):
-    """Fields that both searches have."""
+class SearchRow(Row):
+    """A search for the longest length: a bracket and its limit.
+
+    Tokens are those of all ranks. Budget and peak are those of one rank.
+    """
 
     limited_by: str | None = declare(
         "Limited by", "text", "What ended the search: memory, time, hang, ...", "search"
@@ -22,15 +24,6 @@ class SearchResult(Row):
         "Confirmations", "count", "Further passes of the result, in fresh processes.", "search"
     )
     runs: int = declare("Runs", "count", "Runs of the search, retries included.", "search")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchRow(SearchResult):
-    """A search for the longest length: a bracket and its limit.
-
-    Tokens are those of all ranks. Budget and peak are those of one rank.
-    """
-
     max_tokens: int = declare(
         "Max tokens", "tokens", "Longest length of which most runs passed; 0: none.", "search"
     )
@@ -68,22 +61,6 @@ class SearchRow(SearchResult):
         """Equal for searches that differ only in time budget and fit_only."""
         same = (self.implementation, self.memory_budget, self.keep, self.allocator)
         return same, self.world_size, self.workload_key, self.options_key
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DensityRow(SearchResult):
-    """A search for the minimum sparsity with which a length fits."""
-
-    tokens: int = declare("Tokens", "tokens", "Sequence length of all ranks together.", "same")
-    least_sparsity: float | None = declare(
-        "Minimum sparsity", "share", "Lowest sparsity of which most runs passed.", "search"
-    )
-    too_dense: float | None = declare(
-        "Highest failed sparsity", "share", "Highest sparsity below it that failed.", "search"
-    )
-    time_s: float | None = declare(
-        "Time", "seconds", "Median time of a pass at the minimum sparsity.", "median"
-    )
 
 
 SEARCH_PURPOSES = ("probe", "edge", "confirm")
@@ -141,7 +118,7 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
     longest = max(passed, default=0)
     failed = min((n for n in by_length if n > longest), default=None)
     at_maximum = Runs(r for r in by_length.get(longest, []) if r.outcome.fits)
-    peak = at_maximum.largest("peak")
+    peak, peaks = at_maximum.largest("peak"), at_maximum.each_rank_size("peak")
     predictions = (r.predicted_tokens for r in steps if r.purpose in ("probe", "edge"))
     outcomes = (r.outcome for r in steps if r.trial.workload.seq_len == failed)
     worst = min(outcomes, key=lambda outcome: SEVERITY.index(outcome.status), default=None)
@@ -153,7 +130,14 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
         needed = floor_bytes(trial.at(longest).workload) if longest else 0
     return SearchRow(
         **identity(steps[0]),
-        **_figures(at_maximum),
+        peak_bytes=at_maximum.largest_size("peak"),
+        tokens_per_rank=at_maximum.largest_size("own_tokens"),
+        rank_peaks=peaks,
+        imbalance=imbalance(peaks or []),
+        alloc_retries=at_maximum.largest("alloc_retries"),
+        outside_allocator_bytes=at_maximum.largest_size("outside_allocator"),
+        density_achieved=at_maximum.largest("density_achieved"),
+        confirmations=max(len(at_maximum.records) - 1, 0),
         max_tokens=longest,
         first_failure=failed,
         limited_by=LIMITED_BY[worst.status] if worst else no_limit,
@@ -178,59 +162,7 @@ def has_passed(runs: Sequence[Record]) -> bool:
     return passes + timeouts == len(runs) and passes > timeouts
 
 
-def density_rows(records: Iterable[Record]) -> list[DensityRow]:
-    """Return one row per search for the minimum sparsity (purpose density), in file order."""
-    steps = (record for record in records if record.purpose == "density")
-
-    def key(step: Record) -> Hashable:
-        same = step.trial.key_without("repeats", "round", "options")
-        return same, options_key(_without_sparsity(step.trial)), step.environment.fingerprint
-
-    rows = [_merge_density(group) for group in group_by(steps, key).values()]
-    return set_labels(rows, find_labels(rows))
-
-
-def _merge_density(steps: Sequence[Record]) -> DensityRow:
-    by_sparsity = group_by(steps, lambda step: float(str(step.trial.options["sparsity"])))
-    passed = {s: runs for s, runs in by_sparsity.items() if has_passed(runs)}
-    minimum = min(passed, default=None)
-    denser = [s for s in by_sparsity if s not in passed and (minimum is None or s < minimum)]
-    fits = [r for r in passed[minimum] if r.outcome.fits] if minimum is not None else []
-    at_minimum = Runs(fits)
-    runs = by_sparsity[max(denser)] if denser else []
-    failed = next((r.outcome for r in reversed(runs) if not r.outcome.fits), None)
-    return DensityRow(
-        **identity(steps[0]) | {"options": _without_sparsity(steps[0].trial)},
-        **_figures(at_minimum),
-        tokens=steps[0].trial.workload.seq_len,
-        least_sparsity=minimum,
-        too_dense=max(denser, default=None),
-        limited_by=None if failed is None else LIMITED_BY[failed.status],
-        time_s=at_minimum.median("time"),
-        runs=len(steps),
-    )
-
-
-def _figures(runs: Runs) -> dict[str, Any]:
-    """Return figures of the runs at the result: of the largest rank, and the peak of each rank."""
-    peaks = runs.each_rank_size("peak")
-    return {
-        "peak_bytes": runs.largest_size("peak"),
-        "tokens_per_rank": runs.largest_size("own_tokens"),
-        "rank_peaks": peaks,
-        "imbalance": imbalance(peaks or []),
-        "alloc_retries": runs.largest("alloc_retries"),
-        "outside_allocator_bytes": runs.largest_size("outside_allocator"),
-        "density_achieved": runs.largest("density_achieved"),
-        "confirmations": max(len(runs.records) - 1, 0),
-    }
-
-
 def _search_key(record: Record, *names: str) -> Hashable:
     # without repeats: probes run one pass, other steps run more
     same = record.trial.key_without("seq_len", "round", "seed", "repeats", "time_cap", *names)
     return same, record.environment.fingerprint
-
-
-def _without_sparsity(trial: Trial) -> dict[str, OptionValue]:
-    return {k: v for k, v in trial.options.items() if k != "sparsity"}

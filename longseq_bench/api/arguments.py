@@ -18,13 +18,6 @@ MAXLEN = {
         unit="tokens",
         otherwise="the maximum, twice the length whose q, k, v and output fill the budget",
     ),
-    "sparsity": Setting(
-        str,
-        "auto: find the lowest sparsity with which --target fits; -o sparsity=0.99 sets a fixed "
-        "sparsity.",
-        otherwise="find the longest length",
-    ),
-    "target": Setting(int, "Tokens that must fit, with --sparsity auto: 1M.", unit="tokens"),
     "fit_only": Setting(
         bool,
         "Also search for the longest length that fits in memory, with shortened loops, unchecked.",

@@ -44,49 +44,22 @@ def maxlen(
         LauncherError: processes can't be started.
     """
     ranks, shared = given.get("world_size", machine.default_ranks()), dict(options or {})
-    ceiling, fit_only = parse_target(given.get("ceiling"), "--ceiling"), given.get("fit_only")
+    ceiling = parse_target(given.get("ceiling"), "--ceiling")
     if ceiling and ceiling < ranks:
         problem = f"--ceiling {given['ceiling']} is smaller than --world-size {ranks}"
         raise UserError(f"{problem}; use at least {ranks}")
-    tokens = _parse_sparsity_target(given, shared)
     reporter, folder = make_reporter(progress), Path(out) if out else None
     chosen = read_implementations(implementations, folder)
     with machine.open_launcher(reporter, dict(chosen)) as (launcher, catalogue):
         trials = build_trials(catalogue, chosen, shared, given, folder, [ranks], reporter)
         launcher.check(trials)
-        if tokens:
-            for trial in trials:
-                if "sparsity" not in trial.options:
-                    problem = f"{trial.implementation} has no sparsity here"
-                    raise UserError(f"{problem}; use block-sparse without a window")
-            trials = [trial.at(tokens) for trial in trials]
-            schedule = partial(strategy.find_min_sparsity, trials)
-        else:
-            if fit_only:
-                fit_trials = [t.replace(fit_only=True, time_budget=None) for t in trials]
-                trials = [trial for pair in zip(fit_trials, trials, strict=True) for trial in pair]
-            schedule = partial(strategy.maxlen, trials, ceiling)
+        if given.get("fit_only"):
+            fit_trials = [t.replace(fit_only=True, time_budget=None) for t in trials]
+            trials = [trial for pair in zip(fit_trials, trials, strict=True) for trial in pair]
+        schedule = partial(strategy.maxlen, trials, ceiling)
         return run_search(launcher, catalogue, trials, folder, schedule, reporter)
 
 
 def parse_target(text: str | int | None, option: str = "--target") -> int | None:
     """Return the tokens of an option, if given. Raises UserError if they are no number."""
     return parse_tokens(text, option) if text else None
-
-
-def _parse_sparsity_target(given: dict[str, Any], options: Options) -> int | None:
-    """Return the length of a search for the lowest sparsity; None for a search for a length."""
-    sparsity, tokens = given.get("sparsity"), parse_target(given.get("target"))
-    if sparsity not in (None, "auto"):
-        raise UserError(f"--sparsity {sparsity}: must be auto; for a value use -o sparsity=0.99")
-    if tokens and not sparsity:
-        raise UserError("--target needs --sparsity auto; to limit other searches use --ceiling")
-    if sparsity and not tokens:
-        raise UserError("--sparsity auto needs --target, the number of tokens that must fit")
-    if sparsity and "sparsity" in options:
-        raise UserError("--sparsity auto and -o sparsity both set the sparsity; remove one")
-    for name in ("ceiling", "fit_only") if sparsity else ():
-        if given.get(name):
-            option = f"--{name.replace('_', '-')}"
-            raise UserError(f"{option} can't be combined with --sparsity auto; remove {option}")
-    return tokens

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from longseq_bench import store
 from longseq_bench.analysis.frames import to_frame
 from longseq_bench.analysis.labels import Labels, find_short_labels, index_short_labels, short_name
-from longseq_bench.analysis.searches import DensityRow, SearchRow, density_rows, search_rows
+from longseq_bench.analysis.searches import SearchRow, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.errors import ConfigError, StoreError, UnknownNameError, UserError
@@ -74,11 +74,6 @@ class Results(Printed):
     def maxima(self) -> list[SearchRow]:
         """A row per search for the longest length."""
         return search_rows(self.records, self._labels)
-
-    @cached_property
-    def min_sparsities(self) -> list[DensityRow]:
-        """A row per search for the lowest sparsity."""
-        return density_rows(self.records)
 
     def to_pandas(self, table: Literal["rows", "maxima"] | None = None) -> pandas.DataFrame:
         """Return rows or maxima as a DataFrame; values that were not measured are NaN.
@@ -161,8 +156,6 @@ class Results(Printed):
 
         if not self.records:
             return None
-        if any(record.purpose == "density" for record in self.records):
-            return brief.density_brief(self.records)
         if all(record.purpose == "measure" for record in self.records):
             return brief.sweep_brief(self.records, self.baseline)
         return brief.search_brief(self.records)

@@ -26,7 +26,7 @@ def maxlen(
     If memory is the limit, the two lengths differ by at most 1 % or 64 tokens, whichever is larger
     (more if runs contradict each other). Tokens are those of all ranks together.
     """
-    from longseq_bench.analysis.frames import density_json, maxlen_json
+    from longseq_bench.analysis.frames import maxlen_json
     from longseq_bench.api import length_search
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
@@ -38,6 +38,4 @@ def maxlen(
         progress=session.make_reporter(verbose),
         **given,
     )
-    if "target" in given:
-        return session.print_results(results, as_json, density_json)
     return session.print_results(results, as_json, maxlen_json)

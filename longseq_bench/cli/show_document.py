@@ -51,8 +51,6 @@ def show_document(
     read = [f"{_count(len(records), 'record')} read: {counts}"]
     read += _describe(results.rows, rows, limit, "row", where)
     read += _describe(results.maxima, searches, limit, "search", where)
-    if steps := sum(record.purpose == "density" for record in records):
-        read.append(f"{steps:,} of searches for the minimum sparsity: longseq report")
     shared = [groups.describe_shared(every[0], machines, varying)] if every else []
     shown = [section for section in sections if section.has_content]
     return Document("show", "", [". ".join(read) + ".", *shared], shown)

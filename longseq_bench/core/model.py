@@ -409,7 +409,7 @@ class Record(Frozen):
 
     processes: the trial's child processes, retries included.
     purpose: measure (a row of a sweep); probe, edge, confirm (steps of a search for the longest
-    length); density (a step of a search for the lowest sparsity).
+    length); density (of earlier versions, not shown).
     predicted_tokens: the maximum that the search expected when it requested this run.
     foreseen: the memory and time predicted for this run.
     """

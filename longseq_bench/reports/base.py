@@ -18,12 +18,11 @@ from longseq_bench.analysis.labels import (
     Labels,
     find_baseline_label,
     index_short_labels,
-    set_labels,
     settings_key,
     speeds,
 )
 from longseq_bench.analysis.row import R, Row
-from longseq_bench.analysis.searches import DensityRow, SearchRow, density_rows, search_rows
+from longseq_bench.analysis.searches import SearchRow, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows_with_records
 from longseq_bench.core.model import Environment, Record, Trial
@@ -73,7 +72,7 @@ class Source:
 
         Raises UserError where the baseline is not among them.
         """
-        rows = self._tables[0]
+        rows = self._measured
         if not self.baseline_label:
             return rows
         found = zip(rows, speeds(rows, self.baseline_label), strict=True)
@@ -82,20 +81,15 @@ class Source:
     @cached_property
     def baseline_label(self) -> str | None:
         """The label of the baseline; None for no comparison. Errors as in find_baseline_label."""
-        rows = self._tables[0]
+        rows = self._measured
         if not rows or not self.baseline:
             return None
         return find_baseline_label(rows, (row.label for row in rows), self.baseline)
 
-    @property
+    @cached_property
     def maxima(self) -> list[SearchRow]:
         """Rows of searches for the longest length, one row per search."""
-        return self._tables[1]
-
-    @property
-    def minima(self) -> list[DensityRow]:
-        """Rows of searches for the minimum sparsity, one row per search."""
-        return self._tables[2]
+        return search_rows(self.records, self._labels)
 
     @cached_property
     def environments(self) -> dict[str, Environment]:
@@ -114,7 +108,7 @@ class Source:
     @cached_property
     def context(self) -> str:
         """A sentence on what is equal in all rows: workload, budgets, check; "" without rows."""
-        row = next((row for table in self._tables for row in table), None)
+        row = next(iter([*self._measured, *self.maxima]), None)
         if row is None:
             return ""
         ending = "all outputs checked against float64" if self.is_all_checked else ""
@@ -185,13 +179,8 @@ class Source:
         return list(filter(None, [self.machines[record.environment.fingerprint]]))
 
     @cached_property
-    def _tables(self) -> tuple[list[SweepRow], list[SearchRow], list[DensityRow]]:
-        minima = density_rows(self.records)
-        return (
-            [row for row, _ in self._pairs],
-            search_rows(self.records, self._labels),
-            set_labels(minima, index_short_labels(minima)),
-        )
+    def _measured(self) -> list[SweepRow]:
+        return [row for row, _ in self._pairs]
 
     @cached_property
     def _pairs(self) -> list[tuple[SweepRow, list[Record]]]:
@@ -205,13 +194,12 @@ class Source:
     @cached_property
     def _labels(self) -> Labels:
         """The labels of all trials: of sweeps, then of searches, in which order #1, #2 count."""
-        order = {"measure": 0, "density": 2}
-        in_order = sorted(self.records, key=lambda record: order.get(record.purpose, 1))
+        in_order = sorted(self.records, key=lambda record: record.purpose != "measure")
         return index_short_labels([record.trial for record in in_order])
 
     @cached_property
     def _varying(self) -> frozenset[str]:
-        return find_varying(row for table in self._tables for row in table)
+        return find_varying([*self._measured, *self.maxima])
 
 
 KINDS: Registry[Callable[[Source], Document]] = Registry(

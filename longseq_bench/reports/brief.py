@@ -10,7 +10,7 @@ from longseq_bench.reports.columns import SEARCH_FIELDS, SWEEP_FIELDS, ValueColu
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.groups import describe_failures, describe_unstable
 from longseq_bench.reports.sections.failures import describe_search, index_one_rank
-from longseq_bench.reports.sections.growth import exponents, minimum_sparsity, over_ranks
+from longseq_bench.reports.sections.growth import exponents, over_ranks
 
 
 def sweep_brief(records: Sequence[Record], baseline: str | None = None) -> Document:
@@ -35,12 +35,6 @@ def search_brief(records: Sequence[Record]) -> Document:
     one_rank = index_one_rank(source.maxima)
     answers = Section("", points=[describe_search(row, one_rank) for row in source.maxima])
     return _document("maxlen", source, Section("", tables=tables), answers)
-
-
-def density_brief(records: Sequence[Record]) -> Document:
-    """Return the searches for the minimum sparsity."""
-    source = Source(records)
-    return _document("density", source, _untitled(minimum_sparsity(source)))
 
 
 def scaling_brief(records: Sequence[Record]) -> Document:

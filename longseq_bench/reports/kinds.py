@@ -28,7 +28,7 @@ from longseq_bench.reports.sections.at_a_glance import all_implementations, key_
 from longseq_bench.reports.sections.capabilities import capabilities
 from longseq_bench.reports.sections.failures import failures, problems
 from longseq_bench.reports.sections.gains import ONE_RANK, where_it_pays
-from longseq_bench.reports.sections.growth import exponents, minimum_sparsity, over_ranks
+from longseq_bench.reports.sections.growth import exponents, over_ranks
 from longseq_bench.reports.sections.lengths import lengths, maxima, projected
 from longseq_bench.reports.sections.provenance import (
     configs,
@@ -132,8 +132,7 @@ _ranks_pay: Build = partial(where_it_pays, references=[ONE_RANK])
 _KINDS = {
     "summary": Kind(
         "How many tokens attention takes here",
-        [all_implementations, fastest, sparse, maxima, lengths, minimum_sparsity, over_ranks]
-        + [exponents, each_rank],
+        [all_implementations, fastest, sparse, maxima, lengths, over_ranks, exponents, each_rank],
         _SWEEP,
     ),
     "devices": Kind(
@@ -143,8 +142,8 @@ _KINDS = {
     ),
     "extreme": Kind(
         "Extreme lengths",
-        [all_implementations, maxima, sparse, fastest, where_it_pays, lengths, minimum_sparsity]
-        + [exponents, projected],
+        [all_implementations, maxima, sparse, fastest, where_it_pays, lengths, exponents]
+        + [projected],
         "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99",
         lambda source: bool(source.maxima),
     ),

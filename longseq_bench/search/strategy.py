@@ -20,7 +20,6 @@ from longseq_bench.search.prediction import CEILING_TOKENS, Predictor
 
 FIRST_TOKENS = 2048  # the longest first length of a search: a pass of it takes milliseconds
 
-DENSITY_STEPS = 2**22  # resolution of the search for the lowest sparsity: steps of a density of 1
 LENGTH_DIVISORS, TIMED_PASSES = (8, 4, 2), 7
 """Lengths of a scaling study, as parts of the shortest maximum, and timed passes at each."""
 
@@ -85,30 +84,6 @@ def maxlen(
     records: list[Record] = []
     for trial in trials:
         records += yield from _search_length(trial, ceiling, predictor)
-    return records
-
-
-def find_min_sparsity(trials: Sequence[Trial], predictor: Predictor | None = None) -> Schedule:
-    """Search for the lowest sparsity with which each trial's length fits in its memory and time.
-
-    One search after the other; the trials' own sparsity is ignored. A search is over the density,
-    in whole steps.
-    """
-    records: list[Record] = []
-    for trial in trials:
-        search = find_longest(DENSITY_STEPS // 1000, DENSITY_STEPS)
-        request, first_record = next(search), len(records)
-        while True:
-            options = {**trial.options, "sparsity": round(1 - request.tokens / DENSITY_STEPS, 9)}
-            index = sum(r.trial.options == options for r in records[first_record:])
-            repeats = int(request.purpose == "confirm")
-            run = trial.replace(options=options, round=index, repeats=repeats)
-            predict = _predict_together(predictor, [run])(run)
-            records.append((yield Step(run, "density", predict=predict)))
-            try:
-                request = search.send(result_of(records[-1]))
-            except StopIteration:
-                break
     return records
 
 

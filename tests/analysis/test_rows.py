@@ -13,7 +13,7 @@ from longseq_bench.analysis.frames import maxlen_json, sweep_json, to_frame
 from longseq_bench.analysis.labels import find_baseline_label, speeds
 from longseq_bench.analysis.row import fields_of
 from longseq_bench.analysis.runs import SEVERITY
-from longseq_bench.analysis.searches import SearchRow, density_rows, merge_search, search_rows
+from longseq_bench.analysis.searches import SearchRow, merge_search, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.errors import UnknownNameError, UserError
@@ -454,23 +454,3 @@ def test_fits_tokens_are_of_the_same_search(other: dict[str, Any]) -> None:
     assert [row.fits_tokens for row in rows] == [None, 8000]
     rows = search_rows([*search(8000, fit_only=True, **other), *whole])
     assert [row.fits_tokens for row in rows] == [None, None]
-
-
-# searches for the minimum sparsity
-
-
-def test_steps_of_a_sparsity_search_differ_in_sparsity_only() -> None:
-    base = make.trial("block-sparse", options={"sparsity": 0.5, "block": 64})
-    same = [
-        base.replace(repeats=1),
-        base.replace(round=2),
-        base.replace(options={"block": 64, "sparsity": 0.9}),
-    ]
-    others = [
-        base.replace(options={"sparsity": 0.5, "block": 32}),
-        base.replace(options={"sparsity": 0.5, "block": 64, "seed": 0}),
-        base.at(8192),
-        base.replace(seed=1),
-    ]
-    records = [make.record(one, purpose="density") for one in [base, *same, *others]]
-    assert [row.runs for row in density_rows(records)] == [4, 1, 1, 1, 1]

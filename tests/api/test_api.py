@@ -163,7 +163,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"heads": 0}, "heads=0: input should be greater than or equal to 1"),
     ({"mode": "fwd"}, "mode='fwd': input should be 'forward'"),
     ({"memory_budget": "lots"}, "memory budget 'lots' can't be read; write 512MiB or 7.9GiB"),
-    ({"target": "1k"}, "--target needs --sparsity auto"),
     ({"device": "cuda"}, "device cuda is not available"),
 ]
 

@@ -68,7 +68,6 @@ def make_records() -> list[Record]:
         make.record(decode, make.measured(bytes_to_read=1e6, copy_bandwidth=1e9)),
         make.record(came_to=make.outcome("wrong", "too far", "check", max_error=float("inf"))),
         *(make.step(2048), make.step(4096, "oom"), make.step(3072, purpose="edge")),
-        make.record(base, make.measured(), purpose="density"),
         make.record(base.replace(options={**sparse, "sparsity": 0.5}), too_slow, purpose="density"),
         make.record(foreseen={"peak_bytes": 10, "seconds": 0.5}, predicted_tokens=99),
     ]

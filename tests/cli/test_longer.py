@@ -1,4 +1,4 @@
-"""`maxlen` with --keep, --fit-only and --sparsity, on a simulated machine."""
+"""`maxlen` with --keep and --fit-only, on a simulated machine."""
 
 from pathlib import Path
 from typing import Any
@@ -51,17 +51,8 @@ def test_fit_only_is_reported_next_to_complete_passes(capfd: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--sparsity", "auto", "--target", "64k"], "ring has no sparsity"),
         (["--keep", "inputs"], "--keep inputs needs --mode train"),
-        (["--target", "1M"], "--target needs --sparsity auto"),
-        (["--sparsity", "auto"], "--sparsity auto needs --target"),
-        (["--sparsity", "0.9"], "must be auto"),
-        (["--sparsity", "auto", "--target", "1M", "--fit-only"], "remove --fit-only"),
-        (
-            ["--sparsity", "auto", "--target", "1M", "--ceiling", "1k"],
-            "--ceiling can't be combined",
-        ),
-        (["--sparsity", "auto", "--target", "1e30"], "--target '1e30' is too large"),
+        (["--ceiling", "1e30"], "--ceiling '1e30' is too large"),
         (["--keep", "some"], "--keep"),
         (["--allocator", "mine"], "--allocator"),
     ],

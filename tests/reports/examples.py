@@ -171,10 +171,6 @@ def searched() -> Iterator[Record]:
     yield from steps("dilated", 400000, 410000, density=0.25,
                      options={"segments": (4096, 8192), "dilation": (1, 2)})  # fmt: skip
     yield make.step(512, "crashed", of=make.trial("slow", memory_budget=BUDGET, repeats=0))
-    for sparsity, status in ((0.5, "oom"), (0.97312849, "ok"), (0.9, "oom"), (0.9612345, "oom")):
-        trial = make.trial("block-sparse", 2**20, {"sparsity": sparsity}, repeats=1)
-        outcome = make.outcome(time=3.1, peak=9e8) if status == "ok" else make.outcome(status)
-        yield make.record(trial, outcome, purpose="density")
 
 
 def _blocks(tokens: int, dense: float, sparsity: float, gain: float, n: int) -> Record:

@@ -7,7 +7,6 @@ package's; `tests/analysis/test_short_labels.py` tests them.
 Book       everything of one set of records
 Swept      one measured trial, its rounds together
 Search     one search for the longest length
-Sparsity   one search for the minimum sparsity
 """
 
 import math
@@ -275,27 +274,8 @@ class Search(Trials):
         return self.alone.tokens * self.ranks or None
 
 
-class Sparsity(Trials):
-    """One search for the minimum sparsity with which a length fits."""
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        super().__init__(records)
-        self.options = {k: v for k, v in self.options.items() if k != "sparsity"}
-        self.tokens = self.workload.seq_len
-        runs = [(float(str(r.trial.options["sparsity"])), r) for r in records]
-        bad = {sparsity for sparsity, r in runs if r.outcome.status != "ok"}
-        self.minimum = min({sparsity for sparsity, _ in runs} - bad, default=None)
-        denser = [s for s in bad if self.minimum is None or s < self.minimum]
-        self.too_dense = max(denser, default=None)
-        at = [r for sparsity, r in runs if sparsity == self.minimum]
-        failed = [r.outcome.status for s, r in runs if s == self.too_dense]
-        self.limited_by = LIMITS[[s for s in failed if s != "ok"][-1]] if failed else None
-        self.times = iterations(at, "time")
-        self.peak, self.confirmations = rounded(largest(at, "peak")), max(len(at) - 1, 0)
-
-
 class Book:
-    """All figures of a set of records: `swept`, `searches`, `sparsities`."""
+    """All figures of a set of records: `swept`, `searches`."""
 
     def __init__(self, records: Sequence[Record], baseline: str | None = None) -> None:
         def chosen(*purposes: str) -> list[Record]:
@@ -305,10 +285,7 @@ class Book:
         steps = ("round", "seed", "repeats", "time_cap")
         found = together(chosen("probe", "edge", "confirm"), *steps, length=False)
         self.searches = [Search(some) for some in found]
-        found = together(chosen("density"), "round", "repeats", sparsity=False)
-        self.sparsities = [Sparsity(some) for some in found]
         set_labels([*self.swept, *self.searches])
-        set_labels(self.sparsities)
         self._relate()
         if baseline:
             for row in self.swept:
@@ -365,17 +342,13 @@ def is_standard(row: Swept) -> bool:
     return ran and row.implementation == "dense" and row.trial.keep == "all"
 
 
-def together(
-    records: Iterable[Record], *but: str, length: bool = True, sparsity: bool = True
-) -> list[list[Record]]:
+def together(records: Iterable[Record], *but: str, length: bool = True) -> list[list[Record]]:
     """Records grouped by environment and by all fields except some, in file order."""
     found: dict[Any, list[Record]] = defaultdict(list)
     for record in records:
         trial = record.trial.model_dump(exclude=set(but))
         if not length:
             del trial["workload"]["seq_len"]
-        if not sparsity:
-            trial["options"].pop("sparsity", None)
         trial["options"] = dict(sorted(trial["options"].items()))
         found[str(trial), record.environment.fingerprint].append(record)
     return list(found.values())

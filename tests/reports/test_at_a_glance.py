@@ -6,7 +6,6 @@ import pytest
 
 from longseq_bench.reports.document import Spread
 from longseq_bench.reports.sections.at_a_glance import ALL
-from tests import make
 from tests.reports.examples import failed, rich, search, single
 from tests.reports.reading import build, rows, section, texts, titles
 
@@ -52,19 +51,6 @@ def test_lines_beyond_the_first_screen_are_in_the_next_section() -> None:
     assert section(document, TITLE).tables[0].title.startswith("8 of 11 rows: One line per ")
     assert [line["Implementation"] for line in rows(document, ALL)] == [*names, "last"]
     assert ALL not in titles(build(records[:8]))
-
-
-def test_searches_for_a_sparsity_have_a_figure() -> None:
-    trial = make.trial("block-sparse", 2**20, {"sparsity": 0.9731234}, repeats=1)
-    passed = make.record(trial, make.outcome(time=3.1, peak=9e8), purpose="density")
-    denser = trial.replace(options={"sparsity": 0.95})
-    document = build([passed, make.record(denser, make.outcome("oom"), purpose="density")])
-    (figure,) = document.figures
-    assert (figure.label, figure.value) == ("Minimum sparsity", "0.97313")
-    assert figure.words == "block-sparse at 1M tokens, limited by memory"
-
-
-# ---- findings and key figures --------------------------------------------------------------------
 
 
 def test_figures_to_distrust_are_findings_and_have_their_rows() -> None:

@@ -18,16 +18,14 @@ from longseq_bench.reports.sections.capabilities import CAPABILITIES
 from longseq_bench.store import load
 from tests import make
 from tests.reports import examples
-from tests.reports.oracle import Book, Sparsity, Swept, by, each_rank, middle, over
+from tests.reports.oracle import Book, Swept, by, each_rank, middle, over
 from tests.reports.reading import cells, rows
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
 
 
-def spread(row: Swept | Sparsity) -> Spread | float | None:
+def spread(row: Swept) -> Spread | float | None:
     """The median time, with its interval if there are several samples."""
-    if isinstance(row, Sparsity):
-        return middle(row.times)
     return row.time if row.time is None or row.ends is None else Spread(row.time, *row.ends)
 
 
@@ -161,17 +159,6 @@ SEARCHES: Figures = {
         for one in profiles().values()
     },
 }
-SPARSITIES: Figures = {
-    "Ranks": lambda s: s.ranks,
-    "Tokens": lambda s: s.tokens,
-    "Time": spread,
-    "Peak memory": lambda s: s.peak,
-    "Minimum sparsity": lambda s: sparsity_text(s.minimum, math.ceil),
-    "Highest failed sparsity": lambda s: sparsity_text(s.too_dense, math.floor),
-    "Limited by": lambda s: s.limited_by,
-    "Confirmations": lambda s: s.confirmations,
-    "Runs": lambda s: len(s.records),
-}
 
 
 def rounded(value: float | None) -> int | None:
@@ -180,11 +167,6 @@ def rounded(value: float | None) -> int | None:
 
 def max_of(records: Iterable[Record], name: str) -> float | None:
     return max((s for r in records for s in r.outcome.samples(name)), default=None)
-
-
-def sparsity_text(value: float | None, rounded: Callable[[float], int]) -> str | None:
-    """Five digits, rounded so that the shown sparsity passed, or failed, too."""
-    return None if value is None else f"{rounded(value * 1e5) / 1e5:.5f}"
 
 
 def agrees(cell: Any, figure: Any) -> bool:
@@ -202,8 +184,6 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
     headings = {column.name for column in table.columns}
     if ONE_LINE_EACH.match(table.title):
         return (), {}
-    if headings & {"Minimum sparsity"}:
-        return book.sparsities, SPARSITIES
     if headings & {"Max tokens", "Found", "Bytes/token"}:
         return book.searches, SEARCHES
     if "Relative speed" in headings:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.analysis.searches import density_rows, search_rows
+from longseq_bench.analysis.searches import search_rows
 from longseq_bench.core.cost import floor_tokens
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Outcome, Record, Trial
 from longseq_bench.runner import Watcher, run_schedule
 from longseq_bench.search.prediction import Predictor, RateModel
-from longseq_bench.search.strategy import Schedule, Step, find_min_sparsity, maxlen, scaling, sweep
+from longseq_bench.search.strategy import Schedule, Step, maxlen, scaling, sweep
 from longseq_bench.store import Store, load
 from tests import make
 from tests.simulated import SimulatedLauncher
@@ -205,33 +205,6 @@ def test_tensors_in_host_memory_are_not_limited_by_the_floor() -> None:
     trial = make.trial("ring", options={"offload": "host"}, memory_budget=2**20)
     steps, _ = by_hand(maxlen([trial], ceiling=2**20), lambda t: make.outcome(peak=1.0))
     assert max(s.trial.workload.seq_len for s in steps) == 2**20
-
-
-@pytest.mark.parametrize("density", [0.5, 0.003])
-def test_the_minimum_sparsity_is_at_the_time_limit(tmp_path: Path, density: float) -> None:
-    launcher = SimulatedLauncher(
-        seconds=lambda t: (1 - float(str(t.options["sparsity"]))) / density
-    )
-    trial = make.trial(
-        "block-sparse", 2**20, {"sparsity": 0.9}, time_budget=1.0, memory_budget=16 * make.GIB
-    )
-    records, _ = run_stored(find_min_sparsity([trial]), launcher, tmp_path)
-    assert {(r.purpose, r.trial.workload.seq_len) for r in records} == {("density", 2**20)}
-    assert search_rows(records) == []
-    (row,) = density_rows(records)
-    assert 1 - density <= row.least_sparsity <= 1 - density + max(0.001, 0.011 * density)
-    assert row.too_dense < 1 - density
-    assert (row.limited_by, row.confirmations) == ("time", 1)
-    assert launcher.ran[-1].options["sparsity"] == row.least_sparsity
-
-
-def test_a_length_that_fits_at_no_sparsity_has_no_minimum_sparsity(tmp_path: Path) -> None:
-    launcher = SimulatedLauncher(peak=lambda t: 2.0 * make.GIB)
-    trial = make.trial("block-sparse", 2**20, {"sparsity": 0.9}, memory_budget=make.GIB)
-    records, _ = run_stored(find_min_sparsity([trial]), launcher, tmp_path)
-    (row,) = density_rows(records)
-    assert (row.least_sparsity, row.limited_by) == (None, "memory")
-    assert row.too_dense > 0.999
 
 
 def test_a_scaling_study_times_parts_of_the_shortest_maximum(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ A best row is named only if its interval does not overlap with those of others.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import ceil, inf
+from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -48,7 +48,6 @@ from longseq_bench.reports.groups import (
     split_by_sparsity,
     table_key,
 )
-from longseq_bench.reports.sections.growth import format_sparsity
 from longseq_bench.reports.sections.lengths import chart_time
 from longseq_bench.reports.sections.ranks import find_shared
 
@@ -225,14 +224,6 @@ def _cause(row: SearchRow) -> str:
     return words if row.confirmations else f"{words}, {UNCONFIRMED}"
 
 
-def lowest_sparsity(source: Source) -> Figures:
-    """Yield the lowest sparsity with which a length passed, of the first search."""
-    for row in source.minima[:1]:
-        at = f"{row.name} at {format_tokens(row.tokens)} tokens, limited by {row.limited_by}"
-        value = format_sparsity(row.least_sparsity, ceil) or "none"
-        yield KeyFigure("Minimum sparsity", value, at)
-
-
 # ---- how fast, in what memory: at the length and workload that most implementations share --------
 
 
@@ -304,5 +295,5 @@ def best_speedup(source: Source) -> Figures:
 
 def key_figures(source: Source) -> list[KeyFigure]:
     """Return the answer of a report in at most MAX_FIGURES figures."""
-    found = longest, fastest_of_kinds, best_speedup, least_memory, lowest_sparsity
+    found = longest, fastest_of_kinds, best_speedup, least_memory
     return [figure for find in found for figure in find(source)][:MAX_FIGURES]

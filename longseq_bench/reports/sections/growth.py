@@ -1,7 +1,6 @@
-"""Growth of maxima and times with tokens and ranks; minimum sparsities."""
+"""Growth of maxima and times with tokens and ranks."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
@@ -11,7 +10,7 @@ from longseq_bench.analysis.scaling import Exponent, complexities, maxima_on_ran
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.core.cost import ratio
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import Columns, ValueColumn, build_table
+from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import (
     MAX_TABLES,
     Axis,
@@ -23,7 +22,7 @@ from longseq_bench.reports.document import (
     Table,
     build_chart,
 )
-from longseq_bench.reports.groups import group_by_workload, split_names
+from longseq_bench.reports.groups import group_by_workload
 from longseq_bench.reports.sections.lengths import MAX_TOKENS, passed_none
 
 
@@ -104,17 +103,6 @@ def _format_formula(value: float | None) -> str | None:
     return None if value is None else f"{value:z.2f}"
 
 
-def minimum_sparsity(source: Source) -> Section:
-    """Build a table per workload of the searches for the minimum sparsity."""
-    tables = source.tables(source.minima, _SPARSITIES)
-    return Section("Minimum sparsity", tables=tables)
-
-
-def format_sparsity(value: float | None, rounded: Callable[[float], int]) -> str | None:
-    """Return a sparsity with five digits.  rounded: math.ceil if it passed, floor if it failed."""
-    return None if value is None else f"{rounded(value * 1e5) / 1e5:.5f}"
-
-
 _OVER_RANKS = (
     ValueColumn("Implementation", "text", attrgetter("label")),
     ValueColumn("Ranks", "count", attrgetter("world_size")),
@@ -131,13 +119,4 @@ _EXPONENTS = (
     ValueColumn("Ranks ^", "text", lambda one: _format_exponent(one.ranks)),
     ValueColumn("By formula", "text", lambda one: _format_formula(one.formula_ranks)),
     ValueColumn("Points", "count", attrgetter("points")),
-)
-_SPARSITIES: Columns = (
-    *split_names("label world_size tokens"),
-    # rounded so that what is shown passed, or failed, as well
-    ValueColumn("Minimum sparsity", "text", lambda r: format_sparsity(r.least_sparsity, math.ceil)),
-    ValueColumn(
-        "Highest failed sparsity", "text", lambda r: format_sparsity(r.too_dense, math.floor)
-    ),
-    *split_names("limited_by time_s peak_bytes confirmations runs"),
 )
