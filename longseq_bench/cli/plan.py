@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Any, Literal
-
-import typer
+from typing import Any
 
 from longseq_bench.api.arguments import PLAN
 from longseq_bench.cli import options
@@ -17,7 +14,6 @@ def plan(
     impl: options.Implementations,
     option: options.ImplementationOptions = None,
     *,
-    output: Annotated[Literal["terminal", "md"], typer.Option("--format")] = "terminal",
     as_json: options.AsJson = False,
     **given: Any,
 ) -> int:
@@ -25,20 +21,13 @@ def plan(
 
     Memory comes from a dry run of the implementation without data, for one rank of the world. Time
     comes from records of this machine if there are any, else from a profile of the hardware.
-
-    Options:
-        output: md: print the answer as Markdown.
     """
     from longseq_bench.api import planning
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
-    from longseq_bench.reports.render import markdown
 
     assignments, reporter = parse_assignments(option or []), session.make_reporter()
     found = planning.plan(impl, options=assignments, progress=reporter, **given)
-    if output == "md" and not as_json:
-        print(markdown.render(replace(found.table(), title="Plan"))["plan.md"], end="")
-    else:
-        session.print_answer(as_json, found.as_json, found.table, "--json has it")
+    session.print_answer(as_json, found.as_json, found.table, "--json has it")
     found.check_target(may_grow="gpus_per_node" in given and "world_size" not in given)
     return 0

@@ -109,15 +109,6 @@ def test_the_answer_says_why(capfd: Capture) -> None:
     assert few == "No implementation can be predicted for this shape."
 
 
-def test_a_plan_as_markdown_has_a_table(capfd: Capture) -> None:
-    assert run(["plan", "--impl", "ring", *SMALL, "--format", "md"]) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert lines[0] == "# Plan"
-    assert lines[2].startswith("1 NVIDIA H200 SXM: ")
-    assert "## Predictions" in lines
-    assert any(line.startswith("| ring | 1 |") for line in lines)
-
-
 def test_an_unsupported_implementation_has_its_reason(capfd: Capture) -> None:
     command = ("plan", "--impl", "sdpa", "--impl", "ring", *SMALL, "--world-size", "2")
     sdpa, ring = document(capfd, *command, "--target", "64k")["results"]
