@@ -39,7 +39,6 @@ MEMORY_TOLERANCE, MEMORY_TOLERANCE_BYTES = 0.01, 64 * 2**10
 """Both must be exceeded. A peak on a CPU is counted in pages, and varies by a few of them."""
 TIME_TOLERANCE = 0.1
 """Relative. The noise of single passes, which is unknown, moves a maximum limited by time."""
-MAX_LOAD_DIFFERENCE = 0.5  # difference in load, as a share of the cores, that is reported
 Records = list[Record]  # the runs of one trial, or of one search
 RecordsPair = tuple[Records, Records]
 _Compared = Sequence[tuple[RecordsPair, Any, Any]]
@@ -192,13 +191,6 @@ def _find_caveats(compared: _Compared, ratios: Sequence[float], min_change: floa
                 f"All of {first} was measured before {other} (A from {min(started[0])}, B from "
                 f"{min(started[1])}): the ratios include any drift of the machine."
             )
-    load_a, load_b = (
-        median([r.environment.load[0] for r in side if r.environment.load] or [math.nan])
-        for side in (records_a, records_b)
-    )
-    if abs(load_a - load_b) > MAX_LOAD_DIFFERENCE * records_a[0].environment.cores:
-        loads = f"The machine's load was {load_a:.1f} with A and {load_b:.1f} with B"
-        yield f"{loads} (1 minute, median): other work may have slowed one of them."
     yield from _unstable(compared)
     edited = {short_name(a.implementation): (a, b) for _, a, b in compared if a.source != b.source}
     for name, (a, b) in edited.items():
