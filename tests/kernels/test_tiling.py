@@ -160,6 +160,23 @@ def test_causal_triangles_merge(kv_heads: int) -> None:
     assert_tiling(rows_of([whole]), triangle, inputs(kv_heads))
 
 
+def test_two_pieces_are_summed_in_16_bits_as_in_32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU they need no wide tensor: each part is rounded already, and their sum once."""
+    tiles = tiling_of(
+        *(
+            RowBlock(rows, EVERY_HEAD, (piece(slice(0, 40)), piece(slice(30, 60))))
+            for rows in (slice(0, 40), slice(40, 60))
+        )
+    )
+    qkv = [t.detach().bfloat16().requires_grad_() for t in inputs()]
+    found = []
+    for device in ("cpu", "cuda"):
+        monkeypatch.setattr(tiling, "device_kind", lambda _, kind=device: kind)
+        out = attend(*qkv, tiles, train=True)
+        found.append([out, *torch.autograd.grad(out, qkv, torch.ones_like(out))])
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_masked_pieces_merge(kv_heads: int) -> None:
     """Two masked pieces and a full one; the second has rows without keys, the last repeats keys."""
