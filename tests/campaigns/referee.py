@@ -59,6 +59,7 @@ DROPPED: dict[str, str] = {
     r"^report .*\.json\.sections\.How to run it again": "a search names its time limit",
     r"^report .*: \.\w+\.json\.paragraphs": "a first screen says once what all rows share",
     r"^compare .*: \.message": "the sentence no longer lists what each side has",
+    r"^(show|report|compare) .*\.timing": "the state before a timed pass is a setting",
     r"^plan segments: ": (
         "segments on CUDA are gathered for a kernel of exact attention, no Triton kernel of spans"
     ),
