@@ -83,11 +83,7 @@ def test_a_failed_item_is_kept_and_a_second_call_skips_what_is_finished(tmp_path
     first, second, third = (read(tmp_path / "toy" / f"{name}.json") for name in toy.functions)
     assert (first["error"], first["figures"]) == ("no such kernel", {"seen": 3})
     assert second["error"].splitlines()[-1] == "ValueError: why"
-    assert (third["error"], third["figures"], third["hardware"]) == (
-        None,
-        {"rate": 2.5},
-        "a dry run",
-    )
+    assert (third["error"], third["figures"]) == (None, {"rate": 2.5})
     assert command.report({toy.step: results}, call) == 1
     assert run_step(toy.step, session(tmp_path)) == results
     assert toy.runs == ["first", "second", "third"]
@@ -254,10 +250,9 @@ def test_tiles_continue_after_a_deadline_and_after_one_that_ends_the_process(
     assert (forward["share"], forward["share_of_call"]) == pytest.approx((1.0, 0.25))
     assert (dkv["share"], dkv["share_of_call"]) == pytest.approx((5 / 6, 0.625))
     _, line, _ = (tmp_path / "kernels/tiles.csv").read_text().splitlines()
-    table = (ROOT / "longseq_bench/data/tiles.csv").read_text().splitlines()
-    (replaced,) = [row for row in table if row.startswith("dq,2,64,9,no,causal,")]
-    assert line.startswith("dq,2,64,9,no,causal,64,32,4,2,,1.000,NVIDIA H100,")
-    assert line.count(",") == replaced.count(",")
+    start = "dq,2,64,9,no,causal,"
+    assert line.startswith(f"{start}64,32,4,2,,1.000,NVIDIA H100,")
+    assert start in (ROOT / "longseq_bench/data/tiles.csv").read_text()
 
 
 # ---- README ------------------------------------------------------------------------------------
@@ -276,8 +271,7 @@ def test_the_readme_has_the_fastest_exact_attention_and_block_sparse_beside_it(
             for name, (options, seconds) in cell.items()
         ]  # fmt: skip
         write_records(tmp_path / "speed" / str(records[0].trial.options), records)
-    call = Session(tmp_path, "cuda")
-    lines = readme_tables(call).splitlines()
+    lines = readme_tables(Session(tmp_path, "cuda")).splitlines()
     assert lines[0] == "| tokens | fastest exact | 32/8×128 |"
     assert lines[2] == "| 128k | train | 200 ms sdpa |"
     assert lines[-1] == "| 128k | train | 10 ms, 20× |"
