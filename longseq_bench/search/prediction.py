@@ -130,7 +130,7 @@ def _rate_key(trial: Trial) -> tuple[object, ...]:
     shape = trial.workload.model_dump(exclude={"seq_len", "model"})
     options = tuple(sorted((k, str(v)) for k, v in trial.options.items()))
     how = trial.implementation, trial.source, trial.device, trial.world_size
-    return (*how, options, trial.threads, trial.keep, tuple(shape.items()))
+    return (*how, options, trial.threads, trial.keep, trial.timing, tuple(shape.items()))
 
 
 @dataclass(frozen=True)

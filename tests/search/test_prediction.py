@@ -138,6 +138,7 @@ def timed_record(seq_len: int, rate: float, **fields: Any) -> Record:
 def test_a_rate_comes_from_the_record_of_the_same_workload_at_the_nearest_length() -> None:
     records = [timed_record(1024, 1e9), timed_record(16384, 2e9)]
     records += [timed_record(4096, 9e9, heads=4), timed_record(4096, 8e9, causal=True)]
+    records.append(timed_record(4096, 3e8, timing="cold"))
     late = make.outcome("timeout", "late", time=[1.0], flops=1.0)
     rates = RateModel(CPU, [*records, make.record(ring_trial(4096), late)])
     for tokens, rate in ((512, 1e9), (1024, 1e9), (2048, 1e9), (9000, 2e9), (10**6, 2e9)):
