@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 
-from longseq_bench.core.errors import UnsupportedError, UserError
+from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import flex_blocks, native, torch_spans
 from longseq_bench.kernels.spans import SpanKernel
 from longseq_bench.meta_mode import is_meta
@@ -94,8 +94,3 @@ def triton_reason(device: str, dtype: torch.dtype, head_dim: int, block: int = 1
             return None  # planning for other hardware
         return f"{type(error).__name__}: {error}"
     return triton_tiles.unavailable_reason(block, head_dim, dtype)
-
-
-def nan_error(row: int, key: int) -> UserError:
-    """Return the error of a block's score that is NaN."""
-    return UserError(f"the score of query block {row} for key block {key} is NaN")

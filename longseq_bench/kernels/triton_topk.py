@@ -4,7 +4,8 @@ No score and no list comes to the host, and nothing waits for the device: each r
 blocks that its length determines, so that the places of all lists of rows are known before.
 
 The choice is that of attention/sparse/topk.py: the diagonal first, then by score; of equal scores
-the first. Needs triton: import it where it is used.
+the first. But a NaN is a score like others, since nothing looks at them; the output has it too.
+Needs triton: import it where it is used.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -20,11 +20,10 @@ from torch import Tensor
 from triton.language import tensor
 from typing_extensions import override
 
-from longseq_bench.kernels.sparse_selection import nan_error
 from longseq_bench.kernels.triton_blocks import TritonBlocks
 from longseq_bench.kernels.triton_kernels import jit
 from longseq_bench.kernels.triton_tiles import Launch, on_device
-from longseq_bench.kernels.work_items import WorkItems, has_masks, max_slots, row_keys
+from longseq_bench.kernels.work_items import WorkItems, row_keys, row_masks
 from longseq_bench.patterns.block_layout import BlockLayout
 
 CHUNK = 2**24
@@ -41,7 +40,7 @@ _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 def _load_order(
     scores: tensor, start: tensor, row: tensor, visible: tensor, N: tl.constexpr
 ) -> tensor:
-    """Return N scores as integers of the same order, and whether they are NaN.
+    """Return N scores as integers of the same order.
 
     Scores above the largest number are equal to it, -0.0 is 0.0; the diagonal comes before all.
     """
@@ -50,14 +49,14 @@ def _load_order(
     number = tl.where(score == 0, 0.0, tl.minimum(score, _LARGEST)).to(tl.int32, bitcast=True)
     order = tl.where(number < 0, number ^ _DIAGONAL, number)
     order = tl.where(at == row, _DIAGONAL, order)
-    return tl.where(at < visible, order, _LOWEST), score != score
+    return tl.where(at < visible, order, _LOWEST)
 
 
 @jit
 def select(
-    scores: tensor, indptr: tensor, indices: tensor, nans: tensor, sizes: tl.tuple, N: tl.constexpr
+    scores: tensor, indptr: tensor, indices: tensor, sizes: tl.tuple, N: tl.constexpr
 ) -> tensor:
-    """Write the kept blocks of one row of one head, ascending, and its first NaN, or `rows`.
+    """Write the kept blocks of one row of one head, ascending.
 
     scores: (heads, rows of this chunk, rows).
     sizes: the first row of the chunk, rows, heads, kept blocks of a head, and 1 if causal, else 0.
@@ -76,21 +75,19 @@ def select(
         higher = least ^ (tl.full([], 1, tl.int32) << (31 - bit))
         reach = tl.full([], 0, tl.int32)
         for start in range(0, visible, N):
-            order, _ = _load_order(scores, start, row, visible, N)
+            order = _load_order(scores, start, row, visible, N)
             reach += tl.sum((order >= higher).to(tl.int32), 0)
         above = tl.where(reach >= count, above, reach)
         least = tl.where(reach >= count, higher, least)
-    room, nan = count - above, rows
+    room = count - above
     indices += head * kept + place
     for start in range(0, visible, N):
-        order, is_nan = _load_order(scores, start, row, visible, N)
+        order = _load_order(scores, start, row, visible, N)
         block, equal = start + tl.arange(0, N), (order == least).to(tl.int32)
         keep = (order > least) | ((equal > 0) & (tl.cumsum(equal, 0) <= room))
         tl.store(indices + tl.cumsum(keep.to(tl.int32), 0) - 1, block, mask=keep)
         indices += tl.sum(keep.to(tl.int32), 0)
         room -= tl.sum(equal, 0)
-        nan = tl.minimum(nan, tl.min(tl.where(is_nan, block, rows), 0))
-    tl.store(nans + head * rows + row, nan)
 
 
 class TopBlocks(TritonBlocks):
@@ -101,7 +98,6 @@ class TopBlocks(TritonBlocks):
     """
 
     indices: Tensor  # (heads, kept blocks)
-    nans: Tensor  # (heads, rows): of each row the first block with a score of NaN, or `rows`
     _lists: tuple[Tensor, ...]
 
     def __init__(self, places: BlockLayout, heads: int) -> None:
@@ -113,9 +109,7 @@ class TopBlocks(TritonBlocks):
         (heads, rows, _), device, own = queries.shape, queries.device, copy.copy(self)
         kept = int(self.layouts[0].indptr[-1])
         items, (indptr, *lists) = self._prepared(device, heads // len(keys))
-        own.indices, own.nans = (
-            torch.empty(heads, size, dtype=torch.int32, device=device) for size in (kept, rows)
-        )
+        own.indices = torch.empty(heads, kept, dtype=torch.int32, device=device)
         own._lists, own._columns = (own.indices.flatten(), *lists), {}
         own._rows = {device: replace(items, indices=own.indices)}
         tile = {"N": min(MAX_TILE, int(triton.next_power_of_2(rows)))}
@@ -126,7 +120,7 @@ class TopBlocks(TritonBlocks):
             sizes = first, rows, heads, kept, int(self.causal)
             launch = Launch(select, heads * part.shape[1], [sizes], tile)
             with on_device(queries):
-                launch(scores, indptr, own.indices, own.nans)
+                launch(scores, indptr, own.indices)
         return own
 
     def _prepared(self, device: torch.device, group: int) -> tuple[WorkItems, list[Tensor]]:
@@ -136,7 +130,7 @@ class TopBlocks(TritonBlocks):
             lengths = torch.from_numpy(layout.row_lengths).expand(heads, -1)
             empty = torch.empty(1, dtype=torch.int32)
             every = empty.expand(int(lengths.sum()))
-            items = WorkItems.of_lists(every, lengths, (0, int(has_masks(layout))))
+            items = WorkItems.of_lists(every, lengths, row_masks(layout))
             lists = torch.from_numpy(layout.indptr), lengths, *row_keys(heads, layout.rows, group)
             moved = replace(items, indices=empty).to(device), [t.to(device) for t in lists]
             self._fixed[device, group] = moved
@@ -146,13 +140,10 @@ class TopBlocks(TritonBlocks):
     def columns(self, device: torch.device, group: int) -> WorkItems:
         if not self._columns:
             layout = self.layouts[0]
-            made = WorkItems.transposed(self._lists, layout, max_slots(layout.rows))
+            made = WorkItems.transposed(self._lists, layout, exact=False)
             self._columns = {(device, group): made}
         return self._columns[device, group]
 
     def to_host(self) -> tuple[BlockLayout, ...]:
-        """Return the layouts of all heads. Raises UserError for a score that is NaN."""
-        nans = self.nans.cpu().numpy()
-        for head, row in np.argwhere(nans < nans.shape[1]):
-            raise nan_error(row, nans[head, row])
+        """Return the layouts of all heads."""
         return tuple(replace(self.layouts[0], indices=own) for own in self.indices.cpu().numpy())

@@ -62,7 +62,7 @@ class WorkItems:
     def of_rows(cls, layouts: Sequence[BlockLayout], device: torch.device) -> WorkItems:
         """Return items of each layout's rows: key blocks that a query block sees."""
         indices, lengths = _lists_of(layouts)
-        return cls.of_lists(indices, lengths, (0, int(has_masks(layouts[0])))).to(device)
+        return cls.of_lists(indices, lengths, row_masks(layouts[0])).to(device)
 
     @classmethod
     def of_columns(
@@ -80,7 +80,7 @@ class WorkItems:
 
     @classmethod
     def transposed(
-        cls, lists: tuple[Tensor, ...], layout: BlockLayout, slots: int | None = None
+        cls, lists: tuple[Tensor, ...], layout: BlockLayout, exact: bool = True
     ) -> WorkItems:
         """Return items of the columns of rows on any device; see of_lists.
 
@@ -93,28 +93,29 @@ class WorkItems:
         order = torch.add(own, indices, alpha=width).sort().values
         of_columns = torch.searchsorted(order, edges).diff().view(-1, rows)
         masked = group * layout.causal, group * (layout.seq_len % layout.block != 0)
-        return cls.of_lists((order % width).to(torch.int32), of_columns, masked, slots)
+        return cls.of_lists((order % width).to(torch.int32), of_columns, masked, exact)
 
     @classmethod
     def of_lists(
-        cls, indices: Tensor, lengths: Tensor, masked: tuple[int, int], slots: int | None = None
+        cls, indices: Tensor, lengths: Tensor, masked: tuple[int, int], exact: bool = True
     ) -> WorkItems:
         """Split lists, and sort their items, the longest first.
 
         lengths (layouts, rows) int64: of lists that follow each other in `indices`.
         masked: entries at the start and at the end of each list that may need a mask.
-        slots: of each layout, enough for any lists; None: as many as these need, which waits for
-        the device.
+        exact: with no more slots than these lists need, which waits for the device.
         """
         rows, device = lengths.shape[1], lengths.device
         first = max(SHORTEST_SPLIT, MEANS * len(indices) // lengths.numel())
         limits = first * 2 ** torch.arange(LIMITS, device=device)
-        too_many = _slots(lengths[..., None], limits).sum(1) > max_slots(rows)
-        of_split = _slots(lengths, limits[too_many.sum(1, keepdim=True).clamp(max=LIMITS - 1)])
+        long, slots = lengths[..., None], max(rows // ROWS_PER_SLOT, 2)
+        needed = (long + (limits - 1)) // limits * (long > limits)
+        choice = (needed.sum(1) > slots).sum(1).clamp(max=LIMITS - 1)
+        of_split = needed.take_along_dim(choice[:, None, None], 2)[..., 0]
         parts = of_split.clamp(min=1)
         ends, slot_ends = parts.cumsum(1), of_split.cumsum(1)
-        count = rows + (slots or 0)
-        if slots is None:
+        count = rows + slots
+        if exact:
             slots, count = int(slot_ends[:, -1].max()), int(ends[:, -1].max())
         item = torch.arange(count, device=device).expand(len(lengths), -1).contiguous()
         row = torch.searchsorted(ends, item, right=True).clamp(max=rows - 1)
@@ -156,16 +157,6 @@ def row_keys(layouts: int, rows: int, group: int) -> tuple[Tensor, Tensor]:
     return numbers.flatten().to(dtype), edges.to(dtype)
 
 
-def has_masks(layout: BlockLayout) -> bool:
-    """Return True if the last block of a row may need a mask: the diagonal, or a short one."""
-    return layout.causal or layout.seq_len % layout.block != 0
-
-
-def max_slots(rows: int) -> int:
-    """Return how many slots the lists of a layout may take."""
-    return max(rows // ROWS_PER_SLOT, 2)
-
-
-def _slots(lengths: Tensor, limit: Tensor) -> Tensor:
-    """Return the slots of each list: none if it is not split."""
-    return (lengths + (limit - 1)) // limit * (lengths > limit)
+def row_masks(layout: BlockLayout) -> tuple[int, int]:
+    """Return how many blocks at both ends of a row may need a mask: the diagonal, a short one."""
+    return 0, int(layout.causal or layout.seq_len % layout.block != 0)

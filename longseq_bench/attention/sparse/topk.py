@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longseq_bench.kernels.sparse_selection import nan_error
+from longseq_bench.core.errors import UserError
 from longseq_bench.patterns import Ints
 from longseq_bench.patterns.block_layout import BlockLayout, visible_blocks
 from longseq_bench.patterns.blocks import check_sparsity, kept_counts
@@ -65,7 +65,7 @@ def _top(scores: Tensor, counts: Ints, start: int, causal: bool) -> Ints:
         scores = scores.masked_fill(blocks > own[:, None], -torch.inf)
     if (bad := scores.isnan()).any():
         row, key = bad.nonzero()[0].tolist()
-        raise nan_error(start + row, key)
+        raise UserError(f"the score of query block {start + row} for key block {key} is NaN")
     # the diagonal comes before every score; -0.0 becomes 0.0
     scores = scores.clamp(max=torch.finfo(torch.float32).max) + 0.0
     scores[rows, own] = torch.inf
