@@ -4,10 +4,10 @@ A terminal sends Ctrl-C to the server too. The server ignores it from the start 
 _server_preload.py). By itself multiprocessing would ignore it only after the imports, which take
 seconds; before that, Ctrl-C would end the server with a traceback.
 
-A server that was killed is replaced. Its children died with it: `has_ended` tells a launcher.
+A server that was killed is replaced by the next `ready`. Its children died with it: `has_ended`
+tells a launcher.
 """
 
-import errno
 import json
 import os
 import signal
@@ -30,12 +30,6 @@ from longseq_bench.launchers.interrupts import block_interrupts, defer_interrupt
 LOST = 255
 """Exit code by multiprocessing of a child whose server has ended. A child may use it as well."""
 
-SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
-"""Errors for lack of descriptors, memory or processes, which a new server would meet as well."""
-
-ATTEMPTS = 3
-"""How often a server is started: the one before it and its successor may be killed in a row."""
-
 _PIPES_S = 1.0
 """The longest time from the closing of a server's pipes to its end."""
 
@@ -46,26 +40,20 @@ _KILL_S = 10.0
 def ready() -> None:
     """Start the server if there is none, and wait for its imports.
 
-    A server that is killed meanwhile is started again. Ctrl-C kills a server that is still
-    importing; it has no children yet.
+    Ctrl-C kills a server that is still importing; it has no children yet.
 
     Raises:
         LauncherError: the server can't be started.
     """
     before = pid()
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            _ready(before)
-            return
-        except (OSError, EOFError) as error:
-            _kill(before)
-            is_short = isinstance(error, OSError) and error.errno in SHORT_OF
-            if is_short or attempt == ATTEMPTS:
-                reason = str(error) or "it ended"
-                raise LauncherError(f"the fork server can't be started: {reason}") from error
-        except KeyboardInterrupt:
-            _kill(before)
-            raise
+    try:
+        _ready(before)
+    except (OSError, EOFError) as error:
+        reason = str(error) or "it ended"
+        raise LauncherError(f"the fork server can't be started: {reason}") from error
+    except KeyboardInterrupt:
+        _kill(before)
+        raise
 
 
 def _ready(before: int) -> None:
@@ -76,7 +64,7 @@ def _ready(before: int) -> None:
         forkserver.ensure_running()
     if pid() != before:
         first = get_context("forkserver").Process()
-        _start(first)  # starts another server if that one was killed
+        _start(first)
         first.join()
 
 
@@ -89,20 +77,12 @@ def _kill(before: int) -> None:
 
 
 def start(process: BaseProcess) -> int:
-    """Start a child, and return the pid of its server. A server that was killed is replaced.
+    """Start a child, and return the pid of its server.
 
     Raises LauncherError if the child can't be started.
     """
     try:
-        try:
-            _start(process)
-        except (OSError, EOFError) as error:
-            if isinstance(error, OSError) and error.errno in SHORT_OF:
-                raise
-            # it was killed since it was ready, or the file of its socket was deleted
-            _kill(0)
-            ready()
-            _start(process)
+        _start(process)
     except (OSError, EOFError, ValueError) as error:
         reason = str(error) or "the server ended"
         raise LauncherError(f"a child of the fork server can't be started: {reason}") from error

@@ -10,7 +10,6 @@ and no file is needed, and nothing is left when a rank is killed.
 
 import json
 import multiprocessing
-import signal
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -62,9 +61,6 @@ WAIT_S = 1.0
 """The longest wait for events at once: a longer one shows that this process was stopped."""
 
 SERVER_ENDED = "the fork server, which starts the processes of trials, was killed"
-
-KILLED_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, -signal.SIGINT}
-"""Exit codes of a child that another process has probably killed."""
 
 RATES = ("matmul_rate", "copy_bandwidth", "matmul_sm_clock")
 """Measurements of a device, taken by the first trial of a run that times passes."""
@@ -196,26 +192,12 @@ class LocalLauncher(Launcher):
     ) -> Any:
         """Return a child's answer to a request with this data.
 
-        A child that was killed, or whose fork server was, is replaced as often as a server.
         Raises LauncherError if no answer arrives in time.
         """
         data["trials"] = [trial.model_dump(mode="json") for trial in trials]
-        payload = json.dumps(data)
-        for _ in range(fork_server.ATTEMPTS):
-            message, last, is_lost = self._ask(request, payload, limit)
-            if not is_lost:
-                break
-        if message is None:
-            raise LauncherError(f"a child process can't be started here: {last}")
-        return message["answer"]
-
-    def _ask(
-        self, request: str, payload: str, limit: float
-    ) -> tuple[dict[str, Any] | None, str, bool]:
-        """Return a child's answer or None, why there is none, and whether something killed it."""
         children, message = list[_Child](), None
         try:
-            child = self._start(children, request, payload)
+            child = self._start(children, request, json.dumps(data))
             end = time.monotonic() + limit
             while child.pipe.poll(max(0.0, end - time.monotonic())):
                 message = fork_server.receive(child.pipe)
@@ -226,13 +208,12 @@ class LocalLauncher(Launcher):
             with defer_interrupts():
                 outputs, _ = _end(children, children if message else [])
         if message and "answer" in message:
-            return message, "", False
-        if is_late:
-            return None, f"it did not answer within {limit:.0f} s", False
+            return message["answer"]
         code = child.process.exitcode or 0
-        ended = f"it was killed by {signal_name(-code)}" if code < 0 else "it printed nothing"
-        last, *_ = outputs[0].strip().splitlines()[-1:] or [ended]
-        return None, last, code in KILLED_FROM_OUTSIDE or child.is_lost
+        last = f"it was killed by {signal_name(-code)}" if code < 0 else "it printed nothing"
+        last, *_ = outputs[0].strip().splitlines()[-1:] or [last]
+        last = f"it did not answer within {limit:.0f} s" if is_late else last
+        raise LauncherError(f"a child process can't be started here: {last}")
 
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
         """Run the ranks once. Returns the outcome, and the signal that killed the blamed rank."""

@@ -28,7 +28,6 @@ from signal import Signals
 import psutil
 
 from longseq_bench.core.model import Record, is_environment_failure
-from longseq_bench.launchers.fork_server import ATTEMPTS
 from longseq_bench.store import RECORDS, load
 from tests.cli.sweep_process import Sweep, start_sweep
 
@@ -185,8 +184,8 @@ def _was_interrupted_in_python_s_start(kills: Sequence[Kill], said: str) -> bool
 def _codes(kills: Sequence[Kill]) -> set[int]:
     """Return the exit codes that are right; 3 says that a trial failed, in this run or before."""
     own = [k.fatal for k in kills if k.target == "parent" and k.fatal is not None]
-    lost_servers = sum(kill.target == "server" and kill.fatal is not None for kill in kills)
-    gives_up = {2} if lost_servers >= ATTEMPTS else set()  # before a signal reaches it
+    is_struck = any(kill.target != "parent" and kill.fatal is not None for kill in kills)
+    gives_up = {2} if is_struck else set()  # a server that starts, or a child that is asked
     if own:  # by itself: before the command is loaded, or SIGKILL
         return gives_up | {128 + n for n in own} | {-n for n in own if n != signal.SIGINT}
     codes = {0} | gives_up

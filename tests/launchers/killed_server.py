@@ -19,22 +19,9 @@ from longseq_bench.launchers.rank_supervisor import RankSupervisor
 from tests.make import trial
 
 
-def kill_next_at_once() -> None:
-    """Kill the next server after its start, before its first child."""
-    start = forkserver.ensure_running
-
-    def start_and_kill() -> None:
-        forkserver.ensure_running = start
-        start()
-        fork_server._kill(0)
-
-    forkserver.ensure_running = start_and_kill
-
-
 def main() -> None:
     forkserver.set_forkserver_preload([PRELOAD[0], LOADED])
     context = multiprocessing.get_context("forkserver")
-    kill_next_at_once()
     fork_server.ready()
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=time.sleep, args=(60,))
