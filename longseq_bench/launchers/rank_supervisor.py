@@ -264,20 +264,16 @@ class RankSupervisor:
         if len(self._ranks) == 1:
             return f"the process is stopped (SIGSTOP) in {where[0]}"
         stopped = self._stopped_ranks(samples)
-        doing: dict[tuple[str, str], list[str]] = {}
+        doing: dict[str, list[str]] = {}
         for rank in sorted(range(len(self._ranks)), key=lambda r: (r not in stopped, r)):
-            if rank not in where:
-                verbs = "is done", "are done"
-            elif rank in stopped:
-                verbs = "is stopped (SIGSTOP)", "are stopped (SIGSTOP)"
+            state = "done" if rank not in where else "busy"
+            if rank in stopped:
+                state = "stopped (SIGSTOP)"
             elif rank in samples and samples[rank].busy < IDLE_SHARE:
-                verbs = f"waits in {where[rank]}", f"wait in {where[rank]}"
-            else:
-                verbs = f"is busy in {where[rank]}", f"are busy in {where[rank]}"
-            doing.setdefault(verbs, []).append(self.name(rank))
-        return "; ".join(
-            f"{_join_words(names)} {verbs[len(names) > 1]}" for verbs, names in doing.items()
-        )
+                state = "waiting"
+            state += f" in {where[rank]}" if rank in where else ""
+            doing.setdefault(state, []).append(self.name(rank))
+        return "; ".join(f"{', '.join(names)}: {state}" for state, names in doing.items())
 
     def _computing_ranks(
         self, samples: Mapping[int, ProcessSample], stacks: Mapping[int, Sequence[str]]
@@ -298,7 +294,7 @@ class RankSupervisor:
         for rank in self.running:
             if text := _collective_of(stacks.get(rank, ())):
                 ranks.setdefault(text, []).append(self.name(rank))
-        return "".join(f"; collective of {_join_words(n)}: {text}" for text, n in ranks.items())
+        return "".join(f"; collective of {', '.join(n)}: {text}" for text, n in ranks.items())
 
     def _stopped_ranks(self, samples: Mapping[int, ProcessSample]) -> list[int]:
         return [rank for rank in self.running if rank in samples and samples[rank].stopped]
@@ -382,8 +378,3 @@ def _collective_of(stack: Sequence[str]) -> str:
     """Return what a rank wrote on its collective; "" if it wrote nothing."""
     lines = [line.removeprefix(COLLECTIVE) for line in stack if line.startswith(COLLECTIVE)]
     return lines[-1] if lines else ""
-
-
-def _join_words(words: Sequence[str]) -> str:
-    """Return "a", "a and b" or "a, b and c"."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

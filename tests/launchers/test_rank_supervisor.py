@@ -284,7 +284,8 @@ def test_a_stopped_rank_is_a_hang_and_is_named_first() -> None:
     found = late.outcome()
     assert (found.status, found.phase) == ("hang", "forward")
     assert found.reason == (
-        "rank 2 is stopped (SIGSTOP); rank 0 waits in communication; rank 1 is busy in forward"
+        "rank 2: stopped (SIGSTOP) in forward; rank 0: waiting in communication; "
+        "rank 1: busy in forward"
     )
     assert found.facts["stacks"]["0"] == IN_A_TRANSFER
     assert late.signal_number == 0
@@ -304,9 +305,9 @@ def test_a_rank_waits_for_peers_only_inside_a_marked_function_or_a_library(
 ) -> None:
     late = stuck()
     late.diagnose({0: IDLE, 1: IDLE}, {0: ["a/b.py:1 f", line, "a/b.py:2 g"], 1: IN_A_TRANSFER})
-    where = "rank 0 and rank 1 wait in communication"
+    where = "rank 0, rank 1: waiting in communication"
     if phase == "forward":
-        where = "rank 0 waits in forward; rank 1 waits in communication"
+        where = "rank 0: waiting in forward; rank 1: waiting in communication"
     assert (late.outcome().reason, late.outcome().phase) == (where, phase)
 
 
@@ -322,7 +323,7 @@ def test_a_hang_on_cuda_names_the_collective_in_which_each_device_waits() -> Non
     found = late.outcome()
     assert found.status == "hang"
     assert found.reason == (
-        "rank 0 and rank 2 wait in communication; rank 1 waits in forward; "
+        "rank 0, rank 2: waiting in communication; rank 1: waiting in forward; "
         "collective of rank 0: recv 0<-1 #7 waits for other ranks; "
         "collective of rank 1: none; "
         "collective of rank 2: all_reduce #4 waits for other ranks"

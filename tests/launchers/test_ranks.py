@@ -116,7 +116,9 @@ def ended_soon(monkeypatch: pytest.MonkeyPatch, nothing_left: None) -> None:
 def test_a_stopped_rank_is_a_hang(launcher: LocalLauncher, ended_soon: None) -> None:
     outcome = run(launcher, "rank-stops", time_budget=0.2)
     assert outcome.status == "hang"
-    assert outcome.reason == "rank 1 is stopped (SIGSTOP); rank 0 waits in communication"
+    assert (
+        outcome.reason == "rank 1: stopped (SIGSTOP) in forward; rank 0: waiting in communication"
+    )
     stacks = outcome.facts["stacks"]
     assert "fault" in stacks["1"][0]
     assert any(line.endswith(WAIT_FOR_PEERS) for line in stacks["0"])
@@ -127,7 +129,7 @@ def test_ranks_that_wait_for_each_other_are_a_hang(
 ) -> None:
     outcome = run(launcher, "rank-waits", time_budget=0.2)
     assert (outcome.status, outcome.phase) == ("hang", "communication")
-    assert outcome.reason == "rank 0 and rank 1 wait in communication"
+    assert outcome.reason == "rank 0, rank 1: waiting in communication"
     assert any("distributed_c10d.py" in line for line in outcome.facts["stacks"]["1"])
     lines = [line for stack in outcome.facts["stacks"].values() for line in stack]
     assert not [line for line in lines if line.startswith("/")]
