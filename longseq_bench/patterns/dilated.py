@@ -32,29 +32,26 @@ class DilatedSegment(NamedTuple):
     rate: int
     heads: range
 
-    def offsets(self, heads: slice) -> Iterator[tuple[int, slice]]:
-        """Yield each offset with those of `heads` that use it: head h has offset h mod rate."""
-        first, stop = max(self.heads.start, heads.start), min(self.heads.stop, heads.stop)
-        for offset in range(self.rate):
-            head = first + (offset - first) % self.rate
-            if head < stop:
-                yield offset, slice(head, stop, self.rate)
-
-    def calls(self, heads: slice, length: int, group: int) -> list[tuple[int, slice, int]]:
+    def calls(self, heads: slice, length: int, group: int = 0) -> list[tuple[int, slice, int]]:
         """Return the offset, the heads and the shift of as few calls as possible for some heads.
 
-        A call is of heads that share an offset (shift 0), or of successive ones whose offsets
-        ascend by 1 (shift 1), with as many tokens each and, if grouped, the same KV head.
-        length: of the segment.  group: query heads per KV head; 0: no shifts.
+        Head h has offset h mod rate. A call is of heads that share an offset (shift 0), or of
+        successive ones whose offsets ascend by 1 (shift 1), with as many tokens each and, if
+        grouped, the same KV head.  length: of the segment.  group: query heads per KV head; 0: no
+        shifts.
         """
-        shared = [(offset, own, 0) for offset, own in self.offsets(heads) if offset < length]
-        runs = defaultdict(list)
-        for head in range(*heads.indices(self.heads.stop)):
-            if head in self.heads and head % self.rate < length:
+        first, stop = max(self.heads.start, heads.start), min(self.heads.stop, heads.stop)
+        shared, runs = [], defaultdict(list)
+        for offset in range(min(self.rate, length)):
+            head = first + (offset - first) % self.rate
+            if head < stop:
+                shared.append((offset, slice(head, stop, self.rate), 0))
+        for head in range(first, stop if group else first):
+            if head % self.rate < length:
                 tokens = -(-(length - head % self.rate) // self.rate)
                 runs[head // self.rate, tokens, group > 1 and head // group].append(head)
         shifted = [(run[0] % self.rate, slice(run[0], run[-1] + 1), 1) for run in runs.values()]
-        return min(shared, shifted, key=len) if group else shared
+        return min(shared, shifted or shared, key=len)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ def test_a_forward_pass_launches_little_and_copies_nothing(case: launches.Case) 
     found = case.count("forward")
     assert 0 < found.launches.total() <= case.goal
     assert found.copies == 0
-    # two pieces of a row need no float32 sums that are copied to the output
-    assert found.launches["copy_"] == 0
+    # two pieces of a row need no float32 sums; on many ranks own keys are copied to be sent
+    assert case.ranks > 1 or found.launches["copy_"] == 0
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ CASES: dict[str, tuple[Options, dict[str, Any]]] = {
     "a rate of the KV group": ({"segments": (16, 64), "dilation": (1, 2)}, {"kv_heads": 4}),
     "more heads than offsets": ({"segments": (16, 50), "dilation": (1, 4)}, {}),
     "groups of heads": (
-        {"segments": (13, 64), "dilation": (2, 16), "mix": "groups"}, {"kv_heads": 4}
+        {"segments": (13, 64), "dilation": (2, 16), "mix": "groups"}, {"heads": 6, "kv_heads": 3}
     ),
     "a batch": ({"segments": (16, 40), "dilation": (3, 12)}, {"batch": 2, "kv_heads": 1}),
     "a segment for all": ({"segments": (24, 500), "dilation": (1, 5)}, {}),

@@ -130,7 +130,7 @@ class SegmentTiles:
                     places = [torch.from_numpy(steps - run.start) for run in (rows, keys)]
                     yield Piece(places[0], places[1], set_heads, causal=True)
             for start, stop in zip(starts[~whole].tolist(), stops[~whole].tolist(), strict=True):
-                for offset, set_heads in pair.offsets(heads):
+                for offset, set_heads, _ in pair.calls(heads, stop - start):
                     of_set = range(start + offset, stop, pair.rate)
                     q_steps, k_steps = (_steps_in(run, of_set) for run in (rows, keys))
                     if q_steps and k_steps:
