@@ -6,7 +6,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, cast
 
-from longseq_bench.analysis.row import fields_of, require
+from longseq_bench.analysis.row import fields_of
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports.document import Cell, Column, Spread, Table, ValueKind
 from longseq_bench.reports.groups import has_several_ranks, name_status, split_names
@@ -96,20 +96,23 @@ Columns = Sequence[str | ValueColumn]
 """Columns of a table; a name is a field that the rows declare."""
 
 
+def with_interval(
+    value: float | None, low: float | None, high: float | None
+) -> Spread | float | None:
+    """Return a value with its interval; the value alone where a bound is unknown."""
+    return value if value is None or low is None or high is None else Spread(value, low, high)
+
+
 def time_with_interval(row: Any) -> Spread | float | None:
     """Return the median time of a row (s), with its interval where there are several samples."""
-    if row.time_s is None or getattr(row, "samples", 0) < 2:
-        return row.time_s  # type: ignore[no-any-return]
-    return Spread(row.time_s, require(row.time_low_s), require(row.time_high_s))
+    bounds = (row.time_low_s, row.time_high_s) if row.samples > 1 else (None, None)
+    return with_interval(row.time_s, *bounds)
 
 
 def speedup_with_interval(row: SweepRow) -> Spread | float | None:
     """Return the speed-up of several ranks over one, with its interval; None for one rank."""
-    if row.world_size == 1:
-        return None
-    if row.speedup is None or row.speedup_low is None:
-        return row.speedup
-    return Spread(row.speedup, row.speedup_low, require(row.speedup_high))
+    speedup = None if row.world_size == 1 else row.speedup
+    return with_interval(speedup, row.speedup_low, row.speedup_high)
 
 
 @cache

@@ -4,7 +4,6 @@
 measurement) together. The first chart and the first table of the sections are on the first screen.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -214,24 +213,12 @@ def documents(
     return [r for r in reports if AUTO not in kinds or r.kind in kinds or r.has_rows]
 
 
-_GENERATED_NAME = re.compile(r"\d\d+-[a-z0-9-]*")
-
-
 def _write(folder: Path, files: Files) -> Path:
-    """Write the files of one report in one format.
-
-    Files of an earlier report in its subfolders are deleted; their names identify them.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    subfolders = {(path.parent, path.suffix) for path in map(Path, files) if path.parent != Path()}
-    for subfolder, suffix in subfolders:
-        (folder / subfolder).mkdir(exist_ok=True)
-        for old in (folder / subfolder).glob(f"*{suffix}"):
-            if _GENERATED_NAME.fullmatch(old.stem) and old.is_file():
-                old.unlink()
+    """Write the files of one report in one format."""
     for name, text in files.items():
         # a page has its texts cleaned in the template: its scripts must stay as they were hashed
         kept = text if name.endswith(".html") else keep_lines(text)
         path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(kept, encoding="utf-8", errors="backslashreplace", newline="\n")
     return folder / next(iter(files))

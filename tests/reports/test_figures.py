@@ -11,7 +11,7 @@ import pytest
 
 from longseq_bench.core.hardware import profiles
 from longseq_bench.core.model import Record
-from longseq_bench.core.units import format_bytes, format_seconds, format_share
+from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.document import MISSING, Document, Spread, Table
 from longseq_bench.reports.kinds import documents
 from longseq_bench.reports.sections.capabilities import CAPABILITIES
@@ -36,15 +36,6 @@ def joined(each: Sequence[float | None] | None, write: Callable[[float], str]) -
 
 def largest_of_each(name: str) -> Callable[[Swept], str | None]:
     return lambda r: joined(each_rank(r.records, name, max), format_bytes)
-
-
-def ideal_text(row: Swept) -> str | None:
-    if row.ideal is None:
-        return None
-    share, low, high = row.ideal
-    if low is None or high is None:
-        return format_share(share)
-    return f"{format_share(share)} ({format_share(low)} to {format_share(high)})"
 
 
 def largest(name: str) -> Callable[[Swept], float | None]:
@@ -118,7 +109,7 @@ SWEPT: Figures = {
     "Matrix product rate": largest("matmul_rate"),
     "Share of peak": lambda r: over(over(r.largest("flops"), r.time), r.largest("matmul_rate")),
     "Speed over dense": lambda r: r.dense and over(r.dense[1], r.time),
-    "Share of ideal": ideal_text,
+    "Share of ideal": lambda r: r.ideal and (r.ideal[0] if None in r.ideal else Spread(*r.ideal)),
     "Memory reduction": lambda r: r.saving,
     "Standard attention memory": lambda r: None if r.saving is None else r.standard[0],
     "Source of standard memory": lambda r: None if r.saving is None else r.standard[1],

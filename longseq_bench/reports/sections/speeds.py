@@ -9,7 +9,7 @@ from longseq_bench.analysis.labels import label_option, speeds
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.units import format_share, format_tokens
+from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import (
     Columns,
@@ -18,6 +18,7 @@ from longseq_bench.reports.columns import (
     optional,
     time_or_status,
     time_with_interval,
+    with_interval,
 )
 from longseq_bench.reports.document import Axis, Chart, Point, Section, Table, build_chart
 from longseq_bench.reports.groups import (
@@ -191,20 +192,14 @@ def _place(row: SweepRow) -> tuple[str, float]:
     return name, round(1 - float(str(sparsity)), 9)
 
 
-def _share_words(row: SweepRow) -> str | None:
-    """Return the share of ideal, with its bounds if they are known."""
-    if row.share_of_ideal is None:
-        return None
-    share = format_share(row.share_of_ideal)
-    if row.share_low is None:
-        return share
-    return f"{share} ({format_share(row.share_low)} to {format_share(require(row.share_high))})"
-
-
 _SPARSE: Columns = (
     ValueColumn("Implementation", "text", attrgetter("name")),
     *split_names("tokens token_density plan_time_s time_s dense_time_s dense_source dense_kernel"),
     "speed_over_dense",
-    ValueColumn("Share of ideal", "text", _share_words),
+    ValueColumn(
+        "Share of ideal",
+        "share",
+        lambda row: with_interval(row.share_of_ideal, row.share_low, row.share_high),
+    ),
     *optional(SweepRow, "share_of_peak"),
 )
