@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Literal
 
 from longseq_bench import store
 from longseq_bench.analysis.frames import to_frame
-from longseq_bench.analysis.labels import Labels, find_short_labels, index_short_labels, short_name
-from longseq_bench.analysis.searches import SearchRow, search_rows
+from longseq_bench.analysis.labels import find_short_labels, short_name
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.errors import ConfigError, StoreError, UnknownNameError, UserError
 from longseq_bench.core.files import read_text_file
 from longseq_bench.core.model import Record
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     import altair
     import pandas
 
+    from longseq_bench.reports.base import Source
     from longseq_bench.reports.document import Chart, Document
 
 Names = str | Sequence[str]
@@ -61,19 +61,22 @@ class Results(Printed):
     notes: tuple[str, ...] = ()
     configs: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def _labels(self) -> Labels:
-        return index_short_labels([record.trial for record in self.records])
-
     @cached_property
+    def source(self) -> Source:
+        """The records as the input of a report."""
+        from longseq_bench.reports.base import Source
+
+        return Source(self.records)
+
+    @property
     def rows(self) -> list[SweepRow]:
         """A row per trial of a sweep, its rounds merged. Times in s, memory in bytes."""
-        return sweep_rows(self.records, self._labels)
+        return self.source.rows
 
-    @cached_property
+    @property
     def maxima(self) -> list[SearchRow]:
         """A row per search for the longest length."""
-        return search_rows(self.records, self._labels)
+        return self.source.maxima
 
     def to_pandas(self, table: Literal["rows", "maxima"] | None = None) -> pandas.DataFrame:
         """Return rows or maxima as a DataFrame; values that were not measured are NaN.

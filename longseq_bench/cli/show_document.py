@@ -9,8 +9,14 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.api.progress import format_option
 from longseq_bench.api.results import Results
 from longseq_bench.cli.row_filter import FIELDS, OPTION, find_field, value_of
-from longseq_bench.reports import columns as tables
-from longseq_bench.reports import groups
+from longseq_bench.reports.columns import (
+    SEARCH_FIELDS,
+    SWEEP_FIELDS,
+    Columns,
+    ValueColumn,
+    terminal_columns,
+    time_or_status,
+)
 from longseq_bench.reports.document import Cell, Document, Section, Table
 from longseq_bench.reports.groups import describe_failures, describe_unstable
 
@@ -28,42 +34,34 @@ def show_document(
     rows, searches: those that match the conditions, of which at most `limit` each are shown.
     columns: fields to show; empty: those that suit the rows.
     """
-    records, every = results.records, [*rows, *searches]
+    records, source = results.records, results.source
     known = [*results.rows, *results.maxima]
     named = [(name, find_field(name, "--columns", known)) for name in columns]
-    hosts = {row.fingerprint: row.host for row in every}
-    machines = {key: f"{host} {key[:6]}" if len(hosts) > 1 else "" for key, host in hosts.items()}
-    varying = groups.find_varying(every)
 
-    def table(group: Sequence[Row], default: Sequence[str]) -> Table:
-        title = groups.capitalize_first(groups.describe_workload(group[0], machines, varying))
-        chosen = _columns(type(group[0]), default, named)
-        return tables.build_table(title, chosen, group, bool(columns))
+    def build(some: Sequence[Row], row_type: type, default: Sequence[str]) -> list[Table]:
+        return source.tables(some, _columns(row_type, default, named), keep_empty=bool(columns))
 
-    sections = []
-    for group in groups.group_by_workload(rows[:limit]):
-        sections.append(Section("", tables=[table(group, tables.SWEEP_FIELDS)]))
-        sections.append(Section("", points=[*describe_failures(group), *describe_unstable(group)]))
-    found = [table(g, tables.SEARCH_FIELDS) for g in groups.group_by_workload(searches[:limit])]
-    sections.append(Section("Longest lengths", tables=found))
+    shown, maxima = rows[:limit], searches[:limit]
+    sections = [
+        Section("", tables=build(shown, SweepRow, SWEEP_FIELDS)),
+        Section("", points=[*describe_failures(shown), *describe_unstable(shown)]),
+        Section("Longest lengths", tables=build(maxima, SearchRow, SEARCH_FIELDS)),
+    ]
     statuses = Counter(record.outcome.status for record in records)
     counts = ", ".join(f"{count:,} {status}" for status, count in statuses.most_common())
     read = [f"{_count(len(records), 'record')} read: {counts}"]
     read += _describe(results.rows, rows, limit, "row", where)
     read += _describe(results.maxima, searches, limit, "search", where)
-    shared = [groups.describe_shared(every[0], machines, varying)] if every else []
-    shown = [section for section in sections if section.has_content]
-    return Document("show", "", [". ".join(read) + ".", *shared], shown)
+    paragraphs = [". ".join(read) + ".", *filter(None, [source.context])]
+    return Document("show", "", paragraphs, [one for one in sections if one.has_content])
 
 
-def _columns(
-    row_type: type, default: Sequence[str], named: Sequence[tuple[str, str]]
-) -> tables.Columns:
+def _columns(row_type: type, default: Sequence[str], named: Sequence[tuple[str, str]]) -> Columns:
     """Return the requested columns that such rows have; the default without such columns."""
 
-    def column(name: str, field: str) -> tables.ValueColumn:
+    def column(name: str, field: str) -> ValueColumn:
         if field == "time_s":
-            return tables.ValueColumn(name, "seconds", tables.time_or_status)
+            return ValueColumn(name, "seconds", time_or_status)
         kind = FIELDS[field].kind if field in FIELDS else "text"
 
         def value(row: Row) -> Cell:
@@ -72,7 +70,7 @@ def _columns(
                 return "yes" if found else "no"
             return format_option(found) if kind == "text" and found is not None else found
 
-        return tables.ValueColumn(name, kind, value)
+        return ValueColumn(name, kind, value)
 
     known = {*fields_of(row_type), "tokens"}
     chosen = {
@@ -82,7 +80,7 @@ def _columns(
     }
     # the label is the first column of every table anyway
     names = [name for name in chosen if name != "label"] if chosen else default
-    return tables.terminal_columns(row_type, names, chosen)
+    return terminal_columns(row_type, names, chosen)
 
 
 def _describe(
