@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from longseq_bench.attention.sparse.block_sparse_adaptive import AdaptiveBlockSparse
 from longseq_bench.attention.sparse.topk import empty_layout, top_layout
+from longseq_bench.core.model import Workload
+from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import work_items
-from longseq_bench.kernels.work_items import WorkItems
 from longseq_bench.patterns.block_layout import BlockLayout
-from tests.kernels.test_triton_blocks import PassResult, assert_passed, inputs
-from tests.kernels.test_work_items import lists_of
+from longseq_bench.testing.definition import make_inputs, make_output_gradient
 from tests.kernels.triton_interpreter import Interpreted
 
 pytestmark = [
@@ -75,72 +76,26 @@ def test_a_nan_is_a_score(interpreted: Interpreted) -> None:
         assert row in kept
 
 
-# ---- lists of columns, and passes ----------------------------------------------------------------
-
-SPLIT = {"SHORTEST_SPLIT": 2, "MEANS": 2, "ROWS_PER_SLOT": 2}
-
-
-def columns_of(group: int, *args: Any) -> tuple[tuple[BlockLayout, ...], WorkItems]:
+def run_adaptive(device: str, causal: bool) -> tuple[Tensor, list[Tensor], Any]:
+    """Run the attention as on a device, on tensors of the CPU; columns are split."""
+    w = Workload(seq_len=91, batch=2, heads=4, kv_heads=2, head_dim=16, causal=causal, mode="train")
+    attention = AdaptiveBlockSparse(w, Group.alone(), block=BLOCK, sparsity=0.5)
+    attention.prepare(device)
+    tensors = make_inputs(w)
     with pytest.MonkeyPatch.context() as patch:
-        for name, number in SPLIT.items():
+        for name, number in {"SHORTEST_SPLIT": 2, "MEANS": 1, "ROWS_PER_SLOT": 1}.items():
             patch.setattr(work_items, name, number)
-        chosen = choose(*args)
-        return chosen.to_host(), chosen.columns(torch.device("cpu"), group)
+        out = attention(*tensors)
+        out.backward(make_output_gradient(w))
+    return out.detach(), [t.grad for t in tensors if t.grad is not None], attention.layouts
 
 
-@pytest.mark.parametrize(
-    ("group", "causal", "tokens"), [(1, True, 20 * BLOCK), (2, False, 20 * BLOCK - 5)]
-)
-def test_columns_are_those_of_the_rows(
-    interpreted: Interpreted, group: int, causal: bool, tokens: int
-) -> None:
-    """Their items have every entry once, and a mask where one is needed; one column is long."""
-    torch.manual_seed(0)
-    queries, keys = torch.randn(2, 20, 4), torch.randn(2 // group, 20, 4)
-    keys[:, 3] = 0
-    queries[..., 0], keys[:, 3, 0] = 9, 9
-    places = empty_layout(tokens, BLOCK, 0.8, causal)
-    layouts, got = interpreted(columns_of, group, places, queries, keys)
-    expected = WorkItems.of_columns(layouts, group, torch.device("cpu"))
-    is_short = tokens % BLOCK > 0
-    for kv_head in range(2 // group):
-        found = lists_of(got, kv_head)
-        assert found == lists_of(expected, kv_head)
-        assert len(found[3]) > 10
-        split = [column for column, first, count in got.splits[kv_head].tolist() if count]
-        assert 3 in split
-        for (column, slot), (begin, start, stop, end) in zip(
-            got.places[kv_head].tolist(), got.bounds[kv_head].tolist(), strict=True
-        ):
-            assert (slot >= 0) == (column in split)
-            assert slot < 0 or end - begin < len(found[column])
-            for at in range(begin, end):
-                block = int(got.indices[at]) // group
-                needs = (causal and block == column) or (is_short and block == 19)
-                assert not (needs and start <= at < stop)
-
-
-def run_chosen(
-    places: BlockLayout, scores: tuple[Tensor, Tensor], tensors: list[Tensor], grad_out: Tensor
-) -> tuple[tuple[BlockLayout, ...], PassResult]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, number in SPLIT.items():
-            patch.setattr(work_items, name, number)
-        chosen = choose(places, *scores)
-        out, lse = chosen.forward(*tensors, True)
-        q, k, v = tensors
-        grads = chosen.backward((grad_out, q, out, lse), (k, v))
-        return chosen.to_host(), PassResult(out, lse, grads)
-
-
-@pytest.mark.parametrize(("causal", "tokens"), [(True, 75), (False, 75), (False, 128)])
-def test_a_pass_equals_its_definition(interpreted: Interpreted, causal: bool, tokens: int) -> None:
-    """With grouped heads, long columns, and a short last block."""
-    torch.manual_seed(0)
-    rows = -(-tokens // BLOCK)
-    scores = torch.randn(4, rows, 4), torch.randn(2, rows, 4)
-    places = empty_layout(tokens, BLOCK, 0.5, causal)
-    tensors, grad_out = inputs(tokens, heads=(4, 2))
-    layouts, got = interpreted(run_chosen, places, scores, tensors, grad_out)
-    assert len({layout.indices.tobytes() for layout in layouts}) > 2
-    assert_passed(got, layouts, tensors, grad_out)
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_the_attention_is_that_of_a_cpu(interpreted: Interpreted, causal: bool) -> None:
+    """With two sequences, whose scores are added, grouped heads, and a short last block."""
+    out, grads, layouts = run_adaptive("cpu", causal)
+    own_out, own_grads, own_layouts = interpreted(run_adaptive, "cuda", causal)
+    for own, layout in zip(own_layouts, layouts, strict=True):
+        assert np.array_equal(own.indices, layout.indices)
+    for own, expected in zip([own_out, *own_grads], [out, *grads], strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
