@@ -148,6 +148,8 @@ def run_fitting(tile: Shape, run: Callable[[Shape], None]) -> Shape:
 
 # ---- launches ------------------------------------------------------------------------------------
 
+MAX_PROGRAMS = 2**31 - 1
+
 
 class Launch:
     """A launch of a kernel with the same arguments each time, but for the data of its tensors.
@@ -155,13 +157,19 @@ class Launch:
     Triton looks at every argument to find out what it has compiled, which takes longer than many a
     kernel. So the first call keeps what was compiled, and later ones start that.
     sizes, constants: the parameters after the tensors, in order, and options of the compiler.
+
+    Raises KernelLimitError for too many programs.
     """
 
     def __init__(
         self, kernel: Any, programs: int, sizes: Sequence[Any], constants: dict[str, Any]
     ) -> None:
+        if programs > MAX_PROGRAMS:
+            raise KernelLimitError(
+                f"{programs} programs are more than the maximum of one launch, {MAX_PROGRAMS}"
+            )
         self.name: str = kernel.__name__
-        self._kernel, self._grid = kernel, (*grid_of(programs), 1, 1)
+        self._kernel, self._grid = kernel, (programs, 1, 1)
         self._sizes, self._constants = tuple(sizes), constants
         self._compiled: Any = None
 
@@ -180,21 +188,6 @@ class Launch:
             self._sizes += tuple(self._constants[name] for name in names)
             self._constants = {k: v for k, v in self._constants.items() if k not in names}
             self._compiled = made[self._grid]
-
-
-# ---- parts of every launch: grid, current device, rows without gaps ------------------------------
-
-MAX_PROGRAMS = 2**31 - 1
-"""Programs of a one-dimensional grid."""
-
-
-def grid_of(programs: int) -> tuple[int]:
-    """Return the grid of this many programs. Raises KernelLimitError beyond MAX_PROGRAMS."""
-    if programs > MAX_PROGRAMS:
-        raise KernelLimitError(
-            f"{programs} programs are more than the maximum of one launch, {MAX_PROGRAMS}"
-        )
-    return (programs,)
 
 
 def on_device(owner: Tensor) -> contextlib.AbstractContextManager[Any]:

@@ -82,7 +82,7 @@ class AdaptiveBlockSparse(LayoutAttention):
     def prepare(self, device: str) -> None:
         """Choose the kernel and draw the scorer's matrices; each call chooses its layouts."""
         super().prepare(device)
-        w = self.workload
+        w, self._top = self.workload, None
         if self.kernel_name == "triton" and sparse_selection.has_triton():
             from longseq_bench.kernels.triton_topk import TopBlocks
 
