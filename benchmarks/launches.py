@@ -30,13 +30,16 @@ class Case:
     ranks: int = 1
     options: dict[str, Any] = field(default_factory=dict)
 
-    def count(self, mode: Mode) -> Counted:
-        """Count what a pass starts, in bfloat16 with 8 heads."""
-        w = Workload(
+    def workload(self, mode: Mode) -> Workload:
+        """Return the workload of a pass, in bfloat16 with 8 heads."""
+        return Workload(
             seq_len=self.tokens, heads=8, kv_heads=8, head_dim=self.head_dim, dtype="bfloat16",
             causal=self.causal, mode=mode,
         )  # fmt: skip
-        return count_pass(self.name, w, self.ranks, **self.options)
+
+    def count(self, mode: Mode) -> Counted:
+        """Count what a pass starts."""
+        return count_pass(self.name, self.workload(mode), self.ranks, **self.options)
 
 
 CASES = [
