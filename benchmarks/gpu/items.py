@@ -25,7 +25,7 @@ SCHEMA = 2
 DRY_RUN = "a dry run"
 _TRACE_LINES = 8
 _MOST_OF_A_CALL = 0.8
-TOY_S = 3
+TOY_S = 12
 
 Figures = dict[str, Any]
 Status = Literal["ok", "failed"]

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,8 +24,8 @@ from longseq_bench.store import load
 _END_S = 10.0
 """Time for a command to end after Ctrl-C; it is part of the limit."""
 _TAIL = 1500
-_FAILED_TRIALS, _INTERRUPTED = 3, 130
-"""Exit codes of `longseq`."""
+_FAILED_TRIALS = 3
+"""Exit code of `longseq`."""
 
 
 _LIBC: Any = ctypes.CDLL(None)
@@ -82,29 +83,35 @@ def stream(module: str, argument: Any, limit: float) -> Iterator[Figures]:
 
 @dataclass(frozen=True)
 class Command:
-    """A `longseq` command that has ended."""
+    """A `longseq` command that has ended. late: by a signal at its limit."""
 
     code: int
     out: str
     errors: str
+    late: bool
 
 
 def longseq(arguments: Sequence[str], limit: float) -> Command:
-    """Run a `longseq` command. At the limit Ctrl-C ends it with code 130; its records are kept."""
+    """Run a `longseq` command. Shortly before the limit Ctrl-C ends it; its records are kept."""
     process = subprocess.Popen(
         [sys.executable, "-m", "longseq_bench", *arguments], cwd=ROOT, env=_environment(),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=die_with_parent,
     )  # fmt: skip
     try:
-        try:
-            out, errors = process.communicate(timeout=max(0.0, limit - _END_S))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            out, errors = process.communicate(timeout=_END_S)
+        for sent, seconds in (
+            (None, limit - _END_S),
+            (signal.SIGINT, _END_S),
+            (signal.SIGKILL, 60),
+        ):
+            if sent:
+                process.send_signal(sent)
+            with suppress(subprocess.TimeoutExpired):
+                out, errors = process.communicate(timeout=max(0.0, seconds))
+                return Command(process.returncode, out, errors, late=sent is not None)
     finally:
         process.kill()
         process.wait()
-    return Command(process.returncode, out, errors)
+    raise ItemFailed(f"longseq {arguments[0]} does not end")
 
 
 def run_with_records(
@@ -120,7 +127,7 @@ def run_with_records(
     before, limit = len(records_in(out)), session.seconds_left()
     done = longseq([*arguments, "--out", str(out)], limit)
     records = records_in(out)
-    if done.code == _INTERRUPTED:
+    if done.late and done.code not in (0, _FAILED_TRIALS):
         raise session.cut(f"{len(records)} {unit} are done", limit, len(records) > before)
     if done.code not in (0, _FAILED_TRIALS):
         raise ItemFailed(f"longseq {arguments[0]} ended with {done.code}: {done.errors[-_TAIL:]}")

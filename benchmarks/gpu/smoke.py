@@ -15,7 +15,9 @@ def list_items(session: Session) -> Sequence[Item]:
 
 def run_doctor(session: Session) -> Figures:
     """Run `longseq doctor --json`; a missing part, or a CUDA device that it can't use, fails."""
-    done = longseq(["doctor", "--json"], session.seconds_left())
+    done = longseq(["doctor", "--json"], limit := session.seconds_left())
+    if done.late:
+        raise session.cut("longseq doctor did not end", limit)
     if done.code:
         raise ItemFailed(f"longseq doctor ended with {done.code}: {done.errors[-1000:]}")
     answer = json.loads(done.out)
