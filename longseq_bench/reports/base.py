@@ -1,12 +1,11 @@
 """The contracts of a report: sections make the content of a kind, a format writes it.
 
 kind     Source -> Document; @KINDS.register("summary")
-section  Source -> Section;  @SECTIONS.register("summary.name"), at the end of the kind `summary`;
-         those that are included are listed in kinds.py
+section  Source -> Section;  kinds.py lists those of each kind
 format   Document -> Files;  @FORMATS.register("md"), the name is the main file's suffix
 
-None of them uses a device. Other packages add their own through the entry-point groups
-`longseq_bench.report_kinds`, `longseq_bench.report_sections` and `longseq_bench.report_formats`.
+None of them uses a device. Other packages add kinds and formats through the entry-point groups
+`longseq_bench.report_kinds` and `longseq_bench.report_formats`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +33,6 @@ from longseq_bench.reports.document import (
     Chart,
     Column,
     Document,
-    Section,
     Table,
 )
 from longseq_bench.reports.groups import (
@@ -204,9 +202,6 @@ class Source:
 
 KINDS: Registry[Callable[[Source], Document]] = Registry(
     "report kind", "longseq_bench.reports", "longseq_bench.report_kinds"
-)
-SECTIONS: Registry[Callable[[Source], Section]] = Registry(
-    "report section", "longseq_bench.reports.sections", "longseq_bench.report_sections"
 )
 FORMATS: Registry[Callable[[Document], Files]] = Registry(
     "report format", "longseq_bench.reports.render", "longseq_bench.report_formats"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from longseq_bench.core.errors import StoreError, keep_lines
 from longseq_bench.core.model import Record
-from longseq_bench.reports.base import FORMATS, KINDS, SECTIONS, Files, Source
+from longseq_bench.reports.base import FORMATS, KINDS, Files, Source
 from longseq_bench.reports.columns import make_columns
 from longseq_bench.reports.document import (
     MAX_ANSWER_ROWS,
@@ -64,14 +64,10 @@ class Kind(NamedTuple):
 
 
 def build_document(name: str, kind: Kind, source: Source) -> Document:
-    """Build a report: first screen, sections of the kind, registered ones, failures, provenance."""
+    """Build a report: first screen, sections of the kind, failures, provenance."""
     own = [section(source) for section in kind.sections]
     has_rows = kind.has_rows(source) if kind.has_rows else any(one.has_content for one in own)
-    added = [section for section in SECTIONS.names() if section.partition(".")[0] == name]
-    broken = {one: reason for one in added if (reason := SECTIONS.unavailable_reason(one))}
-    own += [SECTIONS.get(section)(source) for section in added if section not in broken]
     notes = [f"Note: {note}" for note in source.notes]
-    notes += [f"Note: section {one} is missing: {reason}" for one, reason in broken.items()]
     own = [replace(one, points=limit_findings(one.points)) for one in own]
     if not any(one.has_content for one in own):
         own = [Section("No results", _NO_RESULTS, code=[kind.command])]

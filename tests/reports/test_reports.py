@@ -9,9 +9,7 @@ import pytest
 
 from longseq_bench.core.errors import StoreError, UnknownNameError
 from longseq_bench.core.model import Record
-from longseq_bench.core.registry import Registry
 from longseq_bench.reports.base import FORMATS, KINDS, Source
-from longseq_bench.reports.document import Section
 from longseq_bench.reports.kinds import documents, write_documents
 from tests import make
 
@@ -43,18 +41,6 @@ def test_a_kind_reports_or_counts_every_record(kind: str, name: str) -> None:
     assert {record.key for record in SETS[name]} <= keys
     assert document.title
     assert all(s.points or s.tables or s.code for s in document.sections)
-
-
-def test_a_registered_section_is_at_the_end_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    sections: Registry[Any] = Registry("report section", "longseq_bench.reports.sections")
-    sections.register("devices.count")(lambda source: Section("Count", points=[f"{source.maxima}"]))
-    sections._reasons["devices.broken"] = "ImportError: no module"
-    monkeypatch.setattr("longseq_bench.reports.kinds.SECTIONS", sections)
-    devices, extreme = documents(SETS["one failure"], ["devices", "extreme"])
-    titles = [section.title for section in devices.sections]
-    assert titles.index("Count") == titles.index("Failures") - 1
-    assert "Count" not in [section.title for section in extreme.sections]
-    assert "Note: section devices.broken is missing: ImportError: no module" in devices.paragraphs
 
 
 @pytest.mark.parametrize("format_name", FORMATS.names())
