@@ -132,11 +132,11 @@ RING = _case("ring")
 
 CASES = {
     "block-sparse": (SPARSE, "forward", False, 1, 3),
-    "block-sparse train": (SPARSE, "train", False, 1, 9),
+    "block-sparse train": (SPARSE, "train", False, 1, 3),
     "adaptive": (ADAPTIVE, "forward", False, 1, 12),
     "adaptive causal": (ADAPTIVE, "forward", True, 1, 12),
-    "adaptive train": (ADAPTIVE, "train", False, 1, 90),
-    "adaptive causal train": (ADAPTIVE, "train", True, 1, 90),
+    "adaptive train": (ADAPTIVE, "train", False, 1, 80),
+    "adaptive causal train": (ADAPTIVE, "train", True, 1, 80),
     "decode ring, 1 new token": (RING, "decode", True, 1, 4),
     "decode ring, 8 new tokens": (RING, "decode", True, 8, 4),
     "decode sink-window, 1 new token": (SINK_WINDOW, "decode", True, 1, 4),

@@ -181,13 +181,15 @@ class TritonBlocks:
             return
         total, tokens = tensors[0], min(self.block, _JOINED_ROWS)
         rows = items.splits.shape[1]
-        sizes = (total.shape[2], rows, total.shape[1], items.slots)
-        constants = self._constants(total) | {"M": tokens}
-        constants |= {} if keep_lse is None else {"KEEP_LSE": keep_lse}
-        programs = rows * (self.block // tokens) * total.shape[0] * total.shape[1]
-        launch = Launch(kernel, programs, (total.stride()[:3], *sizes), constants)
+        key = (total.device, total.dtype, total.shape, keep_lse, rows, items.slots)
+        if key not in self._launches:
+            sizes = (total.stride()[:3], total.shape[2], rows, total.shape[1], items.slots)
+            constants = self._constants(total) | {"M": tokens}
+            constants |= {} if keep_lse is None else {"KEEP_LSE": keep_lse}
+            programs = rows * (self.block // tokens) * total.shape[0] * total.shape[1]
+            self._launches[key] = Launch(kernel, programs, sizes, constants)
         with on_device(total):
-            launch(*tensors, items.splits)
+            self._launches[key](*tensors, items.splits)
 
     def _constants(self, owner: Tensor) -> dict[str, Any]:
         dim = owner.shape[3]

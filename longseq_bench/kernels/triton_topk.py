@@ -117,10 +117,12 @@ class TopBlocks(TritonBlocks):
         for first in range(0, rows, step):
             part = queries[:, first : first + step]
             scores = part.reshape(len(keys), -1, keys.shape[2]) @ keys.mT
-            sizes = first, rows, heads, kept, int(self.causal)
-            launch = Launch(select, heads * part.shape[1], [sizes], tile)
+            key = (device, part.shape, first)
+            if key not in self._launches:
+                sizes = first, rows, heads, kept, int(self.causal)
+                self._launches[key] = Launch(select, heads * part.shape[1], [sizes], tile)
             with on_device(queries):
-                launch(scores, indptr, own.indices)
+                self._launches[key](scores, indptr, own.indices)
         return own
 
     def _prepared(self, device: torch.device, group: int) -> tuple[WorkItems, list[Tensor]]:
