@@ -37,10 +37,6 @@ def session(out: Path, **settings: Any) -> Session:
     return Session(out, "cpu", dry_run=True, **settings)
 
 
-def read(path: Path) -> Any:
-    return json.loads(path.read_text())
-
-
 # ---- items -------------------------------------------------------------------------------------
 
 
@@ -80,7 +76,9 @@ def test_a_failed_item_is_kept_and_a_second_call_skips_what_is_finished(tmp_path
     call = session(tmp_path)
     results = run_step(toy.step, call)
     assert [one.status for one in results] == ["failed", "failed", "ok"]
-    first, second, third = (read(tmp_path / "toy" / f"{name}.json") for name in toy.functions)
+    first, second, third = (
+        json.loads((tmp_path / "toy" / f"{name}.json").read_text()) for name in toy.functions
+    )
     assert (first["error"], first["figures"]) == ("no such kernel", {"seen": 3})
     assert second["error"].splitlines()[-1] == "ValueError: why"
     assert (third["error"], third["figures"]) == (None, {"rate": 2.5})
@@ -145,12 +143,11 @@ def test_results_of_different_gpus_never_share_a_folder(
 
 def test_a_machine_without_a_usable_gpu_is_refused_with_the_reason(tmp_path: Path) -> None:
     """Without it each item would fail, one after the other."""
-    reason = "this torch has no kernels for GTX 1080 (compute capability 6.1)"
-    call, remedy = Session(tmp_path, "cuda"), "install a torch that was built for it"
-    devices = {"cuda": DeviceInfo(unavailable=reason, remedy=remedy)}
+    call = Session(tmp_path, "cuda")
+    devices = {"cuda": DeviceInfo(unavailable="no kernels for GTX 1080", remedy="install others")}
     catalogue = Catalogue(implementations={}, devices=devices)
     call.__dict__["launcher"] = SimpleNamespace(catalogue=lambda: catalogue)
-    words = f"{reason}; {remedy}, or use --dry-run: toy sizes on the CPU"
+    words = "no kernels for GTX 1080; install others, or use --dry-run: toy sizes on the CPU"
     assert command.find_gpu_problem(call) == words
     assert command.find_gpu_problem(session(tmp_path)) is None
 
