@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from longseq_bench.core.units import format_bytes, format_rate
+from longseq_bench.core.units import format_bytes
 from longseq_bench.environment import commit_of
 from longseq_bench.launchers.local import LocalLauncher
 
@@ -279,13 +279,8 @@ def plain_table(results: Sequence[Result]) -> Table:
 
 
 def format_figure(name: str, value: str | float) -> str:
-    """Return a figure as text, with the unit that its name ends with."""
-    if isinstance(value, str):
-        return f"{name} {value}"
-    for end, unit in (("_bytes_per_s", "B/s"), ("_flops", "FLOP/s")):
-        if name.endswith(end):
-            return f"{name.removesuffix(end)} {format_rate(value, unit)}"
-    if name.startswith("memory_"):
+    """Return a figure as text; bytes of memory with their unit."""
+    if name.startswith("memory_") and not isinstance(value, str):
         return f"{name} {format_bytes(value)}"
     return f"{name} {value}"
 

@@ -187,19 +187,16 @@ def make_table(results: Sequence[Result]) -> Table:
         ("cell", "implementation", "status", "kernel", "time", "FLOP/s", "of peak", "of ideal",
          "of bandwidth"),
     ]  # fmt: skip
+    write_rate = partial(format_rate, unit="FLOP/s")
     for result in results:
         for row in result.figures.get("rows", ()):
             shares = (row[f"share_of_{name}"] for name in ("peak", "ideal", "bandwidth"))
             rows.append((
                 result.item, row["name"], row["status"], row["kernel"],
-                or_dash(row["time_s"], format_seconds), or_dash(row["flops_per_s"], _rate),
+                or_dash(row["time_s"], format_seconds), or_dash(row["flops_per_s"], write_rate),
                 *(or_dash(share, format_share) for share in shares),
             ))  # fmt: skip
     return rows
-
-
-def _rate(flops: float) -> str:
-    return format_rate(flops, "FLOP/s")
 
 
 STEP = Step("speed", list_items, make_table)
