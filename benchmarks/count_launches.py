@@ -1,14 +1,13 @@
-"""Launches of one pass on a GPU, counted without one: `python -m benchmarks.count_launches`.
+"""Launches of one pass on a GPU, counted without one, for launches.py.
 
 A pass runs on tensors without data, which stand for an H100. Operations of torch that start a
 kernel, copies between host and device, and launches of Triton are counted; views and allocations
 are not. An operation counts as one launch, though some start several, and one that would wait
-for the device fails, since there is no data to wait for. The exit code is 1 if a goal is missed.
+for the device fails, since there is no data to wait for.
 """
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -110,52 +109,3 @@ def count_pass(name: str, w: Workload, ranks: int = 1, **options: Any) -> Counte
         with patch.object(meta_mode, "_mode", every_iteration), counted() as found:
             run()
     return found
-
-
-def _case(name: str, **options: Any) -> Callable[[str, bool, int], Counted]:
-    def count(mode: str, causal: bool, new_tokens: int) -> Counted:
-        shape: dict[str, Any] = {"seq_len": 2**17, "heads": 8, "kv_heads": 8, "head_dim": 64}
-        if mode == "decode":
-            shape = {"seq_len": 2**18, "heads": 32, "kv_heads": 8, "head_dim": 128}
-            shape["new_tokens"] = new_tokens
-        return count_pass(
-            name, Workload(dtype="bfloat16", causal=causal, mode=mode, **shape), **options
-        )
-
-    return count
-
-
-ADAPTIVE = _case("block-sparse-adaptive", sparsity=0.99)
-SPARSE = _case("block-sparse", sparsity=0.99)
-SINK_WINDOW = _case("block-sparse", pattern="sink-window", sparsity=0.9)
-RING = _case("ring")
-
-CASES = {
-    "block-sparse": (SPARSE, "forward", False, 1, 3),
-    "block-sparse train": (SPARSE, "train", False, 1, 3),
-    "adaptive": (ADAPTIVE, "forward", False, 1, 12),
-    "adaptive causal": (ADAPTIVE, "forward", True, 1, 12),
-    "adaptive train": (ADAPTIVE, "train", False, 1, 80),
-    "adaptive causal train": (ADAPTIVE, "train", True, 1, 80),
-    "decode ring, 1 new token": (RING, "decode", True, 1, 4),
-    "decode ring, 8 new tokens": (RING, "decode", True, 8, 4),
-    "decode sink-window, 1 new token": (SINK_WINDOW, "decode", True, 1, 4),
-    "decode sink-window, 8 new tokens": (SINK_WINDOW, "decode", True, 8, 4),
-}
-"""Counts by name: implementation, mode, causal, new tokens, and the most launches of the goal."""
-
-
-def main() -> None:
-    print(f"{'':34}{'launches':>9}{'copies':>8}{'goal':>6}")
-    missed = False
-    for name, (count, mode, causal, new_tokens, goal) in CASES.items():
-        found = count(mode, causal, new_tokens)
-        total = found.launches.total()
-        missed |= total > goal or found.copies > 0
-        names = ", ".join(f"{n} {kind}" for kind, n in found.launches.items())
-        print(f"{name:34}{total:>9}{found.copies:>8}{goal:>6}  {names}", flush=True)
-    sys.exit(missed)
-
-
-if __name__ == "__main__":
-    main()

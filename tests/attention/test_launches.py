@@ -1,28 +1,29 @@
 """The number of launches of a pass on a GPU, where short ones take as long as the host needs."""
 
+import importlib.util
+
 import pytest
 
 from benchmarks import launches
 from longseq_bench.core.model import Mode
 
-
-@pytest.mark.parametrize("case", launches.CASES, ids=lambda case: case.name)
-def test_a_forward_pass_launches_little_and_copies_nothing(case: launches.Case) -> None:
-    found = case.count("forward")
-    assert 0 < found.launches.total() <= case.goal
-    assert found.copies == 0
-    # two pieces of a row need no float32 sums; on many ranks own keys are copied to be sent
-    assert case.ranks > 1 or found.launches["copy_"] == 0
+pytestmark = pytest.mark.skipif(
+    not importlib.util.find_spec("triton"), reason="triton is not installed"
+)
 
 
 @pytest.mark.parametrize(
-    ("name", "mode", "calls"),
-    [("dilated", "forward", 8), ("dilated", "train", 40), ("hilbert", "train", 70)],
+    ("case", "mode"),
+    [
+        pytest.param(case, mode, id=f"{case.name}-{mode}")
+        for case in launches.CASES
+        for mode in case.goals
+    ],
 )
-def test_a_pair_is_one_call_of_some_heads(name: str, mode: Mode, calls: int) -> None:
-    """All offsets of four heads: two runs of heads, two pairs, with a merge or sums for each."""
-    found = launches.Case(name, 0, options=launches.PAIRS).count(mode)
-    filled = sum(found.launches[name] for name in ("zeros_like", "new_zeros", "new_full"))
-    assert found.launches["_scaled_dot_product_cudnn_attention"] == 4
-    assert found.launches.total() - filled == calls
+def test_a_pass_launches_little_and_copies_nothing(case: launches.Case, mode: Mode) -> None:
+    """Nothing waits for the device either: without data, that would fail."""
+    found = case.count(mode)
+    assert 0 < found.launches.total() <= case.goals[mode], found.launches
     assert found.copies == 0
+    # two pieces of a row need no float32 sums; on many ranks own keys are copied to be sent
+    assert case.ranks > 1 or mode == "train" or found.launches["copy_"] == 0

@@ -87,17 +87,16 @@ def test_tiles_are_the_rule(
         assert (found == expected).all()
 
 
+SIX_HEADS = {"heads": 6, "kv_heads": 3}
 CASES: dict[str, tuple[Options, dict[str, Any]]] = {
     "grouped heads": ({"segments": (16, 64), "dilation": (1, 3)}, {"kv_heads": 2}),
     "a rate of the KV group": ({"segments": (16, 64), "dilation": (1, 2)}, {"kv_heads": 4}),
     "more heads than offsets": ({"segments": (16, 50), "dilation": (1, 4)}, {}),
-    "groups of heads": (
-        {"segments": (13, 64), "dilation": (2, 16), "mix": "groups"}, {"heads": 6, "kv_heads": 3}
-    ),
+    "groups": ({"segments": (13, 64), "dilation": (2, 16), "mix": "groups"}, SIX_HEADS),
     "a batch": ({"segments": (16, 40), "dilation": (3, 12)}, {"batch": 2, "kv_heads": 1}),
     "a segment for all": ({"segments": (24, 500), "dilation": (1, 5)}, {}),
     "three pairs": ({"segments": (16, 32, 64), "dilation": (1, 2, 3)}, {"dtype": "bfloat16"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("rows", [1024, 40])
