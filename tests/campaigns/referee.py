@@ -36,7 +36,6 @@ DROPPED: dict[str, str] = {
     r"^report .*\.json\.sections\.(Which attention for which length|Segments and dilation)": (
         "the fastest by length and the longest lengths answer it; rates are in labels"
     ),
-    r"^report .*\.json\.sections\.On other hardware": "longseq plan predicts these lengths",
     r"^report .*\.json\.sections\.Sparse and dilated attention\.tables": (
         "a share of ideal has its interval as a figure, not as text"
     ),
