@@ -68,7 +68,7 @@ class MeasurementLog:
     """Everything measured so far. It is kept even if the trial fails later.
 
     own_pass_s: seconds of the pass under the budget on this rank; pass_s: on the slowest rank.
-    compile_s: longest compilation of a rank in that pass, not in its time; 0: none.
+    compile_s: longest compilation of a rank in that pass; 0: none.
     exact: if that pass had exact heap accounting.
     slowest: seconds of the slowest rank, one for each timed pass.
     """

@@ -299,10 +299,7 @@ class TrialRun:
     place: RankInfo = field(default_factory=RankInfo)
 
     def time_pass(self, pass_: Pass, log: MeasurementLog | None = None, part: str = "") -> None:
-        """Run a pass that all ranks begin together; its time is that of the slowest rank.
-
-        What a rank spends in compilation, all others wait for.
-        """
+        """Run a pass that all ranks begin together; its time is that of the slowest rank."""
         log = log or self.log
         wait_for_all_ranks(self.attention.group, self.sender)
         with CompileWatch() as watch:
@@ -310,10 +307,7 @@ class TrialRun:
             run_pass(self.attention, pass_, self.sender, part)
             synchronize(self.trial.device)
             log.own_pass_s = time.perf_counter() - start
-        compile_s = min(watch.seconds, log.own_pass_s)
-        slowest_s, log.compile_s = self.attention.group.all_max(log.own_pass_s, compile_s)
-        log.pass_s = slowest_s - log.compile_s
-        log.own_pass_s = min(log.own_pass_s - compile_s, log.pass_s)
+        log.pass_s, log.compile_s = self.attention.group.all_max(log.own_pass_s, watch.seconds)
 
 
 def run_pass(

@@ -136,6 +136,8 @@ def test_all_ranks_time_a_first_pass_again_if_the_compilation_of_one_may_matter(
     """With timed passes it gives no time, so it need not run again."""
     for outcome, passes in ranks(2, run_compiling_rank, repeats, pass_s):
         assert (outcome.status, passes) == ("ok", expected)
-        assert outcome.samples("pass_time") == (pytest.approx(pass_s),)
+        # a device works on while the host compiles, so what it took is not subtracted
+        in_time_s = COMPILED_S * (expected == 1)
+        assert outcome.samples("pass_time") == (pytest.approx(pass_s + in_time_s),)
         assert ("timed_again" in outcome.facts) == (expected == 2)
         assert ("compiled" in outcome.facts) == (pass_s == 1.5)
