@@ -166,7 +166,7 @@ class FlashAttn4(PackageKernel):
         if not 64 <= use.head_dim <= 128:
             return "auto takes it with a head_dim of 64 to 128, which have been run"
         elements = use.elements // use.head_dim * round_up(use.head_dim, 32)
-        return super().auto_reason(use) or _index_reason(elements)
+        return super().auto_reason(use) or index_reason(elements)
 
     @override
     def _forward(
@@ -204,10 +204,11 @@ class FlashAttn4(PackageKernel):
         """
         spans = (zip(t.shape, t.stride(), strict=True) for t in tensors)
         largest = max(elements, *(1 + sum((n - 1) * s for n, s in span) for span in spans))
-        if reason := _index_reason(largest):
+        if reason := index_reason(largest):
             raise KernelLimitError(f"{self.name}: {reason}")
 
 
-def _index_reason(elements: int) -> str | None:
+def index_reason(elements: int) -> str | None:
+    """Return why a tensor of so many elements is too large; None if it is not."""
     words = f"a tensor spans {elements:,} elements; kernels written in CuTe index at most"
     return f"{words} {MAX_INDEX:,} reliably" if elements > MAX_INDEX else None
