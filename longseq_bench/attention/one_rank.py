@@ -109,11 +109,22 @@ def single_rank_tiles(w: Workload, chunk: int | None, sizes: TileSizes) -> Itera
         for start in range(0, w.seq_len, rows):
             tile = slice(start, min(start + rows, w.seq_len))
             stop = start if w.causal else w.seq_len
-            cuts = [slice(k, min(k + chunk, stop)) for k in range(0, stop, chunk)]
-            pieces = [Piece(ALL, keys, heads) for keys in cuts]
+            # for few lengths: cuDNN plans each at its first call
+            group = 8 * rows if w.causal and not sizes.is_host else 1
+            pieces = [Piece(ALL, keys, heads) for keys in _cuts(stop, chunk, group)]
             if w.causal:
                 pieces.append(Piece(ALL, tile, heads, causal=True))
             yield RowBlock(tile, heads, tuple(pieces))
+
+
+def _cuts(stop: int, chunk: int, group: int) -> Iterator[slice]:
+    """Yield the keys of calls: at most `chunk`, multiples of `group` and then a rest."""
+    start = 0
+    while start < stop:
+        size = min(chunk, stop - start)
+        size = size // group * group or size
+        yield slice(start, start + size)
+        start += size
 
 
 def visible_pairs_of(

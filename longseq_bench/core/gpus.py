@@ -11,7 +11,6 @@ import re
 import sysconfig
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +165,8 @@ def list_gpus() -> dict[str, GpuHandle]:
     """
     gpus: dict[str, GpuHandle] = {}
     for index in range(nvml.nvmlDeviceGetCount()):
-        whole = nvml.nvmlDeviceGetHandleByIndex(index)
+        if (whole := optional(nvml.nvmlDeviceGetHandleByIndex, index)) is None:
+            continue  # a GPU that is lost
         count = optional(nvml.nvmlDeviceGetMaxMigDeviceCount, whole) or 0
         slice_at = nvml.nvmlDeviceGetMigDeviceHandleByIndex
         slices = [optional(slice_at, whole, i) for i in range(count)]
@@ -222,14 +222,15 @@ def explain_broken_gpu(text: str) -> str | None:
     return found and f"{found}; look for Xid in the kernel's log (dmesg), and reset it or reboot"
 
 
-def load_cudnn() -> None:
+def load_cudnn(maps: Path = Path("/proc/self/maps")) -> None:
     """Load the parts of cuDNN that its first call loads, if a GPU is visible.
 
     Only a call opens a GPU, so a process that does this may still be forked.
     """
-    spec = find_spec("nvidia.cudnn") if read_visible_gpus().visible else None
-    for folder in (spec and spec.submodule_search_locations) or ():
-        for file in sorted(Path(folder, "lib").glob("libcudnn_[egh]*.so.*")):
+    # those beside the one that torch has loaded: of another version they would not fit
+    mapped = re.search(r"(/.*)/libcudnn\.so", maps.read_text())
+    if mapped and read_visible_gpus().visible:
+        for file in sorted(Path(mapped[1]).glob("libcudnn_[egh]*.so.*")):
             ctypes.CDLL(str(file))
 
 

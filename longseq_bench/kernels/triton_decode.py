@@ -123,7 +123,7 @@ def forward(
     check_strides("the decode kernel", q, k, v)
     strides = q.stride()[:3], k.stride()[:3], v.stride()[:3]
     splits, tables, split, join = _step(
-        parts, q.device, q.dtype, (q.shape, k.shape, v.shape), strides
+        parts, q.device, q.dtype, (q.shape, k.shape, v.shape), strides, dtype
     )
     shape = (*q.shape[:3], v.shape[3])
     joined = torch.empty(shape, dtype=dtype, device=q.device)
@@ -145,10 +145,10 @@ def _step(
 ) -> tuple[int, list[Tensor], Launch, Launch]:
     """Prepare steps of one shape: on the host that takes longer than to start both kernels.
 
-    of_tensors: shapes and strides of q, k and v. Returns the number of splits; first and last key
-    of each and its part, with the keys that tokens see of each part; the launches.
+    of_tensors: shapes and strides of q, k and v, dtype of the output. Returns the number of splits;
+    keys and part of each, with the keys that tokens see of a part; the launches.
     """
-    ((batch, heads, queries, dim), (_, kv_heads, *_), (*_, v_dim)), strides = of_tensors
+    ((batch, heads, queries, dim), (_, kv_heads, *_), (*_, v_dim)), strides, _ = of_tensors
     rows = heads // kv_heads * queries
     tile = tile_of(rows, max(dim, v_dim), dtype)
     lengths = [part.end - part.begin for part in parts]

