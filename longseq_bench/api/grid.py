@@ -75,7 +75,9 @@ def sweep(
     else:
         parsed = load_config(config, **given)
     if profile:
-        Path(profile).open("ab").close()  # so that it can be written, before anything runs
+        # it is new, and can be written: before anything runs
+        Path(profile).open("xb").close()
+        Path(profile).unlink()
     with _open(parsed, folder, rounds, reporter) as (launcher, catalogue, loaded, heading):
         trials = loaded.trials
         predictor = machine.make_predictor(launcher, catalogue, trials[0].device, folder)
@@ -86,7 +88,7 @@ def sweep(
             schedule, launcher, folder, watcher, reporter, loaded.baseline, loaded.text
         )
         if profile:
-            missing = f"{profile} has no profile: no trial of this run timed passes"
+            missing = "no profile was written: no trial of this run timed passes"
             reporter.say([missing if launcher.profile else f"wrote {profile}"])
     return results
 

@@ -18,7 +18,7 @@ from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.hardware import Hardware, find_profile, profiles, this_cpu
 from longseq_bench.core.model import Device, Record, Trial
 from longseq_bench.core.registry import canonical_name, is_own
-from longseq_bench.launchers.base import Launcher, create_launcher
+from longseq_bench.launchers.base import LAUNCHERS, Launcher
 from longseq_bench.launchers.hosts import refuse_several_tasks
 from longseq_bench.search.prediction import Predictor, RateModel
 from longseq_bench.store import RECORDS, load
@@ -58,7 +58,7 @@ def make_launcher() -> Launcher:
     """Return the launcher of trials."""
     if target := _target.get():
         return target.make_launcher()
-    return create_launcher(os.environ.get(LAUNCHER_VARIABLE, "local"))
+    return LAUNCHERS.get(os.environ.get(LAUNCHER_VARIABLE, "local"))()
 
 
 @contextmanager

@@ -225,7 +225,10 @@ def _notes(prediction: Prediction | str, trial: Trial) -> list[str]:
     estimate = prediction.estimate
     notes = [f"{name}: time from {prediction.rate.source}"]
     figure, best = prediction.rate.figure, prediction.rate.best
-    if figure and best and best is not figure and trial.options.get("kernel") == "auto":
+    is_auto, head_dim = trial.options.get("kernel") == "auto", trial.workload.head_dim
+    is_better = is_auto and figure and best and best is not figure and best.head_dim == head_dim
+    # those are packages; what torch has itself auto would have taken
+    if figure and best and is_better and best.kernel.startswith("flash-attn-"):
         words = best.words(trial.workload.train)
         auto = f"kernel=auto is {figure.kernel} here; where its package is installed"
         notes.append(f"{name}: {auto}, -o kernel={best.kernel}: {words}")

@@ -37,8 +37,8 @@ def sweep(
             Default: run them.
         cold: Flush the caches before each timed pass (`timing: cold`). Default: as in the file.
         graph: Time replays of a CUDA graph of the pass (`timing: graph`). Default: as in the file.
-        profile: File for the trace of one pass, in Chrome's format (.gz: compressed), of the first
-            trial of this run that times passes, after them. Default: none.
+        profile: New file for the trace of one pass, in Chrome's format (.gz: compressed), of the
+            first trial of this run that times passes, after them. Default: none.
     """
     from longseq_bench.analysis.frames import sweep_json
     from longseq_bench.api import grid

@@ -233,4 +233,6 @@ def _profile(name: str, entry: Any, place: str) -> Hardware:
         if first["type"] == "extra_forbidden":
             raise UnknownNameError("key", where, keys, f"{name} of {place}") from None
         reason = first["msg"].removeprefix("Value error, ")
+        if where.startswith("kernels") and first["type"] in ("tuple_type", "model_type"):
+            reason = f"write a list of rows with {', '.join(KernelRate.model_fields)}"
         raise ConfigError(": ".join(filter(None, (place, name, where, reason)))) from None

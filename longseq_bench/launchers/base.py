@@ -85,13 +85,3 @@ class Launcher(ABC):
 
 
 LAUNCHERS: Registry[type[Launcher]] = Registry("launcher", __package__, "longseq_bench.launchers")
-
-
-def create_launcher(name: str) -> Launcher:
-    """Build the launcher of that name, without arguments.
-
-    Raises:
-        UnknownNameError: there is no such launcher; the message names the nearest one.
-        UnsupportedError: it can't be imported here.
-    """
-    return LAUNCHERS.get(name)()

@@ -24,7 +24,7 @@ class OwnGpu:
     """The GPU of this process. way: how its memory is counted; "" before there is a context."""
 
     def __init__(self) -> None:
-        self.way, self._why = "", "NVML does not list it"
+        self.way, self._why = "", "NVML does not say what it holds"
         self.handle: GpuHandle | None = None
         self._gpus: dict[str, GpuHandle] = {}
         self._before: dict[str, Gpu] = {}

@@ -28,7 +28,7 @@ from longseq_bench.api import machine
 from longseq_bench.config.trials import make_sweep
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UserError
-from longseq_bench.launchers import base, engine, local
+from longseq_bench.launchers import engine, local
 from tests import make
 from tests.campaigns import limited
 from tests.simulated import SimulatedLauncher
@@ -52,7 +52,6 @@ def every_command_uses(launcher: SimulatedLauncher) -> Iterator[None]:
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
         patch.object(machine, "make_launcher", lambda: launcher),
-        patch.object(base, "create_launcher", lambda *_: launcher),
         patch.object(local, "LocalLauncher", lambda *_: launcher),
         patch.object(engine, "HostsLauncher", lambda *_: launcher),
     ):

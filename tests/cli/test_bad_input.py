@@ -81,6 +81,7 @@ def test_more_ranks_than_cuda_devices_are_refused(
             ["sweep", "sound.yaml", "--profile", "none/x.gz"],
             "none/x.gz can't be used: No such file",
         ),
+        (["sweep", "sound.yaml", "--profile", "sound.yaml"], "sound.yaml can't be used: File exis"),
         (["sweep", "sound.yaml", "--drty-run"], "--dry-run"),
         (["maxlen", "--impl", "sdpa", "--dtype", "float64"], "not one of 'float32', 'bfloat16'"),
     ],

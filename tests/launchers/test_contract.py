@@ -7,14 +7,14 @@ import pytest
 from longseq_bench.api.machine import LAUNCHER_VARIABLE, make_launcher
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import UnknownNameError
-from longseq_bench.launchers.base import LAUNCHERS, Launcher, LaunchResult, create_launcher
+from longseq_bench.launchers.base import LAUNCHERS, Launcher, LaunchResult
 from tests.make import trial
 from tests.simulated import SimulatedLauncher
 
 
 @pytest.fixture(scope="module", params=LAUNCHERS.names())
 def named(request: pytest.FixtureRequest) -> Iterator[Launcher]:
-    with create_launcher(request.param) as launcher:
+    with LAUNCHERS.get(request.param)() as launcher:
         yield launcher
 
 

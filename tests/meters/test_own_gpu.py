@@ -25,7 +25,7 @@ CONTEXT, LIBRARIES = 600 * MIB, 60 * MIB
 
 FORBIDDEN = {"nvmlDeviceGetComputeRunningProcesses": missing(pynvml.NVML_ERROR_NO_PERMISSION)}
 NVML_MISSING = {"nvmlInit": missing(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)}
-UNLISTED = "by steps: NVML does not list it"
+UNLISTED = "by steps: NVML does not say what it holds"
 SOURCES: dict[str, tuple[Callable[[dict[int, int]], Any], dict[str, Any], str]] = {
     "listed": (dict, {}, "by process (NVML)"),
     "hidden": (lambda held: {}, {}, UNLISTED),
