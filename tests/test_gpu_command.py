@@ -295,7 +295,7 @@ def test_wheels_are_installed_and_a_missing_one_is_named(tmp_path: Path) -> None
     said = call_with_wheels(tmp_path, longseq_toy="Requires-Dist: longseq-part>=1\n", pytest="")
     assert said == f"benchmarks.gpu: {tmp_path} lacks wheels for longseq-part; add them\n"
     said = call_with_wheels(tmp_path, longseq_part="")
-    assert said == "benchmarks.gpu: --minutes 0 is too small; use at least 1\n"
+    assert said == "benchmarks.gpu: --minutes 0 is too small; use at least 3\n"
     installed = {path.name.split("-")[0] for path in (tmp_path / "site").iterdir()}
     assert installed == {"longseq_toy", "longseq_part"}
 

@@ -41,8 +41,9 @@ def run(names: Sequence[str], out: Path, minutes: float, retry: bool, dry_run: b
 def find_problem(session: Session) -> str | None:
     """Return why the command can't run, and what to do; None if it can."""
     out = session.out
-    if not session.minutes > 0:
-        return f"--minutes {session.minutes:g} is too small; use at least 1"
+    least = 0.1 if session.dry_run else 3
+    if not session.minutes >= least:
+        return f"--minutes {session.minutes:g} is too small; use at least {least:g}"
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
