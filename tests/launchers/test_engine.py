@@ -78,7 +78,7 @@ def test_all_ranks_are_measured_whatever_is_printed_before_and_between(
     (tmp_path / "sitecustomize.py").write_text("print('a module of the site', flush=True)")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
     phases: list[str] = []
-    by_mpirun._rates["cpu", "float32", 2, 1] = {"matmul_rate": 1e9}
+    by_mpirun._rates["cpu", "float32", 2, 1, 0] = {"matmul_rate": 1e9}
     outcome = attempt(by_mpirun, "ring", lambda phase, part: phases.append(phase), repeats=1)
     assert (outcome.status, outcome.reason) == ("ok", None)
     assert sorted(m.rank for m in outcome.measurements if m.name == "pass_time") == [0, 1]
