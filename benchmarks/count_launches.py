@@ -36,7 +36,7 @@ SEVERAL = {"_scaled_dot_product_cudnn_attention_backward": 3}
 
 
 class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What one pass starts on the device: launches by name, and copies from or to the host."""
+    """Counts the launches of a pass by name, and its copies from or to the host."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

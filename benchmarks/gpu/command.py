@@ -1,4 +1,4 @@
-"""What the command does with its arguments: refuse, run the steps, print tables."""
+"""Check the arguments of the command, run its steps, and print their tables."""
 
 import sys
 from collections.abc import Sequence

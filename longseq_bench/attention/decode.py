@@ -71,11 +71,7 @@ def choose_kernel(requested: str, use: Use, w: Workload) -> tuple[CacheKernel, d
         raise UnsupportedError(f"kernel={requested}: {reason}")
     if reason:
         exact, facts = select(AUTO, use)
-        return _over_cache(exact), {
-            "kernel": exact.name,
-            f"not_{SPLIT_KV}": reason,
-            **facts,
-        }
+        return _over_cache(exact), {"kernel": exact.name, f"not_{SPLIT_KV}": reason, **facts}
     facts = {"kernel": f"{SPLIT_KV} ({compiled})"}
     facts |= {} if is_cpu or requested != AUTO else {"kernel_choice": _READS}
     if is_cpu or not sparse_selection.has_triton():

@@ -1,4 +1,4 @@
-"""What this process holds on its GPU, by NVML: all of it counts for its budget.
+"""Count the memory that this process holds on its GPU, by NVML: its budget limits all of it.
 
 by process   NVML says how much each process holds, at any time.
 by steps     In containers, with MIG and some drivers it does not. Then the memory in use is read

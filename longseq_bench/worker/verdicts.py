@@ -1,4 +1,4 @@
-"""Verdicts on a trial: by its checks, the same on all ranks, or by what ended it.
+"""Judge a trial by its checks, the same on all ranks, or by the error that ended it.
 
 torch raises most errors of allocators, CUDA and NCCL as a RuntimeError, so only the text tells them
 apart. Errors of Triton are plain Exceptions. launchers/exit_status.py judges a process that dies

@@ -1,4 +1,4 @@
-"""What kernels for CUDA share: checks of dtype, head_dim and compute capability, and figures."""
+"""Checks of dtype, head_dim and compute capability, and figures, for kernels on CUDA."""
 
 from __future__ import annotations
 
