@@ -37,7 +37,6 @@ from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, check_name,
 from longseq_bench.patterns.visible_keys import visible_keys
 
 Counts = NDArray[np.integer] | NDArray[np.bool_]
-Booleans = NDArray[np.bool_]
 
 
 class Attention(ABC):
@@ -197,12 +196,13 @@ class Attention(ABC):
         """
         return visible_keys(self.workload).multiplicity(q_positions, k_positions)
 
-    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Booleans:
-        """Return False for keys that none of the queries sees, (keys,), at little cost.
+    def keys_seen(self, q_positions: Positions, head: int) -> Positions | None:
+        """Return the positions of all keys that any of the queries may see, ascending.
 
-        It spares the float64 reference of a sparse pattern most pairs. The default is True for all.
+        It spares the float64 reference of a sparse pattern the other keys: the cost should grow
+        with the keys returned, not with the sequence. The default, None, stands for every key.
         """
-        return np.ones(len(k_positions), dtype=np.bool_)
+        return None
 
     def pattern_of(self, head: int) -> int:
         """Return a number that heads have in common only if they see the same keys."""
@@ -244,10 +244,15 @@ class Attention(ABC):
 
     def bytes_to_read(self) -> int:
         """Return the bytes of keys and values that any query of a step of decoding sees."""
-        w, queries = self.workload, np.asarray(self.workload.queries)
-        group, keys = w.heads // w.kv_heads, np.arange(w.seq_len)
-        counts = (self.multiplicity(queries, keys, h * group) for h in range(w.kv_heads))
-        seen = sum(int((count > 0).any(0).sum()) for count in counts)
+        w, queries, seen = self.workload, np.asarray(self.workload.queries), 0
+        if self.is_exact:
+            # successive queries see an interval together
+            visible, ends = visible_keys(w), queries[[0, -1]]
+            return int(visible.stop(ends)[1] - visible.first(ends)[0]) * key_bytes_per_token(w)
+        for head in range(0, w.heads, w.heads // w.kv_heads):
+            keys = self.keys_seen(queries, head)
+            keys = np.arange(w.seq_len) if keys is None else keys
+            seen += int((self.multiplicity(queries, keys, head) > 0).any(0).sum())
         return seen * key_bytes_per_token(w) // w.kv_heads
 
     def bytes_sent(self) -> int:

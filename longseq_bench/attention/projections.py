@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, Booleans, Counts
+from longseq_bench.attention.base import Attention, Counts
 from longseq_bench.core.cost import Cost
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.token_order import Positions
@@ -69,8 +69,8 @@ class ProjectedAttention(Attention):
         return self.inner.multiplicity(q_positions, k_positions, head)
 
     @override
-    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Booleans:
-        return self.inner.may_see(q_positions, k_positions, head)
+    def keys_seen(self, q_positions: Positions, head: int) -> Positions | None:
+        return self.inner.keys_seen(q_positions, head)
 
     @override
     def pattern_of(self, head: int) -> int:

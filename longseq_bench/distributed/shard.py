@@ -21,7 +21,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.core.ranks import longseq_wait_for_peers
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Positions, Shard
-from longseq_bench.patterns.visible_keys import every_position
+from longseq_bench.patterns.visible_keys import as_run, every_position
 
 Fingerprint = tuple[int, int, int]
 """Number, sum and sum of squares of some positions, modulo 2^64."""
@@ -72,8 +72,17 @@ def find_gap(w: Workload, queries: Sequence[RankShard], keys: Sequence[RankShard
 
 def fingerprint(positions: Positions) -> Fingerprint:
     """Return three numbers that identify a set of positions."""
-    total, squares = int(positions.sum()), int(np.dot(positions, positions))
+    if run := as_run(positions):
+        total = (run[0] + run[-1]) * len(run) // 2
+        squares = _sum_of_squares(run.stop) - _sum_of_squares(run.start)
+    else:
+        total, squares = int(positions.sum()), int(np.dot(positions, positions))
     return len(positions), total % 2**64, squares % 2**64
+
+
+def _sum_of_squares(stop: int) -> int:
+    """Return 0² + 1² + ... + (stop - 1)²."""
+    return (stop - 1) * stop * (2 * stop - 1) // 6
 
 
 def find_rows(positions: Positions, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,8 +92,11 @@ def find_rows(positions: Positions, rows: Tensor) -> tuple[Tensor, Tensor]:
     positions [4, 5, 6] have the second one at index 1: ([1], [1]).
     """
     row_positions: NDArray[np.int64] = rows.numpy()
+    if run := as_run(positions):
+        first, last = np.searchsorted(row_positions, (run.start, run.stop))
+        return rows[first:last] - run.start, torch.arange(first, last)
     own_index, row_index = [np.arange(0)], [np.arange(0)]
-    for start in range(0, len(positions), _CHUNK):
+    for start in range(0, len(positions) if len(rows) else 0, _CHUNK):
         chunk = positions[start : start + _CHUNK]
         at = np.minimum(np.searchsorted(row_positions, chunk), len(row_positions) - 1)
         hits = np.nonzero(row_positions[at] == chunk)[0]

@@ -106,24 +106,22 @@ class BlockLayout:
 
     def multiplicity(self, q_positions: Ints, k_positions: Ints) -> NDArray[np.bool_]:
         """Return True where a query sees a key, (queries, keys), from global positions, int64."""
-        key_blocks, query_blocks = k_positions // self.block, q_positions // self.block
-        rows, row_of_query = np.unique(query_blocks, return_inverse=True)
-        kept = np.zeros((len(rows), self.rows), dtype=np.bool_)
-        for n, i in enumerate(rows):
-            kept[n, self.row(int(i))] = True
-        visible: NDArray[np.bool_] = kept[:, key_blocks][row_of_query]
+        rows, row_of_query = np.unique(q_positions // self.block, return_inverse=True)
+        blocks, block_of_key = np.unique(k_positions // self.block, return_inverse=True)
+        kept = np.stack([np.isin(blocks, self.row(int(i))) for i in rows])
+        visible: NDArray[np.bool_] = kept[:, block_of_key][row_of_query]
         if self.mask is not None:
             visible &= self.mask.multiplicity(q_positions, k_positions)
         elif self.causal:
             visible &= k_positions[None, :] <= q_positions[:, None]
         return visible
 
-    def may_see(self, q_positions: Ints, k_positions: Ints) -> NDArray[np.bool_]:
-        """Return True for keys in a block that a query sees, (keys,); see `Attention.may_see`."""
-        seen = np.zeros(self.rows, dtype=np.bool_)
-        for i in np.unique(q_positions // self.block):
-            seen[self.row(int(i))] = True
-        return seen[k_positions // self.block]
+    def keys_seen(self, q_positions: Ints) -> Ints:
+        """Return the keys in blocks that a query sees, ascending; see `Attention.keys_seen`."""
+        rows = [self.row(int(i)) for i in np.unique(q_positions // self.block)]
+        starts = np.unique(np.concatenate(rows)).astype(np.int64) * self.block
+        keys: Ints = (starts[:, None] + np.arange(self.block)).ravel()
+        return keys[keys < self.seq_len]
 
 
 def visible_blocks(

@@ -91,7 +91,8 @@ class CacheRows:
             seen |= (k_positions >= first[at, None]) & (k_positions < stop[at, None])
         return seen
 
-    def may_see(self, q_positions: Ints, k_positions: Ints) -> NDArray[np.bool_]:
-        """Return True for keys that a new token sees, (keys,)."""
-        may: NDArray[np.bool_] = np.any(self.multiplicity(q_positions, k_positions), axis=0)
-        return may
+    def keys_seen(self, q_positions: Ints) -> Ints:
+        """Return the keys that new tokens may see, ascending; see `Attention.keys_seen`."""
+        at = q_positions - self.first_query
+        ends = ((first[at].min(), stop[at].max()) for first, stop in self.runs())
+        return np.unique(np.concatenate([np.arange(*end) for end in ends]))

@@ -119,20 +119,15 @@ class DilationRule:
             count *= k_positions[None, :] <= q_positions[:, None]
         return count
 
-    def may_see(
-        self,
-        q_positions: Ints,
-        k_positions: Ints,
-        head: int,
-        step_of: NDArray[np.int32] | None = None,
-    ) -> NDArray[np.bool_]:
-        """Return True for keys in a set of a query, (keys,); see `Attention.may_see`."""
-        q, k = (p if step_of is None else step_of[p] for p in (q_positions, k_positions))
-        seen = np.zeros(len(k), dtype=np.bool_)
+    def steps_seen(self, q_steps: Ints, head: int, seq_len: int) -> Ints:
+        """Return the steps of the walk in a set of any of some steps, ascending."""
+        seen = [np.empty(0, dtype=np.int64)]
         for segment, rate, offset in self.sets_of_head(head):
-            own = q[q % segment % rate == offset] // segment
-            seen |= np.isin(k // segment, own) & (k % segment % rate == offset)
-        return seen
+            starts = np.unique(q_steps[q_steps % segment % rate == offset] // segment) * segment
+            members = np.arange(offset, min(segment, seq_len), rate)
+            seen.append((starts[:, None] + members).ravel())
+        steps = np.unique(np.concatenate(seen))
+        return steps[steps < seq_len]
 
     def visible_pairs(self, seq_len: int, causal: bool) -> int:
         """Return the visible query-key pairs, with multiplicity, summed over heads."""

@@ -90,6 +90,14 @@ def every_position(tokens: int) -> Ints:
     return _every[:tokens]
 
 
+def as_run(positions: Ints) -> range | None:
+    """Return an array of `every_position` as a range, without reading it; None for another."""
+    if positions.base is not _every or not len(positions):
+        return None
+    run = range(int(positions[0]), int(positions[-1]) + 1)
+    return run if len(run) == len(positions) else None
+
+
 def count_before(positions: Ints, run: range) -> Ints:
     """Return how many tokens of a run lie before each position."""
     return np.clip(-(-(positions - run.start) // run.step), 0, len(run))

@@ -318,15 +318,18 @@ class ImplementationContract:
     def test_what_may_be_seen_is_that_of_the_pattern(
         self, implementation: Any, options: Options, causal: bool
     ) -> None:
-        """`may_see` forgets no key, heads of one pattern see the same, and queries themselves."""
+        """`keys_seen` forgets no key, heads of one pattern see the same, and queries themselves."""
         attention, qkv = build_case(implementation, options, 300, causal=causal, kv_heads=2)
         attention(*qkv)
         pairs, tokens, some = count_pairs(attention), np.arange(300), np.array([0, 130, 299])
         first = {attention.pattern_of(head): head for head in reversed(range(len(pairs)))}
         for head, count in enumerate(pairs):
             assert torch.equal(count, pairs[first[attention.pattern_of(head)]])
-            may_see = torch.from_numpy(attention.may_see(some, tokens, head))
-            assert not count[torch.from_numpy(some)][:, ~may_see].any()
+            seen = attention.keys_seen(some, head)
+            if seen is not None:
+                assert (np.diff(seen) > 0).all()
+                hidden = torch.from_numpy(np.setdiff1d(tokens, seen))
+                assert not count[torch.from_numpy(some)][:, hidden].any()
             if attention.sees_itself:
                 assert ((count.diagonal() > 0) == (count.sum(1) > 0)).all()
 

@@ -13,10 +13,11 @@ v_head_dim. All tensors here are float64. A module multiplies q, k, v and out by
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.attention.base import Attention
@@ -28,7 +29,7 @@ from longseq_bench.distributed.shard import (
     is_owner,
 )
 from longseq_bench.kernels.base import Triple
-from longseq_bench.patterns.visible_keys import visible_keys
+from longseq_bench.patterns.visible_keys import as_run, visible_keys
 
 KEY_CHUNK = 65_536
 """Keys that are computed together, at most."""
@@ -38,6 +39,8 @@ CHUNK_ELEMENTS = 2**22
 """Elements (rows, keys) of scores that are computed together, unless a chunk has 1,024 keys."""
 MIN_FREE_BYTES = 2**30
 """Free memory with which a GPU checks by itself: it takes some 700 MB at the limits above."""
+Part = tuple[slice, Tensor | None, dict[int, Tensor] | None]
+"""`at`, `kept` and `seen` of a KeyChunk."""
 SLAB_ELEMENTS = 2**22
 """Elements (batch, heads, rows, head_dim) of the rows that are computed together."""
 
@@ -84,8 +87,8 @@ class KeyChunk:
     kept: their indices in the slice; None if they are all of it.
     is_counted: if this is the lowest rank that has them (see the module).
     raw: k and v as given; keys, values: after their projections.
-    seen: how often each row sees each key, (R, K), of a sparse pattern, by
-    `Attention.pattern_of`. Keys that no row may see are left out then.
+    seen: how often each row sees each key, (R, K), by `Attention.pattern_of`; None if once.
+    Of a sparse pattern keys that no row sees are left out.
     """
 
     b: int
@@ -195,39 +198,72 @@ class Reference:
             is_counted = b in shard.batch and is_owner(self.keys, self.group.rank, b, head)
             if b not in shard.batch or (counted_only and not is_counted):
                 continue
-            size = min(KEY_CHUNK, max(1024, CHUNK_ELEMENTS // max(1, len(self.rows))))
-            for start in range(0, len(shard.keys), size):
-                at = slice(start, min(start + size, len(shard.keys)))
-                kept, seen = None, None
-                if not self.attention.is_exact:
-                    kept, seen = self._find_seen(head, at)
-                    if counted_only and not len(kept):
-                        continue
+            exact = self.attention.is_exact
+            for at, kept, seen in self._slices() if exact else self._sparse_slices(head):
+                if counted_only and kept is not None and not len(kept):
+                    continue
                 i, j = shard.batch.index(b), shard.kv_heads.index(head)
                 own = (t[i, j, at] for t in (self.k, self.v))
                 k, v = (self.own(t if kept is None else t[kept.to(t.device)]) for t in own)
                 keys, values = self.projected(k, "k"), self.projected(v, "v")
                 yield KeyChunk(b, head, at, kept, is_counted, (k, v), keys, values, seen)
 
-    def _find_seen(self, kv_head: int, at: slice) -> tuple[Tensor, dict[int, Tensor]]:
-        """Return the indices in a slice of keys that rows may see, and `KeyChunk.seen` of them."""
-        group, attention = self.workload.heads // self.workload.kv_heads, self.attention
+    @property
+    def _chunk_size(self) -> int:
+        """Keys that are computed together, at most."""
+        return min(KEY_CHUNK, max(1024, CHUNK_ELEMENTS // max(1, len(self.rows))))
+
+    def _slices(self) -> Iterator[Part]:
+        """Yield all own keys of exact attention."""
+        size, tokens = self._chunk_size, len(self.shard.keys)
+        for start in range(0, tokens, size):
+            at, seen = slice(start, min(start + size, tokens)), None
+            keys = self.shard.keys[at]
+            run = as_run(keys)
+            low, high = (run[0], run[-1]) if run else (keys.min(), keys.max())
+            if not (self._first.max() <= low and high < self._stop.min()):
+                own = torch.arange(low, high + 1) if run else torch.from_numpy(keys)
+                first, stop, own = (t.to(self.device) for t in (self._first, self._stop, own))
+                seen = {0: (own >= first[:, None]) & (own < stop[:, None])}
+            yield at, None, seen
+
+    def _sparse_slices(self, kv_head: int) -> Iterator[Part]:
+        """Yield all own keys of a sparse pattern, cut so that few of a slice may be seen."""
+        attention, group = self.attention, self.workload.heads // self.workload.kv_heads
         heads = {attention.pattern_of(h): h for h in range(kv_head * group, (kv_head + 1) * group)}
-        if (key := (at.start, *heads)) in self._seen:
+        may_see = self._may_see(tuple(heads.values()))
+        tokens, cuts = len(self.shard.keys), may_see[:: self._chunk_size]
+        for start, stop in pairwise(np.unique([*range(0, tokens, KEY_CHUNK), *cuts, tokens])):
+            first, last = np.searchsorted(may_see, (start, stop))
+            found = self._find_seen(may_see[first:last], heads)
+            yield slice(start, stop), found[0] - start, found[1]
+
+    def _may_see(self, heads: tuple[int, ...]) -> NDArray[np.int64]:
+        """Return the indices of own keys that rows may see by one of some heads, ascending."""
+        each = []
+        for head in heads:
+            keys = self.attention.keys_seen(self.rows.numpy(), head)
+            if keys is None:
+                return np.arange(len(self.shard.keys))
+            each.append(keys)
+        seen = torch.from_numpy(np.unique(np.concatenate(each)))
+        return find_rows(self.shard.keys, seen)[0].numpy()
+
+    def _find_seen(
+        self, may_see: NDArray[np.int64], heads: dict[int, int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return those of some own keys that rows see, by index, and `KeyChunk.seen` of them."""
+        if (key := (*may_see[:1].tolist(), *heads)) in self._seen:
             return self._seen[key]
-        rows, positions, each = self.rows.numpy(), self.shard.keys[at], heads.values()
-        found = np.flatnonzero(np.any([attention.may_see(rows, positions, h) for h in each], 0))
-        counts = [attention.multiplicity(rows, positions[found], h) for h in each]
-        if len(found) == len(positions):
-            # a pattern without `may_see`
-            found = np.flatnonzero(np.any([count.any(0) for count in counts], 0))
-            counts = [count[:, found] for count in counts]
-        own = [torch.from_numpy(count).to(self.device) for count in counts]
+        rows, positions = self.rows.numpy(), self.shard.keys[may_see]
+        counts = [self.attention.multiplicity(rows, positions, h) for h in heads.values()]
+        visible = np.any([count.any(0) for count in counts], 0)
+        own = [torch.from_numpy(count[:, visible]).to(self.device) for count in counts]
         self._seen_bytes += sum(count.nbytes for count in own)
         if self._seen_bytes > MAX_KEPT_BYTES:
             self._seen.clear()
             self._seen_bytes = sum(count.nbytes for count in own)
-        self._seen[key] = torch.from_numpy(found), dict(zip(heads, own, strict=True))
+        self._seen[key] = torch.from_numpy(may_see[visible]), dict(zip(heads, own, strict=True))
         return self._seen[key]
 
     def heads_of(self, chunk: KeyChunk, batch: range) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -244,13 +280,9 @@ class Reference:
 
     def log_multiplicity(self, chunk: KeyChunk, head: int) -> Tensor | None:
         """Return the logarithm of how often each row sees each key, (R, K); None if always once."""
-        if chunk.seen is not None:
-            return _log_multiplicity(chunk.seen[self.attention.pattern_of(head)])
-        keys = torch.from_numpy(self.shard.keys[chunk.at])
-        if self._first.max() <= keys.min() and keys.max() < self._stop.min():
+        if chunk.seen is None:
             return None
-        keys, first, stop = (t.to(self.device) for t in (keys, self._first, self._stop))
-        return _log_multiplicity((keys >= first[:, None]) & (keys < stop[:, None]))
+        return _log_multiplicity(chunk.seen[self.attention.pattern_of(head)])
 
 
 class Gradients:

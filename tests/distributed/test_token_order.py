@@ -3,9 +3,11 @@
 from typing import get_args
 
 import numpy as np
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from longseq_bench.distributed.shard import find_rows, fingerprint
 from longseq_bench.distributed.token_order import (
     OrderName,
     TokenOrder,
@@ -13,6 +15,7 @@ from longseq_bench.distributed.token_order import (
     even_span,
     positions_of,
 )
+from longseq_bench.patterns.visible_keys import as_run, every_position
 
 NAMES: tuple[OrderName, ...] = get_args(OrderName)
 names = st.sampled_from(NAMES)
@@ -31,6 +34,21 @@ def test_even_parts_are_adjacent_and_differ_by_one_at_most(total: int, parts: in
     assert all(spans[i][1] == spans[i + 1][0] for i in range(parts - 1))
     sizes = {stop - start for start, stop in spans}
     assert max(sizes) - min(sizes) <= 1
+
+
+@given(data=st.data(), start=st.integers(0, 3_000_000), tokens=st.integers(1, 50))
+def test_a_run_of_positions_is_handled_as_any_other_array(
+    data: st.DataObject, start: int, tokens: int
+) -> None:
+    """Without reading it: see `as_run`."""
+    run = every_position(start + tokens)[start:]
+    copied = run.copy()
+    assert (as_run(run), as_run(copied)) == (range(start, start + tokens), None)
+    assert fingerprint(run) == fingerprint(copied)
+    rows = torch.tensor(sorted(data.draw(st.sets(st.integers(0, start + tokens + 5)))))
+    for got, expected in zip(find_rows(run, rows), find_rows(copied, rows), strict=True):
+        assert got.tolist() == expected.tolist()
+    assert as_run(run[::2]) is None or tokens == 1
 
 
 @given(name=names, more=st.integers(0, 190), p=ranks)

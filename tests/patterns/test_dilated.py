@@ -73,7 +73,8 @@ def test_segments_follow_a_walk_and_causality_the_sequence(rule, n, causal, draw
                 assert got[a, b] == (0 if causal and b > a else count)
         queries = np.array(draw.sample(range(n), min(n, 4)))
         seen = rule.multiplicity(queries, steps, head, False, step_of).any(0)
-        assert np.array_equal(rule.may_see(queries, steps, head, step_of), seen)
+        expected = np.sort(step_of[np.flatnonzero(seen)])
+        assert np.array_equal(rule.steps_seen(step_of[queries], head, n), expected)
 
 
 def test_a_very_long_sequence_is_counted_by_its_period() -> None:

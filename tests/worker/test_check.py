@@ -27,7 +27,7 @@ from longseq_bench.worker.passes import (
     checked_rows,
     select_checked_rows,
 )
-from longseq_bench.worker.reference import Sum
+from longseq_bench.worker.reference import Reference, Sum
 from longseq_bench.worker.row_check import SUM_TOLERANCE, sum_errors
 from tests.trials import run
 from tests.worker.test_row_check import drawn
@@ -143,6 +143,28 @@ def test_each_gradient_of_each_head_and_batch_is_checked() -> None:
             found = check(attention, qkv, out, rows, grad_out, tuple(wrong)).largest
             assert found[name] > 2e-3
             assert all(error < 2e-4 for other, error in found.items() if other != name)
+
+
+@pytest.mark.parametrize("name", ["block-sparse", "dilated", "hilbert"])
+def test_the_reference_asks_only_about_keys_that_checked_rows_may_see(name: str) -> None:
+    """At 100 million tokens, to ask about every key takes longer than the pass."""
+    tokens, group = 300_000, Group.alone()
+    attention: Any = IMPLEMENTATIONS.get(name)(Workload(seq_len=tokens, heads=1), group)
+    asked, multiplicity = 0, attention.multiplicity
+
+    def count(queries: Any, keys: Any, head: int) -> Any:
+        nonlocal asked
+        asked += len(keys)
+        return multiplicity(queries, keys, head)
+
+    attention.multiplicity = count
+    rows = torch.arange(150_000, 150_064)
+    k = torch.zeros(1, 1, 1, 64).expand(1, 1, tokens, 64)
+    chunks = list(Reference(attention, (k, k, k), rows).chunks(range(1), counted_only=False))
+    assert [chunk.at.start for chunk in chunks[1:]] == [chunk.at.stop for chunk in chunks[:-1]]
+    assert (chunks[0].at.start, chunks[-1].at.stop) == (0, tokens)
+    seen = sum(len(chunk.keys) for chunk in chunks)
+    assert 0 < asked <= 2 * seen < tokens
 
 
 def test_a_row_that_sees_nothing_must_be_zero() -> None:

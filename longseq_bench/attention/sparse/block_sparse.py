@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, Booleans, Counts, implementation
+from longseq_bench.attention.base import Attention, Counts, implementation
 from longseq_bench.attention.decode import CacheAttention, choose_kernel
 from longseq_bench.attention.one_rank import masked_steps
 from longseq_bench.attention.projections import Projected, ProjectedAttention
@@ -107,8 +107,8 @@ class LayoutAttention(Attention):
         return self.layouts[self.pattern_of(head)].multiplicity(q_positions, k_positions)
 
     @override
-    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Booleans:
-        return self.layouts[self.pattern_of(head)].may_see(q_positions, k_positions)
+    def keys_seen(self, q_positions: Positions, head: int) -> Positions:
+        return self.layouts[self.pattern_of(head)].keys_seen(q_positions)
 
     @override
     def pattern_of(self, head: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, Booleans, Counts, implementation
+from longseq_bench.attention.base import Attention, Counts, implementation
 from longseq_bench.attention.exact.ring import RingKernel
 from longseq_bench.attention.sparse.segments import SegmentBlocks, SegmentTiles
 from longseq_bench.attention.tiles import SIZES, Block, LocalShare, head_runs, most_rows
@@ -155,13 +155,26 @@ class Dilated(Attention):
         return self.rule.multiplicity(q_positions, k_positions, head, causal, self.step_of)
 
     @override
-    def may_see(self, q_positions: Positions, k_positions: Positions, head: int) -> Booleans:
-        return self.rule.may_see(q_positions, k_positions, head, self.step_of)
+    def keys_seen(self, q_positions: Positions, head: int) -> Positions:
+        tokens, walk, step_of = self.workload.seq_len, self.walk, self.step_of
+        if walk is None or step_of is None:
+            return self.rule.steps_seen(q_positions, head, tokens)
+        seen = self.rule.steps_seen(step_of[q_positions].astype(np.int64), head, tokens)
+        return np.sort(walk[seen]).astype(np.int64)
 
     @property
+    def walk(self) -> NDArray[np.int32] | None:
+        """The position of each step of the walk; None if the walk is the sequence."""
+        return None
+
+    @cached_property
     def step_of(self) -> NDArray[np.int32] | None:
         """The step of the walk at which each position comes; None if the walk is the sequence."""
-        return None
+        if self.walk is None:
+            return None
+        steps = np.empty_like(self.walk)
+        steps[self.walk] = np.arange(len(steps), dtype=np.int32)
+        return steps
 
     @override
     def kept_pairs(self) -> float:
@@ -207,5 +220,5 @@ class Hilbert(Dilated):
 
     @cached_property
     @override
-    def step_of(self) -> NDArray[np.int32]:
-        return np.argsort(hilbert_order(self.workload.seq_len)).astype(np.int32)
+    def walk(self) -> NDArray[np.int32]:
+        return hilbert_order(self.workload.seq_len)
