@@ -47,7 +47,7 @@ SLAB_ELEMENTS = 2**22
 
 @dataclass(frozen=True)
 class Sum:
-    """A tensor, and the sums of squares of the terms of each element if these may cancel.
+    """A tensor, and the sums of squares or of magnitudes of each element's terms, which may cancel.
 
     plain: the tensor as a plain implementation in half precision computes it, if that counts.
     """
@@ -55,11 +55,12 @@ class Sum:
     value: Tensor
     squares: Tensor | None = None
     plain: Tensor | None = None
+    magnitudes: Tensor | None = None
 
     def at(self, head: tuple[int, int], rows: Tensor) -> "Sum":
         """Return some rows of a head, by its index."""
-        squares, plain = (None if t is None else t[head][rows] for t in (self.squares, self.plain))
-        return Sum(self.value[head][rows], squares, plain)
+        sizes = self.squares, self.plain, self.magnitudes
+        return Sum(self.value[head][rows], *(t if t is None else t[head][rows] for t in sizes))
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class CheckedRows:
 
     raw_q: q as given; q: after its projection.
     attended: the attention's output; out: after its projection.
+    magnitudes: of the terms of each element of out, added up: the sum over keys of |weight * v|.
     lse: (B, Hq, R, 1), -inf if a row sees no key.
     """
 
@@ -77,6 +79,7 @@ class CheckedRows:
     lse: Tensor
     attended: Tensor
     out: Tensor
+    magnitudes: Tensor
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ class Reference:
         q = self.projected(raw_q, "q")
         row_max = q.new_full((*q.shape[:3], 1), -math.inf)
         total = torch.zeros_like(row_max)
-        attended = q.new_zeros(*q.shape[:3], self.v.shape[-1])
+        attended = q.new_zeros(2, *q.shape[:3], self.v.shape[-1])
         for chunk in self.chunks(batch, counted_only=True):
             for head, row in self.heads_of(chunk, batch):
                 scores = self.scores(q[row], chunk, head)
@@ -176,13 +179,16 @@ class Reference:
                 row_max[row] = old_max.maximum(scores.amax(-1, keepdim=True))
                 scale, weights = (_exp_inplace(t, row_max[row]) for t in (old_max, scores))
                 total[row] = total[row] * scale + weights.sum(-1, keepdim=True)
-                attended[row] = attended[row] * scale + weights @ chunk.values
+                for n, values in enumerate((chunk.values, chunk.values.abs())):
+                    attended[n][row] = attended[n][row] * scale + weights @ values
         global_max = all_reduce_max(self.group, row_max.cpu()).to(self.device)
         scale = _exp_inplace(row_max.clone(), global_max)
         total, attended = self.all_sum(total * scale), self.all_sum(attended * scale)
-        attended /= total.where(total > 0, 1.0)
+        attended, magnitudes = attended / total.where(total > 0, 1.0)
         out = self.projected(attended, "out")
-        return CheckedRows(batch, raw_q, q, global_max + total.log(), attended, out)
+        if (matrix := self.matrices.get("out")) is not None:
+            magnitudes = magnitudes @ matrix.abs()
+        return CheckedRows(batch, raw_q, q, global_max + total.log(), attended, out, magnitudes)
 
     def projected(self, tensor: Tensor, name: str) -> Tensor:
         """Multiply by the module's matrix of that name, if there is one."""

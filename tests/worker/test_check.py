@@ -51,7 +51,7 @@ def errors_for(make: type[Attention], tokens: int, seed: int = 0, **fields: Any)
     w = Workload(seq_len=tokens, **{"heads": 2, "head_dim": 16, **fields})
     attention = make(w, Group.alone())
     attention.prepare("cpu")
-    return errors_of(attention, checked_rows(tokens, seed), seed)
+    return errors_of(attention, select_checked_rows(attention, seed), seed)
 
 
 def errors_of(attention: Attention, rows: Tensor, seed: int = 0) -> Errors:
@@ -107,6 +107,31 @@ def test_correct_implementations_pass_for_any_seed(dtype: Any) -> None:
             heads=4, head_dim=64,
         )  # fmt: skip
         assert errors.over_tolerance(dtype) is None, seed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [
+    {"tokens": 137, "head_dim": 1}, {"tokens": 8192, "head_dim": 2, "heads": 1},
+    {"tokens": 1_000_000, "mode": "decode", "head_dim": 4, "heads": 4},
+])  # fmt: skip
+def test_averages_that_cancel_are_right(shape: dict[str, Any], dtype: Any) -> None:
+    """Their rows are nearly 0, and float32 rounds sums of terms that are not."""
+    for seed in range(1 if shape["tokens"] > 1000 else 8):
+        errors = errors_for(IMPLEMENTATIONS.get("sdpa"), seed=seed, dtype=dtype, **shape)
+        assert errors.over_tolerance(dtype) is None, seed
+
+
+def test_one_dropped_key_of_a_million_is_seen() -> None:
+    w = Workload(seq_len=1_000_000, heads=1, head_dim=8, mode="decode")
+    attention, qkv = IMPLEMENTATIONS.get("sdpa")(w, Group.alone()), make_inputs(w, 0)
+    rows = torch.tensor([w.seq_len - 1])
+    q, k, v = (tensor.double() for tensor in qkv)
+    scores = q @ k.transpose(2, 3) / math.sqrt(8)
+    assert check(attention, qkv, (scores.softmax(-1) @ v).float(), rows).worst < 1e-6
+    at = int((scores[0, 0, 0] - scores.mean()).abs().argmin())
+    scores[0, 0, 0, at] = -math.inf
+    dropped = (scores.softmax(-1) @ v).float()
+    assert check(attention, qkv, dropped, rows).over_tolerance("float32") is not None
 
 
 @pytest.mark.parametrize("causal", [False, True])
