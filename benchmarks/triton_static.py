@@ -227,14 +227,14 @@ def arguments(
 
 def assemble(ptx: str, capability: int) -> tuple[int, int]:
     """Return registers of a thread and bytes of spills, as NVIDIA's assembler reports them."""
-    from triton import knobs
+    from triton.backends.nvidia.compiler import get_ptxas
 
-    tool = knobs.nvidia.ptxas_blackwell if capability >= 100 else knobs.nvidia.ptxas
     architecture = f"sm_{capability}" + ("a" if capability >= 90 else "")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx)
-        command = [tool.path, "-v", f"--gpu-name={architecture}", path, "-o", path.with_suffix("")]
+        tool, out = get_ptxas(capability).path, path.with_suffix("")
+        command = [tool, "-v", f"--gpu-name={architecture}", path, "-o", out]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     registers = re.search(r"Used (\d+) registers", said)
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
