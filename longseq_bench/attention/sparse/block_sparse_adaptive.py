@@ -224,12 +224,8 @@ def _matrix_gradients(
 
 def _means(t: Tensor, block: int) -> Tensor:
     """Return means of blocks of tokens, (B, H, rows, D) float32; the last block may be short."""
-    full, rows = t.shape[2] // block, -(-t.shape[2] // block)
-    means = t.new_empty(*t.shape[:2], rows, t.shape[3], dtype=torch.float32)
-    if full:
-        blocks = torch.unflatten(t[:, :, : full * block], 2, (full, block))
-        torch.mean(blocks, 3, dtype=torch.float32, out=means[:, :, :full])
-    if full < rows:
-        rest = t[:, :, full * block :]
-        torch.mean(rest, 2, keepdim=True, dtype=torch.float32, out=means[:, :, full:])
-    return means
+    full = t.shape[2] // block
+    blocks = torch.unflatten(t[:, :, : full * block], 2, (full, block))
+    parts = blocks, t[:, :, None, full * block :]
+    means = [part.mean(3, dtype=torch.float32) for part in parts if part.numel()]
+    return torch.cat(means, 2) if len(means) > 1 else means[0]
