@@ -53,8 +53,8 @@ def both(forward: int, train: int) -> dict[Mode, int]:
 
 CASES = [
     Case("block-sparse", both(1, 3), options=SPARSE),
-    Case("block-sparse-adaptive", both(12, 90), options=SPARSE),
-    Case("block-sparse-adaptive", both(12, 90), causal=True, options=SPARSE),
+    Case("block-sparse-adaptive", both(12, 12), options=SPARSE),
+    Case("block-sparse-adaptive", both(12, 12), causal=True, options=SPARSE),
     Case("dilated", both(24, 60), options=PAIRS),
     Case("dilated", both(24, 60), causal=True, options=PAIRS),
     Case("hilbert", both(24, 90), options=PAIRS),

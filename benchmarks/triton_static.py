@@ -26,7 +26,9 @@ from typing import Any
 
 CAPABILITIES = (80, 90, 100)
 HEAD_DIMS = (64, 128, 256)
-KERNELS = ("forward", "dq", "dkv", "decode", "select")
+CHOICE = {"select": 5, "transpose": 7}
+"""Kernels that choose blocks, for any head_dim and mask, and how many `sizes` they have."""
+KERNELS = ("forward", "dq", "dkv", "decode", *CHOICE)
 WARP = 32
 
 MULTIPROCESSOR = {
@@ -46,8 +48,8 @@ PRODUCTS = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")
 KINDS = {
     "lse": "*fp32", "delta": "*fp32", "parts": "*fp32", "parts_lse": "*fp32", "dk_parts": "*fp32",
     "dv_parts": "*fp32", "places": "*i32", "bounds": "*i64", "indices": "*i32", "indptr": "*i64",
-    "splits": "*i32", "scores": "*fp32", "scale": "fp32", "seq_len": "i32", "rows": "i32",
-    "heads": "i32", "items": "i32", "slots": "i32",
+    "splits": "*i32", "columns": "*i32", "scores": "*fp32", "scale": "fp32", "seq_len": "i32",
+    "rows": "i32", "heads": "i32", "items": "i32", "slots": "i32",
 }  # fmt: skip
 """Types of the kernels' parameters; other pointers have the dtype of the tensors."""
 
@@ -106,8 +108,8 @@ def main() -> None:
     variants = [
         Variant(kernel, dim, causal, tile=tile)
         for kernel in args.kernel for dim in args.head_dim
-        for causal in ((False,) if kernel in ("decode", "select") else (False, True))
-        if kernel != "select" or dim == args.head_dim[0]
+        for causal in ((False,) if kernel in ("decode", *CHOICE) else (False, True))
+        if kernel not in CHOICE or dim == args.head_dim[0]
     ]  # fmt: skip
     jobs = [(variant, capability) for capability in args.capability for variant in variants]
     print(aligned(COLUMNS))
@@ -129,7 +131,7 @@ def main() -> None:
 
 def others(variant: Variant) -> Iterator[Variant]:
     """Yield the variants that need more registers: masks, slots, groups, layouts per head."""
-    if variant.kernel == "select":
+    if variant.kernel in CHOICE:
         return
     if variant.kernel == "decode":
         yield from (
@@ -185,8 +187,8 @@ def kernel_of(variant: Variant, capability: int) -> tuple[Any, Any]:
     from longseq_bench.kernels.triton_tiles import Shape, select_shape
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[variant.dtype]
-    if variant.kernel == "select":
-        return triton_topk.select, Shape(1, triton_topk.MAX_TILE, 4, 3)
+    if variant.kernel in CHOICE:
+        return getattr(triton_topk, variant.kernel), Shape(1, triton_topk.MAX_TILE, 4, 3)
     if variant.kernel == "decode":
         return triton_decode._split, triton_decode.tile_of(variant.group, variant.head_dim, dtype)
     flags = {"tail": variant.tail, "causal": variant.causal}
@@ -214,7 +216,7 @@ def arguments(
         if name in constants:
             signature[name], fixed[(i,)] = "constexpr", constants[name]
         elif name == "sizes":
-            signature[name] = ("i32",) * 5
+            signature[name] = ("i32",) * CHOICE[variant.kernel]
         elif name.endswith("strides"):
             signature[name] = ("i64", "i64", "i32")
             known |= {(i, at): [["tt.divisibility", 16]] for at in range(3)}

@@ -1,7 +1,9 @@
 """Block-sparse attention on CUDA to the blocks with the highest scores, chosen there, in Triton.
 
 No score and no list comes to the host, and nothing waits for the device: each row keeps a number of
-blocks that its length determines, so that the places of all lists of rows are known before.
+blocks that its length determines, so that the places of all lists of rows are known before. The
+lists of columns follow each other, so the place of one is the number of blocks before it in all
+rows, which a search finds.
 
 The choice is that of attention/sparse/topk.py: the diagonal first, then by score; of equal scores
 the first. But a NaN is a score like others, since nothing looks at them; the output has it too.
@@ -11,6 +13,7 @@ Needs triton: import it where it is used.
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 
 import torch
@@ -23,13 +26,15 @@ from typing_extensions import override
 from longseq_bench.kernels.triton_blocks import TritonBlocks
 from longseq_bench.kernels.triton_kernels import jit
 from longseq_bench.kernels.triton_tiles import Launch, on_device
-from longseq_bench.kernels.work_items import WorkItems, row_keys, row_masks
+from longseq_bench.kernels.work_items import SHORTEST_SPLIT, WorkItems, column_masks
 from longseq_bench.patterns.block_layout import BlockLayout
 
 CHUNK = 2**24
 """Scores that exist at the same time, 64 MiB, or those of one row of all heads."""
 MAX_TILE = 2048
-"""Scores that a program looks at together."""
+"""Scores, or lists of rows, that a program looks at together."""
+SLOTS = 4
+"""Slots for parts of columns, divided by the square root of the rows: 128 for 1,024 rows."""
 
 _LOWEST = tl.constexpr(-(2**31))
 _DIAGONAL = tl.constexpr(2**31 - 1)
@@ -90,6 +95,67 @@ def select(
         room -= tl.sum(equal, 0)
 
 
+@jit
+def transpose(
+    indices: tensor, indptr: tensor, columns: tensor, places: tensor, bounds: tensor,
+    splits: tensor, sizes: tl.tuple, GROUP: tl.constexpr, N: tl.constexpr,
+) -> tensor:  # fmt: skip
+    """Write the list of one column of one KV head, ascending, and its items; see work_items.py.
+
+    Lists of a head follow each other, so the place of one is the number of blocks before its column
+    in all rows. Slot i belongs to the column with entry i * `length` of the lists. A column with
+    several slots is split into as many parts; a single slot is not used, and its item is empty.
+    sizes: rows, kept blocks of a query head, turns of a search in a row, `length`, slots of a head,
+    and entries at the start and at the end of each list that may need a mask.
+    """
+    rows, kept, turns, length, slots, at_start, at_end = sizes
+    program = tl.program_id(0)
+    head, column = (program // rows).to(tl.int64), program % rows
+    indices += head * GROUP * kept
+    begin, count = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
+    # the second pass writes the list, whose place the first one finds
+    for is_second in range(2):
+        count = tl.full([], 0, tl.int64)
+        for tile in range(0, rows * GROUP, N):
+            number = tile + tl.arange(0, N)
+            row = number // GROUP
+            first = tl.load(indptr + row, mask=row < rows, other=0)
+            size = (tl.load(indptr + row + 1, mask=row < rows, other=0) - first).to(tl.int32)
+            blocks = indices + (number % GROUP).to(tl.int64) * kept + first
+            low, high = tl.zeros_like(size), size
+            for _ in range(turns):
+                middle = (low + high) // 2
+                is_before = tl.load(blocks + middle, mask=low < high, other=column) < column
+                low, high = tl.where(is_before, middle + 1, low), tl.where(is_before, high, middle)
+            found = tl.load(blocks + low, mask=low < size, other=-1) == column
+            at = columns + head * GROUP * kept + begin + count + tl.cumsum(found.to(tl.int32), 0)
+            tl.store(at - 1, number, mask=found & (is_second > 0))
+            begin += tl.sum(low, 0) * (1 - is_second)
+            count += tl.sum(found.to(tl.int32), 0)
+    slot = tl.cdiv(begin, length)
+    parts = tl.cdiv(begin + count, length) - slot
+    begin += head * GROUP * kept
+    # items of slots are the first, because they are long; then one for each whole column
+    for part in range(-1, parts):
+        in_slot, is_split = part >= 0, parts > 1
+        own, of_own = tl.where(in_slot == is_split, count, 0), tl.where(in_slot, parts, 1)
+        own_part = tl.maximum(part, 0)
+        low, high = own * own_part // of_own, own * (own_part + 1) // of_own
+        start = tl.minimum(tl.maximum(low, at_start), high)
+        stop = tl.maximum(tl.minimum(high, count - at_end), start)
+        item = head * (slots + rows) + tl.where(in_slot, slot + part, slots + column)
+        tl.store(places + 2 * item, column)
+        tl.store(places + 2 * item + 1, tl.where(in_slot, slot + part, -1))
+        tl.store(bounds + 4 * item, begin + low)
+        tl.store(bounds + 4 * item + 1, begin + start)
+        tl.store(bounds + 4 * item + 2, begin + stop)
+        tl.store(bounds + 4 * item + 3, begin + high)
+        split = splits + 3 * (head * slots + slot + part)
+        tl.store(split, column, mask=in_slot)
+        tl.store(split + 1, slot, mask=in_slot)
+        tl.store(split + 2, tl.where((part == 0) & is_split, parts, 0), mask=in_slot)
+
+
 class TopBlocks(TritonBlocks):
     """Blocks with the highest scores; `choose` returns those of a call.
 
@@ -98,20 +164,19 @@ class TopBlocks(TritonBlocks):
     """
 
     indices: Tensor  # (heads, kept blocks)
-    _lists: tuple[Tensor, ...]
 
     def __init__(self, places: BlockLayout, heads: int) -> None:
         super().__init__([places] * heads)
-        self._fixed: dict[tuple[torch.device, int], tuple[WorkItems, list[Tensor]]] = {}
+        self._places: dict[torch.device, Tensor] = {}
 
     def choose(self, queries: Tensor, keys: Tensor) -> TopBlocks:
         """Choose by the product of queries (Hq, rows, C) and keys (Hk, rows, C), float32."""
         (heads, rows, _), device, own = queries.shape, queries.device, copy.copy(self)
-        kept = int(self.layouts[0].indptr[-1])
-        items, (indptr, *lists) = self._prepared(device, heads // len(keys))
+        kept, items = int(self.layouts[0].indptr[-1]), self.rows(device)
         own.indices = torch.empty(heads, kept, dtype=torch.int32, device=device)
-        own._lists, own._columns = (own.indices.flatten(), *lists), {}
         own._rows = {device: replace(items, indices=own.indices)}
+        if device not in self._places:
+            self._places[device] = torch.from_numpy(self.layouts[0].indptr).to(device)
         tile = {"N": min(MAX_TILE, int(triton.next_power_of_2(rows)))}
         step = min(rows, max(1, CHUNK // (heads * rows)))
         for first in range(0, rows, step):
@@ -122,29 +187,28 @@ class TopBlocks(TritonBlocks):
                 sizes = first, rows, heads, kept, int(self.causal)
                 self._launches[key] = Launch(select, heads * part.shape[1], [sizes], tile)
             with on_device(queries):
-                self._launches[key](scores, indptr, own.indices)
+                self._launches[key](scores, self._places[device], own.indices)
         return own
-
-    def _prepared(self, device: torch.device, group: int) -> tuple[WorkItems, list[Tensor]]:
-        """Return what all choices share: items of rows, places and lengths of lists, row_keys."""
-        if (device, group) not in self._fixed:
-            layout, heads = self.layouts[0], len(self.layouts)
-            lengths = torch.from_numpy(layout.row_lengths).expand(heads, -1)
-            empty = torch.empty(1, dtype=torch.int32)
-            every = empty.expand(int(lengths.sum()))
-            items = WorkItems.of_lists(every, lengths, row_masks(layout))
-            lists = torch.from_numpy(layout.indptr), lengths, *row_keys(heads, layout.rows, group)
-            moved = replace(items, indices=empty).to(device), [t.to(device) for t in lists]
-            self._fixed[device, group] = moved
-        return self._fixed[device, group]
 
     @override
     def columns(self, device: torch.device, group: int) -> WorkItems:
-        if not self._columns:
-            layout = self.layouts[0]
-            made = WorkItems.transposed(self._lists, layout, exact=False)
-            self._columns = {(device, group): made}
-        return self._columns[device, group]
+        layout, heads = self.layouts[0], len(self.layouts) // group
+        rows, kept = layout.rows, self.indices.shape[1]
+        length = max(SHORTEST_SPLIT, kept * group // (SLOTS * math.isqrt(rows)))
+        slots = -(-kept * group // length)
+        key = (device, group)
+        if key not in self._launches:
+            turns = int(layout.row_lengths.max()).bit_length()
+            sizes = rows, kept, turns, length, slots, *column_masks(layout, group)
+            tile = {"N": min(MAX_TILE, int(triton.next_power_of_2(rows * group))), "GROUP": group}
+            self._launches[key] = Launch(transpose, heads * rows, [sizes], tile)
+        new, count = self.indices.new_empty, slots + rows
+        places, bounds = new(heads, count, 2), new(heads, count, 4, dtype=torch.int64)
+        items = WorkItems(places, bounds, new(self.indices.numel()), new(heads, slots, 3), slots)
+        lists = items.indices, places, bounds, items.splits
+        with on_device(self.indices):
+            self._launches[key](self.indices, self._places[device], *lists)
+        return items
 
     def to_host(self) -> tuple[BlockLayout, ...]:
         """Return the layouts of all heads."""

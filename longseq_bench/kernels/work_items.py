@@ -3,8 +3,6 @@
 A row of global tokens, or the column of a sink, is as long as the sequence. One program would still
 work on it when all others have finished. So a list longer than a multiple of the mean becomes
 several items; each writes its partial result to a slot, and triton_merge.py joins the slots.
-
-Lists that are on a device are divided there, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -36,7 +34,8 @@ class WorkItems:
 
     places (layouts, items, 2) int32: block of each item, and its slot, or -1.
     bounds (layouts, items, 4) int64: begin, start, stop and end of its list in `indices`; the
-    blocks from start to stop need no mask. A layout with fewer items than others repeats one.
+    blocks from start to stop need no mask. A layout with fewer items than others repeats one, or
+    has empty ones.
     indices int32: the lists.
     splits (layouts, split rows, 3) int32: block, first slot and number of slots of each split row;
     no slots in a layout without any.  slots: of each layout.
@@ -53,16 +52,11 @@ class WorkItems:
         """Number of items of a layout."""
         return self.places.shape[1]
 
-    def to(self, device: torch.device) -> WorkItems:
-        """Return a copy on a device."""
-        places, bounds, indices = (t.to(device) for t in (self.places, self.bounds, self.indices))
-        return WorkItems(places, bounds, indices, self.splits.to(device), self.slots)
-
     @classmethod
     def of_rows(cls, layouts: Sequence[BlockLayout], device: torch.device) -> WorkItems:
         """Return items of each layout's rows: key blocks that a query block sees."""
         indices, lengths = _lists_of(layouts)
-        return cls.of_lists(indices, lengths, row_masks(layouts[0])).to(device)
+        return cls.of_lists(indices, lengths, row_masks(layouts[0]), device)
 
     @classmethod
     def of_columns(
@@ -75,49 +69,37 @@ class WorkItems:
         """
         indices, lengths = _lists_of(layouts)
         group = group if len(layouts) > 1 else 1
-        lists = indices, lengths, *row_keys(len(layouts), layouts[0].rows, group)
-        return cls.transposed(lists, layouts[0]).to(device)
-
-    @classmethod
-    def transposed(
-        cls, lists: tuple[Tensor, ...], layout: BlockLayout, exact: bool = True
-    ) -> WorkItems:
-        """Return items of the columns of rows on any device; see of_lists.
-
-        lists: indices, lengths, and row_keys.  layout: one of the layouts.
-        """
-        (indices, lengths, of_rows, edges), rows = lists, layout.rows
-        group = len(of_rows) // (len(edges) - 1)
+        rows, heads = layouts[0].rows, torch.arange(len(layouts))[:, None]
         width = rows * group
-        own = torch.repeat_interleave(of_rows, lengths.flatten(), output_size=len(indices))
-        order = torch.add(own, indices, alpha=width).sort().values
-        of_columns = torch.searchsorted(order, edges).diff().view(-1, rows)
-        masked = group * layout.causal, group * (layout.seq_len % layout.block != 0)
-        return cls.of_lists((order % width).to(torch.int32), of_columns, masked, exact)
+        # of each entry its column in the lists of all KV heads, times width, and what a list has
+        entries = heads // group * rows * width + torch.arange(rows) * group + heads % group
+        entries = entries.to(torch.int32 if entries.max() + rows * width < 2**31 else torch.int64)
+        entries = entries.flatten().repeat_interleave(lengths.flatten())
+        order = entries.add(indices, alpha=width).sort().values
+        of_columns = (order // width).bincount(minlength=len(layouts) // group * rows)
+        lists = (order % width).to(torch.int32), of_columns.view(-1, rows)
+        return cls.of_lists(*lists, column_masks(layouts[0], group), device)
 
     @classmethod
     def of_lists(
-        cls, indices: Tensor, lengths: Tensor, masked: tuple[int, int], exact: bool = True
+        cls, indices: Tensor, lengths: Tensor, masked: tuple[int, int], device: torch.device
     ) -> WorkItems:
-        """Split lists, and sort their items, the longest first.
+        """Split lists, sort their items, the longest first, and copy all to a device.
 
         lengths (layouts, rows) int64: of lists that follow each other in `indices`.
         masked: entries at the start and at the end of each list that may need a mask.
-        exact: with no more slots than these lists need, which waits for the device.
         """
-        rows, device = lengths.shape[1], lengths.device
-        first = max(SHORTEST_SPLIT, MEANS * len(indices) // lengths.numel())
-        limits = first * 2 ** torch.arange(LIMITS, device=device)
-        long, slots = lengths[..., None], max(rows // ROWS_PER_SLOT, 2)
+        rows = lengths.shape[1]
+        first = max(SHORTEST_SPLIT, MEANS * int(lengths.sum()) // lengths.numel())
+        limits = first * 2 ** torch.arange(LIMITS)
+        long, most = lengths[..., None], max(rows // ROWS_PER_SLOT, 2)
         needed = (long + (limits - 1)) // limits * (long > limits)
-        choice = (needed.sum(1) > slots).sum(1).clamp(max=LIMITS - 1)
+        choice = (needed.sum(1) > most).sum(1).clamp(max=LIMITS - 1)
         of_split = needed.take_along_dim(choice[:, None, None], 2)[..., 0]
         parts = of_split.clamp(min=1)
         ends, slot_ends = parts.cumsum(1), of_split.cumsum(1)
-        count = rows + slots
-        if exact:
-            slots, count = int(slot_ends[:, -1].max()), int(ends[:, -1].max())
-        item = torch.arange(count, device=device).expand(len(lengths), -1).contiguous()
+        slots, count = int(slot_ends[:, -1].max()), int(ends[:, -1].max())
+        item = torch.arange(count).expand(len(lengths), -1).contiguous()
         row = torch.searchsorted(ends, item, right=True).clamp(max=rows - 1)
         offsets = lengths.flatten().cumsum(0).view_as(lengths) - lengths
         of_row = torch.stack([lengths, parts, ends - parts, slot_ends - of_split, offsets], 2)
@@ -135,7 +117,8 @@ class WorkItems:
         of_splits = of_row[..., 3:4], of_split[..., None]
         splits = torch.cat([split, *(t.take_along_dim(split, 1) for t in of_splits)], 2)
         places, bounds = places.take_along_dim(order, 1), bounds.take_along_dim(order, 1)
-        return cls(places.to(torch.int32), bounds, indices, splits.to(torch.int32), slots)
+        places, splits = (t.to(device, torch.int32) for t in (places, splits))
+        return cls(places, bounds.to(device), indices.to(device), splits, slots)
 
 
 def _lists_of(layouts: Sequence[BlockLayout]) -> tuple[Tensor, Tensor]:
@@ -145,18 +128,11 @@ def _lists_of(layouts: Sequence[BlockLayout]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(indices), torch.from_numpy(lengths)
 
 
-def row_keys(layouts: int, rows: int, group: int) -> tuple[Tensor, Tensor]:
-    """Return a number of each row, layout after layout, and one of each column, and the end.
-
-    Index * rows * group is added to that of its row; sorted, these numbers list the columns.
-    """
-    dtype = torch.int32 if layouts * rows * rows < 2**31 else torch.int64
-    head, row, width = torch.arange(layouts)[:, None], torch.arange(rows), rows * group
-    numbers = head // group * rows * width + row * group + head % group
-    edges = torch.arange(layouts // group * rows + 1) * width
-    return numbers.flatten().to(dtype), edges.to(dtype)
-
-
 def row_masks(layout: BlockLayout) -> tuple[int, int]:
     """Return how many blocks at both ends of a row may need a mask: the diagonal, a short one."""
     return 0, int(layout.causal or layout.seq_len % layout.block != 0)
+
+
+def column_masks(layout: BlockLayout, group: int) -> tuple[int, int]:
+    """Return how many entries at both ends of a column, of `group` heads, may need a mask."""
+    return group * layout.causal, group * (layout.seq_len % layout.block != 0)

@@ -13,8 +13,10 @@ from longseq_bench.attention.sparse.topk import empty_layout, top_layout
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import work_items
+from longseq_bench.kernels.work_items import WorkItems
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.testing.definition import make_inputs, make_output_gradient
+from tests.kernels.test_work_items import assert_masked_at_the_ends, lists_of
 from tests.kernels.triton_interpreter import Interpreted
 
 pytestmark = [
@@ -76,6 +78,36 @@ def test_a_nan_is_a_score(interpreted: Interpreted) -> None:
         assert row in kept
 
 
+def columns_of(places: BlockLayout, queries: Tensor, keys: Tensor) -> tuple[WorkItems, Any]:
+    """Return the columns of what is chosen, with split ones, and the layouts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("longseq_bench.kernels.triton_topk.SHORTEST_SPLIT", 2)
+        chosen = choose(places, queries, keys, {"MAX_TILE": 32})
+        return chosen.columns(torch.device("cpu"), len(queries) // len(keys)), chosen.to_host()
+
+
+@pytest.mark.parametrize(("group", "causal"), [(1, False), (2, True)])
+def test_the_columns_are_those_of_a_cpu(interpreted: Interpreted, group: int, causal: bool) -> None:
+    """Ascending, every block in one item; one column is seen by all rows, and is split."""
+    rows, draw = 22, torch.Generator().manual_seed(5)
+    places = empty_layout(rows * BLOCK - 3, BLOCK, 0.8, causal)
+    queries, keys = (torch.randn(heads, rows, 4, generator=draw) for heads in (2 * group, 2))
+    keys[:, 3], queries[..., 0] = torch.tensor([99.0, 0, 0, 0]), 1.0
+    items, layouts = interpreted(columns_of, places, queries, keys)
+    expected = WorkItems.of_columns(layouts, group, torch.device("cpu"))
+    for head in range(2):
+        lists = lists_of(expected, head)
+        assert lists_of(items, head) == lists
+        longest = int((items.bounds[head, :, 3] - items.bounds[head, :, 0]).max())
+        assert longest <= len(lists[3]) / 2
+        # a column that is whole has no slots to join
+        assert 1 not in items.splits[head, :, 2]
+        ((first, count),) = [s[1:] for s in items.splits[head].tolist() if s[0] == 3 and s[2]]
+        slots = [slot for block, slot in items.places[head].tolist() if block == 3]
+        assert slots == [*range(first, first + count), -1]
+    assert_masked_at_the_ends(items, places, group * (1 + causal), group)
+
+
 def run_adaptive(device: str, causal: bool) -> tuple[Tensor, list[Tensor], Any]:
     """Run the attention as on a device, on tensors of the CPU; columns are split."""
     w = Workload(seq_len=91, batch=2, heads=4, kv_heads=2, head_dim=16, causal=causal, mode="train")
@@ -85,6 +117,8 @@ def run_adaptive(device: str, causal: bool) -> tuple[Tensor, list[Tensor], Any]:
     with pytest.MonkeyPatch.context() as patch:
         for name, number in {"SHORTEST_SPLIT": 2, "MEANS": 1, "ROWS_PER_SLOT": 1}.items():
             patch.setattr(work_items, name, number)
+        if device == "cuda":
+            patch.setattr("longseq_bench.kernels.triton_topk.SHORTEST_SPLIT", 2)
         out = attention(*tensors)
         out.backward(make_output_gradient(w))
     return out.detach(), [t.grad for t in tensors if t.grad is not None], attention.layouts
