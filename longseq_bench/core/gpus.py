@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pynvml as nvml
 
+from longseq_bench.core.files import load_table
 from longseq_bench.core.units import format_bytes
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -209,16 +210,10 @@ def _read_gpus(visible_names: str | None) -> GpuReport:
     )
 
 
-_BROKEN = {
-    "uncorrectable ECC error": "the GPU has a memory error that it can't correct (ECC)",
-    "GPU is lost|fallen off the bus|\\bXid\\b": "the driver has lost the GPU",
-}
-"""Errors of CUDA, NVML and the driver by which a GPU itself is broken."""
-
-
 def explain_broken_gpu(text: str) -> str | None:
     """Return a sentence if a text names an error of the GPU itself, of which a trial dies."""
-    found = next((words for error, words in _BROKEN.items() if re.search(error, text)), None)
+    errors = load_table("errors.yaml")["broken_gpu"].items()
+    found = next((words for error, words in errors if re.search(error, text)), None)
     return found and f"{found}; look for Xid in the kernel's log (dmesg), and reset it or reboot"
 
 

@@ -1,8 +1,9 @@
 """Judge a trial by its checks, the same on all ranks, or by the error that ended it.
 
 torch raises most errors of allocators, CUDA and NCCL as a RuntimeError, so only the text tells them
-apart. Errors of Triton are plain Exceptions. launchers/exit_status.py judges a process that dies
-without an exception, and selects the failures that are run again with more memory.
+apart: data/errors.yaml has the texts. Errors of Triton are plain Exceptions.
+launchers/exit_status.py judges a process that dies without an exception, and selects the failures
+that are run again with more memory.
 
 Two facts of an error are for the launcher. `lost_peer`: the end of another rank caused it, so it is
 never reported as the cause if another cause is known. `device_error`: the GPU or NCCL failed, so
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from longseq_bench.attention.own_function import find_place
 from longseq_bench.core.errors import KernelLimitError, OwnFunctionError, UnsupportedError
+from longseq_bench.core.files import load_table
 from longseq_bench.core.gpus import explain_broken_gpu, python_header
 from longseq_bench.core.model import Outcome, Phase, Status
 from longseq_bench.distributed.group import Group
@@ -31,38 +33,9 @@ from longseq_bench.worker.row_check import EveryRowCheck, RepeatCheck
 _TRACE_LINES, _REASON_CHARACTERS, _LAST_CHARACTERS = 12, 300, 130
 """Of a long text, the end is kept too: NCCL names the cause last."""
 
-OUT_OF_MEMORY = re.compile(
-    r"DefaultCPUAllocator: (can't allocate|not enough) memory"
-    r"|std::bad_alloc"
-    r"|CUDA out of memory"
-    # the driver; the caching allocator raises OutOfMemoryError instead
-    r"|CUDA (driver )?error: out of memory"
-    r"|Triton Error \[CUDA\]: out of memory"
-    # NCCL, with and without the number of the error
-    r"|Cuda failure (\d+ )?'out of memory'"
-    # cuBLAS, cuSPARSE, cuSOLVER, cuDNN
-    r"|CU[A-Z]+_STATUS_(\w+_)?ALLOC(ATION)?_FAILED"
-)
-
-KERNEL_LIMIT = re.compile(
-    r"invalid configuration argument|too many resources requested"
-    # a grid that is too large; `CUDA error: invalid argument` has other causes too
-    r"|Triton Error \[CUDA\]: invalid argument"
-    r"|canUse32BitIndexMath|integer out of range|exceeds the maximum"
-    # Triton's OutOfResources: shared memory, tensor memory or threads, not the GPU's memory
-    r"|out of resource: "
-    # FlexAttention of an older torch
-    r"|64-bit indexing is not yet implemented"
-)
-
-LOST_PEER = re.compile(
-    # gloo, and the store through which ranks connect
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout"
-    r"|Timed out waiting|timed out after|Application timeout caused pair closure"
-    r"|Connection refused|failed to connect to"
-    # NCCL
-    r"|communicator was aborted|remote process exited|ncclRemoteError"
-    r"|Watchdog caught collective operation timeout"
+_TEXTS = load_table("errors.yaml")
+OUT_OF_MEMORY, KERNEL_LIMIT, LOST_PEER = (
+    re.compile("|".join(_TEXTS[kind])) for kind in ("out_of_memory", "kernel_limit", "lost_peer")
 )
 
 
@@ -89,47 +62,8 @@ def explain_unusable(error: BaseException) -> str | None:
         return f"Triton's C compiler failed: {error.cmd[0]}; its messages are in the trial's output"
     if not isinstance(error, (RuntimeError, AssertionError)):
         return None
-    found = (sentence for text, sentence in _UNUSABLE.items() if re.search(text, str(error)))
-    return next(found, None)
-
-
-_UNUSABLE = {
-    "Torch not compiled with CUDA": (
-        "this torch is a CPU build; install a torch that is built for CUDA"
-    ),
-    "Found no NVIDIA driver": (
-        "there is no NVIDIA driver here; install one, or give the container access to the GPU"
-    ),
-    "NVIDIA driver on your system is too old|CUDA driver version is insufficient": (
-        f"the NVIDIA driver is too old for this torch (built for CUDA {torch.version.cuda}); "
-        "update the driver, or install a torch that is built for an older CUDA"
-    ),
-    "No CUDA GPUs are available|no CUDA-capable device": (
-        "torch finds no GPU; compare nvidia-smi with CUDA_VISIBLE_DEVICES"
-    ),
-    "no kernel image is available": (
-        "this GPU's architecture has no code in this torch, or in the package that has the kernel; "
-        "install a build for this GPU"
-    ),
-    "Duplicate GPU detected": (
-        "two ranks have the same GPU, and NCCL needs one for each; use fewer ranks, or make more "
-        "GPUs visible (CUDA_VISIBLE_DEVICES)"
-    ),
-    # an older NCCL does not say why; another cause is named there, and is left as it is
-    r"creating shared memory segment /dev/shm/\S+ \(size \d+\)(, error: No space left|\s*$)": (
-        "NCCL finds no room in /dev/shm, which the ranks of a host share; start the container with "
-        "more (docker run --shm-size=8g, or --ipc=host), or remove old files /dev/shm/nccl-*"
-    ),
-    # of torch's compiler, which looks at its own tiles only
-    "NoValidChoicesError|Q and KV block size must be divisible": (
-        "torch has no tile for FlexAttention in such blocks on this GPU; use a block that is a "
-        "multiple of 128"
-    ),
-    "Failed to find C compiler": (
-        "Triton needs a C compiler, and there is none; install gcc, or set CC"
-    ),
-}
-"""Texts of errors that show that this machine can't run something; what is missing, what to do."""
+    found = (words for text, words in _TEXTS["unusable"].items() if re.search(text, str(error)))
+    return next((words.format(cuda=torch.version.cuda) for words in found), None)
 
 
 def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
