@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from longseq_bench.analysis.row import fields_of
 from longseq_bench.analysis.sweep_row import SweepRow
+from longseq_bench.core.files import load_table
 from longseq_bench.reports.document import Cell, Column, Spread, Table, ValueKind
 from longseq_bench.reports.groups import has_several_ranks, name_status, split_names
 
@@ -31,37 +32,7 @@ _OBVIOUS = split_names(
     "limited_by unstable"
 )
 """Fields whose headings need no explanation."""
-_GLOSSARY = {
-    "Bias": "Distance of the slope of outputs on float64 from 1.",
-    "Bottleneck": "Communication if it adds more than half of the time, compute if it adds less, "
-    "either if the interval includes one half.",
-    "By formula": "For time, of the FLOPs per rank; for memory, of the floor, or of the score "
-    "matrix of dense; for bytes, those that a rank sends.",
-    "Density": "Share of dense attention that is computed.",
-    "Error of allowed": "The largest error over its bound.",
-    "Every row with": "Inputs whose results are known, with which every row was checked.",
-    "Expected": "The longest length on one rank, times the number of ranks, if memory limited both "
-    "searches.",
-    "Found": "The longest length that passed.",
-    "From": "The shortest length from which the verdict is the same at all longer ones, without a "
-    "failure in between.",
-    "Longest swept": "The longest length of a sweep that was ok, and the failure above it.",
-    "Of expected": "The longest length that passed, divided by the expected one.",
-    "Of the floor": "Share of the memory budget that q, k, v and output (in decode the cache) fill "
-    "at this length.",
-    "Pairs seen": "Share of the query-key pairs of dense attention that are computed.",
-    "Peak of a rank": "Largest peak memory of any rank.",
-    "Peak on one": "Peak memory of the same trial on one rank.",
-    "Ranks ^": "Exponent of a power law in ranks, with its 95 % interval.",
-    "Relative speed": "Time of the baseline (on the same number of ranks, else on the fewest) "
-    "divided by the row's time.",
-    "Rows compared": "Output rows of each head, and gradients, next to float64, of all.",
-    "Theory": "The length whose q, k, v and output alone fill the memory budgets of all ranks.",
-    "Times as long": "The longest length divided by that on one rank.",
-    "Tokens ^": "Exponent of a power law in tokens, with its 95 % interval.",
-    "Uncovered": "Share of the (token, head) pairs without any key; their output is zero.",
-    "Verdict": "By the interval of the ratio at the longest length timed more than once.",
-}
+_GLOSSARY: dict[str, str] = load_table("glossary.yaml")
 """What the values of a column are, by headings that are no declared fields."""
 
 
@@ -80,7 +51,7 @@ class ValueColumn:
 
     priority: as in Column.  of_ranks: only where rows ran on several ranks.
     optional: left out if no item has a value, even in tables that keep empty columns.
-    help: as in Column; that of _GLOSSARY if it is empty.
+    help: as in Column; that of data/glossary.yaml if it is empty.
     """
 
     heading: str

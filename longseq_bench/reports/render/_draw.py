@@ -3,7 +3,7 @@
 One drawing serves all of them, so that they show the same figures. Names of series are data in it,
 never part of an expression. Formats import this module only to draw; the underscore keeps the
 registry from importing it. Texts and axes have the colour of the text around them, so light, dark
-and paper need no second drawing; a picture in a file is black on white.
+and paper need no second drawing; a picture in a file is black on white (data/charts.yaml).
 """
 
 import math
@@ -16,8 +16,9 @@ from typing import Any, get_args
 import altair as alt
 from altair.utils.schemapi import debug_mode
 
+from longseq_bench.core.files import load_table
 from longseq_bench.core.model import Status
-from longseq_bench.reports.document import Chart, Mark, Point, ValueKind, format_cell
+from longseq_bench.reports.document import Chart, Mark, Point, format_cell
 
 NAME_LETTERS, TITLE_LETTERS = 27, 95
 """Letters of a line of a row's name, and of a line of a title."""
@@ -37,7 +38,8 @@ def draw(chart: Chart, styles: dict[str, str] | None = None) -> alt.LayerChart:
     shown = replace(chart, points=tuple(points), failures=tuple(failures))
     drawn = _bars(shown) if chart.shape == "bars" else _lines(shown, styles)
     title, text = wrap(chart.title, TITLE_LETTERS), chart.description
-    return drawn.properties(width="container", title=title, description=text, config=CONFIG)
+    config = load_table("charts.yaml")["config"]
+    return drawn.properties(width="container", title=title, description=text, config=config)
 
 
 @debug_mode(False)  # else Altair checks each part when it is made; a test checks the whole
@@ -161,7 +163,7 @@ def _channel(chart: Chart, name: str, ends: Any) -> Any:
     ticks = sorted(exact) if name == "x" and len(exact) <= MAX_TICKS else alt.Undefined
     label = alt.Axis(
         title=axis.name,
-        labelExpr=label_expression(axis.kind),
+        labelExpr=load_table("charts.yaml")["labels"].get(axis.kind, alt.Undefined),
         labelOverlap=True,
         values=ticks,
         # lines of x are as long as the range of y, so below crosses they would miss the axis
@@ -231,41 +233,6 @@ MAX_SERIES = 32
 """Drawn series, those without a colour in grey."""
 MAX_TICKS = 9
 """Most lengths, ranks or densities of which each has a tick."""
-
-CONFIG: dict[str, Any] = {
-    "background": "transparent",
-    "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
-    "title": {"anchor": "start", "limit": 0, "color": "currentColor"},
-    "view": {"stroke": None},
-    "legend": {"labelColor": "currentColor", "labelFontSize": 12, "columnPadding": 18},
-    "rule": {"color": "currentColor"},
-    "text": {"color": "currentColor"},
-    "axis": {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 500, "titlePadding": 8}
-    | {f"{part}Color": "currentColor" for part in ("label", "title", "grid", "domain", "tick")}
-    | {"labelOpacity": 0.75, "gridOpacity": 0.1, "domainOpacity": 0.35, "tickOpacity": 0.35},
-}
-
-_LABELS: dict[ValueKind, str] = {
-    # steps of a linear axis are no powers of two: 16,000,000
-    "tokens": "v === 0 || v % (v < 1048576 ? 1024 : 65536) ? format(v, ',') : "
-    "v < 1048576 ? format(v / 1024, ',') + 'k' : format(v / 1048576, '.4~r') + 'M'",
-    "bytes": "v >= 1073741824 ? format(v / 1073741824, '.3~r') + ' GiB' : "
-    "v >= 1048576 ? format(v / 1048576, '.3~r') + ' MiB' : "
-    "v >= 1024 ? format(v / 1024, '.3~r') + ' KiB' : format(v, '.3~r') + ' B'",
-    "seconds": "format(v, '.3~s') + 's'",
-    "flop_rate": "format(v, '.3~s') + 'FLOP/s'",
-    "byte_rate": "format(v, '.3~s') + 'B/s'",
-    "share": "format(v, '.3~%')",
-    "ratio": "format(v, '.3~r') + '×'",
-    "count": "format(v, '.3~s')",
-    "error": "format(v, '.2~e')",
-}
-
-
-def label_expression(kind: ValueKind) -> str:
-    """Return the expression of the labels of an axis."""
-    words = _LABELS.get(kind, "format(v, '.3~r')")
-    return words.replace("v ", "datum.value ").replace("(v,", "(datum.value,")
 
 
 def colours(chart: Chart, known: dict[str, str]) -> dict[str, str]:
