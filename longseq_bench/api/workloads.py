@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from longseq_bench.core.errors import UnknownNameError, UserError, quote
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.model_shapes import ModelShape, load_model
-from longseq_bench.core.settings import SHAPE, Setting
+from longseq_bench.core.settings import Setting
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,11 +65,6 @@ def build_workload(given: Mapping[str, Any], default_dtype: str) -> Workload:
     given: settings, also those of a trial. Raises UserError for values that can't be used or
     combined.
     """
-    mode, keep = (given.get(name, SHAPE[name].default) for name in ("mode", "keep"))
-    if keep == "inputs" and mode != "train":
-        raise UserError("--keep inputs needs --mode train: only a backward pass recomputes")
-    if keep == "nothing" and mode == "decode":
-        raise UserError("--keep nothing can't be used with --mode decode: the cache stays")
     fields = {n: value for n, value in given.items() if n in Workload.model_fields and n != "model"}
     if model := model_of(given):
         fields = model.workload_fields(fields)
@@ -81,11 +76,14 @@ def build_workload(given: Mapping[str, Any], default_dtype: str) -> Workload:
 
 
 def make_trial(**fields: Any) -> Trial:
-    """Return a trial. Raises UserError for a field that can't have its value."""
+    """Return a trial. Raises UserError for fields that can't have or combine their values."""
     try:
-        return Trial(**fields)
+        trial = Trial(**fields)
     except ValidationError as error:
         raise UserError(describe_invalid(error)) from None
+    if reason := trial.unsupported_reason:
+        raise UserError(reason)
+    return trial
 
 
 def describe_invalid(error: ValidationError) -> str:

@@ -196,6 +196,28 @@ class Trial(Frozen):
         return None if self.dense_kernel == SAME_KERNEL else self.dense_kernel
 
     @property
+    def unsupported_reason(self) -> str | None:
+        """The reason why a setting has no meaning with the others; None: each has one."""
+        w = self.workload
+        if self.keep == "inputs" and not w.train:
+            return "keep=inputs needs mode=train: a forward pass keeps nothing for a backward"
+        if self.keep == "nothing" and w.decode:
+            return "keep=nothing has no meaning with mode=decode: the cache stays as it is"
+        if self.keep == "nothing" and not w.train and w.v_head_dim != w.head_dim:
+            return (
+                f"keep=nothing: the output has v_head_dim {w.v_head_dim}, so it can't overwrite q "
+                f"with head_dim {w.head_dim}"
+            )
+        if self.timing == "graph" and (self.device != "cuda" or self.world_size > 1):
+            return "timing=graph needs device=cuda and one rank: the pass is a CUDA graph"
+        if self.timing == "cold" and self.allocator == "fresh":
+            return "timing=cold has no meaning with allocator=fresh: its memory is in no cache"
+        needed = {"expandable": "cuda", "fresh": "cpu"}.get(self.allocator, self.device)
+        if self.device != needed:
+            return f"allocator={self.allocator} needs device={needed}"
+        return None
+
+    @property
     def key(self) -> str:
         """16 hex digits that identify this trial: equal trials have equal keys on any machine."""
         w = self.workload

@@ -34,7 +34,7 @@ from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.meters.memory import HeapPeak, StoragePeak
 from longseq_bench.worker import memory
 from longseq_bench.worker.check import Array
-from longseq_bench.worker.memory import KernelWorkspace, unsupported_setting
+from longseq_bench.worker.memory import KernelWorkspace
 from longseq_bench.worker.passes import WARM_UP_TOKENS, bytes_sent_by_formula, draw_inputs, run_pass
 
 FREE_SHARE = 0.5
@@ -86,7 +86,7 @@ def _predict(trial: Trial, threads: int, multiprocessors: int | None = None) -> 
         if not make.__module__.startswith("longseq_bench."):
             # none of ours compiles here, and this imports torch's compiler, which takes 0.7 s
             torch.compiler.set_stance("default", force_backend=_refuse_to_compile)
-        if reason := unsupported_setting(trial):
+        if reason := trial.unsupported_reason:
             return DryRunEstimate(unsupported=reason)
         if trial.device == "cpu" and (reason := make.unavailable_reason(trial.device)):
             return DryRunEstimate(unsupported=reason)

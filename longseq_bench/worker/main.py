@@ -26,7 +26,7 @@ from longseq_bench.kernels.exact.base import KERNELS, Use, check_name
 from longseq_bench.meters.own_gpu import own_gpu
 from longseq_bench.worker import messages
 from longseq_bench.worker.dry_run import dry_run
-from longseq_bench.worker.memory import name_other_processes, unsupported_setting
+from longseq_bench.worker.memory import name_other_processes
 from longseq_bench.worker.messages import MessageSender
 from longseq_bench.worker.trial import run_trial
 from longseq_bench.worker.verdicts import explain_unusable, outcome_of_exception
@@ -83,7 +83,7 @@ def run_rank(
     sender.start_phase("start", OPENING)
     try:
         make = find_implementation(trial.implementation, trial.source)
-        if reason := make.unavailable_reason(trial.device) or unsupported_setting(trial):
+        if reason := make.unavailable_reason(trial.device) or trial.unsupported_reason:
             raise UnsupportedError(reason)
         if trial.device == "cuda":
             open_gpu(place.local_rank)

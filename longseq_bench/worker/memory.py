@@ -71,28 +71,6 @@ def release_free_memory() -> None:
     _LIBC.malloc_trim(0)
 
 
-def unsupported_setting(trial: Trial) -> str | None:
-    """Return why a setting has no meaning for this trial, or None."""
-    w = trial.workload
-    if trial.keep == "inputs" and not w.train:
-        return "keep=inputs needs mode=train: a forward pass keeps nothing for a backward"
-    if trial.keep == "nothing" and w.decode:
-        return "keep=nothing has no meaning with mode=decode: the cache stays as it is"
-    if trial.keep == "nothing" and not w.train and w.v_head_dim != w.head_dim:
-        return (
-            f"keep=nothing: the output has v_head_dim {w.v_head_dim}, so it can't overwrite q with "
-            f"head_dim {w.head_dim}"
-        )
-    if trial.timing == "graph" and (trial.device != "cuda" or trial.world_size > 1):
-        return "timing=graph needs device=cuda and one rank: the pass is a CUDA graph"
-    if trial.timing == "cold" and trial.allocator == "fresh":
-        return "timing=cold has no meaning with allocator=fresh: its memory is in no cache"
-    needed = {"expandable": "cuda", "fresh": "cpu"}.get(trial.allocator, trial.device)
-    if trial.device != needed:
-        return f"allocator={trial.allocator} needs device={needed}"
-    return None
-
-
 def mapped_bytes() -> int:
     """Return the bytes that count for the data limit now; 0 on a system without such a limit."""
     return status_bytes("VmData") if _IS_LINUX else 0

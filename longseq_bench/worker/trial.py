@@ -18,7 +18,6 @@ import torch
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.attention.own_function import find_implementation
-from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.core.ranks import WARMING_UP, RankInfo
 from longseq_bench.distributed.group import Group
@@ -113,8 +112,6 @@ def _build(trial: Trial, group: Group, log: MeasurementLog) -> Attention:
         torch.set_num_threads(trial.threads)
     make = find_implementation(trial.implementation, trial.source)
     attention = make(trial.workload, group, **trial.options)
-    if reason := memory.unsupported_setting(trial):
-        raise UnsupportedError(reason)
     if trial.device == "cuda":
         memory.use_allocator(trial.allocator)
     elif reason := memory.use_exact_heap():

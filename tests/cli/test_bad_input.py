@@ -41,7 +41,7 @@ def state(folder: Path) -> dict[str, bytes]:
          "implementation 'flash_attn' in --impl is not included; the nearest one is 'fused', and "
          "a function of your own can call it (docs/getting-started.md)"),
         (["--impl", "ring", "--mode", "decode", "--keep", "nothing"],
-         "--keep nothing can't be used with --mode decode: the cache stays"),
+         "keep=nothing has no meaning with mode=decode: the cache stays as it is"),
         (["--impl", "ring", "-o", "chunk"], "option 'chunk' can't be read; write chunk=VALUE"),
         (["--impl", "sdpa", "--ceiling", "12q"],
          "--ceiling '12q' can't be read; write 4096, 4k or 1M"),

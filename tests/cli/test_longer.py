@@ -51,7 +51,8 @@ def test_fit_only_is_reported_next_to_complete_passes(capfd: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--keep", "inputs"], "--keep inputs needs --mode train"),
+        (["--keep", "inputs"], "keep=inputs needs mode=train"),
+        (["--allocator", "expandable"], "allocator=expandable needs device=cuda"),
         (["--ceiling", "1e30"], "--ceiling '1e30' is too large"),
         (["--keep", "some"], "--keep"),
         (["--allocator", "mine"], "--allocator"),

@@ -16,7 +16,7 @@ from longseq_bench.core.model import Outcome
 from longseq_bench.distributed.group import Group
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.meters.clock import Clock
-from longseq_bench.worker import memory, timing
+from longseq_bench.worker import timing
 from longseq_bench.worker.passes import Pass, run_pass
 from tests.make import trial
 from tests.trials import complete, run_trial
@@ -105,7 +105,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         yield
         state.recording = False
 
-    monkeypatch.setattr(memory, "unsupported_setting", lambda of: None)
     monkeypatch.setattr(timing, "run_pass", noted_pass)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", recording)
