@@ -105,33 +105,25 @@ class DenseBaseline:
 
         sparse_s: seconds of the sparse pass just before. Returns the seconds spent here.
         """
+        if self._failure:
+            return 0.0
         start = time.perf_counter()
         # a phase that the time budget does not cover: the budget is the sparse attention's
         sender.start_phase("check", f"dense pass {len(self._clock.wall) + 1}")
         try:
-            if not self._failure:
-                self._time_one(sparse_s)
+            if self._shape is None:
+                self._shape = self._choose_shape(sparse_s)
+                for _ in range(self.warm_ups):
+                    self._run(*self._shape)
+            self.before()
+            with self._clock:
+                self._run(*self._shape)
         except (RuntimeError, MemoryError, LongseqError) as error:
             if is_device_error(error):
                 raise  # the sparse attention could not go on, and would be blamed
-            part = self._part_shape(self._complete[1])
-            if self._shape == self._complete != part and not self.attention.workload.decode:
-                # as out of memory; samples of a part are never mixed with those of complete passes
-                self._clock, self._shape = clock_for(self.device), part
-                return time.perf_counter() - start + self.run(sender, sparse_s)
             lines = str(error).strip().splitlines() or [type(error).__name__]
             self._failure = f"not run: {lines[0]}"
         return time.perf_counter() - start
-
-    def _time_one(self, sparse_s: float) -> None:
-        if self._shape is None:
-            self._shape = self._choose_shape(sparse_s)
-        if not self._clock.wall:
-            for _ in range(self.warm_ups):
-                self._run(*self._shape)
-        self.before()
-        with self._clock:
-            self._run(*self._shape)
 
     def add_to(self, log: MeasurementLog) -> None:
         """Log the samples, in seconds of a complete dense pass, and their source."""

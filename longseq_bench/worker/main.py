@@ -180,10 +180,8 @@ def _entry(name: str, devices: dict[str, DeviceInfo]) -> Entry:
 
 def _cuda() -> DeviceInfo:
     try:
-        own_gpu.begin(0)
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        open_gpu(0)
         free, total = torch.cuda.mem_get_info()
-        own_gpu.opened(0)
         for number in range(torch.cuda.device_count()):
             # a build of torch has kernels for some architectures only
             torch.ones(1, device=f"cuda:{number}").add_(1)

@@ -104,8 +104,8 @@ def describe(monkeypatch: pytest.MonkeyPatch, error: str = "") -> DeviceInfo:
         return MagicMock()
 
     answers: dict[str, Any] = {
-        "init": None, "device_count": 1, "get_device_name": "H100", "mem_get_info": (30, 80),
-        "is_bf16_supported": True,
+        "init": None, "device_count": 1, "set_device": None, "get_device_name": "H100",
+        "mem_get_info": (30, 80), "is_bf16_supported": True,
     }  # fmt: skip
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
