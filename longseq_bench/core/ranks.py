@@ -128,7 +128,7 @@ WAIT_FOR_DEVICE = longseq_wait_for_device.__name__
 CHILD_MAIN = longseq_child_main.__name__
 
 COLLECTIVE = "longseq collective: "
-"""Start of a line on the collective of a rank, after its stack (worker/messages.py)."""
+"""Start of a line on the collective of a rank, after its stack (distributed/flight_recorder.py)."""
 COLLECTIVE_FOLLOWS = "longseq collective follows"
 """Announces that line, which takes a moment."""
 COLLECTIVE_WAITS = "waits for other ranks"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from longseq_bench.core.ranks import COLLECTIVE, COLLECTIVE_WAITS
+from longseq_bench.distributed.flight_recorder import describe
 from longseq_bench.launchers.exit_status import OutputFile
 from longseq_bench.launchers.process_inspection import read_stacks
-from longseq_bench.worker.messages import describe
 
 
 def entry(number: int, state: str, name: str = "all_reduce") -> Any:
@@ -57,13 +57,13 @@ def test_the_oldest_unfinished_collective_is_described(
 RANK = """
 import faulthandler, json, signal, sys, time
 faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-from longseq_bench.worker import messages
+from longseq_bench.distributed import flight_recorder
 entries = json.loads(sys.argv[1])
 def read():
     if not entries:
         raise RuntimeError("no recorder")
     return entries
-messages.answer_signal(read)
+flight_recorder.answer_signal(read)
 import os, threading
 lock = threading.Lock()
 lock.acquire()
