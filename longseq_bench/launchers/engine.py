@@ -29,12 +29,7 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.core.ranks import BEAT_S, HOSTS, PORT, RUN, TRIAL, versions
 from longseq_bench.launchers.base import OnPhase
-from longseq_bench.launchers.exit_status import (
-    find_nccl_files,
-    kernel_kills,
-    remove_nccl_files,
-    stack_lines,
-)
+from longseq_bench.launchers.exit_status import kernel_kills, stack_lines
 from longseq_bench.launchers.hosts import Hosts
 from longseq_bench.launchers.interrupts import defer_interrupts
 from longseq_bench.launchers.local import WAIT_S, LocalLauncher
@@ -100,7 +95,6 @@ class HostsLauncher(LocalLauncher):
             return Outcome(status="unsupported", reason=str(error), phase="start"), 0
         if len(names) == 1:
             return super()._attempt(trial, on_phase)
-        nccl_files = find_nccl_files()
         run = _Run(trial, hosts.engine, names, on_phase)
         command = command_of(hosts.engine, names, hosts.ranks_per_host, hosts.cores)
         run.start(command, json.dumps(self.of_run(trial)))
@@ -109,7 +103,6 @@ class HostsLauncher(LocalLauncher):
         finally:
             with defer_interrupts():
                 run.end()
-                remove_nccl_files(nccl_files)
         outcome = run.supervisor.outcome(time.monotonic())
         facts = {**outcome.facts, "launcher": hosts.engine, "hosts": list(names)}
         return outcome.model_copy(update={"facts": facts}), run.supervisor.signal_number

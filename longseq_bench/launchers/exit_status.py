@@ -1,4 +1,4 @@
-"""Read the exit status, the output and the stacks of a child; remove what it leaves.
+"""Read the exit status, the output and the stacks of a child.
 
 A child that raises an exception reports its outcome itself (worker/verdicts.py). One that dies
 without a report has that of its exit status (`outcome_of_exit`). SIGKILL is out of memory only if
@@ -21,8 +21,6 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from longseq_bench.core.errors import LauncherError
 from longseq_bench.core.gpus import explain_broken_gpu
 from longseq_bench.core.model import Outcome, Phase, environment_failure
@@ -41,8 +39,6 @@ _NCCL_ABORTS = "ProcessGroupNCCL"
 """Text in the output of a rank that NCCL's watchdog aborts because a peer is gone."""
 
 _VMSTAT = Path("/proc/vmstat")
-_SHARED_MEMORY = Path("/dev/shm")
-_NCCL_FILES = "nccl-*"
 _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
@@ -153,32 +149,6 @@ def stack_lines(dumped: str) -> list[str]:
 def function_of(stack_line: str) -> str:
     """Return the function named in a line of `stack_lines`."""
     return stack_line.rpartition(" ")[2]
-
-
-def find_nccl_files() -> set[Path]:
-    """Return NCCL's shared-memory files of this user."""
-    found = set()
-    for path in _SHARED_MEMORY.glob(_NCCL_FILES):
-        with suppress(OSError):
-            if path.stat().st_uid == os.getuid():
-                found.add(path)
-    return found
-
-
-def remove_nccl_files(before: set[Path]) -> None:
-    """Remove files that appeared since `before` and that no process has open.
-
-    NCCL removes them itself, unless its process is killed.
-    """
-    if new := find_nccl_files() - before:
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                new -= {Path(mapped.path) for mapped in process.memory_maps()}
-            with suppress(psutil.Error, OSError):
-                new -= {Path(file.path) for file in process.open_files()}
-        for path in new:
-            with suppress(OSError):
-                path.unlink()
 
 
 # ---- what a child prints -------------------------------------------------------------------------

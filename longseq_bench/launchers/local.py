@@ -30,10 +30,8 @@ from longseq_bench.launchers.base import DRY_RUN_LIMIT_S, LAUNCHERS, Launcher, L
 from longseq_bench.launchers.exit_status import (
     OutputFile,
     failed_by_device,
-    find_nccl_files,
     kernel_kills,
     may_be_out_of_memory,
-    remove_nccl_files,
     signal_name,
     with_first_attempt,
 )
@@ -218,7 +216,7 @@ class LocalLauncher(Launcher):
 
     def _attempt(self, trial: Trial, on_phase: OnPhase) -> tuple[Outcome, int]:
         """Run the ranks once. Returns the outcome, and the signal that killed the blamed rank."""
-        nccl_files, supervisor = find_nccl_files(), RankSupervisor(trial, time.monotonic())
+        supervisor = RankSupervisor(trial, time.monotonic())
         children: list[_Child] = []
         try:
             self._start_ranks(trial, children)
@@ -235,7 +233,6 @@ class LocalLauncher(Launcher):
             reported = [child for rank, child in enumerate(children) if rank not in running]
             with defer_interrupts():
                 _, orphans = _end(children, reported)
-                remove_nccl_files(nccl_files)
         outcome = with_orphans_named(supervisor.outcome(time.monotonic()), orphans)
         return outcome, supervisor.signal_number
 

@@ -3,7 +3,6 @@
 import os
 import socket
 from contextlib import nullcontext, suppress
-from pathlib import Path
 
 import psutil
 import pytest
@@ -12,7 +11,6 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.core.ranks import WAIT_FOR_PEERS
 from longseq_bench.launchers import local, rank_supervisor
-from longseq_bench.launchers.exit_status import find_nccl_files
 from longseq_bench.launchers.local import LocalLauncher
 from tests.make import trial
 
@@ -92,16 +90,6 @@ def test_a_child_that_does_not_get_far_leaves_nothing(
     outcome = run(launcher, "ring")
     assert (outcome.status, outcome.phase) == ("crashed", "start")
     assert outcome.reason == "every rank: ended with exit code 0 without a result"
-
-
-@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="there is no such folder here")
-def test_shared_memory_of_a_killed_rank_is_removed(
-    launcher: LocalLauncher, nothing_left: None
-) -> None:
-    """NCCL can't remove its own when its process is killed."""
-    before = find_nccl_files()
-    assert run(launcher, "rank-leaves-shared").reason == "rank 1: killed by SIGKILL"
-    assert not find_nccl_files() - before
 
 
 # ---- ranks that do not end ---------------------------------------------------------------------

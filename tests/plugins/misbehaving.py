@@ -230,15 +230,6 @@ class RankRaises(OnRankOne):
         raise ValueError("rank one says no")
 
 
-class RankLeavesShared(OnRankOne):
-    """Leaves a file as NCCL does that is killed."""
-
-    def fault(self) -> None:
-        name = f"/dev/shm/nccl-test-{os.getppid()}"
-        open(name, "w").close()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 class RankWaits(OnRankOne):
     """Waits for what nobody sends. It makes the file that LONGSEQ_TEST_WAITS names."""
 
