@@ -1,4 +1,4 @@
-"""Labels of rows for programs and for people, and speed relative to a baseline."""
+"""Labels of rows, such as local-window 95 % or ring chunk 1k, and speed relative to a baseline."""
 
 import json
 import os
@@ -21,24 +21,6 @@ Settings = Trial | Row
 """The implementation, its options and the other settings that a label names."""
 Labels = Mapping[Hashable, str]
 """Labels by settings_key."""
-
-
-def find_labels(settings: Iterable[Settings]) -> Labels:
-    """Return labels: the implementation, and those of its options that differ among them.
-
-    A missing option is not a difference: the version of longseq that ran did not have it.
-    """
-    distinct = {settings_key(one): one for one in settings}
-    differing = _find_differing(distinct.values())
-    labels = {}
-    for key, one in distinct.items():
-        shown = (
-            f"{option}={option_text(value)}"
-            for option, value in named_options(one).items()
-            if option in differing[one.implementation]
-        )
-        labels[key] = " ".join([one.implementation, *shown]) + settings_suffix(one)
-    return labels
 
 
 def set_labels(rows: Iterable[R], labels: Labels) -> list[R]:
@@ -88,7 +70,7 @@ def find_baseline_label(settings: Iterable[Settings], labels: Iterable[str], bas
     """Return the one label that a baseline means.
 
     baseline: one of the labels, an implementation that has one label only, or an implementation
-    with options that only one label has ("ring chunk=1024").
+    with options as in a config that only one label has ("ring chunk=1024").
     Raises UnknownNameError if it matches no label, UserError if it matches several.
     """
     known = dict(zip(labels, settings, strict=True))
@@ -136,7 +118,7 @@ def _speed(row: SweepRow, times: Mapping[int, float]) -> float | None:
 
 
 def option_text(value: OptionValue) -> str:
-    """Return the value of an option as it is written in labels for programs and in configs."""
+    """Return the value of an option as it is written in configs."""
     if type(value) is int:  # the most frequent type; JSON gives plain integers
         return str(value)
     if isinstance(value, tuple):
@@ -144,7 +126,7 @@ def option_text(value: OptionValue) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-# ---- labels for people: local-window 95 %, ring chunk 1k -----------------------------------------
+# ---- the words of a label ------------------------------------------------------------------------
 
 MAX_LABEL = 40
 """Maximum number of characters of a label with its number of ranks: "ring chunk 1k ×4"."""

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from longseq_bench.analysis.labels import Labels, find_labels, settings_key
+from longseq_bench.analysis.labels import Labels, index_short_labels, settings_key
 from longseq_bench.analysis.row import NO_JSON, Row, declare, identity
 from longseq_bench.analysis.runs import SEVERITY, Runs, group_by, imbalance
 from longseq_bench.core.cost import floor_bytes, floor_tokens
@@ -83,14 +83,14 @@ UNFINISHED = "unfinished"
 def search_rows(records: Iterable[Record], labels: Labels | None = None) -> list[SearchRow]:
     """Return one row per search for the longest length, in file order.
 
-    labels: by settings_key; labels for programs if None.
+    labels: by settings_key; those of these rows if None.
     """
     steps = (record for record in records if record.purpose in SEARCH_PURPOSES)
     found = [merge_search(group) for group in group_by(steps, _search_key).values()]
     # a search without a failed or without a passed length found no limit
     bounded = [row for row in found if row.fit_only and row.max_tokens and row.first_failure]
     fits = {row.time_key: row.max_tokens for row in bounded}
-    labels = find_labels(found) if labels is None else labels
+    labels = index_short_labels(found) if labels is None else labels
     return [
         replace(
             row,

@@ -11,7 +11,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from longseq_bench.analysis.labels import Labels, find_labels, settings_key
+from longseq_bench.analysis.labels import Labels, index_short_labels, settings_key
 from longseq_bench.analysis.row import SAME_TRIAL, SAME_WORKLOAD, fields_of, identity
 from longseq_bench.analysis.runs import (
     SEVERITY,
@@ -64,7 +64,7 @@ def sweep_rows(records: Iterable[Record], labels: Labels | None = None) -> list[
 
     Records of purpose "measure" that differ only in round and seed, in one environment, are one
     row. The interval of a time is the 95 % interval of the median, or the whole range of fewer
-    than 6 samples.  labels: by settings_key; labels for programs if None.
+    than 6 samples.  labels: by settings_key; those of these rows if None.
     """
     return [row for row, _ in sweep_rows_with_records(records, labels)]
 
@@ -83,7 +83,8 @@ def sweep_rows_with_records(
         merged.append(row := _merge(runs))
         if row["status"] == "ok":
             row["unstable"] = find_instability(runs, busy[row["fingerprint"]])
-    labels = find_labels(group[0].trial for group in groups) if labels is None else labels
+    if labels is None:
+        labels = index_short_labels([group[0].trial for group in groups])
     timed = [row for row in merged if row["world_size"] == 1 and row["time_s"] is not None]
     on_one_rank = {_ranks_key(row): row for row in reversed(timed)}
     standard = _standard_peaks(merged)

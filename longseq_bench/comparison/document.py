@@ -7,7 +7,6 @@ from operator import attrgetter
 from typing import Any
 
 from longseq_bench.analysis.frames import finite
-from longseq_bench.analysis.labels import find_labels, settings_key
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.comparison.verdict import (
@@ -185,14 +184,11 @@ def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
     fail_on: the smallest share listed in `worse`.
     """
     verdict = decide(result, fail_on)
-    rows = *result.only_a, *result.only_b, *result.other_machines
-    # for programs ("ring chunk=1024"); the labels of the rows are for people
-    labels = find_labels([*(r.trial for side in result.records for r in side), *rows])
 
     def identify(row: ComparedRow) -> dict[str, Any]:
         values = {name: getattr(row, name) for name in _IDENTITY}
         tokens = None if isinstance(row, SearchRow) else row.tokens
-        return values | {"tokens": tokens, "label": labels[settings_key(row)]}
+        return values | {"tokens": tokens, "label": row.label}
 
     def describe(one: Change, sides: Mapping[str, str], *names: str) -> dict[str, Any]:
         """Return the trial, fields of both sides (a_NAME, b_NAME), and fields of the change."""

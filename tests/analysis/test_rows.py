@@ -338,7 +338,7 @@ def test_no_speed_for_or_relative_to_a_wrong_output(bad: str) -> None:
 def test_an_unknown_or_ambiguous_baseline_is_an_error() -> None:
     several = sweep_rows([make.record(make.trial("ring", options={"chunk": c})) for c in (1, 2)])
     labels = [row.label for row in several]
-    with pytest.raises(UserError, match=r"ambiguous: 'ring chunk=1', 'ring chunk=2'; name"):
+    with pytest.raises(UserError, match=r"ambiguous: 'ring chunk 1', 'ring chunk 2'; name"):
         find_baseline_label(several, labels, "ring")
     assert find_baseline_label(several, labels, "ring chunk=2") == labels[1]
     assert speeds(several, labels[1]) == [1.0, 1.0]

@@ -148,7 +148,7 @@ def test_labels_are_unique_per_settings_and_short(trials: list[Trial]) -> None:
     assert all(len(same) == 1 for same in (*by_label.values(), *by_key.values()))
 
 
-# ---- labels for programs, baselines --------------------------------------------------------------
+# ---- baselines -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("baseline", ["ring chunk 2k", "ring chunk=2048", "ring chunk=2048 w=null"])
