@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from longseq_bench.analysis.row import JsonDocument, Row, fields_of
+from longseq_bench.analysis.row import Row, fields_of
 from longseq_bench.analysis.searches import SearchRow, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows
@@ -26,26 +26,24 @@ SCHEMA = 1
 
 def sweep_json(records: Iterable[Record]) -> dict[str, Any]:
     """Return the document {"schema", "rows"}; NaN and infinity are null."""
-    return rows_json(sweep_rows(records), "sweep")
+    return rows_json(sweep_rows(records), "rows")
 
 
 def maxlen_json(records: Iterable[Record]) -> dict[str, Any]:
     """Return the document {"schema", "results"} of searches for the longest length."""
-    return rows_json(search_rows(records), "search")
+    return rows_json(search_rows(records), "results")
 
 
-def rows_json(table: Iterable[Row], document: JsonDocument) -> dict[str, Any]:
-    """Return the JSON document of these rows."""
-    row_type = SweepRow if document == "sweep" else SearchRow
-    names = [field.name for field in fields_of(row_type).values() if document in field.json]
+def rows_json(table: Iterable[Row], name: Literal["rows", "results"]) -> dict[str, Any]:
+    """Return the JSON document of rows of sweeps, or of results of searches."""
+    names = _columns(SweepRow if name == "rows" else SearchRow)
     values = attrgetter(*names)
-    return {
-        "schema": SCHEMA,
-        "rows" if document == "sweep" else "results": [
-            {name: finite(value) for name, value in zip(names, values(row), strict=True)}
-            for row in table
-        ],
-    }
+    rows = [dict(zip(names, map(finite, values(row)), strict=True)) for row in table]
+    return {"schema": SCHEMA, name: rows}
+
+
+def _columns(row_type: type) -> list[str]:
+    return [field.name for field in fields_of(row_type).values() if field.in_frame]
 
 
 def finite(value: Any) -> Any:
@@ -63,5 +61,5 @@ def to_frame(table: Sequence[Row], row_type: type) -> pandas.DataFrame:
     """Return rows of a class as a DataFrame; values that were not measured are NaN."""
     import pandas
 
-    names = [field.name for field in fields_of(row_type).values() if field.in_frame]
+    names = _columns(row_type)
     return pandas.DataFrame(map(attrgetter(*names), table), columns=names)

@@ -5,7 +5,7 @@ help and merge rule. Tables, filters, JSON documents and data frames read them w
 """
 
 import dataclasses
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from operator import attrgetter
@@ -38,14 +38,6 @@ largest: over ranks and rounds.  each rank: a list in the order of ranks.
 search: from all steps of a search.  derived: computed from other fields or other rows.
 """
 
-JsonDocument = Literal["sweep", "search"]
-"""A JSON document that the command line prints."""
-
-ALL_JSON: tuple[JsonDocument, ...] = ("sweep", "search")
-NO_JSON: tuple[JsonDocument, ...] = ()
-SWEEP: tuple[JsonDocument, ...] = ("sweep",)
-SEARCH: tuple[JsonDocument, ...] = ("search",)
-
 
 @dataclass(frozen=True)
 class Field:
@@ -53,8 +45,8 @@ class Field:
 
     measurement: name of the measurement that gives the value; default: that of the field without
     its unit.
-    json: the documents that `--json` prints it in.
-    in_frame: a column of the pandas frame; False for a field that only a report can fill in.
+    in_frame: a column of data frames and a key of rows in JSON; False for a field that only reports
+    can fill in.
     choices: allowed words of a Literal; empty for free text and numbers.
     """
 
@@ -63,7 +55,6 @@ class Field:
     help: str
     merge: Merge = "derived"
     measurement: str = ""
-    json: Collection[JsonDocument] = ALL_JSON
     in_frame: bool = True
     name: str = ""
     choices: tuple[str, ...] = ()
@@ -132,16 +123,16 @@ class Row:
         "New tokens", "count", "Tokens that a step of decoding adds; 0 in other modes.", "same"
     )
     memory_budget: int | None = declare(
-        "Memory budget", "bytes", "Memory that one rank may allocate.", "same", json=SEARCH
+        "Memory budget", "bytes", "Memory that one rank may allocate.", "same"
     )
     time_budget: float | None = declare(
-        "Time budget", "seconds", "Time that one pass may take.", "same", json=SEARCH
+        "Time budget", "seconds", "Time that one pass may take.", "same"
     )
     threads: int | None = declare(
-        "Threads", "count", "CPU threads per rank; none: chosen by torch.", "same", json=NO_JSON
+        "Threads", "count", "CPU threads per rank; none: chosen by torch.", "same"
     )
     fit_only: bool = declare(
-        "Fit only", "flag", "Shortened loops: nothing was timed or checked.", "same", json=SEARCH
+        "Fit only", "flag", "Shortened loops: nothing was timed or checked.", "same"
     )
     keep: Keep = declare(
         "Keep", "text", "What a pass preserves: all, inputs, or nothing (in place).", "same"
@@ -150,7 +141,7 @@ class Row:
         "Allocator", "text", "Allocator mode: default, expandable (CUDA), fresh (CPU).", "same"
     )
     timing: Timing = declare(
-        "Timing", "text", "Timed passes: warm, cold (flushed caches), graph.", "same", json=SWEEP
+        "Timing", "text", "Timed passes: warm, cold (flushed caches), graph.", "same"
     )
     source: str | None = declare(
         "File hash", "text", "Hash of the file of an own function; none for any other.", "same"
@@ -181,15 +172,13 @@ class Row:
         "largest",
     )
     density_achieved: float | None = declare(
-        "Achieved density", "share", "Kept share of visible blocks or pairs.", "largest", json=SWEEP
+        "Achieved density", "share", "Kept share of visible blocks or pairs.", "largest"
     )
     fingerprint: str = declare(
-        "Fingerprint", "text", "Hash of the machine and its software.", "same", json=NO_JSON
+        "Fingerprint", "text", "Hash of the machine and its software.", "same"
     )
-    host: str = declare("Host", "text", "Name of the machine.", "same", json=NO_JSON)
-    label: str = declare(
-        "Implementation", "text", "With its options that differ.", json=NO_JSON, default=""
-    )
+    host: str = declare("Host", "text", "Name of the machine.", "same")
+    label: str = declare("Implementation", "text", "With its options that differ.", default="")
 
     @property
     def name(self) -> str:

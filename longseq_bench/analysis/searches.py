@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from longseq_bench.analysis.labels import Labels, index_short_labels, settings_key
-from longseq_bench.analysis.row import NO_JSON, Row, declare, identity
+from longseq_bench.analysis.row import Row, declare, identity
 from longseq_bench.analysis.runs import SEVERITY, Runs, group_by, imbalance
 from longseq_bench.core.cost import floor_bytes, floor_tokens
 from longseq_bench.core.model import Phase, Record, Status
@@ -31,9 +31,7 @@ class SearchRow(Row):
         "First failure", "tokens", "Shortest failed length above Max tokens.", "search"
     )
     failure_phase: Phase | None = declare("Phase", "text", "Phase of the first failure.")
-    failure_reason: str | None = declare(
-        "Reason", "text", "Reason of the first failure.", json=NO_JSON
-    )
+    failure_reason: str | None = declare("Reason", "text", "Reason of the first failure.")
     floor_tokens: int | None = declare(
         "Floor", "tokens", "Length whose floor fills the memory budgets of all ranks."
     )

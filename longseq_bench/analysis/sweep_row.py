@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from longseq_bench.analysis.row import NO_JSON, SAME_WORKLOAD, Row, declare
+from longseq_bench.analysis.row import SAME_WORKLOAD, Row, declare
 from longseq_bench.core.model import Phase, Status
 
 
@@ -139,30 +139,26 @@ class SweepRow(Row):
         "Memory reduction", "ratio", "Standard attention memory / peak; one rank only."
     )
     zero_rows: float | None = declare(
-        "Zero rows", "share", "Share of output rows that are zero.", "largest", json=NO_JSON
+        "Zero rows", "share", "Share of output rows that are zero.", "largest"
     )
     rank_bytes: Sequence[int | None] | None = declare(
-        "Bytes sent by each rank", "bytes", "Bytes counted in a pass.", "each rank", json=NO_JSON
+        "Bytes sent by each rank", "bytes", "Bytes counted in a pass.", "each rank"
     )
     rank_formulas: Sequence[int | None] | None = declare(
-        "By formula, each rank", "bytes", "Bytes sent in a pass.", "each rank", json=NO_JSON
+        "By formula, each rank", "bytes", "Bytes sent in a pass.", "each rank"
     )
     bytes_unlike: Sequence[tuple[int, int, int]] | None = declare(
-        "Miscounted", "list", "Ranks that differ: rank, bytes counted, by formula.", json=NO_JSON
+        "Miscounted", "list", "Ranks that differ: rank, bytes counted, by formula."
     )
     exposed_low: float | None = declare(
-        "Exposed, low", "share", "Lower bound of the exposed share.", json=NO_JSON
+        "Exposed, low", "share", "Lower bound of the exposed share."
     )
     exposed_high: float | None = declare(
-        "Exposed, high", "share", "Upper bound of the exposed share.", json=NO_JSON
+        "Exposed, high", "share", "Upper bound of the exposed share."
     )
-    speedup_low: float | None = declare("Speed-up, low", "ratio", "Its lower bound.", json=NO_JSON)
-    speedup_high: float | None = declare(
-        "Speed-up, high", "ratio", "Its upper bound.", json=NO_JSON
-    )
-    speed: float | None = declare(
-        "Speed", "ratio", "Time of the baseline / Time.", json=NO_JSON, in_frame=False
-    )
+    speedup_low: float | None = declare("Speed-up, low", "ratio", "Its lower bound.")
+    speedup_high: float | None = declare("Speed-up, high", "ratio", "Its upper bound.")
+    speed: float | None = declare("Speed", "ratio", "Time of the baseline / Time.", in_frame=False)
 
     @property
     def is_ok(self) -> bool:

@@ -40,7 +40,7 @@ def show(
     searches = filter_rows(found.maxima, every, conditions, sort or [])
     return print_answer(
         as_json,
-        lambda: rows_json(rows[:limit], "sweep") | rows_json(searches[:limit], "search"),
+        lambda: rows_json(rows[:limit], "rows") | rows_json(searches[:limit], "results"),
         lambda: show_document(found, rows, searches, conditions, names, limit),
         "a wider terminal, --columns or --json has them",
     )

@@ -63,6 +63,16 @@ DROPPED: dict[str, str] = {
     r"^report .*: \.\w+\.json\.paragraphs": "a first screen says once what all rows share",
     r"^compare .*: \.message": "the sentence no longer lists what each side has",
     r"^(show|report|compare) .*\.timing": "the state before a timed pass is a setting",
+    r"^(show|report) .*\]\.(memory_budget|time_budget|threads|fit_only|fingerprint|host|label)$": (
+        "rows in JSON have all of their fields"
+    ),
+    r"^(show|report) .*\]\.(zero_rows|rank_bytes|rank_formulas|bytes_unlike|failure_reason)$": (
+        "rows in JSON have all of their fields"
+    ),
+    r"^(show|report) .*\]\.(density_achieved|(exposed|speedup)_(low|high))$": (
+        "rows in JSON have all of their fields"
+    ),
+    r"^compare .*\.label$": "a label is that of reports",
     r"^plan segments: ": (
         "segments on CUDA are gathered for a kernel of exact attention, no Triton kernel of spans"
     ),

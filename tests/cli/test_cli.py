@@ -169,7 +169,8 @@ def test_a_sweep_prints_one_document_and_writes_its_records_and_reports(
     captured = capfd.readouterr()
     answer = json.loads(captured.out)
     assert (set(answer), answer["schema"]) == ({"schema", "rows"}, 1)
-    assert [set(row) for row in answer["rows"]] == [set(ROW.split())] * 3
+    assert all(set(row) > set(ROW.split()) for row in answer["rows"])
+    assert len(answer["rows"]) == 3
     assert [(r["implementation"], r["options"].get("chunk")) for r in answer["rows"]] == [
         ("sdpa", None), ("ring", 32), ("ring", 64),
     ]  # fmt: skip

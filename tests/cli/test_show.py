@@ -53,7 +53,7 @@ def shown(capfd: Capture, *arguments: str | Path) -> list[str]:
     ("expression", "places"),
     [
         ("implementation=ring", [2, 3, 5, 6]),
-        ("label~chunk=128", [3]),
+        ("label~chunk 128", [3]),
         ("status!=ok", [5]),
         ("tokens>=4k", [1, 2, 3, 5]),
         ("time<10ms", [0, 4]),
@@ -68,7 +68,7 @@ def shown(capfd: Capture, *arguments: str | Path) -> list[str]:
         ("option.order~zag", [2, 3, 5, 6]),
         ('tokens >= 4k and status != "ok"', [5]),
         ("tokens>=4k and not (impl=sdpa or ranks=2)", [2, 5]),
-        ("label='ring chunk=128'", [3]),
+        ("label='ring chunk 128'", [3]),
         ("tokens > own_tokens", None),
         ("(tokens>=4k", None),
         ("1<tokens<4k", None),
