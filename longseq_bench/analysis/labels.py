@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from longseq_bench.analysis.row import R, Row, ranks_mark
-from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.core.masks import FULL, parse_mask
@@ -234,31 +233,22 @@ def _format_int(value: int) -> str:
 
 
 def _number(distinct: Mapping[Hashable, Settings], labels: Labels, room: int) -> Labels:
-    counts = Counter(labels.values())
-    kept = {
-        key: label for key, label in labels.items() if counts[label] == 1 and len(label) <= room
-    }
-    used = set(kept.values())
-    for same in group_by(distinct, lambda key: distinct[key].implementation).values():
-        for number, key in enumerate(same, 1):
-            if key not in kept:
-                kept[key] = _numbered(distinct[key], number, room, used)
-                used.add(kept[key])
-    return kept
+    """Return the labels, with a name and a number in place of those that are equal or too long."""
+    counts, numbered = Counter(labels.values()), {}
+    for number, (key, label) in enumerate(labels.items(), 1):
+        is_kept = counts[label] == 1 and len(label) <= room
+        numbered[key] = label if is_kept else _numbered(distinct[key], number, room)
+    return numbered
 
 
-def _numbered(settings: Settings, number: int, room: int, used: set[str]) -> str:
-    """Return the implementation with the first unused number, cut to the room."""
+def _numbered(settings: Settings, number: int, room: int) -> str:
+    """Return the implementation with a number, cut to the room."""
     name, suffix = short_name(settings.implementation), settings_suffix(settings)
-    while True:
-        mark = f" #{number}"
-        if len(name + mark + suffix) > room:
-            suffix = " (fit only)" if settings.fit_only else ""
-        longest = room - len(mark + suffix)
-        label = (name if len(name) <= longest else f"{name[: longest - 1]}…") + mark + suffix
-        if label not in used:
-            return label
-        number += 1
+    mark = f" #{number}"
+    if len(name + mark + suffix) > room:
+        suffix = " (fit only)" if settings.fit_only else ""
+    longest = room - len(mark + suffix)
+    return (name if len(name) <= longest else f"{name[: longest - 1]}…") + mark + suffix
 
 
 def short_name(name: str) -> str:
