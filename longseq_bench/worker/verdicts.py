@@ -148,7 +148,6 @@ class Verdicts(TrialRun):
     def judge_pass_time(self) -> Outcome | None:
         """Log the time of the one pass; return a timeout if it is over the budget."""
         self.log.add("pass_time", "s", self.log.own_pass_s)
-        self.log.facts["pass_s"] = self.log.pass_s
         return self.over_time_budget()
 
     def over_time_budget(self) -> Outcome | None:
