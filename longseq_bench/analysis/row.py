@@ -239,8 +239,9 @@ _WORKLOAD = (
     *("batch", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal", "mask", "mode"),
     *("new_tokens", "model"),
 )
-_IDENTITY = [name for name, field in fields_of(Row).items() if field.merge == "same"]
-_find_identity = attrgetter(*map(_find_path, _IDENTITY))
+IDENTITY = [name for name, field in fields_of(Row).items() if field.merge == "same"]
+"""Fields that identify a trial and its machine."""
+_find_identity = attrgetter(*map(_find_path, IDENTITY))
 
 SAME_WORKLOAD = (*_WORKLOAD, "device", "threads", "fingerprint")
 """Fields that are equal for comparable figures; rows of sweeps also need equal lengths."""
@@ -269,4 +270,4 @@ def require(value: T | None) -> T:
 
 def identity(record: Record) -> dict[str, Any]:
     """Return the fields of a row that identify its trial and machine."""
-    return dict(zip(_IDENTITY, _find_identity(record), strict=True))
+    return dict(zip(IDENTITY, _find_identity(record), strict=True))

@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from longseq_bench.analysis.frames import finite
+from longseq_bench.analysis.row import IDENTITY
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.comparison.verdict import (
@@ -31,12 +32,8 @@ from longseq_bench.reports.groups import (
 )
 
 _NOISY = "too noisy"
-_IDENTITY = (
-    *("implementation", "options", "tokens", "device", "world_size", "dtype", "mode", "new_tokens"),
-    *("causal", "mask", "batch", "heads", "kv_heads", "head_dim", "v_head_dim", "model", "threads"),
-    *("memory_budget", "time_budget", "fit_only", "keep", "allocator", "timing"),
-    "requested_dense_kernel",
-)
+_IDENTITY = [name for name in IDENTITY if name not in ("source", "fingerprint", "host")]
+"""Fields that are equal on both sides."""
 _ESTIMATE = {"low": "low", "high": "high", "p": "p_value", "adjusted": "adjusted_p"}
 _ESTIMATE |= {"seen_from": "detectable", "free": "degrees_of_freedom"}
 """Fields of an estimate by their names in the JSON document."""
