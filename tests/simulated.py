@@ -48,7 +48,6 @@ class SimulatedLauncher(Launcher):
         trials: Sequence[Trial],
         limit: float = DRY_RUN_LIMIT_S,
         capability: tuple[int, int] | None = None,
-        multiprocessors: int | None = None,
     ) -> list[DryRunEstimate]:
         """Predict by the formulas, times `dry_run_factor`."""
         return [

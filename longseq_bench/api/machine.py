@@ -92,7 +92,7 @@ def make_predictor(
     """
     past = past_records(Path("results"), out)
     hardware = hardware_here(catalogue, device)
-    dry_run = partial(launcher.dry_run, **hardware.dry_run_options)
+    dry_run = partial(launcher.dry_run, capability=hardware.capability)
     return Predictor(dry_run, RateModel(hardware, past))
 
 

@@ -99,7 +99,6 @@ class Hardware(Frozen):
     name: str
     device: Device
     capability: tuple[int, int] | None = None
-    multiprocessors: int | None = Field(default=None, ge=1)
     memory: Bytes = Field(gt=0)
     flops: dict[DType, Positive] = Field(min_length=1)
     bandwidth: Positive
@@ -112,11 +111,6 @@ class Hardware(Frozen):
     outside: OutsideMemory | None = None
     kernels: tuple[KernelRate, ...] = ()
     source: str
-
-    @property
-    def dry_run_options(self) -> dict[str, Any]:
-        """Arguments of a launcher's dry run for this hardware."""
-        return {"capability": self.capability, "multiprocessors": self.multiprocessors}
 
     def link(self, ranks: int) -> Link:
         """The slowest network that a ring over this number of ranks crosses."""

@@ -61,13 +61,11 @@ class Launcher(ABC):
         trials: Sequence[Trial],
         limit: float = DRY_RUN_LIMIT_S,
         capability: tuple[int, int] | None = None,
-        multiprocessors: int | None = None,
     ) -> list[DryRunEstimate]:
         """Predict what each trial needs, without running it and without a device.
 
         limit: seconds for all of them; after it the estimates are `unsupported`, with this reason.
         capability: compute capability of the GPU; None: any.
-        multiprocessors: of the GPU; None: as many as usual.
         """
 
     @abstractmethod

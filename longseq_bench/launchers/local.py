@@ -121,11 +121,9 @@ class LocalLauncher(Launcher):
         trials: Sequence[Trial],
         limit: float = DRY_RUN_LIMIT_S,
         capability: tuple[int, int] | None = None,
-        multiprocessors: int | None = None,
     ) -> list[DryRunEstimate]:
         try:
-            of_gpu = {"capability": capability, "multiprocessors": multiprocessors}
-            answers = self._request("dry_run", trials, limit, **of_gpu)
+            answers = self._request("dry_run", trials, limit, capability=capability)
         except LauncherError as error:
             # an implementation that crashes or hangs does so in a dry run too
             last = str(error).split(": ", 1)[-1]

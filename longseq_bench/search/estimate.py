@@ -66,7 +66,7 @@ def estimate_sweep(
         longest, rate = max(alike, key=lambda trial: trial.workload.seq_len), rates[alike[0].device]
         refused = f"only {MAX_DRY_RUNS} kinds of trials are predicted"
         if i < MAX_DRY_RUNS:
-            limited = partial(dry_run, limit=LIMIT_S, **rate.hardware.dry_run_options)
+            limited = partial(dry_run, limit=LIMIT_S, capability=rate.hardware.capability)
             (one,) = add_outside(limited, rate.hardware)([longest])
             refused = one.unsupported or ""
         if refused:

@@ -329,7 +329,7 @@ def predict_best(
 
     on_launcher: dry run of a launcher.  unit: more ranks are added this many at a time.
     """
-    limited = partial(on_launcher, limit=PLAN_DRY_RUN_LIMIT_S, **rates.hardware.dry_run_options)
+    limited = partial(on_launcher, limit=PLAN_DRY_RUN_LIMIT_S, capability=rates.hardware.capability)
     dry_run = add_outside(limited, rates.hardware)
     if tokens is None:
         return find_longest_fit(trial, dry_run, rates, CEILING_TOKENS * trial.world_size)

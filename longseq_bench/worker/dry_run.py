@@ -48,15 +48,13 @@ EXTRAPOLATED_FROM = 2**22
 
 
 def dry_run(
-    trials: Sequence[Trial],
-    capability: tuple[int, int] | None = None,
-    multiprocessors: int | None = None,
+    trials: Sequence[Trial], capability: tuple[int, int] | None = None
 ) -> list[DryRunEstimate]:
     """Predict the memory, work and communication of each trial on the rank that needs most.
 
     Call it in a process of its own: afterwards its memory is limited.
 
-    capability, multiprocessors: of the GPU; None: any capability, as many as usual.
+    capability: of the GPU; None: any.
     """
     memory.use_exact_heap()
     memory.limit_heap(int(psutil.virtual_memory().available * FREE_SHARE))
@@ -65,7 +63,7 @@ def dry_run(
     for trial in trials:
         smaller = () if is_own(trial.implementation) else smaller_trials(trial)
         with meta_mode.standing_for(trial.device, capability):
-            found = [_predict(one, threads, multiprocessors) for one in smaller or [trial]]
+            found = [_predict(one, threads) for one in smaller or [trial]]
         estimates.append(extrapolate(trial, smaller, found) if smaller else found[0])
     return estimates
 
@@ -78,7 +76,7 @@ def _refuse_to_compile(*args: Any) -> None:
     )
 
 
-def _predict(trial: Trial, threads: int, multiprocessors: int | None = None) -> DryRunEstimate:
+def _predict(trial: Trial, threads: int) -> DryRunEstimate:
     # ranks on one host share its cores
     torch.set_num_threads(trial.threads or max(1, threads // trial.world_size))
     try:
@@ -105,7 +103,7 @@ def _predict(trial: Trial, threads: int, multiprocessors: int | None = None) -> 
         estimates = []
         while ranks:
             # a layout takes memory while it exists, so one rank after the other
-            estimates.append(_predict_rank(ranks.pop(0), trial, multiprocessors))
+            estimates.append(_predict_rank(ranks.pop(0), trial))
     except LongseqError as error:
         too_long = isinstance(error, KernelLimitError)
         return DryRunEstimate(unsupported=str(error), too_long=too_long)
@@ -130,10 +128,8 @@ def _predict(trial: Trial, threads: int, multiprocessors: int | None = None) -> 
     )
 
 
-def _predict_rank(
-    attention: Attention, trial: Trial, multiprocessors: int | None
-) -> DryRunEstimate:
-    workspace = KernelWorkspace(multiprocessors)
+def _predict_rank(attention: Attention, trial: Trial) -> DryRunEstimate:
+    workspace = KernelWorkspace()
     meter = StoragePeak("meta", workspace)
     # the heap of the host includes the layout, so add it if the trial is measured by the heap
     heap = HeapPeak() if trial.device == "cpu" and not HeapPeak.unavailable_reason() else None

@@ -44,7 +44,7 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
     request: `trial` (answered by an Outcome), `catalogue` (what can run here), `check` (mistakes in
     trials) or `dry_run` (the predicted cost of trials).
     payload: JSON: the trial and the place of this rank; names of own functions to describe; or
-    trials and the compute capability and multiprocessors of the GPU for which to plan.
+    trials and the compute capability of the GPU for which to plan.
     listener: the open socket to which the ranks connect, for rank 0 of several.
     """
     sender, data = MessageSender(pipe), json.loads(payload)
@@ -69,7 +69,7 @@ def serve(request: str, payload: str, pipe: Connection, listener: socket | None 
             sender.send_answer(find_mistakes(trials))
         case "dry_run":
             capability = data["capability"] and tuple(data["capability"])
-            estimates = dry_run(trials, capability, data["multiprocessors"])
+            estimates = dry_run(trials, capability)
             sender.send_answer([estimate.model_dump(mode="json") for estimate in estimates])
         case _:
             raise ValueError(f"unknown request {request!r}")

@@ -278,8 +278,9 @@ class FirstPass(TrialRun):
 
 _FUSED = ("_scaled_dot_product_", "_flash_attention_", "_efficient_attention_")
 
-USUAL_MULTIPROCESSORS = 132
-"""Of an H100 or H200. FlashAttention splits the keys of a call with too few blocks of queries."""
+MULTIPROCESSORS = 132
+"""Of an H100 or H200. FlashAttention splits the keys of a call with too few blocks of queries. That
+takes less than 10 MB on any GPU."""
 
 TableEntry = Mapping[str, Any]
 
@@ -287,13 +288,11 @@ TableEntry = Mapping[str, Any]
 class KernelWorkspace:
     """Bytes of workspace that an operator of torch needs while it runs.
 
-    multiprocessors: of a GPU; None: as many as usual.
     unknown: fused kernels that were called and are not in the table.
     """
 
-    def __init__(self, multiprocessors: int | None = None) -> None:
+    def __init__(self) -> None:
         self._threads = torch.get_num_threads()
-        self._multiprocessors = multiprocessors or USUAL_MULTIPROCESSORS
         self.unknown: set[str] = set()
 
     def __call__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -332,14 +331,14 @@ class KernelWorkspace:
         q, k = arguments["query"], arguments["key"]
         b, h, n, d = q.shape
         wider = max(d, arguments["value"].shape[3])
-        sizes: dict[str, int] = {"P": self._multiprocessors, "E": q.itemsize, "D": wider}
+        sizes: dict[str, int] = {"P": MULTIPROCESSORS, "E": q.itemsize, "D": wider}
         sizes |= {"B": b, "Hq": h, "Hk": k.shape[1], "N": n, "M": k.shape[2]}
         conditions = {
             "grouped": h != k.shape[1],
             "half": q.itemsize == 2,
             "narrow": d <= 128,
             "wide": d > 128,
-            "few_rows": b * h * -(-n // 64) < 0.8 * 2 * self._multiprocessors,
+            "few_rows": b * h * -(-n // 64) < 0.8 * 2 * MULTIPROCESSORS,
         }
 
         def size(factor: Any) -> int:

@@ -73,6 +73,7 @@ DROPPED: dict[str, str] = {
         "rows in JSON have all of their fields"
     ),
     r"^compare .*\.label$": "a label is that of reports",
+    r"^plan .*\.hardware\.multiprocessors$": "a profile has no multiprocessors",
     r"^plan segments: ": (
         "segments on CUDA are gathered for a kernel of exact attention, no Triton kernel of spans"
     ),

@@ -34,7 +34,6 @@ def test_built_in_profiles_are_complete_and_plausible() -> None:
     assert {"gtx1080", "a100", "h100", "h200", "b200"} <= set(known)
     for one in known.values():
         assert one.source
-        assert one.multiprocessors
         assert 0 < one.efficiency["train"] <= one.efficiency["forward"] <= 1
         assert one.link(1) == one.link(one.per_node) == one.intra_node
         assert one.link(one.per_node + 1) == one.inter_node
