@@ -20,7 +20,13 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from longseq_bench.analysis.labels import find_short_labels, mask_words, mode_words, option_text
+from longseq_bench.analysis.labels import (
+    index_short_labels,
+    mask_words,
+    mode_words,
+    option_text,
+    settings_key,
+)
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.core.errors import one_line
 from longseq_bench.core.model import OptionValue, Record, Trial
@@ -47,22 +53,16 @@ def _settings(trial: Trial) -> tuple[str, ...]:
 class TrialLabels:
     """Short labels of trials: only what differs between them."""
 
-    def __init__(self, trials: Iterable[Trial]) -> None:
-        trials = list(trials)
-        self._distinct = list({self._key(trial): trial for trial in trials}.values())
-        self._short: dict[tuple[str, str, bool], str] = {}
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self._short = index_short_labels(trials)
         self._differs = [len(set(words)) > 1 for words in zip(*map(_settings, trials), strict=True)]
 
-    @staticmethod
-    def _key(trial: Trial) -> tuple[str, str, bool]:
-        return trial.implementation, repr(trial.options), trial.fit_only
-
     def label(self, trial: Trial) -> str:
-        """Return the implementation, its length and the other settings that differ."""
-        key = self._key(trial)
-        if key not in self._short:
-            self._short[key] = find_short_labels([*self._distinct, trial])[-1]
-        name, _, settings = self._short[key].partition(" ")
+        """Return the implementation, its length and the other settings that differ.
+
+        trial: one of them, also of another length.
+        """
+        name, _, settings = self._short[settings_key(trial)].partition(" ")
         name = f"{name} {format_tokens(trial.workload.seq_len)} {settings}".rstrip()
         return " ".join([name, *compress(_settings(trial), self._differs)])
 

@@ -1,6 +1,7 @@
 """Documents that commands print when they end: the answer, without the rest of a report."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -40,14 +41,10 @@ def search_brief(records: Sequence[Record]) -> Document:
 def scaling_brief(records: Sequence[Record]) -> Document:
     """Return the swept rows, then maxima against theory, then the fitted exponents."""
     source = Source(records)
-    fits = map(_untitled, (over_ranks(source), exponents(source)))
+    fits = (replace(one, title="", charts=()) for one in (over_ranks(source), exponents(source)))
     return _document("scaling", source, *_sweep_sections(source), *fits)
 
 
 def _document(kind: str, source: Source, *sections: Section) -> Document:
     context = [source.context] if source.context else []
     return Document(kind, "", context, [one.limited() for one in sections if one.has_content])
-
-
-def _untitled(section: Section) -> Section:
-    return Section("", section.paragraphs, tables=section.tables)

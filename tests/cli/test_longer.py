@@ -52,7 +52,7 @@ def test_fit_only_is_reported_next_to_complete_passes(capfd: Capture) -> None:
     ("arguments", "sentence"),
     [
         (["--keep", "inputs"], "keep=inputs needs mode=train"),
-        (["--allocator", "expandable"], "allocator=expandable needs device=cuda"),
+        (["--allocator", "fresh"], "allocator=fresh needs device=cpu"),
         (["--ceiling", "1e30"], "--ceiling '1e30' is too large"),
         (["--keep", "some"], "--keep"),
         (["--allocator", "mine"], "--allocator"),

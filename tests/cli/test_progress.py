@@ -26,8 +26,8 @@ def test_a_label_has_only_differing_settings() -> None:
         "ring 2k chunk 64 not causal", "ring 2k chunk 128 causal", "sdpa 2k not causal",
     ]  # fmt: skip
     # a search that looks only at the memory of some lengths, and runs others
-    labels = TrialLabels(trials[2:])
     fits = trials[2].model_copy(update={"fit_only": True, "repeats": 0})
+    labels = TrialLabels([fits, trials[2]])
     assert [labels.label(one) for one in (fits, trials[2])] == ["sdpa 2k (fit only)", "sdpa 2k"]
 
 
