@@ -27,9 +27,6 @@ class SweepRow(Row):
     unstable: str | None = declare(
         "Unstable", "text", "Why the time is not to be trusted: load, CPU time or drift."
     )
-    cpu_time_s: float | None = declare(
-        "CPU time", "seconds", "Processor time of a pass; largest of any rank.", "median"
-    )
     plan_time_s: float | None = declare(
         "Preparation time", "seconds", "Time to prepare layouts; not part of Time.", "median"
     )
@@ -41,18 +38,6 @@ class SweepRow(Row):
     )
     max_error: float | None = declare(
         "Max error", "error", "Largest error of any output against float64.", "largest"
-    )
-    error_of_allowed: float | None = declare(
-        "Error of allowed", "share", "Error of any result divided by what it may be.", "largest"
-    )
-    bias: float | None = declare(
-        "Bias", "error", "Largest distance from 1 of the slope of results on float64.", "largest"
-    )
-    checked_rows: float | None = declare(
-        "Rows checked", "count", "Rows of each head compared with float64.", "largest"
-    )
-    checked_passes: float | None = declare(
-        "Passes checked", "count", "Timed passes with the results of the checked one.", "largest"
     )
     density_asked: float | None = declare(
         "Requested density", "share", "Density requested by the options.", "largest"
@@ -96,7 +81,6 @@ class SweepRow(Row):
     share_of_bandwidth: float | None = declare(
         "Share of bandwidth", "share", "Cache to read / Time / Copy bandwidth."
     )
-    sparsity_asked: float | None = declare("Requested sparsity", "share", "1 - Requested density.")
     token_density: float | None = declare(
         "Density of pairs", "share", "Computed query-key pairs / those of dense attention."
     )

@@ -190,7 +190,7 @@ def _peak_rate(runs: Runs) -> float | None:
 
 
 def _rates(values: Values, workload: Workload, peak_rate: float | None) -> Values:
-    time_s, flops, requested = values["time_s"], values["flops"], values["density_asked"]
+    time_s, flops = values["time_s"], values["flops"]
     dense = attention_flops(workload)
     # both include a module's projections, which have no pairs
     projections = (values["dense_flops"] or dense) - dense
@@ -201,7 +201,6 @@ def _rates(values: Values, workload: Workload, peak_rate: float | None) -> Value
         "effective_flops": rate,
         "share_of_peak": ratio(rate, peak_rate),
         "share_of_bandwidth": ratio(read_rate, values["copy_bandwidth"]),
-        "sparsity_asked": None if requested is None else 1 - requested,
         "token_density": ratio(flops - projections, dense) if is_known else None,
     }
 

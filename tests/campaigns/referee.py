@@ -72,6 +72,9 @@ DROPPED: dict[str, str] = {
     r"^(show|report) .*\]\.(density_achieved|(exposed|speedup)_(low|high))$": (
         "rows in JSON have all of their fields"
     ),
+    r"^(show|report) .*\]\.(cpu_time_s|sparsity_asked|error_of_allowed|bias|checked_\w+)$": (
+        "figures of the check are measurements, and What was checked has them"
+    ),
     r"^compare .*\.label$": "a label is that of reports",
     r"^plan .*\.hardware\.multiprocessors$": "a profile has no multiprocessors",
     r"^plan segments: ": (

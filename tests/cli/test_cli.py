@@ -40,12 +40,12 @@ time_cap: 50ms
 
 ROW = (
     "implementation options source tokens world_size device dtype mode causal mask status reason "
-    "phase time_s time_low_s time_high_s samples unstable cpu_time_s plan_time_s peak_bytes "
-    "tokens_per_s flops max_error error_of_allowed bias checked_rows checked_passes density_asked "
+    "phase time_s time_low_s time_high_s samples unstable plan_time_s peak_bytes "
+    "tokens_per_s flops max_error density_asked "
     "density_achieved batch heads kv_heads head_dim v_head_dim model tokens_per_rank mask_density "
     "work_imbalance new_tokens bytes_to_read copy_bandwidth share_of_bandwidth compute_time_s "
     "communication_time_s exposed_share bytes_sent bytes_formula wire_error rank_times rank_peaks "
-    "imbalance speedup efficiency effective_flops matmul_rate share_of_peak sparsity_asked "
+    "imbalance speedup efficiency effective_flops matmul_rate share_of_peak "
     "token_density uncovered dense_time_s dense_low_s dense_high_s dense_source dense_kernel "
     "speed_over_dense share_of_ideal share_low share_high dense_flops dense_peak_bytes "
     "dense_memory_source memory_reduction keep allocator alloc_retries requested_dense_kernel "
