@@ -125,7 +125,6 @@ def _cuda(catalogue: Catalogue | None) -> list[Finding]:
         remedy = f"trials run on the cpu; {info.remedy or 'see the reason'}"
         return [Finding("cuda", "note", info.unavailable, remedy)]
     memory = f"{format_bytes(info.free_bytes)} of {format_bytes(info.total_bytes)} free"
-    memory += f", counted {info.counted}" if info.counted else ""
     missing = missing_for_triton()
     names = ", ".join(what for what, _ in missing)
     built = f"{names}: Triton's kernels can't start" if missing else str(c_compiler())

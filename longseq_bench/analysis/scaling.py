@@ -17,23 +17,6 @@ from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import STANDARD
-from longseq_bench.core.units import format_tokens
-
-HIGH_EFFICIENCY = 1.1
-"""An efficiency above this is flagged: more ranks alone can't explain it."""
-
-
-def explain_high_efficiency(rows: Sequence[SweepRow]) -> list[str]:
-    """Return a sentence that flags the highest efficiency above 110 %; nothing without one."""
-    row = max(rows, key=lambda row: row.efficiency or 0.0, default=None)
-    if row is None or (row.efficiency or 0.0) <= HIGH_EFFICIENCY:
-        return []
-    return [
-        f"Efficiency above 110 % ({row.label} at {format_tokens(row.tokens)} tokens on "
-        f"{row.world_size} ranks: {row.efficiency:.0%}) is more than the ranks explain. "
-        "Other load slowed the run on one rank, or a rank's share fits a cache: run it again on an "
-        "idle machine."
-    ]
 
 
 @dataclass(frozen=True)

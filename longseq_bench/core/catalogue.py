@@ -46,7 +46,6 @@ class DeviceInfo(Frozen):
     """One kind of device.
 
     unavailable: the reason why this machine has none.  remedy: what to do about it.
-    counted: how a budget counts the memory of this process (meters/own_gpu.py).
     """
 
     name: str = ""
@@ -56,7 +55,6 @@ class DeviceInfo(Frozen):
     free_bytes: int = 0
     total_bytes: int = 0
     count: int = 0
-    counted: str = ""
 
 
 class Catalogue(Frozen):

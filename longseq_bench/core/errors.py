@@ -52,10 +52,10 @@ def quote(value: Any) -> str:
     return shorten(repr(value))
 
 
-def shorten(text: str) -> str:
-    """Return a text, without its middle if it is longer than MAX_TEXT: its ends say what it is."""
-    half = MAX_TEXT // 2
-    return text if len(text) <= MAX_TEXT else f"{text[:half]}…{text[-half:]}"
+def shorten(text: str, most: int = MAX_TEXT) -> str:
+    """Return a text, without its middle if it is longer than `most`: its ends say what it is."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
 
 class LongseqError(Exception):

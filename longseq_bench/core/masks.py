@@ -27,7 +27,7 @@ from itertools import accumulate
 from random import Random
 
 from longseq_bench.core.errors import UnknownNameError, UserError
-from longseq_bench.core.units import MAX_DOCUMENTS, format_tokens, parse_tokens
+from longseq_bench.core.units import format_tokens, parse_tokens
 
 FULL, CAUSAL = "full", "causal"
 WINDOW, PREFIX = "sliding-window", "prefix"
@@ -103,13 +103,7 @@ class Mask:
         return _repeat(self.lengths or (self.size,), tokens)
 
     def check_tokens(self, tokens: int) -> None:
-        """Raise UserError if the lengths of a list do not add up, or there are too many."""
-        mean = self.size or sum(self.lengths) / max(1, len(self.lengths))
-        if self.has_documents and mean and tokens > MAX_DOCUMENTS * mean:
-            raise UserError(
-                f"mask {self.text} has more than {MAX_DOCUMENTS:,} documents in {tokens:,} tokens; "
-                "use longer documents"
-            )
+        """Raise UserError if the lengths of a list do not add up."""
         if self.lengths and (total := sum(self.lengths)) != tokens:
             raise UserError(
                 f"the {len(self.lengths)} documents of the mask add up to {total:,} tokens, but "

@@ -16,8 +16,6 @@ MAX_RANKS = 2**16
 MAX_ROUNDS = 10**4
 MAX_BYTES = 2**60
 MAX_SECONDS = 365 * 86_400
-MAX_DOCUMENTS = 2**20
-"""Documents of one sequence: their lengths are listed."""
 
 
 def divisors(n: int) -> list[int]:

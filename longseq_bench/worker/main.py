@@ -196,7 +196,6 @@ def _cuda() -> DeviceInfo:
         free_bytes=free,
         total_bytes=total,
         count=torch.cuda.device_count(),
-        counted=own_gpu.way,
     )
 
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from longseq_bench.attention.own_function import find_place
-from longseq_bench.core.errors import KernelLimitError, OwnFunctionError, UnsupportedError
+from longseq_bench.core.errors import KernelLimitError, OwnFunctionError, UnsupportedError, shorten
 from longseq_bench.core.files import load_table
 from longseq_bench.core.gpus import explain_broken_gpu, python_header
 from longseq_bench.core.model import Outcome, Phase, Status
@@ -30,8 +30,9 @@ from longseq_bench.worker.check import all_finite, check, count_zero_rows
 from longseq_bench.worker.passes import Pass, TrialRun, run_forward, run_pass
 from longseq_bench.worker.row_check import EveryRowCheck, RepeatCheck
 
-_TRACE_LINES, _REASON_CHARACTERS, _LAST_CHARACTERS = 12, 300, 130
-"""Of a long text, the end is kept too: NCCL names the cause last."""
+_TRACE_LINES, _MAX_REASON = 12, 300
+"""Lines of a traceback and letters of a reason; of a longer one the end is kept too, because NCCL
+names the cause last."""
 
 _TEXTS = load_table("errors.yaml")
 OUT_OF_MEMORY, KERNEL_LIMIT, LOST_PEER = (
@@ -70,7 +71,7 @@ def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
     """Return the outcome of a trial that raised `error` in a phase."""
     status = _status_of(error)
     text = " ".join(str(error).split()) or type(error).__name__
-    reason = _shorten(text)
+    reason = shorten(text, _MAX_REASON)
     if status in ("oom", "unsupported", "limit"):
         return Outcome(status=status, reason=reason, phase=phase)
     facts: dict[str, Any] = {"exception": reason}
@@ -80,13 +81,13 @@ def outcome_of_exception(error: BaseException, phase: Phase) -> Outcome:
     if sentence := explain_unusable(error):
         return Outcome(status="unsupported", reason=sentence, phase=phase, facts=facts)
     lines = "".join(traceback.format_exception(error)).splitlines()
-    facts = {"traceback": list(map(_shorten, lines[-_TRACE_LINES:]))}
+    facts = {"traceback": [shorten(line, _MAX_REASON) for line in lines[-_TRACE_LINES:]]}
     if _is_lost_peer(error):
         facts["lost_peer"] = True
     if is_device_error(error):
         facts["device_error"] = True
     if not isinstance(error, OwnFunctionError):
-        reason = _shorten(f"{type(error).__name__}: {text}")
+        reason = shorten(f"{type(error).__name__}: {text}", _MAX_REASON)
         reason += f" ({place})" if (place := find_place(error)) else ""
     return Outcome(status="error", reason=reason, phase=phase, facts=facts)
 
@@ -110,12 +111,6 @@ def _status_of(error: BaseException) -> Status:
 
 def _is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, OSError)) and bool(LOST_PEER.search(str(error)))
-
-
-def _shorten(text: str) -> str:
-    if len(text) <= _REASON_CHARACTERS:
-        return text
-    return f"{text[: _REASON_CHARACTERS - _LAST_CHARACTERS - 1]}…{text[-_LAST_CHARACTERS:]}"
 
 
 MAX_EXTRA_PASS_S = 1.0

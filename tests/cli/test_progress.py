@@ -1,13 +1,10 @@
 """Progress lines: short labels, failures and the number of trials."""
 
 import io
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from longseq_bench.analysis.scaling import explain_high_efficiency
-from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.api.progress import Reporter, RunProgress, TrialLabels, describe_record
 from longseq_bench.core.model import Phase, Status
 from longseq_bench.search.strategy import Step
@@ -109,14 +106,3 @@ def test_records_that_do_not_count_are_named_on_stderr(is_drawn: bool, capfd: Ca
     lines = capfd.readouterr().err.splitlines()
     assert [one for one in lines if one.startswith("12 records of n1")]
     assert "\x1b" not in "".join(lines)
-
-
-def test_an_efficiency_above_110_percent_is_flagged_with_its_causes() -> None:
-    trials = [make.trial("ring"), make.trial("ring", world_size=2)]
-    alone, row = sweep_rows([make.record(trial) for trial in trials])
-    row = replace(row, efficiency=1.05)
-    assert explain_high_efficiency([alone, row]) == []
-    (sentence,) = explain_high_efficiency([row, replace(row, efficiency=1.35)])
-    assert sentence.startswith("Efficiency above 110 % (ring at 4k tokens on 2 ranks: 135%)")
-    assert "load" in sentence
-    assert "cache" in sentence

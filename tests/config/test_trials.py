@@ -170,9 +170,6 @@ MISTAKES = {
         "2: heads -1 is too small; the minimum is 1"),
     "list for the config": ("- tokens: 1k\n",
         "1: the config must be a mapping of keys to values, not a list"),
-    "too many documents": ("tokens: 1G\nworkload: {mask: documents:64}\n" + TAIL,
-        "2: mask documents:64 has more than 1,048,576 documents in 1,073,741,824 tokens; use "
-        "longer documents"),
 }  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from operator import attrgetter
 from longseq_bench.analysis.labels import mask_words
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.runs import group_by
-from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.hardware import Hardware, profiles
@@ -60,7 +59,7 @@ _LENGTHS: Columns = (
 
 def lengths(source: Source) -> Section:
     """Build a table and charts of all measured rows, per workload."""
-    explanation = ["A dash: not measured; see Failures.", *explain_high_efficiency(source.rows)]
+    explanation = ["A dash: not measured; see Failures."]
     if source.baseline_label:
         explanation.append(f"Speed: time of {source.baseline_label} divided by the row's time.")
     return Section(

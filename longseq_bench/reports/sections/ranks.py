@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from longseq_bench.analysis.row import Row, require
-from longseq_bench.analysis.scaling import explain_high_efficiency
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source
@@ -92,10 +91,7 @@ def find_shared(source: Source) -> list[SweepRow]:
 def against_one(source: Source) -> Section:
     """Compare one rank with several: times and peaks of sweeps; the longest lengths first."""
     known = sorted(find_compared(source), key=lambda row: -row.tokens)
-    paragraphs = [
-        "The same total work on one rank and on several. Ranks of a CPU share its cores.",
-        *explain_high_efficiency(known),
-    ]
+    words = "The same total work on one rank and on several. Ranks of a CPU share its cores."
     one_rank = index_one_rank(row for row in source.rows if row.time_s)
     columns: Columns = (
         *split_names("label tokens world_size"),
@@ -112,7 +108,7 @@ def against_one(source: Source) -> Section:
     chart = _chart_speedups(shared, source.workload(shared[0])) if shared else None
     return Section(
         "One rank against several",
-        paragraphs,
+        [words],
         tables=source.tables(known, columns),
         charts=[chart] if chart else [],
     )
