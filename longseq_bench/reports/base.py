@@ -27,14 +27,7 @@ from longseq_bench.analysis.sweeps import sweep_rows_with_records
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.core.registry import Registry
 from longseq_bench.reports.columns import Columns, build_table
-from longseq_bench.reports.document import (
-    MAX_CHARTS,
-    MAX_TABLES,
-    Chart,
-    Column,
-    Document,
-    Table,
-)
+from longseq_bench.reports.document import MAX_CHARTS, MAX_TABLES, Chart, Column, Document, Table
 from longseq_bench.reports.groups import (
     SAME_TABLE,
     capitalize_first,

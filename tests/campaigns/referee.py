@@ -75,6 +75,7 @@ DROPPED: dict[str, str] = {
     r"^(show|report) .*\]\.(cpu_time_s|sparsity_asked|error_of_allowed|bias|checked_\w+)$": (
         "figures of the check are measurements, and What was checked has them"
     ),
+    r"^report .*\.charts.*\.(said|description)$": "a description of a chart is named so",
     r"^compare .*\.label$": "a label is that of reports",
     r"^plan .*\.hardware\.multiprocessors$": "a profile has no multiprocessors",
     r"^plan segments: ": (

@@ -6,7 +6,7 @@ from typing import Any
 
 from longseq_bench.analysis.frames import finite
 from longseq_bench.reports.base import FORMATS, Files
-from longseq_bench.reports.document import Chart, Document, Table
+from longseq_bench.reports.document import Document, Table
 
 SCHEMA = 1
 
@@ -31,21 +31,13 @@ def as_json(document: Document) -> dict[str, Any]:
                 "title": section.title,
                 "paragraphs": list(section.paragraphs),
                 "points": list(section.points),
-                "charts": [_chart(chart) for chart in section.charts],
+                "charts": finite(section.charts),
                 "tables": [_table(table) for table in section.tables],
                 "code": list(section.code),
             }
             for section in document.sections
         ],
     }
-
-
-def _chart(chart: Chart) -> dict[str, Any]:
-    """Return a chart as data; schema 1 has descriptions under the name `said`."""
-    data: dict[str, Any] = finite(chart)
-    for part in (data, *data["guides"]):
-        part["said"] = part.pop("description")
-    return data
 
 
 def _table(table: Table) -> dict[str, Any]:
