@@ -148,19 +148,15 @@ def _log_device_rates(run: TrialRun) -> None:
     for name, (unit, measure) in measures.items():
         if (rate := run.place.rates.get(name)) is None:
             run.sender.start_phase("check", name)
-            rate, clock_hz = measure(), _sm_clock_hz()
+            rate = measure()
+            clocks = own_gpu.handle.read_clocks() if own_gpu.handle else None
+            clock_hz = 1e6 * clocks.sm_mhz if clocks else None
         else:
             run.log.facts[name] = "measured by an earlier trial of the run"
             clock_hz = run.place.rates.get("matmul_sm_clock")
         run.log.add(name, unit, rate)
         if name == "matmul_rate" and clock_hz:
             run.log.add("matmul_sm_clock", "Hz", clock_hz)
-
-
-def _sm_clock_hz() -> float | None:
-    """Return the SM clock of the GPU now; None on a CPU, or if NVML can't read it."""
-    clocks = own_gpu.handle.read_clocks() if own_gpu.handle else None
-    return 1e6 * clocks.sm_mhz if clocks else None
 
 
 def _log_wire_error(run: TrialRun, pass_: Pass) -> None:

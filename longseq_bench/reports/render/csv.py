@@ -1,13 +1,12 @@
 """Documents as CSV (RFC 4180): raw values, SI units, empty where unknown.
 
 It has one row per measurement. Text that a spreadsheet would run as a formula begins with an
-apostrophe; numbers stay as they are.
+apostrophe.
 """
 
 import csv
 import io
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -52,15 +51,7 @@ def _text(text: str) -> str:
     """Return a text that is data in a spreadsheet: no formula, no control characters."""
     kept = keep_lines(text)
     is_formula = text.startswith(_FORMULA) or kept.startswith(_FORMULA)
-    return f"'{kept}" if is_formula and not _is_numbers(kept) else kept
-
-
-def _is_numbers(text: str) -> bool:
-    """Return True for one number or several with spaces between, also as a percentage."""
-    try:
-        return all(map(math.isfinite, map(float, text.removesuffix("%").split())))
-    except ValueError:
-        return False
+    return f"'{kept}" if is_formula else kept
 
 
 # ---- the tidy table: one row per measurement -----------------------------------------------------
