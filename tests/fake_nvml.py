@@ -72,6 +72,7 @@ def install(
         "nvmlDeviceGetClockInfo": lambda gpu, kind: supported(gpu.sm_clock_mhz),
         "nvmlDeviceGetMaxClockInfo": lambda gpu, kind: 1980,
         "nvmlDeviceGetTemperature": lambda gpu, sensor: 61,
+        "nvmlDeviceGetPowerUsage": lambda gpu: supported(gpu.power_limit_mw),
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: supported(gpu.reasons),
         "nvmlSystemGetDriverVersion": lambda: driver,
         "nvmlSystemGetCudaDriverVersion": lambda: cuda,

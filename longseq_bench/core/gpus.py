@@ -73,11 +73,12 @@ shows nothing. A power brake comes from the power supply. The user's own setting
 
 @dataclass(frozen=True)
 class Clocks:
-    """SM clock of a GPU, and its temperature; 0 where the driver gives no number."""
+    """SM clock of a GPU, with temperature and power; 0 where the driver gives no number."""
 
     sm_mhz: float
     highest_mhz: float
     celsius: float
+    watts: float
     limits: tuple[str, ...]
 
     @property
@@ -153,6 +154,7 @@ class GpuHandle:
             mhz,
             optional(nvml.nvmlDeviceGetMaxClockInfo, gpu, nvml.NVML_CLOCK_SM) or 0,
             optional(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU) or 0,
+            (optional(nvml.nvmlDeviceGetPowerUsage, gpu) or 0) / 1000,
             tuple(name for bit, name in _LIMITS.items() if bits & bit),
         )
 

@@ -57,9 +57,17 @@ class Throttling:
 
     def add_to(self, log: MeasurementLog) -> None:
         """Log the clocks of the passes that count, and a sentence if some were throttled."""
-        timed, own = self.kept + self.dense, None
-        if self.kept:
-            log.add("sm_clock", "Hz", *(1e6 * one.sm_mhz for one in self.kept))
+        kept, own = self.kept, None
+        if kept:
+            log.add("sm_clock", "Hz", *(1e6 * one.sm_mhz for one in kept))
+            log.facts["clocks"] = {
+                "highest_mhz": kept[0].highest_mhz,
+                "celsius": max(one.celsius for one in kept),
+                "watts": max(one.watts for one in kept),
+                "limited_by": sorted({name for one in kept for name in one.limits}),
+                "repeated": self.pauses,
+            }
+        timed = kept + self.dense
         if slow := [one for one in timed if one.slowdown]:
             mhz, hottest = median(one.sm_mhz for one in slow), max(one.celsius for one in slow)
             of = f"{mhz:,.0f} of {slow[0].highest_mhz:,.0f} MHz, {hottest:.0f} °C"

@@ -128,7 +128,7 @@ def test_what_lowers_the_clock(
     whole = FakeGpu("H100", "GPU-1", slices=SLICES, reasons=reasons, power_limit_mw=None)
     install(monkeypatch, whole)
     found = list_gpus()["MIG-bb"].read_clocks()
-    assert found == Clocks(345, 1980, 61, limits)
+    assert found == Clocks(345, 1980, 61, 0, limits)
     assert found.slowdown == slowdown
     whole.sm_clock_mhz = None
     assert list_gpus()["MIG-bb"].read_clocks() is None

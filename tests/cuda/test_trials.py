@@ -33,7 +33,7 @@ def test_passes_have_the_clock_of_the_gpu(launcher: LocalLauncher) -> None:
     outcome = passed(run(launcher, "sdpa", 65_536, repeats=3, **SHAPE))
     assert len(outcome.samples("sm_clock")) in (0, len(outcome.samples("time")))
     clocks = outcome.samples("sm_clock") + outcome.samples("matmul_sm_clock")
-    assert all(2e8 < hz < 4e9 for hz in clocks)
+    assert all(2e8 < hz <= 1e6 * outcome.facts["clocks"]["highest_mhz"] for hz in clocks)
     assert outcome.facts["memory_counted"].startswith("by ")
 
 

@@ -17,8 +17,8 @@ from longseq_bench.worker.trial import run_trial
 from tests.make import trial
 from tests.ranks import Ranks
 
-STEADY = Clocks(1755.0, 1980.0, 61.0, ("power limit",))
-HOT = Clocks(1095.0, 1980.0, 91.0, ("heat",))
+STEADY = Clocks(1755.0, 1980.0, 61.0, 690.0, ("power limit",))
+HOT = Clocks(1095.0, 1980.0, 91.0, 400.0, ("heat",))
 
 
 @contextmanager
@@ -53,6 +53,8 @@ def test_a_throttled_pass_runs_again_after_a_pause() -> None:
         outcome = run()
     assert events == [0, 0, 1, 0, 2, 0, 0, 0]
     assert outcome.samples("sm_clock") == (1755e6,) * 4
+    clocks = {"highest_mhz": 1980, "celsius": 61, "watts": 690, "limited_by": ["power limit"]}
+    assert outcome.facts["clocks"] == {**clocks, "repeated": 2}
     assert "throttled" not in outcome.facts
 
 
@@ -77,7 +79,7 @@ def test_a_gpu_without_clocks_is_timed_as_before() -> None:
     with watched(*[None] * 4) as events:
         outcome = run()
     assert events == [0] * 4
-    assert "throttled" not in outcome.facts
+    assert not {"clocks", "throttled"} & outcome.facts.keys()
     assert not outcome.samples("sm_clock")
 
 
