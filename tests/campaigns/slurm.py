@@ -24,8 +24,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from statistics import median
 
 import psutil
 
@@ -57,7 +57,7 @@ END = "code=$?\n[ $code -ne 143 ] || sleep 600\nexit $code\n"
 JOB = f"#!/bin/sh\n{shlex.join(RUN)}\n{END}"
 BATCH = ("--nodes=2", "--exclusive", "--requeue", "--output=out-%j", "--open-mode=append", "job.sh")
 DEADLINE_S = 600.0
-TRIALS, STARTS = 16, 20
+TRIALS = 16
 STOPPED_S = 15.0
 """A host that is stopped is to be named within this time."""
 
@@ -194,18 +194,6 @@ def run_searches(scene: Scene) -> None:
     scene.check({r.outcome.status for r in scene.records()} <= {"ok", "oom"}, "a trial failed")
 
 
-def time_starts(scene: Scene) -> None:
-    """The time of a trial of one short pass, over two hosts and on one."""
-    text = SWEEP.replace("[64, 128, 256, 2048]", "64").replace("[ring, collective]", "ring")
-    text = text.replace("rounds: 1", f"rounds: {STARTS}").replace("repeats: 1", "repeats: 0")
-    (scene.cluster.work / "sweep.yaml").write_text(text)
-    scene.run(*SALLOC, *RUN)
-    for world in (1, 2):
-        times = [r.wall_s for r in scene.records() if r.trial.world_size == world]
-        where = "two hosts" if world == 2 else "one host"
-        scene.seen.append(f"{where}: median of {len(times)} {median(times):.2f} s")
-
-
 def cancel(scene: Scene) -> None:
     """scancel at a random moment, and a second job that goes on; until one completes."""
     cancelled = 0
@@ -320,17 +308,11 @@ def start_several(scene: Scene) -> None:
     scene.check(not scene.lines(), "a trial ran")
 
 
-def kill_node_of_job(scene: Scene) -> None:
-    """Everything on n2 dies in a batch job; Slurm requeues it and it runs again."""
-    kill_node_in_job(scene, 1)
-
-
-def kill_node_0_of_job(scene: Scene) -> None:
-    """The same with n1, which writes the records."""
-    kill_node_in_job(scene, 0)
-
-
 def kill_node_in_job(scene: Scene, node: int) -> None:
+    """Everything on a node dies in a batch job; Slurm requeues it and it runs again.
+
+    Node 0 writes the records.
+    """
     job = scene.start_job()
     scene.wait_for_lines(4)
     scene.cluster.kill_node(node)
@@ -508,14 +490,13 @@ SCENARIOS: dict[str, Callable[[Scene], None]] = {
     "salloc again": run_again,
     "in a step": run_in_a_step,
     "maxlen and scaling": run_searches,
-    "starts": time_starts,
     "scancel": cancel,
     "preemption": preempt,
     "requeue": requeue,
     "n2 dies": kill_other_host,
     "n2 stops": stop_other_host,
-    "n2 dies in a job": kill_node_of_job,
-    "n1 dies in a job": kill_node_0_of_job,
+    "n2 dies in a job": partial(kill_node_in_job, node=1),
+    "n1 dies in a job": partial(kill_node_in_job, node=0),
     "several tasks": start_several,
     "n1 is a loopback name": lie_about_names,
     "mpirun": run_mpirun,

@@ -9,15 +9,13 @@ import shutil
 import signal
 import subprocess
 import uuid
-from collections.abc import Sequence
 from contextlib import suppress
 
 
 def unavailable_reason() -> str | None:
     """Why no such hosts can be made here; None where they can. Tries it, in hundredths of a s."""
-    for tool in ("ip", "tc"):
-        if not shutil.which(tool):
-            return f"no {tool} here (iproute2)"
+    if not shutil.which("ip"):
+        return "no ip here (iproute2)"
     try:
         Hosts().close()
     except subprocess.CalledProcessError as error:
@@ -26,7 +24,7 @@ def unavailable_reason() -> str | None:
 
 
 class Hosts:
-    """A pair of hosts with the addresses `addresses`, and a cable of 100 Mbit/s."""
+    """A pair of hosts with the addresses `addresses`, and a cable between them."""
 
     def __init__(self) -> None:
         tag = uuid.uuid4().hex[:6]
@@ -44,17 +42,9 @@ class Hosts:
                 _do("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth")
                 _do("ip", "-n", name, "link", "set", "lo", "up")
                 _do("ip", "-n", name, "link", "set", "eth", "up")
-                _do(
-                    "tc", "-n", name, "qdisc", "add", "dev", "eth", "root", "tbf",
-                    "rate", "100mbit", "burst", "128kb", "latency", "50ms",
-                )  # fmt: skip
         except BaseException:
             self.close()
             raise
-
-    def on(self, host: int, command: Sequence[str]) -> list[str]:
-        """The command that runs `command` on one of the hosts."""
-        return ["ip", "netns", "exec", self.names[host], *command]
 
     def close(self) -> None:
         """Remove both, and what still runs on them."""
