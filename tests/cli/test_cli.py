@@ -285,9 +285,10 @@ class Ranks(SimulatedLauncher):
     """SimulatedLauncher, with an implementation and as many devices as a test likes."""
 
     count = 2
+    dtypes: tuple[str, ...] = ("float32",)
 
     def catalogue(self, own: Any = ()) -> Catalogue:
-        known = DeviceInfo(name="simulated", dtypes=("float32",), count=self.count)
+        known = DeviceInfo(name="simulated", dtypes=self.dtypes, count=self.count)
         return Catalogue(
             implementations={"ring": Entry(summary="")}, devices={"cpu": known, "cuda": known}
         )
@@ -296,8 +297,7 @@ class Ranks(SimulatedLauncher):
 @pytest.mark.slow
 def test_a_search_with_a_wrong_output_ends_with_3(capfd: Capture) -> None:
     command = ["maxlen", "--impl", "bad-far-key", "--memory-budget", "8MiB", "--ceiling", "8"]
-    assert run([*command, "--json"]) == 3
-    (found,) = json.loads(capfd.readouterr().out)["results"]
+    (found,) = document(capfd, *command, code=3)["results"]
     assert (found["limited_by"], found["failure_phase"]) == ("numerics", "check")
 
 
@@ -327,12 +327,7 @@ class OneGpu(Ranks):
     """A machine with one GPU."""
 
     count = 1
-
-    def catalogue(self, own: Any = ()) -> Catalogue:
-        known = super().catalogue(own)
-        gpu = known.devices["cuda"].model_copy(update={"dtypes": ("float32", "bfloat16")})
-        cpu = known.devices["cpu"].model_copy(update={"dtypes": ("float32", "bfloat16")})
-        return known.model_copy(update={"devices": {"cpu": cpu, "cuda": gpu}})
+    dtypes = ("float32", "bfloat16")
 
 
 @pytest.mark.parametrize(

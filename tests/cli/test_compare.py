@@ -14,7 +14,7 @@ from longseq_bench.cli import run
 from longseq_bench.core.model import Record
 from longseq_bench.store import RECORDS
 from tests import make
-from tests.cli.commands import Capture
+from tests.cli.commands import Capture, document
 from tests.make import write_records
 
 STEADY = (0.100, 0.101, 0.099, 0.1005, 0.0995)
@@ -71,11 +71,10 @@ def test_the_first_line_is_the_verdict_and_decides_the_exit_code(
     assert printed.out.startswith(first)
     is_warned = "warning: TOO NOISY: " in printed.err
     assert is_warned == ("warn" in options and first.startswith("TOO NOISY"))
-    assert run(["compare", *sides, *options, "--json"]) == code
-    document = json.loads(capfd.readouterr().out)
-    assert f"{document['verdict']}: {document['reason']}".startswith(first)
+    found = document(capfd, "compare", *sides, *options, code=code)
+    assert f"{found['verdict']}: {found['reason']}".startswith(first)
     is_computed = first.startswith("TOO NOISY") and "--fail-on" in options
-    assert (document["rounds_enough"] or 0) > 3 or not is_computed
+    assert (found["rounds_enough"] or 0) > 3 or not is_computed
 
 
 def test_a_difference_that_is_not_reported_cannot_be_asked_for(capfd: Capture) -> None:
@@ -119,10 +118,9 @@ def test_fail_on_refuses_trials_of_different_machines(capfd: Capture) -> None:
     )
     assert not Path("made").exists()
     compare(capfd, *command, "--across-machines", code=4)
-    assert run(["compare", "old", "mixed", "--json"]) == 0
-    document = json.loads(capfd.readouterr().out)
-    assert [what["tokens"] for what in document["unlike_machines"]] == [128]
-    assert document["only_a"] == document["only_b"] == []
+    found = document(capfd, "compare", "old", "mixed")
+    assert [what["tokens"] for what in found["unlike_machines"]] == [128]
+    assert found["only_a"] == found["only_b"] == []
 
 
 # ---- commits -----------------------------------------------------------------------------------
@@ -177,16 +175,15 @@ def test_files_are_written_to_the_requested_folder(capfd: Capture) -> None:
 
 
 def test_the_json_document(capfd: Capture) -> None:
-    assert run(["compare", "old", "slow", "--json", "--fail-on", "5%"]) == 4
-    document = json.loads(capfd.readouterr().out)
-    assert set(document) == {
+    found = document(capfd, "compare", "old", "slow", "--fail-on", "5%", code=4)
+    assert set(found) == {
         "schema", "verdict", "reason", "rounds_enough", "a", "b", "level", "least", "fail_on",
         "worse", "summary", "notes", "times", "peaks", "maxima", "turned", "failed_alike",
         "only_a", "only_b", "unlike_machines", "differences",
     }  # fmt: skip
-    assert (document["a"], document["b"], document["fail_on"]) == ("old", "slow", 0.05)
-    assert len(document["worse"]) == 2
-    row = document["times"][0]
+    assert (found["a"], found["b"], found["fail_on"]) == ("old", "slow", 0.05)
+    assert len(found["worse"]) == 2
+    row = found["times"][0]
     assert {"implementation", "options", "tokens", "ratio", "low", "high", "p", "adjusted",
             "seen_from", "free", "verdict", "reason", "note", "a_s", "a_low_s",
             "a_high_s", "b_s", "a_rounds", "b_rounds"} <= set(row)  # fmt: skip

@@ -46,18 +46,3 @@ def test_fit_only_is_reported_next_to_complete_passes(capfd: Capture) -> None:
     assert "would fit in memory" in text
     assert run(["maxlen", "--impl", "ring", "--memory-budget", "64MiB", "--fit-only"]) == 0
     assert "not checked or timed" in " ".join(capfd.readouterr().out.split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--keep", "inputs"], "keep=inputs needs mode=train"),
-        (["--allocator", "fresh"], "allocator=fresh needs device=cpu"),
-        (["--ceiling", "1e30"], "--ceiling '1e30' is too large"),
-        (["--keep", "some"], "--keep"),
-        (["--allocator", "mine"], "--allocator"),
-    ],
-)
-def test_bad_input_is_one_sentence(arguments: list[str], sentence: str, capfd: Capture) -> None:
-    assert run(["maxlen", "--impl", "ring", "--memory-budget", "64MiB", *arguments]) == 2
-    assert sentence in " ".join(capfd.readouterr().err.split())
