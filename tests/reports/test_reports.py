@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.core.errors import StoreError, UnknownNameError
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import FORMATS, KINDS, Source
 from longseq_bench.reports.kinds import documents, write_documents
@@ -72,25 +71,6 @@ def test_the_files_are_named_for_their_format(tmp_path: Path) -> None:
     assert written[1].read_text().count("\n") >= 3
     (only,) = write(SETS["mixed"], tmp_path, formats=["csv"])
     assert only.read_text() == written[1].read_text()
-
-
-def test_errors_are_raised_before_anything_is_written(tmp_path: Path) -> None:
-    records, folder = SETS["one row"], tmp_path / "out"
-    with pytest.raises(UnknownNameError, match=r"report format 'cvs'; did you mean 'csv'"):
-        write(records, folder, formats=["md", "cvs"])
-    with pytest.raises(UnknownNameError, match=r"report kind 'sumary'; did you mean 'summary'"):
-        write(records, folder, kinds=["sumary"])
-    with pytest.raises(UnknownNameError, match=r"baseline 'sdap' in the results; did you mean"):
-        write(records, folder, baseline="sdap")
-    with pytest.raises(StoreError, match="no record to report on"):
-        write([], folder)
-    assert not folder.exists()
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=f"report folder {tmp_path}/file can't be written"):
-        write(SETS["one row"], tmp_path / "file")
 
 
 def test_facts_of_any_type_are_reported() -> None:
