@@ -113,9 +113,14 @@ class Trials:
     def __init__(self, records: Sequence[Record]) -> None:
         worst = min(records, key=lambda r: WORST_FIRST.index(r.outcome.status))
         self.records, self.outcome, self.trial = records, worst.outcome, worst.trial
+        self.at = records
         self.workload, self.ranks = worst.trial.workload, worst.trial.world_size
         self.implementation, self.options = worst.trial.implementation, worst.trial.options
         self.fingerprint = worst.environment.fingerprint
+
+    def largest(self, name: str) -> float | None:
+        """The largest sample of a measurement over ranks and rounds; of a search at its maximum."""
+        return largest(self.at, name)
 
     @property
     def name(self) -> str:
@@ -160,10 +165,6 @@ class Swept(Trials):
         self.rank_peaks = each_rank(records, "peak", max)
         self.rank_times = each_rank(timed, "time", median)
         self.imbalance = uneven(self.rank_peaks)
-
-    def largest(self, name: str) -> float | None:
-        """The largest sample of a measurement over ranks and rounds."""
-        return largest(self.records, name)
 
     @property
     def sparse(self) -> bool:

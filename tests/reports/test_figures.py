@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from longseq_bench.reports.sections.capabilities import CAPABILITIES
 from longseq_bench.store import load
 from tests import make
 from tests.reports import examples
-from tests.reports.oracle import Book, Swept, by, each_rank, middle, over
+from tests.reports.oracle import Book, Search, Swept, by, each_rank, middle, over, rounded
 from tests.reports.reading import cells, rows
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
@@ -38,7 +38,7 @@ def largest_of_each(name: str) -> Callable[[Swept], str | None]:
     return lambda r: joined(each_rank(r.records, name, max), format_bytes)
 
 
-def largest(name: str) -> Callable[[Swept], float | None]:
+def largest(name: str) -> Callable[[Swept | Search], float | None]:
     return lambda r: r.largest(name)
 
 
@@ -126,13 +126,13 @@ SEARCHES: Figures = {
     "Found": lambda s: s.tokens,
     "Times as long": lambda s: s.alone and over(s.tokens, s.alone.tokens),
     "Fits in memory": lambda s: s.memory_alone,
-    "Tokens per rank": lambda s: rounded(max_of(s.at, "own_tokens")),
+    "Tokens per rank": lambda s: rounded(s.largest("own_tokens")),
     "First failure": lambda s: s.failed,
     "Limited by": lambda s: s.limited_by,
     "Phase": lambda s: s.phase,
     "Fraction of floor": lambda s: s.of_floor,
     "Floor": lambda s: s.floor_tokens,
-    "Achieved density": lambda s: max_of(s.at, "density_achieved"),
+    "Achieved density": largest("density_achieved"),
     "Peak memory": lambda s: s.peak,
     "Imbalance": lambda s: s.imbalance,
     "Bytes/token": lambda s: over(s.peak, s.tokens),
@@ -150,14 +150,6 @@ SEARCHES: Figures = {
         for one in profiles().values()
     },
 }
-
-
-def rounded(value: float | None) -> int | None:
-    return None if value is None or not math.isfinite(value) else round(value)
-
-
-def max_of(records: Iterable[Record], name: str) -> float | None:
-    return max((s for r in records for s in r.outcome.samples(name)), default=None)
 
 
 def agrees(cell: Any, figure: Any) -> bool:
@@ -319,6 +311,18 @@ def test_every_trial_and_search_is_reported(case: Case) -> None:
             assert shown == sorted(one.label for one in known)
             tables = next(s for s in summary.sections if s.title == title).tables
             assert len(tables) == len(by(lambda one: one.group, known))
+
+
+def test_a_first_screen_has_five_figures_a_short_table_and_a_chart(case: Case) -> None:
+    for document in case[1]:
+        first = document.sections[0]
+        assert len(document.figures) <= 5
+        assert len(first.charts) <= 1
+        assert len(first.tables) <= 1
+        assert sum(len(table.rows) for table in first.tables) <= 8
+        for section in document.sections:
+            assert len(section.points) <= 5
+            assert all(chart.points for chart in section.charts)
 
 
 # ---- figures of two rows -------------------------------------------------------------------------
