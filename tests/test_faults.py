@@ -72,7 +72,6 @@ CAUGHT: dict[int, list[str]] = {
         "worker.test_trial:test_the_peak_includes_temporary_memory",
         "worker.test_trial:test_a_repeated_trial_has_the_same_peak",
         "worker.test_limits:test_the_peak_is_the_largest_need",
-        "launchers.test_local:test_trials_do_not_share_a_process",
         "core.test_units:test_formatting",
     ],
     11: [

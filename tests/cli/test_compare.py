@@ -15,9 +15,9 @@ from longseq_bench.core.model import Record
 from longseq_bench.store import RECORDS
 from tests import make
 from tests.cli.commands import Capture, document
+from tests.comparison import test_compare
+from tests.comparison.test_compare import STEADY
 from tests.make import write_records
-
-STEADY = (0.100, 0.101, 0.099, 0.1005, 0.0995)
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +30,8 @@ def _results(monkeypatch: pytest.MonkeyPatch) -> None:
 def rounds(
     by: float = 1.0, commit: str = "abc1234", times: Sequence[float] = STEADY, **fields: Any
 ) -> list[Record]:
-    return [
-        make.record(
-            make.trial(round=i, **fields), make.measured(by * t, samples=3),
-            make.environment(commit=commit),
-        )
-        for i, t in enumerate(times)
-    ]  # fmt: skip
+    where = make.environment(commit=commit)
+    return test_compare.rounds(times=[by * t for t in times], where=where, **fields)
 
 
 def compare(capfd: Capture, *arguments: str, code: int = 0) -> str:
@@ -108,9 +103,6 @@ def test_fail_on_refuses_trials_of_different_machines(capfd: Capture) -> None:
     slow = rounds(2.0, seq_len=128)
     moved = [r.model_copy(update={"environment": make.environment("beta")}) for r in slow]
     write_records("mixed", rounds(seq_len=64) + moved)
-    output = compare(capfd, "old", "mixed")
-    assert "in both, but on different machines (host alpha and beta): not compared" in output
-    assert "only in" not in output
     command = ("old", "mixed", "--fail-on", "5%", "--format", "md", "--out", "made")
     assert compare(capfd, *command, code=2) == (
         "longseq: 1 trial or search is in both, but on different machines (host alpha and beta); "

@@ -18,8 +18,8 @@ from longseq_bench.comparison.verdict import (
 )
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Environment, Record
-from longseq_bench.reports.document import Cell, Document, Section
 from tests import make
+from tests.reports.reading import cells
 
 MIB = 2**20
 ALPHA = make.environment("alpha")
@@ -425,25 +425,10 @@ def everything() -> Comparison:
     return compare(a, b, ("old|", "new<"))
 
 
-def sections(document: Document) -> dict[str, Section]:
-    return {section.title: section for section in document.sections}
-
-
-def rows_of(section: Section) -> list[dict[str, Cell]]:
-    return [
-        dict(zip([column.name for column in table.columns], row, strict=True))
-        for table in section.tables for row in table.rows
-    ]  # fmt: skip
-
-
-def tables(section: Section) -> dict[str, list[dict[str, Cell]]]:
-    return {table.title: rows_of(Section("", tables=[table])) for table in section.tables}
-
-
 def test_the_document_has_every_comparison() -> None:
-    found = sections(comparison_document(everything(), 0.05))
+    found = {s.title: s for s in comparison_document(everything(), 0.05).sections}
     assert list(found) == ["Result", "Not compared", "2 rows unchanged"]
-    shown = tables(found["Result"])
+    shown = {table.title: cells(table) for table in found["Result"].tables}
     workload = "forward, float32, not causal, batch 1, 8 heads of 64, cpu"
     assert list(shown) == [
         f"Times, {workload}", f"Peak memory, {workload}",
@@ -452,7 +437,7 @@ def test_the_document_has_every_comparison() -> None:
     times, peaks, (search,), (change,) = shown.values()
     slow, once = times
     assert (slow["Implementation"], slow["Tokens"], slow["Verdict"]) == (HOSTILE, 64, "slower")
-    assert slow["Low"] < slow["Ratio"] < slow["High"]  # type: ignore[operator]
+    assert slow["Low"] < slow["Ratio"] < slow["High"]
     assert once["Verdict"] == "undecided"
     assert "one process per side" in str(once["Note"])
     assert {row["Verdict"] for row in peaks} == {"more"}

@@ -127,18 +127,6 @@ def test_a_plug_in_is_listed_with_its_options_and_source(launcher: LocalLauncher
         launcher.catalogue().entry("bad-exit")
 
 
-def test_trials_do_not_share_a_process(launcher: LocalLauncher) -> None:
-    """Fault 10: a peak carried over from an earlier, larger trial."""
-
-    def peak(tokens: int) -> float:
-        outcome = run(launcher, "sdpa", tokens, memory_budget=256 * MIB)
-        return outcome.largest("peak") or 0.0
-
-    small = peak(2048)
-    assert peak(8192) > 3 * small
-    assert peak(2048) == pytest.approx(small, rel=0.1)
-
-
 def attempts(*outcomes: Outcome) -> tuple[LocalLauncher, list[int | None]]:
     """A launcher whose processes end with these outcomes, and the budgets that they had.
 

@@ -86,11 +86,7 @@ def test_a_file_edited_during_a_run_is_an_error(launcher: LocalLauncher, tmp_pat
     own(tmp_path, HEAD + "def f(q, k, v): return q\n")
     outcome = run_trial(launcher, one)
     assert outcome.status == "error"
-    now = find_file(one.implementation).source
-    assert outcome.reason == (
-        f"{tmp_path}/own.py is not the file that the command read (its hash is {now}, expected "
-        f"{one.source}); run the command again, with the same file on every host"
-    )
+    assert "own.py is not the file that the command read" in (outcome.reason or "")
 
 
 def test_ranks_hold_equal_parts_and_unseen_traffic_is_not_reported(
