@@ -27,7 +27,7 @@ from longseq_bench.worker.dense_baseline import (
 )
 from longseq_bench.worker.messages import MeasurementLog, samples_of
 from longseq_bench.worker.passes import Pass, draw_inputs
-from tests.trials import complete, exact, run, run_trial
+from tests.trials import complete, exact, passed, run, run_trial
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FROM_A_PART = "computed from 1,024 of 4,096 rows"
@@ -188,8 +188,7 @@ def test_a_sparse_trial_has_a_dense_sample_a_repeat(
     launcher: LocalLauncher, name: str, mode: str
 ) -> None:
     shape = {"causal": True, "mode": mode, "kv_heads": 1, "dtype": "bfloat16"}
-    outcome = run(launcher, name, repeats=4, **shape)
-    assert (outcome.status, outcome.reason) == ("ok", None)
+    outcome = passed(run(launcher, name, repeats=4, **shape))
     assert 2 <= len(outcome.samples("time")) <= 4
     assert len(outcome.samples("dense_time")) == len(outcome.samples("time"))
     assert min(outcome.samples("dense_time")) > 0

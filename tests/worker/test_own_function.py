@@ -9,7 +9,7 @@ from longseq_bench.attention.own_source import find_file
 from longseq_bench.core.model import Outcome, Trial
 from longseq_bench.launchers.local import LocalLauncher
 from tests.make import trial
-from tests.trials import complete, run_trial
+from tests.trials import complete, passed, run_trial
 
 HEAD = """\
 import torch
@@ -92,8 +92,7 @@ def test_a_file_edited_during_a_run_is_an_error(launcher: LocalLauncher, tmp_pat
 def test_ranks_hold_equal_parts_and_unseen_traffic_is_not_reported(
     launcher: LocalLauncher, tmp_path: Path
 ) -> None:
-    outcome = run(launcher, tmp_path, GATHERS, 302, world_size=2, repeats=2)
-    assert (outcome.status, outcome.reason) == ("ok", None)
+    outcome = passed(run(launcher, tmp_path, GATHERS, 302, world_size=2, repeats=2))
     assert sorted(outcome.samples("own_tokens")) == [151, 151]
     for name in ("bytes_sent", "bytes_formula", "compute_time", "communication_time"):
         assert outcome.samples(name) == ()
@@ -108,8 +107,7 @@ def test_a_function_is_measured_and_checked_on_a_gpu(
 ) -> None:
     text = HEAD + "def f(q, k, v, *, causal):\n    return sdpa(q, k, v, is_causal=causal)\n"
     fields: dict[str, Any] = {"mode": mode, "causal": True, "device": "cuda", "dtype": "bfloat16"}
-    outcome = run(launcher, tmp_path, text, 4096, repeats=3, **fields)
-    assert (outcome.status, outcome.reason) == ("ok", None)
+    outcome = passed(run(launcher, tmp_path, text, 4096, repeats=3, **fields))
     assert len(outcome.samples("time")) == 3
     elsewhere = run(launcher, tmp_path, HEAD + "def f(q, k, v): return q.cpu()\n", device="cuda")
     assert elsewhere.status == "error"

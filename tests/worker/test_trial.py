@@ -79,8 +79,7 @@ def test_a_v_head_dim_of_its_own_passes_every_check(
 ) -> None:
     """Equal and matching scores, constant values, sampled rows and sums of gradients."""
     tokens, shape = 700, {"head_dim": 32, "v_head_dim": v_head_dim, "mode": mode, "dtype": dtype}
-    outcome = run(launcher, "dense", tokens, causal=True, repeats=2, **shape)
-    assert outcome.status == "ok", outcome.reason
+    outcome = passed(run(launcher, "dense", tokens, causal=True, repeats=2, **shape))
     assert outcome.facts["every_row_checked"]
     assert (outcome.largest("checked_rows") or tokens) < tokens
     pairs, elements = tokens * (tokens + 1) / 2, 32 + v_head_dim
@@ -99,8 +98,7 @@ def test_shares_of_the_pattern_are_measured(launcher: LocalLauncher) -> None:
     assert sparse.largest("density_achieved") == pytest.approx(0.1, abs=1 / 64)
     assert sparse.largest("zero_rows") == 0
     options = {"segments": (1024,), "dilation": (2,), "mix": "softmax"}
-    half = run(launcher, "dilated", 2048, options)
-    assert half.status == "ok"
+    half = passed(run(launcher, "dilated", 2048, options))
     assert half.largest("uncovered") == half.largest("zero_rows") == 0.5
 
 
@@ -112,8 +110,7 @@ def test_the_warm_up_supports_the_options_of_the_trial(
     launcher: LocalLauncher, options: dict[str, object], ranks: int
 ) -> None:
     """The first warm-up length has fewer tokens than these options need."""
-    outcome = run(launcher, "block-sparse", 6000, options, world_size=ranks)
-    assert (outcome.status, outcome.reason) == ("ok", None)
+    passed(run(launcher, "block-sparse", 6000, options, world_size=ranks))
 
 
 def test_samples_of_both_clocks_are_kept(launcher: LocalLauncher) -> None:
@@ -172,8 +169,7 @@ def test_the_peak_includes_temporary_memory(launcher: LocalLauncher) -> None:
     need = int(32 * MIB + 0.75 * floor)
     over = run(launcher, "bad-spends", 4096, heads=4, memory_budget=need - MIB)
     assert (over.status, over.phase, over.fits) == ("oom", "forward", False)
-    fits = run(launcher, "bad-spends", 4096, heads=4, memory_budget=need + MIB)
-    assert fits.status == "ok"
+    fits = passed(run(launcher, "bad-spends", 4096, heads=4, memory_budget=need + MIB))
     assert fits.largest("peak") == pytest.approx(need, abs=MIB)
 
 
@@ -198,8 +194,7 @@ def test_pages_of_mapped_files_do_not_count_for_the_peak(launcher: LocalLauncher
     shape = {"heads": 4, "kv_heads": 1, "mode": "train", "dtype": "bfloat16"}
     of = complete(launcher, "ring", 4096, {"offload": "host"}, memory_budget=64 * MIB, **shape)
     (predicted,) = launcher.dry_run([of])
-    outcome = run_trial(launcher, of)
-    assert outcome.status == "ok"
+    outcome = passed(run_trial(launcher, of))
     assert outcome.facts["memory_meter"] == "tensor peak (storages)"
     assert outcome.largest("peak") == pytest.approx(predicted.peak_bytes, rel=0.03)
 
@@ -271,8 +266,7 @@ def test_the_peak_is_a_known_number_of_tensors(
     """The usual number is eight in training, four in forward. The trial is checked and timed."""
     shape = {"heads": 16, "mode": mode, "repeats": 1}
     of = complete(launcher, "ring", 1024, {"chunk": 64}, keep=keep, **shape)
-    outcome = run_trial(launcher, of)
-    assert (outcome.status, outcome.reason) == ("ok", None)
+    outcome = passed(run_trial(launcher, of))
     whole = 1024 * 16 * 64 * 4
     peak = outcome.largest("peak") or 0
     assert tensors * whole < peak < (tensors + 0.6) * whole
@@ -304,8 +298,7 @@ CACHE = 2 * 2 * 3000 * 64 * 4
 
 def test_a_step_of_decoding_has_its_share_of_bandwidth(launcher: LocalLauncher) -> None:
     of = complete(launcher, "ring", 3000, mode="decode", new_tokens=2, causal=True, repeats=3)
-    outcome = run_trial(launcher, of)
-    assert (outcome.status, outcome.reason) == ("ok", None)
+    outcome = passed(run_trial(launcher, of))
     assert outcome.largest("checked_rows") == 2
     assert outcome.facts["every_row_checked"] == ["matching scores", "equal scores"]
     assert outcome.largest("floor") == outcome.largest("bytes_to_read") == CACHE
