@@ -15,13 +15,15 @@ CONSOLE_SCRIPT = "import sys; sys.path.pop(0); from longseq_bench.__main__ impor
 
 @pytest.mark.timeout(240)
 def test_a_module_in_the_current_folder_is_not_run(tmp_path: Path) -> None:
-    """Neither in the command, nor in the fork server and in the trial."""
-    for name in ("psutil", "torch"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('this ran: ' + __name__)")
+    """Neither in the command, nor in the fork server, its resource tracker and the trial."""
+    ran = tmp_path / "ran"
+    for name in ("psutil", "signal", "socket", "ctypes", "torch", "selectors", "longseq_bench"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write(__name__)")
     (tmp_path / "tiny.yaml").write_text(TINY)
     done = subprocess.run(
         [sys.executable, "-c", CONSOLE_SCRIPT, "sweep", "tiny.yaml", "--out", "out"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=200,
     )  # fmt: skip
-    assert (done.returncode, "this ran" in done.stdout + done.stderr) == (0, False), done.stderr
+    assert not ran.exists(), ran.read_text()
+    assert done.returncode == 0, done.stderr

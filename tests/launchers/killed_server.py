@@ -1,7 +1,4 @@
-"""Run by test_fork_server.py in a folder that it does not trust: kill a fork server without torch.
-
-It prints what it saw as JSON.
-"""
+"""Run by test_fork_server.py: kill a fork server without torch, and print what was seen as JSON."""
 
 import json
 import multiprocessing
