@@ -249,8 +249,7 @@ def test_the_baseline_of_a_config_is_one_that_has_records(
     ("failures", "code"),
     [
         ({"bad-kills-itself": ("crashed", "forward", "killed by SIGKILL"),
-          "bad-nan": ("wrong", "check", "not finite"),
-          "bad-far-key": ("wrong", "check", "off the float64 reference"),
+          "bad-over-heads": ("wrong", "check", "off the float64 reference"),
           "bad-shape": ("error", "forward", "shapes cannot be multiplied")}, 3),
         ({"bad-limit": ("limit", "forward", "grid of 70000 blocks exceeds 65535"),
           "bad-import": ("unsupported", "start", "no_such_name")}, 0),

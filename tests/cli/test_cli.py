@@ -296,7 +296,7 @@ class Ranks(SimulatedLauncher):
 
 @pytest.mark.slow
 def test_a_search_with_a_wrong_output_ends_with_3(capfd: Capture) -> None:
-    command = ["maxlen", "--impl", "bad-far-key", "--memory-budget", "8MiB", "--ceiling", "8"]
+    command = ["maxlen", "--impl", "bad-over-heads", "--memory-budget", "8MiB", "--ceiling", "8"]
     (found,) = document(capfd, *command, code=3)["results"]
     assert (found["limited_by"], found["failure_phase"]) == ("numerics", "check")
 

@@ -1,10 +1,9 @@
-"""Implementations with one fault each: ways to die, and ways to be wrong seen in an ancestor.
+"""Implementations with one fault each: ways to die, and two ways to be wrong.
 
 faulty.py has more ways to be wrong.
 """
 
 import ctypes
-import math
 import os
 import resource
 import signal
@@ -157,52 +156,12 @@ class OverHeads(ForTests):
         return scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
-class BlockSoftmax(ForTests):
-    """Fault 2: one softmax a block of keys, summed."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        parts = zip(k.split(128, 2), v.split(128, 2), strict=True)
-        return torch.stack([scaled_dot_product_attention(q, a, b) for a, b in parts]).sum(0)
-
-
-class Leak(ForTests):
-    """Fault 3: one key of the future is seen."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        n = q.shape[2]
-        mask = torch.ones(n, n, dtype=torch.bool).tril(1)
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-
-class Nan(ForTests):
-    """Fault 3: one NaN late in the sequence."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = scaled_dot_product_attention(q, k, v)
-        out[:, -1, -2] = math.nan
-        return out
-
-
 class BlockDiagonal(ForTests):
     """Fault 4: a "simulated ring" in which each rank sees its own keys only."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         shards = zip(*(t.split(t.shape[2] // 2, 2) for t in (q, k, v)), strict=True)
         return torch.cat([scaled_dot_product_attention(*s) for s in shards], 2)
-
-
-class Gradient(ForTests):
-    """The output is right, one gradient is not."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return scaled_dot_product_attention(q, k + (k.detach() - k) * 0.5, v)
-
-
-class FarKey(ForTests):
-    """Fault 1: the first key is never seen."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return scaled_dot_product_attention(q, k[:, :, 1:], v[:, :, 1:])
 
 
 class OnRankOne(Ring):

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import misbehaving
@@ -29,24 +30,25 @@ from longseq_bench.worker.passes import (
 )
 from longseq_bench.worker.reference import Reference, Sum
 from longseq_bench.worker.row_check import SUM_TOLERANCE, sum_errors
+from tests.plugins.faulty import Faulty
 from tests.trials import run
 from tests.worker.test_row_check import drawn
 
 SHORT, LONG = 300, 3000
-WRONG: dict[str, tuple[type[Attention], dict[str, Any]]] = {
+WRONG: dict[str, tuple[Callable[..., Attention], dict[str, Any]]] = {
     "over heads": (misbehaving.OverHeads, {}),
-    "block softmax": (misbehaving.BlockSoftmax, {}),
-    "leak": (misbehaving.Leak, {"causal": True}),
-    "nan": (misbehaving.Nan, {}),
+    "block softmax": (partial(Faulty, kind="a softmax for each block"), {}),
+    "leak": (partial(Faulty, kind="one key of the future"), {"causal": True}),
+    "nan": (partial(Faulty, kind="one NaN"), {}),
     "block diagonal": (misbehaving.BlockDiagonal, {}),
-    "gradient": (misbehaving.Gradient, {"mode": "train"}),
+    "gradient": (partial(Faulty, kind="dk is half"), {"mode": "train"}),
 }
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def errors_for(make: type[Attention], tokens: int, seed: int = 0, **fields: Any) -> Errors:
+def errors_for(make: Callable[..., Attention], tokens: int, seed: int = 0, **fields: Any) -> Errors:
     """Return the errors of an implementation on the inputs of a trial."""
     w = Workload(seq_len=tokens, **{"heads": 2, "head_dim": 16, **fields})
     attention = make(w, Group.alone())
@@ -85,7 +87,8 @@ def test_wrong_implementations_fail(fault: str, dtype: Any, tokens: int) -> None
 
 def test_a_missing_far_key_fails() -> None:
     """Fault 1, in float32: one key of thousands makes a measurable difference."""
-    assert errors_for(misbehaving.FarKey, LONG).over_tolerance("float32") is not None
+    unlike = errors_for(partial(Faulty, kind="first key not seen"), LONG)
+    assert unlike.over_tolerance("float32") is not None
 
 
 @pytest.mark.parametrize("tokens", [1, SHORT, LONG])

@@ -23,19 +23,20 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens", "fields"),
+    ("name", "kind", "tokens", "fields"),
     [
-        ("bad-leak", 3000, {"causal": True}), ("bad-nan", 3000, {}),
-        ("bad-block-diagonal", 3000, {}), ("bad-gradient", 300, {"mode": "train"}),
+        ("faulty", "one key of the future", 3000, {"causal": True}),
+        ("faulty", "one NaN", 3000, {}), ("bad-block-diagonal", None, 3000, {}),
+        ("faulty", "dk is half", 300, {"mode": "train"}),
     ],
 )  # fmt: skip
 def test_a_wrong_output_is_a_result_with_its_error(
-    launcher: LocalLauncher, name: str, tokens: int, fields: dict[str, object]
+    launcher: LocalLauncher, name: str, kind: str | None, tokens: int, fields: dict[str, object]
 ) -> None:
     """Faults 3 and 4: of 300 tokens every row is compared, of 3,000 some."""
-    outcome = run(launcher, name, tokens, **fields)
+    outcome = run(launcher, name, tokens, {"kind": kind} if kind else {}, **fields)
     assert (outcome.status, outcome.phase, outcome.fits) == ("wrong", "check", None)
-    if name == "bad-nan":
+    if kind == "one NaN":
         assert "not finite" in (outcome.reason or "")
     else:
         assert (outcome.largest("max_error") or 0) > 2e-5
