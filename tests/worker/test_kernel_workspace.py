@@ -61,8 +61,9 @@ def test_a_short_call_of_flash_has_room_for_its_split_keys(launcher: LocalLaunch
 @pytest.mark.parametrize(
     ("name", "options", "kernel_bytes"),
     [
-        # cuDNN: dQ and its softmax_sum; FlashAttention: a copy of the output, too
-        ("sdpa", {}, 4 * 65), ("sdpa", {"backend": "flash"}, 4 * 65 + 2 * 64),
+        # cuDNN and efficient: dQ and its softmax_sum; FlashAttention: a copy of the output, too
+        ("sdpa", {}, 4 * 65), ("sdpa", {"backend": "efficient"}, 4 * 65),
+        ("sdpa", {"backend": "flash"}, 4 * 65 + 2 * 64),
         ("block-sparse", {"kernel": "triton", "sparsity": 0.9}, 0),
     ],
 )  # fmt: skip
