@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.config.loader import MAX_BYTES, load_config, parse_config
+from longseq_bench.config.loader import load_config, parse_config
 from longseq_bench.config.trials import make_sweep
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry
 from longseq_bench.core.errors import ConfigError, UserError
@@ -216,14 +216,11 @@ def test_more_ranks_than_cuda_devices_are_refused_with_their_line(
 # ---- the file ----------------------------------------------------------------------------------
 
 
-def test_load_reads_a_file_and_names_it(tmp_path: Path) -> None:
+def test_load_reads_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("\ufeff" + EXAMPLE, encoding="utf-8")
     read = make_sweep(load_config(path), CATALOGUE)
     assert (read.trials, read.text) == (trials(EXAMPLE), EXAMPLE)
-    path.write_text("tokens: 12q\n" + TAIL)
-    with pytest.raises(ConfigError, match=r"mine\.yaml:1: tokens '12q'"):
-        make_sweep(load_config(path), CATALOGUE)
 
 
 def test_a_missing_file_suggests_a_similar_name(tmp_path: Path) -> None:
@@ -241,7 +238,6 @@ def test_a_missing_file_suggests_a_similar_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"#" * (MAX_BYTES + 1), r"a\.yaml has more than 256 KiB, the most that is"),
         (b"tokens: \xff\xfe", r"a\.yaml is not UTF-8 text \(byte 8\)"),
         (None, "can't be read: Is a directory"),
     ],

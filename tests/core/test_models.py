@@ -103,8 +103,9 @@ def test_weights_are_not_counted_where_the_formula_may_not_hold() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [("heads: 8", "is not a JSON file"), ("[1]", "has no keys"),
-     ({"num_attention_heads": None}, "it has no num_attention_heads"),
+    [("heads: 8", "is not a JSON file; give a config.json"), ("[1]", "has no keys"),
+     ({"num_attention_heads": None},
+      "it has no num_attention_heads; give the config.json of a transformer"),
      ({"hidden_size": "big"}, "its hidden_size 'big' is not a whole number from 1 up"),
      ({"hidden_size": 511}, "it has no head_dim, and its hidden_size 511 is not divisible by"),
      ({"num_key_value_heads": 3}, "num_attention_heads 8 is not divisible by num_key_value_heads")],

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import longseq_bench
 from longseq_bench import create_block_sparse_attention as create
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.modules.block_sparse import VARIANTS, MultiheadBlockSparse, SparseAttention
+from longseq_bench.modules.block_sparse import VARIANTS, MultiheadBlockSparse
 from longseq_bench.testing.definition import build_attention, make_inputs, make_output_gradient
 from tests.ranks import Ranks
 
@@ -149,9 +148,3 @@ def test_wrong_shapes_are_refused(kv_heads: int, keys: int, message: str) -> Non
     k = torch.zeros(2, kv_heads, keys, 16)
     with pytest.raises((UserError, ValueError), match=message):
         create()(torch.zeros(2, 4, 8, 16), k, k)
-
-
-def test_the_package_exports_it() -> None:
-    assert isinstance(longseq_bench.create_block_sparse_attention(), SparseAttention)
-    with pytest.raises(AttributeError, match="has no attribute 'create_block'"):
-        _ = longseq_bench.create_block

@@ -175,14 +175,8 @@ def test_at_one_length_failures_are_next_to_the_bars() -> None:
 # ---- longest lengths -----------------------------------------------------------------------------
 
 
-def maxima_charts(*searches: list[Record]) -> list[Chart]:
-    (document,) = documents([record for one in searches for record in one])
-    return [c for s in document.sections for c in s.charts]
-
-
 def test_fit_only_and_in_place_maxima_have_charts_of_their_own() -> None:
-    found = maxima_charts(
-        search("ring", 2_000_000, fit_only=True), search("sdpa", 9000, keep="nothing"),
-        search("ring", 4000), search("sdpa", 5000),
-    )  # fmt: skip
+    records = search("ring", 2_000_000, fit_only=True) + search("sdpa", 9000, keep="nothing")
+    (document,) = documents([*records, *search("ring", 4000), *search("sdpa", 5000)])
+    found = [chart for section in document.sections for chart in section.charts]
     assert [[p.y for p in chart.points] for chart in found] == [[5000, 4000], [2_000_000], [9000]]

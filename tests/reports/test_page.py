@@ -248,10 +248,8 @@ class Reader:
         path.write_text(text, encoding="utf-8")
         self.driver.get("about:blank")  # else a link alone would not load the page
         self.driver.get(path.as_uri() + link)
-        return self.unfold() if unfold else self
-
-    def unfold(self) -> Reader:
-        self.run("document.querySelectorAll('.fold').forEach((fold) => (fold.open = true))")
+        if unfold:
+            self.run("document.querySelectorAll('.fold').forEach((fold) => (fold.open = true))")
         return self
 
     def opened(self) -> list[str]:
@@ -299,14 +297,11 @@ class Reader:
     def count(self, grid: int = 0) -> str:
         return str(self.js(f"document.querySelectorAll('.grid .count')[{grid}].textContent"))
 
-    def marks(self, kind: str = "line mark", figure: int = 0) -> int:
+    def lines(self, figure: int = 0) -> int:
         """The series drawn in a chart, without guides."""
-        query = f"path[aria-roledescription='{kind}']:not([stroke='#888888'])"
-        return int(
-            self.js(
-                f"document.querySelectorAll('figure')[{figure}].querySelectorAll(\"{query}\").length"
-            )
-        )
+        query = "path[aria-roledescription='line mark']:not([stroke='#888888'])"
+        chart = f"document.querySelectorAll('figure')[{figure}]"
+        return int(self.js(f'{chart}.querySelectorAll("{query}").length'))
 
     def requested(self) -> set[str]:
         """Schemes and hosts of all addresses requested since the last call."""
@@ -400,7 +395,7 @@ def test_sections_are_folded_except_the_first_and_links_open_them(reader: Reader
 def test_paper_has_every_section_and_chart(reader: Reader) -> None:
     both = replace(small(), sections=[*small().sections, *long(300).sections])
     reader.open(page(both), unfold=False)
-    assert reader.marks() == 0
+    assert reader.lines() == 0
     reader.run("dispatchEvent(new Event('beforeprint'))")
     assert reader.opened() == ["summary", "lengths", "all"]
     assert len(reader.column(grid=1)) == 300
@@ -431,6 +426,6 @@ def test_hostile_names_are_shown_and_never_run(reader: Reader) -> None:
         assert reader.column(1, i) == [text, "—"]
         code = f"document.querySelectorAll('pre code')[{i}].textContent"
         assert reader.js(code) == text
-        assert reader.marks("line mark", 2 * i) == 2
+        assert reader.lines(2 * i) == 2
     assert reader.js("window.ran") is None
     assert reader.errors() == []
