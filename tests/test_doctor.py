@@ -10,34 +10,25 @@ import pytest
 
 from longseq_bench import doctor
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInfo
-from longseq_bench.core.model import Environment
 from longseq_bench.doctor import NEWEST_TESTED_TORCH, Finding, examine, oldest_torch
 from tests.fake_nvml import FakeGpu, install
+from tests.make import environment
 
 CPU = DeviceInfo(name="a CPU", dtypes=("float32",))
 H200 = DeviceInfo(name="H200", free_bytes=2**36, total_bytes=2**37, count=2)
 NO_CUDA = DeviceInfo(unavailable="torch is a CPU build", remedy="install a CUDA build of torch")
 
 
-def machine(**fields: Any) -> Environment:
-    known: dict[str, Any] = {
-        "host": "alpha", "os": "Linux 6.1", "cpu": "Test", "cores": 4, "memory_bytes": 2**33,
-        "python": "3.11.9", "torch": "2.13.0+cpu", "longseq": "0.1.0", "load": (0.5, 0.5, 0.5),
-    }  # fmt: skip
-    return Environment(**{**known, **fields})
-
-
 def catalogue(cuda: DeviceInfo = NO_CUDA, **entries: Entry) -> Catalogue:
     return Catalogue(implementations=entries, devices={"cpu": CPU, "cuda": cuda})
 
 
-def finding(name: str, given: Catalogue | None = None, **fields: Any) -> Finding:
-    (found,) = [f for f in examine(given, machine(**fields)) if f.name == name]
-    return found
+def findings(given: Catalogue | None = None, **fields: Any) -> dict[str, Finding]:
+    return {f.name: f for f in examine(given, environment(**{"load": (0.5,) * 3} | fields))}
 
 
 def test_every_finding_has_its_own_name_and_a_remedy_where_it_is_missing() -> None:
-    found = examine(catalogue(sdpa=Entry(summary="")), machine())
+    found = examine(catalogue(sdpa=Entry(summary="")), environment())
     assert len({f.name for f in found}) == len(found) >= 12
     assert all(f.found for f in found)
     assert all(f.remedy for f in found if f.state == "missing")
@@ -59,7 +50,7 @@ def test_the_oldest_torch_is_the_one_that_the_package_states() -> None:
     ],
 )
 def test_torch(torch: str, state: str) -> None:
-    found = finding("torch", torch=torch, cuda="13.0", cudnn="9.15.1", triton="3.8.0")
+    found = findings(torch=torch, cuda="13.0", cudnn="9.15.1", triton="3.8.0")["torch"]
     assert (found.state, torch in found.found) == (state, True)
     assert found.remedy == ("" if state == "ok" else "pip install 'torch>=2.11'")
     assert ("newer than any" in found.found) == (torch == "99.0")
@@ -77,17 +68,13 @@ def test_hard_budgets_and_exact_peaks_need_linux_and_a_file(tmp_path: Path) -> N
 
 
 def test_cuda() -> None:
-    assert finding("cuda", catalogue(H200)).found == "2 x H200, 64 GiB of 128 GiB free"
-    found = finding("cuda", catalogue(NO_CUDA))
+    assert findings(catalogue(H200))["cuda"].found == "2 x H200, 64 GiB of 128 GiB free"
+    found = findings(catalogue(NO_CUDA))["cuda"]
     assert (found.state, found.found) == ("note", "torch is a CPU build")
     assert "CUDA build of torch" in found.remedy
-    assert finding("cuda").state == "note"
-    assert "benchmarks.gpu brief --out" in finding("gpu acceptance", catalogue(H200)).remedy
-    assert "gpu acceptance" not in found_by_name(catalogue(NO_CUDA))
-
-
-def found_by_name(given: Catalogue | None = None, **fields: Any) -> dict[str, Finding]:
-    return {f.name: f for f in examine(given, machine(**fields))}
+    assert findings()["cuda"].state == "note"
+    assert "benchmarks.gpu brief --out" in findings(catalogue(H200))["gpu acceptance"].remedy
+    assert "gpu acceptance" not in findings(catalogue(NO_CUDA))
 
 
 def test_the_fastest_kernel_has_the_command_that_installs_it_where_it_would_run() -> None:
@@ -95,18 +82,20 @@ def test_the_fastest_kernel_has_the_command_that_installs_it_where_it_would_run(
     for reason in (missing, "it needs compute capability 9.x or 10.x; this GPU has 8.0", None):
         kernel = KernelInfo(summary="", device="cuda", unavailable=reason)
         given = catalogue(H200).model_copy(update={"kernels": {"flash-attn-4": kernel}})
-        found = [f.remedy for f in examine(given, machine()) if f.name == "flash-attn-4"]
-        assert found == ["pip install flash-attn-4"] * (reason == missing)
+        found = findings(given).get("flash-attn-4")
+        assert (found and found.remedy) == (
+            "pip install flash-attn-4" if reason == missing else None
+        )
 
 
 def test_visible_gpus_have_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeGpu("H100", "GPU-b", 79 * 2**30, 79 * 2**30))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
-    found = found_by_name(gpus=("H100", "H100"), driver="580.1")
+    found = findings(gpus=("H100", "H100"), driver="580.1")
     assert found["visible gpus"] == Finding("visible gpus", "ok", "GPU 0: H100, 79 GiB")
     assert "gpus in use" not in found
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-x")
-    hidden = found_by_name(gpus=("H100", "H100"), driver="580.1")["visible gpus"]
+    hidden = findings(gpus=("H100", "H100"), driver="580.1")["visible gpus"]
     assert (hidden.state, hidden.found) == ("note", "CUDA_VISIBLE_DEVICES=GPU-x shows no GPU of 1")
     assert "nvidia-smi -L" in hidden.remedy
 
@@ -114,7 +103,7 @@ def test_visible_gpus_have_their_memory(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_gpu_in_use_is_a_note_with_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     install(monkeypatch, FakeGpu("H100", "GPU-b", 2**30, 2**35, processes={4242: 2**34}))
-    found = found_by_name(gpus=("H100",), driver="580.1")["gpus in use"]
+    found = findings(gpus=("H100",), driver="580.1")["gpus in use"]
     assert (found.state, found.found) == ("note", "GPU 0 is in use: process 4242 holds 16 GiB")
     assert "CUDA_VISIBLE_DEVICES" in found.remedy
 
@@ -127,11 +116,11 @@ def test_triton_needs_a_c_compiler_and_headers_where_there_is_a_gpu(
     monkeypatch.setattr(shutil, "which", there.get)
     monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
     (tmp_path / "Python.h").write_text("")
-    assert "triton on cuda" not in found_by_name(catalogue(NO_CUDA))
-    assert found_by_name(catalogue(H200))["triton on cuda"].found == "gcc"
+    assert "triton on cuda" not in findings(catalogue(NO_CUDA))
+    assert findings(catalogue(H200))["triton on cuda"].found == "gcc"
     there.clear()
     (tmp_path / "Python.h").unlink()
-    found = found_by_name(catalogue(H200))["triton on cuda"]
+    found = findings(catalogue(H200))["triton on cuda"]
     assert found == Finding(
         "triton on cuda",
         "note",
@@ -139,7 +128,7 @@ def test_triton_needs_a_c_compiler_and_headers_where_there_is_a_gpu(
         "install gcc; install Python's headers (python3-dev or python3-devel)",
     )
     monkeypatch.setenv("CC", "mycc -v")
-    assert "CC=mycc -v was not found" in found_by_name(catalogue(H200))["triton on cuda"].found
+    assert "CC=mycc -v was not found" in findings(catalogue(H200))["triton on cuda"].found
 
 
 CPUS, PAGES = doctor.CPUS, doctor.HUGE_PAGES
@@ -185,7 +174,7 @@ def test_unavailable_implementations_have_a_reason() -> None:
         flex=Entry(summary="", unavailable={"cpu": "needs cuda", "cuda": "too old"}),
         flash=Entry(summary="", unavailable={"cuda": "needs sm_90"}),
     )
-    found = {f.name: f for f in examine(given, machine())}
+    found = findings(given)
     assert found["implementations"].found == "2 of 5 can run on cpu"
     assert found["ring"] == Finding(
         "ring", "note", "not on cpu: No module named 'deepspeed.comm'", "pip install deepspeed"
@@ -197,5 +186,5 @@ def test_unavailable_implementations_have_a_reason() -> None:
 
 def test_nothing_to_run_is_missing() -> None:
     none = Entry(summary="", unavailable={"cpu": "why"})
-    assert finding("implementations", catalogue(x=none)).state == "missing"
-    assert finding("implementations").found == "could not be listed"
+    assert findings(catalogue(x=none))["implementations"].state == "missing"
+    assert findings()["implementations"].found == "could not be listed"

@@ -167,14 +167,6 @@ def run_salloc(scene: Scene) -> None:
     scene.check(f"1 on each of {', '.join(NODES)} by srun" in text, f"no hosts: {text}")
 
 
-def run_again(scene: Scene) -> None:
-    """A second job finds all records and runs nothing."""
-    scene.run(*SALLOC, *RUN)
-    before = scene.lines()
-    scene.run(*SALLOC, *RUN)
-    scene.check(scene.lines() == before, "the second job ran something")
-
-
 def run_in_a_step(scene: Scene) -> None:
     """The command runs in a step of one task, as in a shell that srun started."""
     scene.run(*SALLOC, "srun", "--nodes=1", "--ntasks=1", "--nodelist=n1", *RUN)
@@ -342,23 +334,6 @@ def lie_about_names(scene: Scene) -> None:
         hosts.write_text(text)
 
 
-def share_folder(scene: Scene) -> None:
-    """Two sweeps on two nodes write to one folder: the second is refused."""
-    alone = ("longseq", *RUN[5:])
-    first = scene.cluster.start(*alone, node=1, output="out1.txt")
-    scene.wait_for_lines(2)
-    text = scene.run(*alone, codes=(2,))
-    scene.check("in use by another process" in text, f"not refused: {text}")
-    scene.seen.append(text.strip().splitlines()[-1])
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    before = scene.lines()
-    scene.run(*alone)
-    scene.check(scene.lines()[: len(before)] == before, "a line that was written changed")
-    of_n1 = Counter(r.key for r in scene.records() if r.environment.host == "n1")
-    scene.check(of_n1 == scene.expected, "n1 did not run every trial once")
-
-
 # ---- mpirun --------------------------------------------------------------------------------------
 
 
@@ -487,7 +462,6 @@ def find_target(scene: Scene, target: str) -> list[psutil.Process]:
 
 SCENARIOS: dict[str, Callable[[Scene], None]] = {
     "salloc": run_salloc,
-    "salloc again": run_again,
     "in a step": run_in_a_step,
     "maxlen and scaling": run_searches,
     "scancel": cancel,
@@ -502,7 +476,6 @@ SCENARIOS: dict[str, Callable[[Scene], None]] = {
     "mpirun": run_mpirun,
     "mpirun in Slurm": run_mpirun_in_slurm,
     "mpirun without n2": miss_a_host,
-    "one folder, two nodes": share_folder,
     "kills": kill_at_random,
 }
 

@@ -41,7 +41,6 @@ def test_a_plan_needs_no_device_and_is_marked_as_predicted(capfd: Capture) -> No
     assert row["seconds"] == max(row["compute_s"], row["memory_s"]) + row["exposed_s"]
     assert row["bytes_sent"] > 0
     assert row["rate_source"].startswith("profile of NVIDIA H200 SXM: cudnn, head_dim 128, full")
-    assert row["rate_flops"] == pytest.approx(7 / (2 / 622e12 + 5 / 543e12))
     figure = {"kernel": "cudnn", "head_dim": 128, "mask": "full", "forward": 622e12}
     assert row["rate_figure"].items() >= figure.items()
     assert run(["plan", "--impl", "ring", *SMALL]) == 0
@@ -115,8 +114,9 @@ def test_an_unsupported_implementation_has_its_reason(capfd: Capture) -> None:
         (["--impl", "ring", "--gpu", "h20"], "unknown hardware 'h20'; did you mean 'h200'?"),
         (["--impl", "rng", "--gpu", "h200"], "unknown implementation 'rng' in --impl; did you"),
         ([], "Missing option '--impl'"),
-        (["--impl", "ring", *SHAPE, "--gpu", "gtx1080"], "profile of NVIDIA GTX 1080 has no bfl"),
-        (["--impl", "ring", "--hardware", "none.yaml"], "none.yaml can't be read"),
+        (["--impl", "ring", *SHAPE, "--gpu", "gtx1080"],
+         "profile of NVIDIA GTX 1080 has no bfloat16; it has "),
+        (["--impl", "ring", "--hardware", "none.yaml"], "none.yaml can't be read: No such file"),
         (["--impl", "ring", "--records", "nowhere"], "--records nowhere: no such folder"),
         (["--impl", "ring", "--target", "1", "--world-size", "4"], "nothing could be predicted"),
     ],
