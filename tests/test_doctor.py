@@ -24,7 +24,7 @@ def catalogue(cuda: DeviceInfo = NO_CUDA, **entries: Entry) -> Catalogue:
 
 
 def findings(given: Catalogue | None = None, **fields: Any) -> dict[str, Finding]:
-    return {f.name: f for f in examine(given, environment(**{"load": (0.5,) * 3} | fields))}
+    return {f.name: f for f in examine(given, environment(**fields))}
 
 
 def test_every_finding_has_its_own_name_and_a_remedy_where_it_is_missing() -> None:

@@ -33,21 +33,12 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record, is_environment_failure
 from longseq_bench.launchers.interrupts import interrupt_on_termination
 from longseq_bench.store import RECORDS, load
+from tests.campaigns import kills
 from tests.campaigns.kills import find_differences
 from tests.launchers import slurm_cluster
 from tests.launchers.slurm_cluster import NODES, Cluster
 
-SWEEP = """\
-memory_budget: 64MiB
-workload: {heads: 2, head_dim: 16}
-tokens: [64, 128, 256, 2048]
-world_size: [1, 2]
-implementations: [ring, collective]
-rounds: 1
-repeats: 1
-threads: 1
-device: cpu
-"""
+SWEEP = kills.SWEEP.replace("512", "2048") + "threads: 1\ndevice: cpu\n"
 LAUNCH = ("longseq", "launch", "--nproc-per-node", "1")
 RUN = (*LAUNCH, "--", "sweep", "sweep.yaml", "--out", "out")
 SALLOC = ("salloc", "--quiet", "--nodes=2", "--exclusive")

@@ -13,6 +13,7 @@ from longseq_bench.store import load
 from tests.cli.commands import Capture
 from tests.cli.sweep_process import PATIENCE_S, Sweep, start_sweep
 from tests.launchers import fake_engine
+from tests.worker.test_own_function import GATHERS
 
 TINY = """\
 memory_budget: 64MiB
@@ -66,17 +67,6 @@ def test_one_host_needs_no_engine(capfd: Capture) -> None:
 
 # ---- two hosts -----------------------------------------------------------------------------------
 
-GATHERS = """\
-import torch
-import torch.distributed as dist
-from torch.nn.functional import scaled_dot_product_attention as sdpa
-def mine(q, k, v, *, group, world_size):
-    every = [[torch.empty_like(x) for _ in range(world_size)] for x in (k, v)]
-    for parts, x in zip(every, (k, v)):
-        dist.all_gather(parts, x.contiguous(), group=group)
-    return sdpa(q, *(torch.cat(parts, 2) for parts in every))
-"""
-
 
 @contextmanager
 def start(folder: Path, **variables: str) -> Iterator[Sweep]:
@@ -95,7 +85,7 @@ def start(folder: Path, **variables: str) -> Iterator[Sweep]:
 def test_what_ends_the_command_ends_the_ranks(tmp_path: Path, number: signal.Signals) -> None:
     """An own function runs before, unless the command is killed."""
     Path("mine.py").write_text(GATHERS)
-    names = "rank-waits" if number == signal.SIGKILL else "['mine.py:mine', rank-waits]"
+    names = "rank-waits" if number == signal.SIGKILL else "['mine.py:f', rank-waits]"
     Path("sweep.yaml").write_text(WAITS.replace("rank-waits", names))
     waits = tmp_path / "waits"
     with start(tmp_path, LONGSEQ_TEST_WAITS=str(waits)) as sweep:
@@ -111,6 +101,6 @@ def test_what_ends_the_command_ends_the_ranks(tmp_path: Path, number: signal.Sig
     assert "longseq: interrupted" in said.splitlines()[-1]
     assert "ranks: 1 on each of 127.0.0.1, 127.0.0.2 by srun" in said
     (found,) = load("out").records
-    assert (found.trial.implementation, found.outcome.status) == ("mine.py:mine", "ok")
+    assert (found.trial.implementation, found.outcome.status) == ("mine.py:f", "ok")
     assert (found.trial.world_size, found.processes) == (2, 2)
     assert found.outcome.facts["hosts"] == [*fake_engine.HOSTS]

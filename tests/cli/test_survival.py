@@ -83,9 +83,6 @@ def what(records: list[Record]) -> list[tuple[str, int, str]]:
 PASSED = [("sdpa", 64, "ok"), ("bad-sleeps", 64, "ok"), ("sdpa", 2048, "ok")]
 
 
-# ---- the parent dies ---------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_kill_9_and_ctrl_c_lose_nothing_and_leave_nothing_running(
     start: Callable[[], Sweep],
@@ -145,25 +142,17 @@ def test_ctrl_c_while_the_fork_server_is_still_importing(
     assert said.splitlines()[-1] == f"longseq: interrupted{by}; every finished record is on disk"
 
 
-def models_after(folder: Path, code: str) -> subprocess.CompletedProcess[bytes]:
-    """Run `longseq models` in a Python that first runs `code`."""
-    (folder / "sitecustomize.py").write_text(code)
-    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "longseq_bench", "models", "--json"]
-    return subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
-    )
-
-
 def test_an_interrupt_inside_an_exec_ends_with_130(tmp_path: Path) -> None:
     """A dataclass is made by exec. Python would end by the signal, whatever the exit code."""
-    ended = models_after(
-        tmp_path,
+    (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "class Interrupts:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'longseq_bench.cli':\n"
         "            exec('import signal; signal.raise_signal(signal.SIGINT)')\n"
-        "sys.meta_path.insert(0, Interrupts())\n",
+        "sys.meta_path.insert(0, Interrupts())\n"
     )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "longseq_bench", "models", "--json"]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True)
     assert ended.returncode == 130, ended.stderr

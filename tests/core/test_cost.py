@@ -1,8 +1,8 @@
-"""Formulas of cost and of sparse attention, against numbers computed by hand."""
+"""The memory of standard attention, against numbers computed by hand."""
 
 import pytest
 
-from longseq_bench.core.cost import share_interval, share_of_ideal, standard_bytes
+from longseq_bench.core.cost import standard_bytes
 from longseq_bench.core.model import Workload
 
 
@@ -28,9 +28,3 @@ def test_standard_attention_keeps_the_score_matrix_more_than_once(
 ) -> None:
     shape = {"seq_len": 10, "batch": 2, "heads": 2, "kv_heads": 1, "head_dim": 4, **fields}
     assert standard_bytes(Workload.model_validate(shape)) == expected
-
-
-def test_the_share_of_ideal_is_one_if_skipped_pairs_cost_nothing() -> None:
-    assert share_of_ideal(8.0, 0.25, 2.0) == 1.0
-    assert share_of_ideal(8.0, 0.25, 4.0) == 0.5
-    assert share_interval((6.0, 10.0), 0.5, (4.0, 5.0)) == (6 * 0.5 / 5, 10 * 0.5 / 4)

@@ -95,27 +95,13 @@ def test_a_trial_on_a_gpu_says_why_there_is_none(monkeypatch: pytest.MonkeyPatch
 # ---- the catalogue -----------------------------------------------------------------------------
 
 
-def describe(monkeypatch: pytest.MonkeyPatch, error: str = "") -> DeviceInfo:
-    """Return the description of a torch with one H100; error: what its kernels raise."""
-
-    def ones(*_: Any, device: str) -> Any:
-        if error:
-            raise torch.AcceleratorError(error)
-        return MagicMock()
-
-    answers: dict[str, Any] = {
-        "init": None, "device_count": 1, "set_device": None, "get_device_name": "H100",
-        "mem_get_info": (30, 80), "is_bf16_supported": True,
-    }  # fmt: skip
-    for name, answer in answers.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
-    monkeypatch.setattr(torch, "ones", ones)
-    monkeypatch.setattr(main, "own_gpu", MagicMock(way="by process (NVML)"))
-    return main._cuda()
-
-
 def test_a_gpu_without_kernels_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = describe(monkeypatch, "CUDA error: no kernel image is available for execution on the")
+    for name, answer in {"init": None, "device_count": 1, "mem_get_info": (30, 80)}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    error = torch.AcceleratorError("CUDA error: no kernel image is available for execution on the")
+    monkeypatch.setattr(torch, "ones", MagicMock(side_effect=error))
+    monkeypatch.setattr(main, "own_gpu", MagicMock())
+    found = main._cuda()
     assert "this GPU's architecture has no code in this torch" in (found.unavailable or "")
     assert found.remedy == "install a build for this GPU"
 
