@@ -134,7 +134,7 @@ class FlashInferDecode(External):
         return out.reshape(B, m, Hq, D).transpose(1, 2)
 
     def _pages(self, cache_BHND: Tensor) -> Tensor:
-        """Return (pages, Hk, P, D), a view of a contiguous cache.
+        """Return (pages, Hk, P, D), a view of the cache, which is copied if it is not contiguous.
 
         Page p starts p * P tokens after the first token of the first KV head. Head h of it lies h
         * N tokens further, so pages overlap, and sequence b begins at page b * Hk * N / P.
@@ -142,7 +142,7 @@ class FlashInferDecode(External):
         B, Hk, N, D = cache_BHND.shape
         P = self.page
         pages = ((B - 1) * Hk + 1) * N // P
-        return cache_BHND.as_strided((pages, Hk, P, D), (P * D, N * D, D, 1))
+        return cache_BHND.contiguous().as_strided((pages, Hk, P, D), (P * D, N * D, D, 1))
 
     @override
     def facts(self) -> dict[str, Any]:

@@ -79,6 +79,14 @@ def test_it_equals_the_reference(kv_heads: int, new_tokens: int, mask: str) -> N
     assert_equals_reference(NAME, {"page": 8}, w)
 
 
+def test_a_cache_whose_heads_are_next_to_tokens_is_copied() -> None:
+    """Pages are views by the strides of a contiguous cache."""
+    w = make_workload(96, kv_heads=2, causal=True, dtype="bfloat16", mode="decode")
+    attention, (q, k, v) = build_attention(NAME, {"page": 8}, w), make_inputs(w)
+    beside = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v)]
+    assert torch.equal(attention(q, *beside), attention(q, k, v))
+
+
 def test_pages_are_the_cache_itself() -> None:
     """A copy of the cache would take longer than the step."""
     w = make_workload(96, kv_heads=2, dtype="bfloat16", mode="decode")
