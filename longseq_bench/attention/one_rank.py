@@ -169,10 +169,10 @@ def forward_inplace(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Te
     """Return the output, written over q. Not differentiable.
 
     Raises:
-        UnsupportedError: the kernel reads q after it writes the output.
+        UnsupportedError: the kernel reads q after it writes the output, or needs a copy of it.
     """
     with torch.no_grad(), disable_autocast(q):
-        return _inplace_kernel(attention).forward_inplace(q, k, v)
+        return _inplace_kernel(attention, q, k, v).forward_inplace(q, k, v)
 
 
 def backward_recompute(
@@ -184,15 +184,21 @@ def backward_recompute(
     over q.
 
     Raises:
-        UnsupportedError: inplace=True, and the kernel reads q until the end of the pass.
+        UnsupportedError: inplace=True, and the kernel reads q until the end of the pass; or it
+            needs a copy of a tensor.
     """
     if not inplace and not isinstance(attention.build_kernel(), InPlaceKernel):
         return None
     with torch.no_grad(), disable_autocast(q):
-        return _inplace_kernel(attention).backward_recompute(grad_out, q, k, v, inplace)
+        kernel = _inplace_kernel(attention, grad_out, q, k, v)
+        return kernel.backward_recompute(grad_out, q, k, v, inplace)
 
 
-def _inplace_kernel(attention: Attention) -> InPlaceKernel:
+def _inplace_kernel(attention: Attention, *tensors: Tensor) -> InPlaceKernel:
+    if any(t.stride(-1) != 1 for t in tensors):
+        raise UnsupportedError(
+            "a pass in place makes no copies; give it tensors with a contiguous head_dim"
+        )
     kernel = attention.build_kernel()
     if not isinstance(kernel, InPlaceKernel):
         raise UnsupportedError(

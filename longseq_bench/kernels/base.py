@@ -25,17 +25,20 @@ OutputAndLse = tuple[Tensor, Tensor | None]
 """The output, and the log-sum-exp if it was kept."""
 
 
-def check_strides(kernel: str, *tensors: Tensor) -> None:
-    """Raise UnsupportedError if the head_dim of a tensor is not contiguous in memory.
+def with_dense_rows(t: Tensor) -> Tensor:
+    """Return a tensor whose rows (its last dimension) are contiguous: itself, or a copy.
 
-    torch's fused CPU kernel does not check it, and reads other memory.
+    Rows that overlap are copied, too: what `empty_like` makes of them has no such rows.
     """
-    if any(t.stride(-1) != 1 and t.shape[-1] > 1 for t in tensors):
-        raise UnsupportedError(f"{kernel} needs q, k and v with contiguous head_dim")
+    is_dense = t.stride(-1) == 1 and not 0 < t.stride(-2) < t.shape[-1]
+    return t if is_dense else t.contiguous()
 
 
 class AttentionKernel(Protocol):
-    """Forward and backward of an attention."""
+    """Forward and backward of an attention, for tensors whose head_dim is contiguous in memory.
+
+    Kernels don't look at its stride, and would read other memory. Other strides are as they come.
+    """
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp of the scores."""
@@ -45,7 +48,12 @@ class AttentionKernel(Protocol):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, kernel: AttentionKernel, train: bool) -> Tensor:
-    """Return the kernel's output, differentiable if `train`."""
+    """Return the kernel's output, differentiable if `train`.
+
+    q, k, v, and in a backward pass grad_out, are copied here if their head_dim is not contiguous.
+    The measured memory includes the copies.
+    """
+    q, k, v = map(with_dense_rows, (q, k, v))
     if train:
         apply: Any = _Attend.apply  # torch gives it no type before 2.14
         return cast(Tensor, apply(q, k, v, kernel))
@@ -85,4 +93,5 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         q, k, v, out, lse = ctx.saved_tensors
-        return *ctx.kernel.backward((grad_out, q, out, lse), (k, v)), None
+        queries = with_dense_rows(grad_out), q, out, lse
+        return *ctx.kernel.backward(queries, (k, v)), None

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels.base import Pair, Queries, check_strides
+from longseq_bench.kernels.base import Pair, Queries
 from longseq_bench.kernels.cpp_build import library
 from longseq_bench.kernels.spans import SPAN_ARRAYS, STEP_ARRAYS, HeadSpans, SpanTask
 from longseq_bench.meta_mode import are_loops_limited
@@ -115,7 +115,6 @@ def backward(
         _allocate_scratch(_problem(q, k, task), True, q.device)
         return
     check_inputs("kernel", unavailable_reason(q.dtype), q, k, v)
-    grad_out = grad_out if grad_out.stride(-1) == 1 else grad_out.contiguous()
     problem = _problem(q, k, task)
     problem.wide = dq.dtype != q.dtype or q.dtype == torch.float32
     set_tensors(
@@ -151,7 +150,6 @@ def check_inputs(kernel: str, reason: str | None, q: Tensor, k: Tensor, v: Tenso
     if any(t.device.type != "cpu" or t.dtype != q.dtype for t in (q, k, v)):
         found = ", ".join(f"{t.dtype} on {t.device}" for t in (q, k, v))
         raise UnsupportedError(f"the {kernel} needs q, k, v of one dtype on a CPU: {found}")
-    check_strides(f"the {kernel}", q, k, v)
 
 
 def _problem(q: Tensor, k: Tensor, task: SpanTask) -> _Problem:

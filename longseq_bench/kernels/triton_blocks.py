@@ -32,7 +32,6 @@ from longseq_bench.kernels.triton_tiles import (
     run_fitting,
     select_shape,
     unavailable_reason,
-    with_dense_rows,
 )
 from longseq_bench.kernels.work_items import WorkItems
 from longseq_bench.patterns.block_layout import BlockLayout
@@ -51,8 +50,7 @@ class TritonBlocks:
     """An AttentionKernel over one layout, or over one layout per query head.
 
     q (B, Hq, N, D); k, v (B, Hk, N, D), Hk divides Hq, any strides between batches, heads and
-    tokens (tensors with a strided D are copied). Out and gradients are contiguous; the log-sum-exp
-    is natural, float32.
+    tokens. Out and gradients are contiguous; the log-sum-exp is natural, float32.
 
     Raises UnsupportedError with the reason for a block, head_dim, dtype, device or shape that the
     kernels don't support, KernelLimitError for a launch that is too large.
@@ -87,7 +85,7 @@ class TritonBlocks:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output (B, Hq, N, D) and, if kept, the log-sum-exp (B, Hq, N)."""
         self._check(q, k, v)
-        items, (q, k, v) = self.rows(q.device), map(with_dense_rows, (q, k, v))
+        items = self.rows(q.device)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty(q.shape[:3] if keep_lse else (1,), dtype=torch.float32, device=q.device)
         parts = self._slots(q, items)
@@ -107,7 +105,6 @@ class TritonBlocks:
         (grad_out, q, out, lse), (k, v) = queries, keys
         self._check(q, k, v)
         rows = self.rows(q.device)
-        grad_out, q, k, v, out = map(with_dense_rows, (grad_out, q, k, v, out))
         lse = lse.contiguous()
         delta = torch.empty_like(lse)
         dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))

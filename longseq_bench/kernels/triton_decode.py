@@ -18,7 +18,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from longseq_bench.kernels.base import check_strides
 from longseq_bench.kernels.decode import SeenKeys, choose_splits
 from longseq_bench.kernels.triton_tiles import Launch, Shape, on_device
 
@@ -120,7 +119,6 @@ def forward(
 
     parts: sets of keys that do not overlap.  decode.cuda_limit_reason says what is not supported.
     """
-    check_strides("the decode kernel", q, k, v)
     strides = q.stride()[:3], k.stride()[:3], v.stride()[:3]
     splits, tables, split, join = _step(
         parts, q.device, q.dtype, (q.shape, k.shape, v.shape), strides, dtype

@@ -8,8 +8,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
+from longseq_bench.kernels.base import with_dense_rows
 from longseq_bench.kernels.triton_kernels import jit, load, store
-from longseq_bench.kernels.triton_tiles import Launch, on_device, with_dense_rows
+from longseq_bench.kernels.triton_tiles import Launch, on_device
 
 ROWS = 32
 """Rows of a program."""

@@ -199,8 +199,3 @@ def on_device(owner: Tensor) -> contextlib.AbstractContextManager[Any]:
 def capability_of(owner: Tensor) -> int:
     """Return the major number of a device's compute capability; 9 in Triton's interpreter."""
     return torch.cuda.get_device_capability(owner.device)[0] if owner.is_cuda else 9
-
-
-def with_dense_rows(t: Tensor) -> Tensor:
-    """Return a tensor whose last dimension has no gaps: itself, or a copy."""
-    return t if t.stride(-1) == 1 else t.contiguous()

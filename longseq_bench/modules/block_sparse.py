@@ -91,7 +91,7 @@ class SparseAttention:
             train=train,
         )
         assert self.attention is not None
-        return self.attention(*(t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v)))
+        return self.attention(q, k, v)
 
     def prepare(
         self,

@@ -200,24 +200,25 @@ class ImplementationContract:
         torch.testing.assert_close(out, train(*make_inputs(train.workload)).detach())
         assert not out.requires_grad
 
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("moved", [(1, 2), (2, 3)], ids=["heads", "head_dim"])
-    def test_strides_are_accepted_or_refused(
-        self, implementation: Any, options: Options, moved: tuple[int, int]
+    def test_strides_change_no_result(
+        self, implementation: Any, options: Options, moved: tuple[int, int], dtype: str
     ) -> None:
-        """Tensors with another order in memory give the same results, or UnsupportedError."""
-        attention, qkv = build_case(
-            implementation, options, 65, causal=True, kv_heads=2, mode="train"
-        )
-        strided = [t.detach().transpose(*moved).contiguous().transpose(*moved) for t in qkv]
-        grad_out, results = make_output_gradient(attention.workload), []
-        for q, k, v in (qkv, [t.requires_grad_() for t in strided]):
-            try:
-                out = attention(q, k, v)
-            except UnsupportedError:
-                break
-            torch.autograd.backward(out, grad_out)
-            results.append([out.detach(), q.grad, k.grad, v.grad])
-        torch.testing.assert_close(results[-1], results[0])
+        """q, k, v and the gradient of the output may have another order in memory."""
+        shape = {"causal": True, "kv_heads": 2, "mode": "train", "dtype": dtype}
+        try:
+            attention, qkv = build_case(implementation, options, 131, **shape)
+        except UnsupportedError as refused:  # the dtype
+            pytest.skip(str(refused))
+        given, results = [*qkv, make_output_gradient(attention.workload)], []
+        strided = [t.detach().transpose(*moved).contiguous().transpose(*moved) for t in given]
+        for *inputs, grad_out in (given, strided):
+            leaves = [t.detach().requires_grad_() for t in inputs]
+            out = attention(*leaves)
+            results.append([out.detach(), *torch.autograd.grad(out, leaves, grad_out)])
+        for expected, got in zip(*results, strict=True):
+            assert relative_error(got, expected, 0.1) < TOLERANCE[attention.coarsest_dtype]
 
     @both_masks
     def test_constant_values_come_back(

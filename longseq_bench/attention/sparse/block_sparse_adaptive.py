@@ -36,7 +36,12 @@ from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import sparse_selection
-from longseq_bench.kernels.base import attend, disable_autocast, refuse_second_derivative
+from longseq_bench.kernels.base import (
+    attend,
+    disable_autocast,
+    refuse_second_derivative,
+    with_dense_rows,
+)
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, span_gradients
 from longseq_bench.meta_mode import device_for
 from longseq_bench.patterns.block_layout import BlockLayout
@@ -113,7 +118,8 @@ class AdaptiveBlockSparse(LayoutAttention):
         self.layout_s = time.perf_counter() - start
         if self.scorer == "learned" and self.workload.train:
             apply: Any = _Learned.apply
-            return cast(Tensor, apply(q, k, v, *self.matrices, self, (queries, keys)))
+            tensors = map(with_dense_rows, (q, k, v))
+            return cast(Tensor, apply(*tensors, *self.matrices, self, (queries, keys)))
         w = self.workload
         kernel = build_layout_kernel(self.kernel_name, self.layouts, w.heads)
         return attend(q, k, v, kernel, w.train)
@@ -185,7 +191,7 @@ class _Learned(torch.autograd.Function):
         refuse_second_derivative()
         q, k, v, w_q, w_k, out, lse, *pooled = ctx.saved_tensors
         bias = [np.zeros((q.shape[0], 1, len(x.indices)), np.float32) for x in ctx.layouts]
-        task, queries = replace(ctx.task, bias=bias), (grad_out, q, out, lse)
+        task, queries = replace(ctx.task, bias=bias), (with_dense_rows(grad_out), q, out, lse)
         grads = span_gradients(ctx.kernel, task, queries, (k, v), torch.empty_like(q))
         d_matrices = _matrix_gradients(ctx.layouts, bias, (pooled[0], pooled[1]), (w_q, w_k))
         return *grads, *d_matrices, None, None

@@ -3,7 +3,7 @@
 Ring, collective, Ulysses, USP and tiles of dilated attention call one of these. As in
 FlashAttention (arXiv 2205.14135) a backward needs only the output and the log-sum-exp. Both may
 belong to a larger softmax of which these keys are a part; the gradients are then this part's
-contribution.
+contribution. Every head_dim is contiguous in memory: `kernels.base.attend` copies other tensors.
 
 Shapes: q (B, Hq, Nq, D); k (B, Hk, Nk, D); v (B, Hk, Nk, Dv); out, grad_out (B, Hq, Nq, Dv); Hk
 divides Hq; Dv is D unless the workload has another v_head_dim; lse (B, Hq, Nq), natural, float32

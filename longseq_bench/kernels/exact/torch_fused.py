@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from typing_extensions import override
 
 from longseq_bench.core.errors import KernelLimitError
-from longseq_bench.kernels.base import Pair, Queries, Triple, check_strides
+from longseq_bench.kernels.base import Pair, Queries, Triple
 from longseq_bench.kernels.exact._cuda import (
     HALF,
     MAX_INDEX,
@@ -70,7 +70,6 @@ class AtenFlashCpu(ExactKernel):
     def _forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
     ) -> tuple[Tensor, Tensor]:
-        check_strides("torch's fused kernel", q, k, v)
         bias = None if mask is None else bias_of(mask, q)
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, attn_mask=bias
@@ -115,7 +114,6 @@ class Efficient(ExactKernel):
     def _forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
     ) -> tuple[Tensor, Tensor]:
-        check_strides(self.name, q, k, v)
         _check_size(q, k)
         k, v = repeat_heads(q, k), repeat_heads(q, v)
         bias = None if mask is None else _expand(bias_of(mask, q), q)
@@ -180,7 +178,6 @@ class Flash(ExactKernel):
     def _forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
     ) -> tuple[Tensor, Tensor]:
-        check_strides(self.name, q, k, v)
         out, lse = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
         return out, lse
 
@@ -238,7 +235,6 @@ class Cudnn(ExactKernel):
     def _forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, keep_lse: bool
     ) -> tuple[Tensor, Tensor]:
-        check_strides(self.name, q, k, v)
         out, lse = _aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)[:2]
         return out, lse.reshape(q.shape[:3])
 
