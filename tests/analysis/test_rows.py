@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.analysis.frames import sweep_json, to_frame
+from longseq_bench.analysis.frames import maxlen_json, sweep_json, to_frame
 from longseq_bench.analysis.labels import find_baseline_label, speeds
+from longseq_bench.analysis.row import fields_of
 from longseq_bench.analysis.runs import SEVERITY
 from longseq_bench.analysis.searches import SearchRow, merge_search, search_rows
 from longseq_bench.analysis.sweep_row import SweepRow
