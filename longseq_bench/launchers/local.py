@@ -159,6 +159,7 @@ class LocalLauncher(Launcher):
 
         Fused kernels do not check every allocation, so lack of memory can crash them or make their
         output wrong. The second run is complete, timed passes included: it passes only if they do.
+        An output that stays wrong has another cause, so its reason does not name the memory.
         A crash must also repeat with the memory as it was, because a signal may come from outside.
         Returns the outcome and the number of runs.
         """
@@ -168,6 +169,8 @@ class LocalLauncher(Launcher):
             available = int(psutil.virtual_memory().available * RETRY_SHARE / trial.world_size)
             larger = max(trial.memory_budget, min(larger, available))
         retry, _ = self._attempt(trial.replace(memory_budget=larger), on_phase)
+        if retry.status == first.status == "wrong":
+            return first, 1
         if retry.status != "ok":
             reason = f"{first.reason}; with {format_bytes(larger)} it ended with {retry.status} too"
             return first.model_copy(update={"reason": reason}), 1
