@@ -313,11 +313,6 @@ def count_zero_rows(out: Tensor, group: Group) -> tuple[int, int]:
     return int(zeros), int(rows)
 
 
-def all_finite(tensors: list[Tensor], group: Group) -> bool:
-    """Return whether every number on every rank is finite."""
-    return not group.all_max(float(not all(map(is_finite, tensors))))[0]
-
-
 class _Backward:
     """Comparison of gradients, a few rows of the batch at a time."""
 

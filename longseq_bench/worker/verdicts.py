@@ -16,19 +16,23 @@ import traceback
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from longseq_bench.attention.base import Attention
 from longseq_bench.attention.own_function import find_place
 from longseq_bench.core.errors import KernelLimitError, OwnFunctionError, UnsupportedError, shorten
 from longseq_bench.core.files import load_table
 from longseq_bench.core.gpus import explain_broken_gpu, python_header
-from longseq_bench.core.model import Outcome, Phase, Status
+from longseq_bench.core.model import Device, Outcome, Phase, Status
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import all_gather
-from longseq_bench.worker.check import all_finite, check, count_zero_rows
+from longseq_bench.worker.check import UNIT, check, count_zero_rows, is_finite, row_slices
 from longseq_bench.worker.passes import Pass, TrialRun, run_forward, run_pass
 from longseq_bench.worker.row_check import EveryRowCheck, RepeatCheck
+from longseq_bench.worker.special_inputs import ConstantValues, MatchingScores
 
 _TRACE_LINES, _MAX_REASON = 12, 300
 """Lines of a traceback and letters of a reason; of a longer one the end is kept too, because NCCL
@@ -113,8 +117,13 @@ def _is_lost_peer(error: BaseException) -> bool:
     return isinstance(error, (RuntimeError, OSError)) and bool(LOST_PEER.search(str(error)))
 
 
-MAX_EXTRA_PASS_S = 1.0
-"""Longest pass after which further passes check every row, so that they cost little."""
+SHORT_S = 1.0
+"""Longest pass, without its compilation, that is timed again."""
+
+MAX_EXTRA_FLOPS: dict[Device, tuple[float, float]] = {"cpu": (1e11, 2e11), "cuda": (2e15, 1e14)}
+"""Most FLOPs of a pass, by formula, after which further passes check every row: in 16 bits and in
+float32, of a thread of a CPU or of a GPU. They take some seconds. With a limit in seconds other
+processes would decide what is checked (docs/decisions/0004)."""
 
 
 class Verdicts(TrialRun):
@@ -134,7 +143,7 @@ class Verdicts(TrialRun):
         is_late = trial.time_budget is not None and log.pass_s > trial.time_budget
         if not log.compile_s:
             return is_late and log.exact and trial.device == "cpu"
-        if is_late or log.pass_s - log.compile_s < MAX_EXTRA_PASS_S:
+        if is_late or log.pass_s - log.compile_s < SHORT_S:
             log.facts["timed_again"] = "the first pass compiled a kernel or a graph"
             return True
         log.facts["compiled"] = f"up to {log.compile_s:.3g} s of pass_time are compilation"
@@ -174,18 +183,17 @@ class Verdicts(TrialRun):
         )
         errors = own.largest_over_ranks(group)
         dtype = self.attention.coarsest_dtype
+        if UNIT[dtype] > UNIT[self.attention.workload.dtype]:
+            self.log.facts["judged_as"] = dtype
         self.log.add("max_error", "1", errors.worst)
         self.log.add("error_of_allowed", "1", errors.share_of_allowed(dtype))
         self.log.add("bias", "1", errors.worst_bias)
         self.log.add("checked_rows", "1", len(self.rows))
         self.log.facts["errors"] = errors.largest
-        if not all_finite([pass_.out], group):
-            reason = "the output has values that are not finite"
-        elif not all_finite(list(pass_.grads or ()), group):
-            reason = "a gradient has values that are not finite"
-        else:
-            reason = errors.over_tolerance(dtype)
-        return _wrong(reason)
+        results = {"the output": pass_.out, **pass_.gradients}.items()
+        sentences = (_find_not_finite(self.attention, name, result) for name, result in results)
+        reason = agree(next(filter(None, sentences), None), group)
+        return _wrong(reason or errors.over_tolerance(dtype))
 
     def check_repeats(self, repeats: RepeatCheck) -> Outcome | None:
         """Return `wrong` on all ranks if a timed pass had other results than the checked one."""
@@ -198,7 +206,8 @@ class Verdicts(TrialRun):
     def check_every_row(self, rows: EveryRowCheck, pass_: Pass) -> Outcome | None:
         """Check every row with special inputs, unless a search runs a length for the first time.
 
-        Passes of their own run only if they are short. The inputs are lost.
+        Passes of their own run only if their work is little. The inputs are lost.
+        The fact `every_row_skipped` has the inputs that were left out, each with the reason.
         """
         attention, trial = self.attention, self.trial
         if not (trial.repeats or trial.round):
@@ -207,15 +216,36 @@ class Verdicts(TrialRun):
         pass_.out = pass_.grads = None
         if trial.device == "cuda":
             torch.cuda.empty_cache()
-        if self.log.pass_s <= MAX_EXTRA_PASS_S:
+        skipped: dict[str, str] = {}
+        if attention.is_exact and not attention.sees_itself and not attention.projections():
+            skipped[MatchingScores.name] = "declared: a query does not see its own position"
+        if reason := self._too_much_work():
+            names = [inputs.name for inputs in rows.remaining]
+            if not names and not rows.done:
+                names = [ConstantValues.name]
+            skipped |= dict.fromkeys(names, reason)
+        else:
             if not rows.done:
                 with rows.warm_up(pass_):
                     run_forward(attention, pass_)
             for inputs in rows.remaining:
+                # the time limit of a phase is for one pass
+                self.sender.start_phase("check", "every row")
                 with rows.check(pass_, inputs):
                     run_pass(attention, pass_)
         self.log.facts["every_row_checked"] = rows.done
+        if skipped:
+            self.log.facts["every_row_skipped"] = skipped
         return _wrong(agree(rows.reason, attention.group))
+
+    def _too_much_work(self) -> str | None:
+        """Return why no further passes run, the same on all ranks, or None."""
+        attention, group, device = self.attention, self.attention.group, self.trial.device
+        limit = MAX_EXTRA_FLOPS[device][attention.workload.dtype == "float32"]
+        limit *= torch.get_num_threads() if device == "cpu" else 1
+        # hosts may have unlike numbers of cores
+        share = group.all_max(attention.cost().flops / group.size / limit)[0]
+        return f"its FLOPs are {share:.2g} times the limit" if share > 1 else None
 
 
 def _wrong(reason: str | None) -> Outcome | None:
@@ -244,4 +274,22 @@ def _find_invalid(pass_: Pass) -> str | None:
         found = str(got.dtype)[6:], tuple(got.shape)
         if found != (dtype, shape):
             return f"{name} is {found[0]} {found[1]}; expected {dtype} {shape}"
+    return None
+
+
+def _find_not_finite(attention: Attention, name: str, result: Tensor) -> str | None:
+    """Return a sentence about the first value of a result (B, H, N, D) that is not finite."""
+    shard, start = attention.shard, 0
+    of_keys, of_queries = (shard.kv_heads, shard.keys), (shard.heads, shard.queries)
+    heads, positions = of_keys if name in ("dk", "dv") else of_queries
+    if is_finite(result):
+        return None
+    for rows in row_slices(result):
+        if len(bad := (~rows.isfinite()).nonzero()):
+            row, column = bad[0].tolist()
+            b, head, token = np.unravel_index(start + row, result.shape[:3])
+            where = f"row {positions[token]:,} of head {heads[head]} (batch row {shard.batch[b]})"
+            value = str(float(rows[row, column])).replace("nan", "NaN")
+            return f"{name} is not finite: {where} is {value}; the reference is finite"
+        start += len(rows)
     return None

@@ -387,6 +387,9 @@ _WORKER = (
     Fault("inputs-unprotected", "worker", "worker/verdicts.py",
           "if changed := pass_.changed_inputs():", "if changed := []:",
           ("tests/worker/test_trial.py",)),
+    Fault("busy-machine-checks-less", "worker", "worker/verdicts.py",
+          "if share > 1 else None", "if share > 1 or self.log.pass_s > 1 else None",
+          ("tests/worker/test_row_check.py",)),
 )
 
 _LIBRARIES = (

@@ -235,7 +235,7 @@ def test_every_rank_keeps_its_own_measurements(ranks: Ranks, split: str) -> None
 @pytest.mark.parametrize(
     ("kind", "words"),
     [("every row on the last rank", "on rank 2"), ("dv of the last rank", "on rank 2"),
-     ("one NaN", "not finite"), ("dv is not finite", "not finite")],
+     ("one NaN", "the output is not finite: row "), ("dv is not finite", "dv is not finite: row ")],
 )  # fmt: skip
 def test_all_ranks_have_the_status_wrong(ranks: Ranks, kind: str, words: str) -> None:
     one = trial_for("faulty", options={"kind": kind}, mode="train", repeats=2)

@@ -4,6 +4,7 @@ scores.
 
 import math
 from typing import Any
+from unittest.mock import MagicMock, patch
 
 import numpy as np
 import pytest
@@ -14,7 +15,16 @@ from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts, Pos
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.worker.passes import Pass, checked_rows, draw_inputs, run_forward, run_pass
+from longseq_bench.worker import verdicts
+from longseq_bench.worker.messages import MeasurementLog, MessageSender
+from longseq_bench.worker.passes import (
+    Pass,
+    checked_rows,
+    draw_inputs,
+    run_forward,
+    run_pass,
+    select_checked_rows,
+)
 from longseq_bench.worker.row_check import EveryRowCheck, find_wrong_rows
 from longseq_bench.worker.special_inputs import (
     ConstantValues,
@@ -22,13 +32,17 @@ from longseq_bench.worker.special_inputs import (
     MatchingScores,
     SpecialInputs,
 )
+from longseq_bench.worker.verdicts import Verdicts
 from tests.attention.test_contract import CASES
+from tests.make import trial
 from tests.plugins import faulty
 from tests.plugins.faulty import Faulty
+from tests.ranks import Ranks
 from tests.trials import run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKENS = 100_000
+BOTH = ["matching scores", "equal scores"]
 
 
 def exact(tokens: int = TOKENS, **fields: Any) -> Attention:
@@ -175,9 +189,8 @@ def test_a_row_that_was_not_sampled_is_wrong(
 
 
 def test_the_record_says_which_inputs_checked_every_row(launcher: LocalLauncher) -> None:
-    exact = ["matching scores", "equal scores"]
-    assert run(launcher, "sdpa", 1000, repeats=3).facts["every_row_checked"] == exact
-    assert run(launcher, "sdpa", 1000, repeats=0, round=1).facts["every_row_checked"] == exact
+    assert run(launcher, "sdpa", 1000, repeats=3).facts["every_row_checked"] == BOTH
+    assert run(launcher, "sdpa", 1000, repeats=0, round=1).facts["every_row_checked"] == BOTH
     training = run(launcher, "sdpa", 1000, repeats=3, mode="train").facts["every_row_checked"]
     assert training == ["constant values", "equal scores", "matching scores"]
     assert "every_row_checked" not in run(launcher, "sdpa", 1000, repeats=0).facts
@@ -185,6 +198,78 @@ def test_the_record_says_which_inputs_checked_every_row(launcher: LocalLauncher)
     assert sparse["every_row_checked"] == ["matching scores"]
     training = run(launcher, "block-sparse", 1000, repeats=3, mode="train").facts
     assert training["every_row_checked"] == ["constant values", "matching scores"]
+
+
+# ---- what decides if every row is checked ------------------------------------------------------
+
+
+def facts_of_check(attention: Attention, pass_s: float) -> dict[str, Any]:
+    """Return the facts of a timed trial without a warm-up whose first pass took this long."""
+    of = trial(repeats=1).model_copy(update={"workload": attention.workload})
+    rows, log = select_checked_rows(attention, 0), MeasurementLog(pass_s=pass_s)
+    judge = Verdicts(of, attention, rows, MessageSender(MagicMock()), log)
+    one = draw_inputs(attention, "cpu", 0, rows)
+    outcome = judge.check_every_row(EveryRowCheck(attention), one)
+    return log.facts | {"reason": outcome and outcome.reason}
+
+
+@pytest.mark.parametrize("pass_s", [0.001, 1e6])
+def test_the_time_of_the_first_pass_does_not_decide_if_every_row_is_checked(pass_s: float) -> None:
+    """On a busy machine a pass takes longer: a mask that is one key off must be wrong there too."""
+    w = Workload(seq_len=700, heads=2, head_dim=16, mask="prefix:90")
+    right, wrong = (
+        IMPLEMENTATIONS.get("dense")(one, Group.alone())
+        for one in (w, w.model_copy(update={"mask": "prefix:91"}))
+    )
+    for attention in (right, wrong):
+        attention.prepare("cpu")
+    assert facts_of_check(right, pass_s) == {"every_row_checked": BOTH, "reason": None}
+    right.__class__ = type("Wrong", (type(right),), {"__call__": lambda _, *t: wrong(*t)})
+    assert "rows of output are wrong" in facts_of_check(right, pass_s)["reason"]
+
+
+def test_a_pass_of_much_work_has_no_further_ones_and_the_record_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attention = exact(700)
+    limit = attention.cost().flops / 3
+    monkeypatch.setitem(verdicts.MAX_EXTRA_FLOPS, "cpu", (limit, limit))
+    facts = facts_of_check(attention, 0.001)
+    assert facts["every_row_checked"] == []
+    assert facts["every_row_skipped"] == dict.fromkeys(
+        ["equal scores", "matching scores"], "its FLOPs are 3 times the limit"
+    )
+
+
+def skip_on_rank_one(group: Group) -> dict[str, Any]:
+    """Return the facts of a rank; the second rank's host has slow cores."""
+    w = Workload(seq_len=600, heads=2, head_dim=16)
+    attention = IMPLEMENTATIONS.get("ring")(w, group)
+    attention.prepare("cpu")
+    limit = attention.cost().flops * (1e6 if group.rank == 0 else 0.1)
+    with patch.dict(verdicts.MAX_EXTRA_FLOPS, {"cpu": (limit, limit)}):
+        return facts_of_check(attention, 0.001)
+
+
+def test_all_ranks_skip_the_same(ranks: Ranks) -> None:
+    first, second = ranks(2, skip_on_rank_one)
+    assert first == second
+    assert list(first["every_row_skipped"]) == ["equal scores", "matching scores"]
+
+
+def test_a_declaration_that_widens_the_check_is_in_the_record(
+    launcher: LocalLauncher,
+) -> None:
+    compressed = run(launcher, "ring", 600, {"wire_dtype": "bfloat16"}, repeats=2).facts
+    assert compressed["judged_as"] == "bfloat16"
+    assert "judged_as" not in run(launcher, "ring", 600, repeats=2).facts
+    attention = exact(700)
+    attention.__class__ = type("Blind", (type(attention),), {"sees_itself": False})
+    facts = facts_of_check(attention, 0.001)
+    assert facts["every_row_checked"] == ["constant values", "equal scores"]
+    assert facts["every_row_skipped"] == {
+        "matching scores": "declared: a query does not see its own position"
+    }
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
