@@ -178,12 +178,20 @@ class Row:
         "Fingerprint", "text", "Hash of the machine and its software.", "same"
     )
     host: str = declare("Host", "text", "Name of the machine.", "same")
+    check_limits: str | None = declare(
+        "Check", "text", "What the check left out, and a coarser dtype by which it judged."
+    )
     label: str = declare("Implementation", "text", "With its options that differ.", default="")
 
     @property
     def name(self) -> str:
         """The label, with the number of ranks if there are several: "ring ×2"."""
         return self.label + ranks_mark(self.world_size)
+
+    @property
+    def claim_name(self) -> str:
+        """The name for a sentence that calls it the best, with what its check left out."""
+        return f"{self.name} (check: {self.check_limits})" if self.check_limits else self.name
 
     @property
     def is_sparse(self) -> bool:

@@ -113,6 +113,17 @@ def slowest(ranks: ByRank, world_size: int) -> Samples:
     return list(map(max, first, *others)) if others else first
 
 
+def find_check_limits(records: Iterable[Record]) -> str | None:
+    """Return what the check of these runs left out, and a coarser dtype by which it judged."""
+    limits: list[str] = []
+    for facts in (record.outcome.facts for record in records):
+        if isinstance(skipped := facts.get("every_row_skipped"), dict):
+            is_some = facts.get("every_row_checked")
+            limits.append(f"without {' and '.join(skipped)}" if is_some else "not every row")
+        limits += [f"judged as {facts['judged_as']}"] if "judged_as" in facts else []
+    return "; ".join(dict.fromkeys(limits)) or None
+
+
 def imbalance(peaks: Sequence[float | None]) -> float | None:
     """Return the largest peak divided by the smallest; None with one rank or if one is unknown."""
     known = [peak for peak in peaks if peak]

@@ -13,14 +13,14 @@ from longseq_bench.reports.document import Cell, Column, Spread, Table, ValueKin
 from longseq_bench.reports.groups import has_several_ranks, name_status, split_names
 
 SWEEP_FIELDS = split_names(
-    "tokens world_size time_s unstable tokens_per_s share_of_bandwidth peak_bytes speed speedup "
-    "exposed_share token_density share_of_ideal dense_source efficiency effective_flops "
-    "share_of_peak bytes_sent imbalance work_imbalance tokens_per_rank max_error"
+    "tokens world_size time_s unstable check_limits tokens_per_s share_of_bandwidth peak_bytes "
+    "speed speedup exposed_share token_density share_of_ideal dense_source efficiency "
+    "effective_flops share_of_peak bytes_sent imbalance work_imbalance tokens_per_rank max_error"
 )
 """Columns of a terminal, the most important first; a narrow one leaves out the last ones."""
 SEARCH_FIELDS = split_names(
-    "max_tokens world_size first_failure limited_by fits_tokens fraction_of_floor peak_bytes "
-    "tokens_per_rank imbalance runs"
+    "max_tokens world_size first_failure limited_by check_limits fits_tokens fraction_of_floor "
+    "peak_bytes tokens_per_rank imbalance runs"
 )
 _RANK_FIELDS = split_names(
     "world_size speedup efficiency tokens_per_rank imbalance work_imbalance bytes_sent "

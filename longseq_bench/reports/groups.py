@@ -240,7 +240,7 @@ def find_longest_ties(rows: Sequence[SearchRow]) -> list[SearchRow]:
 
 def name_ties(rows: Sequence[Row]) -> str:
     """Return the name of the best row; of several, that they do not differ, and their names."""
-    names = join_names(row.name for row in rows)
+    names = join_names(row.claim_name for row in rows)
     return names if len(rows) == 1 else f"{TIE}: {names}"
 
 

@@ -49,7 +49,7 @@ ROW = (
     "token_density uncovered dense_time_s dense_low_s dense_high_s dense_source dense_kernel "
     "speed_over_dense share_of_ideal share_low share_high dense_flops dense_peak_bytes "
     "dense_memory_source memory_reduction keep allocator alloc_retries requested_dense_kernel "
-    "outside_allocator_bytes timing"
+    "outside_allocator_bytes timing check_limits"
 )
 """Names of the JSON of a row: a contract."""
 RESULT = (

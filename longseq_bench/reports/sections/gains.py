@@ -89,7 +89,7 @@ def _judge_series(rows: Sequence[SweepRow], references: Sequence[str]) -> Iterat
         source = str(row.dense_source).partition(" ")[0]
         computed = f", {source}" if against == DENSE and source != "measured" else ""
         yield Gain(
-            row.name, against + computed, verdict, min(above, default=None), ratio, row.tokens
+            row.claim_name, against + computed, verdict, min(above, default=None), ratio, row.tokens
         )
 
 

@@ -45,7 +45,7 @@ def _of_standard(name: str) -> ValueColumn:
 
 _LENGTHS: Columns = (
     *split_names("label tokens world_size tokens_per_rank status time_s samples"),
-    *optional(SweepRow, "unstable"),
+    *optional(SweepRow, "unstable", "check_limits"),
     *split_names("compute_time_s communication_time_s exposed_share speedup efficiency"),
     *split_names("bytes_sent peak_bytes imbalance tokens_per_s effective_flops max_error"),
     *optional(SweepRow, "share_of_bandwidth", "copy_bandwidth", "memory_reduction"),
@@ -116,9 +116,10 @@ def mark_failures(
 _MAXIMA: Columns = (
     *split_names("label world_size max_tokens"),
     *optional(SearchRow, "density_achieved", "fits_tokens"),
-    *split_names("tokens_per_rank first_failure limited_by failure_phase floor_tokens"),
-    *split_names("fraction_of_floor peak_bytes imbalance bytes_per_token predicted_tokens runs"),
-    "confirmations",
+    *split_names("tokens_per_rank first_failure limited_by failure_phase"),
+    *optional(SearchRow, "check_limits"),
+    *split_names("floor_tokens fraction_of_floor peak_bytes imbalance bytes_per_token"),
+    *split_names("predicted_tokens runs confirmations"),
 )
 
 

@@ -82,7 +82,7 @@ _COLUMNS: Columns = (
     ValueColumn("Implementation", "text", attrgetter("name")),
     ValueColumn("Pairs seen", "share", lambda row: row.token_density if row.is_sparse else None),
     ValueColumn("Time", "seconds", time_or_status),
-    ValueColumn("Unstable", "text", attrgetter("unstable"), optional=True),
+    *optional(SweepRow, "unstable", "check_limits"),
     ValueColumn("Share of bandwidth", "share", attrgetter("share_of_bandwidth"), optional=True),
     ValueColumn("Relative speed", "ratio", attrgetter("speed")),
     ValueColumn("Peak memory", "bytes", lambda row: row.peak_bytes if row.is_ok else None),
