@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from longseq_bench.analysis.labels import Labels, index_short_labels, settings_key
 from longseq_bench.analysis.row import Row, declare, identity
-from longseq_bench.analysis.runs import SEVERITY, Runs, group_by, imbalance
+from longseq_bench.analysis.runs import SEVERITY, Runs, find_check_limits, group_by, imbalance
 from longseq_bench.core.cost import floor_bytes, floor_tokens
 from longseq_bench.core.model import Phase, Record, Status
 
@@ -29,6 +29,9 @@ class SearchRow(Row):
     )
     first_failure: int | None = declare(
         "First failure", "tokens", "Shortest failed length above Max tokens.", "search"
+    )
+    wrong_tokens: int | None = declare(
+        "Wrong from", "tokens", "Shortest length with a wrong output; none above counts.", "search"
     )
     failure_phase: Phase | None = declare("Phase", "text", "Phase of the first failure.")
     failure_reason: str | None = declare("Reason", "text", "Reason of the first failure.")
@@ -102,9 +105,9 @@ def search_rows(records: Iterable[Record], labels: Labels | None = None) -> list
 def merge_search(records: Sequence[Record]) -> SearchRow:
     """Merge the steps of one search: a bracket and what limited it.
 
-    `max_tokens` is the longest length that passed (`has_passed`), or 0. `first_failure` is the
-    shortest failed length above it; failures below it do not lower it. `confirmations` is the
-    number of passes at the maximum beyond the first.
+    `max_tokens` is the longest length that passed (`has_passed`) below every wrong output, or 0.
+    `first_failure` is the shortest failed length above it; other failures below it do not lower it.
+    `confirmations` is the number of passes at the maximum beyond the first.
     Raises ValueError if the records are not the steps of exactly one search.
     """
     steps = [record for record in records if record.purpose in SEARCH_PURPOSES]
@@ -112,8 +115,10 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
     if len({_search_key(record, "model") for record in steps}) != 1:
         raise ValueError("merge_search takes the probe, edge and confirm records of one search")
     by_length = group_by(steps, lambda record: record.trial.workload.seq_len)
+    all_wrong = (r.trial.workload.seq_len for r in steps if r.outcome.status == "wrong")
+    wrong = min(all_wrong, default=None)
     passed = [n for n, runs in by_length.items() if has_passed(runs)]
-    longest = max(passed, default=0)
+    longest = max((n for n in passed if wrong is None or n < wrong), default=0)
     failed = min((n for n in by_length if n > longest), default=None)
     at_maximum = Runs(r for r in by_length.get(longest, []) if r.outcome.fits)
     peak, peaks = at_maximum.largest("peak"), at_maximum.each_rank_size("peak")
@@ -135,9 +140,11 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
         alloc_retries=at_maximum.largest("alloc_retries"),
         outside_allocator_bytes=at_maximum.largest_size("outside_allocator"),
         density_achieved=at_maximum.largest("density_achieved"),
+        check_limits=find_check_limits(at_maximum.records),
         confirmations=max(len(at_maximum.records) - 1, 0),
         max_tokens=longest,
         first_failure=failed,
+        wrong_tokens=wrong,
         limited_by=LIMITED_BY[worst.status] if worst else no_limit,
         failure_phase=worst.phase if worst else None,
         failure_reason=worst.reason if worst else None,

@@ -24,7 +24,8 @@ def maxlen(
     The result is a bracket: the longest length that passed and was confirmed in a fresh process,
     and the shortest that failed, with what limited it: memory, time, a kernel's limit, numerics.
     If memory is the limit, the two lengths differ by at most 1 % or 64 tokens, whichever is larger
-    (more if runs contradict each other). Tokens are those of all ranks together.
+    (more if runs contradict each other). Wrong outputs at two lengths far apart end the search.
+    Tokens are those of all ranks together.
     """
     from longseq_bench.analysis.frames import maxlen_json
     from longseq_bench.api import length_search

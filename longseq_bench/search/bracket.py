@@ -11,6 +11,9 @@ Runs are few and expensive. A bracket [longest that passed, shortest that failed
 4. Stop when the bracket is closed (1 % or 64 tokens), or wider if times are noisy. Run the winner
    again in another process to confirm it.
 
+After a wrong output a short length runs, then half of the shortest wrong one. Two wrong lengths
+that far apart end the search: no budget is the cause.
+
 A length passes on time if the median of its times is within the limit, and a bracket limited by
 time stays as wide as the spread of the edges that the runs near it imply. A failure below a length
 that passed is ignored.
@@ -20,11 +23,9 @@ import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal
 
+from longseq_bench.core.model import Purpose
 from longseq_bench.search.edge_model import MARGIN, EdgeModel, ExpectedLoads, History
-
-Purpose = Literal["probe", "edge", "confirm"]
 
 TOLERANCE_TOKENS, TOLERANCE_SHARE = 64, 0.01
 MAX_SPREAD = 0.16  # maximum tolerance of a noisy machine, as a share of the length
@@ -36,6 +37,8 @@ MAX_TIME = 4.0  # stop narrowing by time after this many time limits spent in pa
 EXTRA_TIME = 2.0  # time limits added to MAX_TIME while the bracket is wider than noise can explain
 MAX_CONFIRMATIONS = 4  # further runs to confirm a winner, or the next lower one
 CONFIRMATIONS = 1  # required passes of the winner in other processes
+MUCH_SHORTER = 8  # divisor of a length that failed, for one that should pass
+FAR_APART = 2  # ratio of two lengths with a wrong output that ends the search
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Result:
 
     loads: fraction of each limit that it used. Of a failed run, at most its time.
     late: it failed on the time limit alone.
+    wrong: its output was wrong.
     hopeless: it failed for a reason that no shorter length would fix.
     """
 
@@ -60,6 +64,7 @@ class Result:
     loads: Mapping[str, float] = field(default_factory=dict)
     hopeless: bool = False
     late: bool = False
+    wrong: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,11 +100,11 @@ def find_longest(start: int, ceiling: int, expected: ExpectedLoads | None = None
 
     start: a length that is probably small enough.  ceiling: the longest length to request.
     """
-    search = _BracketSearch(ceiling, expected)
+    search = _BracketSearch(start, ceiling, expected)
     if search.first:
         yield from _down_from(search, search.first)
     shorter = min(start, ceiling, (search.high or start + 1) - 1)
-    if not search.history.loads and not search.hopeless and shorter:
+    if search.wants_first and shorter:
         yield from _first_steps(search, shorter)
     while not search.hopeless:
         step = search.next() if search.may_narrow else None
@@ -119,7 +124,7 @@ def _down_from(search: "_BracketSearch", first: int) -> Steps:
     for share in FALLBACK_SHARES:
         step = max(1, int(first * share))
         known = step in history.failures or step in history.times
-        if history.loads or search.hopeless or known:
+        if known or not search.wants_first:
             return
         yield from search.run(step)
 
@@ -128,10 +133,10 @@ def _first_steps(search: "_BracketSearch", start: int) -> Steps:
     """Request two lengths that pass, to define a line; shorter ones while nothing passes."""
     step, history = start, search.history
     yield from search.run(step, "probe")
-    while not history.loads and not search.hopeless and step > 1:
-        step = max(1, step // 8)
+    while search.wants_first and step > 1:
+        step = max(1, step // MUCH_SHORTER)
         yield from search.run(step, "probe")
-    if history.loads and not search.hopeless:
+    if history.loads and not history.wrong and not search.hopeless:
         top = search.ceiling + 1 if search.high is None else search.high
         second = min(search.low * 4, (search.low + top) // 2)
         if second > search.low:
@@ -141,14 +146,15 @@ def _first_steps(search: "_BracketSearch", start: int) -> Steps:
 class _BracketSearch:
     """The bracket so far, the rules when to stop, and the choice of the next length."""
 
-    def __init__(self, ceiling: int, expected: ExpectedLoads | None) -> None:
-        self.ceiling, self.history = ceiling, History()
+    def __init__(self, start: int, ceiling: int, expected: ExpectedLoads | None) -> None:
+        self._start, self.ceiling, self.history = start, ceiling, History()
         self.model = EdgeModel(self.history, expected, ceiling)
         self.predicted, self.first = self.model.expected_edge()
         self.hopeless, self.runs = False, 0
         self._time_spent = 0.0
         self._misses = 0  # failed runs in a row: how often the model was wrong
         self._contradictions = 0
+        self._right = 0  # longest length that passed after a wrong output
 
     @property
     def low(self) -> int:
@@ -159,6 +165,11 @@ class _BracketSearch:
     def high(self) -> int | None:
         """The shortest failed length above it; None if nothing failed there."""
         return self.history.high
+
+    @property
+    def wants_first(self) -> bool:
+        """Return True until a length has passed or had a wrong output, or none can pass."""
+        return not (self.history.loads or self.history.wrong or self.hopeless)
 
     # ---- results -------------------------------------------------------------------------------
 
@@ -178,6 +189,11 @@ class _BracketSearch:
         low, history = self.low, self.history
         self.hopeless = self.hopeless or result.hopeless
         self.runs += 1
+        if result.wrong:
+            history.wrong.add(tokens)
+            self.hopeless |= max(history.wrong) >= FAR_APART * min(history.wrong)
+        elif result.passed and history.wrong:
+            self._right = max(self._right, tokens)
         time = result.loads.get("time", LATE_LOAD if result.late else None)
         if not result.passed and not result.late:
             history.failures.add(tokens)
@@ -235,6 +251,9 @@ class _BracketSearch:
         low, high = self.low, self.high
         if high is not None and self.history.is_tied(high):
             return high
+        if high in self.history.wrong and self._right < high // FAR_APART:
+            short = max(1, min(self._start, high // MUCH_SHORTER))
+            return high // FAR_APART if low else short
         if self._high_is_late and not self.wants_confirmation:
             return None  # the winner is confirmed; that run only changed the estimate of the noise
         if low >= self.ceiling or (high is not None and high - low <= self._width()):
@@ -247,7 +266,7 @@ class _BracketSearch:
     def _guess(self, low: int, top: int) -> int:
         """Return a length between low and top: just below the predicted edge if that is between."""
         if low == 0:
-            return top // 8
+            return top // MUCH_SHORTER
         edge, limit = self.model.edge() or (0, "")
         if not edge and self.high is None:
             return low * MAX_GROWTH

@@ -35,6 +35,7 @@ class History:
 
     loads: of the last pass.  times: load of time of every run that did not fail otherwise.
     passes: number of passes.  failures: lengths that failed for another reason than time.
+    wrong: failures by a wrong output. No length above one passes, though its check saw nothing.
     """
 
     def __init__(self) -> None:
@@ -42,12 +43,14 @@ class History:
         self.times: defaultdict[int, list[float]] = defaultdict(list)
         self.passes: Counter[int] = Counter()
         self.failures: set[int] = set()
+        self.wrong: set[int] = set()
 
     def is_passing(self, tokens: int) -> bool:
         """Return True if a run of this length passed and none failed, by its median time."""
         times = self.times.get(tokens)
         in_time = not times or median_high(times) <= 1
-        return tokens in self.loads and tokens not in self.failures and in_time
+        failed = tokens in self.failures or tokens > min(self.wrong, default=tokens)
+        return tokens in self.loads and in_time and not failed
 
     def is_tied(self, tokens: int) -> bool:
         """Return True if one run passed and one was late: a third decides the median."""

@@ -168,8 +168,8 @@ def result_of(record: Record, skip_bound: bool = False) -> Result:
     if seconds is not None and trial.time_budget:
         loads["time"] = seconds / trial.time_budget
     if outcome.status != "ok":
-        late = outcome.status == "timeout"
-        return Result(False, loads, hopeless=outcome.status in FINAL_STATUSES, late=late)
+        late, wrong = outcome.status == "timeout", outcome.status == "wrong"
+        return Result(False, loads, outcome.status in FINAL_STATUSES, late, wrong)
     peak = outcome.largest("peak") or (None if skip_bound else outcome.largest("peak_bound"))
     if peak is not None and trial.memory_budget:
         # a budget on CUDA counts what lies outside the allocator, too

@@ -57,7 +57,7 @@ RESULT = (
     "floor_tokens fraction_of_floor peak_bytes bytes_per_token predicted_tokens runs "
     "confirmations wall_s world_size tokens_per_rank rank_peaks imbalance fits_tokens keep "
     "allocator alloc_retries outside_allocator_bytes requested_dense_kernel mask "
-    "new_tokens"
+    "new_tokens check_limits wrong_tokens"
 )
 BUDGET_8MIB = ("--memory-budget", "8MiB", "--heads", "8", "--head-dim", "64", "--threads", "1")
 
@@ -299,6 +299,8 @@ def test_a_search_with_a_wrong_output_ends_with_3(capfd: Capture) -> None:
     command = ["maxlen", "--impl", "bad-over-heads", "--memory-budget", "8MiB", "--ceiling", "8"]
     (found,) = document(capfd, *command, code=3)["results"]
     assert (found["limited_by"], found["failure_phase"]) == ("numerics", "check")
+    assert found["wrong_tokens"] == found["first_failure"]
+    assert found["runs"] == 4  # two lengths, each also with more memory
 
 
 @pytest.fixture

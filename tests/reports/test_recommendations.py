@@ -2,11 +2,14 @@
 
 import pytest
 
+from longseq_bench.analysis.searches import search_rows
 from longseq_bench.core.model import Record, Status
 from longseq_bench.reports.base import KINDS, Source
+from longseq_bench.reports.brief import search_brief, sweep_brief
 from longseq_bench.reports.sections import at_a_glance
 from longseq_bench.reports.sections.gains import where_it_pays
-from longseq_bench.reports.sections.speeds import fastest
+from longseq_bench.reports.sections.lengths import lengths
+from longseq_bench.reports.sections.speeds import fastest, relative
 from tests import make
 from tests.reports.examples import single, timing, timings
 from tests.reports.reading import cells
@@ -45,6 +48,51 @@ def test_the_fastest_of_several_densities_is_compared_with_those_of_its_own() ->
     assert tie.endswith(" at 8k: no significant difference")
     assert describe_fastest(half, quick, slow).endswith(" at 8k, 2× as fast as d")
     assert describe_fastest(half, quick).endswith(" at 8k, the only one timed at this density")
+
+
+SKIPPED = {
+    "every_row_checked": ["matching scores"], "every_row_skipped": {"equal scores": "much work"},
+}  # fmt: skip
+
+
+def test_a_claim_says_what_the_check_left_out_and_tables_have_a_column() -> None:
+    unseen = {"every_row_checked": [], "every_row_skipped": {"equal scores": "much work"}}
+    records = [
+        single("a", TOKENS, 0.1, facts=SKIPPED),
+        single("b", TOKENS, 0.2, facts={"judged_as": "bfloat16"}),
+        single("c", TOKENS, 0.3, facts=unseen),
+        single("d", TOKENS, 0.4, facts={"every_row_checked": ["equal scores"]}),
+    ]
+    source = Source(records)
+    limits = ["without equal scores", "judged as bfloat16", "not every row", None]
+    assert [row.check_limits for row in source.rows] == limits
+    assert describe_fastest(*records).startswith("a (check: without equal scores) at 8k, ")
+    (row,) = cells(fastest(source).tables[0])
+    assert row["Fastest"] == "a (check: without equal scores)"
+    for found in (relative(source), lengths(source), sweep_brief(records).sections[0]):
+        assert [row["Check"] for row in cells(found.tables[0])] == limits
+
+
+def test_the_longest_says_what_the_check_left_out_and_where_outputs_are_wrong() -> None:
+    passed = make.outcome(peak=1.0, pass_time=0.1, facts=SKIPPED)
+    of = make.trial("a", memory_budget=2**26, repeats=0)
+    runs = [make.record(of.at(1024).replace(round=n), passed, purpose="confirm") for n in (0, 1)]
+    longer = make.step(2048, "wrong", "edge", "row 0 is NaN", "check", of=of)
+    assert search_brief(runs).sections[-1].points == [
+        "a (check: without equal scores) takes 1k tokens, 12.5 % of the floor, confirmed by 1 "
+        "further run; no longer length failed: this is where the search stopped, not a limit."
+    ]
+    found = search_brief([*runs, longer])
+    assert [row["Check"] for row in cells(found.sections[0].tables[0])] == ["without equal scores"]
+    assert found.sections[-1].points == [
+        "WRONG from 2k tokens on: a, right up to 1k tokens, confirmed by 1 further run; "
+        "row 0 is NaN."
+    ]
+    (figure,) = at_a_glance.longest(Source([*runs, longer]))
+    assert figure.words == "a (check: without equal scores), WRONG from 2k tokens on"
+    later = make.record(of.at(4096), passed, purpose="probe")
+    (row,) = search_rows([*runs, longer, later])
+    assert (row.max_tokens, row.wrong_tokens) == (1024, 2048)  # a pass above a wrong output
 
 
 def on_two_ranks(name: str, tokens: int, end: float | Status, n: int = 9) -> list[Record]:

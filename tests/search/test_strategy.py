@@ -9,6 +9,7 @@ from longseq_bench.analysis.searches import search_rows
 from longseq_bench.core.cost import floor_tokens
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Outcome, Record, Trial
+from longseq_bench.reports.sections.failures import describe_search
 from longseq_bench.runner import Watcher, run_schedule
 from longseq_bench.search.prediction import Predictor, RateModel
 from longseq_bench.search.strategy import Schedule, Step, maxlen, scaling, sweep
@@ -93,12 +94,60 @@ def test_after_a_wrong_output_every_run_is_timed_and_so_checked_in_full() -> Non
         return machine_for(7000)(trial)
 
     trial = make.trial("ring", memory_budget=64 * MIB, repeats=0)
-    steps, records = by_hand(maxlen([trial]), machine)
+    steps, records = by_hand(maxlen([trial], ceiling=5000), machine)
     first_wrong = [r.outcome.status for r in records].index("wrong")
     assert steps[first_wrong].purpose == "confirm"
     assert not any(s.trial.repeats for s in steps[:first_wrong])
     assert all(s.trial.repeats for s in steps[first_wrong + 1 :])
     assert steps[-1].trial.workload.seq_len <= 3000
+
+
+def wrong_from(tokens: int, is_seen: Callable[[Trial], bool] = lambda trial: True) -> Machine:
+    """A machine with memory for 7,000 tokens, and wrong outputs from `tokens` on, if `is_seen`."""
+
+    def machine(trial: Trial) -> Outcome:
+        is_wrong = tokens <= trial.workload.seq_len <= 7000 and is_seen(trial)
+        return make.outcome("wrong", "bad", "check") if is_wrong else machine_for(7000)(trial)
+
+    return machine
+
+
+@pytest.mark.parametrize("predicts", [False, True])
+@pytest.mark.parametrize(
+    ("machine", "right", "runs"),
+    [
+        (wrong_from(1), False, 2), (wrong_from(1500), True, 3),
+        # only in passes that check every row: the first ones pass
+        (wrong_from(1000, lambda trial: bool(trial.repeats or trial.round)), True, 6),
+    ],
+)  # fmt: skip
+def test_two_wrong_outputs_at_lengths_far_apart_end_a_search(
+    machine: Machine, right: bool, runs: int, predicts: bool
+) -> None:
+    trial = make.trial("ring", memory_budget=64 * MIB, repeats=0)
+    predictor = simulate()[1] if predicts else None
+    steps, records = by_hand(maxlen([trial], 7000, predictor), machine)
+    assert len(steps) <= runs
+    wrong = sorted(r.trial.workload.seq_len for r in records if r.outcome.status == "wrong")
+    assert wrong[-1] >= 2 * wrong[0]
+    (row,) = search_rows(records)
+    assert row.wrong_tokens == row.first_failure == wrong[0]
+    assert (0 < row.max_tokens < wrong[0]) if right else row.max_tokens == 0
+    sentence = describe_search(row, {})
+    assert sentence.startswith("WRONG from ")
+    assert (", right up to " in sentence) == right
+    assert sentence.endswith("; bad.")
+
+
+@pytest.mark.parametrize("predicts", [False, True])
+def test_outputs_that_are_wrong_near_the_limit_only_still_close_the_bracket(predicts: bool) -> None:
+    trial = make.trial("ring", memory_budget=64 * MIB, repeats=0)
+    predictor = simulate()[1] if predicts else None
+    _, records = by_hand(maxlen([trial], None, predictor), wrong_from(6000))
+    (row,) = search_rows(records)
+    assert row.max_tokens < 6000 <= row.wrong_tokens <= row.max_tokens + 64
+    assert row.confirmations
+    assert "right up to" in describe_search(row, {})
 
 
 def test_a_search_never_asks_beyond_its_ceiling_or_twice_the_floor() -> None:

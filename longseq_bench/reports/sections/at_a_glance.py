@@ -165,6 +165,7 @@ _COLUMNS = (
     ValueColumn("Pairs seen", "share", _density),
     ValueColumn("Time", "seconds", lambda line: line.timed and time_or_status(line.timed)),
     ValueColumn("Unstable", "text", lambda line: line.timed and line.timed.unstable),
+    ValueColumn("Check", "text", lambda line: line.timed and line.timed.check_limits),
     ValueColumn(
         "Peak memory",
         "bytes",
@@ -192,7 +193,7 @@ def longest(source: Source) -> Figures:
     for kind, rows in found.items():
         best = max(rows, key=lambda row: row.max_tokens)
         ties = find_longest_ties([row for row in rows if table_key(row) == table_key(best)])
-        names = join_names(row.name for row in ties) + (f": {TIE}" if len(ties) > 1 else "")
+        names = join_names(row.claim_name for row in ties) + (f": {TIE}" if len(ties) > 1 else "")
         words = f"{names}{source.where(ties[0])}, {_cause(ties[0])}"
         tokens = f"{format_tokens(ties[0].max_tokens)} tokens"
         yield KeyFigure(f"Longest{_kind(kind, found)}", tokens, words)
@@ -200,7 +201,7 @@ def longest(source: Source) -> Figures:
         return
     swept = most_shared(row for row in source.rows if row.is_full_pass)
     if most := max((row.tokens for row in swept if row.is_ok), default=0):
-        names = join_names(row.name for row in swept if row.is_ok and row.tokens == most)
+        names = join_names(row.claim_name for row in swept if row.is_ok and row.tokens == most)
         failed = any(row.tokens > most for row in swept)
         end = "all longer ones failed" if failed else "the longest tried"
         words = f"{names}{source.where(swept[0])}; {end}"
@@ -215,7 +216,9 @@ def _kind(kind: str, found: Iterable[str]) -> str:
 def _cause(row: SearchRow) -> str:
     """Return what limits a search: "stopped by memory", "stopped by the 30 s limit; ..."."""
     words = "no longer length failed"
-    if row.first_failure is not None:
+    if row.wrong_tokens:
+        words = f"WRONG from {format_tokens(row.wrong_tokens)} tokens on"
+    elif row.first_failure is not None:
         is_limit = row.limited_by == "time" and row.time_budget
         limit = f"the {format_limit(require(row.time_budget))} limit" if is_limit else ""
         words = f"stopped by {limit or row.limited_by}"
@@ -251,23 +254,23 @@ def describe_fastest(rows: Iterable[SweepRow]) -> str:
     density = f" ({format_share(first.token_density)} seen)" if first.token_density else ""
     at = f"{density if first.is_sparse else ''} at {format_tokens(first.tokens)}"
     if first.samples < 2:
-        return f"{first.name}{at}, one pass, no interval"
+        return f"{first.claim_name}{at}, one pass, no interval"
     same = next(group for group in group_by_density([first, *others]) if first in group)
     timed = [row for row in same if row.samples > 1]
     ties = find_ties(timed, "time_low_s", "time_high_s")
     if len(ties) > 1:
-        return f"{join_names(row.name for row in ties)}{at}: {TIE}"
+        return f"{join_names(row.claim_name for row in ties)}{at}: {TIE}"
     if len(timed) == 1:
-        return f"{first.name}{at}, the only one timed{' at this density' if others else ''}"
+        return f"{first.claim_name}{at}, the only one timed{' at this density' if others else ''}"
     ratio = format_ratio(require(timed[1].time_s) / require(first.time_s))
-    return f"{first.name}{at}, {ratio} as fast as {timed[1].name}"
+    return f"{first.claim_name}{at}, {ratio} as fast as {timed[1].name}"
 
 
 def least_memory(source: Source) -> Figures:
     """Yield the lowest peak."""
     if known := [row for row in _shared(source) if row.peak_bytes]:
         peak = min(require(row.peak_bytes) for row in known)
-        names = join_names(row.name for row in known if row.peak_bytes == peak)
+        names = join_names(row.claim_name for row in known if row.peak_bytes == peak)
         value = f"{format_bytes(peak)}{' a rank' if has_several_ranks(known) else ''}"
         words = f"{names} at {format_tokens(known[0].tokens)}{source.where(known[0])}"
         yield KeyFigure("Least memory", value, words)
@@ -286,7 +289,7 @@ def best_speedup(source: Source) -> Figures:
     interval = "(one pass, no interval)"
     if isinstance(ratio, Spread):
         interval = f"({format_ratio(ratio.low)} to {format_ratio(ratio.high)})"
-    words = f"{best.name} at {format_tokens(best.tokens)}{source.where(best)}"
+    words = f"{best.claim_name} at {format_tokens(best.tokens)}{source.where(best)}"
     if len(ties) > 1:
         words += f"; {TIE} from {len(ties) - 1} more"
     label = "Best speed-up" if require(best.speedup) >= 1 else "Least slow-down"

@@ -143,6 +143,15 @@ def index_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
 
 def describe_search(row: SearchRow, one_rank: Mapping[Hashable, SearchRow]) -> str:
     """Return the answer of a search as a sentence.  one_rank: from `index_one_rank`."""
+    runs = f"confirmed by {row.confirmations:,} further run{'s' * (row.confirmations != 1)}"
+    runs = runs if row.confirmations else UNCONFIRMED
+    if row.wrong_tokens:
+        is_first = row.first_failure == row.wrong_tokens
+        return join_words(
+            f"WRONG from {format_tokens(row.wrong_tokens)} tokens on: {row.name}",
+            f"right up to {format_tokens(row.max_tokens)} tokens" if row.max_tokens else "",
+            runs if row.max_tokens else "no length passed",
+        ) + (f"; {row.failure_reason}." if is_first else ".")
     limit = "no longer length failed: this is where the search stopped, not a limit"
     if row.first_failure is not None:
         adds = row.failure_phase and row.failure_phase != row.limited_by
@@ -155,11 +164,10 @@ def describe_search(row: SearchRow, one_rank: Mapping[Hashable, SearchRow]) -> s
         return f"{row.name}: {tokens} fit in memory; not checked or timed."
     one = one_rank.get(row.ranks_key) if row.world_size > 1 else None
     floor, gain = row.fraction_of_floor, one and one.max_tokens and row.max_tokens / one.max_tokens
-    runs = f"confirmed by {row.confirmations:,} further run{'s' * (row.confirmations != 1)}"
     words = join_words(
-        f"{row.name} takes {tokens}",
+        f"{row.claim_name} takes {tokens}",
         "" if floor is None else f"{format_share(floor)} of the floor",
         f"{format_ratio(gain)} one rank's" if gain else "",
-        runs if row.confirmations else UNCONFIRMED,
+        runs,
     )
     return f"{words}; {limit}."
