@@ -67,21 +67,7 @@ class Result:
     wrong: bool = False
 
 
-@dataclass(frozen=True)
-class Bracket:
-    """The result of a search.
-
-    passed: the longest length that passed (0: none).  failed: the shortest failed length above it
-    (None: nothing failed up to the ceiling).
-    """
-
-    passed: int
-    failed: int | None
-    predicted: int | None
-    confirmations: int
-
-
-Search = Generator[Request, Result, Bracket]
+Search = Generator[Request, Result, History]
 Steps = Generator[Request, Result, None]
 
 
@@ -96,14 +82,14 @@ def tolerance(tokens: int, contradictions: int = 0) -> int:
 
 
 def find_longest(start: int, ceiling: int, expected: ExpectedLoads | None = None) -> Search:
-    """Yield lengths to run, receive their results, return the bracket.
+    """Yield lengths to run, receive their results, return the history.
 
     start: a length that is probably small enough.  ceiling: the longest length to request.
     """
     search = _BracketSearch(start, ceiling, expected)
     if search.first:
         yield from _down_from(search, search.first)
-    shorter = min(start, ceiling, (search.high or start + 1) - 1)
+    shorter = min(start, ceiling, (search.history.high or start + 1) - 1)
     if search.wants_first and shorter:
         yield from _first_steps(search, shorter)
     while not search.hopeless:
@@ -111,11 +97,10 @@ def find_longest(start: int, ceiling: int, expected: ExpectedLoads | None = None
         if step is not None:
             yield from search.run(step)
         elif search.wants_confirmation and search.runs < MAX_RUNS + MAX_CONFIRMATIONS:
-            yield from search.run(search.low, "confirm")
+            yield from search.run(search.history.low, "confirm")
         else:
             break
-    confirmations = max(0, search.history.passes[search.low] - 1)
-    return Bracket(search.low, search.high, search.predicted, confirmations)
+    return search.history
 
 
 def _down_from(search: "_BracketSearch", first: int) -> Steps:
@@ -137,9 +122,9 @@ def _first_steps(search: "_BracketSearch", start: int) -> Steps:
         step = max(1, step // MUCH_SHORTER)
         yield from search.run(step, "probe")
     if history.loads and not history.wrong and not search.hopeless:
-        top = search.ceiling + 1 if search.high is None else search.high
-        second = min(search.low * 4, (search.low + top) // 2)
-        if second > search.low:
+        low, high = history.low, history.high
+        second = min(low * 4, (low + (search.ceiling + 1 if high is None else high)) // 2)
+        if second > low:
             yield from search.run(second, "probe")
 
 
@@ -155,16 +140,6 @@ class _BracketSearch:
         self._misses = 0  # failed runs in a row: how often the model was wrong
         self._contradictions = 0
         self._right = 0  # longest length that passed after a wrong output
-
-    @property
-    def low(self) -> int:
-        """The longest length that passes; 0 if there is none."""
-        return self.history.low
-
-    @property
-    def high(self) -> int | None:
-        """The shortest failed length above it; None if nothing failed there."""
-        return self.history.high
 
     @property
     def wants_first(self) -> bool:
@@ -183,10 +158,10 @@ class _BracketSearch:
         if self.history.is_tied(tokens):
             return "confirm"
         near = self.predicted is not None and tokens > 0.9 * self.predicted
-        return "edge" if near or self.high is not None else "probe"
+        return "edge" if near or self.history.high is not None else "probe"
 
     def _learn(self, tokens: int, result: Result) -> None:
-        low, history = self.low, self.history
+        low, history = self.history.low, self.history
         self.hopeless = self.hopeless or result.hopeless
         self.runs += 1
         if result.wrong:
@@ -218,12 +193,12 @@ class _BracketSearch:
     @property
     def wants_confirmation(self) -> bool:
         """Return True while the winner has not passed again in another process."""
-        return self.low > 0 and self.history.passes[self.low] <= CONFIRMATIONS
+        return self.history.low > 0 and self.history.passes[self.history.low] <= CONFIRMATIONS
 
     @property
     def may_narrow(self) -> bool:
         """Return False once the runs, or the time of a time-limited search, are used up."""
-        low, high = self.low, self.high
+        low, high = self.history.low, self.history.high
         if low == 0 or high is None or not self._high_is_late:
             return self.runs < MAX_RUNS
         wide = high - low > MAX_SPREAD * low
@@ -231,24 +206,24 @@ class _BracketSearch:
 
     @property
     def _high_is_late(self) -> bool:
-        return self.high is not None and self.high not in self.history.failures
+        return self.history.high is not None and self.history.high not in self.history.failures
 
     def _width(self) -> int:
         """Return the width of a closed bracket: the tolerance, or the spread of the time edges."""
-        width = tolerance(self.low, self._contradictions)
+        width = tolerance(self.history.low, self._contradictions)
         edges = self.model.time_edges()
         if not edges or not self._high_is_late:
             return width
         middle = median(edges)
         # twice the median deviation: the range of two estimates; with three it ignores an outlier
         spread = 2 * median([abs(edge - middle) for edge in edges])
-        return max(width, int(min(spread, MAX_SPREAD * self.low)))
+        return max(width, int(min(spread, MAX_SPREAD * self.history.low)))
 
     # ---- the next length -----------------------------------------------------------------------
 
     def next(self) -> int | None:
         """Return the next length to run; None if the bracket is closed or the ceiling passed."""
-        low, high = self.low, self.high
+        low, high = self.history.low, self.history.high
         if high is not None and self.history.is_tied(high):
             return high
         if high in self.history.wrong and self._right < high // FAR_APART:
@@ -268,9 +243,9 @@ class _BracketSearch:
         if low == 0:
             return top // MUCH_SHORTER
         edge, limit = self.model.edge() or (0, "")
-        if not edge and self.high is None:
+        if not edge and self.history.high is None:
             return low * MAX_GROWTH
-        edge_is_outside = edge >= top and self.high is not None
+        edge_is_outside = edge >= top and self.history.high is not None
         if not edge or self._misses > 1 or edge_is_outside:
             return self._between(low, top)
         if limit == "time" and edge > 4 * low:

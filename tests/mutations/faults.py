@@ -143,7 +143,7 @@ _SEARCH = (
           "max(history.wrong) >= FAR_APART", "max(history.wrong) >= 99",
           ("tests/search/test_strategy.py",)),
     Fault("no-confirmation", "search", "search/bracket.py",
-          "passes[self.low] <= CONFIRMATIONS", "passes[self.low] < CONFIRMATIONS",
+          "passes[self.history.low] <= CONFIRMATIONS", "passes[self.history.low] < CONFIRMATIONS",
           ("tests/search/test_bracket.py",)),
     Fault("beyond-the-ceiling", "search", "search/bracket.py",
           "self._guess(low, self.ceiling + 1), self.ceiling)",

@@ -15,12 +15,11 @@ from longseq_bench.search.bracket import (
     CONFIRMATIONS,
     MAX_CONFIRMATIONS,
     MAX_RUNS,
-    Bracket,
     Request,
     Result,
     find_longest,
 )
-from longseq_bench.search.edge_model import ExpectedLoads
+from longseq_bench.search.edge_model import ExpectedLoads, History
 
 Machine = Callable[[int], Result]
 CEILING = 2**30
@@ -28,9 +27,9 @@ CEILING = 2**30
 
 @dataclass
 class SearchLog:
-    """A finished search: its bracket, and the request and result of every run."""
+    """A finished search: its history, and the request and result of every run."""
 
-    bracket: Bracket
+    history: History = field(default_factory=History)
     requests: list[Request] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)
@@ -43,7 +42,7 @@ def run(
     expected: ExpectedLoads | None = None,
 ) -> SearchLog:
     """Run a search to its end; a search that does not end is a failure."""
-    search, log = find_longest(start, ceiling, expected), SearchLog(Bracket(0, None, None, 0))
+    search, log = find_longest(start, ceiling, expected), SearchLog()
     request = next(search)
     for _ in range(MAX_RUNS + MAX_CONFIRMATIONS):
         assert 1 <= request.tokens <= ceiling
@@ -56,32 +55,32 @@ def run(
         try:
             request = search.send(result)
         except StopIteration as done:
-            log.bracket = done.value
+            log.history = done.value
             return log
     raise AssertionError(f"no end after {len(log.requests)} runs: {log.requests[-5:]}")
 
 
 def assert_promises(log: SearchLog, ceiling: int = CEILING, share: float = 0.16) -> None:
     """Check what is true on every machine. share: maximum width of the bracket, for noise."""
-    bracket = log.bracket
+    history = log.history
     winners = {n for n in log.passed if n not in log.failed}
-    assert bracket.passed == max(winners, default=0)
-    assert bracket.failed == min((n for n in log.failed if n > bracket.passed), default=None)
-    assert bracket.confirmations == max(0, log.passed.count(bracket.passed) - 1)
+    assert history.low == max(winners, default=0)
+    assert history.high == min((n for n in log.failed if n > history.low), default=None)
+    assert history.passes[history.low] == log.passed.count(history.low)
     if len(log.requests) < MAX_RUNS:
         assert_closed(log, ceiling, share)
 
 
 def assert_closed(log: SearchLog, ceiling: int = CEILING, share: float = 0.01) -> None:
     """Check that the winner is confirmed, and that a failure or the ceiling is right above it."""
-    bracket = log.bracket
-    if bracket.passed:
-        assert bracket.confirmations >= CONFIRMATIONS
+    history = log.history
+    if history.low:
+        assert history.passes[history.low] > CONFIRMATIONS
         assert log.requests[-1].purpose == "confirm"
-    if bracket.failed is None:
-        assert bracket.passed == ceiling
+    if history.high is None:
+        assert history.low == ceiling
     else:
-        assert bracket.failed - bracket.passed <= max(64, share * bracket.passed)
+        assert history.high - history.low <= max(64, share * history.low)
 
 
 def loads_of(n: int, memory: float, seconds: float) -> Result:
@@ -162,7 +161,7 @@ def test_a_machine_without_noise_is_always_closed_and_confirmed() -> None:
 def test_a_hopeless_run_ends_the_search_at_once() -> None:
     log = run(lambda n: Result(False, hopeless=True))
     assert len(log.requests) == 1
-    assert log.bracket == Bracket(0, log.requests[0].tokens, None, 0)
+    assert (log.history.low, log.history.high) == (0, log.requests[0].tokens)
 
 
 # ---- limited by time on a noisy machine ---------------------------------------------------------
@@ -170,7 +169,7 @@ def test_a_hopeless_run_ends_the_search_at_once() -> None:
 
 def run_timed_search(
     draw: random.Random, noise: float, spikes: float = 0.0, uncertainty: float = 0.0
-) -> tuple[Bracket, dict[int, list[float]]]:
+) -> tuple[History, dict[int, list[float]]]:
     """Search on a machine with noisy times: normal noise, and slow runs (share `spikes`).
 
     uncertainty: the factor by which expected times may be wrong; 0: nothing is expected. A run that
@@ -203,10 +202,10 @@ def test_the_winner_is_in_time_by_the_median_of_its_runs(
 ) -> None:
     """150 machines each, judged by the times of the machine."""
     for seed in range(150):
-        bracket, runs = run_timed_search(random.Random(seed), noise, spikes, uncertainty)
+        history, runs = run_timed_search(random.Random(seed), noise, spikes, uncertainty)
         passed = {n for n, times in runs.items() if sum(t <= 1 for t in times) > len(times) / 2}
-        assert bracket.passed == max(passed, default=0)
-        assert bracket.failed == min((n for n in runs if n > bracket.passed), default=None)
+        assert history.low == max(passed, default=0)
+        assert history.high == min((n for n in runs if n > history.low), default=None)
 
 
 # ---- with expected loads -----------------------------------------------------------------------
