@@ -45,6 +45,8 @@ def state(folder: Path) -> dict[str, bytes]:
          (["--impl", "ring", "--keep", "inputs"],
           "keep=inputs needs mode=train: a forward pass keeps nothing"),
         (["--impl", "ring", "-o", "chunk"], "option 'chunk' can't be read; write chunk=VALUE"),
+        (["--impl", "ring", "-o", "chunk=1k", "-o", "chunk=2k"],
+         "option chunk is given twice, as '1k' and '2k'"),
         (["--impl", "sdpa", "--ceiling", "12q"],
          "--ceiling '12q' can't be read; write 4096, 4k or 1M"),
         (["--impl", "ring", "--world-size", "4", "--ceiling", "3"],

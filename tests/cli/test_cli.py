@@ -131,6 +131,9 @@ def test_list_has_options_defaults_and_reasons(capfd: Capture) -> None:
     chunk = next(o for o in known["ring"]["options"] if o["name"] == "chunk")
     assert (chunk["kind"], chunk["default"], chunk["optional"]) == ("int", None, True)
     assert chunk["help"]
+    (odd,) = known["bad-refuses"]["options"]
+    assert (odd["name"], odd["kind"], odd["help"]) == ("odd", "bool", "odd lengths too")
+    assert known["bad-refuses"]["source"] == "misbehaving"
     assert "no_such_name" in known["bad-import"]["unavailable"]["cpu"]
     assert "cpu" not in known["sdpa"]["unavailable"]
     assert run(["list"]) == 0

@@ -259,19 +259,6 @@ def test_assignments_are_names_and_text() -> None:
     assert found == {"sparsity": "0.99", "segments": "1024,2048", "mix": "a=b"}
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        (["sparsity"], "option 'sparsity' can't be read; write sparsity=VALUE"),
-        (["chunk=1k", "chunk=2k"], "option chunk is given twice, as '1k' and '2k'"),
-    ],
-)
-def test_bad_assignments_are_refused(given: list[str], sentence: str) -> None:
-    with pytest.raises(UserError) as caught:
-        parse_assignments(given)
-    assert str(caught.value) == sentence
-
-
 # ---- models ------------------------------------------------------------------------------------
 
 

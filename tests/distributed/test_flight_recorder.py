@@ -74,28 +74,23 @@ in_a_wait()
 """
 
 
-def stack_of(entries: list[Any], waits_in: str) -> list[str]:
-    """Return the stack of a process that waits outside of Python, asked for as in a hang."""
+@pytest.mark.parametrize("waits_in", ["read", "lock"])
+def test_a_waiting_process_writes_its_stack_and_then_its_collective(waits_in: str) -> None:
+    """Its main thread runs no Python meanwhile."""
     output = OutputFile()
-    command = [sys.executable, "-c", RANK, json.dumps(entries), waits_in]
+    entries = json.dumps([DONE, entry(2, "started")])
+    command = [sys.executable, "-c", RANK, entries, waits_in]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output.fileno()
     )
     try:
         assert process.stdout
         assert process.stdout.readline() == b"ready\n"
-        found = read_stacks({0: process.pid}, {0: output})[0]
+        lines = read_stacks({0: process.pid}, {0: output})[0]
         assert process.poll() is None
-        return found
     finally:
         process.kill()
         process.communicate()
         output.close()
-
-
-@pytest.mark.parametrize("waits_in", ["read", "lock"])
-def test_a_waiting_process_writes_its_stack_and_then_its_collective(waits_in: str) -> None:
-    """Its main thread runs no Python meanwhile."""
-    lines = stack_of([DONE, entry(2, "started")], waits_in)
     assert lines[0].endswith(" in_a_wait")
     assert lines[-1] == f"{COLLECTIVE}all_reduce #12 {COLLECTIVE_WAITS}"

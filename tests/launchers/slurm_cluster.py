@@ -1,12 +1,14 @@
 """A real Slurm cluster on one machine: munged, slurmctld, and two hosts with a slurmd each.
 
-The hosts n1 and n2 are network namespaces (netns.py) with their own names; slurmctld runs on n1.
-Files are shared, as on a cluster with a shared home. Needs root and Debian's `slurm-wlm munge`.
+The hosts n1 and n2 are network namespaces with their own names; slurmctld runs on n1.
+Files are shared, as on a cluster with a shared home. Needs root and Debian's `slurm-wlm munge
+iproute2`.
 Everything is in a temporary folder. Nothing outside it changes, and `close` ends every process.
 """
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +21,6 @@ from pathlib import Path
 import psutil
 
 from tests.cli.sweep_process import MARK, processes_of
-from tests.launchers import netns
 
 NODES = ("n1", "n2")
 PATIENCE_S, SOON_S, START_S = 120.0, 10.0, 20.0
@@ -58,10 +59,54 @@ ENTER = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
 
 def unavailable_reason() -> str | None:
     """Return why no cluster can be started here, or None. It tries the namespaces."""
-    for program in ("slurmctld", "slurmd", "munged", "srun"):
+    for program in ("slurmctld", "slurmd", "munged", "srun", "ip"):
         if not shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin"):
-            return f"no {program} here (Debian: slurm-wlm munge)"
-    return netns.unavailable_reason()
+            return f"no {program} here (Debian: slurm-wlm munge iproute2)"
+    try:
+        Hosts().close()
+    except subprocess.CalledProcessError as error:
+        return f"no network namespaces here: {error.stderr.strip()}"
+    return None
+
+
+class Hosts:
+    """Two hosts made of network namespaces: an interface `eth` each, and a cable between them.
+
+    Only the network is of its own: files and processes are this machine's.
+    """
+
+    def __init__(self) -> None:
+        tag = uuid.uuid4().hex[:6]
+        subnet = f"10.77.{int(tag[:2], 16)}"
+        self.names = [f"longseq-{tag}-{i}" for i in range(2)]
+        self.addresses = [f"{subnet}.1", f"{subnet}.2"]
+        try:
+            for name in self.names:
+                _do("ip", "netns", "add", name)
+            _do(
+                "ip", "link", "add", "eth", "netns", self.names[0], "type", "veth",
+                "peer", "name", "eth", "netns", self.names[1],
+            )  # fmt: skip
+            for name, address in zip(self.names, self.addresses, strict=True):
+                _do("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth")
+                _do("ip", "-n", name, "link", "set", "lo", "up")
+                _do("ip", "-n", name, "link", "set", "eth", "up")
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Remove both, and what still runs on them."""
+        for name in self.names:
+            found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+            for pid in found.stdout.split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def _do(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 class Cluster:
@@ -77,7 +122,7 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._mark = uuid.uuid4().hex
         self._daemons: list[subprocess.Popen[bytes]] = []
-        self.hosts = netns.Hosts()
+        self.hosts = Hosts()
         try:
             self._start()
         except BaseException:

@@ -9,7 +9,6 @@ import time
 import psutil
 import pytest
 
-from longseq_bench.core.errors import UnknownNameError
 from longseq_bench.core.model import Outcome, Trial, environment_failure, is_environment_failure
 from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.local import LocalLauncher
@@ -114,17 +113,6 @@ def test_output_of_a_trial_does_not_reach_the_terminal(
     outcome = run(launcher, "bad-segfault")
     assert "Segmentation fault" in " ".join(outcome.facts["output"])
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_plug_in_is_listed_with_its_options_and_source(launcher: LocalLauncher) -> None:
-    entry = launcher.catalogue().entry("bad-refuses")
-    assert entry.source == "misbehaving"
-    assert [(o.name, o.kind, o.default, o.help) for o in entry.options] == [
-        ("odd", "bool", False, "odd lengths too")
-    ]
-    assert "no_such_name" in launcher.catalogue().entry("bad-import").unavailable["cpu"]
-    with pytest.raises(UnknownNameError, match="'bad-exits'"):
-        launcher.catalogue().entry("bad-exit")
 
 
 def attempts(*outcomes: Outcome) -> tuple[LocalLauncher, list[int | None]]:

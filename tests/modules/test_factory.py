@@ -116,11 +116,6 @@ def test_distributed_needs_the_ranks_to_be_connected() -> None:
 # ---- errors ------------------------------------------------------------------------------------
 
 
-def test_the_old_sparsity_ratio_is_refused() -> None:
-    with pytest.raises(UserError, match=r"variant=base: it meant density.*; write sparsity,"):
-        create("base", sparsity_ratio=0.05)
-
-
 @pytest.mark.parametrize(
     ("variant", "options", "message"),
     [
@@ -129,6 +124,7 @@ def test_the_old_sparsity_ratio_is_refused() -> None:
         ("base", {"block": 0}, "block=0 in variant=base is not a whole number from 1 up"),
         ("base", {"causal": "x"}, "causal='x' in variant=base is neither true nor false"),
         ("base", {"sparsity": 99}, "sparsity 99 is outside"),
+        ("base", {"sparsity_ratio": 0.05}, "'sparsity_ratio' in variant=base: it meant density"),
         ("base", {"globals": 16}, "globals=16 is not supported by pattern=local-window"),
     ],
 )

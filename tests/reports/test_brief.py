@@ -8,6 +8,7 @@ from longseq_bench.core.model import Record
 from longseq_bench.reports.brief import scaling_brief, search_brief, sweep_brief
 from longseq_bench.reports.document import Document, Spread
 from tests import make
+from tests.reports.examples import failed
 from tests.reports.reading import cells
 
 MIB = 2**20
@@ -18,13 +19,8 @@ def run(name: str, ranks: int = 1, time: float = 0.1, **fields: Any) -> Record:
     """Six passes on each rank."""
     times = [time * (1 + i / 1000) for i in range(6)]
     each = {"time": times, "peak": 8 * MIB, "max_error": 1e-6, "flops": 1e9}
-    trial = make.trial(name, world_size=ranks, memory_budget=64 * MIB, **fields)
+    trial = make.trial(name, world_size=ranks, **fields)
     return make.record(trial, make.on_ranks(*[each] * ranks))
-
-
-def failed(name: str, status: Any, reason: str, **fields: Any) -> Record:
-    trial = make.trial(name, memory_budget=64 * MIB, **fields)
-    return make.record(trial, make.outcome(status, reason, "forward"))
 
 
 def rows_of(document: Document) -> list[dict[str, Any]]:
@@ -52,8 +48,8 @@ def test_rows_on_one_rank_have_no_columns_of_ranks() -> None:
 def test_failures_are_grouped_and_short() -> None:
     found = sweep_brief([
         run("sdpa"),
-        *(failed("dense", "oom", ALLOCATOR, seq_len=n) for n in (1024, 2048)),
-        failed("usp", "unsupported", "runs on two ranks"),
+        *(failed("oom", "dense", n, ALLOCATOR, phase="forward") for n in (1024, 2048)),
+        failed("unsupported", "usp", 4096, "runs on two ranks", phase="forward"),
     ])  # fmt: skip
     assert [row["Time"] for row in rows_of(found)[1:]] == ["out of memory"] * 2 + ["unsupported"]
     assert points_of(found) == [
@@ -67,7 +63,7 @@ def sparse(name: str, source: str) -> Record:
         time=[0.1] * 6, dense_time=[0.8] * 6, flops=0.05 * 1e12, dense_flops=1e12,
         density_achieved=0.3, facts={"dense": source},
     )  # fmt: skip
-    return make.record(make.trial(name, memory_budget=64 * MIB), outcome)
+    return make.record(make.trial(name), outcome)
 
 
 def test_a_share_of_ideal_has_the_source_of_its_dense_time() -> None:
