@@ -37,9 +37,6 @@ def session(out: Path, **settings: Any) -> Session:
     return Session(out, "cpu", dry_run=True, **settings)
 
 
-# ---- items -------------------------------------------------------------------------------------
-
-
 class Counted:
     """A step of named functions that counts its runs."""
 
@@ -152,9 +149,6 @@ def test_a_machine_without_a_usable_gpu_is_refused_with_the_reason(tmp_path: Pat
     assert command.find_gpu_problem(session(tmp_path)) is None
 
 
-# ---- speed -------------------------------------------------------------------------------------
-
-
 def test_a_sweep_is_cut_by_the_deadline_or_fails_with_all_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,9 +172,6 @@ def test_a_sweep_is_cut_by_the_deadline_or_fails_with_all_rows(
     assert [row["status"] for row in caught.value.figures["rows"]] == ["ok", "wrong"]
 
 
-# ---- faults ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("statuses", "left", "problem"),
     [
@@ -200,9 +191,6 @@ def test_a_fault_that_leaves_a_trace_fails(
     monkeypatch.setattr(faults, "FREE_WITHIN_S", 0.0)
     with pytest.raises(ItemFailed, match=problem):
         faults.provoke(call, faults.Fault("bad-eats", ("oom",)))
-
-
-# ---- tiles -------------------------------------------------------------------------------------
 
 
 def measured(job: list[Any]) -> Figures:
@@ -252,9 +240,6 @@ def test_tiles_continue_after_a_deadline_and_after_one_that_ends_the_process(
     assert start in (ROOT / "longseq_bench/data/tiles.csv").read_text()
 
 
-# ---- README ------------------------------------------------------------------------------------
-
-
 def test_the_readme_has_the_fastest_exact_attention_and_block_sparse_beside_it(
     tmp_path: Path,
 ) -> None:
@@ -273,9 +258,6 @@ def test_the_readme_has_the_fastest_exact_attention_and_block_sparse_beside_it(
     assert lines[0] == "| tokens | fastest exact | 32/8×128 |"
     assert lines[2] == "| 128k | train | 200 ms sdpa |"
     assert lines[-1] == "| 128k | train | 10 ms, 20× |"
-
-
-# ---- wheels ------------------------------------------------------------------------------------
 
 
 def call_with_wheels(out: Path, **wheels: str) -> str:

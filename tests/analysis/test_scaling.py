@@ -1,48 +1,14 @@
-"""Growth with tokens and ranks: theory, expectation and fitted exponents."""
+"""Growth with tokens and ranks: fitted exponents."""
 
 import math
-from typing import Any
 
 import pytest
 
-from longseq_bench.analysis.scaling import complexities, maxima_on_ranks, power_law
-from longseq_bench.analysis.searches import search_rows
+from longseq_bench.analysis.scaling import complexities, power_law
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import Record
 from tests import make
-
-MIB = 2**20
-
-
-def searched(
-    ranks: int, passed: int, failed: int, name: str = "ring", **fields: Any
-) -> list[Record]:
-    trial = make.trial(name, world_size=ranks, memory_budget=64 * MIB, repeats=0, **fields)
-    oom = make.outcome("oom", "no room", "forward")
-    return [
-        make.record(trial.at(passed), make.outcome(peak=1.0), purpose="edge"),
-        make.record(trial.at(failed), oom, purpose="edge"),
-    ]
-
-
-def test_maxima_have_theory_and_expectation_by_ranks() -> None:
-    records = searched(4, 25_000, 25_100) + searched(1, 8_000, 8_050) + searched(2, 15_000, 15_100)
-    found = maxima_on_ranks(search_rows(records))
-    floor = 64 * MIB // (2 * 16 * 64 * 4)
-    assert [(r.world_size, r.theory, r.expected, r.actual) for r in found] == [
-        (1, floor, 8_000, 8_000), (2, 2 * floor, 16_000, 15_000), (4, 4 * floor, 32_000, 25_000),
-    ]  # fmt: skip
-    assert {r.limited_by for r in found} == {"memory"}
-
-
-def test_without_one_rank_there_is_no_expectation() -> None:
-    records = searched(2, 15_000, 15_100) + searched(1, 9_000, 9_100, "ulysses")
-    records += searched(1, 7_000, 7_100, mode="train")
-    found = maxima_on_ranks(search_rows(records))
-    by_name = {(one.label, one.world_size, one.actual): one.expected for one in found}
-    assert by_name["ring", 2, 15_000] is None
-    assert by_name["ulysses", 1, 9_000] == 9_000
 
 
 def timed(tokens: int, ranks: int, seconds: float, name: str = "ring") -> Record:

@@ -55,9 +55,6 @@ def bad(status: Status, reason: str, phase: Phase = "forward", **facts: object) 
     return outcome(status, reason, phase, facts)
 
 
-# ---- the seconds of each phase ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_the_phases_of_a_trial_add_up_to_its_life(is_killed: bool) -> None:
     """Those of one kind are one figure: the passes of a trial are many."""
@@ -76,9 +73,6 @@ def test_the_phases_of_a_trial_add_up_to_its_life(is_killed: bool) -> None:
     found = one.outcome(103.5).facts["phase_s"]
     assert found == expected
     assert sum(found.values()) == 3.5
-
-
-# ---- ranks that do not meet ---------------------------------------------------------------------
 
 
 def test_ranks_that_do_not_connect_are_told_where_to_look() -> None:
