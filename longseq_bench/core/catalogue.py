@@ -109,13 +109,14 @@ class Catalogue(Frozen):
         return "bfloat16" if device == "cuda" and has_bfloat16 else "float32"
 
     def check_device(self, device: str) -> None:
-        """Raise UserError if this machine has no such device."""
-        info = self.devices[device]
-        if info.unavailable:
-            remedy = f"; {info.remedy}" if info.remedy else ""
+        """Raise UserError if there is no such device."""
+        info = self.devices.get(device)
+        if info is None or info.unavailable:
+            reason = info.unavailable if info else "this machine lists no such device"
+            remedy = f"; {info.remedy}" if info and info.remedy else ""
             available = [name for name, other in self.devices.items() if not other.unavailable]
             hint = f"; available: {', '.join(available)}" if available else ""
-            raise UserError(f"device {device} is not available: {info.unavailable}{remedy}{hint}")
+            raise UserError(f"device {device} is not available: {reason}{remedy}{hint}")
 
     def check_dtype(self, device: str, dtype: str) -> None:
         """Raise UserError if a device does not have a dtype."""
