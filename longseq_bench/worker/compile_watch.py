@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-_COMPILERS = {"triton", "torch._dynamo"}
-
 
 class CompileWatch:
     """A context manager that measures the seconds of compilation inside it, 0.0 if there was none.
@@ -15,15 +13,14 @@ class CompileWatch:
     Triton compiles a kernel for each new combination of types and constants, torch.compile a graph
     for each new shape that its guards refuse: the short warm-up pass does not meet all. Both call
     hooks before and after, also for a kernel from a cache on disk. What is outside them, such as
-    loading code on a GPU, is not counted. If Triton or torch's compiler is imported inside, which
-    this class doesn't do, there were no hooks: then all the time counts.
+    loading code on a GPU, is not counted. A compiler that is not imported yet has no hooks: the
+    warm-up pass imports those of a trial.
     """
 
     seconds = 0.0
 
     def __enter__(self) -> "CompileWatch":
-        self._start_s, self._depth = time.perf_counter(), 0
-        self._imported = _COMPILERS & sys.modules.keys()
+        self._depth = 0
         self._triton: Any = getattr(sys.modules.get("triton.knobs"), "runtime", None)
         self._torch: Any = getattr(sys.modules.get("torch._dynamo"), "callback_handler", None)
         if self._triton:
@@ -43,8 +40,6 @@ class CompileWatch:
             self._torch.remove_end_callback(self._end)
         if self._depth > 0:  # a compilation that failed has no end
             self.seconds += time.perf_counter() - self._begin_s
-        if self._imported != _COMPILERS & sys.modules.keys():
-            self.seconds = time.perf_counter() - self._start_s
 
     def _call(self, note: Callable[[], None], earlier: Any, *args: Any, **kwargs: Any) -> Any:
         note()
