@@ -43,7 +43,7 @@ def state(folder: Path) -> dict[str, bytes]:
         (["--impl", "ring", "--mode", "decode", "--keep", "nothing"],
          "keep=nothing has no meaning with mode=decode: the cache stays as it is"),
          (["--impl", "ring", "--keep", "inputs"],
-          "keep=inputs needs mode=train: a forward pass keeps nothing"),
+          "keep=inputs needs mode=train: a forward pass keeps nothing for a backward"),
         (["--impl", "ring", "-o", "chunk"], "option 'chunk' can't be read; write chunk=VALUE"),
         (["--impl", "ring", "-o", "chunk=1k", "-o", "chunk=2k"],
          "option chunk is given twice, as '1k' and '2k'"),

@@ -96,7 +96,8 @@ def test_a_trial_on_a_gpu_says_why_there_is_none(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_gpu_without_kernels_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, answer in {"init": None, "device_count": 1, "mem_get_info": (30, 80)}.items():
+    answers = {"init": None, "set_device": None, "device_count": 1, "mem_get_info": (30, 80)}
+    for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
     error = torch.AcceleratorError("CUDA error: no kernel image is available for execution on the")
     monkeypatch.setattr(torch, "ones", MagicMock(side_effect=error))

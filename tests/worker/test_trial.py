@@ -37,7 +37,7 @@ def test_a_wrong_output_is_a_result_with_its_error(
     outcome = run(launcher, name, tokens, {"kind": kind} if kind else {}, **fields)
     assert (outcome.status, outcome.phase, outcome.fits) == ("wrong", "check", None)
     if kind == "one NaN":
-        where = "row 2,998 of head 1 (batch row 0) is NaN; the reference is finite"
+        where = "row 1,503 of head 0 (batch row 0) is NaN; the reference is finite"
         assert outcome.reason == f"the output is not finite: {where}"
     else:
         assert (outcome.largest("max_error") or 0) > 2e-5
