@@ -1,15 +1,8 @@
 """Check every output row with inputs whose result is known in closed form, and timed passes.
 
-    constant values: for any pattern; the output alone.
-    equal scores:    for exact attention, gradients included. In float32 it shows a single key too
-                     many or too few in any output row.
-    matching scores: for attention in which a query sees its own position, with dv. It shows an
-                     output row that is another one's in any dtype, and a softmax without its
-                     maximum or with a limit on scores.
-
-special_inputs.py has the three. They cost O(N) next to the pass itself, at any length and over
-ranks. Sampled rows with random inputs (check.py) see what these can't: scores that are a little
-wrong.
+special_inputs.py and known_scores.py have the inputs, which cost O(N) next to the pass itself, at
+any length and over ranks. Sampled rows with random inputs (check.py) see what these can't: scores
+that are a little wrong.
 
 Letters: B batch, Hq heads, Hk kv_heads, N tokens, D head_dim.
 """
@@ -26,65 +19,47 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.shard import RankShard, find_rows, gather_shards, is_owner
 from longseq_bench.worker.check import GRADIENT_TOLERANCE, TINY, TOLERANCE, is_finite
+from longseq_bench.worker.known_scores import choose_inputs
 from longseq_bench.worker.passes import Pass
-from longseq_bench.worker.special_inputs import (
-    CHUNK,
-    MAX_FLOAT16_TOKENS,
-    ConstantValues,
-    EqualScores,
-    MatchingScores,
-    SpecialInputs,
-)
+from longseq_bench.worker.special_inputs import CHUNK, SpecialInputs
 
 
 class EveryRowCheck:
     """Gives a pass special inputs, and judges every row of this rank's results.
 
+    remaining: the inputs for passes of their own, after the warm-up; such a pass loses its inputs.
     done: the inputs that were tried.  reason: a sentence about rows that are wrong, or None.
     """
 
     def __init__(self, attention: Attention) -> None:
-        self._attention, w = attention, attention.workload
-        has_matrices = bool(attention.projections())
-        is_short = w.seq_len <= MAX_FLOAT16_TOKENS or attention.coarsest_dtype != "float16"
-        self._possible: list[SpecialInputs] = []
-        if attention.is_exact and is_short:
-            self._possible.append(EqualScores(w, with_gradients=not has_matrices))
-        # a module's matrices mix a code's bits
-        self._can_match = attention.sees_itself and not has_matrices
-        if self._can_match:
-            self._possible.append(MatchingScores(w))
+        self._attention = attention
+        self._first, *self.remaining = choose_inputs(attention)
         self.done: list[str] = []
         self.reason: str | None = None
 
     @property
-    def remaining(self) -> list[SpecialInputs]:
-        """Equal and matching scores, if possible and not tried yet. A pass loses its inputs."""
-        return [inputs for inputs in self._possible if inputs.name not in self.done]
+    def not_done(self) -> list[str]:
+        """The inputs that were not tried."""
+        return [i.name for i in (self._first, *self.remaining) if i.name not in self.done]
 
     @contextmanager
     def warm_up(self, pass_: Pass) -> Iterator[None]:
-        """Check the forward that is run in the block, and restore the inputs after it.
-
-        With constant values, unless matching scores are possible, and checked here only.
-        """
-        w = self._attention.workload
-        inputs: SpecialInputs = ConstantValues(w)
-        if self._can_match and not w.train:
-            inputs = MatchingScores(w)
-        with self.check(pass_, inputs):
+        """Check the forward that is run in the block, and restore the inputs after it."""
+        with self.check(pass_, self._first, forward_only=True):
             yield
         pass_.draw_again()
 
     @contextmanager
-    def check(self, pass_: Pass, inputs: SpecialInputs) -> Iterator[None]:
+    def check(
+        self, pass_: Pass, inputs: SpecialInputs, forward_only: bool = False
+    ) -> Iterator[None]:
         """Check the pass that is run in the block. The inputs stay as they are then."""
-        inputs.fill(self._attention, pass_)
+        inputs.fill(self._attention, pass_, forward_only)
         kept, pass_.keep_output = pass_.keep_output, True
         yield
         pass_.keep_output = kept
         reason = find_wrong_rows(self._attention, inputs, pass_)
-        self.done.append(inputs.name)
+        self.done += [inputs.name] if inputs.name not in self.done else []
         self.reason = self.reason or (reason and f"with {inputs.name}, {reason}")
         pass_.out = pass_.grads = None
 
@@ -110,51 +85,53 @@ def _describe_wrong_rows(
     """Compare every row of a result; an error is relative to the size of its row."""
     shard, dtype = attention.shard, attention.coarsest_dtype
     group = attention.workload.heads // attention.workload.kv_heads
-    allowed = TOLERANCE[dtype] if attention.projections() else inputs.allowed(name, dtype)
-    positions, heads = shard.queries, shard.heads
+    positions, heads, times = shard.queries, shard.heads, 1.0
     if name in ("dk", "dv"):
         positions, heads = shard.keys, shard.kv_heads
         # heads have the same inputs, so they round alike, and the errors of their sum add up
-        allowed *= max(1.0, group / 8)
+        times = max(1.0, group / 8)
     count, first = 0, ""
     for start in range(0, len(positions), CHUNK):
         own = slice(start, start + CHUNK)
-        rows, sizes = map(torch.from_numpy, inputs.expected(name, positions[own]))
-        of_all = _project(attention, rows, sizes, got.device)
+        at = torch.from_numpy(positions[own]).to(got.device)
+        rows, sizes = inputs.expected(name, at)
+        of_all = _project(attention, rows, sizes)
+        allowed = inputs.allowed(name, dtype, at) * times
+        if attention.projections():
+            allowed = torch.full_like(allowed, TOLERANCE[dtype])
         for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(heads)):
             factor = inputs.factor(b, head // group) if name == "out" else None
             expected, size = of_all
             if factor is not None:
-                factors = rows * factor, sizes * factor.max()
-                expected, size = _project(attention, *factors, got.device)
-            part = got[i, j, own].detach()
-            error = (part.double() - expected).abs().amax(-1) / size.clamp_min(TINY)
-            wrong = ~(error <= allowed)
+                factor = factor.to(rows)
+                expected, size = _project(attention, rows * factor, sizes * factor.max())
+            part = got[i, j, own].detach().float()
+            error = (part - expected.float()).abs().amax(-1) / size.clamp_min(TINY)
+            wrong = ~(error <= allowed.to(error))
             if not covers_all:
                 # a pattern may leave rows uncovered: their number was checked before
                 wrong &= (part != 0).any(-1)
             number = int(wrong.sum())
             if number and not count:
-                at = int(wrong.nonzero()[0])
-                first = f"token {positions[start + at]:,} of head {head} is {float(error[at]):.2g}"
+                n = int(wrong.nonzero()[0])
+                limit = float(allowed.expand(len(error))[n])
+                first = f"token {positions[start + n]:,} of head {head} is {float(error[n]):.2g}"
+                first += f" off (allowed {limit:.2g})"
             count += number
     if not count:
         return None
     total, what = got.shape[:3].numel(), "output" if name == "out" else name
-    wrong_rows = f"{count:,} of {total:,} rows of {what} are wrong"
-    return f"{wrong_rows}: {first} off (allowed {allowed:.2g})"
+    return f"{count:,} of {total:,} rows of {what} are wrong: {first}"
 
 
-def _project(
-    attention: Attention, rows: Tensor, sizes: Tensor, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _project(attention: Attention, rows: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
     """Multiply rows (n, D) by a module's matrices of v and out; return them and their sizes."""
     matrices = attention.projections()
     for name in ("v", "out"):
         if name in matrices:
-            rows = rows @ matrices[name].detach().cpu().double()
+            rows = rows @ matrices[name].detach().to(rows)
             sizes = rows.abs().amax(-1)
-    return rows.to(device), sizes.to(device)
+    return rows, sizes
 
 
 # ---- timed passes: each must give the result of the checked pass, for its own inputs -------------

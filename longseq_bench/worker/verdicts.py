@@ -32,7 +32,6 @@ from longseq_bench.distributed.shard import all_gather
 from longseq_bench.worker.check import UNIT, check, count_zero_rows, is_finite, row_slices
 from longseq_bench.worker.passes import Pass, TrialRun, run_forward, run_pass
 from longseq_bench.worker.row_check import EveryRowCheck, RepeatCheck
-from longseq_bench.worker.special_inputs import ConstantValues, MatchingScores
 
 _TRACE_LINES, _MAX_REASON = 12, 300
 """Lines of a traceback and letters of a reason; of a longer one the end is kept too, because NCCL
@@ -217,13 +216,8 @@ class Verdicts(TrialRun):
         if trial.device == "cuda":
             torch.cuda.empty_cache()
         skipped: dict[str, str] = {}
-        if attention.is_exact and not attention.sees_itself and not attention.projections():
-            skipped[MatchingScores.name] = "declared: a query does not see its own position"
         if reason := self._too_much_work():
-            names = [inputs.name for inputs in rows.remaining]
-            if not names and not rows.done:
-                names = [ConstantValues.name]
-            skipped |= dict.fromkeys(names, reason)
+            skipped = dict.fromkeys(rows.not_done, reason)
         else:
             if not rows.done:
                 with rows.warm_up(pass_):

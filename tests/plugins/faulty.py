@@ -31,7 +31,7 @@ class Faulty(Attention):
     """Exact attention with one fault."""
 
     summary = "for tests"
-    many_ranks = True
+    many_ranks = takes_masks = True
 
     def __init__(
         self, workload: Workload, group: Group, *, kind: Annotated[str, "the fault"] = "none"
@@ -72,7 +72,7 @@ class Faulty(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         w, group = self.workload, self.workload.heads // self.workload.kv_heads
-        plain = not {self.kind} & {*MASKS, *WEIGHTS}
+        plain = w.mask is None and not {self.kind} & {*MASKS, *WEIGHTS}
         if self.group.size == 1 and plain and self.kind != "kv heads in turn":
             return scaled_dot_product_attention(q, k, v, is_causal=w.causal, enable_gqa=True)
         if self.group.size > 1:
@@ -80,10 +80,12 @@ class Faulty(Attention):
         uses = torch.arange(w.heads)
         uses = uses % w.kv_heads if self.kind == "kv heads in turn" else uses // group
         own, keys = self.rows[:, None], torch.arange(w.seq_len)
-        visible = keys <= own if w.causal else torch.ones(len(own), w.seq_len, dtype=torch.bool)
+        visible = torch.from_numpy(self.multiplicity(self.shard.queries, keys.numpy(), 0))
         if change := MASKS.get(self.kind):
             visible = change(self, visible, own, keys)
-        scores = q.float() @ k[:, uses].float().transpose(-1, -2) / math.sqrt(w.head_dim)
+        q, k = q.float(), k[:, uses].float()
+        scores = q @ k.transpose(-1, -2) / math.sqrt(w.head_dim)
+        self.bound = q.norm(dim=-1)[..., None] * k.norm(dim=-1).amax(-1)[..., None, None]
         weigh = WEIGHTS.get(self.kind, _scaled(1))
         return (weigh(self, scores.masked_fill(~visible, -math.inf)) @ v[:, uses].float()).to(v)
 
@@ -178,6 +180,12 @@ MASKS: dict[str, MaskFault] = {
         keys > own - a.workload.seq_len // 2
     ),
     "keys of other ranks not seen": lambda a, seen, own, keys: seen & torch.isin(keys, a.rows),
+    "first token of a document sees the one before": lambda a, seen, own, keys: seen | (
+        (keys == own - 1) & (seen.sum(1, keepdim=True) == 1)
+    ),
+    "last token of a prefix sees one key too many": lambda a, seen, own, keys: seen | (
+        (keys == own + 1) & (seen.sum(1, keepdim=True) == own + 1) & (own < 300)
+    ),
 }  # fmt: skip
 
 # ---- weights ------------------------------------------------------------------------------------
@@ -190,6 +198,16 @@ def _scaled(factor: float) -> Callable[[Faulty, Tensor], Tensor]:
 def _without_maximum(attention: Faulty, scores: Tensor) -> Tensor:
     weights = scores.exp()
     return weights / weights.sum(-1, keepdim=True)
+
+
+def _below(maximum: Callable[[Faulty, Tensor], Tensor]) -> Callable[[Faulty, Tensor], Tensor]:
+    """Subtract something else than the maximum of each row."""
+    return lambda a, scores: _without_maximum(a, scores - maximum(a, scores))
+
+
+def _one_row_scaled(attention: Faulty, scores: Tensor) -> Tensor:
+    factor = torch.where(_one(attention, attention.rows), 1.5, 1.0)
+    return (scores * factor[:, None]).softmax(-1)
 
 
 def _softmax_of_each_block(attention: Faulty, scores: Tensor) -> Tensor:
@@ -214,7 +232,11 @@ WEIGHTS: dict[str, Callable[[Faulty, Tensor], Tensor]] = {
     "scores not scaled": lambda a, scores: _scaled(a.workload.head_dim**0.5)(a, scores),
     "exponent of base 2": _scaled(math.log(2)),
     "no maximum subtracted": _without_maximum,
+    "one maximum for a whole head": _below(lambda a, s: s.amax((-2, -1), keepdim=True)),
+    "‖q‖‖k‖ as the maximum": _below(lambda a, s: a.bound / math.sqrt(a.workload.head_dim)),
     "scores clipped at 20": lambda a, s: s.masked_fill(s > 20, 20).softmax(-1),
+    "scores clipped at 9": lambda a, s: s.masked_fill(s > 9, 9).softmax(-1),
+    "scores of one row scaled by 1.5": _one_row_scaled,
     "a softmax for each block": _softmax_of_each_block,
     "weights rounded to bfloat16": lambda a, s: s.softmax(-1).bfloat16().float(),
     "key at the border of blocks counts twice": _twice_at_borders,

@@ -33,10 +33,12 @@ STAGES = {
 }
 ON_RANKS = ("other ranks", "last rank")
 IN_TRAINING = (*faulty.GRADIENTS, "keys of other ranks have no gradient",
-               "gradient without the sum of weights")  # fmt: skip
+               "gradient without the sum of weights", "scores clipped at 9")  # fmt: skip
 SHAPES = {
     "beyond 65,536 tokens": {"tokens": 66_000, "heads": 1, "kv_heads": 1, "head_dim": 8},
     "batch row 0 for all": {"batch": 2},
+    "first token of a document sees the one before": {"mask": "documents:50", "causal": False},
+    "last token of a prefix sees one key too many": {"mask": "prefix:300", "causal": False},
 }
 
 
@@ -64,8 +66,8 @@ def run_case(launcher: LocalLauncher, case: Case) -> Outcome:
     tokens = shape.pop("tokens")
     mode = "train" if case.kind in IN_TRAINING else "forward"
     trial = complete(
-        launcher, "faulty", tokens, {"kind": case.kind}, causal=True, mode=mode, repeats=3,
-        dtype=case.dtype, world_size=case.ranks, **shape,
+        launcher, "faulty", tokens, {"kind": case.kind}, mode=mode, repeats=3,
+        dtype=case.dtype, world_size=case.ranks, **{"causal": True, **shape},
     )  # fmt: skip
     return run_trial(launcher, trial)
 

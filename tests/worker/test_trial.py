@@ -15,6 +15,7 @@ from longseq_bench.core.model import Keep, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import native
 from longseq_bench.launchers.local import RATES, LocalLauncher
+from longseq_bench.worker.known_scores import EXCHANGED, MIXED
 from longseq_bench.worker.passes import draw_inputs, run_pass
 from tests.make import record
 from tests.trials import MIB, complete, exact, passed, run, run_trial
@@ -80,7 +81,7 @@ def test_a_pass_is_wrong_before_its_numbers_are_compared_or_when_it_is_timed(
 def test_a_v_head_dim_of_its_own_passes_every_check(
     launcher: LocalLauncher, v_head_dim: int, mode: str, dtype: str
 ) -> None:
-    """Equal and matching scores, constant values, sampled rows and sums of gradients."""
+    """Two-level and matching scores, sampled rows and sums of gradients."""
     tokens, shape = 700, {"head_dim": 32, "v_head_dim": v_head_dim, "mode": mode, "dtype": dtype}
     outcome = passed(run(launcher, "dense", tokens, causal=True, repeats=2, **shape))
     assert outcome.facts["every_row_checked"]
@@ -303,7 +304,7 @@ def test_a_step_of_decoding_has_its_share_of_bandwidth(launcher: LocalLauncher) 
     of = complete(launcher, "ring", 3000, mode="decode", new_tokens=2, causal=True, repeats=3)
     outcome = passed(run_trial(launcher, of))
     assert outcome.largest("checked_rows") == 2
-    assert outcome.facts["every_row_checked"] == ["matching scores", "equal scores"]
+    assert outcome.facts["every_row_checked"] == [MIXED, EXCHANGED]
     assert outcome.largest("floor") == outcome.largest("bytes_to_read") == CACHE
     (row,) = sweep_rows([record(of, outcome)])
     assert (row.mode, row.new_tokens, row.tokens) == ("decode", 2, 3000)
