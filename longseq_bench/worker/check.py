@@ -8,8 +8,7 @@ and all agree on the result. docs/decisions/0004 has the reasons of the three bo
 float32: the error of a row is at most 2e-5 of the largest magnitude of the reference in that row,
 plus four roundings of the sum of the magnitudes of what is averaged, for each rank's part once more
 (by the root of their number). Late rows of causal attention count as much as the first, which are a
-hundred times larger. A single key that is dropped shows up to about a million visible keys; equal
-scores (special_inputs.py) show it up to 16 million.
+hundred times larger. A single key that is dropped shows up to about a million visible keys.
 
 bfloat16, float16: the root mean square may be twice that of a plain implementation in the same
 dtype on the same rows (`PlainRows`), the largest error four times. Every further rank rounds its
