@@ -67,14 +67,14 @@ def counted() -> Iterator[Counted]:
         found.launches[own.name] += 1
         launch(own, *tensors)
 
-    def count_merge(t: torch.Tensor) -> str:
-        # each merge asks for the device once; on meta tensors it starts nothing
-        found.launches["_merge"] += 1
+    def count_move(t: torch.Tensor) -> str:
+        # each call of merge.py asks for the device once; on meta tensors it starts nothing
+        found.launches["_move"] += 1
         return meta_mode.device_kind(t)
 
     with (
         patch.object(triton_tiles.Launch, "__call__", count),
-        patch.object(merge, "device_kind", count_merge),
+        patch.object(merge, "device_kind", count_move),
         found,
     ):
         yield found

@@ -8,15 +8,14 @@ Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D); lse (B, Hq, N).
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, product
-from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
+from longseq_bench.core.cost import LSE_BYTES
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.kv_exchange import KVBlock, KVPair
@@ -29,11 +28,11 @@ from longseq_bench.distributed.token_order import (
     slice_runs,
 )
 from longseq_bench.kernels.base import Queries
+from longseq_bench.kernels.exact._cuda import MAX_INDEX
 from longseq_bench.kernels.exact.base import ExactKernel
+from longseq_bench.kernels.tiling import Call, Piece, add_gradients, calls, merge, wide
 from longseq_bench.meta_mode import MAX_STEPS, limited
 from longseq_bench.patterns.visible_keys import MaskTile, mask_tiles, visible_keys
-
-T = TypeVar("T")
 
 TILE_SHARE_OF_Q = 16
 """About four temporaries have the size of a tile. With 1/16 of q each they are a few percent of the
@@ -74,17 +73,33 @@ def head_runs(w: Workload, rows: int, local_rows: int, sizes: TileSizes) -> list
     """Return runs of query heads whose tiles of `rows` tokens are small relative to local q."""
     group = w.heads // w.kv_heads
     threads = torch.get_num_threads() if sizes.is_host else 1
-    heads = max(_head_rows(w, local_rows, sizes) // rows, -(-threads // w.batch))
+    heads = max(head_rows(w, local_rows, sizes) // rows, -(-threads // w.batch))
     run = max(1, heads // group) * group
     return [slice(start, min(start + run, w.heads)) for start in range(0, w.heads, run)]
 
 
-def most_rows(w: Workload, sizes: TileSizes) -> int:
-    """Return the rows on one rank of a tile with the fewest heads."""
-    return max(sizes.rows, _head_rows(w, w.seq_len, sizes) // (w.heads // w.kv_heads))
+def whole_runs(w: Workload, sizes: TileSizes) -> list[slice]:
+    """Return the query heads of calls with all tokens on a GPU; none if tiles need less memory.
+
+    A call for all heads returns the results of the pass. It has the log-sum-exp of all rows, in a
+    backward wide sums of the size of q; that of a tile has these and three results. A backward in
+    tiles has wide gradients of all keys, a call for some heads up to eight times their q.
+    """
+    rows, is_half, has_groups = w.heads * w.seq_len, w.dtype_bytes == 2, w.heads > w.kv_heads
+    runs = head_runs(w, w.seq_len, w.seq_len, sizes)
+    is_one = LSE_BYTES * w.seq_len <= sizes.rows * w.head_dim * w.dtype_bytes
+    if w.train:
+        is_one = is_half and 2 * rows <= 5 * head_rows(w, w.seq_len, sizes)
+    # kernels copy grouped keys, and values of another head_dim
+    if is_one and not has_groups:
+        runs = [slice(0, w.heads)]
+    elif not (w.train and is_half and 8 * runs[0].stop <= 3 * w.kv_heads):
+        return []
+    can_index = w.batch * runs[0].stop * w.seq_len * w.head_dim <= MAX_INDEX
+    return runs if can_index and w.head_dim == w.v_head_dim and not sizes.is_host else []
 
 
-def _head_rows(w: Workload, local_rows: int, sizes: TileSizes) -> int:
+def head_rows(w: Workload, local_rows: int, sizes: TileSizes) -> int:
     """Return the rows of a tile with one head."""
     smallest = sizes.min_bytes // (w.batch * w.head_dim * w.dtype_bytes)
     return max(smallest, w.heads * local_rows // TILE_SHARE_OF_Q)
@@ -104,87 +119,68 @@ class LocalShare:
 Block = KVBlock | LocalShare
 """A block of another rank, or a share of the work with the rank's own keys."""
 
-HeadTile = tuple[slice, slice, MaskTile]
-"""Query heads, the KV heads that they use, and a tile."""
 
+@dataclass(frozen=True)
+class BlockAttention:
+    """Attention of this rank's queries to a block of keys, added to the results so far.
 
-class BlockAttention(Protocol):
-    """Attention of this rank's queries to a block of keys, merged into the results so far."""
+    pieces: of a block; keys are indices into it.
+    """
+
+    group: Group
+    exact: ExactKernel
+    pieces: Callable[[Block], Iterable[Piece]]
 
     def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
         """Merge the block into out and lse, which start as 0 and -inf, in float32 or wider."""
+        merge(self.exact, q, kv, [out, lse], self._calls(q, kv, block))
 
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
         """Add the gradients of the block to dq and dkv, in float32 or wider."""
+        add_gradients(self.exact, queries, kv, [dq, *dkv], self._calls(dq, kv, block))
+
+    def _calls(self, q: Tensor, kv: KVPair, block: Block) -> Iterable[Call]:
+        """Return the calls for a block; none while communication alone is timed."""
+        return calls(self.pieces(block), q, kv[0]) if self.group.computes else ()
 
 
-def computed(group: Group, tiles: Iterable[T]) -> Iterable[T]:
-    """Return the tiles of a block; none while communication alone is timed."""
-    return limited(tiles, MAX_STEPS) if group.computes else ()
-
-
-class ExactBlocks(BlockAttention):
-    """BlockAttention to all keys that the mask shows; a kernel call computes a tile.
+class ExactPieces:
+    """Pieces of exact attention to a block: all keys that the mask shows.
 
     order: assignment of keys to ranks. queries: positions of the local queries.
     """
 
     def __init__(
-        self,
-        w: Workload,
-        group: Group,
-        exact: ExactKernel,
-        order: TokenOrder,
-        queries: Runs,
-        sizes: TileSizes,
+        self, w: Workload, rank: int, order: TokenOrder, queries: Runs, sizes: TileSizes
     ) -> None:
-        self._group, self._exact, self._order, self._queries = group, exact, order, queries
+        self._rank, self._order, self._queries = rank, order, queries
         self._mask, self._causal = None if w.mask is None else visible_keys(w), w.causal
         local_rows = sum(map(len, queries))
         self._rows = max(1, min(sizes.block_rows, local_rows))
-        group_size = w.heads // w.kv_heads
-        self._heads = [
-            (heads, slice(heads.start // group_size, heads.stop // group_size))
-            for heads in head_runs(w, self._rows, local_rows, sizes)
-        ]
+        self._heads = head_runs(w, self._rows, local_rows, sizes)
         # keys are views; only their gradients take memory
         self._max_keys = sizes.rows if w.train else w.seq_len
 
-    @override
-    def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
-        for heads, kv_heads, tile in computed(self._group, self.tiles(block)):
-            rows, own_out, own_lse = (t[:, heads, tile.rows] for t in (q, out, lse))
-            k, v = (t[:, kv_heads, tile.keys] for t in kv)
-            self._exact.merge(rows, (k, v), (own_out, own_lse), tile.causal, mask_tensor(tile))
-
-    @override
-    def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
-        for heads, kv_heads, tile in computed(self._group, self.tiles(block)):
-            grad_out, q, out, lse, rows_dq = (t[:, heads, tile.rows] for t in (*queries, dq))
-            k, v, dk, dv = (t[:, kv_heads, tile.keys] for t in (*kv, *dkv))
-            rows, sums = (grad_out, q, out, lse), (rows_dq, dk, dv)
-            self._exact.add_gradients(rows, (k, v), sums, tile.causal, mask_tensor(tile))
-
-    def tiles(self, block: Block) -> Iterator[HeadTile]:
-        """Yield the tiles of a block and their heads; key indices are into the block."""
+    def __call__(self, block: Block) -> Iterator[Piece]:
+        """Yield the pieces of a block."""
         rows: Iterable[tuple[int, range]] = indexed_runs(self._queries)
         if isinstance(block, LocalShare):
             cuts = [(i + a, run[a:b]) for i, run in rows for a, b in self._row_cuts(len(run))]
             rows = cuts[slice(*even_span(len(cuts), block.count, block.index))]
-            rank = self._group.rank
-            block, step = KVBlock(rank, 0, sum(map(len, self._order.runs(rank)))), self._max_keys
+            own_keys = sum(map(len, self._order.runs(self._rank)))
+            block, step = KVBlock(self._rank, 0, own_keys), self._max_keys
         else:
             step = len(block)
         owned = slice_runs(self._order.runs(block.owner), block.start, block.stop)
         if self._mask is None and not self._causal:
             owned = (range(len(block)),)  # positions do not matter, so all runs are one
-        places = product(rows, range(0, len(block), step), self._heads)
-        for (first_row, row_run), first_key, (heads, kv_heads) in places:
+        places = limited(product(rows, range(0, len(block), step), self._heads), MAX_STEPS)
+        for (first_row, row_run), first_key, heads in places:
             for offset, key_run in indexed_runs(slice_runs(owned, first_key, first_key + step)):
                 for tile in self._visible(row_run, key_run):
-                    tile_rows = _shift(tile.rows, first_row)
-                    tile_keys = _shift(tile.keys, first_key + offset)
-                    yield heads, kv_heads, replace(tile, rows=tile_rows, keys=tile_keys)
+                    by = (first_row, tile.rows), (first_key + offset, tile.keys)
+                    own, seen = (slice(n + indices.start, n + indices.stop) for n, indices in by)
+                    yield Piece(own, seen, heads, tile.causal, mask_tensor(tile))
 
     def _visible(self, rows: range, keys: range) -> Iterator[MaskTile]:
         """Yield the tiles of queries at positions `rows` with keys at positions `keys`."""
@@ -205,26 +201,21 @@ class ExactBlocks(BlockAttention):
         return [even_span(count, parts, part) for part in range(parts)]
 
 
-def _shift(indices: slice, by: int) -> slice:
-    return slice(indices.start + by, indices.stop + by)
-
-
 def mask_tensor(tile: MaskTile) -> Tensor | None:
     """Return the visible pairs of a tile as a tensor; None for all pairs or a triangle."""
     return None if tile.visible is None else torch.from_numpy(tile.visible)
 
 
-def empty_softmax(q: Tensor, v: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+def empty_softmax(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return out and lse of queries without any key: 0 and -inf, in float32 or wider.
 
-    v: values, whose head_dim is that of the output.  dtype: that of out, if it is not wide.
+    v: values, whose head_dim is that of the output.
     """
-    wide = torch.promote_types(q.dtype, torch.float32)
-    out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=dtype or wide)
-    return out, q.new_full(q.shape[:3], -math.inf, dtype=wide)
+    out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=wide(q))
+    return out, q.new_full(q.shape[:3], -math.inf, dtype=wide(q))
 
 
-def wide_zeros(pair: KVPair, dtype: torch.dtype | None = None) -> KVPair:
-    """Return zeros of the shapes of both tensors, by default in float32 or wider, to sum in."""
-    wide = dtype or torch.promote_types(pair[0].dtype, torch.float32)
-    return torch.zeros_like(pair[0], dtype=wide), torch.zeros_like(pair[1], dtype=wide)
+def wide_zeros(pair: KVPair) -> KVPair:
+    """Return zeros of the shapes of both tensors, in float32 or wider, to sum in."""
+    dtype = wide(pair[0])
+    return torch.zeros_like(pair[0], dtype=dtype), torch.zeros_like(pair[1], dtype=dtype)

@@ -21,6 +21,9 @@ Triple = tuple[Tensor, Tensor, Tensor]
 Queries = tuple[Tensor, Tensor, Tensor, Tensor]
 """grad_out, q, out, and the lse of the softmax over all keys: the inputs of a backward pass."""
 
+Mask = Tensor | None
+"""Visible pairs (Nq, Nk); None: all of them, or a triangle."""
+
 OutputAndLse = tuple[Tensor, Tensor | None]
 """The output, and the log-sum-exp if it was kept."""
 

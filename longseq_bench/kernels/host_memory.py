@@ -31,7 +31,8 @@ from longseq_bench.core.units import format_bytes
 from longseq_bench.kernels import tiling
 from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.exact.base import ExactKernel
-from longseq_bench.kernels.tiling import Piece, RowBlock, Tiling, wide
+from longseq_bench.kernels.merge import Tensors
+from longseq_bench.kernels.tiling import Call, RowBlock, Tiling, wide
 
 
 class Usage:
@@ -170,9 +171,6 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 #
 # Shapes: as in kernels/tiling.py; q, k, v, out and the gradients are on the host.
 
-Call = tuple[slice, slice, Piece]
-Tiles = list[Tensor]
-
 
 class StreamedKernel:
     """An AttentionKernel over a tiling whose rows and keys are slices.
@@ -196,9 +194,9 @@ class StreamedKernel:
             rows = self._copy(q[at])
             acc = torch.zeros_like(rows, dtype=wide(q))
             acc_lse = acc.new_full(acc.shape[:3], -math.inf)
-            for (heads, _, piece), (k_tile, v_tile) in self._keys(block, q, (k, v)):
-                queries, own, own_lse = (t[:, heads, piece.rows] for t in (rows, acc, acc_lse))
-                self._exact.merge(queries, (k_tile, v_tile), (own, own_lse), piece.causal)
+            for call, (k_tile, v_tile) in self._keys(block, q, (k, v)):
+                queries, own, own_lse = call.take((rows, acc, acc_lse), ())
+                self._exact.merge(queries, (k_tile, v_tile), (own, own_lse), call.piece.causal)
                 del k_tile, v_tile
             out[at] = acc
             if lse is not None:
@@ -215,11 +213,10 @@ class StreamedKernel:
             own = [self._copy(t[at]) for t in (grad_out, q, out, lse)]
             acc = torch.zeros_like(own[1], dtype=wide(q))
             for call, (k_tile, v_tile, *sums) in self._keys(block, q, (k, v, dk, dv)):
-                heads, _, piece = call
-                do, q_rows, o, row_lse = (t[:, heads, piece.rows] for t in own)
+                do, q_rows, o, row_lse, dq_rows = call.take((*own, acc), ())
                 of_rows, tiles = (do, q_rows, o, row_lse), (k_tile, v_tile)
-                own_sums = acc[:, heads, piece.rows], sums[0], sums[1]
-                self._exact.add_gradients(of_rows, tiles, own_sums, piece.causal)
+                own_sums = dq_rows, sums[0], sums[1]
+                self._exact.add_gradients(of_rows, tiles, own_sums, call.piece.causal)
                 self._copy_back((dk, dv), call, sums)
                 del k_tile, v_tile, tiles, sums, own_sums
             dq[at] = acc
@@ -242,14 +239,14 @@ class StreamedKernel:
 
     def _keys(
         self, block: RowBlock, q: Tensor, tensors: Sequence[Tensor]
-    ) -> Iterator[tuple[Call, Tiles]]:
+    ) -> Iterator[tuple[Call, Tensors]]:
         """Yield the calls of a row block, each with the tiles of its keys on the device.
 
         No two calls may have the same keys: the next tiles are copied meanwhile.
         """
-        pending: tuple[Call, Tiles] | None = None
-        calls = tiling.calls(block, q.shape[1] // tensors[0].shape[1], q.device)
-        for call in itertools.chain(meta_mode.limited(calls), [None]):
+        pending: tuple[Call, Tensors] | None = None
+        calls = tiling.calls(block.pieces, q, tensors[0], block.heads.start)
+        for call in itertools.chain(calls, [None]):
             started = (call, self._start(tensors, call)) if call else None
             if pending is not None:
                 if self._stream is not None:
@@ -262,18 +259,18 @@ class StreamedKernel:
             pending = started
             del started
 
-    def _start(self, tensors: Sequence[Tensor], call: Call) -> Tiles:
+    def _start(self, tensors: Sequence[Tensor], call: Call) -> Tensors:
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-            return [self._copy(t[:, call[1], call[2].keys]) for t in tensors]
+            return [self._copy(t) for t in call.take((), tensors)]
 
-    def _copy_back(self, tensors: Sequence[Tensor], call: Call, tiles: Tiles) -> None:
+    def _copy_back(self, tensors: Sequence[Tensor], call: Call, tiles: Tensors) -> None:
         """Copy computed tiles back to the host, after their computation and before later tiles."""
         if self._stream is None:
             return  # on a CPU the tiles are views
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            for target, tile in zip(tensors, tiles, strict=True):
-                target[:, call[1], call[2].keys].copy_(tile, non_blocking=True)
+            for target, tile in zip(call.take((), tensors), tiles, strict=True):
+                target.copy_(tile, non_blocking=True)
                 tile.record_stream(self._stream)
 
 

@@ -7,31 +7,28 @@ pieces counts twice). Backward uses the same tiling with the log-sum-exp of the 
 FlashAttention (arXiv 2205.14135) and Ring Attention (arXiv 2310.01889).
 
 Memory beyond q, k, v and out is one row block and one piece. Rows and keys that are slices are
-views; index tensors are gathered, one piece at a time. Slices with `sets`, or an index of two
-dimensions (sets, tokens), are many pieces in one call: each set of rows sees the set of keys at the
-same place, and the sets become rows of the batch. With a `shift` each head has rows and keys of its
-own.
+views; index tensors (tokens) or (sets, tokens) are gathered, one piece at a time. Each set of rows
+sees the set of keys at the same place, and the sets become rows of the batch.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D), v and out with Dv instead of D where a workload
-has another v_head_dim; log-sum-exp (B, Hq, N), float32. "Wide" tensors
-are float32, or float64 for float64 inputs.
+has another v_head_dim; log-sum-exp (B, Hq, N), float32. "Wide" tensors are float32, or float64 for
+float64 inputs.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from longseq_bench.kernels.base import OutputAndLse, Pair, Queries, Triple
+from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Pair, Queries, Triple
 from longseq_bench.kernels.exact.base import ExactKernel
-from longseq_bench.kernels.merge import merge_part
+from longseq_bench.kernels.merge import Tensors, merge_part, put_rows, take_rows
 from longseq_bench.meta_mode import device_kind, limited
 
 Index = slice | Tensor
-Tensors = Sequence[Tensor]
 ALL = slice(None)
 
 
@@ -43,8 +40,11 @@ class Piece:
     heads: query heads of the whole tensor, a slice with start and stop.
     mask: (rows, keys), True for a visible pair; None for every pair or a triangle.
     sets: so many pieces at equal distances of `apart` tokens; rows and keys are then slices, those
-    of the first one. shift: rows and keys of each head are so many tokens after those of the head
-    before; with grouped heads, for the heads of one KV head. Both are for a batch of 1.
+    of the first one. With a distance a call has one sequence of the batch.
+    shift: rows and keys of each head are so many tokens after those of the head before; with
+    grouped heads, for the heads of one KV head.
+    index: the tokens of rows and keys, of one sequence, as in merge.py.
+    is_first: no earlier piece has these rows, nor these keys.
     """
 
     rows: Index
@@ -55,20 +55,17 @@ class Piece:
     sets: int = 1
     apart: int = 0
     shift: int = 0
+    index: Tensor | None = None
+    is_first: bool = False
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows computed together, for consecutive query heads (a slice with start and stop).
-
-    gathers_keys: k and v are gathered like q, by the index tensor of the rows; rows and keys of
-    pieces are slices into it.
-    """
+    """Rows computed together, for consecutive query heads (a slice with start and stop)."""
 
     rows: Index
     heads: slice
     pieces: tuple[Piece, ...]
-    gathers_keys: bool = False
 
 
 Tiling = Callable[[], Iterator[RowBlock]]
@@ -79,14 +76,19 @@ class TiledKernel:
     """An AttentionKernel that computes a tiling, each piece by an exact kernel.
 
     Every row and head is in exactly one row block.
+    whole: a kernel that computes passes which don't write over their inputs; None: this one does.
     """
 
-    def __init__(self, tiling: Tiling, exact: ExactKernel) -> None:
-        self._tiling, self._exact = tiling, exact
+    def __init__(
+        self, tiling: Tiling, exact: ExactKernel, whole: AttentionKernel | None = None
+    ) -> None:
+        self._tiling, self._exact, self._whole = tiling, exact, whole
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and, if kept, the log-sum-exp (-inf for rows that see nothing)."""
-        out = _empty_output(q, v)
+        if self._whole:
+            return self._whole.forward(q, k, v, keep_lse)
+        out = q.new_zeros(*q.shape[:3], v.shape[3])
         lse = q.new_full(q.shape[:3], -math.inf, dtype=wide(q)) if keep_lse else None
         for block in limited(self._tiling()):
             block_forward(self._exact, q, (k, v), block, out, lse)
@@ -94,6 +96,8 @@ class TiledKernel:
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
         """Return the gradients of q, k and v, summed in wide tensors."""
+        if self._whole:
+            return self._whole.backward(queries, keys)
         (_, q, _, _), (k, v) = queries, keys
         dq, dk, dv = torch.zeros_like(q), *(torch.zeros_like(t, dtype=wide(t)) for t in keys)
         for block in limited(self._tiling()):
@@ -104,7 +108,7 @@ class TiledKernel:
     def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write the output over q and return it."""
         for block in limited(self._tiling()):
-            acc, _ = _forward_copy(self._exact, q, k, v, block)
+            acc, _ = _forward_rows(self._exact, q, (k, v), block)
             _store(q, block, acc)
             del acc
         return q
@@ -119,173 +123,189 @@ class TiledKernel:
         dq = q if inplace else torch.zeros_like(q)
         dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
         for block in limited(self._tiling()):
-            acc, lse = _forward_copy(self._exact, q, k, v, block)
+            acc, lse = _forward_rows(self._exact, q, (k, v), block)
             out = acc.to(q.dtype)
             del acc
-            do, rows = (_take(t, block.heads, block.rows) for t in (grad_out, q))
+            do, rows = (take(t, block.heads, block.rows) for t in (grad_out, q))
             dq_rows = torch.zeros_like(rows, dtype=wide(q))
-            group = q.shape[1] // k.shape[1]
-            own = do, rows, out, lse
-            _add_rows(self._exact, own, (k, v), group, block, (dq_rows, dk, dv))
+            own, of_block = (do, rows, out, lse), calls(block.pieces, q, k, block.heads.start)
+            add_gradients(self._exact, own, (k, v), [dq_rows, dk, dv], of_block)
             _store(dq, block, dq_rows)
             del do, rows, out, own, dq_rows
         dk = dk.to(k.dtype)
         return dq, dk, dv.to(v.dtype)
 
 
-def _empty_output(q: Tensor, v: Tensor) -> Tensor:
-    """Return zeros (B, Hq, N, Dv)."""
-    if v.shape[3] == q.shape[3]:
-        return torch.zeros_like(q)
-    return q.new_zeros(*q.shape[:3], v.shape[3])
+class SetKernel:
+    """An AttentionKernel of few large pieces, with sums like their results.
+
+    pieces: generated again for every pass. None is a first one, or those that are have every row;
+    the results of one with all rows and heads are those of the pass, or the first sums.
+    """
+
+    def __init__(self, exact: ExactKernel, pieces: Callable[[], Iterable[Piece]]) -> None:
+        self._exact, self._pieces = exact, pieces
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
+        """Return the output and its log-sum-exp."""
+        pieces, sums = list(self._pieces()), list[Tensor]()
+        if not _has_all(pieces[0], q):
+            new = q.new_empty if pieces[0].is_first else q.new_zeros
+            sums = [new(*q.shape[:3], v.shape[3]), new(q.shape[:3], dtype=wide(q))]
+            if not pieces[0].is_first:
+                sums[1].fill_(-math.inf)
+        merge(self._exact, q, (k, v), sums, calls(pieces, q, k))
+        return sums[0], sums[1]
+
+    def backward(self, queries: Queries, keys: Pair) -> Triple:
+        """Return the gradients of q, k and v."""
+        q, (k, v), pieces, sums = queries[1], keys, list(self._pieces()), list[Tensor]()
+        if not _has_all(pieces[0], q):
+            new = torch.empty_like if pieces[0].is_first else torch.zeros_like
+            sums = [new(q), new(k), new(v)]
+        add_gradients(self._exact, queries, keys, sums, calls(pieces, q, k))
+        return sums[0], sums[1], sums[2]
 
 
-def _forward_copy(
-    exact: ExactKernel, q: Tensor, k: Tensor, v: Tensor, block: RowBlock
-) -> tuple[Tensor, Tensor]:
-    """Return the output and log-sum-exp of one row block, in new wide tensors."""
-    rows = _take(q, block.heads, block.rows)
-    acc = rows.new_zeros(*rows.shape[:3], v.shape[3], dtype=wide(q))
-    acc_lse = acc.new_full(acc.shape[:3], -math.inf)
-    _merge_pieces(exact, rows, (k, v), q.shape[1] // k.shape[1], block, (acc, acc_lse))
-    return acc, acc_lse
+def _has_all(piece: Piece, q: Tensor) -> bool:
+    """Return True if a piece has all rows and heads of q."""
+    (batch, heads, tokens), rows = q.shape[:3], piece.rows
+    if piece.index is not None or not piece.is_first or isinstance(rows, Tensor):
+        return False
+    has_rows = len(range(tokens)[rows]) * piece.sets == tokens and (batch == 1 or not piece.apart)
+    return has_rows and len(range(heads)[piece.heads]) == heads
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kernel call of a piece, with its query heads, KV heads and sequences of the batch."""
+
+    piece: Piece
+    heads: slice
+    kv_heads: slice
+    batch: slice
+
+    def take(self, rows: Tensors, keys: Tensors) -> Tensors:
+        """Return rows and keys of tensors, (B S, H, tokens, D): views for slices, else copies."""
+        places = self.places(rows, keys)
+        return places if self.piece.index is None else take_rows(places, self.piece.index)
+
+    def places(self, rows: Tensors, keys: Tensors) -> Tensors:
+        """Return what `take` returns; if the piece has an index, all rows and keys."""
+        piece = self.piece
+        given = [(t, self.heads, piece.rows) for t in rows]
+        given += [(t, self.kv_heads, piece.keys) for t in keys]
+        if piece.index is not None:
+            return [t[self.batch, heads] for t, heads, _ in given]
+        return [take(t[self.batch], heads, tokens, piece) for t, heads, tokens in given]
+
+
+def calls(pieces: Iterable[Piece], q: Tensor, k: Tensor, first: int = 0) -> Iterator[Call]:
+    """Yield the kernel calls of pieces, whose index tensors are on the device.
+
+    first: head from which the heads of calls are counted.
+    """
+    for piece in limited(pieces):
+        both = piece.rows, piece.keys
+        rows, keys = (t.to(q.device) if isinstance(t, Tensor) else t for t in both)
+        piece = replace(piece, rows=rows, keys=keys)
+        # sets are rows of the batch, so that each sequence is a call
+        batches = [slice(b, b + 1) for b in range(q.shape[0])] if piece.apart else [ALL]
+        of_heads = kv_heads_of(piece.heads, q.shape[1] // k.shape[1])
+        for (heads, kv_heads), batch in product(of_heads, batches):
+            own = slice(heads.start - first, heads.stop - first, heads.step)
+            yield Call(piece, own, kv_heads, batch)
+
+
+def merge(
+    exact: ExactKernel, q: Tensor, keys: Pair, sums: list[Tensor], own_calls: Iterable[Call]
+) -> None:
+    """Merge calls into the softmax that sums hold: out (B, Hq, N, D) and lse (B, Hq, N), in place.
+
+    Rows without any key so far are 0 and -inf. Without sums the first call makes them.
+    """
+    for call in own_calls:
+        piece, (own, k, v) = call.piece, call.take([q], keys)
+        places = call.places(sums, [])
+        if not sums:
+            sums += [as_rows(t, piece.sets) for t in exact.forward(own, k, v, piece.causal)]
+        elif piece.is_first:
+            put_rows(places, exact.forward(own, k, v, piece.causal), piece.index)
+        elif piece.index is not None:
+            parts = exact.forward(own, k, v, piece.causal)
+            merge_part(places[0], places[1], *parts, piece.index)
+            del parts
+        else:
+            exact.merge(own, (k, v), (places[0], places[1]), piece.causal, piece.mask)
+            if isinstance(piece.rows, Tensor):
+                for total, copy in zip(sums, places, strict=True):
+                    rows = as_rows(copy, piece.rows.shape[:-1].numel())
+                    total[call.batch, call.heads].index_copy_(2, piece.rows.flatten(), rows)
+                del copy, rows
+        del own, k, v, places
+
+
+def add_gradients(
+    exact: ExactKernel, queries: Queries, keys: Pair, sums: list[Tensor], own_calls: Iterable[Call]
+) -> None:
+    """Add the gradients of calls to sums, those of q, k and v, in place.
+
+    queries: the output and lse belong to the whole softmax. Without sums the first call makes them.
+    """
+    for call in own_calls:
+        piece, (grad_out, q, out, lse, k, v) = call.piece, call.take(queries, keys)
+        own = grad_out, q, out, lse
+        if isinstance(piece.rows, Tensor) or isinstance(piece.keys, Tensor):
+            parts = exact.backward(own, (k, v), piece.causal, piece.mask)
+            dq, dk, dv = (total[call.batch] for total in sums)
+            _add(dq, call.heads, piece.rows, parts[0])
+            _add(dk, call.kv_heads, piece.keys, parts[1])
+            _add(dv, call.kv_heads, piece.keys, parts[2])
+            del parts
+        elif not sums:
+            sums += [as_rows(t, piece.sets) for t in exact.backward(own, (k, v), piece.causal)]
+        elif piece.index is not None or piece.is_first:
+            parts = exact.backward(own, (k, v), piece.causal)
+            places = call.places(sums[:1], sums[1:])
+            put_rows(places, parts, piece.index, add=not piece.is_first)
+            del parts
+        else:
+            dq, dk, dv = call.places(sums[:1], sums[1:])
+            exact.add_gradients(own, (k, v), (dq, dk, dv), piece.causal, piece.mask)
+        del grad_out, q, out, lse, k, v, own
 
 
 def block_forward(
     exact: ExactKernel, q: Tensor, keys: Pair, block: RowBlock, out: Tensor, lse: Tensor | None
 ) -> None:
     """Compute one row block into `out` and `lse`, whose rows are 0 and -inf before."""
-    q_block = _take(q, block.heads, block.rows)
-    acc = _accumulator(out, block)
-    acc_lse = acc.new_full(acc.shape[:3], -math.inf, dtype=wide(q))
-    _merge_pieces(exact, q_block, keys, q.shape[1] // keys[0].shape[1], block, (acc, acc_lse))
+    acc, acc_lse = _forward_rows(exact, q, keys, block, _accumulator(out, block))
     _store(out, block, acc)
     if lse is not None:
         _store(lse, block, acc_lse)
 
 
-def merge(
-    exact: ExactKernel, q: Tensor, keys: Pair, block: RowBlock, out: Tensor, lse: Tensor
-) -> None:
-    """Add these keys to the softmax that `out` and `lse` hold for a row block, in place.
-
-    out (B, Hq, N, D) is wide or like q, and lse (B, Hq, N) is wide; rows without any key so far are
-    0 and -inf. Rows are a slice, or keys are gathered with them.
-    """
-    group = q.shape[1] // keys[0].shape[1]
-    (own,), keys, sums = _tensors_of(block, group, (q,), keys, (out, lse), ())
-    _merge_pieces(exact, own, keys, group, block, sums)
-
-
-def add_gradients(
-    exact: ExactKernel, queries: Queries, keys: Pair, block: RowBlock, dq: Tensor, d_keys: Pair
-) -> None:
-    """Add the gradients of one row block over these keys to dq and d_keys, in place.
-
-    queries: the output and lse belong to the whole softmax.  d_keys: dk and dv of all these keys.
-    Rows are as in `merge`.
-    """
-    group = queries[0].shape[1] // keys[0].shape[1]
-    own, keys, sums = _tensors_of(block, group, queries, keys, (dq,), d_keys)
-    if not isinstance(block.rows, Tensor):
-        _add_rows(exact, own, keys, group, block, sums)
-        return
-    dq, dk, dv = (t.index_select(2, block.rows) for t in sums)
-    _add_rows(exact, own, keys, group, block, (dq, dk, dv))
-    for total, value in zip(sums, (dq, dk, dv), strict=True):
-        total.index_copy_(2, block.rows, value)
-
-
-def _tensors_of(
-    block: RowBlock, group: int, own: Tensors, keys: Pair, sums: Tensors, d_keys: Tensors
-) -> tuple[Any, Any, Any]:
-    """Return the queries, the keys and the sums of a row block, which have every row if gathered.
-
-    sums: those of rows.  d_keys: those of keys.
-    """
-    rows, heads = block.rows, block.heads
-    own = [_take(t, heads, rows) for t in own]
-    if not isinstance(rows, Tensor):
-        return own, keys, (*(t[:, heads, rows] for t in sums), *d_keys)
-    kv_heads = slice(heads.start // group, heads.stop // group)
-    keys = _take(keys[0], kv_heads, rows), _take(keys[1], kv_heads, rows)
-    return own, keys, (*(t[:, heads] for t in sums), *(t[:, kv_heads] for t in d_keys))
-
-
-def _merge_pieces(
-    exact: ExactKernel, q: Tensor, keys: Pair, group: int, block: RowBlock, sums: Pair
-) -> None:
-    """Merge all pieces into sums, acc and acc_lse, which hold the block's rows and heads, as q.
-
-    With gathered keys the sums hold every row.
-    """
-    acc, acc_lse = sums
-    for heads, kv_heads, piece in limited(calls(block, group, q.device)):
-        k, v = (_take(t, kv_heads, piece.keys, piece) for t in keys)
-        own = _take(q, heads, piece.rows, piece)
-        if block.gathers_keys and isinstance(block.rows, Tensor):
-            part = exact.forward(own, k, v, piece.causal, piece.mask)
-            places = _take(block.rows[None, None, :, None], ALL, piece.rows, piece)[..., 0]
-            merge_part(acc[:, heads], acc_lse[:, heads], *part, places)
-            del part
-        else:
-            out, lse = (_take(t, heads, piece.rows, piece) for t in (acc, acc_lse))
-            exact.merge(own, (k, v), (out, lse), piece.causal, piece.mask)
-            if isinstance(piece.rows, Tensor):
-                _put(acc, heads, piece.rows, out)
-                _put(acc_lse, heads, piece.rows, lse)
-            del out, lse
-        del k, v, own
+def _forward_rows(
+    exact: ExactKernel, q: Tensor, keys: Pair, block: RowBlock, acc: Tensor | None = None
+) -> Pair:
+    """Return the output and log-sum-exp of a row block; acc: zeros, by default wide ones."""
+    rows = take(q, block.heads, block.rows)
+    if acc is None:
+        acc = rows.new_zeros(*rows.shape[:3], keys[1].shape[3], dtype=wide(q))
+    acc_lse = acc.new_full(acc.shape[:3], -math.inf, dtype=wide(q))
+    merge(exact, rows, keys, [acc, acc_lse], calls(block.pieces, q, keys[0], block.heads.start))
+    return acc, acc_lse
 
 
 def store_gradients(
     exact: ExactKernel, queries: Queries, keys: Pair, block: RowBlock, dq: Tensor, d_keys: Pair
 ) -> None:
     """Write dq of one row block over these keys, and add the gradients of keys to d_keys."""
-    acc, group = _accumulator(dq, block), queries[0].shape[1] // keys[0].shape[1]
-    grad_out, q, out, lse = (_take(t, block.heads, block.rows) for t in queries)
-    _add_rows(exact, (grad_out, q, out, lse), keys, group, block, (acc, *d_keys))
+    acc = _accumulator(dq, block)
+    grad_out, q, out, lse = (take(t, block.heads, block.rows) for t in queries)
+    of_block = calls(block.pieces, queries[1], keys[0], block.heads.start)
+    add_gradients(exact, (grad_out, q, out, lse), keys, [acc, *d_keys], of_block)
     _store(dq, block, acc)
-
-
-def _add_rows(
-    exact: ExactKernel, own: Queries, keys: Pair, group: int, block: RowBlock, sums: Triple
-) -> None:
-    """Add gradients as `add_gradients` does; `own` has only the rows and heads of the block."""
-    acc, *d_keys = sums
-    for heads, kv_heads, piece in limited(calls(block, group, acc.device)):
-        grad_out, q, out, lse = (_take(t, heads, piece.rows, piece) for t in own)
-        k, v = (_take(t, kv_heads, piece.keys, piece) for t in keys)
-        queries, mask = (grad_out, q, out, lse), piece.mask
-        if isinstance(piece.rows, Tensor) or isinstance(piece.keys, Tensor):
-            parts = exact.backward(queries, (k, v), piece.causal, mask)
-            _add(acc, heads, piece.rows, parts[0])
-            _add(d_keys[0], kv_heads, piece.keys, parts[1])
-            _add(d_keys[1], kv_heads, piece.keys, parts[2])
-            del parts
-        else:
-            dq = _take(acc, heads, piece.rows, piece)
-            dk, dv = (_take(t, kv_heads, piece.keys, piece) for t in d_keys)
-            exact.add_gradients(queries, (k, v), (dq, dk, dv), piece.causal, mask)
-        del grad_out, q, out, queries, k, v
-
-
-def calls(
-    block: RowBlock, group: int, device: torch.device
-) -> Iterator[tuple[slice, slice, Piece]]:
-    """Yield the kernel calls of a row block: query heads (within the block), KV heads, piece.
-
-    The piece's index tensors are on the device. KV heads are within the block if it gathers keys.
-    """
-    first, first_kv = block.heads.start, block.heads.start // group * block.gathers_keys
-    for piece in block.pieces:
-        if isinstance(piece.rows, Tensor):
-            piece = replace(piece, rows=piece.rows.to(device))
-        if isinstance(piece.keys, Tensor):
-            piece = replace(piece, keys=piece.keys.to(device))
-        for heads, kv in kv_heads_of(piece.heads, group):
-            kv_heads = slice(kv.start - first_kv, kv.stop - first_kv, kv.step)
-            yield slice(heads.start - first, heads.stop - first, heads.step), kv_heads, piece
 
 
 def kv_heads_of(heads: slice, group: int) -> Iterator[tuple[slice, slice]]:
@@ -308,16 +328,9 @@ def kv_heads_of(heads: slice, group: int) -> Iterator[tuple[slice, slice]]:
             yield slice(own[0], own[-1] + 1, step), slice(kv, kv + 1)
 
 
-def _put(target: Tensor, heads: slice, rows: Tensor, value: Tensor) -> None:
-    """Write what `_take` returns for an index tensor back to its places."""
-    target[:, heads].index_copy_(2, rows.flatten().to(target.device), _as_rows(value, rows))
-
-
-def _as_rows(value: Tensor, index: Tensor) -> Tensor:
+def as_rows(value: Tensor, sets: int) -> Tensor:
     """Return a tensor (B S, H, tokens, D) of sets as (B, H, S tokens, D)."""
-    if index.dim() == 1:
-        return value
-    return torch.unflatten(value, 0, (-1, len(index))).transpose(1, 2).flatten(2, 3)
+    return torch.unflatten(value, 0, (-1, sets)).transpose(1, 2).flatten(2, 3)
 
 
 def _accumulator(target: Tensor, block: RowBlock) -> Tensor:
@@ -354,12 +367,13 @@ def _store(target: Tensor, block: RowBlock, value: Tensor) -> None:
 def _add(total: Tensor, heads: slice, tokens: Index, part: Tensor) -> None:
     if isinstance(tokens, Tensor):
         rows = tokens.flatten().to(total.device)
-        total[:, heads].index_add_(2, rows, _as_rows(part, tokens).to(total.dtype))
+        part = as_rows(part, tokens.shape[:-1].numel()).to(total.dtype)
+        total[:, heads].index_add_(2, rows, part)
     else:
         total[:, heads, tokens].add_(part)
 
 
-def _take(tensor: Tensor, heads: slice, tokens: Index, piece: Piece | None = None) -> Tensor:
+def take(tensor: Tensor, heads: slice, tokens: Index, piece: Piece | None = None) -> Tensor:
     """Return heads and tokens of a tensor: a view for slices, a copy for an index tensor.
 
     Sets of tokens are rows of the batch: (B S, H, tokens, D) for an index (S, tokens), or for a

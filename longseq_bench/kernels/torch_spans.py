@@ -19,7 +19,7 @@ from longseq_bench.kernels import tiling
 from longseq_bench.kernels.base import Pair, Queries
 from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, select
 from longseq_bench.kernels.spans import Ints32, SpanTask
-from longseq_bench.kernels.tiling import ALL, Index, Piece, RowBlock, wide
+from longseq_bench.kernels.tiling import ALL, Index, Piece, RowBlock, add_gradients, calls, wide
 from longseq_bench.meta_mode import are_loops_limited, device_kind, limited
 from longseq_bench.patterns.spans import Spans
 
@@ -45,7 +45,7 @@ def forward(
         for block in limited(_row_blocks(part.spans, part.heads, task, q, k)):
             if task.merge:
                 assert lse is not None
-                tiling.merge(exact, q, (k, v), block, out, lse)
+                tiling.merge(exact, q, (k, v), [out, lse], calls(block.pieces, q, k))
             else:
                 tiling.block_forward(exact, q, (k, v), block, out, lse)
 
@@ -64,7 +64,7 @@ def backward(
         heads = [h - first for h in part.heads if h // group in kv_heads]
         for block in limited(_row_blocks(part.spans, heads, task, q, k)):
             if task.merge:
-                tiling.add_gradients(exact, given, (k, v), block, own_dq, sums)
+                add_gradients(exact, given, (k, v), [own_dq, *sums], calls(block.pieces, q, k))
             else:
                 tiling.store_gradients(exact, given, (k, v), block, own_dq, sums)
         if task.bias and not are_loops_limited():

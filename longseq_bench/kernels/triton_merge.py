@@ -1,7 +1,11 @@
-"""Triton kernel that merges two softmaxes over different keys in one launch; see merge.py.
+"""Triton kernel that moves rows of tensors, or merges two softmaxes, in one launch; see merge.py.
 
 Needs triton: import it where it is used. Under TRITON_INTERPRET=1 it runs on CPU tensors.
 """
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Literal
 
 import triton
 import triton.language as tl
@@ -10,73 +14,90 @@ from triton.language import tensor
 
 from longseq_bench.kernels.base import with_dense_rows
 from longseq_bench.kernels.triton_kernels import jit, load, store
-from longseq_bench.kernels.triton_tiles import Launch, on_device
+from longseq_bench.kernels.triton_tiles import on_device
 
 ROWS = 32
 """Rows of a program."""
 
 
 @jit
-def _merge(
-    out: tensor, lse: tensor, part: tensor, part_lse: tensor, index: tensor,
-    out_strides: tl.tuple, lse_strides: tl.tuple, part_strides: tl.tuple,
-    part_lse_strides: tl.tuple, index_strides: tl.tuple, seq_len: tensor, heads: tensor,
-    tiles: tensor, DIM: tl.constexpr, WIDE: tl.constexpr, M: tl.constexpr, INDEXED: tl.constexpr,
+def _move(
+    targets: tl.tuple, sources: tl.tuple, index: tensor, target_strides: tl.tuple,
+    source_strides: tl.tuple, index_strides: tl.tuple, sizes: tl.tuple, heads: tensor,
+    index_heads: tensor, tiles: tensor, WIDE: tl.constexpr, M: tl.constexpr, TAKE: tl.constexpr,
+    PUT: tl.constexpr, ADD: tl.constexpr, MERGE: tl.constexpr,
 ) -> tensor:  # fmt: skip
-    """Merge M rows of one head."""
+    """Move M rows of one head of each source to its target.
+
+    sizes: heads, rows and columns of each.  TAKE, PUT: sources, or targets, have an index.  MERGE:
+    a softmax, whose first tensor is the log-sum-exp.
+    """
     program = tl.program_id(0)
     rows = (program % tiles).to(tl.int64) * M + tl.arange(0, M)
     head = (program // tiles % heads).to(tl.int64)
     batch = (program // tiles // heads).to(tl.int64)
-    inside = rows < seq_len
+    columns = tl.arange(0, WIDE)[None, :]
     places = rows
-    if INDEXED:
-        index += batch * index_strides[0] + head * index_strides[1]
-        places = tl.load(index + rows * index_strides[2], mask=inside, other=0)
-    lse += batch * lse_strides[0] + head * lse_strides[1]
-    part_lse += batch * part_lse_strides[0] + head * part_lse_strides[1]
-    old = tl.load(lse + places * lse_strides[2], mask=inside, other=float("-inf"))
-    new = tl.load(part_lse + rows * part_lse_strides[2], mask=inside, other=float("-inf"))
-    dims = tl.arange(0, WIDE)
-    mask = inside[:, None] & (dims < DIM)[None, :]
-    out += batch * out_strides[0] + head * out_strides[1]
-    part += batch * part_strides[0] + head * part_strides[1]
-    at = out + places[:, None] * out_strides[2] + dims[None, :]
-    sums = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    own = tl.load(part + rows[:, None] * part_strides[2] + dims[None, :], mask=mask, other=0.0)
-    larger = tl.maximum(old, new, propagate_nan=tl.PropagateNan.ALL)
-    # rows without any key stay 0 and -inf
-    shift = tl.where(larger == float("-inf"), 0.0, larger)
-    old_weight, new_weight = tl.exp(old - shift), tl.exp(new - shift)
-    total = old_weight + new_weight
-    share = tl.where(total == 0, 0.0, new_weight / total)
-    # several warps load the same rows, and one of them stores: not before all have loaded
-    tl.debug_barrier()
-    tl.store(lse + places * lse_strides[2], shift + tl.log(total), mask=inside)
-    tl.store(at, sums + share[:, None] * (own.to(tl.float32) - sums), mask=mask)
+    if TAKE or PUT:
+        index += batch * index_strides[0] + head % index_heads * index_strides[1]
+        places = tl.load(index + rows * index_strides[2], mask=rows < sizes[1], other=0)
+    for i in tl.static_range(len(targets)):
+        inside = rows < tl.where(head < sizes[3 * i], sizes[3 * i + 1], 0)
+        source = sources[i] + batch * source_strides[3 * i] + head * source_strides[3 * i + 1]
+        target = targets[i] + batch * target_strides[3 * i] + head * target_strides[3 * i + 1]
+        source += (places if TAKE else rows) * source_strides[3 * i + 2]
+        target += (places if PUT else rows) * target_strides[3 * i + 2]
+        if MERGE and i == 0:
+            old = tl.load(target, mask=inside, other=float("-inf"))
+            new = tl.load(source, mask=inside, other=float("-inf"))
+            larger = tl.maximum(old, new, propagate_nan=tl.PropagateNan.ALL)
+            # rows without any key stay 0 and -inf
+            shift = tl.where(larger == float("-inf"), 0.0, larger)
+            old_weight, new_weight = tl.exp(old - shift), tl.exp(new - shift)
+            total = old_weight + new_weight
+            share = tl.where(total == 0, 0.0, new_weight / total)
+            # several warps load the same rows, and one of them stores: not before all have loaded
+            tl.debug_barrier()
+            tl.store(target, shift + tl.log(total), mask=inside)
+        else:
+            mask = inside[:, None] & (columns < sizes[3 * i + 2])
+            value = tl.load(source[:, None] + columns, mask=mask, other=0.0)
+            if ADD or MERGE:
+                own = tl.load(target[:, None] + columns, mask=mask, other=0.0).to(tl.float32)
+                value = value.to(tl.float32)
+                value = own + share[:, None] * (value - own) if MERGE else own + value
+                tl.debug_barrier()
+            tl.store(target[:, None] + columns, value, mask=mask)
 
 
-def merge(
-    out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor, index: Tensor | None = None
-) -> None:
-    """Merge part (B, H, M, D) and part_lse (B, H, M) into out and lse, in place.
+def move(
+    targets: Sequence[Tensor], sources: Sequence[Tensor], index: Tensor | None = None,
+    mode: Literal["take", "put", "add", "merge"] = "put",
+) -> None:  # fmt: skip
+    """Copy the rows of each source (B, H, M, D) or (B, H, M) to its target, or add or merge them.
 
-    index: as in merge.py; out and lse have 1 instead of B then.
+    index: of the rows of the targets, each once, or (take) of the sources, as in merge.py.
+    None: targets are like sources.  merge: the log-sum-exp and the output of a softmax.
     """
-    batch, heads, tokens, dim = part.shape
-    part, tiles = with_dense_rows(part), -(-tokens // ROWS)
-    programs = batch * heads * tiles
-    if not programs:
+    sources = [with_dense_rows(t) if t.dim() == 4 else t for t in sources]
+    takes, moved = mode == "take", targets if mode == "take" else sources
+    sizes = [(t.shape[1], t.shape[2], t.shape[3:].numel()) for t in moved]
+    heads, rows, widest = (max(of_all) for of_all in zip(*sizes, strict=True))
+    tiles = -(-rows // ROWS)
+    if not (programs := moved[0].shape[0] * heads * tiles):
         return
-    places = lse if index is None else index  # not read without an index
-    tensors = out, lse, part, part_lse, places
-    # one sequence for all of the batch, and one row of places for all heads
-    strides = [tuple(t.stride(i) * (t.shape[i] > 1) for i in range(3)) for t in tensors]
-    widths = {"DIM": dim, "WIDE": triton.next_power_of_2(dim), "M": ROWS}
-    constants = widths | {"INDEXED": index is not None}
-    launch = Launch(_merge, programs, (*strides, tokens, heads, tiles), constants)
-    with on_device(out):
-        launch(*tensors)
+    places = targets[0] if index is None else index  # not read without an index
+    # 0 where one sequence or head serves all
+    strides = (
+        tuple(t.stride(i) * (t.shape[i] > 1) for t in tensors for i in range(3))
+        for tensors in (targets, sources, (places,))
+    )
+    with on_device(places):
+        _move[(programs,)](
+            tuple(targets), tuple(sources), places, *strides, tuple(chain(*sizes)), heads,
+            places.shape[1], tiles, WIDE=triton.next_power_of_2(widest), M=ROWS, TAKE=takes,
+            PUT=index is not None and not takes, ADD=mode == "add", MERGE=mode == "merge",
+        )  # fmt: skip
 
 
 # ---- partial results of split rows and columns; see triton_kernels.py ----------------------------

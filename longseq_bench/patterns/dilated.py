@@ -32,16 +32,19 @@ class DilatedSegment(NamedTuple):
     rate: int
     heads: range
 
-    def calls(self, heads: slice, length: int, group: int = 0) -> list[tuple[int, slice, int]]:
+    def calls(
+        self, heads: slice, length: int, group: int = 0, wraps: bool = False
+    ) -> list[tuple[int, slice, int]]:
         """Return the offset, the heads and the shift of as few calls as possible for some heads.
 
         Head h has offset h mod rate. A call is of heads that share an offset (shift 0), or of
         successive ones whose offsets ascend by 1 (shift 1), with as many tokens each and, if
         grouped, the same KV head.  length: of the segment.  group: query heads per KV head; 0: no
-        shifts.
+        shifts.  wraps: ungrouped heads of a call may begin again with offset 0.
         """
         first, stop = max(self.heads.start, heads.start), min(self.heads.stop, heads.stop)
         shared, runs = [], defaultdict(list)
+        wraps = wraps and group == 1 and first % self.rate == length % self.rate == 0
         for offset in range(min(self.rate, length)):
             head = first + (offset - first) % self.rate
             if head < stop:
@@ -49,7 +52,8 @@ class DilatedSegment(NamedTuple):
         for head in range(first, stop if group else first):
             if head % self.rate < length:
                 tokens = -(-(length - head % self.rate) // self.rate)
-                runs[head // self.rate, tokens, group > 1 and head // group].append(head)
+                turn = not wraps and head // self.rate
+                runs[turn, tokens, group > 1 and head // group].append(head)
         shifted = [(run[0] % self.rate, slice(run[0], run[-1] + 1), 1) for run in runs.values()]
         return min(shared, shifted or shared, key=len)
 

@@ -253,7 +253,7 @@ def _counted() -> Iterator[Kernels]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(native, "forward", count_forward(native)))
         stack.enter_context(patch.object(native, "backward", count_backward(native)))
-        for name in ("forward", "merge", "backward", "add_gradients"):
+        for name in ("forward", "backward"):
             counted = _count_exact(getattr(ExactKernel, name), kernels)
             stack.enter_context(patch.object(ExactKernel, name, counted))
         stack.enter_context(patch.object(sdpa, "scaled_dot_product_attention", counted_sdpa))

@@ -1,4 +1,4 @@
-"""Tiles of segments on one rank and over ranks."""
+"""Pieces of segments on one rank and over ranks, and calls of whole heads."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,36 +12,33 @@ from hypothesis import strategies as st
 
 from longseq_bench.attention import tiles
 from longseq_bench.attention.sparse.segments import SegmentTiles
-from longseq_bench.core.model import Workload
-from longseq_bench.kernels.tiling import RowBlock
+from longseq_bench.core.model import Mode, Workload
+from longseq_bench.kernels.tiling import Piece
 from longseq_bench.patterns.dilated import DilationRule, hilbert_order
 from longseq_bench.testing.contract import assert_equals_reference, make_workload
 from longseq_bench.testing.definition import Options
 
 
-def counts_of(blocks: Iterable[RowBlock], queries: int, keys: int, head: int) -> np.ndarray:
-    """Return how often the pieces of row blocks show each key to each query, (queries, keys)."""
+def counts_of(pieces: Iterable[Piece], queries: int, keys: int, head: int) -> np.ndarray:
+    """Return how often pieces show each key to each query, (queries, keys)."""
     counts = np.zeros((queries, keys), dtype=np.int64)
-    for block in blocks:
-        rows, tokens = torch.arange(queries)[block.rows], torch.arange(keys)
-        if isinstance(block.rows, torch.Tensor):
-            tokens = rows
-        heads = range(8)[block.heads]
-        for piece in block.pieces:
-            own_heads = range(8)[piece.heads]
-            if head in own_heads and head in heads:
-                further = own_heads.index(head) * piece.shift
-                further += torch.arange(piece.sets)[:, None] * piece.apart
-                own, seen = (
-                    run[torch.arange(len(run))[places] + further]
-                    for run, places in ((rows, piece.rows), (tokens, piece.keys))
-                )
-                mask = (
-                    torch.ones(own.shape[-1], seen.shape[-1]) if piece.mask is None else piece.mask
-                )
-                visible = (mask.tril() if piece.causal else mask).numpy().astype(np.int64)
-                for q, k in zip(np.atleast_2d(own), np.atleast_2d(seen), strict=True):
-                    np.add.at(counts, (q[:, None], k[None, :]), visible)
+    for piece in pieces:
+        heads = range(8)[piece.heads]
+        if head not in heads:
+            continue
+        place = heads.index(head)
+        if piece.index is not None:
+            own = seen = piece.index[:, place % piece.index.shape[1]]
+        else:
+            further = place * piece.shift + torch.arange(piece.sets)[:, None] * piece.apart
+            own, seen = (
+                torch.arange(count)[places] + further
+                for count, places in ((queries, piece.rows), (keys, piece.keys))
+            )
+        mask = torch.ones(own.shape[-1], seen.shape[-1]) if piece.mask is None else piece.mask
+        visible = (mask.tril() if piece.causal else mask).numpy().astype(np.int64)
+        for q, k in zip(np.atleast_2d(own), np.atleast_2d(seen), strict=True):
+            np.add.at(counts, (q[:, None], k[None, :]), visible)
     return counts
 
 
@@ -75,13 +72,10 @@ def test_tiles_are_the_rule(
     for head in (0, 3, 5, 6):
         expected = rule.multiplicity(at, at, head, causal, step_of)
         heads = slice(head // 4 * 4, head // 4 * 4 + 4)
-        every, most = range(n), alone.rows_of_a_block(max_rows)
-        found = counts_of(alone.blocks(heads, every, every, every, most), n, n, head)
-        assert (found == expected).all()
+        sizes = replace(tiles.SIZES["cpu"], rows=max_rows, min_bytes=max_rows * 64)
+        assert (counts_of(alone.whole(sizes), n, n, head) == expected).all()
         queries = own[len(own) // 3 :]
-        found = counts_of(
-            many.blocks(heads, own, queries, keys, max_rows), len(own), len(keys), head
-        )
+        found = counts_of(many.pieces(heads, own, queries, keys), len(own), len(keys), head)
         expected = expected[order[own.start : own.stop]][:, order[keys.start : keys.stop]]
         expected[: len(own) // 3] = 0
         assert (found == expected).all()
@@ -106,9 +100,27 @@ CASES: dict[str, tuple[Options, dict[str, Any]]] = {
 def test_sets_on_one_rank_equal_the_reference(
     case: str, name: str, causal: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are strided views, as on a GPU; 40 rows are less than a segment, which is cut."""
+    """They are strided views or copies, as on a GPU; 40 rows are less than some segments."""
     options, fields = CASES[case]
     sizes = replace(tiles.SIZES["cpu"], rows=rows, min_bytes=3 * rows * 16 * 4)
     monkeypatch.setitem(tiles.SIZES, "cpu", sizes)
     w = make_workload(197, **{"batch": 1, "heads": 8, "causal": causal, "mode": "train", **fields})
     assert_equals_reference(name, options | {"kernel": "aten-flash-cpu"}, w)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "mode", "runs"),
+    [(8, 8, "train", 4), (16, 8, "train", 8), (8, 2, "train", 0), (8, 8, "forward", 1)],
+)
+def test_calls_of_whole_heads_equal_the_reference(
+    heads: int, kv_heads: int, mode: Mode, runs: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `ring` calls its kernel on a GPU; four query heads of a KV head would take more memory."""
+    two_heads = 2 * 2 * 197 * 16 * 2
+    sizes = replace(tiles.SIZES["cpu"], is_host=False, min_bytes=two_heads)
+    monkeypatch.setitem(tiles.SIZES, "cpu", sizes)
+    shape = {"batch": 2, "heads": heads, "kv_heads": kv_heads}
+    w = make_workload(197, **shape, causal=causal, mode=mode, dtype="bfloat16")
+    assert len(tiles.whole_runs(w, sizes)) == runs
+    assert_equals_reference("ring", {"kernel": "aten-flash-cpu"}, w)

@@ -41,14 +41,21 @@ def test_a_gpu_computes_what_a_cpu_does(name: str, causal: bool, fields: dict[st
 
 
 def test_a_pass_launches_as_little_as_was_counted(name: str, causal: bool) -> None:
-    case = launches.Case(name, 24, 0, causal=causal, options=launches.PAIRS)
-    attention = prepare(name, case.workload("forward"), "cuda", **case.options)
-    qkv = torch.randn(3, 1, 8, case.tokens, 64, device="cuda", dtype=torch.bfloat16)
-    attention(*qkv)
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        attention(*qkv)
+    of_case = name, causal, 2**17
+    (case,) = (c for c in launches.CASES if (c.name, c.causal, c.tokens) == of_case)
+    attention = prepare(name, case.workload("train"), "cuda", **case.options)
+    shape = 3, 1, 8, case.tokens, 64
+    qkv = [t.requires_grad_() for t in torch.randn(shape, device="cuda", dtype=torch.bfloat16)]
+    grad_out = torch.randn_like(qkv[0])
+
+    def run() -> None:
+        torch.autograd.grad(attention(*qkv), qkv, grad_out)
         torch.cuda.synchronize()
+
+    run()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
     started = [event.name for event in profile.events() if event.device_type == DeviceType.CUDA]
-    assert 0 < sum(not name.startswith(("Memcpy", "Memset")) for name in started) <= case.forward
+    count = sum(not name.startswith(("Memcpy", "Memset")) for name in started)
+    assert 0 < count <= case.goals["train"]
     assert not any("HtoD" in name or "DtoH" in name for name in started)

@@ -15,24 +15,27 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_a_merge_of_two_softmaxes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["MERGE", "ADD"])
+def test_rows_are_loaded_before_they_are_replaced(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     import triton
     from triton.backends.compiler import GPUTarget
 
     from longseq_bench.kernels import triton_merge
 
-    function = triton_merge._merge
-    constants = {"DIM": 8, "WIDE": 8, "M": triton_merge.ROWS, "INDEXED": True}
-    kinds: dict[str, Any] = {"out": "*fp32", "lse": "*fp32", "part": "*bf16", "part_lse": "*fp32"}
-    kinds |= {"index": "*i64"} | dict.fromkeys(constants, "constexpr")
-    kinds |= {name: ("i64",) * 3 for name in function.arg_names if name.endswith("strides")}
+    function = triton_merge._move
+    constants = {"WIDE": 8, "M": triton_merge.ROWS, "TAKE": False, "PUT": True}
+    constants |= {name: name == mode for name in ("ADD", "MERGE")}
+    tensors = ("*fp32", "*bf16")
+    kinds: dict[str, Any] = {"targets": tensors, "sources": tensors, "index": "*i64"}
+    kinds |= dict.fromkeys(("target_strides", "source_strides", "sizes"), ("i64",) * 6)
+    kinds |= {"index_strides": ("i64",) * 3} | dict.fromkeys(constants, "constexpr")
     signature = {name: kinds.get(name, "i32") for name in function.arg_names}
     fixed = {(function.arg_names.index(name),): value for name, value in constants.items()}
     source = triton.compiler.ASTSource(function, signature, fixed)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
     found = re.findall(r"tt\.load|tt\.store|barrier", made.asm["ttir"])
-    first_store = found.index("tt.store")
-    assert "tt.load" in found[:first_store]
-    assert "tt.load" not in found[first_store:]
-    assert found[first_store - 1] == "barrier"
+    # the index first
+    assert found == ["tt.load", *["tt.load", "tt.load", "barrier", "tt.store"] * 2]

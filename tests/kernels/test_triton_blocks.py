@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.triton_static import Variant, compile_variant
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError, UserError
-from longseq_bench.kernels.merge import merge_part
+from longseq_bench.kernels.merge import merge_part, put_rows, take_rows
 from longseq_bench.patterns.block_layout import BlockLayout
 from longseq_bench.patterns.blocks import PATTERNS, make_layout
 from tests.kernels import plain_attention
@@ -254,14 +254,16 @@ def test_offsets_are_wider_than_32_bits(interpreted: Interpreted, axis: int) -> 
         assert torch.equal(own, other)
 
 
-# ---- the kernel that merges two softmaxes ------------------------------------------------------
+# ---- the kernel that moves rows and merges two softmaxes ----------------------------------------
 
 
-def run_merge(*sides: Tensor) -> tuple[Tensor, ...]:
-    from longseq_bench.kernels.triton_merge import merge
+def run_move(
+    targets: list[Tensor], sources: list[Tensor], index: Tensor | None, mode: str
+) -> list[Tensor]:
+    from longseq_bench.kernels.triton_merge import move
 
-    merge(*sides)
-    return sides
+    move(targets, sources, index, mode)  # type: ignore[arg-type]
+    return targets
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -280,26 +282,44 @@ def test_one_launch_merges_two_softmaxes(interpreted: Interpreted, dtype: torch.
     out = torch.where((lse == -torch.inf)[..., None], 0.0, out)
     expected, expected_lse = out.clone(), lse.clone()
     merge_part(expected, expected_lse, part, part_lse)
-    got, got_lse, *_ = interpreted(run_merge, out, lse, part, part_lse)
+    got_lse, got = interpreted(run_move, [lse, out], [part_lse, part], None, "merge")
     torch.testing.assert_close(got_lse, expected_lse)
     torch.testing.assert_close(got, expected)
     assert not got[:, :, 30:33].any()
 
 
+@pytest.mark.parametrize("mode", ["take", "put", "add", "merge"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_of_sets_are_merged_in_their_places(
-    interpreted: Interpreted, dtype: torch.dtype
+def test_rows_of_sets_are_moved_by_their_index(
+    interpreted: Interpreted, dtype: torch.dtype, mode: str
 ) -> None:
-    """Two sets of three heads, each with rows of its own, in an output of 16 bits, too."""
+    """Two sets of six heads; head 3 has the rows of head 0. Sums may have 16 bits."""
     torch.manual_seed(1)
     index = torch.randperm(256)[None, None, :, None].as_strided((2, 3, 40), (128, 1, 3))
-    sides = [torch.randn(shape) for shape in ((1, 3, 256, 24), (1, 3, 256), (2, 3, 40, 24))]
-    out, lse, part = sides[0].to(dtype), sides[1], sides[2].to(dtype)
-    part_lse, expected, expected_lse = torch.randn(2, 3, 40), out.clone(), lse.clone()
-    merge_part(expected, expected_lse, part, part_lse, index)
-    got, got_lse, *_ = interpreted(run_merge, out, lse, part, part_lse, index)
-    torch.testing.assert_close(got_lse, expected_lse)
-    torch.testing.assert_close(got, expected)
+    out, lse = torch.randn(1, 6, 256, 24).to(dtype), torch.randn(1, 6, 256)
+    part, part_lse = torch.randn(2, 6, 40, 24).to(dtype), torch.randn(2, 6, 40)
+    expected = [lse.clone(), out.clone()]
+    if mode == "take":
+        targets = [part_lse, part]
+        expected = take_rows([lse, out], index)
+        got = interpreted(run_move, targets, [lse, out], index, mode)
+    else:
+        if mode == "merge":
+            merge_part(expected[1], expected[0], part, part_lse, index)
+        else:
+            put_rows(expected, [part_lse, part], index, add=mode == "add")
+        got = interpreted(run_move, [lse, out], [part_lse, part], index, mode)
+    for own, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(own, other)
+
+
+def test_tensors_of_other_shapes_are_added_in_one_launch(interpreted: Interpreted) -> None:
+    """Gradients of queries and of fewer keys of fewer heads, added to views of wide sums."""
+    totals = [torch.ones(1, 4, 70, 80)[:, :, ::2], torch.ones(1, 2, 50, 24)]
+    parts = [torch.randn(1, 35, 4, 80).transpose(1, 2), torch.randn(1, 2, 50, 24)]
+    parts = [part.bfloat16() for part in parts]
+    got = interpreted(run_move, totals, parts, None, "add")
+    assert all(torch.equal(own, 1 + part.float()) for own, part in zip(got, parts, strict=True))
 
 
 # ---- refusals ----------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """Dry runs without data, against measurements."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from longseq_bench import meta_mode
+from longseq_bench.core.cost import floor_bytes
 from longseq_bench.core.model import DryRunEstimate, OptionValue, Trial
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.worker import dry_run
@@ -141,3 +143,30 @@ def test_a_fit_only_pass_is_limited_by_the_budget(launcher: LocalLauncher) -> No
         budget = int(share * estimate.peak_bytes)
         outcome = run_trial(launcher, one.replace(memory_budget=budget))
         assert outcome.status == status
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "mode", "of_floor"),
+    [
+        ("ring", 8, "train", 1.08), ("ring", 8, "forward", 1.01), ("ring", 1, "train", 1.38),
+        ("dilated", 8, "train", 1.04), ("hilbert", 8, "train", 1.08),
+    ],
+)  # fmt: skip
+def test_the_peak_on_a_gpu_is_near_the_floor(
+    launcher: LocalLauncher, name: str, heads: int, mode: str, of_floor: float
+) -> None:
+    """Some heads are a call of the kernel, whose gradients need no sums of 32 bits."""
+    one = complete(launcher, name, 2**20, heads=heads, mode=mode, dtype="bfloat16")
+    whole, short = in_child(launcher, peaks_without_and_with_limits, one.replace(device="cuda"))
+    assert short == pytest.approx(whole, rel=1e-3)
+    assert whole < of_floor * floor_bytes(one.workload)
+
+
+def peaks_without_and_with_limits(trial: Trial) -> list[int]:
+    """Return the peaks of a dry run with every iteration of each loop, and with the first ones."""
+    found = []
+    for loops_limited in (False, True):
+        with meta_mode.standing_for(trial.device, (9, 0)):
+            meta_mode._mode = replace(meta_mode._mode, loops_limited=loops_limited)
+            found.append(dry_run._predict(trial, 1).peak_bytes)
+    return found

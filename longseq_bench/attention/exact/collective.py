@@ -18,7 +18,7 @@ from longseq_bench.attention.one_rank import exact_call, single_rank_tiles
 from longseq_bench.attention.tiles import (
     SIZES,
     BlockAttention,
-    ExactBlocks,
+    ExactPieces,
     LocalShare,
     empty_softmax,
     wide_zeros,
@@ -165,9 +165,8 @@ class Collective(Attention):
         w, sizes = self.workload, SIZES[self.device]
         if self.group.size > 1:
             rank = self.group.rank
-            queries = self.order.runs(rank)
-            blocks = ExactBlocks(w, self.group, self.exact, self.order, queries, sizes)
-            return GatherKernel(self.exchange, blocks)
+            pieces = ExactPieces(w, rank, self.order, self.order.runs(rank), sizes)
+            return GatherKernel(self.exchange, BlockAttention(self.group, self.exact, pieces))
         if w.mask is not None or self.chunk is None:
             return exact_call(self.exact, w)
         return TiledKernel(lambda: single_rank_tiles(w, self.chunk, sizes), self.exact)

@@ -7,8 +7,8 @@ next block. A rank holds its own rows and three blocks of keys and values, a sma
 its rows each; in the backward also gradients of three blocks.
 
 RingKernel is this loop. The transfers and their buffers are in distributed/kv_exchange.py; the
-attention to a block is in attention/tiles.py. On one rank the loop runs over chunks of the rank's
-own keys (`single_rank_tiles`). A step of decoding is in attention/decode.py.
+attention to a block is in attention/tiles.py. On one rank the loop runs over chunks of the own keys
+(`single_rank_tiles`), or on a GPU over heads. A step of decoding is in attention/decode.py.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N); a block of keys (B, Hk, M, D).
 """
@@ -30,9 +30,10 @@ from longseq_bench.attention.tiles import (
     SIZES,
     Block,
     BlockAttention,
-    ExactBlocks,
+    ExactPieces,
     LocalShare,
     empty_softmax,
+    whole_runs,
     wide_zeros,
 )
 from longseq_bench.core.cost import key_bytes_per_token
@@ -51,7 +52,8 @@ from longseq_bench.distributed.token_order import OrderName, Runs, Shard, order_
 from longseq_bench.kernels.base import AttentionKernel, OutputAndLse, Queries, Triple
 from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.kernels.host_memory import StreamedKernel
-from longseq_bench.kernels.tiling import TiledKernel
+from longseq_bench.kernels.tiling import ALL, Piece, SetKernel, TiledKernel
+from longseq_bench.meta_mode import limited
 
 FINE_TO_COARSE: tuple[DType, ...] = ("float32", "float16", "bfloat16")
 
@@ -63,15 +65,11 @@ class RingKernel:
     ring: the transfers. attention: attention of local queries to one block, for any pattern.
     full_queries: every rank holds all queries and computes everything, so the gradients of its own
     keys are complete and are not sent.
-    of_rows, of_keys: dtype in which results of rows, and gradients of keys, are summed; None:
-    float32 or wider.
     """
 
     ring: RingExchange
     attention: BlockAttention
     full_queries: bool = False
-    of_rows: torch.dtype | None = None
-    of_keys: torch.dtype | None = None
 
     def _visits(self, k: Tensor, v: Tensor) -> Iterator[tuple[Block, KVPair]]:
         """Yield the blocks that visit this rank, and between them shares of work with its own keys.
@@ -94,7 +92,7 @@ class RingKernel:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and its log-sum-exp."""
-        out, lse = empty_softmax(q, v, self.of_rows)
+        out, lse = empty_softmax(q, v)
         for block, kv in self._visits(k, v):
             self.attention.forward(q, kv, block, out, lse)
         return out.to(q.dtype), lse
@@ -102,8 +100,8 @@ class RingKernel:
     def backward(self, queries: Queries, keys: KVPair) -> Triple:
         """Return the gradients of q, k and v. Gradients of a block follow it round the ring."""
         (_, q, _, lse), (k, v) = queries, keys
-        dq = torch.zeros_like(q, dtype=self.of_rows or lse.dtype)
-        dkv = wide_zeros(keys, self.of_keys)
+        dq = torch.zeros_like(q, dtype=lse.dtype)
+        dkv = wide_zeros(keys)
         returns = self.ring.hops > 0 and not self.full_queries
         gradients = RingGradients(self.ring, keys, dkv) if returns else None
         for block, kv in self._visits(k, v):
@@ -221,18 +219,21 @@ class Ring(Attention):
 
     def build_kernel(self) -> AttentionKernel:
         """Return the ring; on one rank a loop over chunks."""
-        w = self.workload
+        w, sizes = self.workload, SIZES[self.device]
         if self.group.size > 1:
-            sizes, queries = SIZES[self.device], self._query_runs()
-            blocks = ExactBlocks(w, self.group, self.exact, self.order, queries, sizes)
+            pieces = ExactPieces(w, self.group.rank, self.order, self._query_runs(), sizes)
+            blocks = BlockAttention(self.group, self.exact, pieces)
             return RingKernel(self._exchange(), blocks, self.queries == "full")
         if w.mask is not None:
             return masked_kernel(self.exact, w)
-        sizes = SIZES[self.device]
         if self.on_host:
             chunk = self.chunk or sizes.chunk  # keys are copied to the device
             return StreamedKernel(lambda: single_rank_tiles(w, chunk, sizes), self.exact)
-        return TiledKernel(lambda: single_rank_tiles(w, self.chunk, sizes), self.exact)
+        runs = [] if self.chunk else whole_runs(w, sizes)
+        calls = [Piece(ALL, ALL, heads, w.causal, is_first=True) for heads in runs]
+        # a shortened pass has one, because a call can't be shortened
+        whole = SetKernel(self.exact, lambda: limited(calls, 1)) if runs else None
+        return TiledKernel(lambda: single_rank_tiles(w, self.chunk, sizes), self.exact, whole)
 
     def _exchange(self) -> RingExchange:
         sizes = SIZES[self.device]

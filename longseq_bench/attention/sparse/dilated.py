@@ -5,7 +5,8 @@ multiset union of their keys. With `mix=groups` each head uses one pair only.
 """
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import product
 from typing import Annotated, Literal
 
 import numpy as np
@@ -14,8 +15,8 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Attention, Counts, implementation
 from longseq_bench.attention.exact.ring import RingKernel
-from longseq_bench.attention.sparse.segments import SegmentBlocks, SegmentTiles
-from longseq_bench.attention.tiles import SIZES, Block, LocalShare, head_runs, most_rows
+from longseq_bench.attention.sparse.segments import FEW_PAIRS, SegmentTiles
+from longseq_bench.attention.tiles import SIZES, Block, BlockAttention, LocalShare, head_runs
 from longseq_bench.core.cost import key_bytes_per_token, visible_pairs
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -26,12 +27,10 @@ from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.exact.base import AUTO
 from longseq_bench.kernels.exact.native import Native
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
-from longseq_bench.kernels.tiling import RowBlock
+from longseq_bench.kernels.tiling import Piece, SetKernel
+from longseq_bench.meta_mode import MAX_STEPS, limited
 from longseq_bench.patterns.dilated import DilationRule, hilbert_order
 from longseq_bench.patterns.spans import heads_by_sets, segment_spans, sort_walk
-
-FEW_PAIRS = 4
-"""Pairs at most whose results are summed in 16 bits: with 10 the largest error doubles."""
 
 
 @implementation("dilated")
@@ -90,16 +89,13 @@ class Dilated(Attention):
             self.segments.walk = walk
 
     def build_kernel(self) -> AttentionKernel:
-        """Return the kernel of spans, or attention tile by tile; on many ranks a ring."""
+        """Return the kernel of spans or of whole segments; on many ranks a ring."""
         if self._spans:
             return self._spans
-        of_rows = of_keys = None
-        if self.group.size == 1:
+        if self.group.size == 1 and len(self.rule.segments) <= FEW_PAIRS:
             # of few parts, each rounded already, a wide sum would be little more exact
-            of_rows = self.torch_dtype if len(self.rule.segments) <= FEW_PAIRS else None
-            of_keys = of_rows if self.segments.are_whole(self._rows()) else None
-        tiles = SegmentBlocks(self.group, self.exact, self._tiles)
-        return RingKernel(self._exchange(), tiles, of_rows=of_rows, of_keys=of_keys)
+            return SetKernel(self.exact, partial(self.segments.whole, SIZES[self.device]))
+        return RingKernel(self._exchange(), BlockAttention(self.group, self.exact, self._pieces))
 
     def _build_spans(self, order: NDArray[np.int32] | None) -> AttentionKernel:
         w, rule = self.workload, self.rule
@@ -115,17 +111,13 @@ class Dilated(Attention):
         task = SpanTask(parts, w.causal, steps)
         return SpanAttention(native, task, (w.heads, w.seq_len))
 
-    def _rows(self) -> int:
-        """Return the rows of a tile on one rank: on a GPU as many as fit, for fewer calls."""
-        sizes = SIZES[self.device]
-        rows = sizes.rows if sizes.is_host else most_rows(self._sequence, sizes)
-        return self.segments.rows_of_a_block(rows)
-
-    def _tiles(self, block: Block) -> Iterator[RowBlock]:
-        """Yield the tiles of one sequence: of this rank's queries with a block of keys."""
-        (own,) = self.order.runs(self.group.rank)
-        sizes = SIZES[self.device]
-        max_rows = min(sizes.rows, len(own)) if self.group.size > 1 else self._rows()
+    def _pieces(self, block: Block) -> Iterator[Piece]:
+        """Yield the pieces of this rank's queries with a block of keys."""
+        sizes, (own,) = SIZES[self.device], self.order.runs(self.group.rank)
+        if self.group.size == 1:
+            yield from self.segments.whole(sizes)
+            return
+        max_rows = min(sizes.rows, len(own))
         if isinstance(block, LocalShare):
             tiles = -(-len(own) // sizes.rows)
             first, last = (t * sizes.rows for t in even_span(tiles, block.count, block.index))
@@ -133,8 +125,10 @@ class Dilated(Attention):
         else:
             (steps,) = self.order.runs(block.owner)
             rows, keys = own, steps[block.tokens]
-        for heads in head_runs(self._sequence, max_rows, len(own), sizes):
-            yield from self.segments.blocks(heads, own, rows, keys, max_rows)
+        runs = head_runs(self._sequence, max_rows, len(own), sizes)
+        for heads, start in limited(product(runs, rows[::max_rows]), MAX_STEPS):
+            tile = range(start, min(start + max_rows, rows.stop))
+            yield from self.segments.pieces(heads, own, tile, keys)
 
     def _exchange(self) -> RingExchange:
         """Return the transfers along the walk, with as many hops as segments need."""

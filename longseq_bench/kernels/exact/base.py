@@ -26,9 +26,9 @@ from torch.nn.functional import pad
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError
 from longseq_bench.core.hardware import KernelRate
 from longseq_bench.core.registry import Registry
-from longseq_bench.kernels.base import Pair, Queries, Triple
+from longseq_bench.kernels.base import Mask, Pair, Queries, Triple
 from longseq_bench.kernels.exact._cuda import find_figures
-from longseq_bench.kernels.merge import merge_part
+from longseq_bench.kernels.merge import merge_part, put_rows
 
 K = TypeVar("K", bound="ExactKernel")
 AUTO = "auto"
@@ -57,8 +57,8 @@ class Use:
 class ExactKernel(ABC):
     """Forward and backward of one softmax over all given keys.
 
-    A subclass implements `_forward` and `_backward`. It may override `_merge` and `_add_gradients`
-    if it can add to earlier results without temporaries.
+    A subclass implements `_forward` and `_backward`. It may override `merge` and `add_gradients` if
+    it can add to earlier results without temporaries.
     calls: number of forward and backward calls that this kernel ran, masked ones by another kernel
     not included.
     """
@@ -135,28 +135,13 @@ class ExactKernel(ABC):
 
         Sums are wide (float32, or float64 for float64); rows without any key so far are 0 and -inf.
         """
-        own = self._for(mask)
-        if own._pads(q, keys[1]):
-            merge_part(*sums, *own.forward(q, *keys, causal, mask))
-            return
-        own.calls["forward"] += 1
-        own._merge(q, keys, sums, causal, mask)
+        merge_part(*sums, *self.forward(q, *keys, causal, mask))
 
     def add_gradients(
-        self,
-        queries: Queries,
-        keys: Pair,
-        sums: Triple,
-        causal: bool = False,
-        mask: Tensor | None = None,
+        self, queries: Queries, keys: Pair, sums: Triple, causal: bool = False, mask: Mask = None
     ) -> None:
         """Add the gradients that `backward` returns to sums, which are wide."""
-        own = self._for(mask)
-        if own._pads(queries[1], keys[1]):
-            _add_all(sums, own.backward(queries, keys, causal, mask))
-            return
-        own.calls["backward"] += 1
-        own._add_gradients(queries, keys, sums, causal, mask)
+        put_rows(sums, self.backward(queries, keys, causal, mask), add=True)
 
     def ran(self) -> Iterator[str]:
         """Yield the names of the kernels that have run for this one."""
@@ -193,23 +178,10 @@ class ExactKernel(ABC):
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
         """See `backward`."""
 
-    def _merge(self, q: Tensor, keys: Pair, sums: Pair, causal: bool, mask: Tensor | None) -> None:
-        merge_part(*sums, *self._forward(q, *keys, causal, mask, True))
-
-    def _add_gradients(
-        self, queries: Queries, keys: Pair, sums: Triple, causal: bool, mask: Tensor | None
-    ) -> None:
-        _add_all(sums, self._backward(queries, keys, causal, mask))
-
 
 def _cut(t: Tensor, v: Tensor) -> Tensor:
     """Return a tensor without the padding of v; the tensor itself if there is none."""
     return t if t.shape[3] == v.shape[3] else t[..., : v.shape[3]].contiguous()
-
-
-def _add_all(totals: Triple, parts: Triple) -> None:
-    for total, part in zip(totals, parts, strict=True):
-        total.add_(part)
 
 
 KERNELS: Registry[type[ExactKernel]] = Registry(

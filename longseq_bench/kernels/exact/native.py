@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.kernels import native
-from longseq_bench.kernels.base import Pair, Queries, Triple
+from longseq_bench.kernels.base import Mask, Pair, Queries, Triple
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
 from longseq_bench.kernels.spans import HeadSpans, SpanTask, span_gradients
 from longseq_bench.patterns.spans import TILE, Spans
@@ -49,13 +49,23 @@ class Native(ExactKernel):
         return span_gradients(native, _task(dq, keys[0], causal), queries, keys, dq)
 
     @override
-    def _merge(self, q: Tensor, keys: Pair, sums: Pair, causal: bool, mask: Tensor | None) -> None:
+    def merge(
+        self, q: Tensor, keys: Pair, sums: Pair, causal: bool = False, mask: Tensor | None = None
+    ) -> None:
+        if mask is not None or self._pads(q, keys[1]):
+            super().merge(q, keys, sums, causal, mask)
+            return
+        self.calls["forward"] += 1
         native.forward(q, *keys, *sums, _task(q, keys[0], causal, merge=True))
 
     @override
-    def _add_gradients(
-        self, queries: Queries, keys: Pair, sums: Triple, causal: bool, mask: Tensor | None
+    def add_gradients(
+        self, queries: Queries, keys: Pair, sums: Triple, causal: bool = False, mask: Mask = None
     ) -> None:
+        if mask is not None or self._pads(queries[1], keys[1]):
+            super().add_gradients(queries, keys, sums, causal, mask)
+            return
+        self.calls["backward"] += 1
         (dq, *dkv), kv_heads = sums, range(keys[0].shape[1])
         task = _task(dq, keys[0], causal, merge=True)
         native.backward(queries, keys, dq, (dkv[0], dkv[1]), kv_heads, task)

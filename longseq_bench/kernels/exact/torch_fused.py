@@ -243,7 +243,7 @@ class Cudnn(ExactKernel):
         if queries[1].shape[2] == keys[0].shape[2] == 1:
             return self._backward_of_one_pair(queries, keys)
         (grad_out, q, out, lse), (k, v) = queries, keys
-        seed = torch.zeros((), dtype=torch.int64, device=q.device)
+        seed = torch.empty((), dtype=torch.int64, device=q.device)  # not read without dropout
         tensors = grad_out, q, k, v, out, lse.contiguous().unsqueeze(-1)
         grads = _aten._scaled_dot_product_cudnn_attention_backward(
             *tensors, seed, seed, None, None, None, q.shape[2], k.shape[2], 0.0, causal
