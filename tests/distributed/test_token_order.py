@@ -48,7 +48,7 @@ def test_a_run_of_positions_is_handled_as_any_other_array(
     rows = torch.tensor(sorted(data.draw(st.sets(st.integers(0, start + tokens + 5)))))
     for got, expected in zip(find_rows(run, rows), find_rows(copied, rows), strict=True):
         assert got.tolist() == expected.tolist()
-    assert as_run(run[::2]) is None or tokens == 1
+    assert tokens < 3 or as_run(run[::2]) is None
 
 
 @given(name=names, more=st.integers(0, 190), p=ranks)

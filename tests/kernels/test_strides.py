@@ -114,7 +114,7 @@ def run(kind: str, name: str, dtype: torch.dtype, layout: str, is_dense: bool) -
     return [out.detach(), *torch.autograd.grad(out, leaves[:3], grad_out.detach())]
 
 
-@pytest.mark.parametrize(("kind", "name", "dtype", "layout"), cases())
+@pytest.mark.parametrize(("kind", "name", "dtype", "layout"), list(cases()))
 def test_strides_change_no_result(
     kind: str, name: str, dtype: torch.dtype, layout: str, request: pytest.FixtureRequest
 ) -> None:
