@@ -39,10 +39,11 @@ CHUNK_ELEMENTS = 2**22
 """Elements (rows, keys) of scores that are computed together, unless a chunk has 1,024 keys."""
 MIN_FREE_BYTES = 2**30
 """Free memory with which a GPU checks by itself: it takes some 700 MB at the limits above."""
-Part = tuple[slice, Tensor | None, dict[int, Tensor] | None]
-"""`at`, `kept` and `seen` of a KeyChunk."""
 SLAB_ELEMENTS = 2**22
 """Elements (batch, heads, rows, head_dim) of the rows that are computed together."""
+
+Part = tuple[slice, Tensor | None, dict[int, Tensor] | None]
+"""`at`, `kept` and `seen` of a KeyChunk."""
 
 
 @dataclass(frozen=True)
