@@ -65,7 +65,7 @@ class Plan:
 
 @dataclass
 class Recorder:
-    """Stands for ExactBlocks: it records the blocks instead of computing.
+    """Stands for BlockAttention: it records the blocks instead of computing.
 
     wrong: blocks whose values are not those of their owner. idle: calls without a transfer in
     progress. The gradients of a block are its values times rank + 1; those of own keys are 0.
