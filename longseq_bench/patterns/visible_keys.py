@@ -50,11 +50,17 @@ class VisibleKeys:
 
     def first_query(self, keys: Ints) -> Ints:
         """Return the first query that sees each key, (keys,)."""
-        return np.searchsorted(self.stop(every_position(self.tokens)), keys, "right")
+        if self.mask.kind == PREFIX:
+            return np.where(keys < self.mask.size, 0, keys)
+        return keys if self.mask.is_causal else self.first(keys)
 
     def stop_query(self, keys: Ints) -> Ints:
         """Return the query after the last one that sees each key, (keys,)."""
-        return np.searchsorted(self.first(every_position(self.tokens)), keys, "right")
+        if self.mask.kind == WINDOW:
+            return np.minimum(keys + self.mask.size, self.tokens)
+        if self.mask.has_documents:
+            return self._bounds[np.searchsorted(self._bounds, keys, "right")]
+        return np.full_like(keys, self.tokens)
 
     def multiplicity(self, queries: Ints, keys: Ints) -> NDArray[np.bool_]:
         """Return True where a query sees a key, (queries, keys), from positions."""

@@ -31,7 +31,7 @@ rounds long sums of few different numbers to one side.
 """
 
 import math
-from functools import cached_property
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -40,8 +40,10 @@ from typing_extensions import override
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType, Workload
+from longseq_bench.patterns import Ints
 from longseq_bench.patterns.visible_keys import visible_keys
-from longseq_bench.worker.special_inputs import ConstantValues, SpecialInputs
+from longseq_bench.worker.prefix_sums import PrefixSums
+from longseq_bench.worker.special_inputs import ConstantValues, SpecialInputs, chunk_rows
 
 MATCHING, TWO_LEVEL, EQUAL = "matching scores", "two-level scores", "equal scores"
 MIXED, EXCHANGED = "matching and two-level scores", "two-level and matching scores"
@@ -66,7 +68,6 @@ _STREAMS = 32
 """Columns of values that differ; more would lengthen sums over all positions."""
 
 _LARGEST_SCORE, _OFFSET = 200.0, 20.0
-_KEYS_AT_ONCE = 65_536
 _VALUES, _GRADIENTS, _NUMBERS, _PLACES = range(4)
 _ODD = 0x27D4EB2F
 _GOLDEN = -0x61C8864680B583EB
@@ -91,6 +92,12 @@ class KnownScores(SpecialInputs):
         self._u = 1 + torch.arange(d).double() % 8 / 8
         self._u[1 : self._bits + 1] = 0
         self._visible = visible_keys(workload)
+        tokens, block = workload.seq_len, chunk_rows(workload.seq_len)
+        self._values_before = PrefixSums(self._value_terms, tokens, block)
+        self._keys_before = PrefixSums(self._key_terms, tokens, block)
+        # of a causal mask the sums over the last queries are small: they keep their digits
+        self._queries_from = PrefixSums(self._query_terms, tokens, block, from_end=True)
+        self.sums = self._values_before, self._keys_before, self._queries_from
 
     @property
     @override
@@ -140,10 +147,12 @@ class KnownScores(SpecialInputs):
         return first + (share * (stop - first)).long()
 
     def _seen_by(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        host = queries.cpu().numpy()
-        ends = self._visible.first(host), self._visible.stop(host)
-        first, stop = (torch.from_numpy(end).to(queries.device) for end in ends)
+        first, stop = self._on_host(queries, self._visible.first, self._visible.stop)
         return first, stop
+
+    def _on_host(self, positions: Tensor, *ends: Callable[[Ints], Ints]) -> tuple[Tensor, ...]:
+        host = positions.cpu().numpy()
+        return tuple(torch.from_numpy(end(host)).to(positions.device) for end in ends)
 
     @override
     def inputs(self, name: str, positions: Tensor) -> Tensor:
@@ -181,19 +190,15 @@ class KnownScores(SpecialInputs):
         rows = _signs(self._codes(self._targets(positions)), w.v_head_dim, _VALUES).double()
         sizes, is_matching = torch.ones_like(rows[:, 0]), self._is_matching(positions)
         if not is_matching.all():
-            means, spread = self._means(positions[~is_matching].cpu())
-            rows[~is_matching] = means.to(rows)
+            means, spread = self._means(positions[~is_matching])
+            rows[~is_matching] = means
             # values of a row may cancel: a smaller magnitude would be no scale
-            sizes[~is_matching] = means.abs().amax(1).maximum(spread).to(rows)
+            sizes[~is_matching] = means.abs().amax(1).maximum(spread)
         return rows, sizes
 
     def _means(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Return two-level rows of the output, and the root of the sum of their squared weights."""
-        ends = torch.cat(self._seen_by(queries))
-        # few queries of a long cache need no sums before every position
-        sums = self._sum_before(ends) if self.workload.decode else self._prefix_sums[:, ends]
-        before_first, before_stop = sums.double().chunk(2, 1)
-        plain, rare = before_stop - before_first
+        plain, rare = self._seen_sums(self._values_before, queries)
         e = self._ratio(queries)[:, None]
         total = plain[:, :1] + e * rare[:, :1]
         means = (plain + e * rare)[:, 1:] / total
@@ -204,83 +209,76 @@ class KnownScores(SpecialInputs):
         """Return the weight of a key of class 1 over that of one of class 0."""
         return (self._temperatures(queries) / math.sqrt(self.workload.head_dim)).exp()
 
-    @cached_property
-    def _prefix_sums(self) -> Tensor:
-        return self._sum_before(torch.arange(self.workload.seq_len + 1))
+    def _seen_sums(self, sums: PrefixSums, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sums over the keys of each class that a query sees, two of (n, C)."""
+        first, stop = self._seen_by(queries)
+        plain, rare = (sums(stop) - sums(first)).double().chunk(2, 1)
+        return plain, rare
 
-    def _sum_before(self, ends: Tensor) -> Tensor:
-        """Return ones and values, (2, n, 1 + Dv), summed over the keys of a class before an end."""
-        count, start = min(_STREAMS, self.workload.v_head_dim), 0
-        found = torch.zeros(2, len(ends), 1 + count, dtype=torch.int32)
-        total = found.new_zeros(2, 1, 1 + count)
-        for keys in torch.split(torch.arange(self.workload.seq_len), _KEYS_AT_ONCE):
-            values = pad(_signs(self._codes(keys), count, _VALUES), (1, 0), value=1)
-            is_rare = self._class(keys)[:, None]
-            by_class = torch.stack([values * (1 - is_rare), values * is_rare])
-            sums = total + pad(by_class, (0, 0, 1, 0)).cumsum(1, dtype=torch.int32)
-            is_here = (ends >= start) & (ends <= start + len(keys))
-            found[:, is_here] = sums[:, ends[is_here] - start]
-            total, start = sums[:, -1:], start + len(keys)
-        return found
+    def _value_terms(self, keys: Tensor) -> Tensor:
+        """Return 1 and the columns of the value, by class, (n, 2 + 2 Dv)."""
+        values = _signs(self._codes(keys), min(_STREAMS, self.workload.v_head_dim), _VALUES)
+        return self._by_class(torch.cat([torch.ones_like(values[:, :1]), values], 1).int(), keys)
+
+    def _key_terms(self, keys: Tensor) -> Tensor:
+        """Return 1, a, the columns c of the key that differ, and a c, by class, (n, 4 + 4 bits)."""
+        a, columns = self._a(keys), self._keys(keys)[:, : self._bits].double()
+        return self._by_class(torch.cat([torch.ones_like(a), a, columns, a * columns], 1), keys)
+
+    def _by_class(self, terms: Tensor, keys: Tensor) -> Tensor:
+        is_rare = self._class(keys)[:, None]
+        return torch.cat([terms * (1 - is_rare), terms * is_rare], 1)
+
+    def _a(self, keys: Tensor) -> Tensor:
+        values = self.inputs("v", keys).double()
+        return values @ self._x[:, None].to(keys.device)
+
+    def _query_terms(self, queries: Tensor) -> Tensor:
+        """Return the terms of dk and dv, then their magnitudes and squares, (n, 14).
+
+        Each is there without e and with it: a key has the score of one class in all rows.
+        """
+        plain, rare = self._seen_sums(self._keys_before, queries)
+        e = self._ratio(queries)[:, None]
+        total, sum_a = (plain + e * rare)[:, :2].chunk(2, 1)
+        of_w = self._weights(queries)[:, None] / total
+        of_t = of_w * self._temperatures(queries)[:, None]
+        terms = torch.cat([of_t, of_t * sum_a / total, of_w, of_t.abs(), of_w.abs()], 1)
+        squares = torch.cat([of_t, of_w], 1) ** 2
+        return torch.cat([terms, squares, e * terms, e**2 * squares], 1)
 
     def _gradient(self, name: str, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return rows of a gradient, and their magnitudes.
 
         A magnitude is about the root of the sum of squares of the terms; rounding errors follow it.
         """
-        w, at = self.workload, positions.cpu()
-        rows, sizes = (found[at] for found in self._gradients[name])
-        if name != "dq":
-            vector = self._x if name == "dv" else self._u
-            heads = w.heads // w.kv_heads
-            rows, sizes = heads * rows * vector, heads * float(vector.max()) * sizes
-        if name != "dv":
-            rows, sizes = (found / math.sqrt(w.head_dim) for found in (rows, sizes))
-        return rows.to(positions.device), sizes.to(positions.device)
+        if name == "dq":
+            return self._dq(positions)
+        ends = self._visible.first_query, self._visible.stop_query
+        first, stop = self._on_host(positions, *ends)
+        plain, rare = (self._queries_from(first) - self._queries_from(stop)).chunk(2, 1)
+        sums = torch.where(self._class(positions)[:, None] == 1, rare, plain)
+        t, t_mean, w, of_t, of_w, square_t, square_w = sums.unbind(1)
+        heads = self.workload.heads // self.workload.kv_heads
+        if name == "dv":
+            x = heads * self._x.to(w)
+            return w[:, None] * x, x.max() * _size(square_w, of_w)
+        u = heads / math.sqrt(self.workload.head_dim) * self._u.to(t)
+        a, length = self._a(positions)[:, 0], float(self._x.norm())
+        # a single a may be 0
+        size = a.abs().clamp_min(length) * _size(square_t, of_t)
+        return (a * t - t_mean)[:, None] * u, u.max() * size
 
-    @cached_property
-    def _gradients(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """By name: dq (N, D), or (N, 1) that multiplies a vector; magnitudes (N)."""
-        every = torch.arange(self.workload.seq_len)
-        is_rare, e = self._class(every).bool(), self._ratio(every)
-        first, stop = self._seen_by(every)
-        first_query = torch.from_numpy(self._visible.first_query(every.numpy()))
-        stop_query = torch.from_numpy(self._visible.stop_query(every.numpy()))
-        t, w = self._temperatures(every), self._weights(every)
-        parts = torch.split(every, _KEYS_AT_ONCE)
-        a = torch.cat([self.inputs("v", part).double() @ self._x for part in parts])
-        length = float(self._x.norm())  # that of a single a may be 0
-
-        def sum_keys(terms: Tensor) -> Tensor:
-            of_class = terms.where(~is_rare, 0.0), terms.where(is_rare, 0.0)
-            plain, rare = (pad(part.cumsum(0), (1, 0)) for part in of_class)
-            return plain[stop] - plain[first] + e * (rare[stop] - rare[first])
-
-        def sum_queries(terms: Tensor, ratio: Tensor) -> Tensor:
-            # from the end: of a causal mask the last sums are small, and keep their digits
-            of_class = terms, terms * ratio
-            plain, rare = (pad(part.flip(0).cumsum(0).flip(0), (0, 1)) for part in of_class)
-            plain, rare = (sums[first_query] - sums[stop_query] for sums in (plain, rare))
-            return rare.where(is_rare, plain)
-
-        def size(terms: Tensor) -> Tensor:
-            squares, total = sum_queries(terms**2, e**2), sum_queries(terms.abs(), e)
-            return squares.clamp_min(0).sqrt().maximum(LEAST_SPREAD * total)
-
-        keys, total = self._keys(every).double(), sum_keys(torch.ones_like(a))
-        mean_a, dq = sum_keys(a) / total, torch.zeros_like(keys)
+    def _dq(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        plain, rare = self._seen_sums(self._keys_before, queries)
+        sums = plain + self._ratio(queries)[:, None] * rare
+        (total, sum_a), (c, a_c) = sums[:, :2].chunk(2, 1), sums[:, 2:].chunk(2, 1)
+        w = self._weights(queries) / math.sqrt(self.workload.head_dim)
+        rows = (w[:, None] / total) * (a_c - sum_a / total * c)
         # errors of the output are a part of those of dq
-        of_out = torch.cat([self.expected("out", part)[1] for part in parts])
-        for column in range(self._bits):
-            k = keys[:, column]
-            dq[:, column] = w / total * (sum_keys(a * k) - mean_a * sum_keys(k))
-        of_t, of_w = w * t / total, w / total
-        dk = a * sum_queries(of_t, e) - sum_queries(of_t * mean_a, e)
-        return {
-            "dq": (dq, (length * w.abs() * of_out).maximum(dq.abs().amax(1))),
-            "dk": (dk[:, None], a.abs().clamp_min(length) * size(of_t)),
-            "dv": (sum_queries(of_w, e)[:, None], size(of_w)),
-        }
+        of_out = float(self._x.norm()) * w.abs() * self.expected("out", queries)[1]
+        rest = self.workload.head_dim - self._bits
+        return pad(rows, (0, rest)), of_out.maximum(rows.abs().amax(1))
 
 
 def choose_inputs(attention: Attention) -> list[SpecialInputs]:
@@ -301,6 +299,11 @@ def choose_inputs(attention: Attention) -> list[SpecialInputs]:
         # half precision loses a single key in the long tail of other rows
         rest.append(EQUAL)
     return [KnownScores(w, name) for name in (MIXED if has_levels else MATCHING, *rest)]
+
+
+def _size(squares: Tensor, total: Tensor) -> Tensor:
+    """Return the magnitude of sums, from those of their terms' squares and magnitudes."""
+    return squares.clamp_min(0).sqrt().maximum(LEAST_SPREAD * total)
 
 
 def _bits(positions: Tensor, first: int, count: int, number: int = _NUMBERS) -> Tensor:

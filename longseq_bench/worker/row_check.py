@@ -21,7 +21,7 @@ from longseq_bench.distributed.shard import RankShard, find_rows, gather_shards,
 from longseq_bench.worker.check import GRADIENT_TOLERANCE, TINY, TOLERANCE, is_finite
 from longseq_bench.worker.known_scores import choose_inputs
 from longseq_bench.worker.passes import Pass
-from longseq_bench.worker.special_inputs import CHUNK, SpecialInputs
+from longseq_bench.worker.special_inputs import SpecialInputs, chunk_rows
 
 
 class EveryRowCheck:
@@ -59,6 +59,8 @@ class EveryRowCheck:
         yield
         pass_.keep_output = kept
         reason = find_wrong_rows(self._attention, inputs, pass_)
+        for sums in inputs.sums:
+            sums.clear()
         self.done += [inputs.name] if inputs.name not in self.done else []
         self.reason = self.reason or (reason and f"with {inputs.name}, {reason}")
         pass_.out = pass_.grads = None
@@ -91,8 +93,9 @@ def _describe_wrong_rows(
         # heads have the same inputs, so they round alike, and the errors of their sum add up
         times = max(1.0, group / 8)
     count, first = 0, ""
-    for start in range(0, len(positions), CHUNK):
-        own = slice(start, start + CHUNK)
+    chunk = chunk_rows(attention.workload.seq_len)
+    for start in range(0, len(positions), chunk):
+        own = slice(start, start + chunk)
         at = torch.from_numpy(positions[own]).to(got.device)
         rows, sizes = inputs.expected(name, at)
         of_all = _project(attention, rows, sizes)

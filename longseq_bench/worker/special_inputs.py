@@ -19,9 +19,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.worker.check import GRADIENT_TOLERANCE
 from longseq_bench.worker.passes import Pass
-
-CHUNK = 4096
-"""Rows written or compared together: few enough for a cache, and for a device that is full."""
+from longseq_bench.worker.prefix_sums import PrefixSums
 
 OUTPUT_TOLERANCE: dict[DType, float] = {"float32": 2e-5, "bfloat16": 2**-6, "float16": 2**-8}
 """Allowed error of an output row over its largest magnitude: four roundings of the weights and of
@@ -31,6 +29,14 @@ _HARD_FACTOR = 64.0
 """Factor of normally distributed queries that makes scores as large as 200; exact in any dtype."""
 
 
+def chunk_rows(tokens: int) -> int:
+    """Return how many rows are written or compared together.
+
+    Few enough for a cache and for a device that is full, and so many that a GPU starts few kernels.
+    """
+    return min(max(4096, tokens // 256), 65_536)
+
+
 class SpecialInputs(ABC):
     """Inputs of a workload by position, and what attention must return for them.
 
@@ -38,11 +44,14 @@ class SpecialInputs(ABC):
 
     name: for the record.  written: the inputs that `fill` replaces.
     float32_tolerance: the allowed error of a float32 row over its magnitude.
+    sums: what `expected` keeps on the device.
     """
 
     name: str
     float32_tolerance: ClassVar[float]
     written: ClassVar[tuple[str, ...]] = ("q", "k", "v", "grad_out")
+
+    sums: tuple[PrefixSums, ...] = ()
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -77,6 +86,7 @@ class SpecialInputs(ABC):
     def fill(self, attention: Attention, pass_: Pass, forward_only: bool = False) -> None:
         """Write the inputs over those of a pass; forward_only: the output's gradient stays."""
         at = attention.shard
+        chunk = chunk_rows(self.workload.seq_len)
         names = ("q", at.queries), ("k", at.keys), ("v", at.keys), ("grad_out", at.queries)
         tensors: tuple[Tensor, ...] = pass_.inputs
         if pass_.grad_out is not None and not forward_only:
@@ -85,8 +95,8 @@ class SpecialInputs(ABC):
             for (name, positions), tensor in zip(names, tensors, strict=False):
                 if name not in self.written:
                     continue
-                for start in range(0, len(positions), CHUNK):
-                    own = slice(start, start + CHUNK)
+                for start in range(0, len(positions), chunk):
+                    own = slice(start, start + chunk)
                     some = torch.from_numpy(positions[own]).to(tensor.device)
                     tensor[:, :, own] = self.inputs(name, some).to(tensor)
             for (i, b), (j, head) in product(enumerate(at.batch), enumerate(at.kv_heads)):

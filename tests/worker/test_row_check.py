@@ -31,6 +31,7 @@ from longseq_bench.worker.passes import (
     run_pass,
     select_checked_rows,
 )
+from longseq_bench.worker.prefix_sums import PrefixSums
 from longseq_bench.worker.row_check import EveryRowCheck, find_wrong_rows
 from longseq_bench.worker.special_inputs import ConstantValues, SpecialInputs
 from longseq_bench.worker.verdicts import Verdicts
@@ -197,6 +198,26 @@ def test_two_level_scores_of_few_rows_are_those_of_all(mask: str | None) -> None
     whole = KnownScores(Workload(**shape), TWO_LEVEL).expected("out", rows)
     few = KnownScores(step, TWO_LEVEL).expected("out", rows)
     torch.testing.assert_close(few, whole, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("from_end", [False, True])
+def test_sums_of_a_block_at_a_time_are_those_of_all_positions(from_end: bool) -> None:
+    terms = torch.randn(100, 3, dtype=torch.float64)
+    asked: list[int] = []
+
+    def of(positions: Tensor) -> Tensor:
+        asked.extend(positions.tolist())
+        return terms[positions]
+
+    sums = PrefixSums(of, 100, 7, from_end)
+    for ends in (torch.randperm(101), torch.arange(101)):
+        expected = [(terms[end:] if from_end else terms[:end]).sum(0) for end in ends.tolist()]
+        torch.testing.assert_close(sums(ends), torch.stack(expected), rtol=1e-12, atol=1e-12)
+    asked.clear()
+    # two blocks are kept: a window asks for two ends in turn
+    for end in range(30, 70):
+        sums(torch.tensor([end])), sums(torch.tensor([end - 2]))
+    assert len(asked) < 2 * 60
 
 
 @pytest.mark.parametrize("mask", ["sliding-window:100", "prefix:90", "documents:130"])
