@@ -61,6 +61,9 @@ class Attention(ABC):
     takes_decode: ClassVar[bool] = False
     """True if it computes steps of decoding: q (B, Hq, new tokens, D) against a cache k, v."""
 
+    chooses_layout: ClassVar[bool] = False
+    """True if each call chooses from q and k which keys a query sees."""
+
     order: TokenOrder
     """The tokens of each rank, set before this constructor; else every rank has all tokens."""
 

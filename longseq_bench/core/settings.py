@@ -124,7 +124,7 @@ TRIAL = {
         int, "Timed passes at most; 0: only find out if one pass fits.", 30, 0, 10**6
     ),
     "time_cap": Setting(
-        float, "Time after which no timed pass starts, in s, ms, us, min or h.", 2.0, unit="s"
+        float, "Time after which at most one pass starts, in s, ms, us, min or h.", 2.0, unit="s"
     ),
     "threads": Setting(
         int, "CPU threads of each rank; none: the ranks share the cores.", None, 1, 2**12

@@ -27,6 +27,7 @@ from longseq_bench.kernels.exact.base import Use
 from longseq_bench.kernels.torch_spans import torch_kernel
 from longseq_bench.meters.clock import wait_for_device
 from longseq_bench.worker.compile_watch import CompileWatch
+from longseq_bench.worker.input_changes import InputChanges
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
 
 FULL_CHECK_TOKENS, SAMPLED_ROWS = 512, 256
@@ -60,8 +61,7 @@ class Pass:
     The output is (B, Hq, N, Dv).
 
     original_q: a copy of q on the host, for a pass that overwrites q.
-    redraw: draws such inputs again, in place.
-    signs: factors of inputs since they were drawn: v; s: q and k; g: grad_out.
+    redraw: draws such inputs again, in place.  changes: of inputs since they were drawn.
     digests: of the inputs as they were drawn (`digest`), for those that no pass may change.
     keep_output: copy an output that the pass itself drops to the host, so that it can be checked.
     """
@@ -74,31 +74,38 @@ class Pass:
     original_q: Tensor | None = None
     keep_output: bool = True
     redraw: Callable[[Triple], object] | None = None
+    changes: InputChanges | None = None
     digests: dict[str, Tensor] = field(default_factory=dict)
-    signs: dict[str, int] = field(default_factory=lambda: {"v": 1, "s": 1, "g": 1})
 
     def draw_again(self) -> None:
-        """Draw q, k and v again, in place, and give them the signs that they had."""
+        """Draw q, k and v again, in place."""
         assert self.redraw
+        assert self.changes
         self.redraw(self.inputs)
-        with torch.no_grad():
-            for tensor, name in zip(self.inputs, "ssv", strict=True):
-                tensor.mul_(self.signs[name])
+        for name in "qkv":
+            self.changes.made.pop(name, None)
+
+    def change_inputs(self, new_scores: bool = False) -> None:
+        """Give all inputs other bytes, and restore a q that the last pass has overwritten."""
+        assert self.changes
+        if self.original_q is not None:
+            self.inputs[0].detach().copy_(self.original_q)
+            self.changes.made.pop("q", None)
+        self.changes.make(self._named_inputs, new_scores)
 
     def protect_inputs(self) -> None:
-        """Remember the inputs as they are."""
-        self.digests = {name: digest(tensor) for name, tensor in self._protected().items()}
+        """Remember the inputs as they are; with keep=nothing a pass may overwrite q."""
+        spent = {"q"} if self.keep == "nothing" else set()
+        self.digests = {n: digest(t) for n, t in self._named_inputs.items() if n not in spent}
 
     def changed_inputs(self) -> list[str]:
         """Return the names of the inputs that differ from what `protect_inputs` saw."""
-        now = self._protected()
+        now = self._named_inputs
         return [n for n, seen in self.digests.items() if not torch.equal(digest(now[n]), seen)]
 
-    def _protected(self) -> dict[str, Tensor]:
-        """Return the inputs that no pass may change: with keep=nothing it overwrites q."""
+    @property
+    def _named_inputs(self) -> dict[str, Tensor]:
         tensors = dict(zip("qkv", self.inputs, strict=True))
-        if self.keep == "nothing":
-            del tensors["q"]
         return tensors if self.grad_out is None else tensors | {"grad_out": self.grad_out}
 
     @property
@@ -237,7 +244,8 @@ def draw_inputs(
     q, k, v = (empty(shape).requires_grad_(w.train) for shape in shapes)
     fill = draw((q, k, v))
     original_q = host_memory.copy(q, device) if keep == "nothing" else None
-    pass_ = Pass((q, k, v), None, keep=keep, original_q=original_q, redraw=draw)
+    changes = InputChanges(attention, seed)
+    pass_ = Pass((q, k, v), None, keep=keep, original_q=original_q, redraw=draw, changes=changes)
     if not w.train:
         return pass_
     # in memory (B, N, Hq, D), as the next layer of a model returns it: fused kernels make no copy
@@ -268,12 +276,15 @@ def _make_filler(attention: Attention, device: str, seed: int) -> Fill:
         token_set = fingerprint(tokens)
         for i, b in enumerate(attention.shard.batch):
             for j, head in enumerate(heads):
-                part = (seed, name, b, head, token_set)
-                digest = hashlib.blake2b(repr(part).encode(), digest_size=7).digest()
-                generator = torch.Generator(device).manual_seed(int.from_bytes(digest))
+                part_seed = _hash(seed, name, b, head, token_set)
+                generator = torch.Generator(device).manual_seed(part_seed)
                 tensor[i, j].normal_(generator=generator)
 
     return fill
+
+
+def _hash(*parts: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest())
 
 
 WARM_UP_TOKENS = 1024
@@ -297,6 +308,11 @@ class TrialRun:
     sender: MessageSender
     log: MeasurementLog
     place: RankInfo = field(default_factory=RankInfo)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the inputs, which are others in each round and at each length."""
+        return _hash(self.trial.seed, self.trial.round, self.trial.workload.seq_len)
 
     def time_pass(self, pass_: Pass, log: MeasurementLog | None = None, part: str = "") -> None:
         """Run a pass that all ranks begin together; its time is that of the slowest rank."""
@@ -393,7 +409,7 @@ def warm_up(make: type[Attention], trial: Trial, group: Group) -> None:
     """Run a short pass of the same kind: it starts threads, libraries, connections and caches."""
     attention = _prepare_short(make, trial, group)
     rows = torch.zeros(1, dtype=torch.long)
-    pass_ = draw_inputs(attention, trial.device, trial.seed, rows, trial.keep)
+    pass_ = draw_inputs(attention, trial.device, _hash(trial.key), rows, trial.keep)
     if trial.device == "cuda":
         # a kernel takes device memory from its first use on; those of the check are not the trial's
         pass_.protect_inputs()

@@ -5,6 +5,7 @@ calls, the first of which only warms up, over all ranks at the same time.
 """
 
 import math
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from longseq_bench.worker import memory
 from longseq_bench.worker.dense_baseline import dense_baseline_for
 from longseq_bench.worker.messages import MeasurementLog
 from longseq_bench.worker.passes import Pass, TrialRun, run_forward, run_pass, synchronize
-from longseq_bench.worker.row_check import RepeatCheck
+from longseq_bench.worker.repeat_check import RepeatCheck
 from longseq_bench.worker.throttling import Throttling
 
 MIN_SIZE, MAX_SIZE, RATE_S = 128, 8192, 0.01
@@ -103,7 +104,9 @@ Without the other half the output is not valid; it is dropped."""
 TIMED_WARM_UPS = 1
 LONG_S = 1.0
 """After a warm-up pass that takes this long, a GPU needs no other one."""
-SETTLED_WITHIN = 0.02
+SETTLED_WITHIN, MIN_SAMPLES = 0.02, 6
+"""Timing ends when the median is known that well, after this number of passes or later."""
+READINGS = 20
 
 REST_S = 0.01
 """Pause before a timed pass of a kernel with threads of its own: torch's threads spin for some
@@ -141,22 +144,24 @@ def preparation_of(trial: Trial) -> Callable[[], object]:
 def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
     """Run passes until the slowest rank's median is known to 2 %, or the time cap is reached.
 
-    Every rank keeps all of its own samples. `check` sees the results of every pass. Passes of the
-    dense baseline don't count for the cap: a sparse attention is timed as often as any other.
+    Every rank keeps all of its own samples. `check` sees the results of every pass; the last one
+    and another have new scores. Passes of the dense baseline don't count for the cap: a sparse
+    attention is timed as often as any other. Nor do checks with float64.
     """
     attention, trial, sender, log = run.attention, run.trial, run.sender, run.log
     group = attention.group
     pass_.out = pass_.grads = None
     pass_.keep_output = False
     if pass_.grad_out is not None:
+        torch.manual_seed(run.seed)
         pass_.grad_out.normal_()
     clock = clock_for(trial.device)
     has_halves = group.size > 1 and attention.counts_traffic
     halves = {name: clock_for(trial.device) for name in _HALVES if has_halves}
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
-    before = preparation_of(trial)
-    dense = dense_baseline_for(attention, pass_, trial, warm_ups, log, before)
-    passes = _Passes(run, pass_, check, before, Throttling(group, trial.device == "cuda"))
+    throttling, reading = Throttling(group, trial.device == "cuda"), clock_for(trial.device)
+    passes = _Passes(run, pass_, check, preparation_of(trial), throttling, reading)
+    dense = dense_baseline_for(attention, pass_, trial, warm_ups, log, passes.prepare)
     for _ in range(warm_ups):
         passes.warm_up()
     passes.capture()
@@ -166,10 +171,12 @@ def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
         can_batch = trial.keep != "nothing" and trial.timing != "cold"
         prepare_clocks(on_cuda, passes.run_unchecked, group, can_batch)
     layout_s: list[float] = []
-    end = time.perf_counter() + trial.time_cap
+    end, is_last = time.perf_counter() + trial.time_cap, log.pass_s > trial.time_cap
     while len(clock.wall) < trial.repeats:
-        part = f"pass {len(clock.wall) + 1}"
-        end += passes.run_checked(clock, part)
+        done = len(clock.wall)
+        is_last |= done + 1 == trial.repeats
+        part, new_scores = f"pass {done + 1}", passes.needs_new_scores(done, is_last)
+        end += passes.run_checked(clock, part, new_scores)
         layout_s += filter(None, [attention.layout_s])
         for name, half in halves.items():
             half_name, switches = _HALVES[name]
@@ -179,11 +186,12 @@ def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
         if dense:
             end += dense.run(sender, clock.wall[-1])
             passes.throttling.read_dense()
-        late = time.perf_counter() > end
+        late = time.perf_counter() + clock.wall[-1] > end
         slowest, stop = group.all_max(clock.wall[-1], float(late))
         log.slowest.append(slowest)
-        if settled(log.slowest, SETTLED_WITHIN) or stop:
+        if is_last:
             break
+        is_last = bool(stop) or settled(log.slowest, SETTLED_WITHIN)
     passes.write_profile()
     _log_clocks(log, clock, halves)
     passes.throttling.add_to(log)
@@ -201,7 +209,18 @@ class _Passes:
     check: RepeatCheck
     before: Callable[[], object]
     throttling: Throttling
+    reading: Clock
     graph: torch.cuda.CUDAGraph | None = None
+
+    def needs_new_scores(self, index: int, is_last: bool) -> bool:
+        """Return True for the last pass, and for a random one among those that time allows for.
+
+        In decode the last one is enough: float64 takes as long as many steps. A pass that does not
+        keep all overwrites q or drops the output.
+        """
+        at_random = random.Random(self.of.seed).randrange(MIN_SAMPLES)
+        is_chosen = index == at_random and not self.of.trial.workload.decode
+        return self.pass_.keep == "all" and (is_last or is_chosen)
 
     def capture(self) -> None:
         """Record a pass as a CUDA graph, if the trial asks for one. All later ones replay it."""
@@ -231,7 +250,7 @@ class _Passes:
         """Run one more pass under torch's profiler, if a file is given; rank 0 writes its trace."""
         if not (file := self.of.place.profile):
             return
-        self.change_inputs("profile")
+        self.pass_.change_inputs()
         self.of.attention.group.barrier()
         with torch.profiler.profile() as profile:
             self.call()
@@ -241,20 +260,21 @@ class _Passes:
             profile.export_chrome_trace(file)
             self.of.log.facts["profile"] = file
 
-    def change_inputs(self, part: str) -> None:
-        self.of.sender.start_phase("check", part)
-        self.check.change_inputs(self.pass_)
+    def prepare(self, new_scores: bool = False) -> None:
+        """Change the inputs, then the memory or the caches."""
+        self.pass_.change_inputs(new_scores)
+        self.before()
 
     def warm_up(self) -> None:
         """Run an untimed pass. Its forward checks every row; a backward is run with v as it was."""
         attention, start_phase = self.of.attention, self.of.sender.start_phase
-        self.check.change_inputs(self.pass_)
+        self.pass_.change_inputs()
         with self.check.every_row.warm_up(self.pass_):
             start_phase("time", "warm-up")
             run_forward(attention, self.pass_)
             start_phase("check", "every row")
         if self.pass_.grad_out is not None:
-            self.check.change_inputs(self.pass_)
+            self.pass_.change_inputs()
             start_phase("time", "warm-up")
             run_pass(attention, self.pass_)
             start_phase("check", "warm-up")
@@ -262,31 +282,52 @@ class _Passes:
 
     def run_unchecked(self, clock: Clock) -> None:
         """Run a pass that raises the clocks of the device."""
-        self.change_inputs("warm-up")
         self.run(clock, "warm-up")
         self.pass_.out = self.pass_.grads = None
 
-    def run_checked(self, clock: Clock, part: str) -> float:
-        """Run and check a pass, again after a pause if it was throttled; return the pauses in s."""
-        self.change_inputs(part)
-        self.run(clock, part)
+    def run_checked(self, clock: Clock, part: str, new_scores: bool) -> float:
+        """Run and check a pass, again after a pause if it was throttled.
+
+        Returns the seconds of pauses and of checks with float64.
+        """
+        self.run(clock, part, new_scores)
+        start = time.perf_counter()
         self.throttling.read()
         self.of.sender.start_phase("check", part)
-        self.check.add(self.pass_)
-        pause_s = self.throttling.drop_sample(clock, self.of.sender)
-        return pause_s and pause_s + self.run_checked(clock, part)
+        self.check.add(self.pass_, new_scores)
+        extra_s = (time.perf_counter() - start) * new_scores
+        if new_scores and isinstance(clock, CudaClock):
+            self.run_unchecked(CudaClock())  # float64 has emptied the allocator
+        if pause_s := self.throttling.drop_sample(clock, self.of.sender):
+            extra_s += pause_s + self.run_checked(clock, part, new_scores)
+        return extra_s
 
-    def run(self, clock: Clock, part: str) -> None:
+    def run(self, clock: Clock, part: str, new_scores: bool = False) -> None:
         """Run a pass under the clock, which starts when all ranks are ready."""
-        attention = self.of.attention
-        self.of.sender.start_phase("time", part)
-        self.before()
+        attention, start_phase = self.of.attention, self.of.sender.start_phase
+        start_phase("check", part)
+        self.prepare(new_scores)
+        start_phase("time", part)
         if native.has_threads():
             time.sleep(REST_S)
         attention.group.barrier()
         with clock:
             for _ in range(clock.passes):
                 self.call()
+                self.read()
+        self.subtract_reading(clock)
+
+    def read(self) -> None:
+        """Read a number of each head of each result, on its device: a lazy one is computed now."""
+        results = self.pass_.out, *(self.pass_.grads or ())
+        torch.cat([result[..., -1, -1].flatten() for result in results if result is not None])
+
+    def subtract_reading(self, clock: Clock) -> None:
+        """Subtract the time of reading results that exist from the last sample."""
+        with self.reading:
+            for _ in range(READINGS):
+                self.read()
+        clock.wall[-1] -= min(self.reading.wall) / READINGS
 
 
 def _log_clocks(log: MeasurementLog, clock: Clock, halves: dict[str, Clock]) -> None:

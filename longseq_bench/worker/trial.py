@@ -35,7 +35,8 @@ from longseq_bench.worker.passes import (
     wait_for_all_ranks,
     warm_up,
 )
-from longseq_bench.worker.row_check import EveryRowCheck, RepeatCheck
+from longseq_bench.worker.repeat_check import RepeatCheck
+from longseq_bench.worker.row_check import EveryRowCheck
 from longseq_bench.worker.timing import (
     measure_copy_bandwidth,
     measure_matmul_rate,
@@ -92,12 +93,13 @@ def _run_steps(
     # time
     if must_time_again:
         pass_.out, pass_.grads, pass_.keep_output = None, None, False
+        pass_.change_inputs()
         run.time_pass(pass_, part="again")
         if failure := verdicts.judge_pass_time():
             return failure
     every_row = EveryRowCheck(attention)
     if trial.repeats:
-        repeats = RepeatCheck(attention, pass_, rows)
+        repeats = RepeatCheck(run, pass_)
         every_row = repeats.every_row
         run_timed_passes(run, pass_, repeats)
         _log_device_rates(run)

@@ -31,7 +31,8 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import all_gather
 from longseq_bench.worker.check import UNIT, check, count_zero_rows, is_finite, row_slices
 from longseq_bench.worker.passes import Pass, TrialRun, run_forward, run_pass
-from longseq_bench.worker.row_check import EveryRowCheck, RepeatCheck
+from longseq_bench.worker.repeat_check import RepeatCheck, find_invalid
+from longseq_bench.worker.row_check import EveryRowCheck
 
 _TRACE_LINES, _MAX_REASON = 12, 300
 """Lines of a traceback and letters of a reason; of a longer one the end is kept too, because NCCL
@@ -169,7 +170,9 @@ class Verdicts(TrialRun):
         self.sender.start_phase("check")
         assert pass_.out is not None
         group = self.attention.group
-        if reason := agree(_find_invalid(pass_), group):
+        changed = " and ".join(pass_.changed_inputs())
+        invalid = f"a pass changed its input {changed}" if changed else find_invalid(pass_)
+        if reason := agree(invalid, group):
             return _wrong(reason)
         zeros, output_rows = count_zero_rows(pass_.out, group)
         self.log.add("zero_rows", "1", zeros / output_rows)
@@ -197,6 +200,7 @@ class Verdicts(TrialRun):
     def check_repeats(self, repeats: RepeatCheck) -> Outcome | None:
         """Return `wrong` on all ranks if a timed pass had other results than the checked one."""
         self.log.add("checked_passes", "1", repeats.passes)
+        self.log.facts["passes_with_new_scores"] = repeats.judged
         if repeats.sums:
             self.log.facts["gradient_sums"] = repeats.sums
         own = repeats.over_tolerance(self.attention.coarsest_dtype)
@@ -253,21 +257,6 @@ def agree(own: str | None, group: Group) -> str | None:
     for rank, sentence in enumerate(all_gather(group, own)):
         if sentence:
             return f"{sentence} (on rank {rank})"
-    return None
-
-
-def _find_invalid(pass_: Pass) -> str | None:
-    """Return which input a pass changed, or which result has another shape or dtype, or None."""
-    if changed := pass_.changed_inputs():
-        return f"a pass changed its input {' and '.join(changed)}"
-    (q, _, v), dtype = pass_.inputs, str(pass_.inputs[0].dtype)[6:]
-    assert pass_.out is not None
-    results = {"the output": pass_.out, **pass_.gradients}
-    shapes = (*q.shape[:3], v.shape[3]), *(tuple(t.shape) for t in pass_.inputs)
-    for (name, got), shape in zip(results.items(), shapes, strict=False):
-        found = str(got.dtype)[6:], tuple(got.shape)
-        if found != (dtype, shape):
-            return f"{name} is {found[0]} {found[1]}; expected {dtype} {shape}"
     return None
 
 

@@ -51,6 +51,7 @@ def test_caches_are_flushed_before_each_timed_pass_and_outside_its_time(
 ) -> None:
     """Also before those of the dense baseline, with which it is compared."""
     events: list[str] = []
+    monkeypatch.setattr(timing._Passes, "subtract_reading", lambda *_: None)
     monkeypatch.setattr(timing, "preparation_of", lambda of: partial(events.append, "flush"))
     for name in ("start", "stop"):
         call = getattr(Clock, name)
@@ -124,11 +125,10 @@ def test_a_pass_is_recorded_once_and_each_timed_one_is_a_replay_with_its_own_res
 
 
 def test_the_results_of_a_replay_are_checked(graphs: SimpleNamespace) -> None:
-    """Inputs change sign between passes."""
     graphs.is_stale = True
     outcome = run_graph()
     assert outcome.status == "wrong"
-    assert "of a timed pass is" in (outcome.reason or "")
+    assert "timed pass" in (outcome.reason or "")
 
 
 @pytest.mark.parametrize(

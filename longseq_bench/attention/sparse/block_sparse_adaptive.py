@@ -60,6 +60,7 @@ class AdaptiveBlockSparse(LayoutAttention):
     """Attention over the blocks with the highest scores."""
 
     summary = "each query block sees the key blocks with the highest scores, chosen for each head"
+    chooses_layout = True
 
     def __init__(
         self,
