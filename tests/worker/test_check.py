@@ -29,7 +29,7 @@ from longseq_bench.worker.passes import (
     select_checked_rows,
 )
 from longseq_bench.worker.reference import Reference, Sum
-from longseq_bench.worker.row_check import SUM_TOLERANCE, sum_errors
+from longseq_bench.worker.repeat_check import SUM_TOLERANCE, sum_errors
 from tests.plugins.faulty import Faulty
 from tests.trials import run
 from tests.worker.test_row_check import drawn
