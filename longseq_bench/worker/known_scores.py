@@ -3,7 +3,8 @@
 A position has a code: its class, 1 for one key of 16, drawn by position, and the bits of its number
 times an odd one, as many as head_dim has room for. The columns of a key are its class, those bits
 as signs, a 1, and 0 in all that are left. A value is random signs that depend on the code, times a
-factor of the head.
+factor of the head. Where rows match, the last of four columns or more that are left is ±OUTLIER,
+and 0 in all queries: the scores stay, but eight bits for the whole row have no room for the others.
 
 Matching rows are for any pattern in which a token sees itself. The query has the bits of one key as
 signs, the row's own or, in exact attention, a visible one drawn by position, times a large factor,
@@ -64,6 +65,9 @@ LEAST_SPREAD = 2**-7
 """Smallest magnitude of a sum over that of its terms. Values that cancel leave rounding errors
 of all terms: together about 2^-23 of their sum without signs in float32."""
 
+OUTLIER = 512.0
+"""Size of a number in a row of keys beside others of 1: those are less than half of its 127th."""
+
 _STREAMS = 32
 """Columns of values that differ; more would lengthen sums over all positions."""
 
@@ -91,6 +95,9 @@ class KnownScores(SpecialInputs):
         self._x = 1 + 37 * torch.arange(workload.v_head_dim).double() % 128 / 128
         self._u = 1 + torch.arange(d).double() % 8 / 8
         self._u[1 : self._bits + 1] = 0
+        self._has_outliers = name not in (TWO_LEVEL, EQUAL) and d >= self._bits + 5
+        if self._has_outliers:
+            self._u[-1] = 0
         self._visible = visible_keys(workload)
         tokens, block = workload.seq_len, chunk_rows(workload.seq_len)
         self._values_before = PrefixSums(self._value_terms, tokens, block)
@@ -165,6 +172,8 @@ class KnownScores(SpecialInputs):
             levels = self._weights(positions)[:, None] * self._x.to(positions.device)
         else:
             matching = self._keys(self._targets(positions)) * self._factor
+            if self._has_outliers:
+                matching[:, -1] = 0
             matching[:, 0] = 4 * matching[:, 0] - 2 * self._factor
             offsets = _bits(positions, 13, 4)[:, None] * self._offset
             matching[:, self._bits : self._bits + 1] = -offsets
@@ -177,6 +186,8 @@ class KnownScores(SpecialInputs):
         rows[:, : self._bits] = 2.0 * (bits & 1) - 1
         rows[:, 0] = bits[:, 0] & 1
         rows[:, self._bits : self._bits + 1] = self.name != TWO_LEVEL
+        if self._has_outliers:
+            rows[:, -1] = OUTLIER * (1 - 2 * _bits(positions, 17, 1))
         return rows
 
     @override

@@ -142,11 +142,22 @@ def _rounded(attention: Faulty, *inputs: Tensor) -> Triple:
     return q, k, v
 
 
+def _eight_bits(attention: Faulty, *inputs: Tensor) -> Triple:
+    """Round q and k to eight bits, with one scale for each row."""
+    q, k = (
+        (t / scale).round().mul(scale).to(t)
+        for t in inputs[:2]
+        for scale in [t.float().abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127]
+    )
+    return q, k, inputs[2]
+
+
 INPUTS: dict[str, InputFault] = {
     "stale queries": _stale(0),
     "stale keys": _stale(1),
     "stale values": _stale(2),
     "inputs rounded to half as many bits": _rounded,
+    "queries and keys in eight bits": _eight_bits,
     "keys and values exchanged": lambda a, q, k, v: (q, v, k),
     "batch row 0 for all": lambda a, q, k, v: (q, k[:1].expand_as(k), v[:1].expand_as(v)),
     "values of head 0 for all": lambda a, q, k, v: (q, k, v[:, :1].expand_as(v)),
@@ -238,6 +249,14 @@ def _twice_at_borders(attention: Faulty, scores: Tensor) -> Tensor:
     return (scores + twice).softmax(-1)
 
 
+def _largest(attention: Faulty, scores: Tensor) -> Tensor:
+    """Leave out the tenth of the visible keys with the lowest scores."""
+    visible = scores > -math.inf
+    dropped = visible.sum(-1, keepdim=True) // 10 + (~visible).sum(-1, keepdim=True)
+    rank = scores.argsort(-1).argsort(-1)
+    return scores.masked_fill(rank < dropped, -math.inf).softmax(-1)
+
+
 WEIGHTS: dict[str, Callable[[Faulty, Tensor], Tensor]] = {
     "scores scaled by 1.01": _scaled(1.01),
     "scores scaled by 1.05": _scaled(1.05),
@@ -249,6 +268,7 @@ WEIGHTS: dict[str, Callable[[Faulty, Tensor], Tensor]] = {
     "scores clipped at 20": lambda a, s: s.masked_fill(s > 20, 20).softmax(-1),
     "scores clipped at 9": lambda a, s: s.masked_fill(s > 9, 9).softmax(-1),
     "scores of one row scaled by 1.5": _one_row_scaled,
+    "the top 90 % of keys by score": _largest,
     "a softmax for each block": _softmax_of_each_block,
     "weights rounded to bfloat16": lambda a, s: s.softmax(-1).bfloat16().float(),
     "key at the border of blocks counts twice": _twice_at_borders,

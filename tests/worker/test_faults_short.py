@@ -12,7 +12,7 @@ from tests.worker.faults import DTYPES, STAGES, Case, cases, is_right, run_case
 KINDS = [kind for kinds in STAGES.values() for kind in kinds]
 HARD = ["no maximum subtracted", "scores clipped at 20", "scores scaled by 1.01",
         "output scaled by 1.005", "dk scaled by 1.05", "one row on the last rank",
-        "keys of other ranks not seen"]  # fmt: skip
+        "keys of other ranks not seen", "queries and keys in eight bits"]  # fmt: skip
 CHOSEN = [
     next(iter(cases([kind], [dtype], [ranks])), None)
     for kind, dtype, ranks in zip(KINDS[::6], cycle(DTYPES), cycle([1, 1, 2]), strict=False)

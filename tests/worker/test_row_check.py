@@ -14,6 +14,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.worker import verdicts
+from longseq_bench.worker.input_changes import InputChanges
 from longseq_bench.worker.known_scores import (
     EQUAL,
     EXCHANGED,
@@ -58,7 +59,8 @@ def drawn(attention: Attention) -> Pass:
     heads = w.heads, w.kv_heads, w.kv_heads
     shapes = [(w.batch, count, w.seq_len, w.head_dim) for count in heads]
     q, k, v = (torch.randn(shape).to(dtype).requires_grad_(w.train) for shape in shapes)
-    return Pass((q, k, v), torch.empty_like(q) if w.train else None, redraw=lambda _: None)
+    grad_out = torch.empty_like(q) if w.train else None
+    return Pass((q, k, v), grad_out, redraw=lambda _: None, changes=InputChanges(attention, 0))
 
 
 def filled(expected: SpecialInputs, attention: Attention) -> Pass:
