@@ -30,6 +30,7 @@ from longseq_bench.core.model import Device, Outcome, Phase, Status
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.shard import all_gather
 from longseq_bench.worker.check import UNIT, check, count_zero_rows, is_finite, row_slices
+from longseq_bench.worker.messages import samples_of
 from longseq_bench.worker.passes import Pass, TrialRun, run_forward, run_pass
 from longseq_bench.worker.repeat_check import RepeatCheck, find_invalid
 from longseq_bench.worker.row_check import EveryRowCheck
@@ -37,6 +38,9 @@ from longseq_bench.worker.row_check import EveryRowCheck
 _TRACE_LINES, _MAX_REASON = 12, 300
 """Lines of a traceback and letters of a reason; of a longer one the end is kept too, because NCCL
 names the cause last."""
+
+MIN_CPU_S, MAX_CPU_SHARE = 5e-3, 1.5
+"""CPU time of a pass that is compared with its time on each thread, and how much more it may be."""
 
 _TEXTS = load_table("errors.yaml")
 OUT_OF_MEMORY, KERNEL_LIMIT, LOST_PEER = (
@@ -203,8 +207,22 @@ class Verdicts(TrialRun):
         self.log.facts["passes_with_new_scores"] = repeats.judged
         if repeats.sums:
             self.log.facts["gradient_sums"] = repeats.sums
-        own = repeats.over_tolerance(self.attention.coarsest_dtype)
+        own = repeats.over_tolerance(self.attention.coarsest_dtype) or self._find_hidden_work()
         return _wrong(agree(own, self.attention.group))
+
+    def _find_hidden_work(self) -> str | None:
+        """Return a sentence if passes took more CPU time than their threads have in that time."""
+        threads, group = torch.get_num_threads(), self.attention.group
+        if self.trial.device != "cpu" or group.size > 1:
+            return None  # connections between ranks have threads of their own
+        wall, cpu = (median(samples_of(self.log.measurements, n)) for n in ("time", "cpu_time"))
+        if cpu < MIN_CPU_S or cpu <= MAX_CPU_SHARE * threads * wall:
+            return None
+        return (
+            f"passes of {wall:.2g} s took {cpu:.2g} s of CPU time on {threads} thread"
+            f"{'s' * (threads > 1)}: other threads help (`threads` says how many may), "
+            "or the clock is wrong"
+        )
 
     def check_every_row(self, rows: EveryRowCheck, pass_: Pass) -> Outcome | None:
         """Check every row with special inputs, unless a search runs a length for the first time.

@@ -9,6 +9,7 @@ whole sequence. Shapes: q, out (B, Hq, n, D) of this rank; k, v (B, Hk, N, D) of
 
 import hashlib
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -443,9 +444,18 @@ class OneLayout(AdaptiveBlockSparse):
         return self._chosen or super()._choose(queries, keys)
 
 
+def _slow_clock(attention: Faulty, *inputs: Tensor) -> Tensor:
+    """Make the process's clock run at a tenth of its rate."""
+    if attention.passes == 1:
+        start, clock = time.perf_counter(), time.perf_counter
+        time.perf_counter = lambda: start + (clock() - start) / 10
+    return attention.attend(*inputs)
+
+
 LOOKED_UP = {"looked up by the inputs' bytes": False, "looked up on disk": True}
 RESULTS: dict[str, Callable[[Faulty, Tensor, Tensor, Tensor], Tensor]] = {
     **{kind: _looked_up(on_disk) for kind, on_disk in LOOKED_UP.items()},
+    "a clock that runs slowly": _slow_clock,
     "computed when it is read": lambda a, q, k, v: Lazy(q, lambda: a.attend(q, k, v)),
 }
 

@@ -59,7 +59,7 @@ class Case:
             return False  # as fused kernels do
         if any(words in self.kind for words in ON_RANKS):
             return self.ranks > 1
-        if self.kind == "layout chosen once":
+        if self.kind in ("layout chosen once", "a clock that runs slowly"):
             return self.ranks == 1
         return self.kind not in SHAPES or "tokens" not in SHAPES[self.kind] or self.ranks == 1
 

@@ -4,10 +4,11 @@
     python -m tests.worker.right_cases --cases 5000
 
 Draws implementation, options, length, heads, head_dim, batch, dtype, mask, mode, memory to keep,
-timed passes and ranks. Case N is the same in every run; `--first N --cases 1` repeats it. Prints
-each case that is not ok and, at the end, how many had which status; the exit code is 1 after a
-`wrong` or an `error`. Cases that an implementation refuses count as unsupported. Takes about a
-second a case on two cores; two processes with other first numbers share the work.
+timed passes and ranks; with `--long` steps of decoding, windows and block-sparse attention of
+200,000 to 4 million tokens. Case N is the same in every run; `--first N --cases 1` repeats it.
+Prints each case that is not ok and, at the end, how many had which status; the exit code is 1
+after a `wrong` or an `error`. Cases that an implementation refuses count as unsupported. Takes
+about a second a case on two cores; two processes with other first numbers share the work.
 """
 
 import argparse
@@ -15,8 +16,10 @@ import random
 import sys
 import time
 from collections import Counter
+from typing import Any
 
-from longseq_bench.core.model import Trial
+from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.core.model import OptionValue, Trial
 from longseq_bench.launchers.local import LocalLauncher
 from tests.attention.test_contract import COMPILED, NAMES, OPTIONS
 from tests.attention.test_ranks import MANY, options_at
@@ -25,7 +28,8 @@ from tests.trials import complete, run_trial
 LENGTHS = 1, 2, 15, 63, 64, 65, 127, 128, 300, 511, 512, 513, 1000, 1025
 MAX_TOKENS = 1500
 HEADS = (1, 1), (2, 1), (2, 2), (3, 1), (4, 2), (4, 4), (6, 3), (8, 1), (8, 2), (32, 1)
-HEAD_DIMS = 4, 8, 16, 24, 32, 64, 128
+HEAD_DIMS = 1, 2, 3, 4, 8, 16, 24, 32, 64, 128
+MASKS = "sliding-window:7", "sliding-window:200", "prefix:50", "documents:90", "full-documents:33"
 WORLDS = (1,) * 5 + (2,) * 3 + (3, 4)
 
 
@@ -37,12 +41,38 @@ def draw(launcher: LocalLauncher, number: int) -> Trial:
     options = pick.choice(OPTIONS.get(name, [{}]) if world == 1 else options_at(name, world))
     heads, kv_heads = pick.choice(HEADS)
     tokens = pick.choice([*LENGTHS, pick.randint(1, MAX_TOKENS), pick.randint(1, MAX_TOKENS)])
+    kind, rest = IMPLEMENTATIONS.get(name), random.Random(-1 - number)
+    mode = {"causal": pick.random() < 0.5, "mode": pick.choice(("forward", "train"))}
+    if kind.takes_masks and rest.random() < 0.5:
+        mode |= {"causal": False, "mask": rest.choice(MASKS)}
+    if kind.takes_decode and rest.random() < 0.3:
+        new = rest.choice((1, 1, 3, 8))
+        mode = {"causal": new > 1, "mode": "decode", "new_tokens": min(new, tokens)}
     return complete(
         launcher, name, max(tokens, world), options, heads=heads, kv_heads=kv_heads,
         head_dim=pick.choice(HEAD_DIMS), batch=pick.choice((1, 1, 2, world)), world_size=world,
-        dtype=pick.choice(("float32", "bfloat16", "float16")), causal=pick.random() < 0.5,
-        mode=pick.choice(("forward", "train")), repeats=pick.choice((0, 1, 3)),
+        dtype=pick.choice(("float32", "bfloat16", "float16")), repeats=pick.choice((0, 1, 3)),
         keep=pick.choice(("all", "all", "all", "inputs", "nothing")), seed=pick.randrange(2**20),
+        **mode,
+    )  # fmt: skip
+
+
+def draw_long(launcher: LocalLauncher, number: int) -> Trial:
+    """Return a case of 200,000 to 4 million tokens whose work is that of a short one."""
+    pick = random.Random(number)
+    tokens = round(200_000 * 20 ** pick.random())
+    heads, kv_heads = pick.choice(((1, 1), (2, 1)))
+    mode: dict[str, Any] = {"mode": "decode", "new_tokens": pick.choice((1, 4))}
+    name, options = pick.choice(("ring", "sdpa")), dict[str, OptionValue]()
+    if (kind := pick.randrange(3)) == 1:
+        mode = {"mask": f"sliding-window:{pick.choice((64, 500))}"}
+    elif kind == 2:
+        name, mode = "block-sparse", {"causal": pick.random() < 0.5}
+        options = {"pattern": "local-window", "sparsity": 1 - 512 / tokens, "block": 128}
+    return complete(
+        launcher, name, tokens, options, heads=heads, kv_heads=kv_heads,
+        head_dim=pick.choice((16, 32, 64)), dtype=pick.choice(("float32", "bfloat16", "float16")),
+        repeats=1, threads=2, seed=pick.randrange(2**20), **mode,
     )  # fmt: skip
 
 
@@ -51,12 +81,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--cases", type=int, default=5000)
+    parser.add_argument("--long", action="store_true")
     args = parser.parse_args()
     found: Counter[str] = Counter()
     start = time.monotonic()
     with LocalLauncher() as launcher:
         for number in range(args.first, args.first + args.cases):
-            case = draw(launcher, number)
+            case = (draw_long if args.long else draw)(launcher, number)
             outcome = run_trial(launcher, case)
             status = outcome.status
             if "UserError" in (outcome.reason or ""):
