@@ -9,10 +9,11 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import DType, Trial
@@ -106,7 +107,9 @@ LONG_S = 1.0
 """After a warm-up pass that takes this long, a GPU needs no other one."""
 SETTLED_WITHIN, MIN_SAMPLES = 0.02, 6
 """Timing ends when the median is known that well, after this number of passes or later."""
-READINGS = 20
+READINGS, MAX_READING = 20, 20.0
+"""Readings of numbers that exist, of which the fastest is known, and how much longer the first one
+after a pass may take: a result that is computed when it is read takes more."""
 
 REST_S = 0.01
 """Pause before a timed pass of a kernel with threads of its own: torch's threads spin for some
@@ -159,8 +162,8 @@ def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
     has_halves = group.size > 1 and attention.counts_traffic
     halves = {name: clock_for(trial.device) for name in _HALVES if has_halves}
     warm_ups = TIMED_WARM_UPS if trial.repeats > 1 else 0
-    throttling, reading = Throttling(group, trial.device == "cuda"), clock_for(trial.device)
-    passes = _Passes(run, pass_, check, preparation_of(trial), throttling, reading)
+    throttling = Throttling(group, trial.device == "cuda")
+    passes = _Passes(run, pass_, check, preparation_of(trial), throttling)
     dense = dense_baseline_for(attention, pass_, trial, warm_ups, log, passes.prepare)
     for _ in range(warm_ups):
         passes.warm_up()
@@ -209,7 +212,6 @@ class _Passes:
     check: RepeatCheck
     before: Callable[[], object]
     throttling: Throttling
-    reading: Clock
     graph: torch.cuda.CUDAGraph | None = None
 
     def needs_new_scores(self, index: int, is_last: bool) -> bool:
@@ -311,23 +313,26 @@ class _Passes:
         if native.has_threads():
             time.sleep(REST_S)
         attention.group.barrier()
+        clock.max_reading_s = self.max_reading_s
         with clock:
             for _ in range(clock.passes):
                 self.call()
-                self.read()
-        self.subtract_reading(clock)
+            clock.split()
+            _read((self.pass_.out, *(self.pass_.grads or ())))
 
-    def read(self) -> None:
-        """Read a number of each head of each result, on its device: a lazy one is computed now."""
-        results = self.pass_.out, *(self.pass_.grads or ())
-        torch.cat([result[..., -1, -1].flatten() for result in results if result is not None])
+    @cached_property
+    def max_reading_s(self) -> float:
+        """The longest time in which results are read that a pass has computed."""
+        clock = clock_for(self.of.trial.device)
+        for _ in range(READINGS):
+            with clock:
+                _read(self.pass_.inputs)
+        return MAX_READING * min(clock.wall)
 
-    def subtract_reading(self, clock: Clock) -> None:
-        """Subtract the time of reading results that exist from the last sample."""
-        with self.reading:
-            for _ in range(READINGS):
-                self.read()
-        clock.wall[-1] -= min(self.reading.wall) / READINGS
+
+def _read(results: Sequence[Tensor | None]) -> None:
+    """Read a number of each head of each tensor, on its device: a lazy one is computed now."""
+    torch.cat([result.detach()[..., -1, -1].flatten() for result in results if result is not None])
 
 
 def _log_clocks(log: MeasurementLog, clock: Clock, halves: dict[str, Clock]) -> None:

@@ -5,14 +5,18 @@
 
 Prints the status of each kind of fault in three dtypes, on one rank and on two, with the reason.
 `--write` writes the table into docs/what-the-check-sees.md. Takes some minutes on two cores.
+`--kinds WORDS` runs the kinds whose name has a match, `--times N` each case N times, and `--busy N`
+all beside N processes that keep a core busy each.
 """
 
 import argparse
 import re
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,25 +145,39 @@ def write(text: str) -> None:
     PAGE.write_text(pattern.sub(lambda _: f"{BEGIN}\n\n{text}\n{END}", page))
 
 
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Keep cores busy while the block runs."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    yield
+    for other in others:
+        other.kill()
+
+
 def main() -> int:
     """Run the cases; the exit code is 1 if a right implementation is called wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--kinds", default="")
+    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--busy", type=int, default=0)
     args = parser.parse_args()
-    kinds = [k for stage in STAGES.values() for k in stage]
-    todo = list(cases(["none", *kinds], DTYPES, (1, 2)))
+    every = ["none", *(k for stage in STAGES.values() for k in stage)]
+    kinds = [kind for kind in every if re.search(args.kinds, kind)]
+    todo = list(cases(kinds, DTYPES, (1, 2))) * args.times
     found: dict[Case, Outcome] = {}
-    start, false_alarms = time.monotonic(), 0
-    with LocalLauncher() as launcher:
+    start, false_alarms, missed = time.monotonic(), 0, 0
+    with busy(args.busy), LocalLauncher() as launcher:
         for i, case in enumerate(todo, 1):
             outcome = run_case(launcher, case)
-            mark = " " if is_right(case, outcome) else "!"
-            false_alarms += case.kind == "none" and outcome.status != "ok"
-            print(f"{mark} [{i}/{len(todo)}] {case.kind}, {case.dtype}, {case.ranks}: "
-                  f"{outcome.status} {(outcome.reason or '')[:110]}", flush=True)  # fmt: skip
+            seen = is_right(case, outcome)
+            false_alarms += case.kind == "none" and not seen
+            missed += case.kind != "none" and not seen
+            print(f"{' ' if seen else '!'} [{i}/{len(todo)}] {case.kind}, {case.dtype}, "
+                  f"{case.ranks}: {outcome.status} {(outcome.reason or '')[:110]}",
+                  flush=True)  # fmt: skip
             found[case] = outcome
-    missed = [c for c, o in found.items() if c.kind != "none" and not is_right(c, o)]
-    print(f"{len(kinds)} kinds, {len(found)} trials, {len(missed)} not seen, "
+    print(f"{len({*kinds} - {'none'})} kinds, {len(todo)} trials, {missed} not seen, "
           f"{false_alarms} false alarms, {time.monotonic() - start:.0f} s")  # fmt: skip
     if args.write:
         write(table(found))

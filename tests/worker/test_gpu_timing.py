@@ -97,6 +97,19 @@ def test_a_sample_of_several_passes_is_their_mean(device: Device) -> None:
     assert clock.cpu == [pytest.approx((MIN_HEAD_START_S + 1e-3) / 4)]
 
 
+@pytest.mark.parametrize(("reading_s", "seconds"), [(5e-6, 1e-4), (3e-4, 4e-4)])
+def test_reading_results_counts_if_it_takes_long(
+    device: Device, reading_s: float, seconds: float
+) -> None:
+    clock = CudaClock()
+    clock.max_reading_s = 1e-4
+    with clock:
+        device.launch(1e-4)
+        clock.split()
+        device.launch(reading_s)
+    assert clock.wall == [pytest.approx(seconds)]
+
+
 # ---- before the first timed pass ---------------------------------------------------------------
 
 

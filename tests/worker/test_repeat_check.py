@@ -1,6 +1,7 @@
 """Later passes: their inputs, the results that these have, and what a result must be."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.distributed.group import Group
+from longseq_bench.meters import clock as clock_module
+from longseq_bench.meters.clock import Clock
 from longseq_bench.worker import timing
 from longseq_bench.worker.messages import MeasurementLog
 from longseq_bench.worker.passes import (
@@ -24,7 +27,7 @@ from longseq_bench.worker.passes import (
 from longseq_bench.worker.repeat_check import RepeatCheck, find_invalid
 from tests.make import trial
 from tests.ranks import Ranks
-from tests.worker.test_ranks import Scripted, Silent, scripted, trial_for
+from tests.worker.test_ranks import Silent, scripted, trial_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKENS = 150
@@ -212,21 +215,33 @@ def test_a_result_is_a_plain_tensor_with_memory_for_each_number(
         )
 
 
-def test_a_number_of_each_head_is_read_in_the_timed_part_and_its_time_is_subtracted() -> None:
+@pytest.mark.parametrize(("lazy_s", "wall_s"), [(0.0, 1.0), (1e-3, 1.0), (0.5, 1.5)])
+def test_a_number_of_each_head_is_read_and_counts_if_that_takes_long(
+    lazy_s: float, wall_s: float
+) -> None:
+    """Numbers that exist are read in 0.1 ms, a lazy result in the time that computing takes."""
     attention, one = drawn("sdpa", {})
-    one.out, one.grads = torch.ones(2, 4, 9, 16), tuple(torch.ones(2, h, 9, 16) for h in (4, 2, 2))
     of = trial_for("sdpa", TOKENS, repeats=1)
     run = TrialRun(of, attention, torch.arange(9), Silent(), MeasurementLog())
-    clock, reading, events = Scripted(), Scripted(), list[Any]()
-    clock.walls, reading.walls = iter([1.0]), iter([0.4])
-    clock.events, reading.events = events, ["reading"]
-    passes = timing._Passes(run, one, MagicMock(), list, MagicMock(), reading)
+    passes = timing._Passes(run, one, MagicMock(), list, MagicMock())
+    now, read = [0.0], list[list[int]]()
+
+    def call(_: Any) -> None:
+        now[0] += 1.0
+        grads: Any = [torch.ones(2, h, 9, 16) for h in (4, 2, 2)]
+        one.out, one.grads = torch.ones(2, 4, 9, 16), tuple(grads)
 
     def cat(tensors: list[Tensor]) -> None:
-        events.append([t.numel() for t in tensors])
+        now[0] += 1e-4 + lazy_s * (one.out is not None)
+        read.append([t.numel() for t in tensors])
 
-    with patch.object(timing._Passes, "call"), patch.object(torch, "cat", cat):
+    clock = Clock()
+    time = SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: now[0])
+    with (
+        patch.object(timing._Passes, "call", call),
+        patch.object(torch, "cat", cat),
+        patch.object(clock_module, "time", time),
+    ):
         passes.run(clock, "")
-    read = [8, 8, 4, 4]
-    assert events == ["start", read, "stop", *[read] * timing.READINGS]
-    assert clock.wall == [pytest.approx(1.0 - 0.4 / timing.READINGS)]
+    assert read == [[8, 4, 4]] * timing.READINGS + [[8, 8, 4, 4]]
+    assert clock.wall == clock.cpu == [pytest.approx(wall_s, abs=2e-4)]
