@@ -176,10 +176,9 @@ def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
     layout_s: list[float] = []
     end, is_last = time.perf_counter() + trial.time_cap, log.pass_s > trial.time_cap
     while len(clock.wall) < trial.repeats:
-        done = len(clock.wall)
-        is_last |= done + 1 == trial.repeats
-        part, new_scores = f"pass {done + 1}", passes.needs_new_scores(done, is_last)
-        end += passes.run_checked(clock, part, new_scores)
+        part = f"pass {len(clock.wall) + 1}"
+        is_last |= len(clock.wall) + 1 == trial.repeats
+        end += passes.run_checked(clock, part, is_last)
         layout_s += filter(None, [attention.layout_s])
         for name, half in halves.items():
             half_name, switches = _HALVES[name]
@@ -214,7 +213,7 @@ class _Passes:
     throttling: Throttling
     graph: torch.cuda.CUDAGraph | None = None
 
-    def needs_new_scores(self, index: int, is_last: bool) -> bool:
+    def _needs_new_scores(self, index: int, is_last: bool) -> bool:
         """Return True for the last pass, and for a random one among those that time allows for.
 
         In decode the last one is enough: float64 takes as long as many steps. A pass that does not
@@ -287,21 +286,22 @@ class _Passes:
         self.run(clock, "warm-up")
         self.pass_.out = self.pass_.grads = None
 
-    def run_checked(self, clock: Clock, part: str, new_scores: bool) -> float:
+    def run_checked(self, clock: Clock, part: str, is_last: bool) -> float:
         """Run and check a pass, again after a pause if it was throttled.
 
         Returns the seconds of pauses and of checks with float64.
         """
+        new_scores = self._needs_new_scores(len(clock.wall), is_last)
         self.run(clock, part, new_scores)
         start = time.perf_counter()
         self.throttling.read()
         self.of.sender.start_phase("check", part)
         self.check.add(self.pass_, new_scores)
         extra_s = (time.perf_counter() - start) * new_scores
-        if new_scores and isinstance(clock, CudaClock):
+        if new_scores and not is_last and isinstance(clock, CudaClock):
             self.run_unchecked(CudaClock())  # float64 has emptied the allocator
         if pause_s := self.throttling.drop_sample(clock, self.of.sender):
-            extra_s += pause_s + self.run_checked(clock, part, new_scores)
+            extra_s += pause_s + self.run_checked(clock, part, is_last)
         return extra_s
 
     def run(self, clock: Clock, part: str, new_scores: bool = False) -> None:
