@@ -50,6 +50,10 @@ ROUNDED_SHARE = 4 * UNIT["float32"] / TOLERANCE["float32"]
 """Share of Σ |weight * v| in the scale of a row: the average of half a million values is so small
 that four roundings of their sum are all of the error that 2e-5 of it allows."""
 
+_FEW_VALUES = 3
+"""Of a row with one value that share is larger by this factor: the value cancels alone, and scores
+of such a head reach 12, so that each weight has the error of 12 roundings."""
+
 PLAIN_RMS, PLAIN_LARGEST = 2.0, 4.0
 """Allowed errors over those of the plain implementation."""
 
@@ -218,7 +222,8 @@ def row_scale(expected: Sum) -> Tensor:
     if expected.squares is not None:
         scale = scale.maximum(expected.squares.sqrt().amax(-1))
     if expected.magnitudes is not None:
-        scale = scale + ROUNDED_SHARE * expected.magnitudes.amax(-1)
+        share = ROUNDED_SHARE * (1 + _FEW_VALUES / expected.value.shape[-1])
+        scale = scale + share * expected.magnitudes.amax(-1)
     return scale
 
 

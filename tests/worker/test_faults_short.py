@@ -32,6 +32,8 @@ def test_it_is_wrong(launcher: LocalLauncher, case: Case) -> None:
 
 RING = {"heads": 6, "kv_heads": 3, "head_dim": 4, "causal": True, "world_size": 3, "seed": 113474}
 STRIDED = {"heads": 8, "kv_heads": 1, "head_dim": 128, "seed": 671457}
+ONE_VALUE = {"batch": 2, "heads": 6, "kv_heads": 3, "head_dim": 1, "causal": True, "world_size": 4,
+             "seed": 574503, "mode": "forward"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -44,13 +46,14 @@ STRIDED = {"heads": 8, "kv_heads": 1, "head_dim": 128, "seed": 671457}
             {"pattern": "strided", "sparsity": 0.6, "block": 16},
             STRIDED,
         ),
+        ("collective", 1025, {"chunk": 30, "order": "zigzag"}, ONE_VALUE),
     ],
 )
 def test_right_cases_that_were_called_wrong_once(
     launcher: LocalLauncher, name: str, tokens: int, options: Any, shape: dict[str, Any]
 ) -> None:
-    """Terms of dv, and of an element of the attention's output, that cancel by chance."""
-    case = complete(launcher, name, tokens, options, mode="train", repeats=1, **shape)
+    """Terms of dv, of an element of the output, and of a row with one value cancel by chance."""
+    case = complete(launcher, name, tokens, options, **{"mode": "train", "repeats": 1, **shape})
     assert run_trial(launcher, case).status == "ok"
 
 
