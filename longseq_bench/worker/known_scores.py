@@ -33,6 +33,7 @@ rounds long sums of few different numbers to one side.
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -105,6 +106,16 @@ class KnownScores(SpecialInputs):
         # of a causal mask the sums over the last queries are small: they keep their digits
         self._queries_from = PrefixSums(self._query_terms, tokens, block, from_end=True)
         self.sums = self._values_before, self._keys_before, self._queries_from
+
+    @cached_property
+    @override
+    def other(self) -> SpecialInputs | None:  # type: ignore[override]
+        exchanged = {MIXED: EXCHANGED, EXCHANGED: MIXED}.get(self.name)
+        if exchanged is None:
+            return None
+        other = KnownScores(self.workload, exchanged)
+        other._values_before = self._values_before
+        return other
 
     @property
     @override

@@ -18,7 +18,7 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.worker.check import TINY, TOLERANCE, is_finite
 from longseq_bench.worker.known_scores import choose_inputs
 from longseq_bench.worker.passes import Pass
-from longseq_bench.worker.special_inputs import SpecialInputs, chunk_rows
+from longseq_bench.worker.special_inputs import SpecialInputs, chunk_rows, has_other
 
 
 class EveryRowCheck:
@@ -82,29 +82,27 @@ def _describe_wrong_rows(
     attention: Attention, inputs: SpecialInputs, name: str, got: Tensor, covers_all: bool
 ) -> str | None:
     """Compare every row of a result; an error is relative to the size of its row."""
-    shard, dtype = attention.shard, attention.coarsest_dtype
-    group = attention.workload.heads // attention.workload.kv_heads
+    shard, w = attention.shard, attention.workload
+    group = w.heads // w.kv_heads
     positions, heads, times = shard.queries, shard.heads, 1.0
     if name in ("dk", "dv"):
         positions, heads = shard.keys, shard.kv_heads
         # heads have the same inputs, so they round alike, and the errors of their sum add up
         times = max(1.0, group / 8)
     count, first = 0, ""
-    chunk = chunk_rows(attention.workload.seq_len)
+    chunk = chunk_rows(w.seq_len)
     for start in range(0, len(positions), chunk):
         own = slice(start, start + chunk)
         at = torch.from_numpy(positions[own]).to(got.device)
-        rows, sizes = inputs.expected(name, at)
-        of_all = _project(attention, rows, sizes)
-        allowed = inputs.allowed(name, dtype, at) * times
-        if attention.projections():
-            allowed = torch.full_like(allowed, TOLERANCE[dtype])
+        known = [
+            _Known(attention, source, name, at, times)
+            for source in (inputs, inputs.other if name == "out" else None)
+            if source
+        ]
         for (i, b), (j, head) in product(enumerate(shard.batch), enumerate(heads)):
+            of = known[-1 if has_other(b, head) else 0]
             factor = inputs.factor(b, head // group) if name == "out" else None
-            expected, size = of_all
-            if factor is not None:
-                factor = factor.to(rows)
-                expected, size = _project(attention, rows * factor, sizes * factor.max())
+            (expected, size), allowed = of.rows(factor), of.allowed
             part = got[i, j, own].detach().float()
             error = (part - expected.float()).abs().amax(-1) / size.clamp_min(TINY)
             wrong = ~(error <= allowed.to(error))
@@ -122,6 +120,27 @@ def _describe_wrong_rows(
         return None
     total, what = got.shape[:3].numel(), "output" if name == "out" else name
     return f"{count:,} of {total:,} rows of {what} are wrong: {first}"
+
+
+class _Known:
+    """What rows at some positions must be in heads with the same queries."""
+
+    def __init__(
+        self, attention: Attention, inputs: SpecialInputs, name: str, at: Tensor, times: float
+    ) -> None:
+        self._attention = attention
+        self._rows, self._sizes = inputs.expected(name, at)
+        self._of_all = _project(attention, self._rows, self._sizes)
+        self.allowed = inputs.allowed(name, attention.coarsest_dtype, at) * times
+        if attention.projections():
+            self.allowed = torch.full_like(self.allowed, TOLERANCE[attention.coarsest_dtype])
+
+    def rows(self, factor: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the rows (n, D) of a head whose values have this factor, and their sizes."""
+        if factor is None:
+            return self._of_all
+        factor = factor.to(self._rows)
+        return _project(self._attention, self._rows * factor, self._sizes * factor.max())
 
 
 def _project(attention: Attention, rows: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,6 +37,14 @@ def chunk_rows(tokens: int) -> int:
     return min(max(4096, tokens // 256), 65_536)
 
 
+def has_other(b: int, head: int) -> bool:
+    """Return True for a head that has the queries of `SpecialInputs.other`.
+
+    Heads whose numbers differ in one bit differ in this: neighbours, and most wrong indices.
+    """
+    return (b.bit_count() + head.bit_count()) % 2 == 1
+
+
 class SpecialInputs(ABC):
     """Inputs of a workload by position, and what attention must return for them.
 
@@ -45,6 +53,8 @@ class SpecialInputs(ABC):
     name: for the record.  written: the inputs that `fill` replaces.
     float32_tolerance: the allowed error of a float32 row over its magnitude.
     sums: what `expected` keeps on the device.
+    other: inputs with the same keys and values, whose queries and outputs some heads have instead,
+    so that no row is right in all heads (`has_other`); None: all heads have the same queries.
     """
 
     name: str
@@ -52,6 +62,7 @@ class SpecialInputs(ABC):
     written: ClassVar[tuple[str, ...]] = ("q", "k", "v", "grad_out")
 
     sums: tuple[PrefixSums, ...] = ()
+    other: "SpecialInputs | None" = None
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -74,9 +85,10 @@ class SpecialInputs(ABC):
 
     def factor(self, b: int, kv_head: int) -> Tensor | None:
         """Return the factor (Dv) of a head's values; None: 1 for all heads."""
-        # eighths from 1 to 1.875, which every dtype represents exactly
+        # eighths from 1 to 1.875, which every dtype represents exactly, in another order each
         dims = torch.arange(self.workload.v_head_dim, dtype=torch.float64)
-        return 1 + (dims + 3 * kv_head + 5 * b) % 8 / 8
+        step = 1 + 2 * (kv_head // 8 + b // 8)
+        return 1 + (step * dims + 3 * kv_head + 5 * b) % 8 / 8
 
     def allowed(self, name: str, dtype: DType, positions: Tensor) -> Tensor:
         """Return the allowed errors of rows (n or none) over their magnitudes, without matrices."""
@@ -86,7 +98,8 @@ class SpecialInputs(ABC):
     def fill(self, attention: Attention, pass_: Pass, forward_only: bool = False) -> None:
         """Write the inputs over those of a pass; forward_only: the output's gradient stays."""
         at = attention.shard
-        chunk = chunk_rows(self.workload.seq_len)
+        chunk, pairs = chunk_rows(self.workload.seq_len), list(product(at.batch, at.heads))
+        odd = torch.tensor([has_other(*pair) for pair in pairs]).view(len(at.batch), -1).nonzero()
         names = ("q", at.queries), ("k", at.keys), ("v", at.keys), ("grad_out", at.queries)
         tensors: tuple[Tensor, ...] = pass_.inputs
         if pass_.grad_out is not None and not forward_only:
@@ -99,6 +112,9 @@ class SpecialInputs(ABC):
                     own = slice(start, start + chunk)
                     some = torch.from_numpy(positions[own]).to(tensor.device)
                     tensor[:, :, own] = self.inputs(name, some).to(tensor)
+                    if self.other and name == "q" and len(odd):
+                        rows = self.other.inputs(name, some).to(tensor)
+                        tensor[odd[:, 0], odd[:, 1], own] = rows
             for (i, b), (j, head) in product(enumerate(at.batch), enumerate(at.kv_heads)):
                 if (factor := self.factor(b, head)) is not None:
                     pass_.inputs[2][i, j] *= factor.to(pass_.inputs[2])
