@@ -371,7 +371,11 @@ def _run_backward(attention: Attention, pass_: Pass, grad_out: Tensor) -> None:
         for t in pass_.inputs:
             t.grad = None
     else:
-        dq, dk, dv = torch.autograd.grad(pass_.out, pass_.inputs, grad_out)
+        if not pass_.out.requires_grad:
+            raise UnsupportedError("its output has no gradient, which mode=train needs")
+        found = torch.autograd.grad(pass_.out, pass_.inputs, grad_out, allow_unused=True)
+        pairs = zip(found, pass_.inputs, strict=True)
+        dq, dk, dv = (torch.zeros_like(t) if grad is None else grad for grad, t in pairs)
     pass_.grads = dq, dk, dv
     pass_.out = pass_.out.detach()
 

@@ -194,6 +194,7 @@ def run_timed_passes(run: TrialRun, pass_: Pass, check: RepeatCheck) -> None:
         if is_last:
             break
         is_last = bool(stop) or settled(log.slowest, SETTLED_WITHIN)
+    passes.judge_layout()
     passes.write_profile()
     _log_clocks(log, clock, halves)
     passes.throttling.add_to(log)
@@ -246,6 +247,18 @@ class _Passes:
         else:
             self.graph.replay()
             self.pass_.out, self.pass_.grads = self._results
+
+    def judge_layout(self) -> None:
+        """Check a pass with new scores, untimed, if timed ones keep less than a check needs.
+
+        A layout that is never chosen again would be right for scores that stay.
+        """
+        if self.of.attention.chooses_layout and self.pass_.keep == "inputs":
+            self.prepare(new_scores=True)
+            self.pass_.keep_output = True
+            self.call()
+            self.check.judge(self.pass_)
+            self.pass_.out = self.pass_.grads = None
 
     def write_profile(self) -> None:
         """Run one more pass under torch's profiler, if a file is given; rank 0 writes its trace."""

@@ -32,6 +32,10 @@ def test_it_is_wrong(launcher: LocalLauncher, case: Case) -> None:
 
 RING = {"heads": 6, "kv_heads": 3, "head_dim": 4, "causal": True, "world_size": 3, "seed": 113474}
 STRIDED = {"heads": 8, "kv_heads": 1, "head_dim": 128, "seed": 671457}
+ONE_KEY = {"heads": 4, "kv_heads": 2, "head_dim": 32, "mask": "sliding-window:1",
+           "dtype": "float16"}  # fmt: skip
+TWO_KEYS = {"heads": 4, "kv_heads": 2, "head_dim": 1, "mask": "sliding-window:2",
+            "dtype": "bfloat16", "mode": "forward"}  # fmt: skip
 ONE_VALUE = {"batch": 2, "heads": 6, "kv_heads": 3, "head_dim": 1, "causal": True, "world_size": 4,
              "seed": 574503, "mode": "forward"}  # fmt: skip
 
@@ -47,14 +51,29 @@ ONE_VALUE = {"batch": 2, "heads": 6, "kv_heads": 3, "head_dim": 1, "causal": Tru
             STRIDED,
         ),
         ("collective", 1025, {"chunk": 30, "order": "zigzag"}, ONE_VALUE),
+        ("sdpa", 600, {}, ONE_KEY),
+        ("sdpa", 20_000, {}, TWO_KEYS),
     ],
 )
 def test_right_cases_that_were_called_wrong_once(
     launcher: LocalLauncher, name: str, tokens: int, options: Any, shape: dict[str, Any]
 ) -> None:
-    """Terms of dv, of an element of the output, and of a row with one value cancel by chance."""
+    """Terms of dv, of an element of the output, and of a row with one value cancel by chance.
+
+    Of rows that see one key dq and dk are rounding errors alone.
+    """
     case = complete(launcher, name, tokens, options, **{"mode": "train", "repeats": 1, **shape})
     assert run_trial(launcher, case).status == "ok"
+
+
+def test_an_old_layout_is_seen_if_a_pass_keeps_its_inputs_alone(launcher: LocalLauncher) -> None:
+    fields: Any = {"mode": "train", "causal": True, "keep": "inputs", "repeats": 3}
+    old, new = (
+        run_trial(launcher, complete(launcher, name, 700, {"sparsity": 0.6}, **fields))
+        for name in ("one-layout", "block-sparse-adaptive")
+    )
+    assert "with the layout that a new instance chooses" in (old.reason or "")
+    assert new.status == "ok"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -77,6 +77,37 @@ def test_a_mistake_is_an_error_with_its_place(
     assert outcome.status == "error"
 
 
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [("with torch.no_grad():\n        return sdpa(q, k, v)", 300), ("return v.clone()", 1)],
+)
+def test_gradients_that_are_missing(
+    launcher: LocalLauncher, tmp_path: Path, body: str, tokens: int
+) -> None:
+    """None at all is refused in a sentence. The output of one token depends on v alone."""
+    text = HEAD + f"def f(q, k, v):\n    {body}\n"
+    outcome = run(launcher, tmp_path, text, tokens, mode="train")
+    no_gradient = "unsupported", "its output has no gradient, which mode=train needs"
+    assert (outcome.status, outcome.reason) == (no_gradient if tokens > 1 else ("ok", None))
+
+
+def test_rows_that_an_own_pattern_leaves_may_be_zero(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    text = (
+        HEAD
+        + """\
+def before(q, k, head): return k[None, :] < q[:, None]
+def f(q, k, v):
+    mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(-1)
+    return sdpa(q, k, v, attn_mask=mask).nan_to_num(0)
+f.pattern = before
+"""
+    )
+    passed(run(launcher, tmp_path, text, repeats=2))
+    assert run(launcher, tmp_path, text.replace("tril(-1)", "tril(-2)")).status == "wrong"
+
+
 def test_a_file_edited_during_a_run_is_an_error(launcher: LocalLauncher, tmp_path: Path) -> None:
     one = own(tmp_path, HEAD + "def f(q, k, v): return sdpa(q, k, v)\n")
     assert run_trial(launcher, one).status == "ok"
