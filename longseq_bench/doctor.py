@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Literal
 
 from longseq_bench.core.catalogue import Catalogue, KernelInfo
+from longseq_bench.core.cpus import cpu_quota, own_cpus, usable_cores
+from longseq_bench.core.files import read_text
 from longseq_bench.core.gpus import VISIBLE, python_header, read_visible_gpus
 from longseq_bench.core.model import Environment
 from longseq_bench.core.units import format_bytes
-from longseq_bench.environment import NOT_INSTALLED, own_cpus, read_text
+from longseq_bench.environment import NOT_INSTALLED
 
 CPUS = "sys/devices/system/cpu"
 HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
@@ -58,6 +60,7 @@ def examine(catalogue: Catalogue | None, environment: Environment) -> list[Findi
         *_gpus(environment),
         *_cuda(catalogue),
         _shared_memory(),
+        _cpus(),
         _load(environment),
         _governor(),
         _turbo(),
@@ -151,6 +154,13 @@ def _shared_memory(path: Path = Path("/dev/shm")) -> Finding:
     found = f"{format_bytes(size.free)} of {format_bytes(size.total)} free in {path}"
     remedy = "start the container with --shm-size=8g for many ranks"
     return check(name, size.total >= MIN_SHARED_MEMORY, found, remedy)
+
+
+def _cpus() -> Finding:
+    cores, quota = len(own_cpus()), cpu_quota()
+    limit = f"the container's quota is {quota:.2g} of {cores} cores" if quota else ""
+    remedy = f"trials use {usable_cores()} thread(s); docker run --cpus N allows more"
+    return check("cpus", not quota or quota >= cores, limit or f"{cores} cores", remedy)
 
 
 def _load(environment: Environment) -> Finding:

@@ -9,7 +9,6 @@ import platform
 import re
 import socket
 import subprocess
-from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +16,9 @@ from pathlib import Path
 import psutil
 
 from longseq_bench import __version__
+from longseq_bench.core.cpus import CGROUPS, OWN_CGROUP, cgroup_levels, usable_cores
 from longseq_bench.core.errors import UserError, escape_surrogates
+from longseq_bench.core.files import read_text
 from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.model import Device, Environment
 
@@ -42,7 +43,7 @@ def collect() -> Environment:
         host=socket.gethostname(),
         os=f"{platform.system()} {platform.release()}",
         cpu=_cpu_model(),
-        cores=len(own_cpus()),
+        cores=usable_cores(),
         memory_bytes=min(total, limit[0]) if limit else total,
         gpus=gpus.names,
         driver=gpus.driver,
@@ -102,16 +103,13 @@ def free_memory(device: Device, ranks: int = 1) -> int:
     return max(0, min(available, limit[1])) if limit else available
 
 
-def cgroup_memory(
-    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> tuple[int, int] | None:
+def cgroup_memory(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> tuple[int, int] | None:
     """Return (limit, bytes left) of this process's tightest memory cgroup; None without a limit.
 
-    Page cache that can be dropped counts as left. Every level of cgroup v2 up to the root counts.
+    Page cache that can be dropped counts as left.
     """
-    path = re.search("^0::/(.*)$", read_text(own), re.MULTILINE)
-    group, levels = root / (path[1] if path else ""), []
-    for level in (group, *group.parents):
+    levels = []
+    for level in cgroup_levels(root, own):
         limit, used = (read_text(level / f"memory.{name}") for name in ("max", "current"))
         if used and limit and limit.isdigit():
             stat = read_text(level / "memory.stat")
@@ -147,13 +145,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return result.stdout if result.returncode == 0 else None
 
 
-def own_cpus() -> Collection[int]:
-    """Return the CPUs that this process may use (fewer under taskset)."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return range(os.cpu_count() or 1)
-
-
 def _cpu_model() -> str:
     match = re.search(r"^model name\s*:\s*(.+)$", read_text(_CPUS), re.MULTILINE)
     return match[1].strip() if match else platform.processor() or platform.machine()
@@ -171,11 +162,3 @@ def installed_version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return NOT_INSTALLED
-
-
-def read_text(path: Path) -> str:
-    """Return the stripped text of a file; "" if it can't be read."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""

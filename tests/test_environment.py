@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from longseq_bench import environment
+from longseq_bench.core import cpus
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.model import Environment
@@ -93,6 +94,24 @@ def test_the_smallest_limit_of_all_parent_cgroups_applies(tmp_path: Path) -> Non
     assert cgroup_memory(root, own) == (2000, 1700)
     cgroup(root / "slice" / "job", "max", 300, 0)
     assert cgroup_memory(root, own) is None
+
+
+def test_the_tightest_quota_of_cpus_applies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, root = tmp_path / "own", tmp_path / "fs"
+    own.write_text("0::/slice/job\n")
+    (root / "slice" / "job").mkdir(parents=True)
+    assert cpus.cpu_quota(root, own) is None
+    for folder, text in (("slice", "350000 100000"), ("slice/job", "max 100000")):
+        (root / folder / "cpu.max").write_text(f"{text}\n")
+    assert cpus.cpu_quota(root, own) == 3.5
+    (root / "slice" / "job" / "cpu.max").write_text("25000 50000\n")
+    assert cpus.cpu_quota(root, own) == 0.5
+    monkeypatch.setattr(cpus, "own_cpus", lambda: range(8))
+    for quota, cores in ((None, 8), (3.5, 3), (0.5, 1), (64.0, 8)):
+        monkeypatch.setattr(cpus, "cpu_quota", lambda quota=quota: quota)
+        assert cpus.usable_cores() == cores
 
 
 def test_free_memory_is_the_minimum_of_system_and_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,3 +105,11 @@ def read_text_file(path: Path, encoding: str = "utf-8", max_bytes: int = MAX_FIL
 def load_table(name: str) -> Any:
     """Return the content of a YAML file of the package's folder data."""
     return yaml.safe_load(files("longseq_bench").joinpath(f"data/{name}").read_text("utf-8"))
+
+
+def read_text(path: Path) -> str:
+    """Return the stripped text of a file; "" if it can't be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -71,10 +71,16 @@ def refuse_several_tasks(environ: Mapping[str, str]) -> None:
     """Raise UserError in each of several processes that torchrun, srun or mpirun started."""
     for name, engine in COUNTS.items():
         if environ.get(name, "").isdecimal() and int(environ[name]) > 1:
+            count = environ[name]
+            once = (
+                "longseq launch -- sweep CONFIG in an allocation of salloc or sbatch, or "
+                "longseq launch --hosts a:8,b:8 -- sweep CONFIG on host a"
+            )
+            if environ.get("GROUP_WORLD_SIZE") == "1":
+                once = f"longseq launch --nproc-per-node {count} -- sweep CONFIG"
             raise UserError(
-                f"{engine} started several processes of longseq ({name} is {environ[name]}), which "
-                "starts ranks itself; run it once: longseq launch -- sweep CONFIG in an allocation "
-                "of salloc or sbatch, or longseq launch --hosts a:8,b:8 -- sweep CONFIG on host a"
+                f"{engine} started several processes of longseq ({name} is {count}), which starts "
+                f"ranks itself; run it once: {once}"
             )
 
 

@@ -6,9 +6,10 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from socket import socket
+from socket import gethostname, socket
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -17,6 +18,7 @@ from longseq_bench import attention
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.attention.own_function import describe_own_function, find_implementation
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInfo
+from longseq_bench.core.cpus import usable_cores
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, SDPA, Device, Outcome, Trial
 from longseq_bench.core.options import specs_of
@@ -90,11 +92,11 @@ def run_rank(
         group = Group.alone()
         if place.size > 1:
             make(trial.workload, Group(place.rank, place.size), **trial.options)
-            if trial.device == "cpu":
-                share_cores(place.local_ranks or place.size)
             sender.start_phase("start", CONNECTING)
             join_process_group(place, trial.device, listener)
             group = Group.world(trial.device)
+        if trial.device == "cpu":
+            share_cores(place.local_ranks or place.size)
     except Exception as error:
         return name_other_processes(outcome_of_exception(error, sender.phase), trial)
     sender.start_phase("start", LOADING)
@@ -216,7 +218,11 @@ def join_process_group(place: RankInfo, device: Device, listener: socket | None 
     listener: an open socket at the store's port, if rank 0 inherited one.
     """
     if place.address.startswith("127.") or place.address in ("::1", "localhost"):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        # a value that is left from a cluster would end every trial
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+        os.environ.pop("NCCL_SOCKET_IFNAME", None)
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        _check_interface(name)
     is_host = place.rank == 0
     options: dict[str, Any] = {"wait_for_workers": False}
     if is_host and listener:
@@ -230,7 +236,18 @@ def join_process_group(place: RankInfo, device: Device, listener: socket | None 
     dist.init_process_group(backend, timeout=GROUP_TIMEOUT, **own)
 
 
+def _check_interface(name: str) -> None:
+    """Raise UnsupportedError if a variable asks for network interfaces that this host lacks."""
+    asked, here = os.environ.get(name, "").lstrip("="), psutil.net_if_addrs()
+    if asked.startswith("^") or any(n.startswith(tuple(asked.split(","))) for n in here):
+        return
+    raise UnsupportedError(
+        f"{name} is {asked}, and {gethostname()} has no such network interface; "
+        f"unset it, or name one of {', '.join(here)}"
+    )
+
+
 def share_cores(ranks: int) -> None:
-    """Set torch's threads to this rank's share of the host's cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    torch.set_num_threads(max(1, (cores or 1) // ranks))
+    """Set torch's threads to this rank's share of the host's cores; of one rank, to all at most."""
+    threads = max(1, usable_cores() // ranks)
+    torch.set_num_threads(threads if ranks > 1 else min(threads, torch.get_num_threads()))

@@ -48,12 +48,21 @@ def test_bad_input(arguments: list[str], message: str, capfd: Capture) -> None:
     assert "Traceback" not in shown
 
 
+@pytest.mark.parametrize(
+    ("variables", "command"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "launch -- sweep CONFIG in an allocation"),
+        ({"GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "8"},
+         "launch --nproc-per-node 8 -- sweep CONFIG"),
+    ],
+)  # fmt: skip
 def test_several_tasks_are_told_the_right_command(
-    capfd: Capture, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], command: str, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     assert run(["maxlen", "--impl", "ring"]) == 2
-    assert "run it once: longseq launch -- sweep CONFIG in an allocation" in capfd.readouterr().err
+    assert f"run it once: longseq {command}" in " ".join(capfd.readouterr().err.split())
 
 
 def test_one_host_needs_no_engine(capfd: Capture) -> None:

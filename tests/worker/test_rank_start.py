@@ -1,5 +1,7 @@
 """The start of a rank: its messages, the GPU it takes; the GPUs of the catalogue."""
 
+import os
+import sys
 from importlib.util import find_spec
 from typing import Any
 from unittest.mock import MagicMock
@@ -122,3 +124,54 @@ def test_beside_a_gpu_no_compiler_runs_for_the_kernel_of_a_cpu(
     devices = {"cuda": DeviceInfo(unavailable="no driver"), "cpu": DeviceInfo()}
     assert main._kernel("native", devices).unavailable == "no compiler"
     assert main._kernel("native", devices | {"cuda": DeviceInfo()}).unavailable is None
+
+
+# ---- network interfaces, and threads -------------------------------------------------------------
+
+
+def join(monkeypatch: pytest.MonkeyPatch, address: str, **variables: str) -> dict[str, str | None]:
+    """Join a group at an address with variables that are left from a cluster; return them then."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(main, "TCPStore", MagicMock())
+    monkeypatch.setattr(main.dist, "init_process_group", MagicMock())
+    monkeypatch.setattr(main.psutil, "net_if_addrs", lambda: {"lo": [], "eth0": []})
+    main.join_process_group(RankInfo(1, 2, 1, address, 1), "cpu")
+    return {name: os.environ.get(name) for name in variables}
+
+
+def test_interfaces_left_from_a_cluster_are_ignored_on_one_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = {"GLOO_SOCKET_IFNAME": "ib7", "NCCL_SOCKET_IFNAME": "ib7"}
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    found = join(monkeypatch, "127.0.0.1", **left)
+    assert found == {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": None}
+
+
+@pytest.mark.parametrize("value", ["eth", "=eth0", "^docker", "ib7,eth0"])
+def test_over_several_hosts_an_interface_that_exists_is_used(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    found = join(monkeypatch, "10.0.0.1", NCCL_SOCKET_IFNAME=value)
+    assert found == {"NCCL_SOCKET_IFNAME": value}
+
+
+def test_over_several_hosts_one_that_does_not_exist_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = "GLOO_SOCKET_IFNAME is ib7, and .* has no such network interface; unset it, or name"
+    with pytest.raises(UnsupportedError, match=expected):
+        join(monkeypatch, "10.0.0.1", GLOO_SOCKET_IFNAME="ib7")
+
+
+@pytest.mark.parametrize(("ranks", "threads"), [(1, 3), (2, 1), (9, 1)])
+def test_a_quota_of_the_container_limits_threads(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, threads: int
+) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(main, "usable_cores", lambda: 3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    main.share_cores(ranks)
+    assert used == [threads]
