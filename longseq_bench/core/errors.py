@@ -81,6 +81,10 @@ class UnknownNameError(UserError):
         self.nearest = nearest(name, names)
         where = f" in {place}" if place else ""
         hint = f"did you mean {self.nearest!r}?" if self.nearest else f"known: {', '.join(names)}"
+        if name.isdecimal() and not self.nearest:
+            hint = "it followed a comma: quote a value that has commas"
+        if name == "<<":
+            hint = "keys are not merged: write each out"
         super().__init__(f"unknown {kind} {name!r}{where}; {hint}")
 
 
