@@ -82,8 +82,13 @@ class Catalogue(Frozen):
         libraries = load_table("libraries.yaml").items()
         library = name.lower().replace("_", "-")
         close = next((k for k, names in libraries if library in names.split()), "")
+        where = f" in {place}" if place else ""
+        if kernels := [k for k in self.kernels if f"{k}-".startswith(f"{library}-")]:
+            raise UserError(
+                f"{name!r}{where} is a kernel, not an implementation; write fused with the option "
+                f"{' or '.join(f'kernel={kernel}' for kernel in kernels)}"
+            )
         if close in self.implementations:
-            where = f" in {place}" if place else ""
             raise UserError(
                 f"implementation {name!r}{where} is not included; the nearest one is {close!r}, "
                 "and a function of your own can call it (docs/getting-started.md)"

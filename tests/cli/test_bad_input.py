@@ -38,7 +38,10 @@ def state(folder: Path) -> dict[str, bytes]:
     [
         (["--impl", "spda"], "unknown implementation 'spda' in --impl; did you mean 'sdpa'?"),
         (["--impl", "flash_attn"],
-         "implementation 'flash_attn' in --impl is not included; the nearest one is 'fused', and "
+         "'flash_attn' in --impl is a kernel, not an implementation; write fused with the option "
+         "kernel=flash-attn-3 or kernel=flash-attn-4"),
+        (["--impl", "xformers"],
+         "implementation 'xformers' in --impl is not included; the nearest one is 'sdpa', and "
          "a function of your own can call it (docs/getting-started.md)"),
         (["--impl", "ring", "--mode", "decode", "--keep", "nothing"],
          "keep=nothing has no meaning with mode=decode: the cache stays as it is"),
