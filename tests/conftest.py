@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from longseq_bench.core import model_files
 from longseq_bench.launchers import local
 from longseq_bench.launchers.local import LocalLauncher
 from tests.ranks import Ranks
@@ -111,6 +112,12 @@ def pytest_collection_finish() -> None:
     """Take what is imported out of garbage collection: each would search it for up to a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_classes_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's file is read without transformers, whose import takes seconds in a child."""
+    monkeypatch.setattr(model_files, "find_spec", lambda _: None)
 
 
 @pytest.fixture(scope="session")

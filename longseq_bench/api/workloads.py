@@ -56,7 +56,11 @@ def accept(settings: Mapping[str, Setting]) -> Callable[[F], F]:
 
 def model_of(given: Mapping[str, Any]) -> ModelShape | None:
     """Return the model that is named; None without one. Raises UserError for an unknown one."""
-    return load_model(given["model"]) if given.get("model") else None
+    if not given.get("model"):
+        if given.get("layer"):
+            raise UserError(f"layer {given['layer']} is of a model; name one with --model")
+        return None
+    return load_model(given["model"]).of_layer(given.get("layer"))
 
 
 def build_workload(given: Mapping[str, Any], default_dtype: str) -> Workload:

@@ -82,7 +82,9 @@ def _value_type(name: str, setting: Setting) -> Any:
 def _axis(name: str, setting: Setting) -> tuple[Any, Any]:
     """Return the field of a model for a setting that may have several values."""
     kind = axis(_value_type(name, setting))
-    default: Any = ... if setting.is_required else () if name == "model" else (setting.default,)
+    default: Any = (
+        ... if setting.is_required else () if name in ("model", "layer") else (setting.default,)
+    )
     return kind, Field(default=default)
 
 

@@ -116,9 +116,13 @@ def _option_axes(source: SourceFile, catalogue: Catalogue, index: int, name: str
 def _load_models(shape: Axes, source: SourceFile) -> tuple[ModelShape, ...]:
     """Return the models of the workload. Raises ConfigError for one that can't be read."""
     models = []
+    layers = shape.pop("layer", (None,))
     for i, name in enumerate(shape.get("model", ())):
         with source.located("workload", "model", i):
-            models.append(load_model(name, Path(source.name).parent))
+            model = load_model(name, Path(source.name).parent)
+            models += [model.of_layer(layer) for layer in layers]
+    if layers != (None,) and not models:
+        raise source.error("workload", "layer", message="layer is of a model; name it with model")
     return _distinct(models)
 
 

@@ -18,6 +18,7 @@ Mode = Literal["forward", "train", "decode"]
 Keep = Literal["all", "inputs", "nothing"]
 Allocator = Literal["default", "expandable", "fresh"]
 Timing = Literal["warm", "cold", "graph"]
+Layer = Literal["full", "sliding", "chunked", "top-k"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
 
 SAME_KERNEL = "same"
@@ -63,8 +64,13 @@ WORKLOAD = {
     "model": Setting(
         str,
         "Model whose attention sets heads, kv_heads, head_dim, v_head_dim and dtype where they are "
-        "not given: a name of `longseq models`, or the path of a Hugging Face config.json (in a "
-        "sweep file from the folder of the file).",
+        "not given: a name of `longseq models` or its id on Hugging Face, or the path of a "
+        "config.json (in a sweep file from the folder of the file).",
+    ),
+    "layer": Setting(
+        Layer,
+        "Kind of the model's layers whose shape and mask are taken.",
+        otherwise="the shape of a full layer if the model has one, and no mask",
     ),
     "batch": Setting(int, "Sequences per batch.", 1, 1, 2**20),
     "heads": Setting(int, "Query heads.", 8, 1, 2**16),

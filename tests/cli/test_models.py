@@ -74,6 +74,49 @@ def test_a_sweep_takes_several_models(capfd: Capture) -> None:
     ]  # fmt: skip
 
 
+def test_a_kind_of_layers_gives_its_shape_and_its_mask(capfd: Capture) -> None:
+    mixed = {"sliding_window": 16, "swa_num_key_value_heads": 1, "layer_types":
+             ["sliding_attention", "full_attention", "linear_attention"]}  # fmt: skip
+    Path("tiny/config.json").write_text(json.dumps(CONFIG | mixed))
+    Path("a.yaml").write_text(
+        "tokens: 64\nimplementations: [sdpa]\nworkload: {model: tiny, layer: [full, sliding]}\n"
+    )
+    trials = document(capfd, "sweep", "a.yaml", "--dry-run")["trials"]
+    assert [[one["workload"][n] for n in ("model", "kv_heads", "mask")] for one in trials] == [
+        ["tiny (full layer)", 2, None], ["tiny (sliding layer)", 1, "sliding-window:16"]
+    ]  # fmt: skip
+    command = ["plan", "--impl", "sdpa", "--model", "tiny"]
+    (row,) = document(capfd, *command, "--layer", "sliding", "--target", "1k")["results"]
+    assert (row["workload"]["kv_heads"], row["workload"]["mask"]) == (1, "sliding-window:16")
+    assert run([*command, "--target", "1k"]) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    kinds = "1 full (KV heads 2 × 16), 1 sliding (16 tokens, KV heads 1 × 16), 1 linear"
+    assert f"layers: {kinds}; the workload has the shape of the first kind" in printed
+    assert refusal(capfd, *command, "--layer", "chunked") == (
+        f"model tiny has no chunked layers whose mask is known here; it has {kinds}"
+    )
+    assert refusal(capfd, "plan", "--impl", "sdpa", "--layer", "full") == (
+        "layer full is of a model; name one with --model"
+    )
+    Path("a.yaml").write_text("tokens: 64\nimplementations: [sdpa]\nworkload: {layer: full}\n")
+    assert refusal(capfd, "sweep", "a.yaml", "--dry-run") == (
+        "a.yaml:3: layer is of a model; name it with model"
+    )
+
+
+def test_ids_of_hugging_face_are_built_in_models_or_say_how_to_get_the_file(
+    capfd: Capture,
+) -> None:
+    ids = ["meta-llama/Llama-3.1-8B", "google/gemma-2-9b", "Qwen/qwen3-8b-base"]
+    names = [document(capfd, "models", "--model", one)["models"][0]["name"] for one in ids]
+    assert names == ["llama-3.1-8b", "gemma-2-9b", "qwen3-8b"]
+    assert refusal(capfd, "models", "--model", "someone/llama-3.1-8b") == (
+        "model someone/llama-3.1-8b is not built in, and there is no such file; get its file with "
+        "`hf download someone/llama-3.1-8b config.json --local-dir llama-3.1-8b` and give --model "
+        "./llama-3.1-8b"
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [("llama-3.1-80b", "unknown model 'llama-3.1-80b'; did you mean 'llama-3.1-8b'?"),

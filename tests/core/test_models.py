@@ -8,6 +8,7 @@ import pytest
 
 from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.model import Workload
+from longseq_bench.core.model_files import describe_layers
 from longseq_bench.core.model_shapes import ModelShape, built_in_models, load_model, parse_config
 
 # Parameters of the tensors on Hugging Face (model.safetensors.index.json; of Gemma 3 without the
@@ -57,7 +58,7 @@ def test_every_built_in_model_has_a_source_and_its_windows() -> None:
     for m in models.values():
         assert m.source.startswith("https://")
         assert m.dtype == (None if m.name.startswith("gpt-oss") else "bfloat16")
-    windows = {n: (m.sliding_window, m.window_layers) for n, m in models.items() if m.window_layers}
+    windows = {n: (one.window, one.layers) for n, m in models.items() for one in m.kinds[1:]}
     assert windows == {
         "gemma-2-9b": (4096, 21), "gemma-2-27b": (4096, 23), "gemma-3-12b": (1024, 40),
         "gemma-3-27b": (1024, 52), "gpt-oss-20b": (128, 12), "gpt-oss-120b": (128, 18),
@@ -80,9 +81,10 @@ def test_keys_that_a_file_leaves_out() -> None:
     assert parse(head_dim=128).head_dim == 128
     assert parse(torch_dtype=None, dtype="float16").dtype == "float16"
     assert parse(model_type="gemma2").head_dim == 256  # not 512 / 8
-    assert parse(sliding_window=100, use_sliding_window=False).window_layers == 0
-    assert parse(sliding_window=100, layer_types=["sliding_attention"]).window_layers == 1
-    assert parse(sliding_window=100, max_window_layers=3).window_layers == 1
+    assert describe_layers(parse(sliding_window=100, use_sliding_window=False).kinds) == "4 full"
+    assert describe_layers(parse(sliding_window=100, max_window_layers=3).kinds) == (
+        "3 full, 1 sliding (100 tokens)"
+    )
 
 
 def test_a_multimodal_file_keeps_its_language_model_below_text_config() -> None:
