@@ -158,8 +158,7 @@ def count(config: Mapping[str, Any], key: str, default: int | None = None) -> in
 
 def has_latent(config: Mapping[str, Any]) -> bool:
     """Return True for multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
-    has_dims = config.get("qk_nope_head_dim") and config.get("qk_rope_head_dim")
-    return bool(has_dims) and config.get("use_mla") is not False
+    return bool(config.get("qk_nope_head_dim") and config.get("qk_rope_head_dim"))
 
 
 # ---- keys ----------------------------------------------------------------------------------------
@@ -206,6 +205,8 @@ def _apply_switches(config: dict[str, Any]) -> dict[str, Any]:
         changed["num_key_value_heads"] = None
     if config.get("attention_k_eq_v") is False:  # else the full layers of Gemma 4 have their own
         changed["num_global_key_value_heads"] = None
+    if config.get("use_mla") is False:
+        changed |= dict.fromkeys(["qk_nope_head_dim", "v_head_dim"])
     if config.get("use_sliding_window") is False:
         changed["sliding_window"] = None
     if isinstance(types := config.get("attention_types"), list):  # GPT-Neo: kinds, repetitions

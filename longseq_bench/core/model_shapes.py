@@ -176,7 +176,7 @@ def parse_config(
     try:
         config = model_files.read_keys(data, filled or {})
         kinds = model_files.read_layers(config)
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         why = one_line(f"{type(error).__name__}: {error}")
         raise ConfigError(f"a key of its attention has a value of a wrong type ({why})") from None
     layer, table = kinds[0], model_files.describe_layers(kinds)

@@ -132,9 +132,10 @@ FILES: dict[str, tuple[dict[str, Any], tuple[int, int, int, int], str]] = {
         {"num_heads": 128, "d_model": 1024, "d_kv": 128, "num_layers": 24, "model_type": "t5",
          "num_decoder_layers": 24, "is_encoder_decoder": True},
         (128, 128, 128, 128), "24 full"),
-    "bart-large": (
-        {"d_model": 1024, "decoder_layers": 12, "decoder_attention_heads": 16, "encoder_layers": 6,
-         "encoder_attention_heads": 8, "is_encoder_decoder": True, "model_type": "bart"},
+    "bart, with a smaller encoder": (
+        {"d_model": 1024, "decoder_layers": 12, "decoder_attention_heads": 16,
+         "num_hidden_layers": 6, "encoder_layers": 6, "encoder_attention_heads": 8,
+         "is_encoder_decoder": True, "model_type": "bart"},
         (16, 16, 64, 64), "12 full"),
     "gpt2": (gpt(12, 768, 12, model_type="gpt2"), (12, 12, 64, 64), "12 full"),
     # families that the list above does not have
@@ -273,6 +274,18 @@ def test_the_class_of_transformers_gives_what_a_file_leaves_out(
     monkeypatch.setattr(model_files, "_CLASS_PROGRAM", "print('no JSON')")
     path.write_text(json.dumps(standard(4, 64, 2)))
     assert load_model(str(path)).heads == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "shape"),
+    [({"use_mla": False, "v_head_dim": 64, **mla(64, 32)}, (24, 8, 128, 128)),
+     ({"use_mla": True, "v_head_dim": 64, **mla(64, 32)}, (24, 24, 96, 64)),
+     ({"multi_query_attention": False}, (24, 24, 128, 128)),
+     ({"num_hidden_layers": 1, "per_layer_config": {"00": {"head_dim": 64}}}, (24, 8, 64, 64))],
+)  # fmt: skip
+def test_a_switch_overrules_other_keys(changes: Any, shape: tuple[int, ...]) -> None:
+    m = read({**LLAMA_3B, **changes})
+    assert (m.heads, m.kv_heads, m.head_dim, m.v_head_dim) == shape
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,8 @@ def test_weights_are_not_counted_where_the_formula_may_not_hold() -> None:
     assert other.parameters is None
     assert "opt" in str(other.parameters_reason)
     assert "no vocab_size" in str(parse(vocab_size=None).parameters_reason)
+    mixed = parse(sliding_window=9, max_window_layers=2, swa_num_key_value_heads=1)
+    assert mixed.parameters_reason == "weights are not counted: the layers have different shapes"
     assert parse(torch_dtype="float8_e4m3fn").dtype is None
 
 
