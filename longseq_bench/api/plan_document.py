@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -71,14 +71,25 @@ class Plan(Printed):
         if best is None:
             what = f"{format_tokens(target)} tokens" if target else "this shape"
             verb = "fits" if self.predictions else "can be predicted for"
-            return f"No implementation {verb} {what}."
+            because = ""
+            if self.predictions and self.model:
+                rest = format_bytes(min(one.estimate.rest_bytes for one in self.predictions))
+                because = f": the rest of the model takes {rest} of each rank; give more ranks"
+            return f"No implementation {verb} {what}{because}."
         tokens, ranks = format_tokens(best.trial.workload.seq_len), best.trial.world_size
         devices = f"{ranks} {hardware.name}"
         head = f"{tokens} tokens: {devices}" if target else f"{devices}: {tokens} tokens"
         others = [one for one in self.predictions if one.fits and one != best]
         because = self._reason(best, others) if others else "nothing else fits"
         reason = f", because {because}" if len(self.results) > 1 else ""
-        missing = "Not modelled: weights, other layers, fragmentation of the allocator."
+        if model := self.model:
+            kept = format_bytes(best.estimate.budget_bytes)
+            whole = f" with {kept} on a rank" if model.shape.parameters else " without weights"
+            head += f" in all {model.shape.layers} layers of {model.shape.name},{whole}"
+            missing = "activations outside attention, logits"
+        else:
+            missing = "weights, other layers"
+        missing = f"Not modelled: {missing}, fragmentation of the allocator."
         return f"{head}. Use {best.trial.implementation}{reason}. {missing}"
 
     def _rank(self, prediction: Prediction) -> int:
@@ -133,9 +144,9 @@ class Plan(Printed):
         notes = [note for result, asked in pairs for note in _notes(result, asked)]
         columns = _columns(self.accuracies)
         if self.model is not None:
-            columns[5:5] = _model_columns(self.model)
+            columns = _with_model(columns, self.model, self.hardware.bandwidth)
             context.append(self.model.shape.describe(w))
-            notes += _model_notes(self.model, self.predictions, budget)
+            notes += _model_notes(self.model)
         tables = [build_table("", columns, self.predictions)] if self.predictions else []
         sections = [
             *([Section("Predictions", tables=tables)] if tables else []),
@@ -198,16 +209,33 @@ def _columns(accuracies: Sequence[Accuracy]) -> list[ValueColumn]:
     ]
 
 
-def _model_columns(model: ModelPlan) -> list[ValueColumn]:
+def _with_model(
+    columns: Sequence[ValueColumn], model: ModelPlan, bandwidth: float
+) -> list[ValueColumn]:
+    """Return columns of a whole model: the share of the floor of a layer says nothing then."""
 
-    def part(heading: str, name: str) -> ValueColumn:
-        return ValueColumn(heading, "bytes", lambda one: getattr(model.memory(one), name), 8)
+    def part(name: str, heading: str = "") -> ValueColumn:
+        def value(one: Prediction) -> int | None:
+            found: int | None = getattr(model.memory(one.trial), name)
+            return found
 
-    return [
-        part(f"Checkpoints, {model.shape.layers} layers", "checkpoints"),
-        *(part(name.capitalize(), name) for name in ("weights", "gradients", "optimizer")),
-        ValueColumn("Sum", "bytes", model.total, 8),
+        return ValueColumn(heading or name.capitalize(), "bytes", value, 8)
+
+    def step(one: Prediction) -> float | None:
+        return model.step_seconds(one.trial, one.times.total, bandwidth)
+
+    layers = model.shape.layers
+    parts = [
+        part("caches", f"Caches of {layers - 1} layers"),
+        part("checkpoints", f"Checkpoints, {layers} layers"),
+        *map(part, ("weights", "gradients", "optimizer")),
+        ValueColumn("Sum", "bytes", lambda one: one.estimate.budget_bytes, 9),
+        ValueColumn("Time of a step", "seconds", step, 9),
     ]
+    renamed = {"Peak": "Peak of one layer", "Time per pass": "Time per layer"}
+    kept = [c for c in columns if c.heading != "Fraction of floor"]
+    own = [replace(c, heading=renamed.get(c.heading, c.heading)) for c in kept]
+    return [*own[:4], *parts, *own[4:]]
 
 
 def _name(trial: Trial) -> str:
@@ -233,8 +261,7 @@ def _notes(prediction: Prediction | str, trial: Trial) -> list[str]:
         auto = f"kernel=auto is {figure.kernel} here; where its package is installed"
         notes.append(f"{name}: {auto}, -o kernel={best.kernel}: {words}")
     if (limit := prediction.length_limit) and limit.reason:
-        held = estimate.peak_bytes + estimate.outside_bytes
-        free = format_bytes((prediction.trial.memory_budget or 0) - held)
+        free = format_bytes((prediction.trial.memory_budget or 0) - estimate.budget_bytes)
         notes.append(f"{name}: ends at {limit.name} with {free} of memory free: {limit.reason}")
     if prediction.trial.world_size != trial.world_size:
         ranks = prediction.trial.world_size
@@ -250,21 +277,14 @@ def _notes(prediction: Prediction | str, trial: Trial) -> list[str]:
     return notes
 
 
-def _model_notes(model: ModelPlan, results: Sequence[Prediction], budget: int) -> list[str]:
-    """Return what is counted, and which rows exceed the memory of a rank with all layers."""
+def _model_notes(model: ModelPlan) -> list[str]:
+    """Return what is counted."""
     counted = (
-        f"Tokens and Peak count the attention of one layer; checkpoints, weights, gradients "
-        f"and optimizer state of the published model are by formula, for "
-        f"{model.shape.layers} layers; sharding {model.sharding}; Sum has all of them"
+        f"Peak and Time per layer are of one layer's attention; caches, checkpoints, weights, "
+        f"gradients and optimizer state of the published model are by formula; sharding "
+        f"{model.sharding}; Sum has all of them. A step of decoding reads all caches and weights"
     )
-    over = [
-        f"{one.trial.implementation}: with the whole model a rank needs {format_bytes(total)}, "
-        f"more than its {format_bytes(budget)}; plan with --target for fewer tokens or with "
-        f"more ranks"
-        for one in results
-        if one.fits and (total := model.total(one)) is not None and total > budget
-    ]
-    return [counted, *filter(None, [model.shape.parameters_reason]), *over]
+    return [counted, *filter(None, [model.shape.parameters_reason])]
 
 
 _COPIED = {"peak_bytes", "inside_bytes", "host_bytes", "kernel", "bytes_sent", "transfers"}
@@ -307,7 +327,7 @@ def _row(prediction: Prediction | str, trial: Trial, model: ModelPlan | None) ->
     }
     if model is not None:
         found["model_bytes"] = {
-            **asdict(model.memory(prediction)),
-            "total": model.total(prediction),
+            **asdict(model.memory(prediction.trial)),
+            "total": estimate.budget_bytes if model.shape.parameters else None,
         }
     return asked | found

@@ -61,7 +61,7 @@ def plan(
         raise UserError(f"--records {folder}: no such folder")
     past = machine.past_records(folder or Path("results"))
     shape = model_of(given)
-    model = ModelPlan(shape, asked["sharding"]) if shape else None
+    model = ModelPlan(shape, asked["sharding"]) if shape and not given.get("layer") else None
     budget = parse_memory_budget(asked["memory"]) if asked["memory"] else None
     tokens, unit = parse_target(asked["target"]), asked["gpus_per_node"]
     gpu, reporter = asked["gpu"].lower(), make_reporter(progress)
@@ -85,11 +85,12 @@ def plan(
             )
             for name, values in choose_options(catalogue, chosen, options or {})
         ]
+        rest = (lambda one: model.memory(one).known) if model else None
         rates = prediction.RateModel(device, past if gpu == LOCAL_CPU else [])
         with reporter.waiting("dry runs …"):
             _check_options(launcher, trials)
             results = [
-                prediction.predict_best(one, launcher.dry_run, rates, tokens, unit or 1)
+                prediction.predict_best(one, launcher.dry_run, rates, tokens, unit or 1, rest)
                 for one in trials
             ]
     return Plan(trials, results, device, tokens, prediction.find_accuracy(past), model)

@@ -327,6 +327,7 @@ class DryRunEstimate(Frozen):
     communicator the number of ranks that this one sends to.  outside: bytes of the device outside
     tensors by their use; empty if they are not counted.  smaller_layouts: tokens and block of the
     block layouts from which it is extrapolated; empty for a dry run of the trial itself.
+    rest_bytes: the other layers of a model, its weights and what training keeps of them.
     """
 
     peak_bytes: int = 0
@@ -348,6 +349,7 @@ class DryRunEstimate(Frozen):
     peers: tuple[int, ...] = ()
     outside: dict[str, int] = Field(default_factory=dict)
     smaller_layouts: tuple[tuple[int, int], ...] = ()
+    rest_bytes: int = 0
 
     @property
     def outside_bytes(self) -> int:
@@ -357,7 +359,7 @@ class DryRunEstimate(Frozen):
     @property
     def budget_bytes(self) -> int:
         """Bytes that count for a memory budget: tensors and what is outside them."""
-        return self.peak_bytes + self.outside_bytes
+        return self.peak_bytes + self.rest_bytes + self.outside_bytes
 
 
 class TrialPrediction(Frozen):

@@ -36,8 +36,8 @@ class Curve:
     refused: Point | None = None
 
     def peak(self, tokens: int) -> float:
-        """Return the peak bytes of the fullest rank, interpolated linearly."""
-        return self._between(tokens, lambda estimate: estimate.peak_bytes, power=False)
+        """Return the bytes of tensors on the fullest rank, interpolated linearly."""
+        return self._between(tokens, lambda one: one.peak_bytes + one.rest_bytes, power=False)
 
     @property
     def outside_bytes(self) -> int:
@@ -149,6 +149,14 @@ def add_outside(dry_run: DryRun, hardware: Hardware) -> DryRun:
 
     return lambda trials: [
         complete(trial, estimate) for trial, estimate in zip(trials, dry_run(trials), strict=True)
+    ]
+
+
+def add_rest(dry_run: DryRun, rest: Callable[[Trial], int]) -> DryRun:
+    """Return a dry run whose estimates also have the bytes of a model beside the layer."""
+    return lambda trials: [
+        estimate.model_copy(update={"rest_bytes": rest(trial)})
+        for trial, estimate in zip(trials, dry_run(trials), strict=True)
     ]
 
 

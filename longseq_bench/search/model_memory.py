@@ -1,7 +1,9 @@
 """Memory of a whole model on one rank by formula: what a plan of one layer's attention leaves out.
 
+One layer is the trial's: its peak is that of a dry run. The rest is here.
 Letters: L layers, P parameters, R ranks, b bytes per element.
 
+caches        decoding: k and v of the other layers, of each kind with its own heads and window
 checkpoints   the input of every layer, which training keeps and from which it recomputes the rest:
               batch · tokens / R · hidden size · b · L (arXiv 1604.06174)
 weights       P · b
@@ -14,10 +16,9 @@ other than attention, logits, temporary copies of gathered weights and CUDA's co
 
 from dataclasses import dataclass
 
-from longseq_bench.core.model import Workload
+from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.model_shapes import ModelShape
 from longseq_bench.core.settings import Sharding
-from longseq_bench.search.prediction import Prediction
 
 ADAM_BYTES = 12
 """Bytes of Adam's state per parameter: weight, mean and variance, each float32."""
@@ -32,19 +33,18 @@ _SHARDED: dict[Sharding, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """Bytes of a model on one rank; None: not needed in forward, or the parameters are unknown."""
+    """Bytes of a model on a rank; None: not needed in this mode, or parameters are unknown."""
 
+    caches: int | None
     checkpoints: int | None
     weights: int | None
     gradients: int | None
     optimizer: int | None
 
-    def total(self, attention: int) -> int | None:
-        """Return all of them and the attention of one layer; None if the weights are unknown."""
-        parts = (self.checkpoints, self.gradients, self.optimizer)
-        if self.weights is None:
-            return None
-        return attention + self.weights + sum(part or 0 for part in parts)
+    @property
+    def known(self) -> int:
+        """All of them that are known."""
+        return sum(part or 0 for part in vars(self).values())
 
 
 def model_memory(
@@ -61,14 +61,27 @@ def model_memory(
 
     weights = share("weights", w.dtype_bytes)
     if not w.train:
-        return ModelMemory(None, weights, None, None)
+        caches = -(-_cached_bytes(model, w) // world_size) if w.decode else None
+        return ModelMemory(caches, None, weights, None, None)
     tokens = -(-w.batch * w.seq_len // world_size)
     return ModelMemory(
+        None,
         tokens * model.hidden_size * w.dtype_bytes * model.layers,
         weights,
         share("gradients", w.dtype_bytes),
         share("optimizer", ADAM_BYTES),
     )
+
+
+def _cached_bytes(model: ModelShape, w: Workload) -> int:
+    """Return the bytes of k and v in all layers but the trial's, one of the first kind."""
+    others = [(kind, kind.layers - (kind is model.kinds[0])) for kind in model.kinds]
+    elements = sum(
+        layers * kind.kv_heads * (kind.head_dim + kind.v_head_dim)
+        * min(w.seq_len, kind.window or w.seq_len)
+        for kind, layers in others
+    )  # fmt: skip
+    return w.batch * elements * w.dtype_bytes
 
 
 @dataclass(frozen=True)
@@ -78,14 +91,16 @@ class ModelPlan:
     shape: ModelShape
     sharding: Sharding
 
-    def memory(self, prediction: Prediction) -> ModelMemory:
-        """Return the memory of the model on a rank at the length of a prediction."""
-        return model_memory(
-            self.shape, prediction.trial.workload, prediction.trial.world_size, self.sharding
-        )
+    def memory(self, trial: Trial) -> ModelMemory:
+        """Return the memory of the model on a rank, without the layer of the trial."""
+        return model_memory(self.shape, trial.workload, trial.world_size, self.sharding)
 
-    def total(self, prediction: Prediction) -> int | None:
-        """Return the bytes of a rank with all layers; None if the weights are unknown."""
-        return self.memory(prediction).total(
-            prediction.estimate.peak_bytes + prediction.estimate.outside_bytes
-        )
+    def step_seconds(self, trial: Trial, layer_s: float, bandwidth: float) -> float | None:
+        """Return the time of a step of decoding, which reads all caches and weights, or None.
+
+        layer_s: the time of the trial's layer.  bandwidth: bytes/s of the device's memory.
+        """
+        memory = self.memory(trial)
+        if memory.caches is None or memory.weights is None:
+            return None
+        return layer_s + (memory.caches + memory.weights) / bandwidth

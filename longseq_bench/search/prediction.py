@@ -25,7 +25,14 @@ from longseq_bench.core.cost import (
 from longseq_bench.core.hardware import Hardware, KernelRate
 from longseq_bench.core.model import DryRunEstimate, Record, Trial, TrialPrediction, Workload
 from longseq_bench.core.units import MAX_RANKS
-from longseq_bench.search.memory_curve import Curve, DryRun, add_outside, dry_run_curve, find_edge
+from longseq_bench.search.memory_curve import (
+    Curve,
+    DryRun,
+    add_outside,
+    add_rest,
+    dry_run_curve,
+    find_edge,
+)
 
 MOVES_PER_BYTE = 2.0  # minimum moves of each byte of the peak: it is written once and read once
 ALWAYS_DRY_RUN_TOKENS = 4096  # dry runs up to this many tokens per rank ignore the time limit
@@ -264,8 +271,7 @@ def find_longest_fit(
             limit = LengthLimit("longest length tried" if at_ceiling else "memory")
             return replace(result, length_limit=limit)
         # a little over: the interpolation was below the real peak
-        left = trial.memory_budget - result.estimate.outside_bytes
-        ratio = left / result.estimate.peak_bytes
+        ratio = trial.memory_budget / result.estimate.budget_bytes
         tokens = int(tokens * min(0.999, max(0.98, ratio)))
     return result
 
@@ -278,8 +284,7 @@ def _predict_last_fit(
     refused: the reason of a longer length, returned if nothing fits.
     """
     assert trial.memory_budget
-    left = trial.memory_budget - curve.outside_bytes
-    fits = [n for n, e in curve.points if e.peak_bytes <= left]
+    fits = [n for n, e in curve.points if e.budget_bytes <= trial.memory_budget]
     result = predict(trial.at(max(fits)), dry_run, rates) if fits else refused
     if isinstance(result, str):
         return result
@@ -324,13 +329,17 @@ def predict_best(
     rates: RateModel,
     tokens: int | None,
     unit: int = 1,
+    rest: Callable[[Trial], int] | None = None,
 ) -> Prediction | str:
     """Predict a trial at a target, on more ranks if it does not fit; else its longest length.
 
     on_launcher: dry run of a launcher.  unit: more ranks are added this many at a time.
+    rest: bytes of a model beside the trial's layer on a rank.
     """
     limited = partial(on_launcher, limit=PLAN_DRY_RUN_LIMIT_S, capability=rates.hardware.capability)
     dry_run = add_outside(limited, rates.hardware)
+    if rest:
+        dry_run = add_rest(dry_run, rest)
     if tokens is None:
         return find_longest_fit(trial, dry_run, rates, CEILING_TOKENS * trial.world_size)
     result = predict(trial.at(tokens), dry_run, rates)

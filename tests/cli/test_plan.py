@@ -231,15 +231,34 @@ def test_a_plan_of_a_model_counts_it_apart_from_the_attention(capfd: Capture) ->
     )
     assert run([*command, "--sharding", "none"]) == 0
     printed = " ".join(capfd.readouterr().out.split())
-    assert "Tokens and Peak count the attention of one layer" in printed
+    assert "Peak and Time per layer are of one layer's attention" in printed
     assert "sharding none" in printed
     assert "model llama-3.1-8b: 32 heads, 8 KV heads, head_dim 128, 32 layers" in printed
     assert "Optimizer" in printed
 
 
-def test_a_model_that_exceeds_the_memory_with_all_layers_is_said_to(capfd: Capture) -> None:
-    model = ("--model", "llama-3.1-405b", "--heads", "64", "--target", "64k", "--gpu", "h200")
-    assert run(["plan", "--impl", "ring", *model]) == 0
+def test_the_length_of_a_model_is_that_of_all_layers(capfd: Capture) -> None:
+    """By hand: 32 layers of 8 KV heads of 2 · 128 values take 128 KiB a token."""
+    command = "plan", "--impl", "ring", "--gpu", "h100", "--model", "llama-3.1-8b", "--mode"
+    whole = document(capfd, *command, "decode")
+    (row,) = whole["results"]
+    parts, outside = row["model_bytes"], sum(row["outside_bytes"].values())
+    assert parts["caches"] == row["tokens"] * 31 * 4096
+    assert parts["total"] == row["peak_bytes"] + outside + parts["caches"] + parts["weights"]
+    room = row["memory_budget"] - parts["weights"] - outside
+    assert room / 2**17 * 0.98 < row["tokens"] < room / 2**17
+    assert "tokens in all 32 layers of llama-3.1-8b" in whole["answer"]
+    (layer,) = document(capfd, *command, "decode", "--layer", "full")["results"]
+    assert layer["tokens"] > 30 * row["tokens"]
+    assert "model_bytes" not in layer
+
+
+def test_a_model_that_does_not_fit_needs_more_ranks(capfd: Capture) -> None:
+    command = "plan", "--impl", "ring", "--gpu", "h200", "--model", "llama-3.1-405b"
+    assert run([*command, "--heads", "64", "--target", "64k"]) == 2
+    shown = capfd.readouterr()
+    assert "ring fits them with --world-size 6" in " ".join(shown.err.split())
+    assert "overridden: heads 64" in " ".join(shown.out.split())
+    assert run(command) == 0
     printed = " ".join(capfd.readouterr().out.split())
-    assert "ring: with the whole model a rank needs 759 GiB, more than its 139 GiB" in printed
-    assert "overridden: heads 64" in printed
+    assert "the rest of the model takes 756 GiB of each rank; give more ranks" in printed
