@@ -71,7 +71,7 @@ def noisy(
     ]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("rows", "rounds"), [(1, 3), (5, 2), (30, 6)])
+@pytest.mark.parametrize(("rows", "rounds"), [(1, 3), (5, 2), (30, 6), (5, 12)])
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_false_alarm_is_as_rare_as_stated(scale: str, rows: int, rounds: int) -> None:
     """At most 5 % of comparisons; by chance, 8 of 60 occur once in a hundred runs."""
@@ -82,6 +82,21 @@ def test_a_false_alarm_is_as_rare_as_stated(scale: str, rows: int, rounds: int) 
         noisy_rows = noisy(rng, SCALES[scale](rng, rows), rounds, 0.0, noise)
         alarms += any(s.adjusted_p <= 0.05 for s in estimate_ratios(noisy_rows))
     assert alarms < 8
+
+
+def test_the_ratios_of_paired_values_are_tested_as_one_sample() -> None:
+    """By hand: logs 1, 2, 3; standard error 1 / √3; t 4.302653 at 2 degrees of freedom."""
+    (found,) = estimate_ratios([([1.0] * 3, [math.exp(x) for x in (1, 2, 3)])])
+    assert (found.degrees_of_freedom, found.ratio) == (2, pytest.approx(math.exp(2)))
+    assert math.log(found.high) == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-4)
+
+
+def test_a_few_disturbed_processes_hide_no_change_of_many() -> None:
+    rng = Random(0)
+    a, b = noisy(rng, [0.01], 12, math.log(1.05))[0]
+    (found,) = estimate_ratios([([*a[:-1], 2 * a[-1]], [*b[:-1], 1.5 * b[-1]])])
+    assert found.ratio == pytest.approx(1.05, abs=0.01)
+    assert found.adjusted_p < 0.001
 
 
 @pytest.mark.parametrize(("rounds", "rows", "power"), [(5, 1, 0.95), (3, 21, 0.85)])
