@@ -10,6 +10,8 @@ extra rows from a file, so that name, options and environment are equal on both 
 of A and B alternate, so that drift of the machine affects both; with `--apart` all of A runs before
 all of B. Options: --pairs 20 --rounds 5 --level 5% --out FOLDER. With --out the records are kept,
 and the same command continues where it stopped. Takes about ten minutes on two cores.
+
+With --simulate: records made by chance on a machine whose speed changes, in seconds.
 """
 
 import argparse
@@ -19,10 +21,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from random import Random
 
 from longseq_bench.comparison.compare import compare
-from longseq_bench.comparison.verdict import Comparison
-from longseq_bench.core.model import Trial, Workload
+from longseq_bench.comparison.verdict import Comparison, decide
+from longseq_bench.core.model import Environment, Measurement, Outcome, Record, Trial, Workload
 from longseq_bench.core.units import parse_share
 from longseq_bench.environment import collect
 from longseq_bench.launchers.base import Launcher
@@ -73,7 +76,10 @@ def main() -> int:
     parser.add_argument("--slowed", default="10%")
     parser.add_argument("--apart", action="store_true", help="A as a whole, then B as a whole")
     parser.add_argument("--out", type=Path, help="folder that keeps the records of every pair")
+    parser.add_argument("--simulate", action="store_true", help="made-up records of 12 rounds")
     args = parser.parse_args()
+    if args.simulate:
+        return simulate(args.pairs)
     with tempfile.TemporaryDirectory() as folder:
         args.plugin = Path(folder)
         install(args.plugin)
@@ -186,6 +192,99 @@ def detectable(found: Comparison) -> str:
         if known
         else "none"
     )
+
+
+# ---- records made by chance ----------------------------------------------------------------------
+
+OWN_NOISE, DRIFT = 0.015, 0.03
+"""Standard deviations of a process's median pass and of the machine's speed from round to round.
+In results/epyc2/peers/sweep a row's ratio to sdpa in the same round varies by 1 to 1.7 % x √2."""
+OUTLIERS = 0.05, 0.4
+"""Share of processes that are disturbed, and by how much at most: 1 of 24 in these records."""
+ROUNDS, RUN_ROUNDS = 12, 20
+
+
+def simulate(pairs: int) -> int:
+    """Print what comparisons of made-up records find; return 1 if they find less than stated."""
+    words = [decide(busy_pair(Random(i), i % 2), 0.05).word for i in range(pairs)]
+    print(f"same code, one side busy, no control: {', '.join(sorted(set(words)))}")
+    found = [decide(changed_pair(Random(i), 1.08), 0.05).word for i in range(pairs)]
+    same = [decide(changed_pair(Random(i), 1.0), 0.05).word for i in range(pairs)]
+    print(f"8 % more work, speed changed, by the control: FAIL in {found.count('FAIL')} of {pairs}")
+    print(f"no more work, speed changed, by the control: FAIL in {same.count('FAIL')} of {pairs}")
+    run = [decide(run_in_turn(Random(i), 1.03), None).word for i in range(pairs)]
+    idle = [decide(run_in_turn(Random(i), 1.0), None).word for i in range(pairs)]
+    print(f"3 % more work, measured in turn: FAIL in {run.count('FAIL')} of {pairs}")
+    print(f"no more work, measured in turn: FAIL in {idle.count('FAIL')} of {pairs}")
+    is_found = min(found.count("FAIL"), run.count("FAIL")) >= 0.9 * pairs
+    is_silent = (
+        set(words) == {"TOO NOISY"} and same.count("FAIL") + idle.count("FAIL") <= 0.1 * pairs
+    )
+    return 0 if is_found and is_silent else 1
+
+
+def busy_pair(rng: Random, side: int) -> Comparison:
+    """Compare sdpa with itself while another process takes a part of one side's CPU."""
+    slower = rng.uniform(1.1, 2)
+    sides = [speeds(rng, ROUNDS, slower if i == side else 1.0) for i in (0, 1)]
+    shares = [2 / slower if i == side else 2.0 for i in (0, 1)]
+    made = zip(sides, shares, strict=True)
+    a, b = (rows(rng, "sdpa", by, cpu_share=share) for by, share in made)
+    return compare(a, b)
+
+
+def changed_pair(rng: Random, work: float) -> Comparison:
+    """Compare more work of an edited function on a machine of another speed; sdpa is unchanged."""
+    sides = [speeds(rng, ROUNDS, by) for by in (1.0, math.exp(rng.uniform(-1, 1) * math.log(2)))]
+    a, b = (
+        rows(rng, "sdpa", by) + rows(rng, "att.py:att", by, more, source=source)
+        for by, more, source in zip(sides, (1.0, work), ("0" * 16, "1" * 16), strict=True)
+    )
+    return compare(a, b)
+
+
+def run_in_turn(rng: Random, work: float) -> Comparison:
+    """Compare two implementations that took turns on a machine whose speed drifts."""
+    by = speeds(rng, RUN_ROUNDS, 1.0)
+    a, b = (rows(rng, "att.py:new", by, more, source="1" * 16) for more in (1.0, work))
+    return compare(a, b, is_paired=True)
+
+
+def speeds(rng: Random, rounds: int, first: float) -> list[float]:
+    """Return the time of the same work in each round: a random walk."""
+    walk = [first]
+    while len(walk) < rounds:
+        walk.append(walk[-1] * math.exp(rng.gauss(0, DRIFT)))
+    return walk
+
+
+def rows(
+    rng: Random, name: str, by: list[float], work: float = 1.0, cpu_share: float = 2.0,
+    source: str | None = None,
+) -> list[Record]:  # fmt: skip
+    """Return a record per round of a trial of 10 ms."""
+    machine = Environment(
+        host="alpha", os="Linux", cpu="CPU", cores=2, memory_bytes=2**33, python="3", torch="2",
+        longseq="1",
+    )  # fmt: skip
+    records = []
+    for i, speed in enumerate(by):
+        time_s = 0.01 * work * speed * math.exp(rng.gauss(0, OWN_NOISE))
+        time_s *= 1 + rng.uniform(0.1, OUTLIERS[1]) if rng.random() < OUTLIERS[0] else 1
+        passes = tuple(time_s * rng.gauss(1, 0.005) for _ in range(5))
+        measured = [("time", passes), ("cpu_time", tuple(cpu_share * t for t in passes))]
+        outcome = Outcome(
+            status="ok",
+            measurements=tuple(Measurement(name=n, unit="s", samples=s) for n, s in measured),
+        )
+        trial = Trial(implementation=name, workload=Workload(seq_len=2048), round=i, source=source)
+        records.append(
+            Record(
+                trial=trial, outcome=outcome, environment=machine, wall_s=1.0,
+                started_at=f"2026-11-21T09:{i:02}:00+00:00",
+            )
+        )  # fmt: skip
+    return records
 
 
 if __name__ == "__main__":

@@ -11,27 +11,34 @@ So may the file of an own function: before and after an edit.
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, product
-from statistics import fmean, median
 from typing import Any
 
 from longseq_bench.analysis.labels import index_short_labels, set_labels, short_name
-from longseq_bench.analysis.runs import (
-    REMEDY,
-    Runs,
-    busy_threads,
-    find_instability,
-    group_by,
-    per_iteration,
-)
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SEARCH_PURPOSES, SearchRow, merge_search
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import merge_trial
-from longseq_bench.comparison.significance import estimate_ratios
-from longseq_bench.comparison.verdict import Change, Comparison, count, format_percent, name_row
+from longseq_bench.comparison.times import (
+    Compared,
+    Records,
+    compare_times,
+    differing_budgets,
+    find_moves,
+    find_unstable,
+)
+from longseq_bench.comparison.verdict import (
+    CONTROL,
+    NOISY,
+    UNSTEADY,
+    Change,
+    Comparison,
+    format_percent,
+)
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Record
-from longseq_bench.core.units import format_bytes, format_seconds
+from longseq_bench.core.units import format_bytes
 
 LEVEL, MIN_CHANGE = 0.05, 0.01
 """Defaults: the family-wise error rate, and the smallest relative difference that is reported."""
@@ -39,10 +46,7 @@ MEMORY_TOLERANCE, MEMORY_TOLERANCE_BYTES = 0.01, 64 * 2**10
 """Both must be exceeded. A peak on a CPU is counted in pages, and varies by a few of them."""
 TIME_TOLERANCE = 0.1
 """Relative. The noise of single passes, which is unknown, moves a maximum limited by time."""
-Records = list[Record]  # the runs of one trial, or of one search
 RecordsPair = tuple[Records, Records]
-_Compared = Sequence[tuple[RecordsPair, Any, Any]]
-"""Trials and searches: the runs of A and of B, and the merged rows of both."""
 
 
 def compare(
@@ -52,11 +56,13 @@ def compare(
     level: float = LEVEL,
     min_change: float = MIN_CHANGE,
     any_machine: bool = False,
+    is_paired: bool = False,
 ) -> Comparison:
     """Compare the second set of records with the first.
 
     level: family-wise error rate over all rows.  min_change: the smallest relative difference
     in time that is reported.  any_machine: compare trials of different machines too.
+    is_paired: round i of A and of B were measured one after the other, in one run.
     Raises UserError if no trial is in both sets, or only on different machines.
     """
     pairs, elsewhere, *unmatched = match(a, b, any_machine)
@@ -83,52 +89,32 @@ def compare(
     compared = [(pair, row, merge(pair[1])) for pair, row in zip(pairs, rows, strict=True)]
     trials = [one for one in compared if isinstance(one[1], SweepRow)]
     searches = compared[len(trials) :]
-    times = list(_compare_times(trials, level, min_change))
     records_a, records_b = ([r for pair in pairs for r in pair[i]] for i in (0, 1))
+    started = [[r.started_at for r in side] for side in (records_a, records_b)]
+    apart = max(started[0]) < min(started[1]) or max(started[1]) < min(started[0])
+    times = compare_times(trials, level, min_change, is_paired)
+    unsteady = [*find_unstable(compared), *find_moves(times, apart, min_change)]
+    if any(not t.is_control for t in times):
+        times = [replace(t, verdict=CONTROL) if t.is_control else t for t in times]
+    if unsteady and not is_paired:
+        times = [replace(t, verdict=NOISY) if t.is_raw else t for t in times]
     return Comparison(
         names,
         level,
         min_change,
         times,
         peaks=[peak for trial in trials for peak in _compare_peaks(*trial)],
-        maxima=[_compare_maxima(row_a, row_b) for _, row_a, row_b in searches],
-        statuses=[*_compare_statuses(trials)],
+        maxima=[_compare_maxima(row_a, row_b, bool(unsteady)) for _, row_a, row_b in searches],
+        statuses=[*_compare_statuses(trials, bool(unsteady))],
         failed_alike=sum(x.status == y.status != "ok" for _, x, y in trials),
         only_a=only_a,
         only_b=only_b,
         other_machines=other_machines,
         machine_differences=machines,
         differences=find_differences(records_a, records_b, HARDWARE + SOFTWARE),
-        caveats=[*_find_caveats(compared, [t.ratio for t in times], min_change)],
+        caveats=[*unsteady, *_find_caveats(compared)],
         records=(records_a, records_b),
     )
-
-
-def _compare_times(trials: _Compared, level: float, min_change: float) -> Iterator[Change]:
-    timed = [(a, b, _medians(runs_a), _medians(runs_b)) for (runs_a, runs_b), a, b in trials]
-    timed = [one for one in timed if one[2] and one[3] and not one[0].fit_only]
-    tested = [(a, b) for *_, a, b in timed if min(len(a), len(b)) > 1]
-    estimates = iter(estimate_ratios(tested, level))
-    for row_a, row_b, a, b in timed:
-        ratio = math.exp(fmean(map(math.log, b)) - fmean(map(math.log, a)))
-        verdict, estimate, reason = "undecided", None, ""
-        if min(len(a), len(b)) > 1:
-            estimate = next(estimates)
-            is_large = abs(math.log(ratio)) >= math.log1p(min_change)
-            is_changed = estimate.adjusted_p <= level and is_large
-            verdict = ("slower" if ratio > 1 else "faster") if is_changed else "same"
-        else:
-            alone = f"{'A' if len(a) == 1 else 'B'} has only one process"
-            alone = "one process per side" if len(a) == len(b) else alone
-            reason = f"{alone}; sweep with rounds: 3 or more"
-        budgets = _differing_budgets(row_a, row_b)
-        yield Change(row_a, row_b, verdict, ratio, reason, budgets, a, b, estimate)
-
-
-def _medians(runs: Records) -> tuple[float, ...]:
-    times = [per_iteration(r, "time") for r in runs if r.outcome.status == "ok"]
-    is_valid = len(times) == len(runs) and all(t and min(t) > 0 for t in times)
-    return tuple(map(median, times)) if is_valid else ()
 
 
 def _compare_peaks(pair: RecordsPair, row_a: SweepRow, row_b: SweepRow) -> Iterator[Change]:
@@ -142,56 +128,34 @@ def _compare_peaks(pair: RecordsPair, row_a: SweepRow, row_b: SweepRow) -> Itera
         yield Change(row_a, row_b, verdict, max(b) / max(a))
 
 
-def _compare_maxima(a: SearchRow, b: SearchRow) -> Change:
+def _compare_maxima(a: SearchRow, b: SearchRow, is_unsteady: bool) -> Change:
     ratio = b.max_tokens / a.max_tokens if a.max_tokens else math.inf
     shorter, longer = sorted((a.max_tokens, b.max_tokens))
     if longer < min(row.first_failure or math.inf for row in (a, b)):
         return Change(a, b, "same", ratio)
-    if "time" in (a.limited_by, b.limited_by) and longer < (1 + TIME_TOLERANCE) * shorter:
+    tolerance = math.inf if is_unsteady else 1 + TIME_TOLERANCE
+    if "time" in (a.limited_by, b.limited_by) and longer < tolerance * max(shorter, 1):
         noise = f"with one search per side, {format_percent(TIME_TOLERANCE)} may be noise"
+        noise = UNSTEADY if is_unsteady else noise
         return Change(a, b, "undecided", ratio, f"limited by time: {noise}")
     return Change(a, b, "longer" if ratio > 1 else "shorter", ratio)
 
 
-def _compare_statuses(trials: _Compared) -> Iterator[Change]:
+def _compare_statuses(trials: Compared, is_unsteady: bool) -> Iterator[Change]:
     for _, a, b in trials:
         if a.status != b.status:
             verdict = "broken" if a.is_ok else "mended" if b.is_ok else "otherwise"
             lacking = (b.status if a.is_ok else a.status) in ("oom", "timeout")
-            yield Change(a, b, verdict, note=_differing_budgets(a, b) if lacking else "")
+            note = differing_budgets(a, b) if lacking else ""
+            if is_unsteady and "timeout" in (a.status, b.status):
+                note = UNSTEADY
+            yield Change(a, b, verdict, note=note)
 
 
-def _differing_budgets(a: SweepRow, b: SweepRow) -> str:
-    words = []
-    for name, write in (("memory", format_bytes), ("time", format_seconds)):
-        one, other = (getattr(row, f"{name}_budget") for row in (a, b))
-        if one != other:
-            texts = ("none" if value is None else write(value) for value in (one, other))
-            words.append(f"{name} budgets {' and '.join(texts)}")
-    return "; ".join(words)
-
-
-def _find_caveats(compared: _Compared, ratios: Sequence[float], min_change: float) -> Iterator[str]:
-    """Yield a sentence for each caveat; ratios: of times, B over A."""
+def _find_caveats(compared: Compared) -> Iterator[str]:
     records_a, records_b = ([r for pair, *_ in compared for r in pair[i]] for i in (0, 1))
     if records_a == records_b:
         yield "The compared records are the same on both sides: identical records can't differ."
-    logs = [math.log(ratio) for ratio in ratios]
-    middle = median(logs) if len(logs) > 2 else 0.0
-    if abs(middle) >= math.log1p(min_change) and all(0.5 <= x / middle <= 2 for x in logs):
-        shift = f"{format_percent(math.expm1(abs(middle)))} {'slower' if middle > 0 else 'faster'}"
-        yield (
-            f"All {len(logs)} trials changed by a similar ratio; by the median B is {shift}. "
-            "The cause may be the machine rather than the code."
-        )
-    started = [[r.started_at for r in side] for side in (records_a, records_b)]
-    for first, other, i in (("A", "B", 0), ("B", "A", 1)):
-        if max(started[i]) < min(started[1 - i]):
-            yield (
-                f"All of {first} was measured before {other} (A from {min(started[0])}, B from "
-                f"{min(started[1])}): the ratios include any drift of the machine."
-            )
-    yield from _unstable(compared)
     edited = {short_name(a.implementation): (a, b) for _, a, b in compared if a.source != b.source}
     for name, (a, b) in edited.items():
         yield f"The file of {name} differs: its hash is {a.source} in A and {b.source} in B."
@@ -199,21 +163,6 @@ def _find_caveats(compared: _Compared, ratios: Sequence[float], min_change: floa
         commits = dict.fromkeys(c for r in records if (c := r.environment.commit))
         if len(commits) > 1:
             yield f"{name} has records of {len(commits)} commits, merged: {', '.join(commits)}."
-
-
-def _unstable(compared: _Compared) -> Iterator[str]:
-    trials = [one for one in compared if isinstance(one[1], SweepRow) and not one[1].fit_only]
-    for i, side in enumerate("AB"):
-        busy = busy_threads(record for pair, *_ in trials for record in pair[i])
-        found = [
-            f"{name_row(rows[0])} ({reason})"
-            for pair, *rows in trials
-            if rows[i].is_ok
-            and (reason := find_instability(Runs(pair[i]), busy[rows[i].fingerprint]))
-        ]
-        if found:
-            others = f" and {count(len(found) - 1, 'more trial')}" if len(found) > 1 else ""
-            yield f"Unstable in {side}: {found[0]}{others}; {REMEDY}."
 
 
 HARDWARE = ("host", "cpu", "cores", "memory_bytes", "gpus", "driver")

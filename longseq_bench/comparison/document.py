@@ -11,6 +11,8 @@ from longseq_bench.analysis.row import IDENTITY
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.comparison.verdict import (
+    CONTROL,
+    NOISY,
     Change,
     ComparedRow,
     Comparison,
@@ -31,7 +33,6 @@ from longseq_bench.reports.groups import (
     table_key,
 )
 
-_NOISY = "too noisy"
 _IDENTITY = [name for name in IDENTITY if name not in ("source", "fingerprint", "host")]
 """Fields that are equal on both sides."""
 _ESTIMATE = {"low": "low", "high": "high", "p": "p_value", "adjusted": "adjusted_p"}
@@ -144,7 +145,7 @@ def _tables(result: Comparison, share: float) -> tuple[list[Table], list[Table]]
     share: the change that a time must have been able to show to count as unchanged.
     """
     times = [
-        t if t.verdict != "same" or could_show(result, share, t) else replace(t, verdict=_NOISY)
+        t if t.verdict != "same" or could_show(result, share, t) else replace(t, verdict=NOISY)
         for t in result.times
     ]
     tables: tuple[list[Table], list[Table]] = [], []
@@ -153,7 +154,7 @@ def _tables(result: Comparison, share: float) -> tuple[list[Table], list[Table]]
         ("Peak memory", result.peaks, _PEAKS),
         ("Longest lengths", result.maxima, _MAXIMA),
     ):
-        ordered = sorted(changes, key=lambda one: one.verdict in (_NOISY, "undecided"))
+        ordered = sorted(changes, key=lambda one: one.verdict in (NOISY, "undecided", CONTROL))
         groups = group_by(ordered, lambda one: (one.verdict == "same", table_key(one.a)))
         for (is_same, _), group in groups.items():
             title = f"{name}, {_workload(group[0].a)}"
@@ -193,7 +194,7 @@ def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
         return identify(one.a) | fields | {name: getattr(one, name) for name in names}
 
     times = {"s": "time_s", "low_s": "time_low_s", "high_s": "time_high_s"}
-    own = ("a_rounds", "b_rounds", "ratio", "verdict", "reason", "note")
+    own = ("a_rounds", "b_rounds", "ratio", "verdict", "reason", "note", "control")
     limits = ("max_tokens", "first_failure", "limited_by")
     statuses = {"status": "status", "reason": "reason"}
     found: dict[str, Any] = {

@@ -3,8 +3,9 @@
 The change asked for is the share of --fail-on, else that of --min-difference.
 FAIL: a figure is worse by it (a time by the test), or a trial is no longer ok.
 TOO NOISY: not FAIL, and a series of trials (one implementation at several lengths) has no length
-that could have shown the change in its time; or a search that time limits is shorter by the
-change, which may be noise; or there is no figure to compare.
+that could have shown the change in its time; or the machine was not steady, and a trial has no
+control; or a search that time limits is shorter by the change, which may be noise; or there is no
+figure to compare.
 PASS: all else.
 """
 
@@ -27,6 +28,7 @@ from longseq_bench.core.units import format_tokens
 from longseq_bench.reports.groups import describe_outcome, in_brackets, table_key
 
 ComparedRow = SweepRow | SearchRow  # a trial or a search
+CONTROL, NOISY, UNSTEADY = "control", "too noisy", "the machine was not steady"
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,13 @@ class Change:
     """The time, the peak memory, the longest length or the status of a trial on both sides.
 
     a, b: the merged runs of each side; a has the label.
-    verdict: of a time "slower", "faster", "same", "undecided"; of a peak "more", "less", "same"; of
-    a length "longer", "shorter", "same", "undecided"; of a status "broken", "mended", "otherwise".
+    verdict: of a time "slower", "faster", "same", "undecided", NOISY, CONTROL; of a peak "more",
+    "less", "same"; of a length "longer", "shorter", "same", "undecided"; of a status "broken",
+    "mended", "otherwise".
     ratio: infinite if no length passed with A.  reason: why it is undecided.
     note: budgets of the two sides that differ and matter, as text.
-    a_rounds, b_rounds: of a time, the median pass of each process (s).
+    a_rounds, b_rounds: of a time, the median pass of each process (s); with a control, over that of
+    the control's process of the same round.  control: its name, which is that of a itself for one.
     """
 
     a: Any
@@ -50,6 +54,18 @@ class Change:
     a_rounds: tuple[float, ...] = ()
     b_rounds: tuple[float, ...] = ()
     estimate: RatioEstimate | None = None
+    control: str = ""
+
+    @property
+    def is_control(self) -> bool:
+        """True of a time with the same code on both sides, by which others are divided."""
+        return bool(self.control == self.a.name)
+
+    @property
+    def is_raw(self) -> bool:
+        """True of a time that was tested as it is, without a control."""
+        is_tested = self.estimate is not None and self.verdict != CONTROL
+        return is_tested and (not self.control or self.is_control)
 
 
 @dataclass(frozen=True)
@@ -80,6 +96,18 @@ class Comparison:
     differences: Sequence[tuple[str, str, str]]
     caveats: Sequence[str]
     records: tuple[Sequence[Record], Sequence[Record]]
+
+    @property
+    def judged(self) -> list[Change]:
+        """The times of all trials but controls."""
+        return [t for t in self.times if t.verdict != CONTROL]
+
+    @property
+    def method(self) -> str:
+        """The part of the verdict that says how the machine's speed was taken out; else empty."""
+        names = dict.fromkeys(t.control for t in self.judged if not t.is_control and t.control)
+        words = f"{' and '.join(names)}, which {'are' if len(names) > 1 else 'is'} the same in both"
+        return f"; times are over those of {words}" if names else ""
 
 
 def name_row(row: ComparedRow) -> str:
@@ -137,32 +165,37 @@ def decide(result: Comparison, fail_on: float | None = None) -> Verdict:
     if worse := find_regressions(result, fail_on or 0.0):
         rest = count(len(worse) - 1, "more figure is worse", "more figures are worse")
         worst = shorten(worse[0], MAX_CLAUSE, placeholder=" …")
-        return Verdict("FAIL", f"{worst}{f', and {rest}' if len(worse) > 1 else ''}.")
+        rest = f", and {rest}" if len(worse) > 1 else ""
+        return Verdict("FAIL", f"{worst}{rest}{result.method}.")
+    if doubtful := [name_row(t.a) for t in result.judged if t.verdict == NOISY]:
+        rest = f" and {count(len(doubtful) - 1, 'more trial')}" if len(doubtful) > 1 else ""
+        reason = f"{UNSTEADY} (see Cautions), and no control corrects {doubtful[0]}{rest}"
+        return Verdict("TOO NOISY", f"{reason}; use compare --run, or sweep with sdpa too.")
     share = fail_on or result.min_change
-    unseen = [t for t in result.times if not could_show(result, share, t)]
+    unseen = [t for t in result.judged if not could_show(result, share, t)]
     series = group_by(
-        result.times, lambda t: (table_key(t.a), t.a.implementation, t.a.label, t.a.world_size)
+        result.judged, lambda t: (table_key(t.a), t.a.implementation, t.a.label, t.a.world_size)
     ).values()
     noisy = [some for some in series if not any(could_show(result, share, t) for t in some)]
     if noisy:
-        part = f"{len(unseen)} of {count(len(result.times), 'trial')}"
+        part = f"{len(unseen)} of {count(len(result.judged), 'trial')}"
         reason = f"{part} could not have shown a slow-down of {format_percent(share)}"
         return _too_noisy(result, share, noisy, reason)
     for one in result.maxima:
         if one.verdict == "undecided" and 1 - one.ratio >= share:
             drop = f"reaches {format_percent(1 - one.ratio)} fewer tokens"
             return Verdict("TOO NOISY", f"{name_row(one.a)} {drop}; {one.reason}.")
-    trials, searches = len(result.times or result.peaks), len(result.maxima)
-    figures = [count(trials, "trial")] if trials else []
-    figures += [count(searches, "search", "searches")] if searches else []
-    if not figures and not result.statuses:
+    trials, searches = len(result.judged or result.peaks), len(result.maxima)
+    counts = [count(trials, "trial")] if trials else []
+    counts += [count(searches, "search", "searches")] if searches else []
+    if not counts and not result.statuses:
         failed = count(result.failed_alike, "trial")
         return Verdict("TOO NOISY", f"there is no figure to compare; {failed} failed in both.")
     reason = f"nothing is worse{f' by {format_percent(share)} or more' if fail_on else ''}"
-    reason += f" in {' and '.join(figures)}" if figures else ""
+    reason += f" in {' and '.join(counts)}" if counts else ""
     reason += f"; {len(unseen)} of them could not have shown it" if unseen else ""
     reason += f"; {len(result.only_a)} of A not in B" if result.only_a else ""
-    return Verdict("PASS", f"{reason}.")
+    return Verdict("PASS", f"{reason}{result.method}.")
 
 
 def _too_noisy(
@@ -172,7 +205,7 @@ def _too_noisy(
     if not any(t.estimate for some in series for t in some):
         advice = f"{MIN_ROUNDS} or more rounds per side show the noise"
         return Verdict("TOO NOISY", f"{reason}; {advice}.")
-    tested = [t for t in result.times if t.estimate]
+    tested = [t for t in result.judged if t.estimate]
     found = find_rounds([(t.a_rounds, t.b_rounds) for t in tested], share, result.level)
     rounds = dict(zip(map(id, tested), found, strict=True))
     known = [[rounds[id(t)] for t in some if t.estimate] for some in series]
@@ -197,7 +230,7 @@ def find_regressions(result: Comparison, share: float) -> list[str]:
         for one in result.statuses
         if one.verdict == "broken" and not one.note
     ]
-    figures: list[Change] = [*result.times, *result.peaks, *result.maxima]
+    figures: list[Change] = [*result.judged, *result.peaks, *result.maxima]
     worse = [
         (by, f"{name_row(one.a)} {_WORSE[one.verdict].format(format_percent(by))}")
         for one in figures
@@ -208,7 +241,7 @@ def find_regressions(result: Comparison, share: float) -> list[str]:
 
 def summarize(result: Comparison) -> Iterator[str]:
     """Yield a sentence per question: times, memory, lengths, statuses, unmatched trials."""
-    if result.times:
+    if result.judged:
         yield _summarize_times(result)
     if peaks := Counter(one.verdict for one in result.peaks):
         more, less = peaks["more"] or "none", peaks["less"] or "none"
@@ -234,10 +267,10 @@ def summarize(result: Comparison) -> Iterator[str]:
 
 
 def _summarize_times(result: Comparison) -> str:
-    verdicts = Counter(t.verdict for t in result.times)
+    verdicts = Counter(t.verdict for t in result.judged)
     slower, faster, same = (verdicts[word] or "none" for word in ("slower", "faster", "same"))
     parts = []
-    if decided := verdicts.total() - verdicts["undecided"]:
+    if decided := verdicts.total() - verdicts["undecided"] - verdicts[NOISY]:
         seen = [t.estimate for t in result.times if t.estimate and t.verdict == "same"]
         known = sorted(max(one.detectable, result.min_change) for one in seen)
         smallest = ""
@@ -250,8 +283,10 @@ def _summarize_times(result: Comparison) -> str:
             f"same within noise{smallest}"
         )
     if verdicts["undecided"]:
-        reasons = ", ".join(dict.fromkeys(t.reason for t in result.times if t.reason))
+        reasons = ", ".join(dict.fromkeys(t.reason for t in result.judged if t.reason))
         parts.append(f"{count(verdicts['undecided'], 'trial')} undecided: {reasons}")
+    if verdicts[NOISY]:
+        parts.append(f"{count(verdicts[NOISY], 'trial')} too noisy: {UNSTEADY}")
     return f"{'; '.join(parts)}."
 
 

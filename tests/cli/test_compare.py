@@ -46,8 +46,8 @@ def compare(capfd: Capture, *arguments: str, code: int = 0) -> str:
 @pytest.mark.parametrize(
     ("sides", "options", "code", "first"),
     [
-        (("old", "slow"), ("--fail-on", "5%"), 4, "FAIL: sdpa at 64 is 10 % slower"),
-        (("old", "slow"), (), 0, "FAIL: sdpa at 64 is 10 % slower"),
+        (("old", "slow"), ("--fail-on", "5%"), 4, "FAIL: ulysses at 64 is 10 % slower"),
+        (("old", "slow"), (), 0, "FAIL: ulysses at 64 is 10 % slower"),
         (("old", "slow"), ("--fail-on", "20%"), 0, "PASS: "),
         (("slow", "old"), ("--fail-on", "0.05"), 0, "PASS: "),
         (("old", "again"), ("--fail-on", "5%"), 0, "PASS: nothing is worse by 5 % or more in 2 tr"),
@@ -157,7 +157,7 @@ def test_files_are_written_to_the_requested_folder(capfd: Capture) -> None:
     assert {p.name for p in Path("made").iterdir() if p.is_file()} == {
         "compare.md", "compare.json", "compare.csv",
     }  # fmt: skip
-    assert "sdpa at 64 is 10 % slower" in Path("made/compare.md").read_text()
+    assert "ulysses at 64 is 10 % slower" in Path("made/compare.md").read_text()
     assert json.loads(Path("made/compare.json").read_text())["kind"] == "compare"
     before = {str(p) for p in Path().rglob("*")}
     assert "did you mean" in compare(capfd, "old", "slow", "--format", "mdd", "--out", "x", code=2)

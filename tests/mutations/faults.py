@@ -248,7 +248,7 @@ _ANALYSIS = (
     Fault("degrees-of-freedom", "analysis", "analysis/scaling.py",
           "degrees = len(logs) - design.shape[1]", "degrees = len(logs) - design.shape[1] + 1",
           ("tests/analysis/test_scaling.py",)),
-    Fault("verdict", "analysis", "comparison/compare.py",
+    Fault("verdict", "analysis", "comparison/times.py",
           '"slower" if ratio > 1 else "faster"', '"slower" if ratio < 1 else "faster"',
           ("tests/comparison/test_compare.py",)),
     Fault("noise-passes", "analysis", "comparison/verdict.py",
