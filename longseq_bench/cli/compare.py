@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
 
 from longseq_bench.cli import options
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.units import parse_share
+from longseq_bench.core.registry import canonical_name
+from longseq_bench.core.settings import TRIAL, WORKLOAD
+from longseq_bench.core.units import MAX_ROUNDS, parse_share
 
 if TYPE_CHECKING:
     from longseq_bench.core.model import Record
 
+RUN_DEFAULTS = {"tokens": "2k", "rounds": 20, "time_cap": "0.5s"}
+"""Twenty short rounds find 3 % if a process varies by 1.5 % (benchmarks/compare.py --simulate)."""
+RUN_SETTINGS = ("device", "world_size", "threads", "memory_budget", "time_cap")
 
+
+@options.declare(WORKLOAD | {name: TRIAL[name] for name in RUN_SETTINGS})
 def compare(
     a: str,
     b: str,
@@ -23,12 +32,17 @@ def compare(
     level: str = "5%",
     min_difference: str = "1%",
     across_machines: bool = False,
+    run: bool = False,
+    tokens: str | None = None,
+    rounds: Annotated[int | None, typer.Option(min=2, max=MAX_ROUNDS)] = None,
     as_json: options.AsJson = False,
+    **given: Any,
 ) -> int:
     """Compare two sets of results, trial by trial: times, memory, longest lengths.
 
     A trial is slower or faster only if its processes differ by more than their noise, tested for
-    all trials together. Use three or more rounds per side.
+    all trials together. Use three or more rounds per side. Where both sides hold a control, such as
+    sdpa, times are compared as ratios to it.
 
     The first line is PASS, FAIL (something is worse) or TOO NOISY (the change asked for could hide
     in the noise). With --fail-on, FAIL is exit code 4 and TOO NOISY exit code 5.
@@ -38,11 +52,14 @@ def compare(
 
     PATH@COMMIT: the records of one commit below a folder; @COMMIT: those below results/.
 
+    --run measures two implementations in turn and compares them round by round. A and B are names
+    or path/to/file.py:function; options of the workload belong to it.
+
     Options:
-        a: Results folder or file; PATH@COMMIT: its records of one commit.
+        a: Results folder or file; PATH@COMMIT: its records of one commit. With --run: a name.
         b: Results to compare with A, in the same notation.
         formats: Formats of files to write, separated by commas: md,json,html,csv. Default: none.
-        out: Folder for these files. Default: the current folder.
+        out: Folder for these files and the records of --run. Default: the current folder; none.
         fail_on: End with exit code 4 if anything is worse by this share: 5% or 0.05. Default: no
             check.
         inconclusive: If the runs are too noisy to show the change: end with exit code 5, or only
@@ -50,6 +67,9 @@ def compare(
         level: Family-wise error rate: the chance of any false `slower` or `faster`.
         min_difference: Smallest difference in time that is reported.
         across_machines: Also compare trials of different machines. Default: one machine only.
+        run: Measure A and B now, in turn. Default: they are results.
+        tokens: Sequence lengths for --run, separated by commas. Default: 2k.
+        rounds: Rounds of --run, each in fresh processes. Default: 20.
     """
     from longseq_bench.cli.session import print_answer, print_lines
     from longseq_bench.comparison.compare import compare as compare_records
@@ -58,7 +78,11 @@ def compare(
     from longseq_bench.reports.kinds import write_documents
 
     format_names = options.split_names(formats)
-    if out is not None and not format_names:
+    settings = {"tokens": tokens, "rounds": rounds} | given
+    written = {name: value for name, value in settings.items() if value is not None}
+    if written and not run:
+        raise UserError(f"--{next(iter(written)).replace('_', '-')} needs --run")
+    if out is not None and not format_names and not run:
         raise UserError("--out needs --format; write --format md,json,html")
     max_error = parse_share(level, "--level")
     min_change = parse_share(min_difference, "--min-difference")
@@ -68,8 +92,11 @@ def compare(
             f"--min-difference {min_difference} hides changes that --fail-on {fail_on} asks for; "
             "give it at most the share of --fail-on"
         )
-    (records_a, notes_a), (records_b, notes_b) = _read(a), _read(b)
-    result = compare_records(records_a, records_b, (a, b), max_error, min_change, across_machines)
+    sides = _measure(a, b, out, RUN_DEFAULTS | written) if run else (_read(a), _read(b))
+    (records_a, notes_a), (records_b, notes_b) = sides
+    result = compare_records(
+        records_a, records_b, (a, b), max_error, min_change, across_machines, run
+    )
     verdict = decide(result, gate)
     notes = [*notes_a, *notes_b]
     if verdict.word == "TOO NOISY" and inconclusive == "warn":
@@ -94,6 +121,30 @@ def _exit_code(verdict: str, gated: bool, inconclusive: str | None) -> int:
     noise_fails = inconclusive == "fail" or (gated and inconclusive is None)
     codes = {"FAIL": REGRESSED if gated else 0, "TOO NOISY": TOO_NOISY if noise_fails else 0}
     return codes.get(verdict, 0)
+
+
+def _measure(
+    old: str, new: str, out: Path | None, settings: dict[str, Any]
+) -> list[tuple[list[Record], list[str]]]:
+    """Return the records of two implementations that take turns; the old one's get the new name.
+
+    Raises UserError if they are the same, or can't be used.
+    """
+    from longseq_bench.api.grid import sweep
+    from longseq_bench.cli.session import make_reporter
+
+    names = [canonical_name(old), canonical_name(new)]
+    tokens = options.split_names(settings.pop("tokens"))
+    settings |= {"tokens": tokens, "implementations": names, "progress": make_reporter()}
+    records = sweep(out=out, **settings).records if names[0] != names[1] else []
+    sides = [[r for r in records if r.trial.implementation == name] for name in names]
+    if not all(sides):  # files with the same content are one trial in a folder
+        raise UserError(f"{old} and {new} are the same; --run compares two implementations")
+    of_new = sides[1][0].trial
+    as_new = {name: getattr(of_new, name) for name in ("implementation", "options", "source")}
+    trials = [r.trial.model_copy(update=as_new) for r in sides[0]]
+    pairs = zip(sides[0], trials, strict=True)
+    return [([r.model_copy(update={"trial": trial}) for r, trial in pairs], []), (sides[1], [])]
 
 
 def _read(text: str) -> tuple[list[Record], list[str]]:

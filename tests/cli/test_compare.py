@@ -6,13 +6,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
+from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.cli import run
 from longseq_bench.core.model import Record
-from longseq_bench.store import RECORDS
+from longseq_bench.store import RECORDS, load
 from tests import make
 from tests.cli.commands import Capture, document
 from tests.comparison import test_compare
@@ -113,6 +115,37 @@ def test_fail_on_refuses_trials_of_different_machines(capfd: Capture) -> None:
     found = document(capfd, "compare", "old", "mixed")
     assert [what["tokens"] for what in found["unlike_machines"]] == [128]
     assert found["only_a"] == found["only_b"] == []
+
+
+# ---- --run ----
+
+
+def test_run_measures_both_in_turn_and_compares_them(capfd: Capture) -> None:
+    few = ("--tokens", "64", "--rounds", "3", "--time-cap", "10ms", "--threads", "1")
+    found = document(capfd, "compare", "--run", "sdpa", "dense", *few, "--out", "kept")
+    assert (found["a"], found["b"]) == ("sdpa", "dense")
+    (row,) = found["times"]
+    assert (row["implementation"], row["tokens"], row["threads"]) == ("dense", 64, 1)
+    kept = load(Path("kept")).records
+    order = [(r.trial.implementation, r.trial.round) for r in kept]
+    assert order == [(name, i) for i in range(3) for name in ("sdpa", "dense")]
+    times = [median(per_iteration(r, "time")) for r in kept]
+    ratios = [new / old for old, new in zip(times[::2], times[1::2], strict=True)]
+    assert (row["a_rounds"], row["b_rounds"]) == ([1.0] * 3, pytest.approx(ratios))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [
+        (("--run", "sdpa", "sdpa"), "sdpa and sdpa are the same; --run compares two implement"),
+        (("old", "slow", "--tokens", "2k"), "--tokens needs --run"),
+        (("old", "slow", "--head-dim", "32"), "--head-dim needs --run"),
+    ],
+)
+def test_run_needs_two_implementations_and_its_options_need_it(
+    arguments: tuple[str, ...], output: str, capfd: Capture
+) -> None:
+    assert f"longseq: {output}" in compare(capfd, *arguments, code=2)
 
 
 # ---- commits -----------------------------------------------------------------------------------
