@@ -15,8 +15,9 @@ from longseq_bench.core.model import Trial
 from longseq_bench.core.units import MAX_RANKS, format_bytes, format_seconds, format_tokens
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import Cell, Document, Section
+from longseq_bench.search.accuracy import Accuracy
 from longseq_bench.search.model_memory import ModelPlan
-from longseq_bench.search.prediction import Accuracy, Prediction
+from longseq_bench.search.prediction import Prediction
 
 if TYPE_CHECKING:
     import pandas

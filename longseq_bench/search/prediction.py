@@ -8,7 +8,6 @@ machine where there are any (RateModel), else from a profile (core/hardware.py).
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -346,63 +345,6 @@ def predict_best(
     if isinstance(result, str) or result.fits:
         return result
     return find_smallest_world(trial.at(tokens), dry_run, rates, MAX_RANKS, unit) or result
-
-
-# ---- accuracy ----------------------------------------------------------------------------------
-
-
-class Accuracy(NamedTuple):
-    """Errors of the predictions for one kind of trial: predicted over measured, less 1.
-
-    missed: runs that were predicted to fit and ran out of memory.
-    """
-
-    implementation: str
-    mode: str
-    world_size: int
-    device: str
-    dtype: str
-    keep: str
-    memory_errors: tuple[float, ...]
-    time_errors: tuple[float, ...]
-    missed: int
-
-    def matches(self, trial: Trial) -> bool:
-        """Return True if a prediction for this trial is of this kind."""
-        return self[:6] == _kind(trial)
-
-
-def find_accuracy(records: Iterable[Record]) -> list[Accuracy]:
-    """Return the errors of the predictions in records, by kind of trial."""
-    kinds: dict[TrialKind, tuple[list[float], list[float]]] = {}
-    missed: Counter[TrialKind] = Counter()
-    for record in records:
-        outcome, trial, prediction = record.outcome, record.trial, record.foreseen
-        if prediction is None or trial.fit_only:
-            continue
-        memory_errors, time_errors = kinds.setdefault(_kind(trial), ([], []))
-        needed = prediction.budget_bytes
-        fits = needed and needed <= (trial.memory_budget or 0)
-        missed[_kind(trial)] += bool(fits and outcome.status == "oom")
-        if outcome.status != "ok":
-            continue
-        if prediction.peak_bytes and (peak := outcome.largest("peak")):
-            memory_errors.append(prediction.peak_bytes / peak - 1)
-        if prediction.seconds and (seconds := pass_seconds(record)):
-            time_errors.append(prediction.seconds / seconds - 1)
-    return [
-        Accuracy(*key, tuple(memory), tuple(time), missed[key])
-        for key, (memory, time) in sorted(kinds.items())
-        if memory or time or missed[key]
-    ]
-
-
-TrialKind = tuple[str, str, int, str, str, str]
-
-
-def _kind(trial: Trial) -> TrialKind:
-    w = trial.workload
-    return trial.implementation, w.mode, trial.world_size, trial.device, w.dtype, trial.keep
 
 
 def pass_seconds(record: Record) -> float | None:

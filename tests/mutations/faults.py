@@ -178,7 +178,7 @@ _SEARCH = (
           "max(transfers - max(compute, memory), transfers / estimate.transfers)",
           "max(transfers - max(compute, memory), 0.0)",
           ("tests/search/test_prediction.py",)),
-    Fault("error-of-prediction", "search", "search/prediction.py",
+    Fault("error-of-prediction", "search", "search/accuracy.py",
           "prediction.peak_bytes / peak - 1", "1 - prediction.peak_bytes / peak",
           ("tests/search/test_prediction.py",)),
 )

@@ -8,6 +8,7 @@ import pytest
 from longseq_bench.core.cost import attention_flops, floor_bytes_per_token
 from longseq_bench.core.hardware import Hardware, profiles, this_cpu
 from longseq_bench.core.model import DryRunEstimate, Record, Trial, TrialPrediction
+from longseq_bench.search.accuracy import find_accuracy
 from longseq_bench.search.memory_curve import Curve, add_outside, dry_run_curve
 from longseq_bench.search.prediction import (
     MOVES_PER_BYTE,
@@ -16,7 +17,6 @@ from longseq_bench.search.prediction import (
     Predictor,
     Rate,
     RateModel,
-    find_accuracy,
     find_longest_fit,
     find_smallest_world,
     predict,
