@@ -1,5 +1,7 @@
 """Trials of own functions in their own processes: errors with their place, ranks, dry runs."""
 
+import os
+import py_compile
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,18 @@ f.pattern = before
     )
     passed(run(launcher, tmp_path, text, repeats=2))
     assert run(launcher, tmp_path, text.replace("tril(-1)", "tril(-2)")).status == "wrong"
+
+
+def test_an_edit_of_equal_length_within_a_second_counts(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    """Python would take its bytecode of the file as it was before."""
+    for factor, status in ((1, "ok"), (2, "wrong")):
+        one = own(tmp_path, HEAD + f"def f(q, k, v): return sdpa(q, k, v) * {factor}\n")
+        os.utime(one.implementation.removesuffix(":f"), (1e9, 1e9))
+        if factor == 1:
+            py_compile.compile(one.implementation.removesuffix(":f"))
+        assert run_trial(launcher, one).status == status
 
 
 def test_a_file_edited_during_a_run_is_an_error(launcher: LocalLauncher, tmp_path: Path) -> None:
