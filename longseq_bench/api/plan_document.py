@@ -230,7 +230,7 @@ def _with_model(
         part("caches", f"Caches of {layers - 1} layers"),
         part("checkpoints", f"Checkpoints, {layers} layers"),
         *map(part, ("weights", "gradients", "optimizer")),
-        ValueColumn("Sum", "bytes", lambda one: one.estimate.budget_bytes, 9),
+        ValueColumn("Sum", "bytes", lambda one: model.total(one.estimate), 9),
         ValueColumn("Time of a step", "seconds", step, 9),
     ]
     renamed = {"Peak": "Peak of one layer", "Time per pass": "Time per layer"}
@@ -329,6 +329,6 @@ def _row(prediction: Prediction | str, trial: Trial, model: ModelPlan | None) ->
     if model is not None:
         found["model_bytes"] = {
             **asdict(model.memory(prediction.trial)),
-            "total": estimate.budget_bytes if model.shape.parameters else None,
+            "total": model.total(estimate),
         }
     return asked | found

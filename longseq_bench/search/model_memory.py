@@ -16,7 +16,7 @@ other than attention, logits, temporary copies of gathered weights and CUDA's co
 
 from dataclasses import dataclass
 
-from longseq_bench.core.model import Trial, Workload
+from longseq_bench.core.model import DryRunEstimate, Trial, Workload
 from longseq_bench.core.model_shapes import ModelShape
 from longseq_bench.core.settings import Sharding
 
@@ -94,6 +94,10 @@ class ModelPlan:
     def memory(self, trial: Trial) -> ModelMemory:
         """Return the memory of the model on a rank, without the layer of the trial."""
         return model_memory(self.shape, trial.workload, trial.world_size, self.sharding)
+
+    def total(self, estimate: DryRunEstimate) -> int | None:
+        """Return the bytes of a rank with all layers; None if the weights are unknown."""
+        return estimate.budget_bytes if self.shape.parameters else None
 
     def step_seconds(self, trial: Trial, layer_s: float, bandwidth: float) -> float | None:
         """Return the time of a step of decoding, which reads all caches and weights, or None.

@@ -270,7 +270,8 @@ def find_longest_fit(
             limit = LengthLimit("longest length tried" if at_ceiling else "memory")
             return replace(result, length_limit=limit)
         # a little over: the interpolation was below the real peak
-        ratio = trial.memory_budget / result.estimate.budget_bytes
+        left = trial.memory_budget - result.estimate.outside_bytes
+        ratio = left / (result.estimate.peak_bytes + result.estimate.rest_bytes)
         tokens = int(tokens * min(0.999, max(0.98, ratio)))
     return result
 

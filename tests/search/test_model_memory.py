@@ -2,7 +2,7 @@
 
 import pytest
 
-from longseq_bench.core.model import Workload
+from longseq_bench.core.model import DryRunEstimate, Workload
 from longseq_bench.core.model_files import LayerKind
 from longseq_bench.core.model_shapes import ModelShape
 from longseq_bench.search.model_memory import ModelMemory, ModelPlan, Sharding, model_memory
@@ -59,3 +59,6 @@ def test_unknown_parameters_are_left_out() -> None:
     memory = model_memory(unknown, TRAIN, 4, "zero3")
     assert memory == ModelMemory(None, CHECKPOINTS, None, None, None)
     assert memory.known == CHECKPOINTS
+    estimate = DryRunEstimate(peak_bytes=5, rest_bytes=memory.known)
+    assert ModelPlan(unknown, "zero3").total(estimate) is None
+    assert ModelPlan(MODEL, "zero3").total(estimate) == 5 + CHECKPOINTS
