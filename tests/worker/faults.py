@@ -5,8 +5,8 @@
 
 Prints the status of each kind of fault in three dtypes, on one rank and on two, with the reason.
 `--write` writes the table into docs/what-the-check-sees.md. Takes some minutes on two cores.
-`--kinds WORDS` runs the kinds whose name has a match, `--times N` each case N times, and `--busy N`
-all beside N processes that keep a core busy each.
+`--kinds WORDS` runs the kinds whose name has a match, `--times N` each case N times, `--busy N` all
+beside N processes that keep a core busy each, and `--device cuda` those of one rank on a GPU.
 """
 
 import argparse
@@ -68,7 +68,7 @@ class Case:
         return self.kind not in SHAPES or "tokens" not in SHAPES[self.kind] or self.ranks == 1
 
 
-def run_case(launcher: LocalLauncher, case: Case) -> Outcome:
+def run_case(launcher: LocalLauncher, case: Case, device: str = "cpu") -> Outcome:
     """Run one trial: 1,300 tokens, causal, four heads on two KV heads, three timed passes."""
     shape = {"tokens": 1300, "heads": 4, "kv_heads": 2, "head_dim": 32, **SHAPES.get(case.kind, {})}
     tokens = shape.pop("tokens")
@@ -79,7 +79,7 @@ def run_case(launcher: LocalLauncher, case: Case) -> Outcome:
             name, options = "one-layout", {"sparsity": 0.6}
         trial = complete(
             launcher, name, tokens, options, mode=mode, repeats=3, dtype=case.dtype,
-            world_size=case.ranks, **{"causal": True, **shape},
+            world_size=case.ranks, device=device, **{"causal": True, **shape},
         )  # fmt: skip
         outcome = run_trial(launcher, trial)
         return run_again(launcher, trial) if case.kind in faulty.LOOKED_UP else outcome
@@ -161,15 +161,17 @@ def main() -> int:
     parser.add_argument("--kinds", default="")
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--busy", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     every = ["none", *(k for stage in STAGES.values() for k in stage)]
     kinds = [kind for kind in every if re.search(args.kinds, kind)]
-    todo = list(cases(kinds, DTYPES, (1, 2))) * args.times
+    ranks = (1, 2) if args.device == "cpu" else (1,)
+    todo = list(cases(kinds, DTYPES, ranks)) * args.times
     found: dict[Case, Outcome] = {}
     start, false_alarms, missed = time.monotonic(), 0, 0
     with busy(args.busy), LocalLauncher() as launcher:
         for i, case in enumerate(todo, 1):
-            outcome = run_case(launcher, case)
+            outcome = run_case(launcher, case, args.device)
             seen = is_right(case, outcome)
             false_alarms += case.kind == "none" and not seen
             missed += case.kind != "none" and not seen

@@ -2,6 +2,7 @@
 
     export PYTHONPATH=$PWD
     python -m tests.worker.right_cases --cases 5000
+    python -m tests.worker.right_cases --cases 1000 --device cuda   # on one rank
 
 Draws implementation, options, length, heads, head_dim, batch, dtype, mask, mode, memory to keep,
 timed passes and ranks; with `--long` steps of decoding, windows and block-sparse attention of
@@ -33,10 +34,10 @@ MASKS = "sliding-window:7", "sliding-window:200", "prefix:50", "documents:90", "
 WORLDS = (1,) * 5 + (2,) * 3 + (3, 4)
 
 
-def draw(launcher: LocalLauncher, number: int) -> Trial:
+def draw(launcher: LocalLauncher, number: int, device: str = "cpu") -> Trial:
     """Return case `number`."""
     pick = random.Random(number)
-    world = pick.choice(WORLDS)
+    world = pick.choice(WORLDS if device == "cpu" else (1,))
     name = pick.choice(sorted({*(NAMES if world == 1 else MANY)} - COMPILED))
     options = pick.choice(OPTIONS.get(name, [{}]) if world == 1 else options_at(name, world))
     heads, kv_heads = pick.choice(HEADS)
@@ -53,11 +54,11 @@ def draw(launcher: LocalLauncher, number: int) -> Trial:
         head_dim=pick.choice(HEAD_DIMS), batch=pick.choice((1, 1, 2, world)), world_size=world,
         dtype=pick.choice(("float32", "bfloat16", "float16")), repeats=pick.choice((0, 1, 3)),
         keep=pick.choice(("all", "all", "all", "inputs", "nothing")), seed=pick.randrange(2**20),
-        **mode,
+        device=device, **mode,
     )  # fmt: skip
 
 
-def draw_long(launcher: LocalLauncher, number: int) -> Trial:
+def draw_long(launcher: LocalLauncher, number: int, device: str = "cpu") -> Trial:
     """Return a case of 200,000 to 4 million tokens whose work is that of a short one."""
     pick = random.Random(number)
     tokens = round(200_000 * 20 ** pick.random())
@@ -75,7 +76,7 @@ def draw_long(launcher: LocalLauncher, number: int) -> Trial:
     return complete(
         launcher, name, tokens, options, heads=heads, kv_heads=kv_heads,
         head_dim=pick.choice((16, 32, 64)), dtype=dtype, repeats=1, threads=2,
-        seed=pick.randrange(2**20), **mode,
+        seed=pick.randrange(2**20), device=device, **mode,
     )  # fmt: skip
 
 
@@ -85,12 +86,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--long", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     found: Counter[str] = Counter()
     start = time.monotonic()
     with LocalLauncher() as launcher:
         for number in range(args.first, args.first + args.cases):
-            case = (draw_long if args.long else draw)(launcher, number)
+            case = (draw_long if args.long else draw)(launcher, number, args.device)
             outcome = run_trial(launcher, case)
             status = outcome.status
             if "UserError" in (outcome.reason or ""):
