@@ -6,7 +6,6 @@ import re
 import shutil
 from collections import Counter
 from dataclasses import dataclass
-from importlib.metadata import requires
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +22,7 @@ HUGE_PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
 HIDDEN = "not visible here"
 """A virtual machine and a container often hide these files."""
 
-NEWEST_TESTED_TORCH = "2.14"
+OLDEST_TORCH, NEWEST_TESTED_TORCH = "2.11", "2.14"
 
 MIN_SHARED_MEMORY = 2**30
 """Bytes. Docker gives a container 64 MiB, which is too little for NCCL and data loaders."""
@@ -71,7 +70,7 @@ def examine(catalogue: Catalogue | None, environment: Environment) -> list[Findi
 
 
 def _torch(environment: Environment) -> Finding:
-    least, version = oldest_torch(), environment.torch
+    least, version = OLDEST_TORCH, environment.torch
     remedy = f"pip install 'torch>={least}'"
     if version == NOT_INSTALLED:
         return Finding("torch", "missing", NOT_INSTALLED, remedy)
@@ -81,12 +80,6 @@ def _torch(environment: Environment) -> Finding:
     if _numbers(version)[: len(tested)] > tested:
         note = f", newer than any that was tested ({NEWEST_TESTED_TORCH})"
     return check("torch", is_new, version + libraries + note, remedy)
-
-
-def oldest_torch() -> str:
-    """Return the oldest torch that the package allows, "2.11"."""
-    line = next(r for r in requires("longseq-bench") or [] if re.match(r"torch\b(?![-_.])", r))
-    return str(re.findall(r">=([0-9.]+)", line)[0])
 
 
 def _memory(system: str = platform.system(), path: Path = Path("/proc/self/clear_refs")) -> Finding:

@@ -3,6 +3,7 @@
 import shutil
 import sysconfig
 from collections.abc import Callable
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from longseq_bench import doctor
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInfo
-from longseq_bench.doctor import NEWEST_TESTED_TORCH, Finding, examine, oldest_torch
+from longseq_bench.doctor import NEWEST_TESTED_TORCH, OLDEST_TORCH, Finding, examine
 from tests.fake_nvml import FakeGpu, install
 from tests.make import environment
 
@@ -36,7 +37,7 @@ def test_every_finding_has_its_own_name_and_a_remedy_where_it_is_missing() -> No
 
 
 def test_the_oldest_torch_is_the_one_that_the_package_states() -> None:
-    assert oldest_torch() == "2.11"
+    assert f"torch>={OLDEST_TORCH}" in (requires("longseq-bench") or ())
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,10 @@ def find_wrong_rows(attention: Attention, inputs: SpecialInputs, pass_: Pass) ->
     known = inputs.gradients if covers_all and not attention.projections() else ()
     assert pass_.out is not None
     for name, got in {"out": pass_.out, **pass_.gradients}.items():
+        # an output that is not kept was copied to the host
+        rows = got.to(pass_.inputs[0].device)
         if name in ("out", *known) and (
-            reason := _describe_wrong_rows(attention, inputs, name, got, covers_all)
+            reason := _describe_wrong_rows(attention, inputs, name, rows, covers_all)
         ):
             return reason
     if not all(map(is_finite, pass_.gradients.values())):

@@ -60,10 +60,10 @@ class Faulty(Attention):
     @property
     def rows(self) -> Tensor:
         """Positions of this rank's queries, (n,)."""
-        return torch.from_numpy(self.shard.queries)
+        return torch.from_numpy(self.shard.queries).to(self.device)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.passes += 1
+        self.passes, self.device = self.passes + 1, q.device
         given = q, k, v
         if change := INPUTS.get(self.kind):
             q, k, v = change(self, q, k, v)
@@ -90,10 +90,11 @@ class Faulty(Attention):
             return scaled_dot_product_attention(q, k, v, is_causal=w.causal, enable_gqa=True)
         if self.group.size > 1:
             k, v = _Gather.apply(k, self), _Gather.apply(v, self)
-        uses = torch.arange(w.heads)
+        uses = torch.arange(w.heads, device=q.device)
         uses = uses % w.kv_heads if self.kind == "kv heads in turn" else uses // group
-        own, keys = self.rows[:, None], torch.arange(w.seq_len)
-        visible = torch.from_numpy(self.multiplicity(self.shard.queries, keys.numpy(), 0))
+        own, keys = self.rows[:, None], torch.arange(w.seq_len, device=q.device)
+        seen = self.multiplicity(self.shard.queries, np.arange(w.seq_len), 0)
+        visible = torch.from_numpy(seen).to(q.device)
         if change := MASKS.get(self.kind):
             visible = change(self, visible, own, keys)
         q, k = q.float(), k[:, uses].float()
@@ -397,7 +398,9 @@ def _looked_up(on_disk: bool) -> Callable[[Faulty, Tensor, Tensor, Tensor], Tens
     """Remember results by the inputs' bytes, in this process or for all of them."""
 
     def compute(attention: Faulty, *inputs: Tensor) -> Tensor:
-        as_bytes = b"".join(t.contiguous().view(torch.uint8).numpy().tobytes() for t in inputs)
+        as_bytes = b"".join(
+            t.contiguous().view(torch.uint8).cpu().numpy().tobytes() for t in inputs
+        )
         key = hashlib.sha256(as_bytes).hexdigest()
         path = attention.folder / key
         if (found := _known.get(key)) is None and on_disk and path.exists():
