@@ -364,7 +364,7 @@ class _Backward:
         for name, sums in self._matrices.items():
             value, squares = self._reference.all_sum(sums) if name in ("k", "v") else sums
             got = parameters.get(name, torch.full_like(value, math.nan))
-            self._errors.add(PARAMETERS[name], got, Sum(value, squares))
+            self._errors.add(PARAMETERS[name], self._reference.own(got), Sum(value, squares))
 
 
 def _compare_rows(

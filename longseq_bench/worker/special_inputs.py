@@ -133,7 +133,8 @@ class ConstantValues(SpecialInputs):
 
     @override
     def expected(self, name: str, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.ones(1, self.workload.v_head_dim).double(), torch.ones(1).double()
+        rows = torch.ones(1, self.workload.v_head_dim, device=positions.device).double()
+        return rows, rows[:, 0]
 
     @override
     def fill(self, attention: Attention, pass_: Pass, forward_only: bool = False) -> None:

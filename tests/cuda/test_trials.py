@@ -85,6 +85,18 @@ def test_the_expandable_allocator_is_the_one_that_is_used() -> None:
     assert done.stdout.strip() == "True", done.stderr
 
 
+@pytest.mark.parametrize("keep", ["all", "inputs", "nothing"])
+@pytest.mark.parametrize("name", ["fused", "block-sparse", "block-sparse-multihead", "hilbert"])
+def test_every_row_is_right_whatever_a_pass_keeps(
+    launcher: LocalLauncher, name: str, keep: str
+) -> None:
+    """Known rows, and those of a float64 reference, are where the results are."""
+    shape = {**SHAPE, "mode": "train", "keep": keep}
+    outcome = run(launcher, name, 2048, repeats=2, **shape)
+    if outcome.status != "unsupported":
+        assert passed(outcome).facts["every_row_checked"]
+
+
 @pytest.mark.slow
 @modes
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

@@ -215,6 +215,17 @@ def test_a_result_is_a_plain_tensor_with_memory_for_each_number(
         )
 
 
+def test_an_output_may_be_on_the_host_if_it_was_copied_there() -> None:
+    attention, one = drawn("sdpa", {})
+    run_pass(attention, one)
+    on_device: Any = [t.detach().to("meta") for t in one.inputs]
+    one.inputs, one.grads = tuple(on_device), None
+    assert (find_invalid(one) or "").endswith(
+        "no memory of its own on meta for each of its numbers"
+    )
+    assert find_invalid(replace(one, keep="inputs")) is None
+
+
 @pytest.mark.parametrize(("lazy_s", "wall_s"), [(0.0, 1.0), (1e-3, 1.0), (0.5, 1.5)])
 def test_a_number_of_each_head_is_read_and_counts_if_that_takes_long(
     lazy_s: float, wall_s: float

@@ -93,6 +93,12 @@ def test_a_single_wrong_row_of_100_000_is_found_by_either_input(causal: bool) ->
     assert reason.startswith("1 of 400,000 rows of output are wrong: token 77,777 of head 1 is ")
 
 
+def test_constant_rows_are_where_the_results_are() -> None:
+    positions = torch.arange(3, device="meta")
+    found = ConstantValues(exact(500).workload).expected("out", positions)
+    assert [t.device.type for t in found] == ["meta", "meta"]
+
+
 def test_heads_have_different_constants_and_only_uncovered_rows_may_be_zero() -> None:
     attention = exact(500)
     expected = ConstantValues(attention.workload)
