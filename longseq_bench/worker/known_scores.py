@@ -316,7 +316,8 @@ def choose_inputs(attention: Attention) -> list[SpecialInputs]:
     if w.train:
         rest.append(MATCHING)
     elif has_levels:
-        rest = [EXCHANGED]
+        # each row has both kinds already: one in every second head, the other in the rest
+        rest = [EXCHANGED] if w.batch * w.heads == 1 else []
     if has_levels and attention.coarsest_dtype != "float32":
         # half precision loses a single key in the long tail of other rows
         rest.append(EQUAL)

@@ -172,20 +172,20 @@ class Reference:
         q = self.projected(raw_q, "q")
         row_max = q.new_full((*q.shape[:3], 1), -math.inf)
         total = torch.zeros_like(row_max)
-        attended = q.new_zeros(2, *q.shape[:3], self.v.shape[-1])
+        attended = q.new_zeros(*q.shape[:3], 2 * self.v.shape[-1])
         for chunk in self.chunks(batch, counted_only=True):
+            values = torch.cat([chunk.values, chunk.values.abs()], 1)
             for head, row in self.heads_of(chunk, batch):
                 scores = self.scores(q[row], chunk, head)
                 old_max = row_max[row].clone()
                 row_max[row] = old_max.maximum(scores.amax(-1, keepdim=True))
                 scale, weights = (_exp_inplace(t, row_max[row]) for t in (old_max, scores))
                 total[row] = total[row] * scale + weights.sum(-1, keepdim=True)
-                for n, values in enumerate((chunk.values, chunk.values.abs())):
-                    attended[n][row] = attended[n][row] * scale + weights @ values
+                attended[row] = attended[row] * scale + weights @ values
         global_max = all_reduce_max(self.group, row_max.cpu()).to(self.device)
         scale = _exp_inplace(row_max.clone(), global_max)
         total, attended = self.all_sum(total * scale), self.all_sum(attended * scale)
-        attended, magnitudes = attended / total.where(total > 0, 1.0)
+        attended, magnitudes = (attended / total.where(total > 0, 1.0)).chunk(2, -1)
         out = self.projected(attended, "out")
         if (matrix := self.matrices.get("out")) is not None:
             magnitudes = magnitudes @ matrix.abs()

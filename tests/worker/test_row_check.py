@@ -279,9 +279,11 @@ def test_a_row_that_was_not_sampled_is_wrong(
 
 
 def test_the_record_says_which_inputs_checked_every_row(launcher: LocalLauncher) -> None:
-    exact = [MIXED, EXCHANGED]
+    exact = [MIXED]
     assert run(launcher, "sdpa", 1000, repeats=3).facts["every_row_checked"] == exact
     assert run(launcher, "sdpa", 1000, repeats=0, round=1).facts["every_row_checked"] == exact
+    of_one_head = run(launcher, "sdpa", 1000, repeats=3, heads=1).facts["every_row_checked"]
+    assert of_one_head == [MIXED, EXCHANGED]
     training = run(launcher, "sdpa", 1000, repeats=3, mode="train").facts["every_row_checked"]
     assert training == [MIXED, TWO_LEVEL, MATCHING]
     assert "every_row_checked" not in run(launcher, "sdpa", 1000, repeats=0).facts
@@ -315,7 +317,7 @@ def test_the_time_of_the_first_pass_does_not_decide_if_every_row_is_checked(pass
     for attention in (right, wrong):
         attention.prepare("cpu")
     assert facts_of_check(right, pass_s) == {
-        "every_row_checked": [MIXED, EXCHANGED],
+        "every_row_checked": [MIXED],
         "reason": None,
     }
     right.__class__ = type("Wrong", (type(right),), {"__call__": lambda _, *t: wrong(*t)})
@@ -330,9 +332,7 @@ def test_a_pass_of_much_work_has_no_further_ones_and_the_record_says_so(
     monkeypatch.setitem(verdicts.MAX_EXTRA_FLOPS, "cpu", (limit, limit))
     facts = facts_of_check(attention, 0.001)
     assert facts["every_row_checked"] == []
-    assert facts["every_row_skipped"] == dict.fromkeys(
-        [MIXED, EXCHANGED], "its FLOPs are 3 times the limit"
-    )
+    assert facts["every_row_skipped"] == dict.fromkeys([MIXED], "its FLOPs are 3 times the limit")
 
 
 def skip_on_rank_one(group: Group) -> dict[str, Any]:
@@ -348,7 +348,7 @@ def skip_on_rank_one(group: Group) -> dict[str, Any]:
 def test_all_ranks_skip_the_same(ranks: Ranks) -> None:
     first, second = ranks(2, skip_on_rank_one)
     assert first == second
-    assert list(first["every_row_skipped"]) == [MIXED, EXCHANGED]
+    assert list(first["every_row_skipped"]) == [MIXED]
 
 
 def test_a_declaration_that_widens_the_check_is_in_the_record(
@@ -359,7 +359,7 @@ def test_a_declaration_that_widens_the_check_is_in_the_record(
     assert "judged_as" not in run(launcher, "ring", 600, repeats=2).facts
     attention = exact(700)
     attention.__class__ = type("Blind", (type(attention),), {"sees_itself": False})
-    assert facts_of_check(attention, 0.001)["every_row_checked"] == [MIXED, EXCHANGED]
+    assert facts_of_check(attention, 0.001)["every_row_checked"] == [MIXED]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -473,7 +473,7 @@ def test_exact_attention_that_denies_to_see_itself_is_checked_all_the_same() -> 
     attention.__class__ = type("Modest", (type(attention),), {"sees_itself": False})
     check = EveryRowCheck(attention)
     assert judge(attention) is None
-    assert [inputs.name for inputs in check.remaining] == [EXCHANGED]
+    assert [inputs.name for inputs in check.remaining] == []
 
 
 class Windowed(Faulty):
