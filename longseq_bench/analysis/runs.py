@@ -105,6 +105,18 @@ def per_iteration(record: Record, name: str) -> Samples:
     return Runs([record]).iterations(name)
 
 
+def pass_seconds(record: Record) -> float | None:
+    """Return the seconds of a pass on its slowest rank; None where only a slower pass was timed.
+
+    The median of timed passes, else the pass of a search that ran with the usual heap: exact
+    accounting of memory is slower.
+    """
+    if times := per_iteration(record, "time"):
+        return median(times)
+    usual_heap = record.trial.device == "cuda" or record.outcome.samples("peak_bound")
+    return record.outcome.largest("pass_time") if usual_heap else None
+
+
 def slowest(ranks: ByRank, world_size: int) -> Samples:
     """Return the largest sample over ranks of each iteration that every rank finished."""
     if not ranks or len(ranks) < world_size:

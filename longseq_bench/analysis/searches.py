@@ -1,11 +1,20 @@
 """Rows of searches for the longest length, with the purposes probe, edge and confirm."""
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from longseq_bench.analysis.labels import Labels, index_short_labels, settings_key
 from longseq_bench.analysis.row import Row, declare, identity
-from longseq_bench.analysis.runs import SEVERITY, Runs, find_check_limits, group_by, imbalance
+from longseq_bench.analysis.runs import (
+    SEVERITY,
+    Runs,
+    find_check_limits,
+    group_by,
+    imbalance,
+    pass_seconds,
+)
 from longseq_bench.core.cost import floor_bytes, floor_tokens
 from longseq_bench.core.model import Phase, Record, Status
 
@@ -48,14 +57,34 @@ class SearchRow(Row):
         "Predicted", "tokens", "Longest length predicted before the first run.", "search"
     )
     wall_s: float = declare("Wall time", "seconds", "Duration of all runs together.", "search")
+    pass_time_s: float | None = declare(
+        "Time", "seconds", "A pass of the longest length: of timed ones, else of one.", "search"
+    )
+    pass_spread: float | None = declare(
+        "Spread", "share", "Half the range of the times of that length, over their median."
+    )
     fits_tokens: int | None = declare(
         "Fits in memory", "tokens", "Longest length of the same search with --fit-only."
+    )
+    fit_predicted_tokens: int | None = declare(
+        "Predicted to fit", "tokens", "Longest length that memory allows, by prediction."
+    )
+    fit_time_s: float | None = declare(
+        "Time if it fits", "seconds", "Predicted time of a pass of the length predicted to fit."
     )
 
     @property
     def tokens(self) -> int:
         """The longest length, under the field name that rows of sweeps use."""
         return self.max_tokens
+
+    @property
+    def fails_from(self) -> float:
+        """The length from which longer ones failed, or would take longer than the time limit."""
+        if self.first_failure is None and self.limited_by == "time" and self.pass_time_s:
+            grows = math.sqrt((self.time_budget or 0.0) / self.pass_time_s)
+            return self.max_tokens * max(1.0, grows) * (1 + TIME_NOISE)
+        return math.inf if self.first_failure is None else self.first_failure
 
     @property
     def time_key(self) -> Hashable:
@@ -66,6 +95,10 @@ class SearchRow(Row):
 
 SEARCH_PURPOSES = ("probe", "edge", "confirm")
 """Purposes of the records of a search for the longest length."""
+
+NEAR_TIME_LIMIT, TIME_NOISE = 0.5, 0.05
+"""A search that ends without a failure was limited by time if a pass took this share of the limit;
+lengths that differ by less than TIME_NOISE are no answer of their own."""
 
 LIMITED_BY: dict[Status, str] = {
     "oom": "memory",
@@ -126,8 +159,16 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
     outcomes = (r.outcome for r in steps if r.trial.workload.seq_len == failed)
     worst = min(outcomes, key=lambda outcome: SEVERITY.index(outcome.status), default=None)
     # without a failure the search confirmed the length of its ceiling, or it was interrupted
-    no_limit = "ceiling" if len(at_maximum.records) > 1 else UNFINISHED
+    purposes = [record.purpose for record in at_maximum.records]
+    was_last = len(purposes) > 1 or "confirm" in purposes
+    no_limit = "ceiling" if was_last else UNFINISHED
     trial, floor, needed = steps[0].trial, None, 0
+    every = [pass_seconds(r) or r.outcome.largest("pass_time") for r in at_maximum.records]
+    times = [seconds for seconds in every if seconds is not None]
+    time_s = median(times) if times else None
+    if was_last and time_s and time_s >= NEAR_TIME_LIMIT * (trial.time_budget or math.inf):
+        no_limit = "time"
+    foreseen = next((r.foreseen for r in steps if r.foreseen and r.foreseen.fits_tokens), None)
     if budgets := trial.world_size * (trial.memory_budget or 0):
         floor = floor_tokens(trial.workload, budgets)
         needed = floor_bytes(trial.at(longest).workload) if longest else 0
@@ -152,9 +193,21 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
         fraction_of_floor=needed / budgets if budgets else None,
         bytes_per_token=None if peak is None else peak / longest,
         predicted_tokens=next((n for n in predictions if n is not None), None),
+        pass_time_s=time_s,
+        pass_spread=(max(times) - min(times)) / 2 / time_s if time_s else None,
+        fit_predicted_tokens=foreseen.fits_tokens if foreseen else None,
+        fit_time_s=_time_if_it_fits(at_maximum.records, time_s),
         runs=sum(max(1, r.processes // r.trial.world_size) for r in steps),
         wall_s=sum(r.wall_s for r in steps),
     )
+
+
+def _time_if_it_fits(records: Sequence[Record], time_s: float | None) -> float | None:
+    """Return the predicted time of a length that fits, corrected by what the maximum took."""
+    for foreseen in (record.foreseen for record in records):
+        if foreseen and foreseen.fits_seconds and foreseen.seconds and time_s:
+            return foreseen.fits_seconds * time_s / foreseen.seconds
+    return None
 
 
 def has_passed(runs: Sequence[Record]) -> bool:

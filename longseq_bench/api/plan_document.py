@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from longseq_bench.analysis.labels import mask_words, mode_words, settings_suffix
@@ -15,7 +14,6 @@ from longseq_bench.core.model import Trial
 from longseq_bench.core.units import MAX_RANKS, format_bytes, format_seconds, format_tokens
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import Cell, Document, Section
-from longseq_bench.search.accuracy import Accuracy
 from longseq_bench.search.model_memory import ModelPlan
 from longseq_bench.search.prediction import Prediction
 
@@ -29,8 +27,7 @@ _EXPLANATION = (
     "Predicted; nothing was run. Tokens: the most that fit, or those of --target, of all ranks "
     "together. Peak and Sent: of the rank with most, per pass. Outside tensors: CUDA context, "
     "cuBLAS, NCCL. Exposed: time that communication adds to a pass. Length limited by: what "
-    "ends the length; time limited by: what takes most of a pass. Past error: median of predicted "
-    "/ measured - 1 on this machine."
+    "ends the length; time limited by: what takes most of a pass."
 )
 
 
@@ -41,14 +38,13 @@ class Plan(Printed):
     trials: what was asked, one for each implementation.
     results: for each trial a prediction, or the reason why there is none.
     hardware: the profile of the devices.  target: tokens to plan for; None: as many as fit.
-    accuracies: errors of past predictions on this machine.  model: the model of the shape.
+    model: the model of the shape.
     """
 
     trials: Sequence[Trial]
     results: Sequence[Prediction | str]
     hardware: Hardware
     target: int | None = None
-    accuracies: Sequence[Accuracy] = ()
     model: ModelPlan | None = None
 
     @property
@@ -122,7 +118,6 @@ class Plan(Printed):
             "hardware": self.hardware.model_dump(mode="json"),
             "model": shape,
             "results": [_row(result, trial, model) for result, trial in pairs],
-            "accuracy": [accuracy._asdict() for accuracy in self.accuracies],
         }
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -143,7 +138,7 @@ class Plan(Printed):
         ]
         pairs = zip(self.results, self.trials, strict=True)
         notes = [note for result, asked in pairs for note in _notes(result, asked)]
-        columns = _columns(self.accuracies)
+        columns = _columns()
         if self.model is not None:
             columns = _with_model(columns, self.model, self.hardware.bandwidth)
             context.append(self.model.shape.describe(w))
@@ -181,14 +176,10 @@ class Plan(Printed):
 # ---- the table ---------------------------------------------------------------------------------
 
 
-def _columns(accuracies: Sequence[Accuracy]) -> list[ValueColumn]:
+def _columns() -> list[ValueColumn]:
     def tokens(prediction: Prediction) -> Cell:
         length = prediction.trial.workload.seq_len
         return length if prediction.fits else f"{format_tokens(length)} don't fit"
-
-    def past_error(prediction: Prediction) -> Cell:
-        past = next((a for a in accuracies if a.matches(prediction.trial)), None)
-        return past and f"{_median(past.memory_errors)}, {_median(past.time_errors)}"
 
     return [
         ValueColumn("Implementation", "text", lambda one: _name(one.trial)),
@@ -206,7 +197,6 @@ def _columns(accuracies: Sequence[Accuracy]) -> list[ValueColumn]:
             "Length limited by", "text", lambda one: one.length_limit and one.length_limit.name, 6
         ),
         ValueColumn("Time limited by", "text", lambda one: one.times.limit, 5),
-        ValueColumn("Past error, memory and time", "text", past_error, 1),
     ]
 
 
@@ -241,10 +231,6 @@ def _with_model(
 
 def _name(trial: Trial) -> str:
     return trial.implementation + settings_suffix(trial)
-
-
-def _median(errors: Sequence[float]) -> str:
-    return f"{100 * median(errors):+.1f} %" if errors else "—"
 
 
 def _notes(prediction: Prediction | str, trial: Trial) -> list[str]:

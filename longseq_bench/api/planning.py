@@ -25,7 +25,6 @@ from longseq_bench.core.settings import SHAPE
 from longseq_bench.core.units import parse_memory_budget
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.search import prediction
-from longseq_bench.search.accuracy import find_accuracy
 from longseq_bench.search.model_memory import ModelPlan
 
 CHECKED_TOKENS = 2**17  # a length at which every valid combination of options is valid
@@ -94,7 +93,7 @@ def plan(
                 prediction.predict_best(one, launcher.dry_run, rates, tokens, unit or 1, rest)
                 for one in trials
             ]
-    return Plan(trials, results, device, tokens, find_accuracy(past), model)
+    return Plan(trials, results, device, tokens, model)
 
 
 def _device(gpu: str, file: Path | None, catalogue: Catalogue, per_node: int | None) -> Hardware:

@@ -131,7 +131,7 @@ def _compare_peaks(pair: RecordsPair, row_a: SweepRow, row_b: SweepRow) -> Itera
 def _compare_maxima(a: SearchRow, b: SearchRow, is_unsteady: bool) -> Change:
     ratio = b.max_tokens / a.max_tokens if a.max_tokens else math.inf
     shorter, longer = sorted((a.max_tokens, b.max_tokens))
-    if longer < min(row.first_failure or math.inf for row in (a, b)):
+    if longer < min(row.fails_from for row in (a, b)):
         return Change(a, b, "same", ratio)
     tolerance = math.inf if is_unsteady else 1 + TIME_TOLERANCE
     if "time" in (a.limited_by, b.limited_by) and longer < tolerance * max(shorter, 1):

@@ -369,6 +369,8 @@ class TrialPrediction(Frozen):
     outside_bytes: int = Field(default=0, description="of a GPU, outside tensors")
     seconds: float | None = Field(default=None, description="of one pass")
     rate: str | None = Field(default=None, description="where the seconds come from")
+    fits_tokens: int | None = Field(default=None, description="longest that fits in memory")
+    fits_seconds: float | None = Field(default=None, description="of one pass of that length")
 
     @property
     def budget_bytes(self) -> int | None:

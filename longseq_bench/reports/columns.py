@@ -19,8 +19,8 @@ SWEEP_FIELDS = split_names(
 )
 """Columns of a terminal, the most important first; a narrow one leaves out the last ones."""
 SEARCH_FIELDS = split_names(
-    "max_tokens world_size first_failure limited_by check_limits fits_tokens fraction_of_floor "
-    "peak_bytes tokens_per_rank imbalance runs"
+    "max_tokens world_size pass_time_s first_failure limited_by check_limits fits_tokens "
+    "fraction_of_floor peak_bytes tokens_per_rank imbalance runs"
 )
 _RANK_FIELDS = split_names(
     "world_size speedup efficiency tokens_per_rank imbalance work_imbalance bytes_sent "
@@ -29,7 +29,7 @@ _RANK_FIELDS = split_names(
 """Fields whose columns are shown only where rows ran on several ranks."""
 _OBVIOUS = split_names(
     "label implementation tokens world_size dtype mode status time_s peak_bytes max_tokens "
-    "limited_by unstable"
+    "pass_time_s limited_by unstable"
 )
 """Fields whose headings need no explanation."""
 _GLOSSARY: dict[str, str] = load_table("glossary.yaml")

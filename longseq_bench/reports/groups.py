@@ -235,7 +235,7 @@ def find_longest_ties(rows: Sequence[SearchRow]) -> list[SearchRow]:
     """Return the longest row, and those whose bracket does not exclude its length."""
     ordered = sorted(rows, key=lambda row: -row.max_tokens)
     most = ordered[0].max_tokens
-    return [r for r in ordered if r.max_tokens >= most or (r.first_failure or most + 1) > most]
+    return [r for r in ordered if r.max_tokens >= most or r.fails_from > most]
 
 
 def name_ties(rows: Sequence[Row]) -> str:

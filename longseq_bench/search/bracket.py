@@ -8,21 +8,20 @@ Runs are few and expensive. A bracket [longest that passed, shortest that failed
    (memory, time) that it used. Two runs without a model give a line (search/edge_model.py).
 3. Run just under the length at which the first load would reach 1. Where the model is wrong twice,
    bisect, so that the search always ends.
-4. Stop when the bracket is closed (1 % or 64 tokens), or wider if times are noisy. Run the winner
-   again in another process to confirm it.
+4. Stop when the bracket is closed: 1 % or 64 tokens. Run the winner again in another process to
+   confirm it.
+
+Where time is the limit, few runs must do: short ones show the rate, the next takes almost the
+limit, and that one is confirmed. None is foreseen to be stopped, so no failure may be known.
 
 After a wrong output a short length runs, then half of the shortest wrong one. Two wrong lengths
-that far apart end the search: no budget is the cause.
-
-A length passes on time if the median of its times is within the limit, and a bracket limited by
-time stays as wide as the spread of the edges that the runs near it imply. A failure below a length
-that passed is ignored.
+that far apart end the search: no budget is the cause. A length passes on time if the median of its
+times is within the limit. A failure below a length that passed is ignored.
 """
 
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from statistics import median
 
 from longseq_bench.core.model import Purpose
 from longseq_bench.search.edge_model import MARGIN, EdgeModel, ExpectedLoads, History
@@ -31,10 +30,12 @@ TOLERANCE_TOKENS, TOLERANCE_SHARE = 64, 0.01
 MAX_SPREAD = 0.16  # maximum tolerance of a noisy machine, as a share of the length
 MAX_GROWTH = 16  # factor beyond the longest pass up to which a prediction is trusted
 FALLBACK_SHARES = (1.0, 0.97, 0.9, 0.7, 0.35)  # of the first length, while none has passed
-LATE_LOAD = 1.05  # assumed time load of a run that was killed at its limit
+LATE_LOADS = (1.25, 2.0, 4.0)  # assumed time loads of runs in a row that were killed at the limit
+RATE_SHARE = 5  # a run of this part of the expected length shows the rate, in 4 % of the time
+LONG_LOAD, LONG_RUNS = 0.3, 3  # runs of at least this time load, late ones included; 4 if all are
+TIME_MARGIN = 0.03  # the aim is this share below the edge that times imply
+NEAR_LIMIT, SURELY_NEAR = 0.92, 0.8  # of that edge: what is confirmed, and what may be the end
 MAX_RUNS = 16  # stop narrowing after this many; a quiet machine needs three to eight
-MAX_TIME = 4.0  # stop narrowing by time after this many time limits spent in passes
-EXTRA_TIME = 2.0  # time limits added to MAX_TIME while the bracket is wider than noise can explain
 MAX_CONFIRMATIONS = 4  # further runs to confirm a winner, or the next lower one
 CONFIRMATIONS = 1  # required passes of the winner in other processes
 MUCH_SHORTER = 8  # divisor of a length that failed, for one that should pass
@@ -43,11 +44,15 @@ FAR_APART = 2  # ratio of two lengths with a wrong output that ends the search
 
 @dataclass(frozen=True)
 class Request:
-    """A length to run, the reason, and the edge that the model expects (None: no model yet)."""
+    """A length to run, the reason, and the edge that the model expects (None: no model yet).
+
+    shows_rate: its passes are short, and several show how fast the machine is.
+    """
 
     tokens: int
     purpose: Purpose
     predicted: int | None = None
+    shows_rate: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,13 +92,18 @@ def find_longest(start: int, ceiling: int, expected: ExpectedLoads | None = None
     start: a length that is probably small enough.  ceiling: the longest length to request.
     """
     search = _BracketSearch(start, ceiling, expected)
-    if search.first:
+    if search.expects_time_limit:
+        yield from search.run((search.predicted or 0) // RATE_SHARE, "probe", shows_rate=True)
+    elif search.first:
         yield from _down_from(search, search.first)
     shorter = min(start, ceiling, (search.history.high or start + 1) - 1)
-    if search.wants_first and shorter:
+    if search.wants_first and shorter and not search.is_limited_by_time:
         yield from _first_steps(search, shorter)
-    while not search.hopeless:
-        step = search.next() if search.may_narrow else None
+    while not (search.hopeless or search.is_closed_by_time):
+        if search.is_limited_by_time and search.has_long_runs:
+            yield from _time_step(search)
+            continue
+        step = search.next() if search.runs < MAX_RUNS else None
         if step is not None:
             yield from search.run(step)
         elif search.wants_confirmation and search.runs < MAX_RUNS + MAX_CONFIRMATIONS:
@@ -101,6 +111,18 @@ def find_longest(start: int, ceiling: int, expected: ExpectedLoads | None = None
         else:
             break
     return search.history
+
+
+def _time_step(search: "_BracketSearch") -> Steps:
+    """Request a length just below the time limit, that one again, or one that shows the rate."""
+    edge, low = search.model.time_edge(), search.history.low
+    if edge > 2 * RATE_SHARE * max(low, 1):
+        yield from search.run(max(low + 1, edge // RATE_SHARE), "probe", shows_rate=True)
+        return
+    near = low >= NEAR_LIMIT * edge
+    tokens = low if near else max(1, int(edge * (1 - TIME_MARGIN)))
+    is_last = search.long_runs == LONG_RUNS - 1
+    yield from search.run(tokens, "confirm" if near or is_last else "edge")
 
 
 def _down_from(search: "_BracketSearch", first: int) -> Steps:
@@ -135,8 +157,10 @@ class _BracketSearch:
         self._start, self.ceiling, self.history = start, ceiling, History()
         self.model = EdgeModel(self.history, expected, ceiling)
         self.predicted, self.first = self.model.expected_edge()
+        is_long = (self.predicted or 0) > TOLERANCE_TOKENS
+        self.expects_time_limit = is_long and self.model.is_time(self.predicted)
         self.hopeless, self.runs = False, 0
-        self._time_spent = 0.0
+        self.long_runs = 0
         self._misses = 0  # failed runs in a row: how often the model was wrong
         self._contradictions = 0
         self._right = 0  # longest length that passed after a wrong output
@@ -148,15 +172,14 @@ class _BracketSearch:
 
     # ---- results -------------------------------------------------------------------------------
 
-    def run(self, tokens: int, purpose: Purpose | None = None) -> Steps:
+    def run(self, tokens: int, purpose: Purpose | None = None, shows_rate: bool = False) -> Steps:
         """Request a run and learn from its result; the purpose follows from the length."""
-        result = yield Request(tokens, purpose or self._purpose(tokens), self.predicted)
+        purpose = purpose or self._purpose(tokens)
+        result = yield Request(tokens, purpose, self.predicted, shows_rate)
         self._learn(tokens, result)
 
     def _purpose(self, tokens: int) -> Purpose:
-        """Return `confirm` for a tie, `edge` below a failure or near the prediction, or `probe`."""
-        if self.history.is_tied(tokens):
-            return "confirm"
+        """Return `edge` below a failure or near the prediction, else `probe`."""
         near = self.predicted is not None and tokens > 0.9 * self.predicted
         return "edge" if near or self.history.high is not None else "probe"
 
@@ -169,12 +192,13 @@ class _BracketSearch:
             self.hopeless |= max(history.wrong) >= FAR_APART * min(history.wrong)
         elif result.passed and history.wrong:
             self._right = max(self._right, tokens)
-        time = result.loads.get("time", LATE_LOAD if result.late else None)
+        late = LATE_LOADS[min(self._misses, 2)]
+        time = result.loads.get("time", late if result.late else None)
         if not result.passed and not result.late:
             history.failures.add(tokens)
         elif time is not None:
             history.times[tokens].append(time)
-            self._time_spent += min(time, 1.0)
+            self.long_runs += time >= LONG_LOAD
         if not result.passed:
             self._contradictions += tokens <= low
             # that a winner fails in a later run is not an error of the model
@@ -186,51 +210,48 @@ class _BracketSearch:
         history.passes[tokens] += 1
         history.loads[tokens] = result.loads
         if self.predicted is None and (edge := self.model.edge()) is not None:
-            self.predicted = min(edge[0], self.ceiling)
+            self.predicted = min(edge, self.ceiling)
 
     # ---- the end -------------------------------------------------------------------------------
+
+    @property
+    def is_limited_by_time(self) -> bool:
+        """Return True while runs show that time is the limit, and nothing else below it."""
+        edge, history = self.model.time_edge(), self.history
+        is_lowest = TOLERANCE_TOKENS < edge <= min([self.ceiling, *history.failures])
+        return is_lowest and not history.wrong and self.model.is_time(edge)
+
+    @property
+    def has_long_runs(self) -> bool:
+        """Return True while runs near a time limit are left."""
+        is_long = self.history.loads.get(self.history.low, {}).get("time", 0.0) >= LONG_LOAD
+        return self.long_runs < LONG_RUNS + (not is_long)
+
+    @property
+    def is_closed_by_time(self) -> bool:
+        """Return True if a longer pass would take too long, and no run is left to tell more."""
+        was_late = any(t > 1 for times in self.history.times.values() for t in times)
+        is_near = self.history.low >= SURELY_NEAR * self.model.time_edge()
+        is_confirmed = self.history.low > 0 and not self.wants_confirmation
+        has_ended = not self.has_long_runs or (is_near and is_confirmed)
+        return self.is_limited_by_time and (was_late or is_near) and has_ended
 
     @property
     def wants_confirmation(self) -> bool:
         """Return True while the winner has not passed again in another process."""
         return self.history.low > 0 and self.history.passes[self.history.low] <= CONFIRMATIONS
 
-    @property
-    def may_narrow(self) -> bool:
-        """Return False once the runs, or the time of a time-limited search, are used up."""
-        low, high = self.history.low, self.history.high
-        if low == 0 or high is None or not self._high_is_late:
-            return self.runs < MAX_RUNS
-        wide = high - low > MAX_SPREAD * low
-        return self.runs < MAX_RUNS and self._time_spent < MAX_TIME + wide * EXTRA_TIME
-
-    @property
-    def _high_is_late(self) -> bool:
-        return self.history.high is not None and self.history.high not in self.history.failures
-
     def _width(self) -> int:
-        """Return the width of a closed bracket: the tolerance, or the spread of the time edges."""
-        width = tolerance(self.history.low, self._contradictions)
-        edges = self.model.time_edges()
-        if not edges or not self._high_is_late:
-            return width
-        middle = median(edges)
-        # twice the median deviation: the range of two estimates; with three it ignores an outlier
-        spread = 2 * median([abs(edge - middle) for edge in edges])
-        return max(width, int(min(spread, MAX_SPREAD * self.history.low)))
+        return tolerance(self.history.low, self._contradictions)
 
     # ---- the next length -----------------------------------------------------------------------
 
     def next(self) -> int | None:
         """Return the next length to run; None if the bracket is closed or the ceiling passed."""
         low, high = self.history.low, self.history.high
-        if high is not None and self.history.is_tied(high):
-            return high
         if high in self.history.wrong and self._right < high // FAR_APART:
             short = max(1, min(self._start, high // MUCH_SHORTER))
             return high // FAR_APART if low else short
-        if self._high_is_late and not self.wants_confirmation:
-            return None  # the winner is confirmed; that run only changed the estimate of the noise
         if low >= self.ceiling or (high is not None and high - low <= self._width()):
             return None
         if high is None:
@@ -242,17 +263,13 @@ class _BracketSearch:
         """Return a length between low and top: just below the predicted edge if that is between."""
         if low == 0:
             return top // MUCH_SHORTER
-        edge, limit = self.model.edge() or (0, "")
+        edge = self.model.edge() or 0
         if not edge and self.history.high is None:
             return low * MAX_GROWTH
         edge_is_outside = edge >= top and self.history.high is not None
         if not edge or self._misses > 1 or edge_is_outside:
             return self._between(low, top)
-        if limit == "time" and edge > 4 * low:
-            # half the length takes a quarter of the time; a pass that is stopped shows less
-            return edge // 2
-        width = self._width()
-        aim = min(int(edge * (1 - MARGIN)), edge - width // 2 if limit == "time" else edge)
+        aim, width = int(edge * (1 - MARGIN)), self._width()
         if aim <= low + width // 2:
             return low + width
         return min(aim, low * MAX_GROWTH)

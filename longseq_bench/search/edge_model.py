@@ -52,11 +52,6 @@ class History:
         failed = tokens in self.failures or tokens > min(self.wrong, default=tokens)
         return tokens in self.loads and in_time and not failed
 
-    def is_tied(self, tokens: int) -> bool:
-        """Return True if one run passed and one was late: a third decides the median."""
-        times = self.times.get(tokens, [])
-        return tokens not in self.failures and len(times) == 2 and min(times) <= 1 < max(times)
-
     @property
     def low(self) -> int:
         """The longest length that passes; 0 if there is none. A later failure can lower it."""
@@ -92,66 +87,57 @@ class EdgeModel:
         below = edge if edge == self.ceiling else int(edge * (1 - MARGIN))
         return edge, max(1, min(first, below))
 
-    def edge(self) -> tuple[int, str] | None:
-        """Return the length at which the first load reaches 1, and the name of that load."""
-        passing = sorted(filter(self.history.is_passing, self.history.loads))
-        if not passing:
-            return None
-        edges = [(int(median(times)), "time")] if (times := self.time_edges()) else []
-        if other := self._corrected(passing[-1]) or self._extrapolated(passing):
-            edges.append(other)
-        return min(edges, default=None)
+    def is_time(self, edge: int | None) -> bool:
+        """Return True if a length is an edge by time: no other load reaches 1 below it."""
+        other = self._other_edge()
+        return edge is not None and edge < min(self.ceiling, (other or math.inf) * (1 - MARGIN))
 
-    def _corrected(self, longest: int) -> tuple[int, str] | None:
-        """Find the edge by the expected loads, corrected by the loads of the longest pass.
+    def edge(self) -> int | None:
+        """Return the length at which the first load reaches 1; None before a length has passed."""
+        edges = [edge for edge in (self.time_edge(), self._other_edge()) if edge]
+        return min(edges, default=None) if self.history.low else None
 
-        A load that was not measured is not corrected. Time is left out if runs estimate its edge.
-        """
-        if self.expected is None:
-            return None
-        expected, timed = self.expected.loads, bool(self.time_edges())
+    def _other_edge(self) -> int | None:
+        """Find the edge of all loads but time: the expected one, corrected by the longest pass."""
+        expected = self.expected
+        if expected is None:
+            return self._extrapolated()
 
         def loads(tokens: int) -> Mapping[str, float]:
-            return {k: x for k, x in expected(tokens).items() if k != "time" or not timed}
+            return {k: x for k, x in expected.loads(tokens).items() if k != "time"}
 
-        measured, predicted = self.history.loads[longest], loads(longest)
+        low = self.history.low
+        measured, predicted = self.history.loads.get(low, {}), loads(low) if low else {}
         factors = {n: measured[n] / x for n, x in predicted.items() if measured.get(n) and x > 0}
-        if not factors and not timed:
-            return None
-        edge = _find_edge(loads, factors, self.ceiling)
-        if not edge:
-            return None
-        at_edge = loads(edge)
-        return edge, max(at_edge, key=lambda n: factors.get(n, 1.0) * at_edge[n])
+        return _find_edge(loads, factors, self.ceiling) or self._extrapolated()
 
-    def _extrapolated(self, passing: list[int]) -> tuple[int, str] | None:
+    def _extrapolated(self) -> int | None:
         """Find the edge of memory by a line through the two longest passes that are not too close.
 
-        Returns the length and the name of the load that reaches its limit there; None if no load
-        grows. Memory is piecewise linear and convex in the length, so the longest ones fit best.
+        Memory is piecewise linear and convex in the length, so the longest ones fit best.
         """
-        b = passing[-1]
-        a = max((n for n in passing if n <= b / MIN_LENGTH_RATIO), default=None)
-        if a is None:
+        b, loads = self.history.low, self.history.loads
+        shorter = [n for n in loads if n <= b / MIN_LENGTH_RATIO and self.history.is_passing(n)]
+        if not shorter:
             return None
-        loads = self.history.loads
+        a = max(shorter)
         edges = [
-            (max(1, int(b + (1 - at_b) * (b - a) / (at_b - at_a))), name)
+            max(1, int(b + (1 - at_b) * (b - a) / (at_b - at_a)))
             for name, at_b in loads[b].items()
             if name != "time" and 0 < (at_a := loads[a].get(name, 0.0)) < at_b
         ]
         return min(edges, default=None)
 
-    def time_edges(self) -> list[float]:
-        """Return the edge by each run near it: the length at which its time would reach 1."""
-        low, times = self.history.low, self.history.times
-        near = [n for n in times if low / NEAR_EDGE <= n <= low * NEAR_EDGE]
-        exponent = self._time_exponent()
-        edges = [self._time_edge(n, t, exponent) for n in near for t in times[n] if t > 0]
-        return [edge for edge in edges if edge is not None]
+    def time_edge(self) -> int:
+        """Return the edge by the longest runs, the least if one was late; 0 without runs."""
+        times = self.history.times
+        near = [(n, t) for n in times if n * NEAR_EDGE >= max(times) for t in times[n] if t > 0]
+        edges = [self._time_edge(n, t) for n, t in near]
+        was_late = any(t > 1 for _, t in near)
+        return int(min(edges) if was_late else median(edges)) if edges else 0
 
-    def _time_edge(self, tokens: int, time: float, exponent: float | None) -> float | None:
-        """Return the edge by one run; None if it is not known how time grows."""
+    def _time_edge(self, tokens: int, time: float) -> float:
+        """Return the edge by one run: the length at which its time would reach 1."""
         expected = self.expected
         if expected and (predicted := expected.loads(tokens).get("time", 0.0)) > 0:
             if (tokens, time) not in self._time_edges_of_runs:
@@ -159,22 +145,20 @@ class EdgeModel:
                 edge = _find_edge(lambda n: {"time": loads(n)["time"]}, factor, self.ceiling)
                 self._time_edges_of_runs[tokens, time] = edge or 1
             return self._time_edges_of_runs[tokens, time]
-        return max(1.0, tokens * time ** (-1 / exponent)) if exponent else None
+        return max(1.0, tokens * math.exp(-math.log(time) / self._time_exponent()))
 
-    def _time_exponent(self) -> float | None:
+    def _time_exponent(self) -> float:
         """Return the power of the length by which time grows up to the longest pass.
 
         Values outside 0.5 to 3 are noise: attention's time grows between linear and quadratic.
         """
         times, b = self.history.times, self.history.low
         passing = [n for n in times if self.history.is_passing(n)]
-        a = max((n for n in passing if n <= b / NEAR_EDGE), default=min(passing, default=b))
+        a = max((n for n in passing if n <= b / NEAR_EDGE), default=b)
         if a == b or not times.get(b):
-            return None
+            return 2.0
         at_a, at_b = median(times[a]), median(times[b])
-        if not 0 < at_a < at_b:
-            return None
-        return min(3.0, max(0.5, math.log(at_b / at_a) / math.log(b / a)))
+        return min(3.0, max(0.5, math.log(at_b / at_a) / math.log(b / a))) if at_a else 2.0
 
 
 def _find_edge(

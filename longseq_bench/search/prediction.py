@@ -8,13 +8,14 @@ machine where there are any (RateModel), else from a profile (core/hardware.py).
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from statistics import median
 from typing import Literal, NamedTuple
 
-from longseq_bench.analysis.runs import group_by, per_iteration
+from longseq_bench.analysis.runs import group_by, pass_seconds, per_iteration
 from longseq_bench.core.cost import (
     BACKWARD_MATMULS,
     FORWARD_MATMULS,
@@ -348,18 +349,6 @@ def predict_best(
     return find_smallest_world(trial.at(tokens), dry_run, rates, MAX_RANKS, unit) or result
 
 
-def pass_seconds(record: Record) -> float | None:
-    """Return the seconds of a pass on its slowest rank; None where only a slower pass was timed.
-
-    The median of timed passes, else the pass of a search that ran with the usual heap: exact
-    accounting of memory is slower.
-    """
-    if times := per_iteration(record, "time"):
-        return median(times)
-    usual_heap = record.trial.device == "cuda" or record.outcome.samples("peak_bound")
-    return record.outcome.largest("pass_time") if usual_heap else None
-
-
 # ---- for schedules -----------------------------------------------------------------------------
 
 
@@ -369,8 +358,9 @@ class LengthModel:
     uncertainty: the factor by which a load may be wrong, where that is more than a few percent.
     """
 
-    def __init__(self, curve: Curve, trial: Trial, rates: RateModel) -> None:
+    def __init__(self, curve: Curve, trial: Trial, rates: RateModel, ceiling: int) -> None:
         self._curve, self._trial, self._rates = curve, trial, rates
+        self._ceiling = min(ceiling, curve.refused[0] - 1 if curve.refused else ceiling)
         longest, estimate = curve.points[-1]
         self._rate = rates.rate(trial.at(max(longest, trial.world_size)), estimate.kernel)
         self.uncertainty = {"time": self._rate.uncertainty}
@@ -392,7 +382,18 @@ class LengthModel:
             outside_bytes=self._curve.outside_bytes,
             seconds=self._seconds(tokens),
             rate=self._rate.source,
+            fits_tokens=self._fits,
+            fits_seconds=self._fits and self._seconds(self._fits),
         )
+
+    @cached_property
+    def _fits(self) -> int | None:
+        """The longest length that memory allows; None if no length fits."""
+
+        def load(tokens: int) -> float:
+            return self.loads(tokens).get("memory", math.inf)
+
+        return bisect_right(range(1, self._ceiling + 1), 1.0, key=load) or None
 
     def _seconds(self, tokens: int) -> float:
         trial, estimate = self._trial.at(tokens), self._curve.at(tokens)
@@ -413,7 +414,7 @@ class Predictor:
         assert trial.memory_budget
         longest = min(ceiling, self._longest_dry_run(trial))
         curve = dry_run_curve(trial, trial.memory_budget, self._dry_run, longest)
-        return None if isinstance(curve, str) else LengthModel(curve, trial, self._rates)
+        return None if isinstance(curve, str) else LengthModel(curve, trial, self._rates, ceiling)
 
     def _longest_dry_run(self, trial: Trial) -> int:
         """Return the longest length that needs a dry run.

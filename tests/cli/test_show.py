@@ -151,7 +151,7 @@ def test_searches_have_a_table_of_their_own(tmp_path: Path, capfd: Capture) -> N
     counts = "7 rows, of which 4 match tokens>=4k. 2 searches, of which 1 matches tokens>=4k."
     assert counts in " ".join(" ".join(told).split())
     (at,) = [i for i, line in enumerate(told) if line == "Longest lengths"]
-    assert any(line.split()[:4] == ["ring", "4k", "8k", "time"] for line in told[at:])
+    assert any({"ring", "4k", "8k", "time"} <= set(line.split()) for line in told[at:])
     found = document(capfd, "show", folder, "--where", "limited_by=memory")
     assert [row["max_tokens"] for row in found["results"]] == [1024]
     assert found["rows"] == []

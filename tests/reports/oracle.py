@@ -238,6 +238,14 @@ class Swept(Trials):
         return over(self.standard[0], self.peak) if self.ok and self.ranks == 1 else None
 
 
+def pass_seconds(record: Record) -> float | None:
+    """The median of timed passes, else a search's one pass."""
+    timed = [m.samples for m in record.outcome.measurements if m.name == "time"]
+    if timed:
+        return median([max(of_ranks) for of_ranks in zip(*timed, strict=True)])
+    return largest([record], "pass_time")
+
+
 class Search(Trials):
     """One search for the longest length: the bracket of its steps."""
 
@@ -252,7 +260,12 @@ class Search(Trials):
         failures = [r.outcome for r in records if r.trial.workload.seq_len == self.failed]
         worst = min(failures, key=lambda o: WORST_FIRST.index(o.status), default=None)
         self.at = [r for r in records if r.trial.workload.seq_len == self.tokens]
-        end = "ceiling" if len(self.at) > 1 else "unfinished"
+        every = [t for r in self.at if (t := pass_seconds(r)) is not None]
+        self.time = median(every) if every else None
+        was_last = len(self.at) > 1 or any(r.purpose == "confirm" for r in self.at)
+        end = "ceiling" if was_last else "unfinished"
+        if was_last and self.time and 2 * self.time >= (self.trial.time_budget or math.inf):
+            end = "time"
         self.limited_by = LIMITS[worst.status] if worst else end
         self.phase = worst.phase if worst else None
         self.peak = rounded(largest(self.at, "peak"))

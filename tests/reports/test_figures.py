@@ -124,6 +124,7 @@ SEARCHES: Figures = {
     "Ranks": lambda s: s.ranks,
     "Max tokens": lambda s: s.tokens,
     "Found": lambda s: s.tokens,
+    "Time": lambda s: s.time,
     "Times as long": lambda s: s.alone and over(s.tokens, s.alone.tokens),
     "Fits in memory": lambda s: s.memory_alone,
     "Tokens per rank": lambda s: rounded(s.largest("own_tokens")),

@@ -7,8 +7,7 @@ import pytest
 
 from longseq_bench.core.cost import attention_flops, floor_bytes_per_token
 from longseq_bench.core.hardware import Hardware, profiles, this_cpu
-from longseq_bench.core.model import DryRunEstimate, Record, Trial, TrialPrediction
-from longseq_bench.search.accuracy import find_accuracy
+from longseq_bench.core.model import DryRunEstimate, Record, Trial
 from longseq_bench.search.memory_curve import Curve, add_outside, dry_run_curve
 from longseq_bench.search.prediction import (
     MOVES_PER_BYTE,
@@ -316,23 +315,6 @@ def test_a_length_model_gives_the_fraction_of_each_limit() -> None:
     assert set(unlimited.loads(100)) == {"memory"}
 
 
-def test_errors_are_predicted_over_measured_minus_one_by_kind_of_trial() -> None:
-    def record(peak: int, seconds: float | None, status: Any = "ok", **fields: Any) -> Record:
-        outcome = make.outcome(status, None if status == "ok" else "x", peak=200, time=[2.0, 1.0])
-        prediction = TrialPrediction(peak_bytes=peak, seconds=seconds)
-        return make.record(ring_trial(**fields), outcome, foreseen=prediction)
-
-    records = [
-        record(190, 3.0), record(220, None), record(100, 1.5, mode="train"), record(1, 1.0, "oom"),
-        make.record(ring_trial()),
-    ]  # fmt: skip
-    forward, train = find_accuracy(records)
-    assert (forward.implementation, forward.mode, forward.world_size) == ("ring", "forward", 1)
-    assert forward.memory_errors == pytest.approx((-0.05, 0.1))
-    assert forward.time_errors == pytest.approx((1.0,))
-    assert (train.mode, train.memory_errors, train.time_errors) == ("train", (-0.5,), (0.0,))
-
-
 def test_a_budget_counts_what_lies_outside_tensors() -> None:
     """As limits.limit_cuda does: the allocator gets what the context and NCCL leave."""
     outside = {"context": 6 * MIB, "libraries": 2 * MIB, "connection": 0, "network": 0}
@@ -348,14 +330,5 @@ def test_a_budget_counts_what_lies_outside_tensors() -> None:
     tensors = dry_run([trial])[0].peak_bytes
     for one in (prediction, models[0].predict_run(8000)):
         assert (one.peak_bytes, one.outside_bytes) == (pytest.approx(tensors, rel=1e-3), 8 * MIB)
-
-    def missed(**sizes: int) -> int:
-        prediction = TrialPrediction(seconds=1.0, **sizes)
-        record = make.record(ring_trial(), make.outcome("oom", "x"), foreseen=prediction)
-        return sum(one.missed for one in find_accuracy([record]))
-
-    # the budget is 64 MiB
-    assert missed(peak_bytes=60 * MIB) == 1
-    assert missed(peak_bytes=60 * MIB, outside_bytes=8 * MIB) == 0
     outcome = make.outcome(peak=32 * MIB, outside_allocator=8 * MIB)
     assert result_of(make.record(ring_trial(), outcome)).loads["memory"] == (32 + 8) / 64

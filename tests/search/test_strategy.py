@@ -1,6 +1,7 @@
 """Schedules run_stored by hand, and through the runner with a simulated machine."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -248,6 +249,26 @@ def test_a_search_with_predictions_is_short_and_right_if_they_are_wrong(
     assert row.first_failure - row.max_tokens <= max(64, 0.01 * edge)
     assert len(records) <= runs
     assert all(r.foreseen and r.foreseen.peak_bytes and r.foreseen.seconds for r in records)
+
+
+def test_what_time_limits_has_few_runs_and_says_what_memory_would_allow(tmp_path: Path) -> None:
+    launcher, predictor = simulate()
+    trial = make.trial("ring", memory_budget=2**30, time_budget=1.0)
+    records, _ = run_stored(maxlen([trial], None, predictor), launcher, tmp_path)
+    (row,) = search_rows(records)
+    assert (len(records), records[0].trial.repeats) == (3, 2)
+    assert (row.limited_by, row.first_failure, row.confirmations) == ("time", None, 1)
+    assert 0.85 < (row.pass_time_s or 0) <= 1.0
+    assert row.max_tokens < row.fails_from < 1.2 * row.max_tokens
+    fits = 2**30 / 1.05 / (2 * 16 * 64 * 4)
+    assert row.fit_predicted_tokens == pytest.approx(fits, rel=0.001)
+    grows = (fits / row.max_tokens) ** 2
+    assert row.fit_time_s == pytest.approx((row.pass_time_s or 0) * grows, rel=0.01)
+    sentence = describe_search(row, {})
+    assert "; limited by time: of 1 s a pass took 9" in sentence
+    assert "(predicted; --fit-only runs it)." in sentence
+    slow = replace(row, pass_spread=0.2)
+    assert "±20.0 %: the machine's speed changed" in describe_search(slow, {})
 
 
 def test_tensors_in_host_memory_are_not_limited_by_the_floor() -> None:

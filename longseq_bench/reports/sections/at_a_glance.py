@@ -218,7 +218,7 @@ def _cause(row: SearchRow) -> str:
     words = "no longer length failed"
     if row.wrong_tokens:
         words = f"WRONG from {format_tokens(row.wrong_tokens)} tokens on"
-    elif row.first_failure is not None:
+    elif row.first_failure is not None or row.limited_by == "time":
         is_limit = row.limited_by == "time" and row.time_budget
         limit = f"the {format_limit(require(row.time_budget))} limit" if is_limit else ""
         words = f"stopped by {limit or row.limited_by}"

@@ -10,11 +10,17 @@ from longseq_bench.analysis.runs import REMEDY, are_finite, group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Outcome, Record
-from longseq_bench.core.units import format_bytes, format_share, format_tokens
+from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import make_columns
 from longseq_bench.reports.document import Cell, Section, Table, format_ratio
-from longseq_bench.reports.groups import UNCONFIRMED, join_words, name_status, others_on_gpu
+from longseq_bench.reports.groups import (
+    UNCONFIRMED,
+    format_limit,
+    join_words,
+    name_status,
+    others_on_gpu,
+)
 
 _FAILED = "Implementation, Tokens: tokens, Ranks: count, Asked for, Status, Phase, Reason"
 _MISSING = "Implementation, Tokens: tokens, Not measured, Reason"
@@ -141,6 +147,10 @@ def index_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:
     return {key: rows[0] for key, rows in by_search.items()}
 
 
+SPEED_CHANGED = 0.08
+"""Spread of the times of one length in two processes above which a search says so."""
+
+
 def describe_search(row: SearchRow, one_rank: Mapping[Hashable, SearchRow]) -> str:
     """Return the answer of a search as a sentence.  one_rank: from `index_one_rank`."""
     runs = f"confirmed by {row.confirmations:,} further run{'s' * (row.confirmations != 1)}"
@@ -157,6 +167,13 @@ def describe_search(row: SearchRow, one_rank: Mapping[Hashable, SearchRow]) -> s
         adds = row.failure_phase and row.failure_phase != row.limited_by
         phase = f" in {row.failure_phase}" if adds else ""
         limit = f"limited by {row.limited_by}{phase} at {format_tokens(row.first_failure)}"
+    elif row.limited_by == "time":
+        took, spread = format_seconds(row.pass_time_s or 0.0), row.pass_spread or 0.0
+        limit = f"limited by time: of {format_limit(row.time_budget or 0.0)} a pass took {took}"
+        if spread > SPEED_CHANGED:
+            limit += (
+                f" ±{format_share(spread)}: the machine's speed changed, run it again when idle"
+            )
     if not row.max_tokens:
         return f"{row.name}: no length passed; {limit}."
     tokens = f"{format_tokens(row.max_tokens)} tokens"
@@ -170,4 +187,13 @@ def describe_search(row: SearchRow, one_rank: Mapping[Hashable, SearchRow]) -> s
         f"{format_ratio(gain)} one rank's" if gain else "",
         runs,
     )
-    return f"{words}; {limit}."
+    return f"{words}; {limit}.{_memory_words(row)}"
+
+
+def _memory_words(row: SearchRow) -> str:
+    """Return what memory alone would allow, of a search that time limits."""
+    if row.limited_by != "time" or row.fits_tokens or not row.fit_predicted_tokens:
+        return ""
+    took = f", in {format_seconds(row.fit_time_s)} a pass" if row.fit_time_s else ""
+    fits = format_tokens(row.fit_predicted_tokens)
+    return f" Memory would allow {fits} tokens{took} (predicted; --fit-only runs it)."

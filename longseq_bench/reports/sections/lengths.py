@@ -114,8 +114,8 @@ def mark_failures(
 # ---- longest lengths -----------------------------------------------------------------------------
 
 _MAXIMA: Columns = (
-    *split_names("label world_size max_tokens"),
-    *optional(SearchRow, "density_achieved", "fits_tokens"),
+    *split_names("label world_size max_tokens pass_time_s"),
+    *optional(SearchRow, "density_achieved", "fits_tokens", "fit_predicted_tokens", "fit_time_s"),
     *split_names("tokens_per_rank first_failure limited_by failure_phase"),
     *optional(SearchRow, "check_limits"),
     *split_names("floor_tokens fraction_of_floor peak_bytes imbalance bytes_per_token"),
