@@ -23,9 +23,6 @@ FIRST_TOKENS = 2048  # the longest first length of a search: a pass of it takes 
 LENGTH_DIVISORS, TIMED_PASSES = (8, 4, 2), 7
 """Lengths of a scaling study, as parts of the shortest maximum, and timed passes at each."""
 
-RATE_PASSES = 2
-"""Timed passes of a run that shows how fast the machine is."""
-
 FINAL_STATUSES = ("unsupported", "error")  # statuses that no shorter length would change
 
 
@@ -145,7 +142,7 @@ def _search_length(trial: Trial, ceiling: int | None, predictor: Predictor | Non
         # after a wrong output every run is timed, because a timed trial checks every row: else each
         # further winner would fail its confirmation
         was_wrong = any(r.outcome.status == "wrong" for r in records)
-        repeats = RATE_PASSES if request.shows_rate else int(exact or was_wrong)
+        repeats = 2 if request.shows_rate else int(exact or was_wrong)
         record = yield Step(
             trial.at(tokens).replace(round=len(earlier), repeats=0 if trial.fit_only else repeats),
             request.purpose,
