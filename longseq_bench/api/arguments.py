@@ -54,5 +54,4 @@ PLAN = {
     "hardware": Setting(
         Path, "YAML file with more hardware profiles.", otherwise="built-in ones only"
     ),
-    "records": Setting(Path, "Folder of records for rates and past errors.", otherwise="results"),
 }

@@ -11,7 +11,12 @@ from typing import Any
 
 from longseq_bench.analysis.labels import find_baseline_label, find_short_labels
 from longseq_bench.api import machine
-from longseq_bench.api.implementations import Implementations, read_implementations
+from longseq_bench.api.implementations import (
+    Implementations,
+    Options,
+    check_shared,
+    read_implementations,
+)
 from longseq_bench.api.progress import Reporter, RunProgress, make_reporter
 from longseq_bench.api.results import Results
 from longseq_bench.api.running import run_and_report
@@ -35,6 +40,7 @@ def sweep(
     *,
     tokens: int | str | Sequence[int | str] | None = None,
     implementations: Implementations | None = None,
+    options: Options | None = None,
     baseline: str | None = None,
     rounds: int | None = None,
     out: str | Path | None = None,
@@ -52,6 +58,7 @@ def sweep(
         tokens: Sequence lengths over all ranks: 4096 or "4k".
         implementations: A name, a function, a pair (either, {option: value or values}), or a list
             of these.
+        options: Options for every implementation that has them, {"sparsity": [0.9, 0.99]}.
         baseline: Implementation or label whose speed is 1.
         rounds: Repetitions of the grid.
         out: Folder for records, report and config. Finished trials in it are not run again.
@@ -65,24 +72,18 @@ def sweep(
         LauncherError: processes can't be started.
     """
     folder, reporter = Path(out) if out else None, make_reporter(progress)
-    named = {"tokens": tokens, "implementations": implementations, "baseline": baseline}
-    keys = {name: value for name, value in named.items() if value is not None} | given
-    if config is None:
-        values = _sweep_values(keys | ({"rounds": rounds} if rounds else {}), folder)
-        parsed = read_values(values, CALL)
-    elif keys.keys() - {"timing"}:
-        raise UserError(f"sweep() has a config and {', '.join(sorted(keys))}; leave one out")
-    else:
-        parsed = load_config(config, **given)
+    named = dict[str, Any](tokens=tokens, implementations=implementations, baseline=baseline)
+    named |= {"options": options or None, **given}
+    parsed = _parse(config, {n: v for n, v in named.items() if v is not None}, rounds, folder)
     if profile:
         # it is new, and can be written: before anything runs
         Path(profile).open("xb").close()
         Path(profile).unlink()
-    with _open(parsed, folder, rounds, reporter) as (launcher, catalogue, loaded, heading):
+    opened = _open(parsed, options or {}, folder, rounds, reporter)
+    with opened as (launcher, _, loaded, heading):
         trials = loaded.trials
-        predictor = machine.make_predictor(launcher, catalogue, trials[0].device, folder)
         watcher = RunProgress(reporter.console, trials, heading, loaded.rounds)
-        schedule = strategy.sweep(trials, loaded.rounds, predictor)
+        schedule = strategy.sweep(trials, loaded.rounds)
         launcher.profile = os.path.abspath(profile) if profile else ""
         results = run_and_report(
             schedule, launcher, folder, watcher, reporter, loaded.baseline, loaded.text
@@ -94,11 +95,15 @@ def sweep(
 
 
 def plan_sweep(
-    config: str | Path, rounds: int | None, out: Path | None, reporter: Reporter, **given: Any
+    config: str | Path | None,
+    rounds: int | None,
+    out: Path | None,
+    reporter: Reporter,
+    **given: Any,
 ) -> tuple[SweepConfig, str, SweepEstimate]:
-    """Return the trials of a sweep file, a sentence on devices, and what a run would take."""
-    parsed = load_config(config, **given)
-    with _open(parsed, out, rounds, reporter) as (launcher, catalogue, loaded, heading):
+    """Return the trials of a sweep, a sentence on devices, and what a run would take."""
+    parsed, shared = _parse(config, given, rounds, out), given.get("options", {})
+    with _open(parsed, shared, out, rounds, reporter) as (launcher, catalogue, loaded, heading):
         past = machine.past_records(Path("results"))
         rates: dict[str, RateModel] = {}
         for device in {trial.device for trial in loaded.trials}:
@@ -108,17 +113,31 @@ def plan_sweep(
     return loaded, heading, estimate
 
 
+def _parse(
+    config: str | Path | None, keys: Mapping[str, Any], rounds: int | None, folder: Path | None
+) -> SourceFile:
+    """Return the grid of a file, or of keys without their `options`. Raises UserError."""
+    if config is None:
+        named = {name: value for name, value in keys.items() if name != "options"}
+        named |= {"rounds": rounds} if rounds else {}
+        return read_values(_sweep_values(named, folder), CALL)
+    if more := sorted(keys.keys() - {"timing"}):
+        raise UserError(f"a sweep file and {', '.join(more)} exclude each other; leave one out")
+    return load_config(config, **keys)
+
+
 @contextmanager
 def _open(
-    parsed: SourceFile, out: Path | None, rounds: int | None, reporter: Reporter
+    parsed: SourceFile, shared: Options, out: Path | None, rounds: int | None, reporter: Reporter
 ) -> Iterator[tuple[Launcher, Catalogue, SweepConfig, str]]:
     """Start the launcher, and make the trials on this machine, with a sentence on devices.
 
+    shared: options for every implementation that has them.
     Raises UserError for a baseline that matches no label or several.
     """
     with machine.open_launcher(reporter, parsed.names) as (launcher, catalogue):
         loaded = make_sweep(
-            parsed,
+            _with_options(parsed, catalogue, shared) if shared else parsed,
             catalogue,
             machine.default_ranks(),
             lambda device, ranks: machine.default_memory(device, out, ranks),
@@ -130,6 +149,20 @@ def _open(
             find_baseline_label(trials, find_short_labels(trials), loaded.baseline)
         loaded = replace(loaded, rounds=rounds or loaded.rounds)
         yield launcher, catalogue, loaded, machine.describe_devices(catalogue, trials)
+
+
+def _with_options(source: SourceFile, catalogue: Catalogue, shared: Options) -> SourceFile:
+    """Return a sweep whose implementations have the shared options that they know."""
+    specs = {name: {s.name: s for s in catalogue.entry(name).options} for name in source.names}
+    check_shared(specs, shared)
+    items = []
+    for name, own in (pair for item in source.data["implementations"] for pair in item.items()):
+        usable = {o: _option_values(v) for o, v in shared.items() if o in specs[name]}
+        for option, values in usable.items():
+            if isinstance(values, str) and specs[name][option].kind != "ints":
+                usable[option] = values.split(",")
+        items.append({name: usable | own})
+    return read_values(source.data | {"implementations": items}, source.name)
 
 
 def _sweep_values(keys: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:

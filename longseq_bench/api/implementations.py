@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -53,10 +53,7 @@ def choose_options(
     """
     chosen = [(canonical_name(name), own) for name, own in chosen]
     known = {n: {s.name for s in catalogue.entry(n, "--impl").options} for n, _ in chosen}
-    for name in shared:
-        if not any(name in options for options in known.values()):
-            every = {o for options in known.values() for o in options}
-            raise unknown_option(name, every, ", ".join(known))
+    check_shared(known, shared)
     filled: list[tuple[str, dict[str, OptionValue]]] = []
     for name, own in chosen:
         usable = {k: v for k, v in shared.items() if k in known[name]}
@@ -64,6 +61,14 @@ def choose_options(
         if one not in filled:
             filled.append(one)
     return filled
+
+
+def check_shared(known: Mapping[str, Collection[str]], shared: Options) -> None:
+    """Raise UserError for an option that no implementation has.  known: the options of each."""
+    every = {option for options in known.values() for option in options}
+    for name in shared:
+        if name not in every:
+            raise unknown_option(name, every, ", ".join(known))
 
 
 def _pairs(given: Any) -> Iterator[tuple[Any, Any]]:

@@ -83,17 +83,15 @@ def default_ranks() -> int:
     return target.ranks if target else 1
 
 
-def make_predictor(
-    launcher: Launcher, catalogue: Catalogue, device: Device, out: Path | None
-) -> Predictor:
-    """Return a predictor of trials on this machine that uses its records below results/.
+def make_predictor(launcher: Launcher, catalogue: Catalogue, device: Device) -> Predictor:
+    """Return a predictor of trials on this machine.
 
-    Records in `out` are ignored: a search that is resumed there must make the same predictions.
+    Rates are those of a profile: a search measures its own, and must predict the same when it is
+    resumed.
     """
-    past = past_records(Path("results"), out)
     hardware = hardware_here(catalogue, device)
     dry_run = partial(launcher.dry_run, capability=hardware.capability)
-    return Predictor(dry_run, RateModel(hardware, past))
+    return Predictor(dry_run, RateModel(hardware))
 
 
 def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
@@ -115,13 +113,10 @@ def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
     return "; ".join(words)
 
 
-def past_records(folder: Path, skip: Path | None = None) -> list[Record]:
+def past_records(folder: Path) -> list[Record]:
     """Return records of this machine below a folder, newest files first, up to a limit."""
     fingerprint, records = environment.collect().fingerprint, []
-    paths = [
-        p for p in folder.rglob(RECORDS) if skip is None or p.parent.resolve() != skip.resolve()
-    ]
-    for path in sorted(paths, key=lambda p: -p.stat().st_mtime):
+    for path in sorted(folder.rglob(RECORDS), key=lambda p: -p.stat().st_mtime):
         try:
             loaded = load(path).records
         except StoreError:

@@ -54,12 +54,7 @@ def plan(
         LauncherError: processes can't be started.
     """
     asked = {name: setting.default for name, setting in PLAN.items()} | given
-    folder, profiles_file = (
-        Path(asked[name]) if asked[name] else None for name in ("records", "hardware")
-    )
-    if folder and not folder.is_dir():
-        raise UserError(f"--records {folder}: no such folder")
-    past = machine.past_records(folder or Path("results"))
+    profiles_file = Path(asked["hardware"]) if asked["hardware"] else None
     shape = model_of(given)
     model = ModelPlan(shape, asked["sharding"]) if shape and not given.get("layer") else None
     budget = parse_memory_budget(asked["memory"]) if asked["memory"] else None
@@ -86,7 +81,8 @@ def plan(
             for name, values in choose_options(catalogue, chosen, options or {})
         ]
         rest = (lambda one: model.memory(one).known) if model else None
-        rates = prediction.RateModel(device, past if gpu == LOCAL_CPU else [])
+        past = machine.past_records(Path("results")) if gpu == LOCAL_CPU else []
+        rates = prediction.RateModel(device, past)
         with reporter.waiting("dry runs …"):
             _check_options(launcher, trials)
             results = [

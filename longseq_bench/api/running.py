@@ -81,7 +81,7 @@ def run_search(
     reporter: Reporter,
 ) -> Results:
     """Run a search over the trials."""
-    predictor = machine.make_predictor(launcher, catalogue, trials[0].device, out)
+    predictor = machine.make_predictor(launcher, catalogue, trials[0].device)
     heading = machine.describe_devices(catalogue, trials)
     watcher = RunProgress(reporter.console, trials, heading)
     return run_and_report(make_schedule(predictor), launcher, out, watcher, reporter)

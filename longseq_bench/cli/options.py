@@ -15,14 +15,13 @@ import typer
 from longseq_bench.core.settings import Setting
 
 _annotated: Any = Annotated  # types that are put together at run time
-Implementations = Annotated[
-    list[str],
-    typer.Option(
-        "--impl",
-        help="Implementation to run (repeatable): a name of `longseq list`, or a function of "
-        "your own as path/to/file.py:function or module:function.",
-    ),
-]
+_implementations = typer.Option(
+    "--impl",
+    help="Implementation to run (repeatable): a name of `longseq list`, or a function of your own "
+    "as path/to/file.py:function or module:function.",
+)
+Implementations = Annotated[list[str], _implementations]
+SomeImplementations = Annotated[list[str] | None, _implementations]
 ImplementationOptions = Annotated[
     list[str] | None,
     typer.Option(

@@ -1,42 +1,50 @@
-"""`longseq sweep CONFIG`: run a grid, write every record, end with a report."""
+"""`longseq sweep`: run a grid, from a file or from options, write every record, and report."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from longseq_bench.cli import options
 from longseq_bench.core import units
-from longseq_bench.core.errors import UserError
+from longseq_bench.core.settings import TRIAL, WORKLOAD
+
+LISTS = ("tokens", "memory_budget", "time_budget")  # commas separate values, as in options
 
 
+@options.declare(WORKLOAD | TRIAL)
 def sweep(
-    config: Path,
+    config: Annotated[Path | None, typer.Argument()] = None,
+    impl: options.SomeImplementations = None,
+    option: options.ImplementationOptions = None,
+    tokens: str | None = None,
+    *,
     out: options.Out = None,
     rounds: Annotated[int | None, typer.Option(min=1, max=units.MAX_ROUNDS)] = None,
     dry_run: bool = False,
-    cold: bool = False,
-    graph: bool = False,
     profile: Path | None = None,
     as_json: options.AsJson = False,
     verbose: options.Verbose = False,
+    **given: Any,
 ) -> int:
-    """Run every combination of a config, interleaved, and report.
+    """Run every combination of a grid, interleaved, and report.
 
-    A list in the config is an axis of the grid: tokens, dtype, mode, world_size (number of ranks;
-    every rank gets the full memory budget), an implementation's options.
+    The grid is a sweep file, or `--tokens 32k,128k --impl ring --impl block-sparse -o
+    sparsity=0.95,0.99`: tokens, budgets and options may have several values. A list in a file is
+    an axis of the grid: tokens, dtype, mode, world_size (number of ranks; every rank gets the full
+    memory budget), an implementation's options. The folder of results has the file of either.
 
     Run it again with the same --out to continue where it stopped: finished trials are kept.
 
     Options:
-        config: Sweep file in YAML, such as configs/quickstart.yaml of the repository.
-        rounds: Repetitions of the grid, each in fresh processes. Default: as in the file.
+        config: Sweep file in YAML, such as configs/quickstart.yaml of the repository; beside it
+            only --timing changes the grid. Default: the grid is in the options.
+        tokens: Sequence lengths, 32k,128k. Default: those of the file.
+        rounds: Repetitions of the grid, each in fresh processes. Default: as in the file, or 3.
         dry_run: List the trials, and estimate runs, time and memory; run and write nothing.
             Default: run them.
-        cold: Flush the caches before each timed pass (`timing: cold`). Default: as in the file.
-        graph: Time replays of a CUDA graph of the pass (`timing: graph`). Default: as in the file.
         profile: New file for the trace of one pass, in Chrome's format (.gz: compressed), of the
             first trial of this run that times passes, after them. Default: none.
     """
@@ -44,18 +52,18 @@ def sweep(
     from longseq_bench.api import grid
     from longseq_bench.cli import session
     from longseq_bench.cli.documents import trials_document
+    from longseq_bench.core.options import parse_assignments
 
-    if cold and graph:
-        raise UserError("--cold and --graph exclude each other; leave one out")
-    timing = {"timing": "cold" if cold else "graph"} if cold or graph else {}
+    named = {"implementations": impl, "options": parse_assignments(option or []), "tokens": tokens}
+    given |= {name: value for name, value in named.items() if value}
+    given |= {n: given[n].split(",") for n in LISTS if n in given}
     reporter = session.make_reporter(verbose)
     if not dry_run:
         out = out or session.default_out()
-        results = grid.sweep(
-            config, rounds=rounds, out=out, progress=reporter, profile=profile, **timing
-        )
+        given |= {"rounds": rounds, "out": out, "progress": reporter, "profile": profile}
+        results = grid.sweep(config, **given)
         return session.print_results(results, as_json, sweep_json)
-    loaded, heading, estimate = grid.plan_sweep(config, rounds, out, reporter, **timing)
+    loaded, heading, estimate = grid.plan_sweep(config, rounds, out, reporter, **given)
     return session.print_answer(
         as_json,
         lambda: {

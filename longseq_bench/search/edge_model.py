@@ -70,7 +70,6 @@ class EdgeModel:
 
     def __init__(self, history: History, expected: ExpectedLoads | None, ceiling: int) -> None:
         self.history, self.expected, self.ceiling = history, expected, ceiling
-        self._time_edges_of_runs: dict[tuple[int, float], int] = {}
 
     def expected_edge(self) -> tuple[int | None, int]:
         """Return the edge by the expected loads alone, and the first length to run below it.
@@ -140,11 +139,8 @@ class EdgeModel:
         """Return the edge by one run: the length at which its time would reach 1."""
         expected = self.expected
         if expected and (predicted := expected.loads(tokens).get("time", 0.0)) > 0:
-            if (tokens, time) not in self._time_edges_of_runs:
-                factor, loads = {"time": time / predicted}, expected.loads
-                edge = _find_edge(lambda n: {"time": loads(n)["time"]}, factor, self.ceiling)
-                self._time_edges_of_runs[tokens, time] = edge or 1
-            return self._time_edges_of_runs[tokens, time]
+            factor, loads = {"time": time / predicted}, expected.loads
+            return _find_edge(lambda n: {"time": loads(n)["time"]}, factor, self.ceiling) or 1
         return max(1.0, tokens * math.exp(-math.log(time) / self._time_exponent()))
 
     def _time_exponent(self) -> float:

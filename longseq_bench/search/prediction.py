@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from statistics import median
 from typing import Literal, NamedTuple
 
-from longseq_bench.analysis.runs import group_by, pass_seconds, per_iteration
+from longseq_bench.analysis.runs import pass_seconds, per_iteration
 from longseq_bench.core.cost import (
     BACKWARD_MATMULS,
     FORWARD_MATMULS,
@@ -432,20 +432,3 @@ class Predictor:
         rate = self._rates.rate(trial)
         max_flops = trial.time_budget * rate.flops * rate.uncertainty * DRY_RUN_TIME_FACTOR
         return int(known.workload.seq_len * max(1.0, math.sqrt(max_flops / flops)))
-
-    def predict_trials(self, trials: Sequence[Trial]) -> list[TrialPrediction | None]:
-        """Return the prediction for each trial; None where there is none."""
-        groups = group_by(trials, lambda trial: trial.implementation)
-        # one call per implementation: if one crashes in its dry run, the others are not affected
-        predictions = {
-            trial.key: TrialPrediction(
-                peak_bytes=estimate.peak_bytes,
-                outside_bytes=estimate.outside_bytes,
-                seconds=predict_times(trial, estimate, self._rates).total,
-                rate=self._rates.rate(trial, estimate.kernel).source,
-            )
-            for group in groups.values()
-            for trial, estimate in zip(group, self._dry_run(group), strict=True)
-            if not estimate.unsupported
-        }
-        return [predictions.get(trial.key) for trial in trials]

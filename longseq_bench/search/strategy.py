@@ -6,7 +6,7 @@ resumed from records. A Predictor predicts the memory and time of its trials.
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import groupby
 from statistics import median
 
@@ -42,7 +42,7 @@ class Step:
 Schedule = Generator[Step, Record, list[Record]]
 
 
-def sweep(trials: Sequence[Trial], rounds: int, predictor: Predictor | None = None) -> Schedule:
+def sweep(trials: Sequence[Trial], rounds: int) -> Schedule:
     """Run each trial `rounds` times, in fresh processes, interleaving trials to compare.
 
     Trials on the same workload take turns, so that a drift of the machine affects them all alike.
@@ -52,29 +52,15 @@ def sweep(trials: Sequence[Trial], rounds: int, predictor: Predictor | None = No
     records: list[Record] = []
     for _, compared in groupby(trials, key=lambda t: (t.workload, t.device)):
         remaining = list(compared)
-        predict = _predict_together(predictor, remaining)
         for index in range(rounds):
             passed = []
             for trial in remaining:
-                record = yield Step(trial.replace(round=index), predict=predict(trial))
+                record = yield Step(trial.replace(round=index))
                 records.append(record)
                 if record.outcome.status == "ok":
                     passed.append(trial)
             remaining = passed
     return records
-
-
-def _predict_together(
-    predictor: Predictor | None, trials: Sequence[Trial]
-) -> Callable[[Trial], Callable[[], TrialPrediction | None]]:
-    """Return a function from a trial to its `predict`: the first call predicts all trials."""
-
-    @cache
-    def predictions() -> dict[str, TrialPrediction | None]:
-        results = predictor.predict_trials(trials) if predictor else [None] * len(trials)
-        return {trial.key: result for trial, result in zip(trials, results, strict=True)}
-
-    return lambda trial: lambda: predictions()[trial.key]
 
 
 def maxlen(
@@ -107,7 +93,7 @@ def scaling(trials: Sequence[Trial], rounds: int, predictor: Predictor | None = 
         for trial, maximum in zip(trials, maxima, strict=True)
         if maximum
     ]
-    return records + (yield from sweep(timed, rounds, predictor))
+    return records + (yield from sweep(timed, rounds))
 
 
 def _search_length(trial: Trial, ceiling: int | None, predictor: Predictor | None) -> Schedule:

@@ -71,7 +71,9 @@ def test_each_option_is_a_keyword_with_the_same_name() -> None:
     only_printed = {"output"}
     assert options_of(plan) - of_search == options_of(plan_command) - renamed - only_printed
     keys = set(SweepFile.model_fields) | set(WorkloadSection.model_fields)
-    assert options_of(sweep) - {"config", "out", "progress", "profile"} == keys - {"workload"}
+    assert options_of(sweep) - {"config", "options", "out", "progress", "profile"} == keys - {
+        "workload"
+    }
 
 
 @pytest.mark.parametrize("function", [maxlen, plan, sweep])
@@ -214,7 +216,10 @@ def test_a_file_gives_the_same_sweep_as_its_keywords() -> None:
     ("given", "sentence"),
     [
         ({"tokens": None}, "sweep(): tokens is missing; give it, or the path of a sweep file"),
-        ({"config": "a.yaml"}, "sweep() has a config and implementations, memory_budget, tokens;"),
+        (
+            {"config": "a.yaml"},
+            "a sweep file and implementations, memory_budget, tokens exclude",
+        ),
         ({"tokens": "4q"}, "sweep(): tokens '4q' can't be read"),
         ({"heads": object}, "sweep(): heads <class 'object'> is not a whole number"),
         ({"mode": "fwd"}, "sweep(): unknown mode 'fwd'"),

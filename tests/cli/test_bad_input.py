@@ -83,7 +83,16 @@ def test_more_ranks_than_cuda_devices_are_refused(
     [
         (["swep", "sound.yaml"], "Did you mean 'sweep'?"),
         (["maxlen"], "Missing option '--impl'"),
-        (["sweep", "sound.yaml", "--cold", "--graph"], "exclude each other; leave one out"),
+        (["sweep", "sound.yaml", "--tokens", "1k"], "a sweep file and tokens exclude each other"),
+        (["sweep", "--impl", "ring"], "tokens is missing; give it, or the path of a sweep file"),
+        (
+            ["sweep", "--impl", "ring", "--tokens", "1k", "-o", "sparsity=0.9"],
+            "unknown option 'sparsity' in ring; known: chunk,",
+        ),
+        (
+            ["sweep", "--impl", "block-sparse", "--tokens", "1k", "-o", "sparsity=0.9,x"],
+            "option sparsity='x' in block-sparse is not a number",
+        ),
         (
             ["sweep", "sound.yaml", "--profile", "none/x.gz"],
             "none/x.gz can't be used: No such file",

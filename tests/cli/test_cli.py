@@ -201,12 +201,30 @@ def test_a_sweep_prints_one_document_and_writes_its_records_and_reports(
 def test_an_option_sets_the_timing_of_every_trial_of_a_sweep(tiny: Path, capfd: Capture) -> None:
     """It overrides the file, which is an axis of the grid."""
     for text, option, expected in (
-        ("", "--cold", ["cold"] * 3), ("timing: [warm, cold]", "--graph", ["graph"] * 3),
-        ("timing: [warm, cold]", "--dry-run", ["warm", "cold"] * 3),
-    ):  # fmt: skip
+        ("", ("--timing", "cold"), ["cold"] * 3),
+        ("timing: [warm, cold]", ("--timing", "graph"), ["graph"] * 3),
+        ("timing: [warm, cold]", (), ["warm", "cold"] * 3),
+    ):
         tiny.write_text(TINY + text)
-        listed = document(capfd, "sweep", tiny, "--dry-run", option)["trials"]
+        listed = document(capfd, "sweep", tiny, "--dry-run", *option)["trials"]
         assert sorted(one["timing"] for one in listed) == sorted(expected)
+
+
+def test_a_sweep_without_a_file_is_a_grid_of_its_options(tmp_path: Path, capfd: Capture) -> None:
+    """Its folder has the file, which makes the same trials."""
+    command = (
+        "sweep", "--tokens", "64,128", "--impl", "block-sparse", "--impl", "dilated", "--heads", 2,
+        "-o", "sparsity=0.5,0.75", "-o", "block=16", "-o", "segments=32,64", "-o", "dilation=1,2",
+        "--memory-budget", "32MiB,64MiB", "--rounds", 1, "--repeats", 1,
+    )  # fmt: skip
+    answer = document(capfd, *command, "--out", "out")
+    names = {(r["implementation"], r["memory_budget"], r["tokens"]) for r in answer["rows"]}
+    assert len(names) == 2 * 2 * 2
+    listed = document(capfd, *command, "--dry-run")["trials"]
+    assert document(capfd, "sweep", "out/config.yaml", "--dry-run")["trials"] == listed
+    options = [(t["options"].get("sparsity"), t["options"].get("segments")) for t in listed]
+    assert {*map(str, options)} == {"(0.5, None)", "(0.75, None)", "(None, [32, 64])"}
+    assert len(listed) == 3 * 2 * 2
 
 
 @pytest.mark.usefixtures("simulated")

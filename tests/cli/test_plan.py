@@ -115,7 +115,6 @@ def test_an_unsupported_implementation_has_its_reason(capfd: Capture) -> None:
         (["--impl", "ring", *SHAPE, "--gpu", "gtx1080"],
          "profile of NVIDIA GTX 1080 has no bfloat16; it has "),
         (["--impl", "ring", "--hardware", "none.yaml"], "none.yaml can't be read: No such file"),
-        (["--impl", "ring", "--records", "nowhere"], "--records nowhere: no such folder"),
         (["--impl", "ring", "--target", "1", "--world-size", "4"], "nothing could be predicted"),
     ],
 )  # fmt: skip
@@ -180,7 +179,8 @@ def test_scaling_searches_and_times_every_world(
     assert {row["world_size"] for row in answer["rows"]} == {1, 2}
     records = load("study").records
     assert {r.purpose for r in records} >= {"edge", "confirm", "measure"}
-    assert all(r.foreseen and r.foreseen.peak_bytes for r in records)
+    searched = [record for record in records if record.purpose != "measure"]
+    assert all(r.foreseen and r.foreseen.peak_bytes for r in searched)
 
 
 @pytest.mark.parametrize("worlds", ["1,x", "0", "1;2", "²"])
