@@ -13,6 +13,7 @@ from pathlib import Path
 from longseq_bench import environment
 from longseq_bench.api.progress import Reporter
 from longseq_bench.core.catalogue import Catalogue
+from longseq_bench.core.cpus import usable_cores
 from longseq_bench.core.errors import StoreError
 from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.hardware import Hardware, find_profile, profiles, this_cpu
@@ -23,7 +24,7 @@ from longseq_bench.launchers.hosts import refuse_several_tasks
 from longseq_bench.search.prediction import Predictor, RateModel
 from longseq_bench.store import RECORDS, load
 
-MEMORY_SHARE = 0.8
+MEMORY_SHARE, BUSY = 0.8, 0.75
 MAX_PAST_RECORDS = 2000  # read no more files after this many records
 _COARSE, _FINE = 2**30, 64 * 2**20
 
@@ -97,7 +98,7 @@ def make_predictor(launcher: Launcher, catalogue: Catalogue, device: Device) -> 
 def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
     """Return a line with the devices and dtypes of trials, and why CUDA is not used.
 
-    It also says which GPUs other processes use, because they change figures.
+    It also says which GPUs other processes use, and the load, because they change figures.
     """
     trials, cuda = list(trials), catalogue.devices.get("cuda")
     ranks = max((trial.world_size for trial in trials), default=1)
@@ -110,6 +111,8 @@ def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
     elif cuda and (cuda.unavailable or cuda.count < ranks):
         few = f"no cuda for {ranks} ranks: {cuda.count} GPU(s), and two ranks can't share one"
         words.append(f"no cuda here: {cuda.unavailable}" if cuda.unavailable else few)
+    if "cpu" in devices and (load := os.getloadavg()[0]) > BUSY * (cores := usable_cores()):
+        words.append(f"BUSY, load {load:.1f} on {cores} cores: passes will take longer")
     return "; ".join(words)
 
 

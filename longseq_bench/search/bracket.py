@@ -100,11 +100,10 @@ def find_longest(start: int, ceiling: int, expected: ExpectedLoads | None = None
     if search.wants_first and shorter and not search.is_limited_by_time:
         yield from _first_steps(search, shorter)
     while not (search.hopeless or search.is_closed_by_time):
+        step = search.next() if search.runs < MAX_RUNS else None
         if search.is_limited_by_time and search.has_long_runs:
             yield from _time_step(search)
-            continue
-        step = search.next() if search.runs < MAX_RUNS else None
-        if step is not None:
+        elif step is not None:
             yield from search.run(step)
         elif search.wants_confirmation and search.runs < MAX_RUNS + MAX_CONFIRMATIONS:
             yield from search.run(search.history.low, "confirm")
@@ -159,8 +158,7 @@ class _BracketSearch:
         self.predicted, self.first = self.model.expected_edge()
         is_long = (self.predicted or 0) > TOLERANCE_TOKENS
         self.expects_time_limit = is_long and self.model.is_time(self.predicted)
-        self.hopeless, self.runs = False, 0
-        self.long_runs = 0
+        self.hopeless, self.runs, self.long_runs = False, 0, 0
         self._misses = 0  # failed runs in a row: how often the model was wrong
         self._contradictions = 0
         self._right = 0  # longest length that passed after a wrong output
@@ -174,8 +172,8 @@ class _BracketSearch:
 
     def run(self, tokens: int, purpose: Purpose | None = None, shows_rate: bool = False) -> Steps:
         """Request a run and learn from its result; the purpose follows from the length."""
-        purpose = purpose or self._purpose(tokens)
-        result = yield Request(tokens, purpose, self.predicted, shows_rate)
+        why = purpose or self._purpose(tokens)
+        result = yield Request(tokens, why, self.predicted, shows_rate)
         self._learn(tokens, result)
 
     def _purpose(self, tokens: int) -> Purpose:
@@ -192,8 +190,8 @@ class _BracketSearch:
             self.hopeless |= max(history.wrong) >= FAR_APART * min(history.wrong)
         elif result.passed and history.wrong:
             self._right = max(self._right, tokens)
-        late = LATE_LOADS[min(self._misses, 2)]
-        time = result.loads.get("time", late if result.late else None)
+        late = LATE_LOADS[min(self._misses, 2)] if result.late else None
+        time = result.loads.get("time", late)
         if not result.passed and not result.late:
             history.failures.add(tokens)
         elif time is not None:
@@ -232,8 +230,8 @@ class _BracketSearch:
         """Return True if a longer pass would take too long, and no run is left to tell more."""
         was_late = any(t > 1 for times in self.history.times.values() for t in times)
         is_near = self.history.low >= SURELY_NEAR * self.model.time_edge()
-        is_confirmed = self.history.low > 0 and not self.wants_confirmation
-        has_ended = not self.has_long_runs or (is_near and is_confirmed)
+        is_confirmed = is_near and self.history.low > 0 and not self.wants_confirmation
+        has_ended = is_confirmed or not self.has_long_runs
         return self.is_limited_by_time and (was_late or is_near) and has_ended
 
     @property

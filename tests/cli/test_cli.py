@@ -238,6 +238,16 @@ def test_a_sweep_goes_by_default_to_a_new_folder_under_results(
     assert f"wrote results/{folder.name}/report.md" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("load", "is_busy"), [(99.0, True), (0.1, False)])
+def test_the_first_line_says_that_other_work_runs(
+    tiny: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch, load: float, is_busy: bool
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    assert run(["sweep", str(tiny), "--dry-run"]) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    assert (f"BUSY, load {load} on " in printed) == is_busy
+
+
 def test_a_dry_run_lists_the_trials_and_writes_nothing(
     tiny: Path, tmp_path: Path, capfd: Capture
 ) -> None:
