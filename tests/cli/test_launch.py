@@ -36,7 +36,7 @@ WAITS = TINY.replace("256", "4k").replace(": ring", ": rank-waits")
         (["--engine", "ray", "sweep", "c"], "--engine"),
         (["--hosts", "a:x", "--", "maxlen", "--impl", "ring"], "write a:8,b:8"),
         ([], "COMMAND"),
-        (["--", "sweep"], "Missing argument"),
+        (["--", "sweep"], "tokens is missing"),
         (["--", "maxlen", "--impl", "ring", "--heads", "many"], "--heads"),
         (["--", "sweep", "nowhere.yaml"], "there is no config nowhere.yaml"),
     ],
