@@ -172,8 +172,7 @@ class _BracketSearch:
 
     def run(self, tokens: int, purpose: Purpose | None = None, shows_rate: bool = False) -> Steps:
         """Request a run and learn from its result; the purpose follows from the length."""
-        why = purpose or self._purpose(tokens)
-        result = yield Request(tokens, why, self.predicted, shows_rate)
+        result = yield Request(tokens, purpose or self._purpose(tokens), self.predicted, shows_rate)
         self._learn(tokens, result)
 
     def _purpose(self, tokens: int) -> Purpose:

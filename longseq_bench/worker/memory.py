@@ -207,7 +207,8 @@ class FirstPass(TrialRun):
         trial, attention = self.trial, self.attention
         host_memory.usage.restart()
         self.sender.start_phase("inputs")
-        pass_ = draw_inputs(attention, trial.device, self.seed, self.rows, trial.keep)
+        seed = None if trial.fit_only else self.seed
+        pass_ = draw_inputs(attention, trial.device, seed, self.rows, trial.keep)
         if not trial.fit_only:
             pass_.protect_inputs()
         self.sender.start_phase("plan")

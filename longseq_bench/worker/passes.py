@@ -212,9 +212,9 @@ def digest(tensor: Tensor) -> Tensor:
 
 
 def draw_inputs(
-    attention: Attention, device: str, seed: int, rows: Tensor, keep: Keep = "all"
+    attention: Attention, device: str, seed: int | None, rows: Tensor, keep: Keep = "all"
 ) -> Pass:
-    """Draw this rank's q, k, v from a seeded normal distribution.
+    """Draw this rank's q, k, v from a seeded normal distribution; constants without a seed.
 
     In train mode the output gradient is zero outside `rows`, so that few rows determine dk and dv.
     """
@@ -244,7 +244,7 @@ def draw_inputs(
     q, k, v = (empty(shape).requires_grad_(w.train) for shape in shapes)
     fill = draw((q, k, v))
     original_q = host_memory.copy(q, device) if keep == "nothing" else None
-    changes = InputChanges(attention, seed)
+    changes = InputChanges(attention, seed or 0)
     pass_ = Pass((q, k, v), None, keep=keep, original_q=original_q, redraw=draw, changes=changes)
     if not w.train:
         return pass_
@@ -261,13 +261,13 @@ def draw_inputs(
 Fill = Callable[[Tensor, str, range, Positions], object]
 
 
-def _make_filler(attention: Attention, device: str, seed: int) -> Fill:
+def _make_filler(attention: Attention, device: str, seed: int | None) -> Fill:
     """Return a function that fills a tensor (B, H, tokens, D), given its name and part.
 
-    On several ranks every (batch row, head) has a generator of its own, seeded by its part.
+    No seed: equal numbers. On several ranks each (batch row, head) has a generator of its own.
     """
-    if device == "meta":
-        return lambda *_: None
+    if device == "meta" or seed is None:
+        return lambda tensor, *_: tensor.fill_(0.5)
     if attention.group.size == 1:
         generator = torch.Generator(device).manual_seed(seed)
         return lambda tensor, *_: tensor.normal_(generator=generator)
