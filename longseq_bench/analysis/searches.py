@@ -60,6 +60,11 @@ class SearchRow(Row):
     pass_time_s: float | None = declare(
         "Time", "seconds", "A pass of the longest length: of timed ones, else of one.", "search"
     )
+    time_edge: int | None = declare(
+        "Late from",
+        "tokens",
+        "Length whose pass would take the time limit, where time is the limit.",
+    )
     pass_spread: float | None = declare(
         "Spread", "share", "Half the range of the times of that length, over their median."
     )
@@ -81,10 +86,8 @@ class SearchRow(Row):
     @property
     def fails_from(self) -> float:
         """The length from which longer ones failed, or would take longer than the time limit."""
-        if self.first_failure is None and self.limited_by == "time" and self.pass_time_s:
-            grows = math.sqrt((self.time_budget or 0.0) / self.pass_time_s)
-            return self.max_tokens * max(1.0, grows) * (1 + TIME_NOISE)
-        return math.inf if self.first_failure is None else self.first_failure
+        late_from = self.time_edge and self.time_edge * (1 + TIME_NOISE)
+        return late_from or self.first_failure or math.inf
 
     @property
     def time_key(self) -> Hashable:
@@ -96,9 +99,9 @@ class SearchRow(Row):
 SEARCH_PURPOSES = ("probe", "edge", "confirm")
 """Purposes of the records of a search for the longest length."""
 
-NEAR_TIME_LIMIT, TIME_NOISE = 0.5, 0.05
-"""A search that ends without a failure was limited by time if a pass took this share of the limit;
-lengths that differ by less than TIME_NOISE are no answer of their own."""
+TIME_NOISE, WIDEST_BRACKET = 0.05, 0.16
+"""Lengths that time limits and that differ by less are no answer of their own. A failure that is
+further away than a bracket is wide (search/bracket.py) is not what limits a length."""
 
 LIMITED_BY: dict[Status, str] = {
     "oom": "memory",
@@ -159,15 +162,15 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
     outcomes = (r.outcome for r in steps if r.trial.workload.seq_len == failed)
     worst = min(outcomes, key=lambda outcome: SEVERITY.index(outcome.status), default=None)
     # without a failure the search confirmed the length of its ceiling, or it was interrupted
-    purposes = [record.purpose for record in at_maximum.records]
-    was_last = len(purposes) > 1 or "confirm" in purposes
-    no_limit = "ceiling" if was_last else UNFINISHED
+    no_limit = "ceiling" if len(at_maximum.records) > 1 else UNFINISHED
+    # a confirmation below the edge that it was asked with: a longer pass would be late
+    edges = [r.predicted_tokens or 0 for r in at_maximum.records if r.purpose == "confirm"]
+    time_edge = max(edges, default=0)
+    is_open = failed is None or failed > (1 + WIDEST_BRACKET) * time_edge
+    by_time = bool(steps[0].trial.time_budget) and is_open and time_edge > longest
     trial, floor, needed = steps[0].trial, None, 0
-    every = [pass_seconds(r) or r.outcome.largest("pass_time") for r in at_maximum.records]
-    times = [seconds for seconds in every if seconds is not None]
+    times = [s for r in at_maximum.records if (s := pass_seconds(r)) is not None]
     time_s = median(times) if times else None
-    if was_last and time_s and time_s >= NEAR_TIME_LIMIT * (trial.time_budget or math.inf):
-        no_limit = "time"
     foreseen = next((r.foreseen for r in steps if r.foreseen and r.foreseen.fits_tokens), None)
     if budgets := trial.world_size * (trial.memory_budget or 0):
         floor = floor_tokens(trial.workload, budgets)
@@ -186,7 +189,7 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
         max_tokens=longest,
         first_failure=failed,
         wrong_tokens=wrong,
-        limited_by=LIMITED_BY[worst.status] if worst else no_limit,
+        limited_by="time" if by_time else LIMITED_BY[worst.status] if worst else no_limit,
         failure_phase=worst.phase if worst else None,
         failure_reason=worst.reason if worst else None,
         floor_tokens=floor,
@@ -194,6 +197,7 @@ def merge_search(records: Sequence[Record]) -> SearchRow:
         bytes_per_token=None if peak is None else peak / longest,
         predicted_tokens=next((n for n in predictions if n is not None), None),
         pass_time_s=time_s,
+        time_edge=time_edge if by_time else None,
         pass_spread=(max(times) - min(times)) / 2 / time_s if time_s else None,
         fit_predicted_tokens=foreseen.fits_tokens if foreseen else None,
         fit_time_s=_time_if_it_fits(at_maximum.records, time_s),

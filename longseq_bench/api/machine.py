@@ -13,7 +13,7 @@ from pathlib import Path
 from longseq_bench import environment
 from longseq_bench.api.progress import Reporter
 from longseq_bench.core.catalogue import Catalogue
-from longseq_bench.core.cpus import usable_cores
+from longseq_bench.core.cpus import busy_elsewhere
 from longseq_bench.core.errors import StoreError
 from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.hardware import Hardware, find_profile, profiles, this_cpu
@@ -98,7 +98,7 @@ def make_predictor(launcher: Launcher, catalogue: Catalogue, device: Device) -> 
 def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
     """Return a line with the devices and dtypes of trials, and why CUDA is not used.
 
-    It also says which GPUs other processes use, and the load, because they change figures.
+    It also says which GPUs, and how many cores, other processes use, because they change figures.
     """
     trials, cuda = list(trials), catalogue.devices.get("cuda")
     ranks = max((trial.world_size for trial in trials), default=1)
@@ -111,8 +111,8 @@ def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
     elif cuda and (cuda.unavailable or cuda.count < ranks):
         few = f"no cuda for {ranks} ranks: {cuda.count} GPU(s), and two ranks can't share one"
         words.append(f"no cuda here: {cuda.unavailable}" if cuda.unavailable else few)
-    if "cpu" in devices and (load := os.getloadavg()[0]) > BUSY * (cores := usable_cores()):
-        words.append(f"BUSY, load {load:.1f} on {cores} cores: passes will take longer")
+    if "cpu" in devices and (busy := busy_elsewhere()) > BUSY * (cores := os.cpu_count() or 1):
+        words.append(f"BUSY: {busy} other threads run on {cores} cores, so passes take longer")
     return "; ".join(words)
 
 

@@ -372,11 +372,6 @@ class TrialPrediction(Frozen):
     fits_tokens: int | None = Field(default=None, description="longest that fits in memory")
     fits_seconds: float | None = Field(default=None, description="of one pass of that length")
 
-    @property
-    def budget_bytes(self) -> int | None:
-        """Bytes that count for a memory budget: tensors and what is outside them."""
-        return None if self.peak_bytes is None else self.peak_bytes + self.outside_bytes
-
 
 class Environment(Frozen):
     """Machine and versions. `fingerprint` covers all fields except load, clocks and commit.

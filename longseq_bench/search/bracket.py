@@ -120,8 +120,10 @@ def _time_step(search: "_BracketSearch") -> Steps:
         return
     near = low >= NEAR_LIMIT * edge
     tokens = low if near else max(1, int(edge * (1 - TIME_MARGIN)))
-    is_last = search.long_runs == LONG_RUNS - 1
-    yield from search.run(tokens, "confirm" if near or is_last else "edge")
+    if near or search.long_runs == LONG_RUNS - 1:
+        yield from search.run(tokens, "confirm", predicted=max(edge, tokens + 1))
+    else:
+        yield from search.run(tokens, "edge")
 
 
 def _down_from(search: "_BracketSearch", first: int) -> Steps:
@@ -170,9 +172,13 @@ class _BracketSearch:
 
     # ---- results -------------------------------------------------------------------------------
 
-    def run(self, tokens: int, purpose: Purpose | None = None, shows_rate: bool = False) -> Steps:
+    def run(
+        self, tokens: int, purpose: Purpose | None = None,
+        shows_rate: bool = False, predicted: int | None = None,
+    ) -> Steps:  # fmt: skip
         """Request a run and learn from its result; the purpose follows from the length."""
-        result = yield Request(tokens, purpose or self._purpose(tokens), self.predicted, shows_rate)
+        edge = predicted or self.predicted
+        result = yield Request(tokens, purpose or self._purpose(tokens), edge, shows_rate)
         self._learn(tokens, result)
 
     def _purpose(self, tokens: int) -> Purpose:

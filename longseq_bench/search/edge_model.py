@@ -2,7 +2,7 @@
 
 A load is the fraction of a limit (memory, time) that a run uses; the edge is where the first load
 reaches 1. Memory is nearly the same in every run, time is not: each run near the edge gives its own
-estimate of the time edge, and their spread shows how noisy the machine is.
+estimate of the time edge.
 """
 
 import math

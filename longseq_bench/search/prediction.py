@@ -358,9 +358,8 @@ class LengthModel:
     uncertainty: the factor by which a load may be wrong, where that is more than a few percent.
     """
 
-    def __init__(self, curve: Curve, trial: Trial, rates: RateModel, ceiling: int) -> None:
+    def __init__(self, curve: Curve, trial: Trial, rates: RateModel) -> None:
         self._curve, self._trial, self._rates = curve, trial, rates
-        self._ceiling = min(ceiling, curve.refused[0] - 1 if curve.refused else ceiling)
         longest, estimate = curve.points[-1]
         self._rate = rates.rate(trial.at(max(longest, trial.world_size)), estimate.kernel)
         self.uncertainty = {"time": self._rate.uncertainty}
@@ -393,7 +392,9 @@ class LengthModel:
         def load(tokens: int) -> float:
             return self.loads(tokens).get("memory", math.inf)
 
-        return bisect_right(range(1, self._ceiling + 1), 1.0, key=load) or None
+        refused, world = self._curve.refused, self._trial.world_size
+        end = refused[0] if refused else CEILING_TOKENS * world + 1
+        return bisect_right(range(1, end), 1.0, key=load) or None
 
     def _seconds(self, tokens: int) -> float:
         trial, estimate = self._trial.at(tokens), self._curve.at(tokens)
@@ -414,7 +415,7 @@ class Predictor:
         assert trial.memory_budget
         longest = min(ceiling, self._longest_dry_run(trial))
         curve = dry_run_curve(trial, trial.memory_budget, self._dry_run, longest)
-        return None if isinstance(curve, str) else LengthModel(curve, trial, self._rates, ceiling)
+        return None if isinstance(curve, str) else LengthModel(curve, trial, self._rates)
 
     def _longest_dry_run(self, trial: Trial) -> int:
         """Return the longest length that needs a dry run.

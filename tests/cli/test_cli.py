@@ -13,6 +13,7 @@ import pytest
 from typer.main import get_command
 
 from longseq_bench import environment
+from longseq_bench.api import machine
 from longseq_bench.cli import app, run
 from longseq_bench.config.loader import load_config
 from longseq_bench.config.trials import make_sweep
@@ -238,14 +239,14 @@ def test_a_sweep_goes_by_default_to_a_new_folder_under_results(
     assert f"wrote results/{folder.name}/report.md" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("load", "is_busy"), [(99.0, True), (0.1, False)])
+@pytest.mark.parametrize(("busy", "is_busy"), [(999, True), (0, False)])
 def test_the_first_line_says_that_other_work_runs(
-    tiny: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch, load: float, is_busy: bool
+    tiny: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch, busy: int, is_busy: bool
 ) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr(machine, "busy_elsewhere", lambda: busy)
     assert run(["sweep", str(tiny), "--dry-run"]) == 0
     printed = " ".join(capfd.readouterr().out.split())
-    assert (f"BUSY, load {load} on " in printed) == is_busy
+    assert ("BUSY: 999 other threads run on" in printed) == is_busy
 
 
 def test_a_dry_run_lists_the_trials_and_writes_nothing(

@@ -93,8 +93,9 @@ def test_every_row_is_right_whatever_a_pass_keeps(
     """Known rows, and those of a float64 reference, are where the results are."""
     shape = {**SHAPE, "mode": "train", "keep": keep}
     outcome = run(launcher, name, 2048, repeats=2, **shape)
-    if outcome.status != "unsupported":
-        assert passed(outcome).facts["every_row_checked"]
+    if keep == "nothing" and outcome.status == "unsupported":
+        pytest.skip(outcome.reason or "")
+    assert passed(outcome).facts["every_row_checked"]
 
 
 @pytest.mark.slow

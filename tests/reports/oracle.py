@@ -239,11 +239,12 @@ class Swept(Trials):
 
 
 def pass_seconds(record: Record) -> float | None:
-    """The median of timed passes, else a search's one pass."""
+    """The median of timed passes; of a search's one pass, if its heap was the usual one."""
     timed = [m.samples for m in record.outcome.measurements if m.name == "time"]
     if timed:
         return median([max(of_ranks) for of_ranks in zip(*timed, strict=True)])
-    return largest([record], "pass_time")
+    bound = [m for m in record.outcome.measurements if m.name == "peak_bound"]
+    return largest([record], "pass_time") if bound or record.trial.device == "cuda" else None
 
 
 class Search(Trials):
@@ -262,11 +263,11 @@ class Search(Trials):
         self.at = [r for r in records if r.trial.workload.seq_len == self.tokens]
         every = [t for r in self.at if (t := pass_seconds(r)) is not None]
         self.time = median(every) if every else None
-        was_last = len(self.at) > 1 or any(r.purpose == "confirm" for r in self.at)
-        end = "ceiling" if was_last else "unfinished"
-        if was_last and self.time and 2 * self.time >= (self.trial.time_budget or math.inf):
-            end = "time"
-        self.limited_by = LIMITS[worst.status] if worst else end
+        end = "ceiling" if len(self.at) > 1 else "unfinished"
+        confirmed = [r.predicted_tokens or 0 for r in self.at if r.purpose == "confirm"]
+        is_open = self.failed is None or self.failed > 1.16 * max(confirmed, default=0)
+        by_time = self.trial.time_budget and is_open and max(confirmed, default=0) > self.tokens
+        self.limited_by = "time" if by_time else LIMITS[worst.status] if worst else end
         self.phase = worst.phase if worst else None
         self.peak = rounded(largest(self.at, "peak"))
         self.rank_peaks = each_rank(self.at, "peak", max)

@@ -82,15 +82,14 @@ def assert_closed(log: SearchLog, ceiling: int = CEILING, share: float = 0.01) -
     history = log.history
     time = median(history.times.get(history.low, [0.0]))
     late = sum(t > 1 for times in history.times.values() for t in times)
-    if LEAST_TIME < time <= 1 or late >= LONG_RUNS - 1:
-        return
-    if history.low:
+    is_late = history.high in history.times and history.high not in history.failures
+    end = ceiling if history.high is None else history.high
+    is_wide = history.low < end - (history.high is not None) * max(64, share * history.low)
+    if is_late or is_wide:
+        assert LEAST_TIME < time <= 1 or late >= LONG_RUNS - 1
+    elif history.low and time < LEAST_TIME and late < LONG_RUNS - 1:
         assert history.passes[history.low] > CONFIRMATIONS
         assert log.requests[-1].purpose == "confirm"
-    if history.high is None:
-        assert history.low == ceiling
-    else:
-        assert history.high - history.low <= max(64, share * history.low)
 
 
 def loads_of(n: int, memory: float, seconds: float) -> Result:

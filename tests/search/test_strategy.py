@@ -253,6 +253,7 @@ def test_a_search_with_predictions_is_short_and_right_if_they_are_wrong(
 
 def test_what_time_limits_has_few_runs_and_says_what_memory_would_allow(tmp_path: Path) -> None:
     launcher, predictor = simulate()
+    launcher.has_quick_runs = True
     trial = make.trial("ring", memory_budget=2**30, time_budget=1.0)
     records, _ = run_stored(maxlen([trial], None, predictor), launcher, tmp_path)
     (row,) = search_rows(records)
@@ -260,6 +261,11 @@ def test_what_time_limits_has_few_runs_and_says_what_memory_would_allow(tmp_path
     assert (row.limited_by, row.first_failure, row.confirmations) == ("time", None, 1)
     assert 0.85 < (row.pass_time_s or 0) <= 1.0
     assert row.max_tokens < row.fails_from < 1.2 * row.max_tokens
+    (short,) = search_rows(
+        [*run_stored(maxlen([trial], 5000, predictor), launcher, tmp_path / "b")[0]]
+    )
+    assert (short.limited_by, short.max_tokens, short.time_edge) == ("ceiling", 5000, None)
+    assert short.fit_predicted_tokens == row.fit_predicted_tokens
     fits = 2**30 / 1.05 / (2 * 16 * 64 * 4)
     assert row.fit_predicted_tokens == pytest.approx(fits, rel=0.001)
     grows = (fits / row.max_tokens) ** 2

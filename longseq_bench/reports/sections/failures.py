@@ -163,7 +163,7 @@ def describe_search(row: SearchRow, one_rank: Mapping[Hashable, SearchRow]) -> s
             runs if row.max_tokens else "no length passed",
         ) + (f"; {row.failure_reason}." if is_first else ".")
     limit = "no longer length failed: this is where the search stopped, not a limit"
-    if row.first_failure is not None:
+    if row.first_failure is not None and not row.time_edge:
         adds = row.failure_phase and row.failure_phase != row.limited_by
         phase = f" in {row.failure_phase}" if adds else ""
         limit = f"limited by {row.limited_by}{phase} at {format_tokens(row.first_failure)}"
