@@ -36,6 +36,9 @@ from longseq_bench.core.units import divisors
 
 SCHEMA = 3
 
+MAX_HEADS = 65_535
+"""Heads of all sequences of a batch on a rank; each is checked by itself, in milliseconds."""
+
 Status = Literal[
     "ok", "oom", "timeout", "hang", "crashed", "limit", "wrong", "unsupported", "error"
 ]
@@ -199,6 +202,9 @@ class Trial(Frozen):
     def unsupported_reason(self) -> str | None:
         """The reason why a setting has no meaning with the others; None: each has one."""
         w = self.workload
+        if w.batch * w.heads > MAX_HEADS * self.world_size:
+            heads = f"batch {w.batch:,} with {w.heads:,} heads"
+            return f"{heads}: more than {MAX_HEADS:,} heads in all would take minutes to check"
         if self.keep == "inputs" and not w.train:
             return "keep=inputs needs mode=train: a forward pass keeps nothing for a backward"
         if self.keep == "nothing" and w.decode:

@@ -138,6 +138,7 @@ def test_facts_name_the_backend(launcher: LocalLauncher) -> None:
     ("name", "fields", "reason"),
     [
         ("ring", {"keep": "inputs"}, "keep=inputs needs mode=train"),
+        ("ring", {"batch": 16_384, "heads": 4}, "more than 65,535 heads in all"),
         ("ring", {"keep": "nothing", "world_size": 2}, "inputs are read until the end"),
         (
             "ring",
