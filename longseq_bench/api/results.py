@@ -125,8 +125,11 @@ class Results(Printed):
             return write_documents(built, path, formats or ("md", "csv"))
         if len(formats) > 1 or len(built) != 1:
             raise UserError("several reports or formats are files; give a path to write them to")
-        text = FORMATS.get((formats or ["md"])[0])(built[0].in_one_file())
-        return next(iter(text.values()))
+        files = FORMATS.get((formats or ["md"])[0])(built[0].in_one_file())
+        text = next(iter(files.values()))
+        if isinstance(text, bytes):
+            raise UserError(f"format {formats[0]} is no text; give a path to write it to")
+        return text
 
     @property
     def charts(self) -> list[str]:

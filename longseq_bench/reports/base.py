@@ -39,8 +39,8 @@ from longseq_bench.reports.groups import (
     join_words,
 )
 
-Files = dict[str, str]
-"""Text by file name, below the folder of the report; the main file first."""
+Files = dict[str, str | bytes]
+"""Text or bytes by file name, below the folder of the report; the main file first."""
 
 
 @dataclass(frozen=True)

@@ -206,9 +206,12 @@ def documents(
 def _write(folder: Path, files: Files) -> Path:
     """Write the files of one report in one format."""
     for name, text in files.items():
-        # a page has its texts cleaned in the template: its scripts must stay as they were hashed
-        kept = text if name.endswith(".html") else keep_lines(text)
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(text, bytes):
+            path.write_bytes(text)
+            continue
+        # a page has its texts cleaned in the template: its scripts must stay as they were hashed
+        kept = text if name.endswith(".html") else keep_lines(text)
         path.write_text(kept, encoding="utf-8", errors="backslashreplace", newline="\n")
     return folder / next(iter(files))

@@ -31,7 +31,7 @@ def render(document: Document) -> Files:
     names = {
         id(c): f"{document.stem}-charts/{i:02d}-{slug(c.name)}.svg" for i, c in enumerate(charts, 1)
     }
-    files = {f"{document.stem}.md": _page(document, names)}
+    files: Files = {f"{document.stem}.md": _page(document, names)}
     if details := [section for section in document.sections if section.is_detail]:
         back = [f"# {escape(document.title)}: details", "", f"[The answer]({document.stem}.md)", ""]
         lines = [*back, *(line for one in details for line in _section(one, names))]
