@@ -77,8 +77,8 @@ class AdaptiveBlockSparse(LayoutAttention):
     ) -> None:
         check_sparsity(sparsity)
         super().__init__(workload, group, kernel)
-        if scorer == "learned" and kernel in sparse_selection.FLEX:
-            raise UserError(f"kernel={kernel} can't train scorer=learned; use kernel=auto")
+        if scorer == "learned" and kernel == "flex":
+            raise UserError("kernel=flex can't train scorer=learned; use kernel=auto")
         self.block, self.sparsity, self.requested_density = block, sparsity, 1 - sparsity
         self.scorer = scorer
         self.matrices: tuple[Tensor, ...] = ()
