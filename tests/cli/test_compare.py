@@ -158,13 +158,13 @@ def commits() -> None:
 
 def test_a_side_may_be_a_commit(capfd: Capture) -> None:
     commits()
-    assert "B is slower in 1 of 1 trial" in compare(capfd, "results/one@aaa", "results/one@bbb222")
-    assert "B is slower in 1 of 1 trial" in compare(capfd, "@aaa111", "@bbb")
-    assert "B is faster" not in compare(capfd, "@aab", "results@aab333-dirty")
-    assert "1 of 1 trial" in compare(capfd, f"results/one/{RECORDS}@aaa", "@bbb222")
+    assert "Times: 1 slower." in compare(capfd, "results/one@aaa", "results/one@bbb222")
+    assert "Times: 1 slower." in compare(capfd, "@aaa111", "@bbb")
+    assert "faster" not in compare(capfd, "@aab", "results@aab333-dirty")
+    assert "Times: 1 slower." in compare(capfd, f"results/one/{RECORDS}@aaa", "@bbb222")
     # an exact commit is not that of a longer name
     write_records("both", rounds(1.0, "aaa111") + rounds(1.3, "aaa111-dirty"))
-    assert "B is slower in 1 of 1 trial" in compare(capfd, "both@aaa111", "both@aaa111-d")
+    assert "Times: 1 slower." in compare(capfd, "both@aaa111", "both@aaa111-d")
 
 
 @pytest.mark.parametrize(
