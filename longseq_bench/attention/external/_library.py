@@ -17,12 +17,9 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.token_order import OrderName, TokenOrder
+from longseq_bench.distributed.token_order import TokenOrder
 from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.meta_mode import is_meta
-
-HALF = ("bfloat16", "float16")
-"""The dtypes of most kernels for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -62,33 +59,22 @@ class External(Attention):
     mask_kinds: ClassVar[frozenset[str]] = frozenset()
     """Kinds of masks beside full and causal ones that the library computes."""
 
-    train_reason: ClassVar[str] = ""
-    """The reason why its gradients can't be measured; empty if they can."""
-
     dtypes: ClassVar[tuple[str, ...]] = ()
     """The dtypes that it computes; empty for all."""
 
-    on_one_rank: ClassVar[str] = ""
-    """What to use on one rank instead; empty if it runs on one."""
-
     takes_masks = True  # those of `mask_kinds`; the constructor refuses the others
 
-    def __init__(self, workload: Workload, group: Group, order: OrderName = "contiguous") -> None:
-        """Refuse what the library does not compute. order: tokens of each rank, equally many."""
+    def __init__(self, workload: Workload, group: Group) -> None:
+        """Refuse what the library does not compute. Ranks have equally many tokens."""
         w, name = workload, self.library.distribution
-        if self.on_one_rank and group.size == 1:
-            raise UnsupportedError(f"it runs on 2 or more ranks; use {self.on_one_rank}")
-        parts = group.size * (2 if order == "zigzag" else 1)
-        if self.many_ranks and group.size > 1 and w.seq_len % parts:
-            raise WorldError(f"{w.seq_len} tokens can't be split evenly into {parts} parts")
-        self.order = TokenOrder(order, w.seq_len, group.size)
+        if self.many_ranks and w.seq_len % group.size:
+            raise WorldError(f"{w.seq_len} tokens can't be split evenly into {group.size} parts")
+        self.order = TokenOrder("contiguous", w.seq_len, group.size)
         self.mask = w.visibility
         super().__init__(workload, group)
         if not self.mask.is_plain and self.mask.kind not in self.mask_kinds:
             known = ", ".join(["full", "causal", *sorted(self.mask_kinds)])
             raise UnsupportedError(f"{name} has no mask {self.mask.kind}; it has {known}")
-        if w.train and self.train_reason:
-            raise UnsupportedError(f"{name}: {self.train_reason}; use mode=forward")
         if self.dtypes and w.dtype not in self.dtypes:
             raise UnsupportedError(f"{name} computes {' and '.join(self.dtypes)} only")
 
@@ -102,13 +88,6 @@ class External(Attention):
     def counts_traffic(self) -> bool:
         # libraries send by themselves, past our group
         return self.group.size == 1
-
-    @property
-    def documents(self) -> tuple[int, ...]:
-        """Tokens of each document of each sequence of the batch, one after the other."""
-        w, mask = self.workload, self.mask
-        one = mask.document_lengths(w.seq_len) if mask.has_documents else (w.seq_len,)
-        return one * w.batch
 
     def prepare(self, device: str) -> None:
         """Import the library. Raises UnsupportedError if that fails, and in a prediction."""
