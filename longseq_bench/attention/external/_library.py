@@ -2,15 +2,12 @@
 
 A library is imported by `prepare`, in the process that measures. Until then only its version is
 read, so that a list of all implementations stays quick.
-
-Letters: B batch, H heads, N tokens, D head_dim.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention
@@ -51,7 +48,7 @@ class Library(Package):
 class External(Attention):
     """Attention of another library.
 
-    A subclass names the library and overrides `attend_heads_last`, or `__call__`.
+    A subclass names the library and overrides `__call__`.
     """
 
     library: ClassVar[Library]
@@ -98,25 +95,9 @@ class External(Attention):
             )
         self.module = self.library.load()
 
-    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the output (B, N, H, D) of q, k and v in this layout; other views of it are fine.
-
-        Raises NotImplementedError for a library that takes (B, H, N, D): it overrides `__call__`.
-        """
-        raise NotImplementedError
-
-    @override
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        B, H, N, _ = q.shape
-        out = self.attend_heads_last(*(t.transpose(1, 2).contiguous() for t in (q, k, v)))
-        return out.reshape(B, N, H, -1).transpose(1, 2)
-
     @override
     def facts(self) -> dict[str, Any]:
-        facts = {"library": f"{self.library.distribution} {self.library.version}"}
-        if type(self).attend_heads_last is not External.attend_heads_last:
-            facts["layout"] = "q, k and v are copied to (B, N, H, D); the copies are part of a pass"
-        return facts
+        return {"library": f"{self.library.distribution} {self.library.version}"}
 
 
 def _numbers(text: str) -> tuple[int, ...]:

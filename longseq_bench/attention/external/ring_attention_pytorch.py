@@ -43,14 +43,10 @@ class RingAttentionPytorch(External):
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         groups = q.shape[1] // k.shape[1]
-        out = super().__call__(_alternate(q, groups), k, v)
-        return _alternate(out, q.shape[1] // groups)
-
-    @override
-    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        qkv_BNHD = (t.transpose(1, 2).contiguous() for t in (_alternate(q, groups), k, v))
         blocks = {"bucket_size": self._bucket, "ring_reduce_col": self.group.size > 1}
-        out: Tensor = self.module.ring_flash_attn(q, k, v, causal=self.workload.causal, **blocks)
-        return out
+        out: Tensor = self.module.ring_flash_attn(*qkv_BNHD, causal=self.workload.causal, **blocks)
+        return _alternate(out.transpose(1, 2), q.shape[1] // groups)
 
 
 def _alternate(x_BHND: Tensor, groups: int) -> Tensor:
