@@ -1,6 +1,6 @@
 """The answer of a comparison: PASS, FAIL or TOO NOISY, the regressions, a sentence per question.
 
-The change asked for is the share of --fail-on, else that of --min-difference.
+The change asked for is the share of --fail-on, else 1 %.
 FAIL: a figure is worse by it (a time by the test), or a trial is no longer ok.
 TOO NOISY: not FAIL, and a series of trials (one implementation at several lengths) has no length
 that could have shown the change in its time; or the machine was not steady, and a trial has no
