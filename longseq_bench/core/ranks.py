@@ -14,6 +14,8 @@ from typing import ParamSpec, TypeVar
 
 import psutil
 
+from longseq_bench.core.files import read_text
+
 LOOPBACK = "127.0.0.1"
 
 OPENING = "opening the device"
@@ -74,15 +76,9 @@ def issuing_threads_s(process: psutil.Process) -> float:
     return sum(
         thread.user_time + thread.system_time
         for thread in process.threads()
-        if thread.id == process.pid or _thread_name(process.pid, thread.id).startswith(AUTOGRAD)
+        if thread.id == process.pid
+        or read_text(Path(f"/proc/{process.pid}/task/{thread.id}/comm")).startswith(AUTOGRAD)
     )
-
-
-def _thread_name(pid: int, thread: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/task/{thread}/comm").read_text()
-    except OSError:
-        return ""
 
 
 # ---- functions that mark a place in a stack ------------------------------------------------------

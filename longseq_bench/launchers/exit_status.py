@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import tempfile
-from contextlib import suppress
 from itertools import takewhile
 from multiprocessing.reduction import DupFd
 from operator import methodcaller
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from longseq_bench.core.errors import LauncherError
+from longseq_bench.core.files import read_text
 from longseq_bench.core.gpus import explain_broken_gpu
 from longseq_bench.core.model import Outcome, Phase, environment_failure
 from longseq_bench.core.ranks import CHILD_MAIN, COLLECTIVE
@@ -114,10 +114,8 @@ def signal_name(number: int) -> str:
 
 def kernel_kills() -> int:
     """Return the number of kills by the kernel's out-of-memory killer since boot; 0 if unknown."""
-    with suppress(OSError):
-        if found := re.search(r"^oom_kill (\d+)$", _VMSTAT.read_text(), re.MULTILINE):
-            return int(found[1])
-    return 0
+    found = re.search(r"^oom_kill (\d+)$", read_text(_VMSTAT), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def stack_lines(dumped: str) -> list[str]:

@@ -131,10 +131,6 @@ class AdaptiveBlockSparse(LayoutAttention):
         learns = self.scorer == "learned" and self.workload.train
         return None if learns else super().kernel_blocks
 
-    @override
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "scorer": self.scorer}
-
     @property
     @override
     def layouts(self) -> tuple[BlockLayout, ...]:
