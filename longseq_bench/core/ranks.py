@@ -122,10 +122,3 @@ def write_stacks() -> None:
 WAIT_FOR_PEERS = longseq_wait_for_peers.__name__
 WAIT_FOR_DEVICE = longseq_wait_for_device.__name__
 CHILD_MAIN = longseq_child_main.__name__
-
-COLLECTIVE = "longseq collective: "
-"""Start of a line on the collective of a rank, after its stack (distributed/flight_recorder.py)."""
-COLLECTIVE_FOLLOWS = "longseq collective follows"
-"""Announces that line, which takes a moment."""
-COLLECTIVE_WAITS = "waits for other ranks"
-"""End of the line if the device waits in the collective."""

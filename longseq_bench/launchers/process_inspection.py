@@ -10,7 +10,7 @@ from contextlib import suppress
 import psutil
 
 from longseq_bench.core.model import Outcome
-from longseq_bench.core.ranks import COLLECTIVE, COLLECTIVE_FOLLOWS, issuing_threads_s
+from longseq_bench.core.ranks import issuing_threads_s
 from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.exit_status import OutputFile, stack_lines
 from longseq_bench.launchers.rank_supervisor import GRACE_S, ProcessSample
@@ -81,18 +81,9 @@ def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> d
     while pids and time.monotonic() < end:
         time.sleep(STACKS_STEP_S)
         before, sizes = sizes, {rank: outputs[rank].size() for rank in pids}
-        if sizes == before and all(
-            sizes[rank] > starts[rank] and not _will_write(outputs[rank], starts[rank])
-            for rank in starts
-        ):
+        if sizes == before and all(sizes[rank] > starts[rank] for rank in starts):
             break
     return {r: stack_lines(outputs[r].tail(starts[r], STACK_BYTES)) for r in pids}
-
-
-def _will_write(output: OutputFile, start: int) -> bool:
-    """Return True if a rank has announced a line on its collective, and not written it yet."""
-    text = output.tail(start, STACK_BYTES)
-    return COLLECTIVE_FOLLOWS in text and COLLECTIVE not in text
 
 
 def kill_orphans(server: int | None) -> list[str]:
