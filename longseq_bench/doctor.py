@@ -65,7 +65,7 @@ def examine(catalogue: Catalogue | None, environment: Environment) -> list[Findi
         _turbo(),
         _huge_pages(),
         _compiler(),
-        *_implementations(catalogue),
+        _implementations(catalogue),
     ]
 
 
@@ -197,27 +197,19 @@ def _compiler() -> Finding:
     return check("c++ compiler", path is not None, found, remedy)
 
 
-def _implementations(catalogue: Catalogue | None) -> list[Finding]:
-    """Report implementations that can't run on an available device, and the number that can."""
+def _implementations(catalogue: Catalogue | None) -> Finding:
+    """Report how many implementations can run on an available device."""
     if catalogue is None:
         remedy = "see torch above; longseq list says why"
-        return [Finding("implementations", "missing", "could not be listed", remedy)]
-    available = [name for name, info in catalogue.devices.items() if not info.unavailable]
-    findings, usable = [], 0
-    for name, entry in sorted(catalogue.implementations.items()):
-        reasons = [f"not on {d}: {why}" for d, why in entry.unavailable.items() if d in available]
-        usable += len(reasons) < len(available)
-        if reasons:
-            found = "; ".join(reasons)
-            module = re.search(r"No module named '(\w+)", found)
-            elsewhere = "install what it names, leave it out, or run it on another device"
-            remedy = f"pip install {module[1]}" if module else elsewhere
-            findings.append(Finding(name, "note", found, remedy))
-    count, devices = len(catalogue.implementations), " or ".join(available) or "no device"
-    summary = f"{usable} of {count} can run on {devices}"
-    state: Literal["ok", "missing"] = "ok" if usable else "missing"
-    remedy = "" if usable else "see each one's reason below"
-    return [Finding("implementations", state, summary, remedy), *findings]
+        return Finding("implementations", "missing", "could not be listed", remedy)
+    available = {name for name, info in catalogue.devices.items() if not info.unavailable}
+    entries = catalogue.implementations.values()
+    usable = sum(bool(available - entry.unavailable.keys()) for entry in entries)
+    found = f"{usable} of {len(entries)} can run on {' or '.join(sorted(available)) or 'no device'}"
+    remedy = "longseq list says why the others can't"
+    if not usable:
+        return Finding("implementations", "missing", found, remedy)
+    return check("implementations", usable == len(entries), found, remedy)
 
 
 def _numbers(version: str) -> list[int]:

@@ -30,6 +30,7 @@ from benchmarks.gpu.items import Figures
 from benchmarks.gpu.processes import die_with_parent
 from benchmarks.triton_static import MULTIPROCESSOR, RESERVED, WARP
 from longseq_bench.attention.base import IMPLEMENTATIONS
+from longseq_bench.core.cost import visible_pairs
 from longseq_bench.core.errors import KernelLimitError, UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -235,8 +236,8 @@ def _time_kernel(
         fastest = min(fastest, (median(times), Shape(*tile)), key=lambda one: one[0])
         emit(
             job, seconds=median(times), fastest_s=min(times), call_s=median(calls),
-            difference=max(map(difference, got, expected)), density=layout.density,
-            pairs=layout.visible_pairs,
+            difference=max(map(difference, got, expected)), pairs=layout.visible_pairs,
+            density=layout.visible_pairs / visible_pairs(layout.seq_len, layout.causal),
         )  # fmt: skip
     blocks.use(kernel, head_dim, fastest[1])
 

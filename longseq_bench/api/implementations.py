@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import StoreError, UserError
-from longseq_bench.core.files import scratch_folder
 from longseq_bench.core.model import OptionValue
 from longseq_bench.core.options import unknown_option
 from longseq_bench.core.registry import PICKLE, canonical_name
@@ -135,13 +136,20 @@ def _pickle(function: Callable[..., Any], plain: FunctionType, folder: Path | No
     except (OSError, TypeError):
         identity = content
     digest = hashlib.sha256(identity).hexdigest()[:16]
-    path = (folder or scratch_folder()) / FOLDER / f"{name}-{digest}{PICKLE}"
     try:
+        path = (folder or Path(_scratch().name)) / FOLDER / f"{name}-{digest}{PICKLE}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     except OSError as error:
-        raise StoreError(f"the function can't be written to {path}: {error.strerror}") from None
+        place = error.filename or "TMPDIR"
+        raise StoreError(f"the function can't be written to {place}: {error.strerror}") from None
     return f"{_short(path)}:{name}"
+
+
+@cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder that is deleted when this process ends."""
+    return tempfile.TemporaryDirectory(prefix="longseq-")
 
 
 def _short(path: Path) -> str:

@@ -105,7 +105,7 @@ class ProjectedAttention(Attention):
 
     @override
     def facts(self) -> dict[str, Any]:
-        return self.inner.facts() | {"module": "projections of q, k, v and out"}
+        return self.inner.facts()
 
 
 def projection_flops(w: Workload, elements: int | None = None) -> float:

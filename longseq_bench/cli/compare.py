@@ -29,8 +29,6 @@ def compare(
     out: Path | None = None,
     fail_on: str | None = None,
     inconclusive: Literal["fail", "warn"] | None = None,
-    level: str = "5%",
-    min_difference: str = "1%",
     across_machines: bool = False,
     run: bool = False,
     tokens: str | None = None,
@@ -50,28 +48,26 @@ def compare(
     Trials of both sides that ran on different machines are listed, not compared; with --fail-on
     they are an error (exit code 2). --across-machines compares them.
 
-    PATH@COMMIT: the records of one commit below a folder; @COMMIT: those below results/.
-
     --run measures two implementations in turn and compares them round by round. A and B are names
     or path/to/file.py:function; options of the workload belong to it.
 
     Options:
-        a: Results folder or file; PATH@COMMIT: its records of one commit. With --run: a name.
-        b: Results to compare with A, in the same notation.
+        a: Results folder or records.jsonl file. With --run: a name.
+        b: Results to compare with A; with --run a name.
         formats: Formats of files to write, separated by commas: md,json,html,csv. Default: none.
         out: Folder for these files and the records of --run. Default: the current folder; none.
         fail_on: End with exit code 4 if anything is worse by this share: 5% or 0.05. Default: no
             check.
         inconclusive: If the runs are too noisy to show the change: end with exit code 5, or only
             warn. Default: fail with --fail-on, else warn.
-        level: Family-wise error rate: the chance of any false `slower` or `faster`.
-        min_difference: Smallest difference in time that is reported.
         across_machines: Also compare trials of different machines. Default: one machine only.
         run: Measure A and B now, in turn. Default: they are results.
         tokens: Sequence lengths for --run, separated by commas. Default: 2k.
         rounds: Rounds of --run, each in fresh processes. Default: 20.
     """
+    from longseq_bench.api.results import read_results
     from longseq_bench.cli.session import print_answer, print_lines
+    from longseq_bench.comparison.compare import LEVEL, MIN_CHANGE
     from longseq_bench.comparison.compare import compare as compare_records
     from longseq_bench.comparison.document import comparison_document, json_document
     from longseq_bench.comparison.verdict import decide
@@ -84,21 +80,16 @@ def compare(
         raise UserError(f"--{next(iter(written)).replace('_', '-')} needs --run")
     if out is not None and not format_names and not run:
         raise UserError("--out needs --format; write --format md,json,html")
-    max_error = parse_share(level, "--level")
-    min_change = parse_share(min_difference, "--min-difference")
     gate = parse_share(fail_on, "--fail-on") if fail_on is not None else None
-    if gate is not None and min_change > gate:
-        raise UserError(
-            f"--min-difference {min_difference} hides changes that --fail-on {fail_on} asks for; "
-            "give it at most the share of --fail-on"
-        )
-    sides = _measure(a, b, out, RUN_DEFAULTS | written) if run else (_read(a), _read(b))
-    (records_a, notes_a), (records_b, notes_b) = sides
-    result = compare_records(
-        records_a, records_b, (a, b), max_error, min_change, across_machines, run
-    )
+    notes: list[str] = []
+    if run:
+        old, new = _measure(a, b, out, RUN_DEFAULTS | written)
+    else:
+        (old, notes_a), (new, notes_b) = (read_results([Path(side)]) for side in (a, b))
+        notes = [*notes_a, *notes_b]
+    least = min(MIN_CHANGE, gate or MIN_CHANGE)
+    result = compare_records(old, new, (a, b), LEVEL, least, across_machines, run)
     verdict = decide(result, gate)
-    notes = [*notes_a, *notes_b]
     if verdict.word == "TOO NOISY" and inconclusive == "warn":
         notes.append(f"warning: {verdict}")
     print_lines(notes, "yellow")
@@ -123,9 +114,7 @@ def _exit_code(verdict: str, gated: bool, inconclusive: str | None) -> int:
     return codes.get(verdict, 0)
 
 
-def _measure(
-    old: str, new: str, out: Path | None, settings: dict[str, Any]
-) -> list[tuple[list[Record], list[str]]]:
+def _measure(old: str, new: str, out: Path | None, settings: dict[str, Any]) -> list[list[Record]]:
     """Return the records of two implementations that take turns; the old one's get the new name.
 
     Raises UserError if they are the same, or can't be used.
@@ -144,24 +133,4 @@ def _measure(
     as_new = {name: getattr(of_new, name) for name in ("implementation", "options", "source")}
     trials = [r.trial.model_copy(update=as_new) for r in sides[0]]
     pairs = zip(sides[0], trials, strict=True)
-    return [([r.model_copy(update={"trial": trial}) for r, trial in pairs], []), (sides[1], [])]
-
-
-def _read(text: str) -> tuple[list[Record], list[str]]:
-    """Return the records that an argument names, with notes; an existing path may contain an @.
-
-    Raises StoreError if there are none, UserError if the commit is unknown or ambiguous.
-    """
-    from longseq_bench.api.results import read_results
-
-    path, at, commit = text.rpartition("@")
-    if not at or Path(text).exists():
-        return read_results([Path(text)])
-    place = path or "results"
-    records, notes = read_results([Path(place)])
-    known = list(dict.fromkeys(c for r in records if (c := r.environment.commit)))
-    matching = [commit] if commit in known else [c for c in known if c.startswith(commit)]
-    if len(matching) == 1:
-        return [r for r in records if r.environment.commit == matching[0]], notes
-    found = "several commits" if matching else "no record of a commit"
-    raise UserError(f"{place} has {found} {commit!r}; known: {', '.join(known) or 'none'}")
+    return [[r.model_copy(update={"trial": trial}) for r, trial in pairs], sides[1]]

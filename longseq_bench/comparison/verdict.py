@@ -1,6 +1,6 @@
 """The answer of a comparison: PASS, FAIL or TOO NOISY, the regressions, a sentence per question.
 
-The change asked for is the share of --fail-on, else that of --min-difference.
+The change asked for is the share of --fail-on, else 1 %.
 FAIL: a figure is worse by it (a time by the test), or a trial is no longer ok.
 TOO NOISY: not FAIL, and a series of trials (one implementation at several lengths) has no length
 that could have shown the change in its time; or the machine was not steady, and a trial has no
@@ -241,21 +241,18 @@ def find_regressions(result: Comparison, share: float) -> list[str]:
 
 def summarize(result: Comparison) -> Iterator[str]:
     """Yield a sentence per question: times, memory, lengths, statuses, unmatched trials."""
-    if result.judged:
-        yield _summarize_times(result)
-    if peaks := Counter(one.verdict for one in result.peaks):
-        more, less = peaks["more"] or "none", peaks["less"] or "none"
-        yield f"Peak memory: more in {more} of {count(peaks.total(), 'trial')}, less in {less}."
-    if maxima := Counter(one.verdict for one in result.maxima):
-        shorter, longer = maxima["shorter"] or "none", maxima["longer"] or "none"
-        searches = count(maxima.total(), "search", "searches")
-        undecided = f", {maxima['undecided']} undecided" if maxima["undecided"] else ""
-        yield f"Longest lengths: shorter in {shorter} of {searches}, longer in {longer}{undecided}."
-    if statuses := Counter(one.verdict for one in result.statuses):
-        words = {"broken": "no longer ok", "mended": "ok only in B"}
-        words["otherwise"] = "failed differently"
-        parts = ", ".join(f"{statuses[key]} {text}" for key, text in words.items() if statuses[key])
-        yield f"Trials with a different status: {parts}."
+    for name, changes in (
+        ("Times", result.judged),
+        ("Peak memory", result.peaks),
+        ("Longest lengths", result.maxima),
+        ("Different status", result.statuses),
+    ):
+        if verdicts := Counter(one.verdict for one in changes):
+            yield f"{name}: {', '.join(f'{n} {word}' for word, n in verdicts.most_common())}."
+    same = [t.estimate for t in result.times if t.estimate and t.verdict == "same"]
+    if seen := sorted(max(one.detectable, result.min_change) for one in same):
+        ends = (">100 %" if x > 1 else format_percent(x) for x in (seen[0], seen[-1]))
+        yield f"Smallest detectable difference in time: {' to '.join(dict.fromkeys(ends))}."
     if result.failed_alike:
         yield f"{count(result.failed_alike, 'trial')} failed in the same way in both."
     for name, rows in (("A", result.only_a), ("B", result.only_b)):
@@ -264,30 +261,6 @@ def summarize(result: Comparison) -> Iterator[str]:
             yield f"{found} only in {name}."
     if result.other_machines:
         yield f"{_on_other_machines(result)}: not compared; --across-machines compares them."
-
-
-def _summarize_times(result: Comparison) -> str:
-    verdicts = Counter(t.verdict for t in result.judged)
-    slower, faster, same = (verdicts[word] or "none" for word in ("slower", "faster", "same"))
-    parts = []
-    if decided := verdicts.total() - verdicts["undecided"] - verdicts[NOISY]:
-        seen = [t.estimate for t in result.times if t.estimate and t.verdict == "same"]
-        known = sorted(max(one.detectable, result.min_change) for one in seen)
-        smallest = ""
-        if known:
-            low, high = (">100 %" if x > 1 else format_percent(x) for x in (known[0], known[-1]))
-            span = low if low == high else f"{low.removesuffix(' %')} to {high}"
-            smallest = f" (the smallest detectable difference is {span})"
-        parts.append(
-            f"B is slower in {slower} of {count(decided, 'trial')}, faster in {faster}; {same} the "
-            f"same within noise{smallest}"
-        )
-    if verdicts["undecided"]:
-        reasons = ", ".join(dict.fromkeys(t.reason for t in result.judged if t.reason))
-        parts.append(f"{count(verdicts['undecided'], 'trial')} undecided: {reasons}")
-    if verdicts[NOISY]:
-        parts.append(f"{count(verdicts[NOISY], 'trial')} too noisy: {UNSTEADY}")
-    return f"{'; '.join(parts)}."
 
 
 def _on_other_machines(result: Comparison) -> str:

@@ -1,8 +1,6 @@
-"""Files: a folder for the temporary ones of this process, and those that are read whole."""
+"""Files that are read whole, those of a user and tables of the package; a folder that stays."""
 
-import atexit
 import os
-import shutil
 import stat
 import tempfile
 from functools import cache
@@ -12,32 +10,8 @@ from typing import Any
 
 import yaml
 
-from longseq_bench.core.errors import ConfigError, LauncherError
+from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.units import format_bytes
-
-SOCKET_PATH_BYTES = 103
-"""Longest path of a Unix socket: Linux has 107, macOS 103."""
-
-SOCKET_BYTES = len("/longseq-12345678/listener-12345678")
-_SHORT_FOLDERS = ("/tmp", "/var/tmp")
-
-_own: dict[int, Path] = {}
-"""The folder of this process, by process id."""
-
-
-def scratch_folder() -> Path:
-    """Return this process's folder for temporary files; it is deleted when the process ends.
-
-    The path of a socket in it fits: with a long TMPDIR the folder is below /tmp or /var/tmp.
-
-    Raises:
-        LauncherError: there is no such folder that can be written.
-    """
-    own = _own.get(os.getpid())
-    if own is None or not own.is_dir():
-        own = _own[os.getpid()] = _create()
-        atexit.register(_delete, os.getpid())
-    return own
 
 
 def private_folder() -> Path:
@@ -53,29 +27,6 @@ def private_folder() -> Path:
         raise PermissionError(f"{folder} belongs to another user")
     return folder
 
-
-def _create() -> Path:
-    problems = []
-    for parent in (tempfile.gettempdir(), *_SHORT_FOLDERS):
-        try:
-            if len(os.fsencode(parent)) + SOCKET_BYTES > SOCKET_PATH_BYTES:
-                raise OSError("the path is too long for a socket")
-            return Path(tempfile.mkdtemp(prefix="longseq-", dir=parent))
-        except OSError as error:
-            problems.append(f"{error.strerror or error} ({parent})")
-    raise LauncherError(
-        f"there is no folder for temporary files: {problems[0]}; set TMPDIR to a folder that can "
-        f"be written and has at most {SOCKET_PATH_BYTES - SOCKET_BYTES} characters"
-    )
-
-
-def _delete(pid: int) -> None:
-    """Delete the folder at the end of the process that owns it, not of one that it forked."""
-    if pid == os.getpid() and (own := _own.pop(pid, None)):
-        shutil.rmtree(own, ignore_errors=True)
-
-
-# ---- files that are read whole: those of a user, and tables of the package -----------------------
 
 MAX_FILE_BYTES = 16 << 20
 """Largest file that is read whole. Records are not: they are read line by line."""

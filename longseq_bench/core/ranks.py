@@ -14,6 +14,8 @@ from typing import ParamSpec, TypeVar
 
 import psutil
 
+from longseq_bench.core.files import read_text
+
 LOOPBACK = "127.0.0.1"
 
 OPENING = "opening the device"
@@ -74,15 +76,9 @@ def issuing_threads_s(process: psutil.Process) -> float:
     return sum(
         thread.user_time + thread.system_time
         for thread in process.threads()
-        if thread.id == process.pid or _thread_name(process.pid, thread.id).startswith(AUTOGRAD)
+        if thread.id == process.pid
+        or read_text(Path(f"/proc/{process.pid}/task/{thread.id}/comm")).startswith(AUTOGRAD)
     )
-
-
-def _thread_name(pid: int, thread: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/task/{thread}/comm").read_text()
-    except OSError:
-        return ""
 
 
 # ---- functions that mark a place in a stack ------------------------------------------------------
@@ -126,10 +122,3 @@ def write_stacks() -> None:
 WAIT_FOR_PEERS = longseq_wait_for_peers.__name__
 WAIT_FOR_DEVICE = longseq_wait_for_device.__name__
 CHILD_MAIN = longseq_child_main.__name__
-
-COLLECTIVE = "longseq collective: "
-"""Start of a line on the collective of a rank, after its stack (distributed/flight_recorder.py)."""
-COLLECTIVE_FOLLOWS = "longseq collective follows"
-"""Announces that line, which takes a moment."""
-COLLECTIVE_WAITS = "waits for other ranks"
-"""End of the line if the device waits in the collective."""

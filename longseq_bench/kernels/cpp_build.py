@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.core.files import private_folder
+from longseq_bench.core.files import private_folder, read_text
 
 COMPILERS = ("g++", "clang++", "c++")
 ZIG = "ziglang"
@@ -131,9 +131,6 @@ def _digest(source: Path, compiler: tuple[str, ...]) -> str:
 
 def _processor() -> str:
     """Return text that identifies the processor's instruction set."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
+    text = read_text(Path("/proc/cpuinfo"))
     lines = re.findall(r"^(?:model name|flags|Features|CPU part)\s*:.*$", text, re.MULTILINE)
-    return platform.machine() + "\n".join(dict.fromkeys(lines))
+    return "\n".join(dict.fromkeys([platform.machine(), platform.processor(), *lines]))

@@ -267,11 +267,9 @@ template <typename T> static void split(const Decode *p, int64_t unit, float *q,
 static int padded(const Decode *p) { return (p->dim + LANES - 1) / LANES * LANES; }
 
 extern "C" {
-int64_t decode_bytes() { return sizeof(Decode); }
-
 // Bytes of working memory that a thread needs.
-int64_t thread_bytes(const Decode *p) {
-    int64_t rows = p->group * p->queries;
+int thread_bytes(const Decode *p) {
+    int rows = p->group * p->queries;
     return 4 * (rows * (padded(p) + p->v_dim + 2) + ROWS * KEYS + LANES);
 }
 

@@ -13,13 +13,11 @@ import ctypes
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import native
 from longseq_bench.kernels.cpp_build import library
 from longseq_bench.kernels.native import fields
@@ -71,7 +69,7 @@ class _Decode(ctypes.Structure):
 @functools.cache
 def unavailable_reason(dtype: torch.dtype = torch.float32) -> str | None:
     """Return the reason why the compiled kernel can't be used here, or None."""
-    return native.library_reason("decode kernel", _library, dtype)
+    return native.library_reason("decode kernel", SOURCE, dtype)
 
 
 def cuda_limit_reason(rows: int, head_dim: int, dtype: torch.dtype) -> str | None:
@@ -112,11 +110,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Te
     first, stop = (np.ascontiguousarray(ends, dtype=np.int64) for ends in (seen.first, seen.stop))
     problem.first, problem.stop = first.ctypes.data, stop.ctypes.data
     problem.out, problem.lse = out.data_ptr(), lse.data_ptr()
-    thread_bytes = int(_library().thread_bytes(ctypes.byref(problem)))
+    thread_bytes = int(library(SOURCE).thread_bytes(ctypes.byref(problem)))
     scratch = torch.empty(thread_bytes * threads, dtype=torch.uint8)
     counter = np.zeros(2, dtype=np.int64)
     problem.scratch, problem.counter = scratch.data_ptr(), counter.ctypes.data
-    native.run_on_threads(_library().decode, problem, counter)
+    native.run_on_threads(library(SOURCE).decode, problem, counter)
     return merge_partials(out, lse)
 
 
@@ -133,12 +131,3 @@ def merge_partials(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     weights /= total.where(total > 0, torch.ones_like(total))
     merged = (weights[..., None] * out).sum(0)
     return merged, largest + total.log()
-
-
-@functools.cache
-def _library() -> Any:
-    compiled = library(SOURCE)
-    if compiled.decode_bytes() != ctypes.sizeof(_Decode):
-        raise UnsupportedError(f"{SOURCE.name} was compiled for another version of this package")
-    compiled.thread_bytes.restype = ctypes.c_int64
-    return compiled

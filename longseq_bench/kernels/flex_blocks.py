@@ -196,19 +196,12 @@ class FlexBlocks:
         if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise UnsupportedError(f"FlexAttention has no kernel for {q.dtype}")
         mask = self.prepare(q.device, train)
-        return attend(q, k, v, mask, kernel_options=self._options(q) or None, **more)
-
-    def _options(self, q: Tensor) -> dict[str, Any]:
-        """Return the options of the compiled kernel."""
-        return {**tile_options(self.block, q.shape[3], q.dtype)} if q.is_cuda else {}
-
-    def _every_pair(self) -> Any:
-        """Return the mask_mod of blocks that are seen in full."""
-        from torch.nn.attention.flex_attention import noop_mask
-
-        return noop_mask
+        tiles = tile_options(self.block, q.shape[3], q.dtype) if q.is_cuda else {}
+        return attend(q, k, v, mask, kernel_options=tiles or None, **more)
 
     def _mask(self, device: torch.device, train: bool) -> Any:
+        from torch.nn.attention.flex_attention import noop_mask
+
         masked, full = [], []
         for one in self.layouts:
             own = np.repeat(np.arange(one.rows), one.row_lengths)
@@ -222,7 +215,7 @@ class FlexBlocks:
             [_transposed(*one) for one in entries] for entries in (masked, full)
         )
         tables += self._tables(columns, full_columns, device) if train else (None,) * 4
-        mod: Any = causal_mask_mod if self.causal else self._every_pair()
+        mod: Any = causal_mask_mod if self.causal else noop_mask
         if (mask := self.layouts[0].mask) is not None:
             positions = np.arange(mask.tokens)
             first, stop = map(torch.from_numpy, (mask.first(positions), mask.stop(positions)))

@@ -506,10 +506,9 @@ extern "C" {
 // Returns 0: done; 2: dtype not supported by the compiler.
 int forward(const Problem *p) { return EACH(forward_all); }
 int backward(const Problem *p) { return EACH(backward_all); }
-// Vector width, and the size of Problem for a check by the caller.
+// Vector width.
 int lanes() { return LANES; }
 int thread_bytes(const Problem *p, int back) { return (int)scratch_bytes(*p, back); }
-int problem_bytes() { return sizeof(Problem); }
 // Multiplies float32 matrices that stay in the first-level cache; returns the FLOPs of a turn.
 int multiply(int turns) {
     enum { INNER = 256 };

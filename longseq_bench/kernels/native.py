@@ -61,18 +61,15 @@ class _Problem(ctypes.Structure):
 @functools.cache
 def unavailable_reason(dtype: torch.dtype = torch.float32) -> str | None:
     """Return the reason why this kernel can't be used here, or None."""
-    return library_reason("kernel", _library, dtype)
+    return library_reason("kernel", SOURCE, dtype)
 
 
-def library_reason(kernel: str, load: Callable[[], Any], dtype: torch.dtype) -> str | None:
-    """Return the reason why a compiled library can't be used here, or None.
-
-    load: returns it, or raises UnsupportedError.
-    """
+def library_reason(kernel: str, source: Path, dtype: torch.dtype) -> str | None:
+    """Return the reason why the compiled library of a source can't be used here, or None."""
     if dtype not in DTYPES:
         return f"the compiled {kernel} does not support {dtype}"
     try:
-        compiled = load()
+        compiled = library(source)
     except UnsupportedError as error:
         return str(error)
     if dtype == torch.float16 and not compiled.has_float16():
@@ -82,7 +79,7 @@ def library_reason(kernel: str, load: Callable[[], Any], dtype: torch.dtype) -> 
 
 def name() -> str:
     """Return the kernel's name with its vector width."""
-    return f"native ({_library().lanes()} lanes)"
+    return f"native ({library(SOURCE).lanes()} lanes)"
 
 
 def forward(
@@ -139,7 +136,7 @@ def backward(
 
 def _allocate_scratch(problem: _Problem, back: bool, device: torch.device) -> Tensor:
     """Return working memory for all threads: a tensor, so that every meter of memory sees it."""
-    thread_bytes = int(_library().thread_bytes(ctypes.byref(problem), int(back)))
+    thread_bytes = int(library(SOURCE).thread_bytes(ctypes.byref(problem), int(back)))
     return torch.empty(thread_bytes * torch.get_num_threads(), dtype=torch.uint8, device=device)
 
 
@@ -186,7 +183,7 @@ def _run(function: str, problem: _Problem) -> None:
     counter = np.zeros(2, dtype=np.int64)
     scratch = _allocate_scratch(problem, function == "backward", torch.device("cpu"))
     problem.counter, problem.scratch = counter.ctypes.data, scratch.data_ptr()
-    run_on_threads(getattr(_library(), function), problem, counter)
+    run_on_threads(getattr(library(SOURCE), function), problem, counter)
 
 
 def run_on_threads(
@@ -209,20 +206,12 @@ def run_on_threads(
         wait(others)
 
 
-@functools.cache
-def _library() -> Any:
-    compiled = library(SOURCE)
-    if compiled.problem_bytes() != ctypes.sizeof(_Problem):
-        raise UnsupportedError(f"{SOURCE.name} was compiled for another version of this package")
-    return compiled
-
-
 def product_flops(turns: int) -> int:
     """Multiply float32 matrices in the first-level cache on all threads; return the FLOPs."""
     others = [
-        _pool().submit(_library().multiply, turns) for _ in range(torch.get_num_threads() - 1)
+        _pool().submit(library(SOURCE).multiply, turns) for _ in range(torch.get_num_threads() - 1)
     ]
-    flops = int(_library().multiply(turns)) * turns
+    flops = int(library(SOURCE).multiply(turns)) * turns
     wait(others)
     return flops * torch.get_num_threads()
 

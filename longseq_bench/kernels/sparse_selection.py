@@ -4,9 +4,8 @@ native  compiled C++ on a CPU with a compiler: two to three times as fast as pla
 triton  block layouts on CUDA
 torch   exact attention of gathered tiles, by torch's kernel or the fastest one on CUDA
 flex    FlexAttention compiled by torch, for comparison; never chosen by auto
-flex-flash  the same by FlashAttention-4, a package; on an H100 slower than triton
 
-triton, flex and flex-flash know block layouts only, native and torch any spans.
+triton and flex know block layouts only, native and torch any spans.
 
 Patterns that are tiles of exact attention also run on any kernel of kernels/exact, by its name.
 """
@@ -18,15 +17,13 @@ from typing import Literal
 import torch
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.kernels import flex_blocks, flex_flash, native, torch_spans
-from longseq_bench.kernels.exact.base import Use
+from longseq_bench.kernels import flex_blocks, native, torch_spans
 from longseq_bench.kernels.spans import SpanKernel
 from longseq_bench.meta_mode import is_meta
 
-Kernel = Literal["auto", "native", "triton", "flex", "flex-flash", "torch"]
-FLEX = ("flex", flex_flash.NAME)
+Kernel = Literal["auto", "native", "triton", "flex", "torch"]
 
-_FASTEST = "triton 1.48 ms, flex-flash 1.63, flex 1.91 (forward, 95 %, 65,536 tokens, 8×64, H100)"
+_FASTEST = "triton 1.48 ms, flex 1.91 (forward, 95 %, 65,536 tokens, 8×64, H100)"
 _NO_BLOCK_LAYOUT = (
     "it needs a block layout: one rank, no mask but causal, no padding, no learned scorer"
 )
@@ -53,17 +50,15 @@ def choose(
     requested kernel can't be used.
     """
     torch_dtype: torch.dtype = getattr(torch, dtype)
-    use = Use(device, torch_dtype, head_dim, blocks is not None and blocks.train)
     not_cpu = None if device == "cpu" else "the compiled kernel is for CPUs"
     reasons = {
         "native": not_cpu or native.unavailable_reason(torch_dtype),
         "triton": triton_reason(device, torch_dtype, head_dim, blocks.block if blocks else 0),
         "flex": flex_blocks.unavailable_reason(device, blocks is not None and blocks.train),
-        flex_flash.NAME: flex_flash.unavailable_reason(use, blocks.block if blocks else 0),
         "torch": None,
     }
     if blocks is None:
-        for other in ("triton", *FLEX):
+        for other in ("triton", "flex"):
             reasons[other] = reasons[other] if device == "cpu" else _NO_BLOCK_LAYOUT
     name = requested
     if requested == "auto":

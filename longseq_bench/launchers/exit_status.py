@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import tempfile
-from contextlib import suppress
 from itertools import takewhile
 from multiprocessing.reduction import DupFd
 from operator import methodcaller
@@ -22,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from longseq_bench.core.errors import LauncherError
+from longseq_bench.core.files import read_text
 from longseq_bench.core.gpus import explain_broken_gpu
 from longseq_bench.core.model import Outcome, Phase, environment_failure
-from longseq_bench.core.ranks import CHILD_MAIN, COLLECTIVE
+from longseq_bench.core.ranks import CHILD_MAIN
 
 NATIVE_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
 """Signals that may mean that native code used a failed allocation."""
@@ -114,25 +114,19 @@ def signal_name(number: int) -> str:
 
 def kernel_kills() -> int:
     """Return the number of kills by the kernel's out-of-memory killer since boot; 0 if unknown."""
-    with suppress(OSError):
-        if found := re.search(r"^oom_kill (\d+)$", _VMSTAT.read_text(), re.MULTILINE):
-            return int(found[1])
-    return 0
+    found = re.search(r"^oom_kill (\d+)$", read_text(_VMSTAT), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def stack_lines(dumped: str) -> list[str]:
     """Parse faulthandler's output into lines `file:line function`, innermost frame first.
 
     Frames below CHILD_MAIN are dropped. The main thread, which faulthandler prints last, comes
-    first. Files are relative to site-packages; other files are shown as folder/name. The line on
-    the rank's collective, if there is one, comes last.
+    first. Files are relative to site-packages; other files are shown as folder/name.
     """
     threads: list[list[str]] = []
-    collective: list[str] = []
     for line in dumped.splitlines():
-        if line.startswith(COLLECTIVE):
-            collective = [line]
-        elif line.startswith(("Thread 0x", "Current thread 0x")):
+        if line.startswith(("Thread 0x", "Current thread 0x")):
             threads.append([])
         elif threads and (frame := _FRAME.match(line)):
             path, number, function = frame.groups()
@@ -143,7 +137,7 @@ def stack_lines(dumped: str) -> list[str]:
     for thread in reversed(threads):
         lines = list(takewhile(lambda line: function_of(line) != CHILD_MAIN, thread))
         found += ["of another thread:", *lines] if found and lines else lines
-    return found[:STACK_LINES] + collective
+    return found[:STACK_LINES]
 
 
 def function_of(stack_line: str) -> str:

@@ -12,10 +12,11 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver, get_context, process, resource_tracker
+from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import ModuleType
@@ -24,7 +25,6 @@ from typing import Any
 import psutil
 
 from longseq_bench.core.errors import LauncherError
-from longseq_bench.core.files import scratch_folder
 from longseq_bench.launchers.interrupts import block_interrupts, defer_interrupts
 
 LOST = 255
@@ -49,7 +49,7 @@ def ready() -> None:
     try:
         _ready(before)
     except (OSError, EOFError) as error:
-        reason = str(error) or "it ended"
+        reason = f"{str(error) or 'it ended'} (TMPDIR is {tempfile.gettempdir()})"
         raise LauncherError(f"the fork server can't be started: {reason}") from error
     except KeyboardInterrupt:
         _kill(before)
@@ -168,23 +168,18 @@ def _is_alive(server: int) -> bool:
 
 # ---- the interpreters of multiprocessing ---------------------------------------------------------
 # By itself multiprocessing runs `python -c`, so that the current folder leads their path: a
-# psutil.py in a folder of results would run. And it makes a folder for the socket of the server
-# that stays after a kill, and whose path may be too long for a socket.
+# psutil.py in a folder of results would run.
 
 
 @contextmanager
 def safe_helpers() -> Iterator[None]:
     """Start interpreters of multiprocessing within the block with the path of this process."""
-    this_process: Any = process.current_process()
-    config = this_process._config
-    tempdir, variables = config.get("tempdir"), dict(os.environ)
-    config["tempdir"] = str(scratch_folder())
+    variables = dict(os.environ)
     path = [folder or os.getcwd() for folder in sys.path]
     os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}
     try:
         yield
     finally:
-        config["tempdir"] = tempdir
         for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
             del os.environ[name]
             os.environ |= {name: variables[name]} if name in variables else {}

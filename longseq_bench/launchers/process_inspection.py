@@ -10,7 +10,7 @@ from contextlib import suppress
 import psutil
 
 from longseq_bench.core.model import Outcome
-from longseq_bench.core.ranks import COLLECTIVE, COLLECTIVE_FOLLOWS, issuing_threads_s
+from longseq_bench.core.ranks import issuing_threads_s
 from longseq_bench.launchers import fork_server
 from longseq_bench.launchers.exit_status import OutputFile, stack_lines
 from longseq_bench.launchers.rank_supervisor import GRACE_S, ProcessSample
@@ -18,8 +18,6 @@ from longseq_bench.launchers.rank_supervisor import GRACE_S, ProcessSample
 SAMPLE_S, SAMPLES = 0.5, 10
 """Time and number of samples needed to distinguish a working rank from a waiting one."""
 
-CONTINUE_AFTER_S = 0.3
-"""Time for ranks of all hosts to write their stacks before a stopped rank is continued."""
 STACKS_S, STACKS_STEP_S = 1.0, 0.05
 """Time limit for ranks to write their stacks, and the interval of checks."""
 
@@ -69,8 +67,7 @@ def _read_processes(pids: Mapping[int, int], device: str) -> dict[int, tuple[str
 def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> dict[int, list[str]]:
     """Make each rank write its stack to its output file, and return the stacks.
 
-    A stopped rank is continued, so that it can write. Ranks that wait for it then go on, so it is
-    continued only when they have written, those of other hosts too.
+    A stopped rank writes none.
     """
     starts = {rank: outputs[rank].size() for rank in pids}
     for pid in pids.values():
@@ -80,29 +77,13 @@ def read_stacks(pids: Mapping[int, int], outputs: Mapping[int, OutputFile]) -> d
                 ctypes.CDLL(None).tgkill(pid, pid, signal.SIGUSR1)
             except AttributeError:  # macOS, and glibc before 2.30
                 os.kill(pid, signal.SIGUSR1)
-    states = _read_processes(pids, "cpu")
-    stopped = [pids[rank] for rank, (state, _) in states.items() if state == psutil.STATUS_STOPPED]
-    if stopped:
-        time.sleep(CONTINUE_AFTER_S)
-        for pid in stopped:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
     end, sizes = time.monotonic() + STACKS_S, starts
     while pids and time.monotonic() < end:
         time.sleep(STACKS_STEP_S)
         before, sizes = sizes, {rank: outputs[rank].size() for rank in pids}
-        if sizes == before and all(
-            sizes[rank] > starts[rank] and not _will_write(outputs[rank], starts[rank])
-            for rank in starts
-        ):
+        if sizes == before and all(sizes[rank] > starts[rank] for rank in starts):
             break
     return {r: stack_lines(outputs[r].tail(starts[r], STACK_BYTES)) for r in pids}
-
-
-def _will_write(output: OutputFile, start: int) -> bool:
-    """Return True if a rank has announced a line on its collective, and not written it yet."""
-    text = output.tail(start, STACK_BYTES)
-    return COLLECTIVE_FOLLOWS in text and COLLECTIVE not in text
 
 
 def kill_orphans(server: int | None) -> list[str]:

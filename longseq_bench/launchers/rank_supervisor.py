@@ -13,14 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from longseq_bench.core.model import Outcome, Phase, Trial, environment_failure
-from longseq_bench.core.ranks import (
-    COLLECTIVE,
-    COLLECTIVE_WAITS,
-    CONNECTING,
-    OPENING,
-    WAIT_FOR_DEVICE,
-    WAIT_FOR_PEERS,
-)
+from longseq_bench.core.ranks import CONNECTING, OPENING, WAIT_FOR_DEVICE, WAIT_FOR_PEERS
 from longseq_bench.launchers.exit_status import function_of, outcome_of_exit
 
 PHASE_LIMIT_S = 900.0
@@ -222,26 +215,35 @@ class RankSupervisor:
             samples: the state of each running rank's process.
             stacks: for a hang, the stack of each rank, as `exit_status.stack_lines` returns it.
 
-        Ranks that wait for a device that computes are late, but don't hang.
+        Ranks that wait for their devices are late: these compute, or wait for other ranks.
         """
         if all(self._ranks[rank].part == CONNECTING for rank in self.running):
             reason = "the ranks did not connect to each other; do their hosts reach each other at "
             outcome = Outcome(status="error", reason=f"{reason}every port?", phase="start")
             self._verdict = self.running[0], outcome
             return
-        computing = self._computing_ranks(samples, stacks)
-        if computing or not self.is_hang(samples):
-            self._verdict = self._timed_out(samples, computing or self.running)
-            return
         stopped = self._stopped_ranks(samples)
+        facts = {"stacks": {str(rank): list(lines) for rank, lines in stacks.items()}}
+        on_device = [
+            rank
+            for rank in self.running
+            if not stopped and WAIT_FOR_DEVICE in map(function_of, stacks.get(rank, ()))
+        ]
+        if on_device or not self.is_hang(samples):
+            root, outcome = self._timed_out(samples, on_device or self.running)
+            if on_device:
+                reason = f"{outcome.reason}; its device computes, or waits for other ranks"
+                outcome = outcome.model_copy(update={"reason": reason, "facts": facts})
+            self._verdict = root, outcome
+            return
         where = {rank: self._phase_of(rank, stacks.get(rank, ())) for rank in self.running}
         not_communicating = [rank for rank in self.running if where[rank] != "communication"]
         root = (stopped or not_communicating or self.running)[0]
         outcome = Outcome(
             status="hang",
-            reason=self._hang_reason(samples, where) + self._describe_collectives(stacks),
+            reason=self._hang_reason(samples, where),
             phase=where[root],
-            facts={"stacks": {str(rank): list(lines) for rank, lines in stacks.items()}},
+            facts=facts,
         )
         self._verdict = root, outcome
 
@@ -275,33 +277,12 @@ class RankSupervisor:
             doing.setdefault(state, []).append(self.name(rank))
         return "; ".join(f"{', '.join(names)}: {state}" for state, names in doing.items())
 
-    def _computing_ranks(
-        self, samples: Mapping[int, ProcessSample], stacks: Mapping[int, Sequence[str]]
-    ) -> list[int]:
-        """Return the ranks whose device is not known to wait for other ranks; none in a stop."""
-        if self._stopped_ranks(samples):
-            return []
-        return [
-            rank
-            for rank in self.running
-            if any(function_of(line) == WAIT_FOR_DEVICE for line in stacks.get(rank, ()))
-            and not _collective_of(stacks[rank]).endswith(COLLECTIVE_WAITS)
-        ]
-
-    def _describe_collectives(self, stacks: Mapping[int, Sequence[str]]) -> str:
-        """Return a sentence on the collectives of ranks on CUDA; "" if none is known."""
-        ranks: dict[str, list[str]] = {}
-        for rank in self.running:
-            if text := _collective_of(stacks.get(rank, ())):
-                ranks.setdefault(text, []).append(self.name(rank))
-        return "".join(f"; collective of {', '.join(n)}: {text}" for text, n in ranks.items())
-
     def _stopped_ranks(self, samples: Mapping[int, ProcessSample]) -> list[int]:
         return [rank for rank in self.running if rank in samples and samples[rank].stopped]
 
     def _phase_of(self, rank: int, stack: Sequence[str]) -> Phase:
         """Return the phase that a rank is in; `communication` if its stack shows it waits."""
-        waits = _collective_of(stack).endswith(COLLECTIVE_WAITS) or any(
+        waits = any(
             function_of(line) == WAIT_FOR_PEERS or line.startswith(_COMMUNICATION_LIBRARIES)
             for line in stack
         )
@@ -372,9 +353,3 @@ class RankSupervisor:
     def _lost_peer(self, rank: int) -> bool:
         outcome = self._ranks[rank].outcome
         return bool(outcome and outcome.facts.get("lost_peer"))
-
-
-def _collective_of(stack: Sequence[str]) -> str:
-    """Return what a rank wrote on its collective; "" if it wrote nothing."""
-    lines = [line.removeprefix(COLLECTIVE) for line in stack if line.startswith(COLLECTIVE)]
-    return lines[-1] if lines else ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Self
 
 import torch
 from typing_extensions import override
@@ -32,8 +33,36 @@ MIN_HEAD_START_S = 1e-3
 """The head start of a clock that knows no dispatch time yet."""
 
 
-class Clock:
-    """A context manager that adds a sample of wall and CPU seconds; their difference shows load.
+class Meter(ABC):
+    """A context manager around the code that it measures. It may be entered several times.
+
+    name: written to the record.
+    """
+
+    name: ClassVar[str]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.stop()
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to measure."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the measurement."""
+
+    @abstractmethod
+    def measurements(self) -> list[Measurement]:
+        """Return the results in SI units; of memory with `peak`. Valid after `stop`."""
+
+
+class Clock(Meter):
+    """A meter that adds a sample of wall and CPU seconds; their difference shows load.
 
     passes: passes that one entry measures; a sample is per pass.
     max_reading_s: the longest time after `split` that a sample leaves out; a longer one counts.
@@ -47,15 +76,8 @@ class Clock:
         self.wall: list[float] = []
         self.cpu: list[float] = []
 
-    def __enter__(self) -> Clock:
-        self.start()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self.stop()
-
+    @override
     def start(self) -> None:
-        """Begin a sample."""
         self._split: tuple[float, float] | None = None
         self._cpu = time.process_time()
         self._wall = time.perf_counter()
@@ -64,16 +86,16 @@ class Clock:
         """Mark the end of the passes: what follows reads their results."""
         self._split = time.perf_counter(), time.process_time()
 
+    @override
     def stop(self) -> None:
-        """End a sample."""
         end = time.perf_counter(), time.process_time()
         if self._split and end[0] - self._split[0] <= self.max_reading_s:
             end = self._split
         self.wall.append((end[0] - self._wall) / self.passes)
         self.cpu.append((end[1] - self._cpu) / self.passes)
 
+    @override
     def measurements(self) -> list[Measurement]:
-        """Return the samples in seconds."""
         return [
             Measurement(name="time", unit="s", samples=tuple(self.wall)),
             Measurement(name="cpu_time", unit="s", samples=tuple(self.cpu)),

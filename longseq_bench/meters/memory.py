@@ -7,10 +7,9 @@ and code of libraries.
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,39 +18,12 @@ from typing_extensions import override
 
 from longseq_bench import meta_mode
 from longseq_bench.core.model import Measurement
+from longseq_bench.meters.clock import Meter as Meter
 from longseq_bench.meters.clock import wait_for_device
 from longseq_bench.meters.own_gpu import own_gpu
 
 Workspace = Callable[[Any, tuple[Any, ...], dict[str, Any]], int]
 """Bytes that an operator, given its arguments, allocates outside torch's tensors while it runs."""
-
-
-class Meter(ABC):
-    """A context manager around the code that it measures. It may be entered several times.
-
-    name: written to the record.
-    """
-
-    name: ClassVar[str]
-
-    def __enter__(self) -> Meter:
-        self.start()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self.stop()
-
-    @abstractmethod
-    def start(self) -> None:
-        """Begin to measure."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """End the measurement."""
-
-    @abstractmethod
-    def measurements(self) -> list[Measurement]:
-        """Return the results in SI units, with `peak` in bytes. Valid after `stop`."""
 
 
 def memory_meter(

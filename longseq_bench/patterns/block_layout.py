@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from longseq_bench.core.cost import visible_pairs as dense_pairs
 from longseq_bench.patterns import Ints
 from longseq_bench.patterns.visible_keys import VisibleKeys
 
@@ -61,13 +60,6 @@ class BlockLayout:
             own = sizes[self.indices[self.indptr[1:] - 1] == np.arange(self.rows)]
             pairs -= int((own * (own - 1) // 2).sum())
         return pairs
-
-    @property
-    def density(self) -> float:
-        """Visible token pairs, divided by those of dense attention with the same mask."""
-        if self.mask is not None:
-            return self.visible_pairs / self.mask.mask.visible_pairs(self.seq_len)
-        return self.visible_pairs / dense_pairs(self.seq_len, self.causal)
 
     @property
     def block_density(self) -> float:

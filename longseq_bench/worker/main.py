@@ -23,7 +23,6 @@ from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, SDPA, Device, Outcome, Trial
 from longseq_bench.core.options import specs_of
 from longseq_bench.core.ranks import CONNECTING, LOADING, OPENING, RankInfo
-from longseq_bench.distributed.flight_recorder import enable_flight_recorder
 from longseq_bench.distributed.group import GROUP_TIMEOUT, Group
 from longseq_bench.kernels.exact.base import KERNELS, Use, check_name
 from longseq_bench.meters.own_gpu import own_gpu
@@ -230,7 +229,6 @@ def join_process_group(place: RankInfo, device: Device, listener: socket | None 
     store = TCPStore(place.address, place.port, place.size, is_host, GROUP_TIMEOUT, **options)
     own: dict[str, Any] = {"store": store, "rank": place.rank, "world_size": place.size}
     if device == "cuda":
-        enable_flight_recorder()
         own["device_id"] = torch.device("cuda", place.local_rank)
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=GROUP_TIMEOUT, **own)

@@ -14,7 +14,7 @@ import pytest
 from longseq_bench.analysis.runs import per_iteration
 from longseq_bench.cli import run
 from longseq_bench.core.model import Record
-from longseq_bench.store import RECORDS, load
+from longseq_bench.store import load
 from tests import make
 from tests.cli.commands import Capture, document
 from tests.comparison import test_compare
@@ -74,13 +74,6 @@ def test_the_first_line_is_the_verdict_and_decides_the_exit_code(
     assert (found["rounds_enough"] or 0) > 3 or not is_computed
 
 
-def test_a_difference_that_is_not_reported_cannot_be_asked_for(capfd: Capture) -> None:
-    options = ("--fail-on", "5%", "--min-difference", "10%")
-    assert "--min-difference 10% hides changes that --fail-on 5% asks for" in compare(
-        capfd, "old", "slow", *options, code=2
-    )
-
-
 def test_the_exit_code_stays_without_a_reader() -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -92,7 +85,7 @@ def test_the_exit_code_stays_without_a_reader() -> None:
 @pytest.mark.parametrize(
     ("option", "output"),
     [
-        ("--fail-on=5", "'5' is not between"), ("--min-difference=-1%", "'-1%' is not"),
+        ("--fail-on=5", "'5' is not between"), ("--fail-on=-1%", "'-1%' is not"),
         ("--fail-on=much", "'much' is not a fraction; write 5% or 0.05"),
     ],
 )  # fmt: skip
@@ -146,39 +139,6 @@ def test_run_needs_two_implementations_and_its_options_need_it(
     arguments: tuple[str, ...], output: str, capfd: Capture
 ) -> None:
     assert f"longseq: {output}" in compare(capfd, *arguments, code=2)
-
-
-# ---- commits -----------------------------------------------------------------------------------
-
-
-def commits() -> None:
-    write_records("results/one", rounds(1.0, "aaa111") + rounds(1.3, "bbb222"))
-    write_records("results/deep/two", rounds(1.3, "aab333-dirty", seq_len=64))
-
-
-def test_a_side_may_be_a_commit(capfd: Capture) -> None:
-    commits()
-    assert "B is slower in 1 of 1 trial" in compare(capfd, "results/one@aaa", "results/one@bbb222")
-    assert "B is slower in 1 of 1 trial" in compare(capfd, "@aaa111", "@bbb")
-    assert "B is faster" not in compare(capfd, "@aab", "results@aab333-dirty")
-    assert "1 of 1 trial" in compare(capfd, f"results/one/{RECORDS}@aaa", "@bbb222")
-    # an exact commit is not that of a longer name
-    write_records("both", rounds(1.0, "aaa111") + rounds(1.3, "aaa111-dirty"))
-    assert "B is slower in 1 of 1 trial" in compare(capfd, "both@aaa111", "both@aaa111-d")
-
-
-@pytest.mark.parametrize(
-    ("side", "output"),
-    [
-        ("@fff", "results has no record of a commit 'fff'; known: aab333-dirty, aaa111, bbb222"),
-        ("@aa", "results has several commits 'aa'; known: aab333-dirty, aaa111, bbb222"),
-        ("results/one@", "results/one has several commits ''; known: aaa111, bbb222"),
-        ("nowhere@aaa", "results nowhere do not exist"),
-    ],
-)
-def test_an_unknown_commit_lists_the_known_ones(side: str, output: str, capfd: Capture) -> None:
-    commits()
-    assert output in compare(capfd, side, "old", code=2)
 
 
 # ---- files and data ----------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_one_process_decides_nothing(of_a: int, of_b: int, reason: str) -> None:
     assert (row.verdict, row.estimate) == ("undecided", None)
     assert reason in row.reason
     assert "rounds: 3 or more" in row.reason
-    assert "1 trial undecided" in sentences(found)
+    assert "Times: 1 undecided." in sentences(found)
     assert find_regressions(found, 0.05) == []
 
 

@@ -270,5 +270,5 @@ class Ring(Attention):
     def facts(self) -> dict[str, Any]:
         facts = super().facts()
         if self.group.size > 1:
-            facts |= {"piece": self._exchange().blocks.longest, "transport": self.transport}
-        return facts | ({"offload": self.offload} if self.on_host else {})
+            facts |= {"piece": self._exchange().blocks.longest}
+        return facts

@@ -142,15 +142,24 @@ def exchange_bytes(exchange: AllToAll, w: Workload) -> int:
     )
 
 
-@implementation("ulysses")
-class Ulysses(Attention):
-    """Exact attention of every token to every token, each rank for its heads."""
+class HeadSplit(Attention):
+    """Exact attention whose ranks compute all pairs of their heads."""
 
-    takes_v_head_dim = True
-    summary = "all-to-all turns shards of tokens into shards of heads and back; exact"
     many_ranks = True
     takes_masks = True
+    takes_v_head_dim = True
     overlaps = False
+
+    @override
+    def work_share(self) -> float:
+        return 1 / self.group.size
+
+
+@implementation("ulysses")
+class Ulysses(HeadSplit):
+    """Exact attention of every token to every token, each rank for its heads."""
+
+    summary = "all-to-all turns shards of tokens into shards of heads and back; exact"
 
     def __init__(self, workload: Workload, group: Group, *, kernel: KernelOption = AUTO) -> None:
         self.exact_name = kernel
@@ -169,17 +178,12 @@ class Ulysses(Attention):
         return UlyssesKernel(self.exchange, kernel, head_stages(w, self.group.size, 1))
 
     @override
-    def work_share(self) -> float:
-        # every rank computes all pairs of its heads
-        return 1 / self.group.size
-
-    @override
     def bytes_sent(self) -> int:
         return exchange_bytes(self.exchange, self.workload)
 
 
 @implementation("head-parallel")
-class HeadParallel(Attention):
+class HeadParallel(HeadSplit):
     """Exact attention, each rank for its heads of the whole sequence (arXiv 1909.08053).
 
     Attention sends nothing: q, k and v come split by heads from a tensor-parallel projection. With
@@ -188,11 +192,7 @@ class HeadParallel(Attention):
     attention does not.
     """
 
-    takes_v_head_dim = True
     summary = "heads split over ranks, each rank with the whole sequence (tensor parallel); exact"
-    many_ranks = True
-    takes_masks = True
-    overlaps = False
 
     def __init__(
         self,
@@ -233,17 +233,12 @@ class HeadParallel(Attention):
         return UlyssesKernel(self.exchange, kernel, head_stages(w, size, w.kv_heads // size))
 
     @override
-    def work_share(self) -> float:
-        # every rank computes all pairs of its heads
-        return 1 / self.group.size
-
-    @override
     def bytes_sent(self) -> int:
         return exchange_bytes(self.exchange, self.workload) if self.sequence_parallel else 0
 
 
 @implementation("usp")
-class Usp(Attention):
+class Usp(HeadSplit):
     """Exact attention on a grid of ulysses x ring ranks (arXiv 2405.07719).
 
     With U ranks in a Ulysses group, rank r is member r mod U of group r // U. A group holds the
@@ -251,11 +246,7 @@ class Usp(Attention):
     gives each member all rows of the group for its heads.
     """
 
-    takes_v_head_dim = True
     summary = "Ulysses inside groups of ranks, a ring across them; exact"
-    many_ranks = True
-    takes_masks = True
-    overlaps = False
 
     def __init__(
         self,

@@ -2,27 +2,21 @@
 
 A library is imported by `prepare`, in the process that measures. Until then only its version is
 read, so that a list of all implementations stays quick.
-
-Letters: B batch, H heads, N tokens, D head_dim.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import Attention
 from longseq_bench.core.errors import UnsupportedError, WorldError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.token_order import OrderName, TokenOrder
+from longseq_bench.distributed.token_order import TokenOrder
 from longseq_bench.kernels.exact._packages import Package
 from longseq_bench.meta_mode import is_meta
-
-HALF = ("bfloat16", "float16")
-"""The dtypes of most kernels for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +48,7 @@ class Library(Package):
 class External(Attention):
     """Attention of another library.
 
-    A subclass names the library and overrides `attend_heads_last`, or `__call__`.
+    A subclass names the library and overrides `__call__`.
     """
 
     library: ClassVar[Library]
@@ -62,33 +56,22 @@ class External(Attention):
     mask_kinds: ClassVar[frozenset[str]] = frozenset()
     """Kinds of masks beside full and causal ones that the library computes."""
 
-    train_reason: ClassVar[str] = ""
-    """The reason why its gradients can't be measured; empty if they can."""
-
     dtypes: ClassVar[tuple[str, ...]] = ()
     """The dtypes that it computes; empty for all."""
 
-    on_one_rank: ClassVar[str] = ""
-    """What to use on one rank instead; empty if it runs on one."""
-
     takes_masks = True  # those of `mask_kinds`; the constructor refuses the others
 
-    def __init__(self, workload: Workload, group: Group, order: OrderName = "contiguous") -> None:
-        """Refuse what the library does not compute. order: tokens of each rank, equally many."""
+    def __init__(self, workload: Workload, group: Group) -> None:
+        """Refuse what the library does not compute. Ranks have equally many tokens."""
         w, name = workload, self.library.distribution
-        if self.on_one_rank and group.size == 1:
-            raise UnsupportedError(f"it runs on 2 or more ranks; use {self.on_one_rank}")
-        parts = group.size * (2 if order == "zigzag" else 1)
-        if self.many_ranks and group.size > 1 and w.seq_len % parts:
-            raise WorldError(f"{w.seq_len} tokens can't be split evenly into {parts} parts")
-        self.order = TokenOrder(order, w.seq_len, group.size)
+        if self.many_ranks and w.seq_len % group.size:
+            raise WorldError(f"{w.seq_len} tokens can't be split evenly into {group.size} parts")
+        self.order = TokenOrder("contiguous", w.seq_len, group.size)
         self.mask = w.visibility
         super().__init__(workload, group)
         if not self.mask.is_plain and self.mask.kind not in self.mask_kinds:
             known = ", ".join(["full", "causal", *sorted(self.mask_kinds)])
             raise UnsupportedError(f"{name} has no mask {self.mask.kind}; it has {known}")
-        if w.train and self.train_reason:
-            raise UnsupportedError(f"{name}: {self.train_reason}; use mode=forward")
         if self.dtypes and w.dtype not in self.dtypes:
             raise UnsupportedError(f"{name} computes {' and '.join(self.dtypes)} only")
 
@@ -103,13 +86,6 @@ class External(Attention):
         # libraries send by themselves, past our group
         return self.group.size == 1
 
-    @property
-    def documents(self) -> tuple[int, ...]:
-        """Tokens of each document of each sequence of the batch, one after the other."""
-        w, mask = self.workload, self.mask
-        one = mask.document_lengths(w.seq_len) if mask.has_documents else (w.seq_len,)
-        return one * w.batch
-
     def prepare(self, device: str) -> None:
         """Import the library. Raises UnsupportedError if that fails, and in a prediction."""
         super().prepare(device)
@@ -119,25 +95,9 @@ class External(Attention):
             )
         self.module = self.library.load()
 
-    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the output (B, N, H, D) of q, k and v in this layout; other views of it are fine.
-
-        Raises NotImplementedError for a library that takes (B, H, N, D): it overrides `__call__`.
-        """
-        raise NotImplementedError
-
-    @override
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        B, H, N, _ = q.shape
-        out = self.attend_heads_last(*(t.transpose(1, 2).contiguous() for t in (q, k, v)))
-        return out.reshape(B, N, H, -1).transpose(1, 2)
-
     @override
     def facts(self) -> dict[str, Any]:
-        facts = {"library": f"{self.library.distribution} {self.library.version}"}
-        if type(self).attend_heads_last is not External.attend_heads_last:
-            facts["layout"] = "q, k and v are copied to (B, N, H, D); the copies are part of a pass"
-        return facts
+        return {"library": f"{self.library.distribution} {self.library.version}"}
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""FlashInfer: prefill over ragged keys and values, and decoding over a paged KV cache.
+"""FlashInfer: decoding over a paged KV cache.
 
 Not run on a GPU by this project yet.
 Letters: B batch, Hq heads, Hk kv_heads, m new tokens, N tokens, P tokens of a page, D head_dim.
@@ -11,57 +11,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.external._library import HALF, External, Library
+from longseq_bench.attention.external._library import External, Library
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.core.masks import DOCUMENTS, FULL_DOCUMENTS, WINDOW, Mask
+from longseq_bench.core.masks import WINDOW
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 
 _WORKSPACE_BYTES = 128 * 2**20  # what its documentation recommends
-
-
-def _window(mask: Mask) -> int:
-    """Return the keys before a query's own that it sees; -1: all."""
-    return mask.size - 1 if mask.kind == WINDOW else -1
-
-
-@implementation("flashinfer")
-class FlashInfer(External):
-    """`BatchPrefillWithRaggedKVCacheWrapper` of FlashInfer, planned in `prepare`."""
-
-    summary = "FlashInfer's ragged prefill, with documents and windows; forward only"
-    mask_kinds = frozenset({WINDOW, DOCUMENTS, FULL_DOCUMENTS})
-    dtypes = HALF
-    train_reason = "it has no backward"
-    library = Library(
-        "flashinfer-python",
-        "flashinfer",
-        "pip install flashinfer-python",
-        versions=("0.2.3", "1"),
-    )
-
-    def prepare(self, device: str) -> None:
-        """Plan: FlashInfer divides the work among thread blocks."""
-        super().prepare(device)
-        w = self.workload
-        ends = torch.tensor((0, *self.documents), device=device).cumsum(0).int()
-        workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._wrapper = self.module.BatchPrefillWithRaggedKVCacheWrapper(workspace, kv_layout="NHD")
-        self._wrapper.plan(
-            qo_indptr=ends,
-            kv_indptr=ends,
-            num_qo_heads=w.heads,
-            num_kv_heads=w.kv_heads,
-            head_dim_qk=w.head_dim,
-            causal=self.mask.is_causal,
-            window_left=_window(self.mask),
-            q_data_type=self.torch_dtype,
-        )
-
-    @override
-    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = self._wrapper.run(*(t.flatten(0, 1) for t in (q, k, v)))
-        return out
 
 
 @implementation("flashinfer-decode")
@@ -70,7 +26,7 @@ class FlashInferDecode(External):
 
     summary = "FlashInfer's decoding over a paged KV cache, with windows"
     takes_decode = True
-    dtypes = HALF
+    dtypes = ("bfloat16", "float16")
     mask_kinds = frozenset({WINDOW})
     library = Library(
         "flashinfer-python",
@@ -121,7 +77,8 @@ class FlashInferDecode(External):
             head_dim=w.head_dim,
             page_size=self.page,
             q_len_per_req=w.new_tokens,
-            window_left=_window(self.mask),
+            # keys before a query's own that it sees; -1: all
+            window_left=self.mask.size - 1 if self.mask.kind == WINDOW else -1,
             q_data_type=self.torch_dtype,
             kv_data_type=self.torch_dtype,
         )

@@ -22,10 +22,9 @@ from longseq_bench.core.model import Workload
 from longseq_bench.core.options import Replaces
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Positions, Shard
-from longseq_bench.kernels import flex_flash, sparse_selection
+from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import AttentionKernel
 from longseq_bench.kernels.decode import SeenKeys
-from longseq_bench.kernels.exact.flash_attn import FlashAttn4
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
 from longseq_bench.kernels.torch_spans import torch_kernel
 from longseq_bench.patterns.block_layout import BlockLayout, Placement, place_rows
@@ -133,7 +132,7 @@ class LayoutAttention(Attention):
             return "native" if self.device == "cpu" else "triton"
         if self.kernel_name == "torch":
             return torch_kernel(self.kernel_use).name
-        return {flex_flash.NAME: FlashAttn4.name}.get(self.kernel_name, self.kernel_name)
+        return self.kernel_name
 
     @override
     def facts(self) -> dict[str, Any]:
@@ -159,8 +158,6 @@ def build_layout_kernel(
         from longseq_bench.kernels.flex_blocks import FlexBlocks
 
         return FlexBlocks(layouts)
-    elif kernel == flex_flash.NAME:
-        return flex_flash.FlexFlashBlocks(layouts)
     # Triton is missing in meta mode only; the native kernel needs the same memory there
     spans = sparse_selection.span_kernel("native" if kernel == "triton" else kernel)
     by_layout = [range(heads)] if len(layouts) == 1 else [range(h, h + 1) for h in range(heads)]
@@ -275,8 +272,8 @@ class BlockSparse(LayoutAttention):
         # a shard may have needed the layout before: build it again, so that its time is counted
         for name in ("layout", "_sharded", "_rank_kernel"):
             vars(self).pop(name, None)
-        if self.group.size > 1 and self.requested_kernel in sparse_selection.FLEX:
-            raise UnsupportedError(f"kernel={self.requested_kernel} runs on one rank; use auto")
+        if self.group.size > 1 and self.requested_kernel == "flex":
+            raise UnsupportedError("kernel=flex runs on one rank; use auto")
         super().prepare(device)
         w = self.workload
         if self.group.size > 1:

@@ -77,8 +77,8 @@ class AdaptiveBlockSparse(LayoutAttention):
     ) -> None:
         check_sparsity(sparsity)
         super().__init__(workload, group, kernel)
-        if scorer == "learned" and kernel in sparse_selection.FLEX:
-            raise UserError(f"kernel={kernel} can't train scorer=learned; use kernel=auto")
+        if scorer == "learned" and kernel == "flex":
+            raise UserError("kernel=flex can't train scorer=learned; use kernel=auto")
         self.block, self.sparsity, self.requested_density = block, sparsity, 1 - sparsity
         self.scorer = scorer
         self.matrices: tuple[Tensor, ...] = ()
@@ -130,10 +130,6 @@ class AdaptiveBlockSparse(LayoutAttention):
         """Return None to train a scorer: only kernels of spans return the gradients of scores."""
         learns = self.scorer == "learned" and self.workload.train
         return None if learns else super().kernel_blocks
-
-    @override
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "scorer": self.scorer}
 
     @property
     @override

@@ -1,5 +1,6 @@
 """Exact attention by the compiled CPU kernel of spans: a tile of queries sees one run of keys."""
 
+import re
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from longseq_bench.core.files import read_text
 from longseq_bench.kernels import native
 from longseq_bench.kernels.base import Mask, Pair, Queries, Triple
 from longseq_bench.kernels.exact.base import ExactKernel, Use, exact_kernel
@@ -92,9 +94,5 @@ _MATRIX_UNITS = {torch.bfloat16: "amx_bf16", torch.float16: "amx_fp16"}
 
 @cache
 def _cpu_flags() -> frozenset[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return frozenset()
-    flags = (line.partition(":")[2] for line in text.splitlines() if line.startswith("flags"))
-    return frozenset(next(flags, "").split())
+    found = re.search(r"^flags\s*:(.*)$", read_text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return frozenset(found[1].split() if found else ())

@@ -10,14 +10,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from longseq_bench.testing.contract import assert_equals_reference, make_workload
 from longseq_bench.testing.definition import build_attention, make_inputs
-from tests.attention.external.plain import attend
 
 pytestmark = pytest.mark.usefixtures("one_thread", "oldest_versions")
 
 NAME = "flashinfer-decode"
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
+    """Attention in the layout (B, N, H, D)."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    out = scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=True)
+    return out.transpose(1, 2)
 
 
 class BatchDecodeWithPagedKVCacheWrapper:

@@ -13,18 +13,10 @@ pytestmark = pytest.mark.usefixtures("oldest_versions")
 
 DECODE = {"mode": "decode", "seq_len": 96, "causal": True}
 REFUSED: dict[str, list[tuple[int, dict[str, Any], dict[str, Any], str]]] = {
-    "flashinfer": [
-        (1, {"mode": "train"}, {}, "flashinfer-python: it has no backward; use mode=forward"),
-        (1, {"dtype": "float32"}, {}, "flashinfer-python computes bfloat16 and float16 only"),
-        (1, {"mask": "prefix:9"}, {}, "no mask prefix; it has full, causal, documents, full-docu"),
-    ],
-    "ring-flash-attention": [
-        (2, {}, {"order": "zigzag"}, "order=zigzag of ring-flash-attn computes causal masks only"),
-        (3, {}, {}, "64 tokens can't be split evenly into 3 parts"),
-        (1, {}, {}, "runs on 2 or more ranks; use fused"),
-    ],
     "ring-attention-pytorch": [
         (1, {}, {}, "ring-attention-pytorch computes float32 only"),
+        (3, {"dtype": "float32"}, {}, "64 tokens can't be split evenly into 3 parts"),
+        (1, {"mask": "prefix:9"}, {}, "neither full nor causal|no mask prefix"),
         (2, {"dtype": "float32", "mode": "train"}, {}, "wrong gradients of k and v on several"),
     ],
     "flashinfer-decode": [

@@ -1,61 +1,17 @@
-"""Rings of other libraries.
+"""A ring of another library. Run on a CPU by this project, not on a GPU yet.
 
-ring-attention-pytorch runs on a CPU; neither has run on a GPU by this project yet.
 Letters: B batch, H heads, N tokens, D head_dim.
 """
-
-from typing import Annotated, ClassVar
 
 from torch import Tensor
 from typing_extensions import override
 
 from longseq_bench.attention.base import implementation
-from longseq_bench.attention.external._library import HALF, External, Library
+from longseq_bench.attention.external._library import External, Library
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.core.units import divisors
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.token_order import OrderName
-
-
-@implementation("ring-flash-attention")
-class RingFlashAttention(External):
-    """The plain, zigzag and striped rings of zhuzilin's ring-flash-attention."""
-
-    summary = "zhuzilin's ring of flash-attn calls: contiguous, zigzag or striped"
-    many_ranks = True
-    on_one_rank = "fused"
-    dtypes = HALF
-    functions: ClassVar = {
-        "contiguous": "ring_flash_attn_func",
-        "zigzag": "zigzag_ring_flash_attn_func",
-        "striped": "stripe_flash_attn_func",
-    }
-    library = Library(
-        "ring-flash-attn",
-        "ring_flash_attn",
-        "pip install ring-flash-attn flash-attn --no-build-isolation",
-        versions=("0.1.4", "0.2"),
-    )
-
-    def __init__(
-        self,
-        workload: Workload,
-        group: Group,
-        *,
-        order: Annotated[
-            OrderName, "tokens of a rank; zigzag and striped balance the causal mask, and need it"
-        ] = "contiguous",
-    ) -> None:
-        super().__init__(workload, group, order)
-        if order != "contiguous" and not workload.causal:
-            raise UnsupportedError(f"order={order} of ring-flash-attn computes causal masks only")
-
-    @override
-    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        function = getattr(self.module, self.functions[self.order.name])
-        out: Tensor = function(q, k, v, causal=self.workload.causal, group=self.group.data)
-        return out
 
 
 @implementation("ring-attention-pytorch")
@@ -87,14 +43,10 @@ class RingAttentionPytorch(External):
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         groups = q.shape[1] // k.shape[1]
-        out = super().__call__(_alternate(q, groups), k, v)
-        return _alternate(out, q.shape[1] // groups)
-
-    @override
-    def attend_heads_last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        qkv_BNHD = (t.transpose(1, 2).contiguous() for t in (_alternate(q, groups), k, v))
         blocks = {"bucket_size": self._bucket, "ring_reduce_col": self.group.size > 1}
-        out: Tensor = self.module.ring_flash_attn(q, k, v, causal=self.workload.causal, **blocks)
-        return out
+        out: Tensor = self.module.ring_flash_attn(*qkv_BNHD, causal=self.workload.causal, **blocks)
+        return _alternate(out.transpose(1, 2), q.shape[1] // groups)
 
 
 def _alternate(x_BHND: Tensor, groups: int) -> Tensor:
