@@ -20,9 +20,10 @@ figures: $(wildcard benchmarks/floor.py benchmarks/overhead.py)
 	@test -n "$^" || { echo "no benchmarks/floor.py and no benchmarks/overhead.py here"; exit 1; }
 	@for script in $^; do echo "python $$script"; python $$script || exit $$?; done
 
-# pictures of the first screens for README and docs; needs chromium and chromedriver
+# pictures of the first screens and of the first command, on an idle machine; needs chromium and chromedriver
 screens:
 	python docs/screens.py
+	python docs/first_answer.py
 
 # requirements-lock.txt keeps its versions; make lock UPGRADE=--upgrade takes the newest.
 # torch is named in a comment: it has a build for each platform, and these packages come with one
