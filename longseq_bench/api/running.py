@@ -12,12 +12,12 @@ from longseq_bench.api import machine
 from longseq_bench.api.implementations import Options, choose_options
 from longseq_bench.api.progress import Reporter, RunProgress
 from longseq_bench.api.results import CONFIG, Results
-from longseq_bench.api.workloads import build_workload, make_trial, model_of
+from longseq_bench.api.workloads import build_workload, make_trial, model_of, with_all_layers
 from longseq_bench.core.catalogue import Catalogue
-from longseq_bench.core.errors import StoreError
+from longseq_bench.core.errors import StoreError, UserError
 from longseq_bench.core.model import Trial
 from longseq_bench.core.settings import SEARCH, SHAPE
-from longseq_bench.core.units import parse_memory_budget, parse_seconds
+from longseq_bench.core.units import format_bytes, parse_memory_budget, parse_seconds
 from longseq_bench.environment import collect
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.runner import run_schedule
@@ -45,13 +45,21 @@ def build_trials(
     device = catalogue.resolve_device(settings["device"], ranks)
     shape = build_workload(given, catalogue.default_dtype(device))
     if model := model_of(given):
-        reporter.say([model.describe(shape)])
+        reporter.say([model.describe(shape), *filter(None, [model.parameters_reason])])
+        if shape.decode and not given.get("layer"):
+            shape = with_all_layers(shape, model)
     # "none" is the default memory, and no limit of the time
     memory, time = (
         None if str(settings[name]).lower() == "none" else settings[name]
         for name in ("memory_budget", "time_budget")
     )
-    budget = parse_memory_budget(memory) if memory else None
+    budget = parse_memory_budget(memory) if memory else machine.default_memory(device, out, ranks)
+    if shape.weights >= budget:
+        kept = f"{format_bytes(shape.weights)} of the {format_bytes(budget)} of each rank"
+        raise UserError(
+            f"the weights of model {given['model']} take {kept}, and nothing is left for caches; "
+            "give a larger --memory-budget, or measure one layer with --layer"
+        )
     catalogue.check_device(device)
     catalogue.check_dtype(device, shape.dtype)
     catalogue.check_ranks(device, ranks, "--world-size")
@@ -60,7 +68,7 @@ def build_trials(
         workload=shape,
         device=device,
         time_budget=None if time is None else parse_seconds(time, "time budget"),
-        memory_budget=budget or machine.default_memory(device, out, ranks),
+        memory_budget=budget - shape.weights,
         repeats=0,
         keep=given.get("keep", SHAPE["keep"].default),
         **{name: settings[name] for name in ("threads", "seed", "allocator")},
