@@ -44,25 +44,26 @@ def build_trials(
     settings = {name: setting.default for name, setting in SEARCH.items()} | {**given}
     device = catalogue.resolve_device(settings["device"], ranks)
     shape = build_workload(given, catalogue.default_dtype(device))
-    if model := model_of(given):
-        reporter.say([model.describe(shape), *filter(None, [model.parameters_reason])])
-        if shape.decode and not given.get("layer"):
-            shape = with_all_layers(shape, model)
+    model = model_of(given)
+    if model and shape.decode and not given.get("layer"):
+        shape = with_all_layers(shape, model)
+    catalogue.check_device(device)
+    catalogue.check_dtype(device, shape.dtype)
+    catalogue.check_ranks(device, ranks, "--world-size")
     # "none" is the default memory, and no limit of the time
     memory, time = (
         None if str(settings[name]).lower() == "none" else settings[name]
         for name in ("memory_budget", "time_budget")
     )
     budget = parse_memory_budget(memory) if memory else machine.default_memory(device, out, ranks)
-    if shape.weights >= budget:
+    if model and shape.weights >= budget:
         kept = f"{format_bytes(shape.weights)} of the {format_bytes(budget)} of each rank"
         raise UserError(
-            f"the weights of model {given['model']} take {kept}, and nothing is left for caches; "
+            f"the weights of model {model.name} take {kept}, and nothing is left for caches; "
             "give a larger --memory-budget, or measure one layer with --layer"
         )
-    catalogue.check_device(device)
-    catalogue.check_dtype(device, shape.dtype)
-    catalogue.check_ranks(device, ranks, "--world-size")
+    if model:
+        reporter.say([model.describe(shape), *filter(None, [model.parameters_reason])])
     trial = partial(
         make_trial,
         workload=shape,
