@@ -57,9 +57,9 @@ def build_trials(
     )
     budget = parse_memory_budget(memory) if memory else machine.default_memory(device, out, ranks)
     if model and shape.weights >= budget:
-        kept = f"{format_bytes(shape.weights)} of the {format_bytes(budget)} of each rank"
         raise UserError(
-            f"the weights of model {model.name} take {kept}, and nothing is left for caches; "
+            f"the weights of model {model.name} take {format_bytes(shape.weights)}, and the memory "
+            f"budget of a rank is {format_bytes(budget)}, so nothing is left for caches; "
             "give a larger --memory-budget, or measure one layer with --layer"
         )
     if model:

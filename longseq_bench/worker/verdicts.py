@@ -174,10 +174,10 @@ class Verdicts(TrialRun):
 
     def check(self, pass_: Pass) -> Outcome | None:
         """Compare the pass with the reference; return the outcome `wrong` on all ranks, or None."""
-        self.sender.start_phase("check")
         figures: dict[str, float] = {}
         reason = None
         for run, layer in self.layers(pass_):
+            self.sender.start_phase("check")
             if reason := run.find_wrong(layer, figures):
                 tokens = f"{run.attention.workload.seq_len:,} tokens"
                 reason += f", in a layer with {tokens}" if pass_.others else ""
@@ -195,7 +195,7 @@ class Verdicts(TrialRun):
         group = self.attention.group
 
         def note(name: str, figure: float) -> None:
-            figures[name] = max(figures.get(name, 0.0), figure)
+            figures[name] = max(figure, figures.get(name, 0.0))
 
         changed = " and ".join(pass_.changed_inputs())
         invalid = f"a pass changed its input {changed}" if changed else find_invalid(pass_)

@@ -86,7 +86,7 @@ def test_a_resumed_search_makes_the_same_trials() -> None:
 @pytest.mark.parametrize(
     ("changes", "more", "reason"),
     [
-        ({}, {"memory_budget": "512KiB"}, "the weights of model tiny take .* of the 512 KiB"),
+        ({}, {"memory_budget": "512KiB"}, "the weights of model tiny take .* a rank is 512 KiB"),
         ({}, {"kv_heads": 1}, "kv_heads can't be set for all layers of model tiny; name one kind"),
         ({}, {"mask": "sliding-window:8"}, "mask can't be set for all layers of model tiny"),
         (
