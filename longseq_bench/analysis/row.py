@@ -119,6 +119,12 @@ class Row:
     model: str = declare(
         "Model", "text", "Model of the shape, with what was changed; empty: no model.", "same"
     )
+    layers: int = declare(
+        "Layers",
+        "count",
+        "Layers in a step of decoding: all with a cache, or 1.",
+        "same",
+    )
     new_tokens: int = declare(
         "New tokens", "count", "Tokens that a step of decoding adds; 0 in other modes.", "same"
     )
@@ -238,14 +244,14 @@ class Row:
 def _find_path(name: str) -> str:
     if name in ("fingerprint", "host"):
         return f"environment.{name}"
-    if name == "mask":
-        return "trial.workload.visibility.text"
+    if name in (paths := {"mask": "visibility.text", "layers": "layer_count"}):
+        return f"trial.workload.{paths[name]}"
     return f"trial.workload.{name}" if name in _WORKLOAD else f"trial.{name}"
 
 
 _WORKLOAD = (
     *("batch", "heads", "kv_heads", "head_dim", "v_head_dim", "dtype", "causal", "mask", "mode"),
-    *("new_tokens", "model"),
+    *("new_tokens", "model", "layers"),
 )
 IDENTITY = [name for name, field in fields_of(Row).items() if field.merge == "same"]
 """Fields that identify a trial and its machine."""

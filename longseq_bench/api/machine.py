@@ -161,6 +161,7 @@ def default_memory(device: Device, out: Path | None, ranks: int = 1) -> int:
         budget = record.trial.memory_budget
         if record.trial.device != device or not budget:
             continue
+        budget += record.trial.workload.weights
         if sharing_ranks == 1 or sharing_ranks * budget <= record.environment.memory_bytes:
             return budget
 

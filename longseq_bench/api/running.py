@@ -12,12 +12,12 @@ from longseq_bench.api import machine
 from longseq_bench.api.implementations import Options, choose_options
 from longseq_bench.api.progress import Reporter, RunProgress
 from longseq_bench.api.results import CONFIG, Results
-from longseq_bench.api.workloads import build_workload, make_trial, model_of
+from longseq_bench.api.workloads import build_workload, make_trial, model_of, with_all_layers
 from longseq_bench.core.catalogue import Catalogue
-from longseq_bench.core.errors import StoreError
+from longseq_bench.core.errors import StoreError, UserError
 from longseq_bench.core.model import Trial
 from longseq_bench.core.settings import SEARCH, SHAPE
-from longseq_bench.core.units import parse_memory_budget, parse_seconds
+from longseq_bench.core.units import format_bytes, parse_memory_budget, parse_seconds
 from longseq_bench.environment import collect
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.runner import run_schedule
@@ -44,23 +44,32 @@ def build_trials(
     settings = {name: setting.default for name, setting in SEARCH.items()} | {**given}
     device = catalogue.resolve_device(settings["device"], ranks)
     shape = build_workload(given, catalogue.default_dtype(device))
-    if model := model_of(given):
-        reporter.say([model.describe(shape)])
+    model = model_of(given)
+    if model and shape.decode and not given.get("layer"):
+        shape = with_all_layers(shape, model)
+    catalogue.check_device(device)
+    catalogue.check_dtype(device, shape.dtype)
+    catalogue.check_ranks(device, ranks, "--world-size")
     # "none" is the default memory, and no limit of the time
     memory, time = (
         None if str(settings[name]).lower() == "none" else settings[name]
         for name in ("memory_budget", "time_budget")
     )
-    budget = parse_memory_budget(memory) if memory else None
-    catalogue.check_device(device)
-    catalogue.check_dtype(device, shape.dtype)
-    catalogue.check_ranks(device, ranks, "--world-size")
+    budget = parse_memory_budget(memory) if memory else machine.default_memory(device, out, ranks)
+    if model and shape.weights >= budget:
+        raise UserError(
+            f"the weights of model {model.name} take {format_bytes(shape.weights)}, and the memory "
+            f"budget of a rank is {format_bytes(budget)}, so nothing is left for caches; "
+            "give a larger --memory-budget, or measure one layer with --layer"
+        )
+    if model:
+        reporter.say([model.describe(shape), *filter(None, [model.parameters_reason])])
     trial = partial(
         make_trial,
         workload=shape,
         device=device,
         time_budget=None if time is None else parse_seconds(time, "time budget"),
-        memory_budget=budget or machine.default_memory(device, out, ranks),
+        memory_budget=budget - shape.weights,
         repeats=0,
         keep=given.get("keep", SHAPE["keep"].default),
         **{name: settings[name] for name in ("threads", "seed", "allocator")},

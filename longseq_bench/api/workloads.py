@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from longseq_bench.core.errors import UnknownNameError, UserError, quote
-from longseq_bench.core.model import Trial, Workload
+from longseq_bench.core.model import Layers, Trial, Workload
+from longseq_bench.core.model_files import SHAPE
 from longseq_bench.core.model_shapes import ModelShape, load_model
 from longseq_bench.core.settings import Setting
+from longseq_bench.core.units import format_bytes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,6 +79,29 @@ def build_workload(given: Mapping[str, Any], default_dtype: str) -> Workload:
         return Workload(**{"dtype": default_dtype, **fields, "seq_len": tokens})
     except ValidationError as error:
         raise UserError(describe_invalid(error)) from None
+
+
+def with_all_layers(workload: Workload, model: ModelShape) -> Workload:
+    """Return a step of decoding over all layers of a model, instead of one.
+
+    Raises UserError for a shape that is not the model's, and if no cache grows with the context.
+    """
+    changed = [name for name in SHAPE if getattr(workload, name) != getattr(model, name)]
+    if changed := [*changed, *(["mask"] if workload.mask else [])]:
+        named = f"{', '.join(changed)} can't be set for all layers of model {model.name}"
+        raise UserError(f"{named}; name one kind with --layer, or leave out --model")
+    first = model.kinds[0]
+    if first.window:
+        most = f"no layer of model {model.name} keeps more than {first.window:,} tokens"
+        raise UserError(f"{most}: any context fits; measure a layer with --layer {first.kind}")
+    fields = set(Layers.model_fields)
+    layers = [Layers(**one.model_dump(include=fields)) for one in model.kinds if one.heads]
+    count = sum(one.layers for one in layers)
+    words = "all" if count == model.layers else f"{count} of"
+    weights = (model.parameters or 0) * workload.dtype_bytes
+    beside = f"beside {format_bytes(weights)} of weights" if weights else "without its weights"
+    label = f"{words} {model.layers} layers of {workload.model}, {beside}"
+    return workload.model_copy(update={"layers": tuple(layers), "weights": weights, "model": label})
 
 
 def make_trial(**fields: Any) -> Trial:

@@ -3,6 +3,7 @@
 Letters: n tokens, B batch, Hq heads, Hk kv_heads, D head_dim, Dv v_head_dim, b bytes per element.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from longseq_bench.core.model import Workload
@@ -47,13 +48,23 @@ def key_bytes_per_token(workload: Workload) -> int:
 
 
 def floor_bytes(workload: Workload) -> int:
-    """Return the floor bytes of the whole workload, over all ranks."""
-    return floor_bytes_per_token(workload) * workload.seq_len
+    """Return the floor bytes of the whole workload, over all layers and ranks."""
+    kinds = workload.of_kinds()
+    return sum(layers * floor_bytes_per_token(one) * one.seq_len for layers, one in kinds)
 
 
 def floor_tokens(workload: Workload, memory_budget: int, world_size: int = 1) -> int:
     """Return the largest number of tokens whose floor fits the budget of all ranks."""
-    return world_size * memory_budget // floor_bytes_per_token(workload)
+    budget = world_size * memory_budget
+    most = budget // floor_bytes_per_token(workload)
+    if not workload.layers:
+        return most
+
+    def floor(tokens: int) -> int:
+        tokens = max(tokens, workload.new_tokens)
+        return floor_bytes(workload.model_copy(update={"seq_len": tokens}))
+
+    return bisect_right(range(1, most + 1), budget, key=floor)
 
 
 def visible_pairs(seq_len: int, causal: bool) -> int:
@@ -70,15 +81,16 @@ def mask_pairs(workload: Workload) -> int:
 def attention_flops(workload: Workload, pairs: float | None = None) -> float:
     """Return the FLOPs of the matrix products; a multiply-add counts as two.
 
-    pairs: visible query-key pairs per head; None: those of the mask.
+    pairs: visible query-key pairs per head in one layer; None: those of the mask, in all layers.
     """
     w = workload
-    visible = mask_pairs(w) if pairs is None else pairs
+    if pairs is None:
+        return sum(n * attention_flops(one, mask_pairs(one)) for n, one in w.of_kinds())
     # scores have D terms and the output's rows Dv elements; backward: scores, dq, dk; dv, dp
     elements = w.head_dim + w.v_head_dim
     if w.train:
         elements += 3 * w.head_dim + 2 * w.v_head_dim
-    return 2.0 * elements * visible * w.heads * w.batch
+    return 2.0 * elements * pairs * w.heads * w.batch
 
 
 def standard_bytes(workload: Workload) -> int:

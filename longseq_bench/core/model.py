@@ -18,13 +18,11 @@ from collections.abc import Hashable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, computed_field, model_validator
+from pydantic import ConfigDict, FailFast, Field, computed_field
 from pydantic.dataclasses import dataclass
 
-from longseq_bench.core.errors import UserError
-from longseq_bench.core.masks import CAUSAL, FULL, Mask, parse_mask
 from longseq_bench.core.settings import SAME_KERNEL as SAME_KERNEL
-from longseq_bench.core.settings import TRIAL, WORKLOAD, Setting
+from longseq_bench.core.settings import TRIAL
 from longseq_bench.core.settings import Allocator as Allocator
 from longseq_bench.core.settings import Device as Device
 from longseq_bench.core.settings import DeviceChoice as DeviceChoice
@@ -32,7 +30,13 @@ from longseq_bench.core.settings import DType as DType
 from longseq_bench.core.settings import Keep as Keep
 from longseq_bench.core.settings import Mode as Mode
 from longseq_bench.core.settings import Timing as Timing
-from longseq_bench.core.units import divisors
+from longseq_bench.core.workload import DTYPE_ALIASES as DTYPE_ALIASES
+from longseq_bench.core.workload import DTYPE_BYTES as DTYPE_BYTES
+from longseq_bench.core.workload import Frozen as Frozen
+from longseq_bench.core.workload import Layers as Layers
+from longseq_bench.core.workload import Workload as Workload
+from longseq_bench.core.workload import canonical_dtype as canonical_dtype
+from longseq_bench.core.workload import declared
 
 SCHEMA = 3
 
@@ -45,120 +49,6 @@ Status = Literal[
 Phase = Literal["start", "inputs", "plan", "forward", "backward", "communication", "check", "time"]
 Purpose = Literal["measure", "probe", "edge", "confirm", "density"]
 OptionValue = bool | int | float | str | tuple[int, ...] | None
-
-DTYPE_ALIASES: dict[str, DType] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-DTYPE_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-def canonical_dtype(name: str) -> str:
-    """Return the full name of a dtype: bf16 -> bfloat16; any other name stays as it is."""
-    return DTYPE_ALIASES.get(name, name)
-
-
-class Frozen(BaseModel):
-    """A model that is checked when created and never changed; unknown fields are errors."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="strings"
-    )
-
-
-def _declared(setting: Setting, low: int | None = None) -> Any:
-    """Declare a field with the default and the bounds of a setting; low: another minimum."""
-    if not setting.high:
-        return Field(default=setting.default)
-    return Field(default=setting.default, ge=setting.low if low is None else low, le=setting.high)
-
-
-class Workload(Frozen):
-    """The shape of an attention: q is (batch, heads, seq_len, head_dim), k and v have kv_heads.
-
-    In decode k and v are a cache of seq_len tokens, and q has its last `new_tokens` positions only:
-    their keys were just appended. core/settings.py describes the fields, with these exceptions.
-
-    mask: text of a mask that `causal` does not describe; None: full, or causal.
-    kv_heads, v_head_dim: never 0 in a workload that was validated.
-    model: a label, the model that the shape is from; empty for a shape in numbers. It is no part of
-    a trial's key: a shape is measured once, whichever way it was asked for.
-    """
-
-    seq_len: int = Field(ge=1)
-    batch: int = _declared(WORKLOAD["batch"])
-    heads: int = _declared(WORKLOAD["heads"])
-    kv_heads: int = _declared(WORKLOAD["kv_heads"], low=1)
-    head_dim: int = _declared(WORKLOAD["head_dim"])
-    dtype: DType = _declared(WORKLOAD["dtype"])
-    causal: bool = _declared(WORKLOAD["causal"])
-    mode: Mode = _declared(WORKLOAD["mode"])
-    mask: str | None = _declared(WORKLOAD["mask"])
-    v_head_dim: int = _declared(WORKLOAD["v_head_dim"], low=1)
-    model: str = ""
-    new_tokens: int = _declared(WORKLOAD["new_tokens"])
-
-    @model_validator(mode="before")
-    @classmethod
-    def _canonical(cls, data: Any) -> Any:
-        """Give fields that may be left out their values, for one key per workload."""
-        if not isinstance(data, dict):
-            return data
-        data = dict(data)
-        if isinstance(data.get("dtype"), str):
-            data["dtype"] = canonical_dtype(data["dtype"])
-        equal = {"kv_heads": data.get("heads", 8), "v_head_dim": data.get("head_dim", 64)}
-        equal |= {"new_tokens": 1} if data.get("mode") == "decode" else {}
-        data |= {n: v for n, v in equal.items() if data.get(n) in (0, None)}
-        if not isinstance(data.get("mask"), str):
-            return data
-        try:
-            mask = parse_mask(data["mask"])
-        except UserError as error:
-            raise ValueError(str(error)) from None
-        if data.get("causal") and not mask.is_causal:
-            raise ValueError(f"mask {mask.text} is not causal; leave out causal")
-        return {**data, "causal": mask.is_causal, "mask": None if mask.is_plain else mask.text}
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Workload:
-        if self.heads % self.kv_heads:
-            raise ValueError(
-                f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}; "
-                f"kv_heads may be {', '.join(str(d) for d in divisors(self.heads))}"
-            )
-        if self.new_tokens and not self.decode:
-            raise ValueError(f"new_tokens {self.new_tokens} needs mode decode")
-        if self.new_tokens > self.seq_len:
-            raise ValueError(
-                f"new_tokens {self.new_tokens:,} are more than the cache of {self.seq_len:,} tokens"
-            )
-        return self
-
-    @property
-    def visibility(self) -> Mask:
-        """The mask, also a full or a causal one."""
-        if self.mask is not None:
-            return parse_mask(self.mask)
-        return Mask(CAUSAL if self.causal else FULL)
-
-    @property
-    def dtype_bytes(self) -> int:
-        """Bytes per element."""
-        return DTYPE_BYTES[self.dtype]
-
-    @property
-    def train(self) -> bool:
-        """True if a pass is forward and backward."""
-        return self.mode == "train"
-
-    @property
-    def decode(self) -> bool:
-        """True if a pass is one step of decoding: new tokens against a cache."""
-        return self.mode == "decode"
-
-    @property
-    def queries(self) -> range:
-        """Positions of the queries: all, or those of the new tokens."""
-        return range(self.seq_len - self.new_tokens if self.decode else 0, self.seq_len)
-
 
 SDPA = "sdpa"
 """Dense kernel: the one that torch's scaled_dot_product_attention chooses."""
@@ -178,19 +68,19 @@ class Trial(Frozen):
     options: dict[str, OptionValue] = Field(default_factory=dict)
     workload: Workload
     device: Device = "cpu"
-    world_size: int = _declared(TRIAL["world_size"])
+    world_size: int = declared(TRIAL["world_size"])
     memory_budget: int | None = Field(default=None, ge=1)
     time_budget: float | None = Field(default=None, gt=0)
-    repeats: int = _declared(TRIAL["repeats"])
+    repeats: int = declared(TRIAL["repeats"])
     time_cap: float = Field(default=TRIAL["time_cap"].default, gt=0)
-    threads: int | None = _declared(TRIAL["threads"])
+    threads: int | None = declared(TRIAL["threads"])
     seed: int = 0
     round: int = Field(default=0, ge=0)
     fit_only: bool = False
-    keep: Keep = _declared(TRIAL["keep"])
-    allocator: Allocator = _declared(TRIAL["allocator"])
-    timing: Timing = _declared(TRIAL["timing"])
-    dense_kernel: str = _declared(TRIAL["dense_kernel"])
+    keep: Keep = declared(TRIAL["keep"])
+    allocator: Allocator = declared(TRIAL["allocator"])
+    timing: Timing = declared(TRIAL["timing"])
+    dense_kernel: str = declared(TRIAL["dense_kernel"])
     source: str | None = None
 
     @property
@@ -227,12 +117,13 @@ class Trial(Frozen):
     def key(self) -> str:
         """16 hex digits that identify this trial: equal trials have equal keys on any machine."""
         w = self.workload
-        # records from before a field keep their keys; a model is a label
+        # records from before a field keep their keys; a model is a label, and so are its weights
         later = {"mask": w.mask is None, "v_head_dim": w.v_head_dim == w.head_dim, "model": True}
-        later["new_tokens"] = not w.new_tokens
+        later |= {"new_tokens": not w.new_tokens, "layers": not w.layers, "weights": True}
         own = {"dense_kernel": self.requested_dense_kernel is None, "source": self.source is None}
         own["timing"] = self.timing == "warm"
-        data = self.model_dump(mode="json", exclude={"workload": later, **own})
+        absent = {name for name, is_absent in later.items() if is_absent}
+        data = self.model_dump(mode="json", exclude={"workload": absent, **own})
         if self.source is not None:
             # the file's bytes and the function identify it, wherever the file lies
             data["implementation"] = data["implementation"].rpartition(":")[2]

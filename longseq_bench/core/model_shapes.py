@@ -185,7 +185,7 @@ def parse_config(
     dtype, notes = _dtype(config)
     if len(kinds) > 1 or layer.window:
         notes.append(
-            f"layers: {table}; the workload has the shape of the first kind and sees all tokens, "
+            f"layers: {table}; one alone has the shape of the first kind and sees all tokens, "
             f"unless --layer picks a kind with its mask"
         )
     notes += model_files.describe_unknown(config, kinds)

@@ -70,7 +70,8 @@ WORKLOAD = {
     "layer": Setting(
         Layer,
         "Kind of the model's layers whose shape and mask are taken.",
-        otherwise="the shape of a full layer if the model has one, and no mask",
+        otherwise="all layers in plans, and in decode of maxlen and scaling, beside the weights; "
+        "else the shape of a full layer if there is one, and no mask",
     ),
     "batch": Setting(int, "Sequences per batch.", 1, 1, 2**20),
     "heads": Setting(int, "Query heads.", 8, 1, 2**16),

@@ -88,7 +88,8 @@ def _describe_fields(
         *([f"v of {row.v_head_dim}"] if row.v_head_dim != row.head_dim else []),
     ]
     heads += in_brackets(", ".join(unlike))
-    yield of("model", f"model {row.model}" if row.model else "", "no model")
+    model = f"model {row.model}" if row.model and row.layers == 1 else row.model
+    yield of("model layers", model, "no model")
     yield of("mode new_tokens", mode_words(row.mode, row.new_tokens))
     yield of("dtype", row.dtype)
     yield of("mask", mask_words(row.mask))

@@ -134,7 +134,8 @@ class RateModel:
 
 def _rate_key(trial: Trial) -> tuple[object, ...]:
     """Return what must be the same for a rate to be valid at another length."""
-    shape = trial.workload.model_dump(exclude={"seq_len", "model"})
+    labels = {"seq_len", "model", "weights"}
+    shape = {n: value for n, value in vars(trial.workload).items() if n not in labels}
     options = tuple(sorted((k, str(v)) for k, v in trial.options.items()))
     how = trial.implementation, trial.source, trial.device, trial.world_size
     return (*how, options, trial.threads, trial.keep, trial.timing, tuple(shape.items()))
@@ -195,7 +196,8 @@ def _moved_bytes(trial: Trial, estimate: DryRunEstimate) -> float:
     w = trial.workload
     if not w.decode:
         return MOVES_PER_BYTE * estimate.peak_bytes
-    whole = attention_flops(w, float(w.new_tokens * w.seq_len))
+    kinds = w.of_kinds()
+    whole = sum(n * attention_flops(one, w.new_tokens * one.seq_len) for n, one in kinds)
     seen = estimate.flops * trial.world_size * estimate.busiest / whole
     return min(1.0, seen) * estimate.peak_bytes
 

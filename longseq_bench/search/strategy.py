@@ -20,6 +20,8 @@ from longseq_bench.search.prediction import CEILING_TOKENS, Predictor
 
 FIRST_TOKENS = 2048  # the longest first length of a search: a pass of it takes milliseconds
 
+TIMED_STEPS = 5  # of a confirmed length in decode: a step is short beside its checks
+
 LENGTH_DIVISORS, TIMED_PASSES = (8, 4, 2), 7
 """Lengths of a scaling study, as parts of the shortest maximum, and timed passes at each."""
 
@@ -129,6 +131,8 @@ def _search_length(trial: Trial, ceiling: int | None, predictor: Predictor | Non
         # further winner would fail its confirmation
         was_wrong = any(r.outcome.status == "wrong" for r in records)
         repeats = 2 if request.shows_rate else int(exact or was_wrong)
+        if request.purpose == "confirm" and trial.workload.decode:
+            repeats = TIMED_STEPS
         record = yield Step(
             trial.at(tokens).replace(round=len(earlier), repeats=0 if trial.fit_only else repeats),
             request.purpose,

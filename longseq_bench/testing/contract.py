@@ -25,7 +25,7 @@ from longseq_bench.testing.definition import (
     relative_error,
 )
 from longseq_bench.worker.check import PARAMETERS, TOLERANCE, check
-from longseq_bench.worker.passes import FULL_CHECK_TOKENS
+from longseq_bench.worker.checked_rows import FULL_CHECK_TOKENS
 
 HEADS, HEAD_DIM, BATCH = 4, 16, 2
 

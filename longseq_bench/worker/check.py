@@ -1,7 +1,7 @@
 """Compare an output and its gradients with a float64 reference.
 
 The reference is one softmax built from the implementation's own pattern. Every row of a short
-sequence is checked; of a long one those of `passes.checked_rows`. The output gradient is zero
+sequence is checked; of a long one those of `checked_rows`. The output gradient is zero
 outside the checked rows, so dK and dV are sums over them at any length. Every rank checks its part,
 and all agree on the result. docs/decisions/0004 has the reasons of the three bounds:
 

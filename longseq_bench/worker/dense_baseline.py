@@ -249,5 +249,8 @@ def dense_baseline_for(
     if trial.timing == "graph":
         log.facts["dense"] = "not run: without a CUDA graph it would not compare"
         return None
+    if pass_.others:
+        log.facts["dense"] = "not run: a step is over all layers of a model"
+        return None
     kernel = choose_dense_kernel(attention, trial.dense_kernel)
     return DenseBaseline(attention, pass_, trial.device, warm_ups, trial.time_cap, before, kernel)

@@ -35,7 +35,13 @@ from longseq_bench.meters.memory import HeapPeak, StoragePeak
 from longseq_bench.worker import memory
 from longseq_bench.worker.check import Array
 from longseq_bench.worker.memory import KernelWorkspace
-from longseq_bench.worker.passes import WARM_UP_TOKENS, bytes_sent_by_formula, draw_inputs, run_pass
+from longseq_bench.worker.passes import (
+    WARM_UP_TOKENS,
+    build_layers,
+    bytes_sent_by_formula,
+    draw_layers,
+    run_pass,
+)
 
 FREE_SHARE = 0.5
 """The share of the free memory that layouts may take."""
@@ -93,13 +99,13 @@ def _predict(trial: Trial, threads: int) -> DryRunEstimate:
         with suppress(UnsupportedError):
             make(short.workload, Group(0, trial.world_size), **trial.options).prepare(trial.device)
         ranks = [
-            make(trial.workload, Group(r, trial.world_size), **trial.options)
+            build_layers(make, trial.workload, Group(r, trial.world_size), trial.options)
             for r in sorted({0, trial.world_size - 1})
         ]
-        busiest = max(rank.work_share() for rank in ranks)
-        if not isinstance(ranks[0], LayoutAttention):
+        busiest = max(rank[0].work_share() for rank in ranks)
+        if not isinstance(ranks[0][0], LayoutAttention):
             # in a block layout, ranks with as many tokens may fetch different blocks
-            ranks = [max(ranks, key=lambda rank: rank.shard.tokens)]
+            ranks = [max(ranks, key=lambda rank: rank[0].shard.tokens)]
         estimates = []
         while ranks:
             # a layout takes memory while it exists, so one rank after the other
@@ -128,25 +134,26 @@ def _predict(trial: Trial, threads: int) -> DryRunEstimate:
     )
 
 
-def _predict_rank(attention: Attention, trial: Trial) -> DryRunEstimate:
-    workspace = KernelWorkspace()
+def _predict_rank(layers: Sequence[Attention], trial: Trial) -> DryRunEstimate:
+    attention, workspace = layers[0], KernelWorkspace()
     meter = StoragePeak("meta", workspace)
     # the heap of the host includes the layout, so add it if the trial is measured by the heap
     heap = HeapPeak() if trial.device == "cpu" and not HeapPeak.unavailable_reason() else None
     host_memory.usage.restart()
     with meter:
         rows = torch.zeros(1, dtype=torch.long)
-        pass_ = draw_inputs(attention, "meta", trial.seed, rows, trial.keep)
+        pass_ = draw_layers(layers, "meta", trial.seed, rows, trial.keep)
         with heap or nullcontext():
-            attention.prepare(trial.device)
+            for one in dict.fromkeys(layers):
+                one.prepare(trial.device)
         prepared = meter.current + (heap.peak if heap else 0)
         run_pass(attention, pass_)
-    cost, group, name = attention.cost(), attention.group, attention.comparable_kernel
+    costs, group, name = [a.cost() for a in layers], attention.group, attention.comparable_kernel
     # published rates of dense attention don't apply to a sparse one
     kernel = name if attention.is_exact else f"sparse {name}"
     # by communicator; that of all ranks always exists
     peers = {(): set[int]()} | group.traffic.peers if group.size > 1 else {}
-    sent = bytes_sent_by_formula(attention, trial)
+    sent = sum(bytes_sent_by_formula(one, trial) for one in layers)
     return DryRunEstimate(
         peak_bytes=max(prepared, meter.peak + (heap.kept if heap else 0)),
         inside_bytes=meter.peak_workspace,
@@ -155,8 +162,8 @@ def _predict_rank(attention: Attention, trial: Trial) -> DryRunEstimate:
         peak_at_most_index=meter.most_indices[1],
         host_bytes=host_memory.usage.peak,
         untabled=tuple(sorted(workspace.unknown)),
-        flops=cost.flops,
-        floor_bytes=cost.floor_bytes,
+        flops=sum(one.flops for one in costs),
+        floor_bytes=sum(one.floor_bytes for one in costs),
         bytes_sent=sent,
         transfers=round(group.traffic.transfers * sent / (group.traffic.bytes_sent or 1)),
         overlaps=attention.overlaps,

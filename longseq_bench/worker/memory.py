@@ -30,7 +30,7 @@ from longseq_bench.kernels import host_memory
 from longseq_bench.meters.memory import Meter, StoragePeak, memory_meter, status_bytes
 from longseq_bench.meters.own_gpu import own_gpu
 from longseq_bench.worker.messages import MeasurementLog, samples_of
-from longseq_bench.worker.passes import Pass, TrialRun, draw_inputs, synchronize, wait_for_all_ranks
+from longseq_bench.worker.passes import Pass, TrialRun, draw_layers, synchronize, wait_for_all_ranks
 
 _FILL = 0x01
 """New blocks are filled with its complement, 0xFE: -1.7e38 in float32 and bfloat16, which shows."""
@@ -208,12 +208,14 @@ class FirstPass(TrialRun):
         host_memory.usage.restart()
         self.sender.start_phase("inputs")
         seed = None if trial.fit_only else self.seed
-        pass_ = draw_inputs(attention, trial.device, seed, self.rows, trial.keep)
+        layers = attention, *self.others
+        pass_ = draw_layers(layers, trial.device, seed, self.rows, trial.keep)
         if not trial.fit_only:
             pass_.protect_inputs()
         self.sender.start_phase("plan")
         start = time.perf_counter()
-        attention.prepare(trial.device)
+        for one in dict.fromkeys(layers):
+            one.prepare(trial.device)
         synchronize(trial.device)
         prepared_s = time.perf_counter() - start
         log.add("own_tokens", "1", attention.shard.tokens)

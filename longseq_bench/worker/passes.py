@@ -6,9 +6,9 @@ generator is seeded by the trial's seed and by the part itself. No budget covers
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self, cast
 
 import torch
 from torch import Tensor
@@ -19,38 +19,19 @@ from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Keep, OptionValue, Trial, Workload
 from longseq_bench.core.ranks import RankInfo
 from longseq_bench.distributed.group import Group
-from longseq_bench.distributed.shard import all_gather, find_rows, fingerprint
+from longseq_bench.distributed.shard import find_rows, fingerprint
 from longseq_bench.distributed.token_order import Positions
 from longseq_bench.kernels import host_memory
 from longseq_bench.kernels.base import Triple
 from longseq_bench.kernels.exact.base import Use
 from longseq_bench.kernels.torch_spans import torch_kernel
 from longseq_bench.meters.clock import wait_for_device
+from longseq_bench.worker.checked_rows import select_checked_rows
 from longseq_bench.worker.compile_watch import CompileWatch
 from longseq_bench.worker.input_changes import InputChanges
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
 
-FULL_CHECK_TOKENS, SAMPLED_ROWS = 512, 256
-"""Longest sequence of which all rows are checked, and checked rows of a longer one."""
-
-RESIDUES = 128
-"""A row of every remainder modulo this number is checked: blocks and tiles are powers of two."""
-
-MAX_PAIRS = 2**24
-"""Maximum number of keys times stretches of 128 tokens that have checked rows, of sparse attention.
-Beyond 65,536 tokens rows share stretches: those of one stretch see mostly the same keys."""
-
-MIN_STRETCHES = 32
-"""Stretches with checked rows at any length."""
-
-BLOCKS = 64, 128
-"""Sizes of blocks at whose borders rows are checked, besides those that the options name."""
-
-EDGE_ROWS = 256
-"""First and last rows of ranks' shards that are checked; both of each rank up to 128 ranks."""
-
-_SEED_STEP = 1_000_003  # between the seeds of two rounds
-_DIGEST_ROWS = 2**16
+_DIGEST_ROWS = {"cpu": 2**13, "cuda": 2**16}  # on a CPU their sums count for the memory budget
 _INTEGERS = (torch.int64, torch.int32, torch.int16)
 
 
@@ -64,6 +45,7 @@ class Pass:
     redraw: draws such inputs again, in place.  changes: of inputs since they were drawn.
     digests: of the inputs as they were drawn (`digest`), for those that no pass may change.
     keep_output: copy an output that the pass itself drops to the host, so that it can be checked.
+    others: the further layers of a model, which run after this one, each with its own cache.
     """
 
     inputs: Triple
@@ -76,6 +58,7 @@ class Pass:
     redraw: Callable[[Triple], object] | None = None
     changes: InputChanges | None = None
     digests: dict[str, Tensor] = field(default_factory=dict)
+    others: Sequence[tuple[Attention, "Pass"]] = ()
 
     def draw_again(self) -> None:
         """Draw q, k and v again, in place."""
@@ -92,11 +75,15 @@ class Pass:
             self.inputs[0].detach().copy_(self.original_q)
             self.changes.made.pop("q", None)
         self.changes.make(self._named_inputs, new_scores)
+        for _, other in self.others:
+            other.change_inputs(new_scores)
 
     def protect_inputs(self) -> None:
         """Remember the inputs as they are; with keep=nothing a pass may overwrite q."""
         spent = {"q"} if self.keep == "nothing" else set()
         self.digests = {n: digest(t) for n, t in self._named_inputs.items() if n not in spent}
+        for _, other in self.others:
+            other.protect_inputs()
 
     def changed_inputs(self) -> list[str]:
         """Return the names of the inputs that differ from what `protect_inputs` saw."""
@@ -120,80 +107,6 @@ class Pass:
         return (q if self.original_q is None else self.original_q), k, v
 
 
-def checked_rows(
-    seq_len: int,
-    seed: int,
-    ends: Tensor | None = None,
-    blocks: Iterable[int] = (),
-    share_stretches: bool = False,
-) -> Tensor:
-    """Return the query positions to check, ascending; others for another seed.
-
-    All of a short sequence. Else half of them have every remainder modulo 128 once, a quarter are
-    both sides of borders of blocks, and the rest are random; the first and the last are added.
-
-    ends: the first and last position of each rank's queries, (ranks, 2); some are added.
-    blocks: sizes of the implementation's blocks, tiles or segments.
-    share_stretches: of a long sequence, choose rows from few stretches of 128 tokens.
-    """
-    if seq_len <= FULL_CHECK_TOKENS:
-        return torch.arange(seq_len)
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(high: int, count: int) -> Tensor:
-        return torch.randint(high, (count,), generator=generator)
-
-    stretches = max(MIN_STRETCHES, MAX_PAIRS // seq_len) if share_stretches else SAMPLED_ROWS
-    is_shared = stretches < SAMPLED_ROWS
-    # a quarter of the stretches have borders; a border may touch two
-    starts = draw(seq_len // RESIDUES, stretches // 2 if is_shared else RESIDUES) * RESIDUES
-    borders = min(stretches, SAMPLED_ROWS) // 8
-
-    def draw_starts(count: int) -> Tensor:
-        return starts[torch.arange(count) % len(starts)]
-
-    residues = torch.randperm(RESIDUES, generator=generator)
-    rows = [torch.tensor([0, seq_len - 1]), draw_starts(RESIDUES) + residues]
-    sizes = sorted({size for size in (*BLOCKS, *blocks) if 1 < size < seq_len})
-    for size in sizes:
-        at = (1 + draw((seq_len - 1) // size, max(1, borders // len(sizes)))) * size
-        rows += [at - 1, at.clamp(max=seq_len - 1)]
-    known = torch.unique(torch.cat(rows))
-    # more than are missing, since some are known already
-    others = draw(seq_len, 4 * SAMPLED_ROWS)
-    if is_shared:
-        others = draw_starts(len(others)) + others % RESIDUES
-    others = torch.unique(others)
-    others = others[~torch.isin(others, known)]
-    missing = max(0, SAMPLED_ROWS - len(known))
-    others = others[torch.randperm(len(others), generator=generator)[:missing]]
-    edges = torch.tensor([]) if ends is None else ends.flatten()
-    # an odd step takes the first of one rank, the last of another
-    edges = edges[:: -(-len(edges) // EDGE_ROWS) | 1]
-    return torch.unique(torch.cat([known, others, edges.long()]))  # type: ignore[no-any-return]
-
-
-def select_checked_rows(
-    attention: Attention,
-    seed: int,
-    round_: int = 0,
-    options: Mapping[str, OptionValue] | None = None,
-) -> Tensor:
-    """Return the query positions to check, the same on all ranks. All ranks must call it.
-
-    Each round has others. Numbers among the options count as sizes of blocks.
-    """
-    queries = attention.shard.queries
-    blocks = []
-    for value in (options or {}).values():
-        blocks += [n for n in (value if isinstance(value, tuple) else (value,)) if type(n) is int]
-    first, count = attention.workload.queries.start, len(attention.workload.queries)
-    ends = torch.tensor(all_gather(attention.group, [int(queries[0]), int(queries[-1])])) - first
-    return first + checked_rows(
-        count, seed + _SEED_STEP * round_, ends, blocks, share_stretches=not attention.is_exact
-    )
-
-
 def digest(tensor: Tensor) -> Tensor:
     """Return numbers (2, B, H) that change if a row of a tensor (B, H, N, D) changes or moves.
 
@@ -203,7 +116,7 @@ def digest(tensor: Tensor) -> Tensor:
     row_bytes = tensor.shape[3] * tensor.element_size()
     bits = tensor.detach().view(next(t for t in _INTEGERS if row_bytes % t.itemsize == 0))
     found = torch.zeros(2, *tensor.shape[:2], dtype=torch.int64, device=tensor.device)
-    step = max(1, _DIGEST_ROWS // found[0].numel())
+    step = max(1, _DIGEST_ROWS[tensor.device.type] // found[0].numel())
     for start in range(0, tensor.shape[2], step):
         rows = bits[:, :, start : start + step].sum(-1, dtype=torch.int64)
         positions = torch.arange(start + 1, start + 1 + rows.shape[2], device=tensor.device)
@@ -258,6 +171,32 @@ def draw_inputs(
     return pass_
 
 
+def build_layers(
+    make: Callable[..., Attention],
+    workload: Workload,
+    group: Group,
+    options: Mapping[str, OptionValue],
+) -> list[Attention]:
+    """Build the attention of each layer: one, or all of a model. Those of one kind are the same."""
+    kinds = [(layers, make(one, group, **options)) for layers, one in workload.of_kinds()]
+    return [attention for layers, attention in kinds for _ in range(layers)]
+
+
+def draw_layers(
+    layers: Sequence[Attention], device: str, seed: int | None, rows: Tensor, keep: Keep = "all"
+) -> Pass:
+    """Draw the inputs of each layer as `draw_inputs` does; return the first pass with the others.
+
+    Every layer has other numbers.
+    """
+    first, *others = (
+        draw_inputs(one, device, None if seed is None else seed + i, rows, keep)
+        for i, one in enumerate(layers)
+    )
+    first.others = list(zip(layers[1:], others, strict=True))
+    return first
+
+
 Fill = Callable[[Tensor, str, range, Positions], object]
 
 
@@ -300,6 +239,7 @@ class TrialRun:
     """A trial on this rank, and what was measured of it.
 
     rows: global query positions that are checked, the same on all ranks.
+    others: the attention of the further layers of a model.
     """
 
     trial: Trial
@@ -308,6 +248,14 @@ class TrialRun:
     sender: MessageSender
     log: MeasurementLog
     place: RankInfo = field(default_factory=RankInfo)
+    others: Sequence[Attention] = ()
+
+    def layers(self, pass_: Pass) -> Iterator[tuple[Self, Pass]]:
+        """Yield the run of each layer with its pass, this one first. All ranks must call it."""
+        yield self, pass_
+        for attention, other in pass_.others:
+            rows = select_checked_rows(attention, self.trial.seed, self.trial.round)
+            yield replace(self, attention=attention, rows=rows, others=()), other
 
     @property
     def seed(self) -> int:
@@ -342,6 +290,8 @@ def run_pass(
         pass_.out = attention(*pass_.inputs)
     else:
         run_forward(attention, pass_)
+    for other, its_pass in pass_.others:
+        run_pass(other, its_pass)
     if pass_.grad_out is None:
         return
     if pass_.keep != "all":

@@ -22,7 +22,8 @@ from longseq_bench.attention.base import Attention
 from longseq_bench.core.model import DType
 from longseq_bench.distributed.shard import RankShard, find_rows, gather_shards, is_owner
 from longseq_bench.worker.check import GRADIENT_TOLERANCE, TINY, TOLERANCE, check
-from longseq_bench.worker.passes import Pass, TrialRun, select_checked_rows
+from longseq_bench.worker.checked_rows import select_checked_rows
+from longseq_bench.worker.passes import Pass, TrialRun
 from longseq_bench.worker.row_check import EveryRowCheck
 
 SUM_TOLERANCE: dict[DType, float] = {"float32": 1e-5, "bfloat16": 6e-2, "float16": 8e-3}
@@ -56,9 +57,12 @@ class RepeatCheck:
         self.passes = self.judged = 0
         self.largest: dict[str, float] = {}
         self.reason: str | None = None
+        self._others = [RepeatCheck(*layer) for layer in [*run.layers(pass_)][1:]]
 
     def add(self, pass_: Pass, new_scores: bool = False) -> None:
         """Check the results of a pass, and drop them. All ranks must call it."""
+        for of_layer, (_, other) in zip(self._others, pass_.others, strict=True):
+            of_layer.add(other, new_scores)
         self.reason = self.reason or find_invalid(pass_)
         if not self._attention.group.all_max(float(self.reason is not None))[0]:
             if pass_.grads is not None and (new_scores or not self.sums):
@@ -114,7 +118,8 @@ class RepeatCheck:
         for name, error in self.sums.items():
             if not error <= SUM_TOLERANCE[dtype]:
                 return f"{name} differ by {error:.2g} (allowed {SUM_TOLERANCE[dtype]:.2g})"
-        return self.reason
+        others = (other.over_tolerance(dtype) for other in self._others)
+        return self.reason or next(filter(None, others), None)
 
 
 def find_invalid(pass_: Pass) -> str | None:

@@ -24,14 +24,15 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.meters.own_gpu import own_gpu
 from longseq_bench.worker import memory
 from longseq_bench.worker.check import TINY, row_slices
+from longseq_bench.worker.checked_rows import select_checked_rows
 from longseq_bench.worker.dense_baseline import dense_flops
 from longseq_bench.worker.memory import FirstPass
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
 from longseq_bench.worker.passes import (
     Pass,
     TrialRun,
+    build_layers,
     bytes_sent_by_formula,
-    select_checked_rows,
     wait_for_all_ranks,
     warm_up,
 )
@@ -67,11 +68,12 @@ def _run_steps(
     trial: Trial, sender: MessageSender, group: Group, log: MeasurementLog, place: RankInfo
 ) -> Outcome:
     # build, warm up
-    attention = _build(trial, group, log)
+    attention, *others = _build(trial, group, log)
     sender.start_phase("start", WARMING_UP)
-    warm_up(type(attention), trial, group)
+    for _, one_layer in trial.workload.of_kinds():
+        warm_up(type(attention), trial.replace(workload=one_layer), group)
     rows = select_checked_rows(attention, trial.seed, trial.round, trial.options)
-    run = TrialRun(trial, attention, rows, sender, log, place)
+    run = TrialRun(trial, attention, rows, sender, log, place, others)
     first, verdicts = FirstPass(**vars(run)), Verdicts(**vars(run))
 
     # one pass under the memory budget
@@ -108,33 +110,34 @@ def _run_steps(
     return verdicts.check_every_row(every_row, pass_) or Outcome(status="ok")
 
 
-def _build(trial: Trial, group: Group, log: MeasurementLog) -> Attention:
-    """Build the implementation and set up the allocator; may raise UnsupportedError."""
+def _build(trial: Trial, group: Group, log: MeasurementLog) -> list[Attention]:
+    """Build each layer and set up the allocator; may raise UnsupportedError."""
     if trial.threads:
         torch.set_num_threads(trial.threads)
     make = find_implementation(trial.implementation, trial.source)
-    attention = make(trial.workload, group, **trial.options)
+    layers = build_layers(make, trial.workload, group, trial.options)
     if trial.device == "cuda":
         memory.use_allocator(trial.allocator)
     elif reason := memory.use_exact_heap():
         log.facts["heap"] = reason
-    return attention
+    return layers
 
 
 def _log_cost(run: TrialRun) -> None:
     """Log FLOPs, floor and bytes by formula, and the shares and facts of the implementation."""
     attention, log = run.attention, run.log
-    cost, shares = attention.cost(), attention.measures()
-    log.add("flops", "FLOP", cost.flops)
-    log.add("floor", "B", cost.floor_bytes)
+    layers, shares = (attention, *run.others), attention.measures()
+    log.add("flops", "FLOP", sum(one.cost().flops for one in layers))
+    log.add("floor", "B", sum(one.cost().floor_bytes for one in layers))
     if run.trial.workload.decode:
-        log.add("bytes_to_read", "B", attention.bytes_to_read())
+        log.add("bytes_to_read", "B", sum(one.bytes_to_read() for one in layers))
     if attention.counts_traffic:
-        log.add("bytes_formula", "B", bytes_sent_by_formula(attention, run.trial))
+        sent = sum(bytes_sent_by_formula(one, run.trial) for one in layers)
+        log.add("bytes_formula", "B", sent)
     for name, share in shares.items():
         log.add(name, "1", share)
     if "density_achieved" in shares:
-        log.add("dense_flops", "FLOP", dense_flops(attention))
+        log.add("dense_flops", "FLOP", sum(map(dense_flops, layers)))
     log.facts |= attention.facts()
 
 

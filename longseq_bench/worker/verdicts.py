@@ -174,22 +174,42 @@ class Verdicts(TrialRun):
 
     def check(self, pass_: Pass) -> Outcome | None:
         """Compare the pass with the reference; return the outcome `wrong` on all ranks, or None."""
-        self.sender.start_phase("check")
+        figures: dict[str, float] = {}
+        reason = None
+        for run, layer in self.layers(pass_):
+            self.sender.start_phase("check")
+            if reason := run.find_wrong(layer, figures):
+                tokens = f"{run.attention.workload.seq_len:,} tokens"
+                reason += f", in a layer with {tokens}" if pass_.others else ""
+                break
+        for name, figure in figures.items():
+            self.log.add(name, "1", figure)
+        return _wrong(reason)
+
+    def find_wrong(self, pass_: Pass, figures: dict[str, float]) -> str | None:
+        """Compare a layer with the reference; return what is wrong, the same on all ranks.
+
+        figures: of the check by name, the largest of the layers so far.
+        """
         assert pass_.out is not None
         group = self.attention.group
+
+        def note(name: str, figure: float) -> None:
+            figures[name] = max(figure, figures.get(name, 0.0))
+
         changed = " and ".join(pass_.changed_inputs())
         invalid = f"a pass changed its input {changed}" if changed else find_invalid(pass_)
         if reason := agree(invalid, group):
-            return _wrong(reason)
+            return reason
         zeros, output_rows = count_zero_rows(pass_.out, group)
         is_exact = self.attention.is_exact
-        self.log.add("zero_rows", "1", zeros / output_rows)
+        note("zero_rows", zeros / output_rows)
         uncovered = self.attention.measures().get("uncovered", 0.0 if is_exact else 1.0)
         # a few values may cancel
         is_judged = self.attention.workload.v_head_dim >= MIN_VALUES
         if is_judged and zeros > round(uncovered * output_rows):
             found = f"{zeros:,} of {output_rows:,} output rows are zero"
-            return _wrong(f"{found}; the pattern leaves {uncovered:.2%}")
+            return f"{found}; the pattern leaves {uncovered:.2%}"
         own = check(
             self.attention, pass_.original_inputs, pass_.out, self.rows, pass_.grad_out, pass_.grads
         )
@@ -197,15 +217,16 @@ class Verdicts(TrialRun):
         dtype = self.attention.coarsest_dtype
         if UNIT[dtype] > UNIT[self.attention.workload.dtype]:
             self.log.facts["judged_as"] = dtype
-        self.log.add("max_error", "1", errors.worst)
-        self.log.add("error_of_allowed", "1", errors.share_of_allowed(dtype))
-        self.log.add("bias", "1", errors.worst_bias)
-        self.log.add("checked_rows", "1", len(self.rows))
-        self.log.facts["errors"] = errors.largest
+        note("max_error", errors.worst)
+        note("error_of_allowed", errors.share_of_allowed(dtype))
+        note("bias", errors.worst_bias)
+        note("checked_rows", len(self.rows))
+        largest = self.log.facts.setdefault("errors", {})
+        largest |= {n: max(error, largest.get(n, 0.0)) for n, error in errors.largest.items()}
         results = {"the output": pass_.out, **pass_.gradients}.items()
         sentences = (_find_not_finite(self.attention, name, result) for name, result in results)
         reason = agree(next(filter(None, sentences), None), group)
-        return _wrong(reason or errors.over_tolerance(dtype))
+        return reason or errors.over_tolerance(dtype)
 
     def check_repeats(self, repeats: RepeatCheck) -> Outcome | None:
         """Return `wrong` on all ranks if a timed pass had other results than the checked one."""
@@ -249,18 +270,25 @@ class Verdicts(TrialRun):
         if reason := self._too_much_work():
             skipped = dict.fromkeys(rows.not_done, reason)
         else:
-            if not rows.done:
-                with rows.warm_up(pass_):
-                    run_forward(attention, pass_)
-            for inputs in rows.remaining:
-                # the time limit of a phase is for one pass
-                self.sender.start_phase("check", "every row")
-                with rows.check(pass_, inputs):
-                    run_pass(attention, pass_)
+            for run, layer in self.layers(pass_):
+                of_layer = rows if layer is pass_ else EveryRowCheck(run.attention)
+                run.check_special_inputs(of_layer, layer)
+                rows.reason = rows.reason or of_layer.reason
         self.log.facts["every_row_checked"] = rows.done
         if skipped:
             self.log.facts["every_row_skipped"] = skipped
         return _wrong(agree(rows.reason, attention.group))
+
+    def check_special_inputs(self, rows: EveryRowCheck, pass_: Pass) -> None:
+        """Run passes of a layer with the inputs that were not tried."""
+        if not rows.done:
+            with rows.warm_up(pass_):
+                run_forward(self.attention, pass_)
+        for inputs in rows.remaining:
+            # the time limit of a phase is for one pass
+            self.sender.start_phase("check", "every row")
+            with rows.check(pass_, inputs):
+                run_pass(self.attention, pass_)
 
     def _too_much_work(self) -> str | None:
         """Return why no further passes run, the same on all ranks, or None."""

@@ -91,7 +91,7 @@ def test_a_kind_of_layers_gives_its_shape_and_its_mask(capfd: Capture) -> None:
     assert run([*command, "--target", "1k"]) == 0
     printed = " ".join(capfd.readouterr().out.split())
     kinds = "1 full (KV heads 2 × 16), 1 sliding (16 tokens, KV heads 1 × 16), 1 linear"
-    assert f"layers: {kinds}; the workload has the shape of the first kind" in printed
+    assert f"layers: {kinds}; one alone has the shape of the first kind" in printed
     assert refusal(capfd, *command, "--layer", "chunked") == (
         f"model tiny has no chunked layers whose mask is known here; it has {kinds}"
     )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from longseq_bench.core.model import Environment, OptionValue, Record, Trial, Workload
+from longseq_bench.core.model import Environment, Layers, OptionValue, Record, Trial, Workload
 from tests.make import environment, on_ranks, outcome, record, trial
 
 
@@ -36,11 +36,36 @@ def test_every_field_of_a_trial_and_its_workload_changes_its_key() -> None:
         "batch": 2, "heads": 16, "kv_heads": 4, "head_dim": 32, "dtype": "float16",
         "causal": True, "mode": "train", "mask": "sliding-window:4", "v_head_dim": 32,
     }  # fmt: skip
-    assert {"seq_len", *workload} == {*Workload.model_fields} - {"new_tokens", "model"}
+    labels = {"model", "weights"}
+    assert {"seq_len", *workload} == {*Workload.model_fields} - {"new_tokens", "layers", *labels}
     keys = {trial(**{field: value}).key for field, value in workload.items()}
     # 0 means 1 in decode
     keys |= {trial(mode="decode", new_tokens=n).key for n in (0, 1, 2)}
-    assert len(keys | {trial().key}) == len(workload) + 3
+    keys |= {trial(mode="decode", layers=(layers_of(n),)).key for n in (1, 32)}
+    assert len(keys | {trial().key}) == len(workload) + 5
+
+
+def layers_of(count: int, window: int | None = None) -> Layers:
+    shape = {"heads": 8, "kv_heads": 8, "head_dim": 64, "v_head_dim": 64}
+    return Layers(kind="any", layers=count, window=window, **shape)
+
+
+def test_records_from_before_a_field_keep_their_keys() -> None:
+    assert trial("ring", 4096, mode="decode").key == "374b1b14c7990697"
+    assert trial("ring", 4096).key == "53e286be136ad417"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "new_tokens", "cached", "mask"),
+    [(9, 1, 9, None), (10, 1, 10, None), (50, 1, 10, None), (50, 3, 12, "sliding-window:10")],
+)
+def test_a_layer_with_a_window_caches_what_its_new_tokens_see(
+    tokens: int, new_tokens: int, cached: int, mask: str | None
+) -> None:
+    kinds = layers_of(2), layers_of(3, window=10)
+    w = trial(seq_len=tokens, mode="decode", new_tokens=new_tokens, layers=kinds).workload
+    found = [(layers, one.seq_len, one.mask) for layers, one in w.of_kinds()]
+    assert found == [(2, tokens, None), (3, cached, mask)]
 
 
 def test_a_step_of_decoding_has_one_new_token_by_default() -> None:
@@ -60,9 +85,9 @@ def test_new_tokens_need_decode_and_room_in_the_cache() -> None:
 
 
 def test_labels_are_no_part_of_the_key() -> None:
-    """The model of a shape, and the folder of an own function's file."""
+    """The model of a shape, its weights, and the folder of an own function's file."""
     labels = ("", "llama-3.1-8b", "mistral-7b-v0.3")
-    trials = [trial("ring", 4096, model=label) for label in labels]
+    trials = [trial("ring", 4096, model=one, weights=i) for i, one in enumerate(labels)]
     assert len({one.key for one in trials}) == 1
     assert len({one.key_without("round") for one in trials}) == 3  # they stay rows of their own
     here, there = (trial(f"{folder}/x.py:f", source="0" * 16) for folder in ("here", "there"))

@@ -19,15 +19,15 @@ from longseq_bench.meters.memory import StoragePeak
 from longseq_bench.testing.definition import Tensors, make_inputs, make_output_gradient
 from longseq_bench.worker import check as check_module
 from longseq_bench.worker.check import UNIT, Errors, check, count_zero_rows, is_finite
-from longseq_bench.worker.passes import (
+from longseq_bench.worker.checked_rows import (
     FULL_CHECK_TOKENS,
     MAX_PAIRS,
     MIN_STRETCHES,
     SAMPLED_ROWS,
-    Pass,
     checked_rows,
     select_checked_rows,
 )
+from longseq_bench.worker.passes import Pass
 from longseq_bench.worker.reference import Reference, Sum
 from longseq_bench.worker.repeat_check import SUM_TOLERANCE, sum_errors
 from tests.plugins.faulty import Faulty

@@ -18,14 +18,9 @@ from longseq_bench.distributed.token_order import Shard
 from longseq_bench.meters.clock import Clock
 from longseq_bench.worker import memory, reference, timing
 from longseq_bench.worker.check import Errors, check
+from longseq_bench.worker.checked_rows import FULL_CHECK_TOKENS, select_checked_rows
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
-from longseq_bench.worker.passes import (
-    FULL_CHECK_TOKENS,
-    TrialRun,
-    draw_inputs,
-    run_pass,
-    select_checked_rows,
-)
+from longseq_bench.worker.passes import TrialRun, draw_inputs, run_pass
 from longseq_bench.worker.trial import run_trial
 from tests.make import trial
 from tests.ranks import Ranks, RanksFailed

@@ -15,15 +15,9 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.meters import clock as clock_module
 from longseq_bench.meters.clock import Clock
 from longseq_bench.worker import timing
+from longseq_bench.worker.checked_rows import select_checked_rows
 from longseq_bench.worker.messages import MeasurementLog
-from longseq_bench.worker.passes import (
-    Pass,
-    TrialRun,
-    draw_inputs,
-    run_pass,
-    select_checked_rows,
-    warm_up,
-)
+from longseq_bench.worker.passes import Pass, TrialRun, draw_inputs, run_pass, warm_up
 from longseq_bench.worker.repeat_check import RepeatCheck, find_invalid
 from tests.make import trial
 from tests.ranks import Ranks

@@ -14,6 +14,7 @@ from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.worker import verdicts
+from longseq_bench.worker.checked_rows import checked_rows, select_checked_rows
 from longseq_bench.worker.input_changes import InputChanges
 from longseq_bench.worker.known_scores import (
     EQUAL,
@@ -24,14 +25,7 @@ from longseq_bench.worker.known_scores import (
     KnownScores,
 )
 from longseq_bench.worker.messages import MeasurementLog, MessageSender
-from longseq_bench.worker.passes import (
-    Pass,
-    checked_rows,
-    draw_inputs,
-    run_forward,
-    run_pass,
-    select_checked_rows,
-)
+from longseq_bench.worker.passes import Pass, draw_inputs, run_forward, run_pass
 from longseq_bench.worker.prefix_sums import PrefixSums
 from longseq_bench.worker.row_check import EveryRowCheck, find_wrong_rows
 from longseq_bench.worker.special_inputs import ConstantValues, SpecialInputs

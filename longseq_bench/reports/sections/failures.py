@@ -182,12 +182,21 @@ def describe_search(row: SearchRow, one_rank: Mapping[Hashable, SearchRow]) -> s
     one = one_rank.get(row.ranks_key) if row.world_size > 1 else None
     floor, gain = row.fraction_of_floor, one and one.max_tokens and row.max_tokens / one.max_tokens
     words = join_words(
-        f"{row.claim_name} takes {tokens}",
+        f"{row.claim_name} takes {tokens}{_model_words(row)}",
         "" if floor is None else f"{format_share(floor)} of the floor",
         f"{format_ratio(gain)} one rank's" if gain else "",
         runs,
     )
     return f"{words}; {limit}.{_memory_words(row)}"
+
+
+def _model_words(row: SearchRow) -> str:
+    """Return the layers of a whole model that took the tokens, the prediction, and the time."""
+    if row.layers == 1:
+        return ""
+    foreseen = f" ({format_tokens(row.predicted_tokens)} predicted)" if row.predicted_tokens else ""
+    took = f", {format_seconds(row.pass_time_s)} a step over them" if row.pass_time_s else ""
+    return f" in {row.model}{foreseen}{took}"
 
 
 def _memory_words(row: SearchRow) -> str:

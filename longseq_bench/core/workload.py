@@ -1,0 +1,169 @@
+"""The shape of an attention: what is computed, whichever implementation does it.
+
+core/model.py has the trial of an implementation on a workload, and its result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from longseq_bench.core.errors import UserError
+from longseq_bench.core.masks import CAUSAL, FULL, WINDOW, Mask, parse_mask
+from longseq_bench.core.settings import WORKLOAD, DType, Mode, Setting
+from longseq_bench.core.units import divisors
+
+DTYPE_ALIASES: dict[str, DType] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DTYPE_BYTES: dict[DType, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def canonical_dtype(name: str) -> str:
+    """Return the full name of a dtype: bf16 -> bfloat16; any other name stays as it is."""
+    return DTYPE_ALIASES.get(name, name)
+
+
+class Frozen(BaseModel):
+    """A model that is checked when created and never changed; unknown fields are errors."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="strings"
+    )
+
+
+def declared(setting: Setting, low: int | None = None) -> Any:
+    """Declare a field with the default and the bounds of a setting; low: another minimum."""
+    if not setting.high:
+        return Field(default=setting.default)
+    return Field(default=setting.default, ge=setting.low if low is None else low, le=setting.high)
+
+
+class Layers(Frozen):
+    """Layers of one kind in a model, each with a cache of its own.
+
+    window: tokens that a new token sees at most, so that a cache keeps no more; None: all.
+    """
+
+    kind: str
+    layers: int = Field(ge=1)
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    window: int | None = None
+
+
+class Workload(Frozen):
+    """The shape of an attention: q is (batch, heads, seq_len, head_dim), k and v have kv_heads.
+
+    In decode k and v are a cache of seq_len tokens, and q has its last `new_tokens` positions only:
+    their keys were just appended. core/settings.py describes the fields, with these exceptions.
+
+    mask: text of a mask that `causal` does not describe; None: full, or causal.
+    kv_heads, v_head_dim: never 0 in a workload that was validated.
+    model: a label, the model that the shape is from; empty for a shape in numbers. It is no part of
+    a trial's key: a shape is measured once, whichever way it was asked for.
+    layers: in decode, all layers of a model that have a cache; a step is one over all of them. The
+    first kind has the shape of the workload. Empty: one layer.
+    weights: a label too, bytes of the model's weights on each rank, which are not in the budget.
+    """
+
+    seq_len: int = Field(ge=1)
+    batch: int = declared(WORKLOAD["batch"])
+    heads: int = declared(WORKLOAD["heads"])
+    kv_heads: int = declared(WORKLOAD["kv_heads"], low=1)
+    head_dim: int = declared(WORKLOAD["head_dim"])
+    dtype: DType = declared(WORKLOAD["dtype"])
+    causal: bool = declared(WORKLOAD["causal"])
+    mode: Mode = declared(WORKLOAD["mode"])
+    mask: str | None = declared(WORKLOAD["mask"])
+    v_head_dim: int = declared(WORKLOAD["v_head_dim"], low=1)
+    model: str = ""
+    new_tokens: int = declared(WORKLOAD["new_tokens"])
+    layers: tuple[Layers, ...] = ()
+    weights: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _canonical(cls, data: Any) -> Any:
+        """Give fields that may be left out their values, for one key per workload."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        if isinstance(data.get("dtype"), str):
+            data["dtype"] = canonical_dtype(data["dtype"])
+        equal = {"kv_heads": data.get("heads", 8), "v_head_dim": data.get("head_dim", 64)}
+        equal |= {"new_tokens": 1} if data.get("mode") == "decode" else {}
+        data |= {n: v for n, v in equal.items() if data.get(n) in (0, None)}
+        if not isinstance(data.get("mask"), str):
+            return data
+        try:
+            mask = parse_mask(data["mask"])
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        if data.get("causal") and not mask.is_causal:
+            raise ValueError(f"mask {mask.text} is not causal; leave out causal")
+        return {**data, "causal": mask.is_causal, "mask": None if mask.is_plain else mask.text}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Workload:
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}; "
+                f"kv_heads may be {', '.join(str(d) for d in divisors(self.heads))}"
+            )
+        if self.new_tokens and not self.decode:
+            raise ValueError(f"new_tokens {self.new_tokens} needs mode decode")
+        if self.new_tokens > self.seq_len:
+            raise ValueError(
+                f"new_tokens {self.new_tokens:,} are more than the cache of {self.seq_len:,} tokens"
+            )
+        return self
+
+    @property
+    def visibility(self) -> Mask:
+        """The mask, also a full or a causal one."""
+        if self.mask is not None:
+            return parse_mask(self.mask)
+        return Mask(CAUSAL if self.causal else FULL)
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes per element."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def train(self) -> bool:
+        """True if a pass is forward and backward."""
+        return self.mode == "train"
+
+    @property
+    def decode(self) -> bool:
+        """True if a pass is one step of decoding: new tokens against a cache."""
+        return self.mode == "decode"
+
+    @property
+    def queries(self) -> range:
+        """Positions of the queries: all, or those of the new tokens."""
+        return range(self.seq_len - self.new_tokens if self.decode else 0, self.seq_len)
+
+    @property
+    def layer_count(self) -> int:
+        """Number of layers in a pass."""
+        return sum(layers for layers, _ in self.of_kinds())
+
+    def of_kinds(self) -> list[tuple[int, Workload]]:
+        """Return the number of layers of each kind, and the workload of one of them."""
+        if not self.layers:
+            return [(1, self)]
+        return [(kind.layers, self._of_kind(kind)) for kind in self.layers]
+
+    def _of_kind(self, kind: Layers) -> Workload:
+        tokens, mask = self.seq_len, self.mask
+        if kind.window:
+            tokens = min(tokens, kind.window + self.new_tokens - 1)
+            # a cache of no more tokens than the window is seen as a whole by one new token
+            mask = f"{WINDOW}:{kind.window}" if tokens > kind.window else None
+        shape = kind.model_dump(exclude={"kind", "layers", "window"})
+        fields = self.model_dump(exclude={"layers"}) | shape
+        return Workload.model_validate(fields | {"seq_len": tokens, "mask": mask})
