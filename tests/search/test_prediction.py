@@ -11,16 +11,13 @@ from longseq_bench.core.model import DryRunEstimate, Record, Trial
 from longseq_bench.search.memory_curve import Curve, add_outside, dry_run_curve
 from longseq_bench.search.prediction import (
     MOVES_PER_BYTE,
-    PROFILE_UNCERTAINTY,
-    RECORD_UNCERTAINTY,
     Predictor,
-    Rate,
-    RateModel,
     find_longest_fit,
     find_smallest_world,
     predict,
     predict_times,
 )
+from longseq_bench.search.rates import PROFILE_UNCERTAINTY, RECORD_UNCERTAINTY, Rate, RateModel
 from longseq_bench.search.strategy import result_of
 from tests import make
 
@@ -227,10 +224,10 @@ def test_a_length_over_the_budget_does_not_fit_and_the_smallest_world_is_found()
     prediction = predict(trial, dry_run, RateModel(CPU))
     assert not isinstance(prediction, str)
     assert not prediction.fits
-    world = find_smallest_world(trial, dry_run, RateModel(CPU), 64)
+    world = find_smallest_world(trial, dry_run, RateModel(CPU), above=1, max_ranks=64)
     assert world is not None
     assert (world.trial.world_size, world.fits) == (13, True)
-    assert find_smallest_world(trial, dry_run, RateModel(CPU), 8) is None
+    assert find_smallest_world(trial, dry_run, RateModel(CPU), above=1, max_ranks=8) is None
     fewer = predict(trial.replace(world_size=12), dry_run, RateModel(CPU))
     assert not isinstance(fewer, str)
     assert not fewer.fits
