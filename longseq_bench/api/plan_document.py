@@ -101,7 +101,7 @@ class Plan(Printed):
         if self.target:
             head += f"; {format_bytes(_headroom(best))} of a rank stay free"
         if best.fewest and best.fewest < best.trial.world_size:
-            head += f", and {best.fewest * self._tp} would do"
+            head += f", and {best.fewest * self._tp} are enough"
         return head
 
     @property
@@ -288,7 +288,7 @@ def _with_model(
     renamed = {"Peak": "Peak, attention of a layer", "Time per pass": "Time, attention of a layer"}
     kept = [c for c in columns if c.heading != "Fraction of floor"]
     own = [replace(c, heading=renamed.get(c.heading, c.heading)) for c in kept]
-    return [*own[:5], *parts, *own[5:]]
+    return [*own[:6], *parts, *own[6:]]
 
 
 def _name(trial: Trial) -> str:
