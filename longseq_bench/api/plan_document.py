@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 TIE = 1.25
 """Predicted times within this factor are a tie: they may be wrong by as much."""
+LENGTH_TIE = 1.02
+"""Lengths within this factor are a tie."""
 
 MAX_TURNED = 3
 """Rows up to which a table is turned: a field is a line, so that a narrow terminal has all."""
@@ -62,12 +64,13 @@ class Plan(Printed):
         Of equal ones those with a measured rate come first, then the shorter time decides. None:
         nothing fits.
         """
-        fitting = [one for one in self.predictions if one.fits]
 
-        def key(one: Prediction) -> tuple[int, bool, float]:
-            return self._rank(one), len(one.ends) > 1, one.times.total
+        def key(one: Prediction) -> tuple[bool, float]:
+            return len(one.ends) > 1, one.times.total
 
-        return min(fitting, key=key, default=None)
+        return min(
+            self._equal([one for one in self.predictions if one.fits]), key=key, default=None
+        )
 
     @property
     def answer(self) -> str:
@@ -88,7 +91,7 @@ class Plan(Printed):
 
     def _head(self, best: Prediction) -> str:
         """Return tokens and devices, of a model also the time of a step and what stays free."""
-        tokens, model = format_tokens(best.trial.workload.seq_len), self.model
+        tokens, model = format_tokens(best.tokens), self.model
         devices, length = f"{self._ranks(best)} {self.hardware.name}", f"{tokens} tokens"
         if best.alone:
             one = format_tokens(best.alone)
@@ -113,20 +116,27 @@ class Plan(Printed):
         return prediction.trial.world_size * self._tp
 
     def _rank(self, prediction: Prediction) -> int:
-        return prediction.trial.world_size if self.target else -prediction.trial.workload.seq_len
+        return prediction.trial.world_size if self.target else -prediction.tokens
+
+    def _equal(self, fitting: Sequence[Prediction]) -> list[Prediction]:
+        """Return those with the fewest ranks, or those that are about as long as the longest."""
+        first = min(map(self._rank, fitting), default=0)
+        tie = 1.0 if self.target else 1 / LENGTH_TIE
+        return [one for one in fitting if self._rank(one) <= first * tie]
 
     def _reason(self, best: Prediction, others: Sequence[Prediction]) -> str:
-        equal = [one for one in others if self._rank(one) == self._rank(best)]
+        equal = [one for one in self._equal([best, *others]) if one is not best]
         if not equal:
             trial = min(others, key=self._rank).trial
             if self.target:
                 return f"{trial.implementation} needs {trial.world_size * self._tp} devices"
             tokens = format_tokens(trial.workload.seq_len)
             return f"the next longest, {trial.implementation}, ends at {tokens}"
-        if any(len(one.ends) > 1 for one in [best, *equal]):
+        measured = [one for one in equal if len(one.ends) == 1]
+        if not measured:
             which = "no" if len(best.ends) > 1 else "only its"
-            return f"others are as long, and {which} rate is measured on this GPU"
-        time, second = best.times.total, min(equal, key=lambda one: one.times.total)
+            return f"others are about as long, and {which} rate is measured on this GPU"
+        time, second = best.times.total, min(measured, key=lambda one: one.times.total)
         compared = f"{format_seconds(time)} a pass, {second.trial.implementation} "
         compared += format_seconds(second.times.total)
         if second.times.total <= TIE * time:
@@ -165,7 +175,11 @@ class Plan(Printed):
             f"{mask_words(w.visibility.text)}, batch {w.batch}, {heads} of {w.head_dim}{value}"
         ]
         pairs = zip(self.results, self.trials, strict=True)
-        notes = [note for result, asked in pairs for note in _notes(result, asked)]
+        names: dict[str, list[str]] = {}
+        for result, asked in pairs:
+            for note in _notes(result, asked, self._tp):
+                names.setdefault(note, []).append(_name(asked))
+        notes = [f"{', '.join(of_note)}: {note}" for note, of_note in names.items()]
         columns = _columns(self._ranks)
         if self.model is not None:
             columns = _with_model(columns, self.model, self.hardware.bandwidth)
@@ -237,7 +251,7 @@ def _step_seconds(prediction: Prediction, model: ModelPlan, bandwidth: float) ->
 
 def _columns(ranks: Callable[[Prediction], int]) -> list[ValueColumn]:
     def tokens(prediction: Prediction) -> Cell:
-        length = prediction.trial.workload.seq_len
+        length = prediction.tokens
         return length if prediction.fits else f"{format_tokens(length)} don't fit"
 
     return [
@@ -295,34 +309,32 @@ def _name(trial: Trial) -> str:
     return trial.implementation + settings_suffix(trial)
 
 
-def _notes(prediction: Prediction | str, trial: Trial) -> list[str]:
-    name = _name(trial)
+def _notes(prediction: Prediction | str, trial: Trial, tp: int) -> list[str]:
     if isinstance(prediction, str):
-        return [f"{name}: {prediction}"]
+        return [prediction]
     estimate = prediction.estimate
-    notes = [f"{name}: time from {prediction.rate.source}"]
+    notes = [f"time from {prediction.rate.source}"]
     figure, best = prediction.rate.figure, prediction.rate.best
     is_auto, head_dim = trial.options.get("kernel") == "auto", trial.workload.head_dim
     is_better = is_auto and figure and best and best is not figure and best.head_dim == head_dim
     # those are packages; what torch has itself auto would have taken
     if figure and best and is_better and best.kernel.startswith("flash-attn-"):
         words = best.words(trial.workload.train)
-        auto = f"kernel=auto is {figure.kernel} here; where its package is installed"
-        notes.append(f"{name}: {auto}, -o kernel={best.kernel}: {words}")
+        notes.append(f"where its package is installed, -o kernel={best.kernel}: {words}")
     if (limit := prediction.length_limit) and limit.reason:
-        free = format_bytes((prediction.trial.memory_budget or 0) - estimate.budget_bytes)
-        notes.append(f"{name}: ends at {limit.name} with {free} of memory free: {limit.reason}")
+        free = format_bytes(_headroom(prediction))
+        notes.append(f"ends at {limit.name} with {free} of memory free: {limit.reason}")
     if prediction.trial.world_size != trial.world_size:
-        ranks = prediction.trial.world_size
-        notes.append(f"{name}: does not fit on {trial.world_size} rank(s); the row is for {ranks}")
+        ranks = prediction.trial.world_size * tp
+        notes.append(f"does not fit on {trial.world_size * tp} rank(s); the row is for {ranks}")
     if estimate.host_bytes:
         pinned = " of pinned memory" if trial.device == "cuda" else ""
-        notes.append(f"{name}: takes {format_bytes(estimate.host_bytes)}{pinned} on the host")
+        notes.append(f"takes {format_bytes(estimate.host_bytes)}{pinned} on the host")
     if layouts := estimate.smaller_layouts:
         smaller = " and ".join(f"{n:,} tokens in blocks of {block:,}" for n, block in layouts)
-        notes.append(f"{name}: extrapolated from the layouts of {smaller}")
+        notes.append(f"extrapolated from the layouts of {smaller}")
     if kernels := ", ".join(estimate.untabled):
-        notes.append(f"{name}: the workspace of {kernels} is unknown and not counted")
+        notes.append(f"the workspace of {kernels} is unknown and not counted")
     return notes
 
 

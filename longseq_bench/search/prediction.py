@@ -137,6 +137,11 @@ class Prediction:
     alone: int | None = None
 
     @property
+    def tokens(self) -> int:
+        """The length over all ranks."""
+        return self.trial.workload.seq_len
+
+    @property
     def fraction_of_floor(self) -> float:
         """The floor of this length over the budget of all ranks."""
         assert self.trial.memory_budget
@@ -263,16 +268,13 @@ def predict_best(
     if rest:
         dry_run = add_rest(dry_run, rest)
     if tokens is None:
-        ceiling = CEILING_TOKENS * trial.world_size
-        longest = find_longest_fit(trial, dry_run, rates, ceiling)
+        longest = find_longest_fit(trial, dry_run, rates, _ceiling(trial, rest))
         w = trial.workload
         if w.batch == 1 or not w.decode or isinstance(longest, str):
             return longest
         single = trial.replace(workload=w.model_copy(update={"batch": 1}).model_dump())
-        alone = find_longest_fit(single, dry_run, rates, ceiling)
-        return replace(
-            longest, alone=None if isinstance(alone, str) else alone.trial.workload.seq_len
-        )
+        alone = find_longest_fit(single, dry_run, rates, _ceiling(single, rest))
+        return longest if isinstance(alone, str) else replace(longest, alone=alone.tokens)
     trial, asked = trial.at(tokens), trial.world_size
     result = predict(trial, dry_run, rates)
     if isinstance(result, str):
@@ -287,6 +289,21 @@ def predict_best(
     shown = result if result.fits or not fewest else fewest
     ranks = (fewest or result).trial.world_size
     return replace(shown, fewest=ranks if shown.fits else None)
+
+
+def _ceiling(trial: Trial, rest: Callable[[Trial], int] | None) -> int:
+    """Return a length that is too long by formula, so that dry runs are near that of a model."""
+    ranks, budget = trial.world_size, trial.memory_budget or 0
+    most = CEILING_TOKENS * ranks
+    if rest is None:
+        return most
+    floor = floor_bytes_per_token(trial.workload) if trial.keep == "all" else 0
+
+    def formula(tokens: int) -> int:
+        return rest(trial.at(tokens)) + floor * tokens // ranks
+
+    longest: int = bisect_right(range(1, most + 1), budget, key=formula)
+    return 1 + round(1.01 * longest)
 
 
 # ---- for schedules -----------------------------------------------------------------------------
