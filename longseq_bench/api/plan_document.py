@@ -104,7 +104,7 @@ class Plan(Printed):
         if self.target:
             head += f"; {format_bytes(_headroom(best))} of a rank stay free"
         if best.fewest and best.fewest < best.trial.world_size:
-            head += f", and {best.fewest * self._tp} are enough"
+            head += f", and {best.fewest * self._tp} of them are enough"
         return head
 
     @property
@@ -342,11 +342,16 @@ def _left_out(model: ModelPlan | None, predictions: Sequence[Prediction]) -> lis
     """Return notes on what is by formula, and what no column has."""
     if model is None:
         return ["not modelled: weights, other layers, fragmentation of the allocator"]
-    shape, missing = model.shape, ["fragmentation of the allocator"]
-    if shape.parameters is None:
-        missing.insert(0, "weights")
-    if shape.mlp_width is None or shape.vocab_size is None:
-        missing.insert(0, "activations of the MLP or logits, whose size the file does not have")
+    shape = model.shape
+    parts = {
+        "weights": shape.parameters is None,
+        "activations of the MLP": shape.mlp_width is None,
+        "logits": shape.vocab_size is None,
+        "copies of gathered weights": model.sharding == "zero3",
+        "transfers between tensor-parallel ranks": model.tp > 1,
+        "fragmentation of the allocator": True,
+    }
+    missing = [part for part, is_missing in parts.items() if is_missing]
     counted = (
         f"all bytes but the peak and those outside tensors are by formula; sharding "
         f"{model.sharding}, tp {model.tp}, checkpoint {model.checkpoint}"

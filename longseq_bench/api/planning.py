@@ -100,19 +100,18 @@ def plan(
 
 def _model(given: Mapping[str, Any], asked: Mapping[str, Any]) -> ModelPlan | None:
     """Return the model to plan for; None for one layer. Raises UserError for unused options."""
-    shape, chunk = model_of(given), asked["prefill_chunk"]
-    if shape is None or given.get("layer"):
-        if unused := sorted({"tp", "checkpoint", "prefill_chunk"} & given.keys()):
-            option = unused[0].replace("_", "-")
-            raise UserError(f"--{option} is of a whole model; give --model, and no --layer")
+    shape, chunk = model_of(given), parse_target(asked["prefill_chunk"], "--prefill-chunk")
+    modes = {"tp": None, "checkpoint": "train", "prefill_chunk": "decode"}
+    whole = shape if shape and not given.get("layer") else None
+    for name in [name for name in modes if name in given]:
+        option = f"--{name.replace('_', '-')}"
+        if whole is None:
+            raise UserError(f"{option} is of a whole model; give --model, and no --layer")
+        if modes[name] not in (None, given.get("mode")):
+            raise UserError(f"{option} is of --mode {modes[name]}")
+    if whole is None:
         return None
-    if chunk and given.get("mode") != "decode":
-        raise UserError(
-            "--prefill-chunk is of --mode decode; other modes compute all tokens at once"
-        )
-    return ModelPlan(
-        shape, asked["sharding"], asked["tp"], asked["checkpoint"], parse_target(chunk) or 0
-    )
+    return ModelPlan(whole, asked["sharding"], asked["tp"], asked["checkpoint"], chunk or 0)
 
 
 def _device(gpu: str, file: Path | None, catalogue: Catalogue, per_node: int | None) -> Hardware:

@@ -260,6 +260,9 @@ DECODE = ("plan", "--impl", "ring", "--gpu", "h100", "--model", "llama-3.1-8b", 
 def test_tensor_parallel_ranks_and_requests(capfd: Capture) -> None:
     more = "--tp", "2", "--world-size", "4", "--batch", "4"
     (row,) = document(capfd, *DECODE, *more, "--memory", "20GiB")["results"]
+    assert run([*DECODE, *more, "--memory", "20GiB"]) == 0
+    said = "not modelled: copies of gathered weights, transfers between tensor-parallel ranks"
+    assert said in " ".join(capfd.readouterr().out.split())
     assert (row["world_size"], row["workload"]["heads"], row["workload"]["kv_heads"]) == (4, 16, 4)
     assert row["one_request_tokens"] == pytest.approx(4 * row["tokens"], rel=0.01)
     # of two ranks each has half of the KV heads, and half of the tokens
@@ -283,6 +286,7 @@ def test_a_time_without_a_measured_rate_is_a_range(capfd: Capture) -> None:
         (["--tp", "4", "--world-size", "6"], "--tp 4 does not divide --world-size 6"),
         (["--tp", "2", "--layer", "full"], "--tp is of a whole model; give --model"),
         (["--prefill-chunk", "8k", "--mode", "train"], "--prefill-chunk is of --mode decode"),
+        (["--checkpoint", "none"], "--checkpoint is of --mode train"),
     ],
 )  # fmt: skip
 def test_options_of_a_whole_model_are_refused_where_they_mean_nothing(
