@@ -23,7 +23,8 @@ from longseq_bench.core.model import Mode, Record, Trial, Workload
 from longseq_bench.environment import collect
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.search.prediction import RateModel, predict
+from longseq_bench.search.prediction import predict
+from longseq_bench.search.rates import RateModel
 
 NAMES = ("ring", "ulysses", "usp", "collective", "head-parallel")
 RATIO_LIMIT, ORDER_LIMIT = 0.25, 0.20

@@ -22,10 +22,10 @@ from longseq_bench.runner import run_schedule
 from longseq_bench.search.prediction import (
     CEILING_TOKENS,
     Predictor,
-    RateModel,
     find_longest_fit,
     predict,
 )
+from longseq_bench.search.rates import RateModel
 from longseq_bench.search.strategy import maxlen
 
 MIB = 2**20

@@ -25,7 +25,8 @@ from longseq_bench.launchers.base import Launcher
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.runner import run_schedule
 from longseq_bench.search.bracket import tolerance
-from longseq_bench.search.prediction import Predictor, RateModel
+from longseq_bench.search.prediction import Predictor
+from longseq_bench.search.rates import RateModel
 from longseq_bench.search.strategy import maxlen
 
 MIB = 2**20

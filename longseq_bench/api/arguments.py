@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from longseq_bench.core.settings import Setting, Sharding
+from longseq_bench.core.settings import Checkpoint, Setting, Sharding
 from longseq_bench.core.units import MAX_RANKS
 
 _ranks = partial(Setting, int, low=1, high=MAX_RANKS)
@@ -39,7 +39,8 @@ PLAN = {
         int, "Tokens to plan for, of all ranks: 10M.", unit="tokens", otherwise="as many as fit"
     ),
     "world_size": _ranks(
-        "Number of ranks; each has a device.", otherwise="1, or a node with --gpus-per-node"
+        "Number of ranks; each has a device.",
+        otherwise="1, or a node with --gpus-per-node, or those of --tp",
     ),
     "gpus_per_node": _ranks(
         "Devices of a node; more ranks are proposed in whole nodes.",
@@ -47,9 +48,30 @@ PLAN = {
     ),
     "sharding": Setting(
         Sharding,
-        "With --model: what is split over all ranks. zero1: optimizer state; zero2: also "
-        "gradients; zero3: also weights; none: nothing.",
+        "With --model: what is split over the ranks that share the tokens. zero1: optimizer state; "
+        "zero2: also gradients; zero3: also weights; none: nothing.",
         "zero3",
+    ),
+    "tp": Setting(
+        int,
+        "With --model: ranks of a node that share heads and weights, a divisor of the world size; "
+        "the rest of the world size shares the tokens.",
+        1,
+        1,
+        MAX_RANKS,
+    ),
+    "checkpoint": Setting(
+        Checkpoint,
+        "With --model, mode train: activations that are recomputed. full: all but a layer's input; "
+        "selective: attention; none: no recomputation.",
+        "full",
+    ),
+    "prefill_chunk": Setting(
+        int,
+        "With --model, mode decode: tokens of a prefill whose activations must fit, too (vLLM's "
+        "max_num_batched_tokens).",
+        unit="tokens",
+        otherwise="those of a step of decoding",
     ),
     "hardware": Setting(
         Path, "YAML file with more hardware profiles.", otherwise="built-in ones only"

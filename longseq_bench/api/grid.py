@@ -29,7 +29,7 @@ from longseq_bench.core.settings import TRIAL, WORKLOAD
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.search import strategy
 from longseq_bench.search.estimate import SweepEstimate, estimate_sweep
-from longseq_bench.search.prediction import RateModel
+from longseq_bench.search.rates import RateModel
 
 CALL = "sweep()"  # in messages, where a file would have its path
 

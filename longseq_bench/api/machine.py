@@ -21,7 +21,8 @@ from longseq_bench.core.model import Device, Record, Trial
 from longseq_bench.core.registry import canonical_name, is_own
 from longseq_bench.launchers.base import LAUNCHERS, Launcher
 from longseq_bench.launchers.hosts import refuse_several_tasks
-from longseq_bench.search.prediction import Predictor, RateModel
+from longseq_bench.search.prediction import Predictor
+from longseq_bench.search.rates import RateModel
 from longseq_bench.store import RECORDS, load
 
 MEMORY_SHARE, BUSY = 0.8, 0.75

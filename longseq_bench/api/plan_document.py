@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,10 @@ from longseq_bench.analysis.labels import mask_words, mode_words, settings_suffi
 from longseq_bench.api.results import Printed
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.hardware import Hardware
-from longseq_bench.core.model import Trial
+from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.units import MAX_RANKS, format_bytes, format_seconds, format_tokens
 from longseq_bench.reports.columns import ValueColumn, build_table
-from longseq_bench.reports.document import Cell, Document, Section
+from longseq_bench.reports.document import Cell, Column, Document, Section, Table, format_cell
 from longseq_bench.search.model_memory import ModelPlan
 from longseq_bench.search.prediction import Prediction
 
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 
 TIE = 1.25
 """Predicted times within this factor are a tie: they may be wrong by as much."""
+LENGTH_TIE = 1.02
+"""Lengths within this factor are a tie."""
+
+MAX_TURNED = 3
+"""Rows up to which a table is turned: a field is a line, so that a narrow terminal has all."""
 
 _EXPLANATION = (
-    "Predicted; nothing was run. Tokens: the most that fit, or those of --target, of all ranks "
-    "together. Peak and Sent: of the rank with most, per pass. Outside tensors: CUDA context, "
-    "cuBLAS, NCCL. Exposed: time that communication adds to a pass. Length limited by: what "
-    "ends the length; time limited by: what takes most of a pass."
+    "Predicted; nothing was run. Bytes are those of the fullest rank, tokens those of all ranks. "
+    "Outside tensors: CUDA context, cuBLAS, NCCL. Exposed: time that communication adds."
 )
 
 
@@ -37,13 +40,15 @@ class Plan(Printed):
 
     trials: what was asked, one for each implementation.
     results: for each trial a prediction, or the reason why there is none.
-    hardware: the profile of the devices.  target: tokens to plan for; None: as many as fit.
+    hardware: the profile of the devices.  workload: the asked one; with tensor parallelism a trial
+    has the heads of one rank of it.  target: tokens to plan for; None: as many as fit.
     model: the model of the shape.
     """
 
     trials: Sequence[Trial]
     results: Sequence[Prediction | str]
     hardware: Hardware
+    workload: Workload
     target: int | None = None
     model: ModelPlan | None = None
 
@@ -56,15 +61,21 @@ class Plan(Printed):
     def best(self) -> Prediction | None:
         """The prediction with the fewest ranks for a target, else with most tokens.
 
-        The shorter time decides between equal ones. None: nothing fits.
+        Of equal ones those with a measured rate come first, then the shorter time decides. None:
+        nothing fits.
         """
-        fitting = [one for one in self.predictions if one.fits]
-        return min(fitting, key=lambda one: (self._rank(one), one.times.total), default=None)
+
+        def key(one: Prediction) -> tuple[bool, float]:
+            return len(one.ends) > 1, one.times.total
+
+        return min(
+            self._equal([one for one in self.predictions if one.fits]), key=key, default=None
+        )
 
     @property
     def answer(self) -> str:
         """A sentence: how many devices (of a target) or tokens, which implementation, and why."""
-        best, target, hardware = self.best, self.target, self.hardware
+        best, target = self.best, self.target
         if best is None:
             what = f"{format_tokens(target)} tokens" if target else "this shape"
             verb = "fits" if self.predictions else "can be predicted for"
@@ -73,34 +84,59 @@ class Plan(Printed):
                 rest = format_bytes(min(one.estimate.rest_bytes for one in self.predictions))
                 because = f": the rest of the model takes {rest} of each rank; give more ranks"
             return f"No implementation {verb} {what}{because}."
-        tokens, ranks = format_tokens(best.trial.workload.seq_len), best.trial.world_size
-        devices = f"{ranks} {hardware.name}"
-        head = f"{tokens} tokens: {devices}" if target else f"{devices}: {tokens} tokens"
         others = [one for one in self.predictions if one.fits and one != best]
         because = self._reason(best, others) if others else "nothing else fits"
         reason = f", because {because}" if len(self.results) > 1 else ""
-        if model := self.model:
-            kept = format_bytes(best.estimate.budget_bytes)
-            whole = f" with {kept} on a rank" if model.shape.parameters else " without weights"
-            head += f" in all {model.shape.layers} layers of {model.shape.name},{whole}"
-            missing = "activations outside attention, logits"
-        else:
-            missing = "weights, other layers"
-        missing = f"Not modelled: {missing}, fragmentation of the allocator."
-        return f"{head}. Use {best.trial.implementation}{reason}. {missing}"
+        return f"{self._head(best)}. Use {best.trial.implementation}{reason}."
+
+    def _head(self, best: Prediction) -> str:
+        """Return tokens and devices, of a model also the time of a step and what stays free."""
+        tokens, model = format_tokens(best.tokens), self.model
+        devices, length = f"{self._ranks(best)} {self.hardware.name}", f"{tokens} tokens"
+        if best.alone:
+            one = format_tokens(best.alone)
+            length += f" for each of {best.trial.workload.batch} requests, {one} for one alone"
+        head = f"{length}: {devices}" if self.target else f"{devices}: {length}"
+        if model:
+            head += f" with all {model.shape.layers} layers of {model.shape.name}"
+            if seconds := _step_seconds(best, model, self.hardware.bandwidth):
+                head += f"; a step takes {seconds}"
+        if self.target:
+            head += f"; {format_bytes(_headroom(best))} of a rank stay free"
+        if best.fewest and best.fewest < best.trial.world_size:
+            head += f", and {best.fewest * self._tp} of them are enough"
+        return head
+
+    @property
+    def _tp(self) -> int:
+        return self.model.tp if self.model else 1
+
+    def _ranks(self, prediction: Prediction) -> int:
+        """Return the devices: tensor-parallel ranks, times those that share the tokens."""
+        return prediction.trial.world_size * self._tp
 
     def _rank(self, prediction: Prediction) -> int:
-        return prediction.trial.world_size if self.target else -prediction.trial.workload.seq_len
+        return prediction.trial.world_size if self.target else -prediction.tokens
+
+    def _equal(self, fitting: Sequence[Prediction]) -> list[Prediction]:
+        """Return those with the fewest ranks, or those that are about as long as the longest."""
+        first = min(map(self._rank, fitting), default=0)
+        tie = 1.0 if self.target else 1 / LENGTH_TIE
+        return [one for one in fitting if self._rank(one) <= first * tie]
 
     def _reason(self, best: Prediction, others: Sequence[Prediction]) -> str:
-        equal = [one for one in others if self._rank(one) == self._rank(best)]
+        equal = [one for one in self._equal([best, *others]) if one is not best]
         if not equal:
             trial = min(others, key=self._rank).trial
             if self.target:
-                return f"{trial.implementation} needs {trial.world_size} devices"
+                return f"{trial.implementation} needs {trial.world_size * self._tp} devices"
             tokens = format_tokens(trial.workload.seq_len)
             return f"the next longest, {trial.implementation}, ends at {tokens}"
-        time, second = best.times.total, min(equal, key=lambda one: one.times.total)
+        measured = [one for one in equal if len(one.ends) == 1]
+        if not measured:
+            which = "no" if len(best.ends) > 1 else "only its"
+            return f"others are about as long, and {which} rate is measured on this GPU"
+        time, second = best.times.total, min(measured, key=lambda one: one.times.total)
         compared = f"{format_seconds(time)} a pass, {second.trial.implementation} "
         compared += format_seconds(second.times.total)
         if second.times.total <= TIE * time:
@@ -110,7 +146,9 @@ class Plan(Printed):
     def as_json(self) -> dict[str, Any]:
         """Return the document that `longseq plan --json` prints, in SI units."""
         model, pairs = self.model, zip(self.results, self.trials, strict=True)
-        shape = model and model.shape.model_dump(mode="json") | {"sharding": model.sharding}
+        shape = model and model.shape.model_dump(mode="json") | {
+            name: getattr(model, name) for name in ("sharding", "tp", "checkpoint", "prefill_chunk")
+        }
         return {
             "schema": 1,
             "predicted": True,
@@ -128,7 +166,7 @@ class Plan(Printed):
 
     def table(self) -> Document:
         """Return a row per implementation, and sentences on their assumptions."""
-        w, budget = self.trials[0].workload, self.trials[0].memory_budget or 0
+        w, budget = self.workload, self.trials[0].memory_budget or 0
         heads = f"{w.heads} heads" if w.heads == w.kv_heads else f"{w.heads}/{w.kv_heads} heads"
         value = f" (v of {w.v_head_dim})" if w.v_head_dim != w.head_dim else ""
         context = [
@@ -137,15 +175,20 @@ class Plan(Printed):
             f"{mask_words(w.visibility.text)}, batch {w.batch}, {heads} of {w.head_dim}{value}"
         ]
         pairs = zip(self.results, self.trials, strict=True)
-        notes = [note for result, asked in pairs for note in _notes(result, asked)]
-        columns = _columns()
+        names: dict[str, list[str]] = {}
+        for result, asked in pairs:
+            for note in _notes(result, asked, self._tp):
+                names.setdefault(note, []).append(_name(asked))
+        notes = [f"{', '.join(of_note)}: {note}" for note, of_note in names.items()]
+        columns = _columns(self._ranks)
         if self.model is not None:
             columns = _with_model(columns, self.model, self.hardware.bandwidth)
             context.append(self.model.shape.describe(w))
-            notes += _model_notes(self.model)
-        tables = [build_table("", columns, self.predictions)] if self.predictions else []
+        notes += _left_out(self.model, self.predictions)
+        table = build_table("", columns, self.predictions)
+        table = _turn(table) if 0 < len(table.rows) <= MAX_TURNED else table
         sections = [
-            *([Section("Predictions", tables=tables)] if tables else []),
+            *([Section("Predictions", tables=[table])] if table.rows else []),
             Section("Sources and assumptions", points=list(dict.fromkeys(notes))),
             Section("How to read it", [_EXPLANATION]),
         ]
@@ -161,36 +204,68 @@ class Plan(Printed):
         tokens, trial = format_tokens(self.target), self.trials[0]
         if not self.predictions:
             raise UserError(f"{tokens} tokens: nothing could be predicted; {self.results[0]}")
-        best, ranks = self.best, trial.world_size
-        if best and (may_grow or best.trial.world_size == ranks):
+        best, ranks = self.best, trial.world_size * self._tp
+        if best and (may_grow or self._ranks(best) == ranks):
             return
         budget = format_bytes(trial.memory_budget or 0)
         problem = f"{tokens} tokens don't fit in {budget} on {ranks} rank(s)"
         if best is None:
             most = f"{max(ranks, MAX_RANKS):,}"
             raise UserError(f"{problem}; by prediction, up to {most} ranks are not enough")
-        more = f"--world-size {best.trial.world_size}"
+        more = f"--world-size {self._ranks(best)}"
         raise UserError(f"{problem}; {best.trial.implementation} fits them with {more}")
 
 
 # ---- the table ---------------------------------------------------------------------------------
 
 
-def _columns() -> list[ValueColumn]:
+def _turn(table: Table) -> Table:
+    """Return a table with a line per field and a column per row."""
+    first, *others = table.columns
+    heads = [Column(first.name, "text"), *(Column(str(row[0]), "text") for row in table.rows)]
+    rows = [
+        (column.name, *(format_cell(row[i], column.kind) for row in table.rows))
+        for i, column in enumerate(others, 1)
+    ]
+    return Table(table.title, tuple(heads), tuple(rows))
+
+
+def _headroom(prediction: Prediction) -> int:
+    """Return the bytes of the budget that stay free on the fullest rank; negative if it is over."""
+    return (prediction.trial.memory_budget or 0) - prediction.estimate.budget_bytes
+
+
+def _seconds(prediction: Prediction) -> str:
+    """Return the time of a pass in words, or its range."""
+    return " to ".join(format_seconds(times.total) for times, _ in prediction.ends)
+
+
+def _step_seconds(prediction: Prediction, model: ModelPlan, bandwidth: float) -> str | None:
+    """Return the time of a step of decoding in words, or its range; None in other modes."""
+    found = [
+        model.step_seconds(prediction.trial, times.total, bandwidth * share)
+        for times, share in prediction.ends
+    ]
+    return " to ".join(format_seconds(seconds) for seconds in found if seconds) or None
+
+
+def _columns(ranks: Callable[[Prediction], int]) -> list[ValueColumn]:
     def tokens(prediction: Prediction) -> Cell:
-        length = prediction.trial.workload.seq_len
+        length = prediction.tokens
         return length if prediction.fits else f"{format_tokens(length)} don't fit"
 
     return [
         ValueColumn("Implementation", "text", lambda one: _name(one.trial)),
-        ValueColumn("Ranks", "count", lambda one: one.trial.world_size, 7),
+        ValueColumn("Ranks", "count", ranks, 5),
         ValueColumn("Tokens", "tokens", tokens, 9),
+        ValueColumn("Tokens, one request", "tokens", lambda one: one.alone, 6),
         ValueColumn(
             "Fraction of floor", "share", lambda one: one.fraction_of_floor if one.fits else None, 4
         ),
         ValueColumn("Peak", "bytes", lambda one: one.estimate.peak_bytes, 8),
         ValueColumn("Outside tensors", "bytes", lambda one: one.estimate.outside_bytes or None, 4),
-        ValueColumn("Time per pass", "seconds", lambda one: one.times.total, 8),
+        ValueColumn("Headroom", "bytes", _headroom, 5),
+        ValueColumn("Time per pass", "seconds", _seconds, 8),
         ValueColumn("Sent", "bytes", lambda one: one.estimate.bytes_sent or None, 3),
         ValueColumn("Exposed", "seconds", lambda one: one.times.exposed or None, 2),
         ValueColumn(
@@ -210,86 +285,101 @@ def _with_model(
             found: int | None = getattr(model.memory(one.trial), name)
             return found
 
-        return ValueColumn(heading or name.capitalize(), "bytes", value, 8)
+        return ValueColumn(heading or name.capitalize(), "bytes", value, 4)
 
-    def step(one: Prediction) -> float | None:
-        return model.step_seconds(one.trial, one.times.total, bandwidth)
+    def step(one: Prediction) -> str | None:
+        return _step_seconds(one, model, bandwidth)
 
     layers = model.shape.layers
     parts = [
-        part("caches", f"Caches of {layers - 1} layers"),
-        part("checkpoints", f"Checkpoints, {layers} layers"),
-        *map(part, ("weights", "gradients", "optimizer")),
+        part("caches", f"Caches, {layers - 1} layers"),
+        part("checkpoints", f"Checkpoints, {layers - 1} layers"),
+        part("activations", "Other activations"),
+        *map(part, ("logits", "weights", "gradients", "optimizer")),
         ValueColumn("Sum", "bytes", lambda one: model.total(one.estimate), 9),
-        ValueColumn("Time of a step", "seconds", step, 9),
+        ValueColumn("Time of a step", "text", step, 9),
     ]
-    renamed = {"Peak": "Peak of one layer", "Time per pass": "Time per layer"}
+    renamed = {"Peak": "Peak, attention of a layer", "Time per pass": "Time, attention of a layer"}
     kept = [c for c in columns if c.heading != "Fraction of floor"]
     own = [replace(c, heading=renamed.get(c.heading, c.heading)) for c in kept]
-    return [*own[:4], *parts, *own[4:]]
+    return [*own[:6], *parts, *own[6:]]
 
 
 def _name(trial: Trial) -> str:
     return trial.implementation + settings_suffix(trial)
 
 
-def _notes(prediction: Prediction | str, trial: Trial) -> list[str]:
-    name = _name(trial)
+def _notes(prediction: Prediction | str, trial: Trial, tp: int) -> list[str]:
     if isinstance(prediction, str):
-        return [f"{name}: {prediction}"]
+        return [prediction]
     estimate = prediction.estimate
-    notes = [f"{name}: time from {prediction.rate.source}"]
+    notes = [f"time from {prediction.rate.source}"]
     figure, best = prediction.rate.figure, prediction.rate.best
     is_auto, head_dim = trial.options.get("kernel") == "auto", trial.workload.head_dim
     is_better = is_auto and figure and best and best is not figure and best.head_dim == head_dim
     # those are packages; what torch has itself auto would have taken
     if figure and best and is_better and best.kernel.startswith("flash-attn-"):
         words = best.words(trial.workload.train)
-        auto = f"kernel=auto is {figure.kernel} here; where its package is installed"
-        notes.append(f"{name}: {auto}, -o kernel={best.kernel}: {words}")
+        notes.append(f"where its package is installed, -o kernel={best.kernel}: {words}")
     if (limit := prediction.length_limit) and limit.reason:
-        free = format_bytes((prediction.trial.memory_budget or 0) - estimate.budget_bytes)
-        notes.append(f"{name}: ends at {limit.name} with {free} of memory free: {limit.reason}")
+        free = format_bytes(_headroom(prediction))
+        notes.append(f"ends at {limit.name} with {free} of memory free: {limit.reason}")
     if prediction.trial.world_size != trial.world_size:
-        ranks = prediction.trial.world_size
-        notes.append(f"{name}: does not fit on {trial.world_size} rank(s); the row is for {ranks}")
+        ranks = prediction.trial.world_size * tp
+        notes.append(f"does not fit on {trial.world_size * tp} rank(s); the row is for {ranks}")
     if estimate.host_bytes:
         pinned = " of pinned memory" if trial.device == "cuda" else ""
-        notes.append(f"{name}: takes {format_bytes(estimate.host_bytes)}{pinned} on the host")
+        notes.append(f"takes {format_bytes(estimate.host_bytes)}{pinned} on the host")
     if layouts := estimate.smaller_layouts:
         smaller = " and ".join(f"{n:,} tokens in blocks of {block:,}" for n, block in layouts)
-        notes.append(f"{name}: extrapolated from the layouts of {smaller}")
+        notes.append(f"extrapolated from the layouts of {smaller}")
     if kernels := ", ".join(estimate.untabled):
-        notes.append(f"{name}: the workspace of {kernels} is unknown and not counted")
+        notes.append(f"the workspace of {kernels} is unknown and not counted")
     return notes
 
 
-def _model_notes(model: ModelPlan) -> list[str]:
-    """Return what is counted."""
+def _left_out(model: ModelPlan | None, predictions: Sequence[Prediction]) -> list[str]:
+    """Return notes on what is by formula, and what no column has."""
+    if model is None:
+        return ["not modelled: weights, other layers, fragmentation of the allocator"]
+    shape = model.shape
+    parts = {
+        "weights": shape.parameters is None,
+        "activations of the MLP": shape.mlp_width is None,
+        "logits": shape.vocab_size is None,
+        "copies of gathered weights": model.sharding == "zero3",
+        "transfers between tensor-parallel ranks": model.tp > 1,
+        "fragmentation of the allocator": True,
+    }
+    missing = [part for part, is_missing in parts.items() if is_missing]
     counted = (
-        f"Peak and Time per layer are of one layer's attention; caches, checkpoints, weights, "
-        f"gradients and optimizer state of the published model are by formula; sharding "
-        f"{model.sharding}; Sum has all of them. A step of decoding reads all caches and weights"
+        f"all bytes but the peak and those outside tensors are by formula; sharding "
+        f"{model.sharding}, tp {model.tp}, checkpoint {model.checkpoint}"
     )
-    return [counted, *filter(None, [model.shape.parameters_reason])]
+    notes = [counted, f"not modelled: {', '.join(missing)}"]
+    logits = [model.memory(one.trial).logits or 0 for one in predictions]
+    if max(logits, default=0) > (predictions[0].trial.memory_budget or 0) / 4:
+        notes.append("logits shrink with a loss over chunks of tokens (arXiv 2410.10989)")
+    return [*notes, *filter(None, [shape.parameters_reason])]
 
 
 _COPIED = {"peak_bytes", "inside_bytes", "host_bytes", "kernel", "bytes_sent", "transfers"}
 
 
 def _row(prediction: Prediction | str, trial: Trial, model: ModelPlan | None) -> dict[str, Any]:
+    tp = model.tp if model else 1
     asked = {
         "implementation": trial.implementation,
         "options": trial.options,
         "keep": trial.keep,
         "workload": trial.workload.model_dump(mode="json", exclude={"seq_len"}),
-        "asked_world_size": trial.world_size,
+        "asked_world_size": trial.world_size * tp,
     }
     if isinstance(prediction, str):
         return asked | {"unsupported": prediction}
     limit, figure, estimate = prediction.length_limit, prediction.rate.figure, prediction.estimate
     found: dict[str, Any] = {
-        "world_size": prediction.trial.world_size,
+        "world_size": prediction.trial.world_size * tp,
         "tokens": prediction.trial.workload.seq_len,
         "fits": prediction.fits,
         "memory_budget": prediction.trial.memory_budget,
@@ -300,7 +390,11 @@ def _row(prediction: Prediction | str, trial: Trial, model: ModelPlan | None) ->
         ],
         "untabled": list(estimate.untabled),
         "outside_bytes": estimate.outside,
+        "headroom_bytes": _headroom(prediction),
+        "fewest_ranks": prediction.fewest and prediction.fewest * tp,
+        "one_request_tokens": prediction.alone,
         "seconds": prediction.times.total,
+        "seconds_range": [times.total for times, _ in prediction.ends],
         "compute_s": prediction.times.compute,
         "memory_s": prediction.times.memory,
         "communication_s": prediction.times.transfers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from longseq_bench.core.units import parse_memory_budget
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.search import prediction
 from longseq_bench.search.model_memory import ModelPlan
+from longseq_bench.search.rates import RateModel
 
 CHECKED_TOKENS = 2**17  # a length at which every valid combination of options is valid
 
@@ -55,14 +57,17 @@ def plan(
     """
     asked = {name: setting.default for name, setting in PLAN.items()} | given
     profiles_file = Path(asked["hardware"]) if asked["hardware"] else None
-    shape = model_of(given)
-    model = ModelPlan(shape, asked["sharding"]) if shape and not given.get("layer") else None
+    model = _model(given, asked)
     budget = parse_memory_budget(asked["memory"]) if asked["memory"] else None
     tokens, unit = parse_target(asked["target"]), asked["gpus_per_node"]
+    tp = asked["tp"]
+    if (asked["world_size"] or tp) % tp:
+        raise UserError(f"--tp {tp} does not divide --world-size {asked['world_size']}")
     gpu, reporter = asked["gpu"].lower(), make_reporter(progress)
     chosen = read_implementations(implementations, None)
     with machine.open_launcher(reporter, dict(chosen)) as (launcher, catalogue):
-        device = _device(gpu, profiles_file, catalogue, unit)
+        whole_device = _device(gpu, profiles_file, catalogue, unit)
+        device = whole_device.of_tensor_parallel(tp) if tp > 1 else whole_device
         has_bfloat16 = device.device == "cuda" and "bfloat16" in device.flops
         workload = build_workload(given, "bfloat16" if has_bfloat16 else "float32")
         device.rate(workload.dtype, workload.mode)  # a dtype without a rate is a mistake
@@ -70,9 +75,9 @@ def plan(
             make_trial(
                 implementation=name,
                 options=values,
-                workload=workload,
+                workload=model.split(workload) if model else workload,
                 device=device.device,
-                world_size=asked["world_size"] or unit or 1,
+                world_size=(asked["world_size"] or unit or tp) // tp,
                 memory_budget=budget or device.memory,
                 repeats=0,
                 keep=given.get("keep", "all"),
@@ -81,15 +86,32 @@ def plan(
             for name, values in choose_options(catalogue, chosen, options or {})
         ]
         rest = (lambda one: model.memory(one).known) if model else None
+        per_node = unit and unit // tp
         past = machine.past_records(Path("results")) if gpu == LOCAL_CPU else []
-        rates = prediction.RateModel(device, past)
+        rates = RateModel(device, past)
         with reporter.waiting("dry runs …"):
             _check_options(launcher, trials)
             results = [
-                prediction.predict_best(one, launcher.dry_run, rates, tokens, unit or 1, rest)
+                prediction.predict_best(one, launcher.dry_run, rates, tokens, per_node, rest)
                 for one in trials
             ]
-    return Plan(trials, results, device, tokens, model)
+    return Plan(trials, results, whole_device, workload, tokens, model)
+
+
+def _model(given: Mapping[str, Any], asked: Mapping[str, Any]) -> ModelPlan | None:
+    """Return the model to plan for; None for one layer. Raises UserError for unused options."""
+    shape, chunk = model_of(given), parse_target(asked["prefill_chunk"], "--prefill-chunk")
+    modes = {"tp": None, "checkpoint": "train", "prefill_chunk": "decode"}
+    whole = shape if shape and not given.get("layer") else None
+    for name in [name for name in modes if name in given]:
+        option = f"--{name.replace('_', '-')}"
+        if whole is None:
+            raise UserError(f"{option} is of a whole model; give --model, and no --layer")
+        if modes[name] not in (None, given.get("mode")):
+            raise UserError(f"{option} is of --mode {modes[name]}")
+    if whole is None:
+        return None
+    return ModelPlan(whole, asked["sharding"], asked["tp"], asked["checkpoint"], chunk or 0)
 
 
 def _device(gpu: str, file: Path | None, catalogue: Catalogue, per_node: int | None) -> Hardware:
@@ -112,4 +134,4 @@ def _check_options(launcher: Launcher, trials: list[Trial]) -> None:
         try:
             launcher.check([checked])
         except UserError:
-            launcher.check([checked.replace(world_size=1)])
+            launcher.check([trial.at(CHECKED_TOKENS).replace(world_size=1)])

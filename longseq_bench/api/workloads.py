@@ -94,6 +94,9 @@ def with_all_layers(workload: Workload, model: ModelShape) -> Workload:
     if first.window:
         most = f"no layer of model {model.name} keeps more than {first.window:,} tokens"
         raise UserError(f"{most}: any context fits; measure a layer with --layer {first.kind}")
+    if first.latent:
+        kept = f"model {model.name} caches a latent of keys and values, which nothing here reads"
+        raise UserError(f"{kept}; measure a layer's keys and values with --layer {first.kind}")
     fields = set(Layers.model_fields)
     layers = [Layers(**one.model_dump(include=fields)) for one in model.kinds if one.heads]
     count = sum(one.layers for one in layers)

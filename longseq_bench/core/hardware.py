@@ -144,6 +144,20 @@ class Hardware(Frozen):
         known = [rate for rate in reversed(self.kernels) if rate.flops(train)]
         return {rate.kernel: rate for rate in sorted(known, key=fit)}
 
+    def of_tensor_parallel(self, tp: int) -> "Hardware":
+        """Return the device as the ranks that share the tokens see it: tp ranks of a node are one.
+
+        NCCL's connection between those is added to the libraries. Raises UserError for a tp that
+        does not divide a node.
+        """
+        if self.per_node % tp:
+            raise UserError(f"--tp {tp} does not divide the {self.per_node} devices of a node")
+        outside = self.outside
+        if outside and tp > 1:
+            libraries = outside.libraries + outside.connection
+            outside = outside.model_copy(update={"libraries": libraries})
+        return self.model_copy(update={"per_node": self.per_node // tp, "outside": outside})
+
     def outside_tensors(self, ranks: int, peers: Sequence[int]) -> dict[str, int]:
         """Return the bytes outside the tensors of a rank by their use; empty if they are unknown.
 

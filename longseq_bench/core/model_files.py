@@ -49,6 +49,8 @@ class LayerKind(Frozen):
     heads, kv_heads, head_dim, v_head_dim: as in a workload; 0 for layers without keys.
     window: tokens that a query sees at most; None: all.  mask: that of a workload; None: full or
     causal, or no mask describes what these layers see.
+    latent: of latent attention the elements that a cache has of a token, and those of them that are
+    its value (arXiv 2405.04434); None for other layers.
     """
 
     kind: str
@@ -59,6 +61,21 @@ class LayerKind(Frozen):
     v_head_dim: int = 0
     window: int | None = None
     mask: str | None = None
+    latent: tuple[int, int] | None = None
+
+    def cached_elements(self, tp: int = 1) -> int:
+        """Return the elements of a token in the cache of one of `tp` ranks."""
+        if self.latent:
+            return self.latent[0]
+        return split_kv_heads(self.kv_heads, tp) * (self.head_dim + self.v_head_dim)
+
+
+def split_kv_heads(kv_heads: int, tp: int) -> int:
+    """Return the KV heads of a tensor-parallel rank; one is copied if there are fewer than ranks.
+
+    As in vLLM (ModelConfig.get_num_kv_heads).
+    """
+    return max(1, kv_heads // tp) if kv_heads else 0
 
 
 def describe_layers(kinds: Sequence[LayerKind]) -> str:
@@ -291,6 +308,9 @@ def _layer(config: Mapping[str, Any], index: int, kind: str) -> LayerKind:
     if kind not in WITH_KEYS or block.get("no_op") or block.get("replace_with_linear"):
         return LayerKind(kind="none" if kind in WITH_KEYS else kind, layers=1)
     fields: dict[str, Any] = dict(zip(SHAPE, _shape(own), strict=True))
+    if has_latent(own) and own.get("kv_lora_rank"):
+        rank = count(own, "kv_lora_rank")
+        fields["latent"] = rank + count(own, "qk_rope_head_dim"), rank
     if kind == FULL and own.get("index_topk"):
         kind = TOP_K
     if kind in _MASKS:

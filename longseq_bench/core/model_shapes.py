@@ -39,7 +39,8 @@ class ModelShape(Frozen):
     heads, kv_heads, head_dim (of q and k), v_head_dim (of v and the output): of one layer, the
     first of `kinds` or the chosen one, which has its `mask` too.  kinds: all layers.
     dtype: None if the file has none that can be measured.
-    parameters: None if they can't be counted; parameters_reason says why.
+    parameters: None if they can't be counted; parameters_reason says why.  mlp_width: columns of
+    the gate, of all experts of a token; None if unknown or if the MLP has no gate.
     notes: what the workload leaves out of this model.  source: path of the config.json, or the
     page with which a built-in model was compared.  page: the publisher's file of a built-in model.
     """
@@ -58,6 +59,8 @@ class ModelShape(Frozen):
     mask: str | None = None
     parameters: int | None = None
     parameters_reason: str | None = None
+    vocab_size: int | None = None
+    mlp_width: int | None = None
     notes: tuple[str, ...] = ()
 
     def of_layer(self, kind: str | None) -> ModelShape:
@@ -209,6 +212,8 @@ def parse_config(
         kinds=kinds,
         parameters=parameters,
         parameters_reason=reason,
+        vocab_size=config.get("vocab_size"),
+        mlp_width=_mlp_width(config),
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -264,6 +269,18 @@ def count_parameters(config: Mapping[str, Any], kinds: Sequence[LayerKind]) -> i
     one_expert = 3 * hidden * width
     sparse = hidden * experts + one_expert * (experts + (config.get("n_shared_experts") or 0))
     return int(total + dense_layers * dense + (layers - dense_layers) * sparse)
+
+
+def _mlp_width(config: Mapping[str, Any]) -> int | None:
+    """Return the columns of the gate, of all experts that a token has; None if they are unknown."""
+    width: Any = config.get("intermediate_size")
+    experts = 1
+    if any(config.get(key) for key in _EXPERTS):
+        width = config.get("moe_intermediate_size") or width
+        experts = config.get("num_experts_per_tok") or config.get("experts_per_token") or 0
+        experts += (config.get("n_shared_experts") or 0) if experts else 0
+    is_known = model_files.type_of(config).get("gated") and isinstance(width, int)
+    return width * experts or None if is_known else None
 
 
 def _attention(config: Mapping[str, Any], layer: LayerKind) -> int:

@@ -20,6 +20,7 @@ Allocator = Literal["default", "expandable", "fresh"]
 Timing = Literal["warm", "cold", "graph"]
 Layer = Literal["full", "sliding", "chunked", "top-k"]
 Sharding = Literal["none", "zero1", "zero2", "zero3"]
+Checkpoint = Literal["full", "selective", "none"]
 
 SAME_KERNEL = "same"
 """Dense kernel: that of the sparse attention, if it computes exact attention too."""
@@ -73,7 +74,7 @@ WORKLOAD = {
         otherwise="all layers in plans, and in decode of maxlen and scaling, beside the weights; "
         "else the shape of a full layer if there is one, and no mask",
     ),
-    "batch": Setting(int, "Sequences per batch.", 1, 1, 2**20),
+    "batch": Setting(int, "Sequences per batch; in decode, concurrent requests.", 1, 1, 2**20),
     "heads": Setting(int, "Query heads.", 8, 1, 2**16),
     "kv_heads": Setting(
         int, "Key and value heads, a divisor of heads; 0: as many as heads.", 0, 0, 2**16

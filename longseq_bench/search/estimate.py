@@ -16,7 +16,8 @@ from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import DryRunEstimate, Trial
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.search.memory_curve import add_outside
-from longseq_bench.search.prediction import RateModel, predict_times
+from longseq_bench.search.prediction import predict_times
+from longseq_bench.search.rates import RateModel
 
 START_S, OTHER_PASSES = 0.4, 6
 MAX_DRY_RUNS, LIMIT_S = 60, 2.0

@@ -79,11 +79,13 @@ class Curve:
         return max(line, minimum) if tokens > b else max(0.0, line)
 
 
-def dry_run_curve(trial: Trial, budget: int, dry_run: DryRun, ceiling: int) -> Curve | str:
+def dry_run_curve(
+    trial: Trial, budget: int, dry_run: DryRun, ceiling: int, grid: Sequence[float] = GRID
+) -> Curve | str:
     """Return a trial's curve up to the length whose floor fills the budget, or why not."""
     floor = floor_tokens(trial.workload, budget, trial.world_size)
     min_tokens = 2 * trial.world_size
-    lengths = sorted({max(min_tokens, min(ceiling, round(share * floor))) for share in GRID})
+    lengths = sorted({max(min_tokens, min(ceiling, round(share * floor))) for share in grid})
     lengths = lengths if len(lengths) > 1 else [lengths[0], 2 * lengths[0]]
     estimates = dry_run([_at(trial, n) for n in lengths])
     found = list(zip(lengths, estimates, strict=True))

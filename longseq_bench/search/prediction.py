@@ -9,21 +9,13 @@ machine where there are any (RateModel), else from a profile (core/hardware.py).
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from statistics import median
 from typing import Literal, NamedTuple
 
-from longseq_bench.analysis.runs import pass_seconds, per_iteration
-from longseq_bench.core.cost import (
-    BACKWARD_MATMULS,
-    FORWARD_MATMULS,
-    attention_flops,
-    floor_bytes_per_token,
-)
-from longseq_bench.core.hardware import Hardware, KernelRate
-from longseq_bench.core.model import DryRunEstimate, Record, Trial, TrialPrediction, Workload
+from longseq_bench.core.cost import attention_flops, floor_bytes_per_token
+from longseq_bench.core.model import DryRunEstimate, Trial, TrialPrediction
 from longseq_bench.core.units import MAX_RANKS
 from longseq_bench.search.memory_curve import (
     Curve,
@@ -33,112 +25,20 @@ from longseq_bench.search.memory_curve import (
     dry_run_curve,
     find_edge,
 )
+from longseq_bench.search.rates import Rate, RateModel
 
 MOVES_PER_BYTE = 2.0  # minimum moves of each byte of the peak: it is written once and read once
 ALWAYS_DRY_RUN_TOKENS = 4096  # dry runs up to this many tokens per rank ignore the time limit
 DRY_RUN_TIME_FACTOR = 4.0  # longer ones: while a pass may take at most this many time limits
-PROFILE_UNCERTAINTY = 6.0  # the factor by which a rate from a profile may be wrong
 CEILING_TOKENS = 2**30  # per rank; longer lengths are not tried
 PLAN_DRY_RUN_LIMIT_S = 300.0
-RECORD_UNCERTAINTY = 1.3  # the factor by which a rate from records of this machine may be wrong
-
-
-# ---- rates ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Rate:
-    """FLOP/s of a rank, and their source.
-
-    uncertainty: the factor by which they may be wrong.  exposed: seconds per byte sent that
-    communication added to a pass; None without a record.  figure: that of the kernel, if it is
-    used.  best: that of the fastest kernel.
-    """
-
-    flops: float
-    uncertainty: float
-    source: str
-    exposed: float | None = None
-    figure: KernelRate | None = None
-    best: KernelRate | None = None
-
-
-class RateModel:
-    """Rates of trials on one machine, from its records of the same trial where there are any."""
-
-    def __init__(self, hardware: Hardware, records: Iterable[Record] = ()) -> None:
-        self.hardware = hardware
-        # for each kind of trial: (length, rate, exposed) of its records
-        self._rates: dict[tuple[object, ...], list[tuple[int, float, float]]] = {}
-        self._bandwidths: list[float] = []
-        for record in records:
-            self._learn(record)
-
-    def _learn(self, record: Record) -> None:
-        outcome, trial = record.outcome, record.trial
-        if outcome.status != "ok" or trial.device != self.hardware.device:
-            return
-        flops, sent = outcome.largest("flops"), outcome.largest("bytes_sent")
-        if (seconds := pass_seconds(record)) and flops:
-            # compute and communication grow differently: use the time without communication
-            computing = per_iteration(record, "compute_time")
-            compute_s = min(seconds, median(computing)) if computing and sent else seconds
-            rate = flops / trial.world_size / compute_s
-            exposed = (seconds - compute_s) / sent if sent else 0.0
-            of_kind = self._rates.setdefault(_rate_key(trial), [])
-            of_kind.append((trial.workload.seq_len, rate, exposed))
-        if sent and (transfer_s := per_iteration(record, "communication_time")):
-            self._bandwidths.append(sent / median(transfer_s))
-
-    def rate(self, trial: Trial, kernel: str = "") -> Rate:
-        """Return the rate of the records of the nearest length, else that of the profile.
-
-        kernel: name of the kernel that computes most. Raises UserError for a dtype that the
-        hardware does not have.
-        """
-        known = self._rates.get(_rate_key(trial))
-        if known:
-            tokens = trial.workload.seq_len
-            nearest = min((n for n, _, _ in known), key=lambda n: abs(math.log(n / tokens)))
-            rates, exposed = zip(*((r, e) for n, r, e in known if n == nearest), strict=True)
-            source = f"{len(known)} record(s), nearest at {nearest:,} tokens"
-            return Rate(median(rates), RECORD_UNCERTAINTY, source, median(exposed))
-        w = trial.workload
-        found = self._profile_rate(w, kernel)
-        if w.train and trial.keep != "all":
-            # the forward runs twice, but the FLOPs count it once
-            matmuls = FORWARD_MATMULS + BACKWARD_MATMULS
-            found = replace(found, flops=found.flops * matmuls / (matmuls + FORWARD_MATMULS))
-        return found
-
-    def _profile_rate(self, w: Workload, kernel: str) -> Rate:
-        hardware, source = self.hardware, f"profile of {self.hardware.name}"
-        usual, figures = hardware.rate(w.dtype, w.mode), {}
-        if w.dtype != "float32" and not w.decode and w.v_head_dim == w.head_dim:
-            figures = hardware.figures(w.train, w.head_dim, w.causal)
-        if figure := figures.get(kernel):
-            flops, source = figure.flops(w.train) or usual, f"{source}: {figure.words(w.train)}"
-            best = max(figures.values(), key=lambda one: one.flops(w.train) or 0.0)
-            return Rate(flops, PROFILE_UNCERTAINTY, source, figure=figure, best=best)
-        if kernel and hardware.device == "cuda":
-            what = f"{kernel}, {w.mode}, {w.dtype}, head_dim {w.head_dim}"
-            what += f", v_head_dim {w.v_head_dim}" if w.v_head_dim != w.head_dim else ""
-            source += f", which has no figure for {what}"
-        return Rate(usual, PROFILE_UNCERTAINTY, source)
-
-    def bandwidth(self, ranks: int) -> float:
-        """Return the bytes/s that a rank sends."""
-        measured = median(self._bandwidths) if self._bandwidths else 0.0
-        return measured or self.hardware.link(ranks).bandwidth
-
-
-def _rate_key(trial: Trial) -> tuple[object, ...]:
-    """Return what must be the same for a rate to be valid at another length."""
-    labels = {"seq_len", "model", "weights"}
-    shape = {n: value for n, value in vars(trial.workload).items() if n not in labels}
-    options = tuple(sorted((k, str(v)) for k, v in trial.options.items()))
-    how = trial.implementation, trial.source, trial.device, trial.world_size
-    return (*how, options, trial.threads, trial.keep, trial.timing, tuple(shape.items()))
+PLAN_GRID = (0.02, 0.5, 1.0)  # shares as in GRID: a plan needs the edge alone, and refines it
+PEAK_SHARES = (0.75, 0.3)
+"""Shares of a GPU's peak FLOP/s that a kernel without a figure may reach: those of the figures
+(data/kernel_rates.yaml) are 0.30 for flash with a head_dim of 64, 0.76 for flash-attn-3."""
+BANDWIDTH_SHARES = (0.9, 0.5)
+"""The same of its memory's bandwidth: whole steps of decoding on an H100 read with 0.47 to 0.83 of
+it, their kernels alone with 0.91 (results/h100/decode)."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +64,17 @@ class Times:
 
 
 def predict_times(
-    trial: Trial, estimate: DryRunEstimate, rates: RateModel, rate: Rate | None = None
+    trial: Trial,
+    estimate: DryRunEstimate,
+    rates: RateModel,
+    rate: Rate | None = None,
+    bandwidth_share: float = 1.0,
 ) -> Times:
     """Predict the time of one pass. Overlapping transfers are hidden, except for the first.
 
     Nothing is hidden if the cores that compute also copy what is sent.
 
-    rate: a rate to use instead of that of this length.
+    rate: a rate to use instead of that of this length.  bandwidth_share: of the memory's bandwidth.
     """
     hardware, ranks = rates.hardware, trial.world_size
     link, sharing = hardware.link(ranks), ranks if hardware.shared else 1
@@ -178,7 +82,7 @@ def predict_times(
     # a rate from records is mean FLOPs over the slowest rank's time: it includes imbalance, sharing
     slowed = estimate.busiest * sharing if rate.exposed is None else 1.0
     compute = estimate.flops * slowed / rate.flops
-    memory = _moved_bytes(trial, estimate) * sharing / hardware.bandwidth
+    memory = _moved_bytes(trial, estimate) * sharing / (hardware.bandwidth * bandwidth_share)
     transfers = estimate.transfers * link.latency + estimate.bytes_sent / rates.bandwidth(ranks)
     exposed = transfers
     if rate.exposed is not None:
@@ -217,7 +121,10 @@ class Prediction:
     """The predicted cost of a trial at one length.
 
     fits: its peak is within the budget.  length_limit: the limit of the longest length that fits;
-    None for a given length.
+    None for a given length.  ends: the shortest and the longest time where
+    nothing was measured on this GPU, each with its share of the bandwidth; else that time.  fewest:
+    the fewest ranks on which the length fits; None without a target.  alone: tokens of one request
+    alone where a batch of them decodes; None elsewhere.
     """
 
     trial: Trial
@@ -226,6 +133,14 @@ class Prediction:
     rate: Rate
     fits: bool
     length_limit: LengthLimit | None = None
+    ends: tuple[tuple[Times, float], ...] = ()
+    fewest: int | None = None
+    alone: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """The length over all ranks."""
+        return self.trial.workload.seq_len
 
     @property
     def fraction_of_floor(self) -> float:
@@ -246,7 +161,15 @@ def predict(trial: Trial, dry_run: DryRun, rates: RateModel) -> Prediction | str
         return estimate.unsupported
     fits = estimate.budget_bytes <= trial.memory_budget
     rate = rates.rate(trial, estimate.kernel)
-    return Prediction(trial, estimate, predict_times(trial, estimate, rates, rate), rate, fits)
+    ends = [(rate, 1.0)]
+    if rate.peak:
+        ends = [
+            (replace(rate, flops=rate.peak * of_peak), of_bandwidth)
+            for of_peak, of_bandwidth in zip(PEAK_SHARES, BANDWIDTH_SHARES, strict=True)
+        ]
+    times = [(predict_times(trial, estimate, rates, one, share), share) for one, share in ends]
+    best_guess = predict_times(trial, estimate, rates, rate)
+    return Prediction(trial, estimate, best_guess, rate, fits, ends=tuple(times))
 
 
 def find_longest_fit(
@@ -254,7 +177,7 @@ def find_longest_fit(
 ) -> Prediction | str:
     """Predict the longest length that fits the budget of each rank, or return why it can't."""
     assert trial.memory_budget
-    curve = dry_run_curve(trial, trial.memory_budget, dry_run, ceiling)
+    curve = dry_run_curve(trial, trial.memory_budget, dry_run, ceiling, PLAN_GRID)
     if isinstance(curve, str):
         return curve
     known = dict(curve.points)
@@ -297,11 +220,12 @@ def _predict_last_fit(
 
 
 def find_smallest_world(
-    trial: Trial, dry_run: DryRun, rates: RateModel, max_ranks: int, unit: int = 1
+    trial: Trial, dry_run: DryRun, rates: RateModel, above: int, max_ranks: int, unit: int = 1
 ) -> Prediction | None:
     """Find the fewest ranks on which a length is predicted to fit; None if `max_ranks` do not.
 
-    unit: ranks are added this many at a time. Doubles the units, then bisects.
+    above: as many ranks are too few.  unit: ranks are added this many at a time. Doubles the units,
+    then bisects.
     """
     assert trial.memory_budget
     budget = trial.memory_budget
@@ -314,9 +238,9 @@ def find_smallest_world(
         result = predict(trial.replace(world_size=ranks), dry_run, rates)
         return result if not isinstance(result, str) and result.fits else None
 
-    low = units = trial.world_size // unit
-    best = None
-    while best is None and (units := max(1, 2 * units)) * unit <= max_ranks:
+    low, most, best = above // unit, max_ranks // unit, None
+    while best is None and low < most:
+        units = min(max(1, 2 * low), most)
         best = predict_fit(units)
         low = low if best else units
     while best is not None and best.trial.world_size // unit - low > 1:
@@ -331,12 +255,13 @@ def predict_best(
     on_launcher: Callable[..., list[DryRunEstimate]],
     rates: RateModel,
     tokens: int | None,
-    unit: int = 1,
+    unit: int | None = None,
     rest: Callable[[Trial], int] | None = None,
 ) -> Prediction | str:
     """Predict a trial at a target, on more ranks if it does not fit; else its longest length.
 
-    on_launcher: dry run of a launcher.  unit: more ranks are added this many at a time.
+    on_launcher: dry run of a launcher.  unit: ranks are added this many at a time; None: one at a
+    time in a node, then whole nodes.
     rest: bytes of a model beside the trial's layer on a rank.
     """
     limited = partial(on_launcher, limit=PLAN_DRY_RUN_LIMIT_S, capability=rates.hardware.capability)
@@ -344,11 +269,42 @@ def predict_best(
     if rest:
         dry_run = add_rest(dry_run, rest)
     if tokens is None:
-        return find_longest_fit(trial, dry_run, rates, CEILING_TOKENS * trial.world_size)
-    result = predict(trial.at(tokens), dry_run, rates)
-    if isinstance(result, str) or result.fits:
+        longest = find_longest_fit(trial, dry_run, rates, _ceiling(trial, rest))
+        w = trial.workload
+        if w.batch == 1 or not w.decode or isinstance(longest, str):
+            return longest
+        single = trial.replace(workload=w.model_copy(update={"batch": 1}).model_dump())
+        alone = find_longest_fit(single, dry_run, rates, _ceiling(single, rest))
+        return longest if isinstance(alone, str) else replace(longest, alone=alone.tokens)
+    trial, asked = trial.at(tokens), trial.world_size
+    result = predict(trial, dry_run, rates)
+    if isinstance(result, str):
         return result
-    return find_smallest_world(trial.at(tokens), dry_run, rates, MAX_RANKS, unit) or result
+    above, most = (0, asked - 1) if result.fits else (asked, MAX_RANKS)
+    hardware, fewest = rates.hardware, None
+    node = hardware.per_node if unit is None and not hardware.shared else MAX_RANKS
+    if above < node:
+        fewest = find_smallest_world(trial, dry_run, rates, above, min(node, most), unit or 1)
+    if fewest is None and most > node:
+        fewest = find_smallest_world(trial, dry_run, rates, max(above, node), most, node)
+    shown = result if result.fits or not fewest else fewest
+    ranks = (fewest or result).trial.world_size
+    return replace(shown, fewest=ranks if shown.fits else None)
+
+
+def _ceiling(trial: Trial, rest: Callable[[Trial], int] | None) -> int:
+    """Return a length that is too long by formula, so that dry runs are near that of a model."""
+    ranks, budget = trial.world_size, trial.memory_budget or 0
+    most = CEILING_TOKENS * ranks
+    if rest is None:
+        return most
+    floor = floor_bytes_per_token(trial.workload) if trial.keep == "all" else 0
+
+    def formula(tokens: int) -> int:
+        return rest(trial.at(tokens)) + floor * tokens // ranks
+
+    longest: int = bisect_right(range(1, most + 1), budget, key=formula)
+    return 1 + round(1.01 * longest)
 
 
 # ---- for schedules -----------------------------------------------------------------------------

@@ -121,8 +121,8 @@ def test_less_important_columns_are_hidden_first() -> None:
         told = printed(of(WIDE), width)
         assert "Empty" not in " ".join(told)
         order += [name for name in gone(told) if name not in order]
-    # of four or more, two are named
-    assert order == ["Reason", "Tokens/s", "Median time", "Tokens", "2 more columns"]
+    # of three or more, two are named
+    assert order == ["Reason", "Tokens/s", "Median time", "1 more", "Tokens", "2 more"]
 
 
 @pytest.mark.parametrize("width", [70, 91, 133])

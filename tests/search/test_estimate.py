@@ -9,7 +9,7 @@ from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import DryRunEstimate, Trial
 from longseq_bench.search.estimate import OTHER_PASSES, START_S, SweepEstimate, estimate_sweep
-from longseq_bench.search.prediction import RateModel
+from longseq_bench.search.rates import RateModel
 from tests import make
 
 MIB = 2**20

@@ -11,16 +11,14 @@ from longseq_bench.core.model import DryRunEstimate, Record, Trial
 from longseq_bench.search.memory_curve import Curve, add_outside, dry_run_curve
 from longseq_bench.search.prediction import (
     MOVES_PER_BYTE,
-    PROFILE_UNCERTAINTY,
-    RECORD_UNCERTAINTY,
     Predictor,
-    Rate,
-    RateModel,
     find_longest_fit,
     find_smallest_world,
     predict,
+    predict_best,
     predict_times,
 )
+from longseq_bench.search.rates import PROFILE_UNCERTAINTY, RECORD_UNCERTAINTY, Rate, RateModel
 from longseq_bench.search.strategy import result_of
 from tests import make
 
@@ -227,13 +225,60 @@ def test_a_length_over_the_budget_does_not_fit_and_the_smallest_world_is_found()
     prediction = predict(trial, dry_run, RateModel(CPU))
     assert not isinstance(prediction, str)
     assert not prediction.fits
-    world = find_smallest_world(trial, dry_run, RateModel(CPU), 64)
+    world = find_smallest_world(trial, dry_run, RateModel(CPU), above=1, max_ranks=64)
     assert world is not None
     assert (world.trial.world_size, world.fits) == (13, True)
-    assert find_smallest_world(trial, dry_run, RateModel(CPU), 8) is None
+    assert find_smallest_world(trial, dry_run, RateModel(CPU), above=1, max_ranks=8) is None
     fewer = predict(trial.replace(world_size=12), dry_run, RateModel(CPU))
     assert not isinstance(fewer, str)
     assert not fewer.fits
+
+
+@pytest.mark.parametrize(
+    ("given", "per_node", "fits", "shown", "fewest"),
+    [
+        (1, 8, 3, 3, 3),  # in a node one at a time
+        (1, 8, 9, 16, 16),  # then whole nodes
+        (1, 8, 17, 24, 24),
+        (16, 8, 9, 16, None),  # one node is too few
+        (32, 8, 9, 32, 16),
+        (8, 8, 3, 8, 3),
+    ],
+)
+def test_the_fewest_ranks_of_a_target(
+    given: int, per_node: int, fits: int, shown: int, fewest: int | None
+) -> None:
+    hardware = Hardware.model_validate(NETWORK.model_dump() | {"per_node": per_node})
+    trial = ring_trial(20_000, world_size=given)
+    assert trial.memory_budget
+    factor = fits * trial.memory_budget / floor_bytes_per_token(trial.workload) / 20_000
+
+    def run(trials: Sequence[Trial], **limits: Any) -> list[DryRunEstimate]:
+        return dry_run(trials, factor=factor * 0.999)
+
+    found = predict_best(trial, run, RateModel(hardware), 20_000)
+    assert not isinstance(found, str)
+    assert (found.trial.world_size, found.fewest) == (shown, fewest or shown)
+
+
+def test_the_rest_of_a_model_limits_the_length_and_a_request_alone_is_longer() -> None:
+    """By hand: 64 MiB for 4 MiB of weights, the floor, and as much again for each token."""
+    trial = ring_trial(1, mode="decode", batch=3, head_dim=64, heads=2)
+    each = floor_bytes_per_token(trial.workload)
+    lengths: list[int] = []
+
+    def run(trials: Sequence[Trial], **limits: Any) -> list[DryRunEstimate]:
+        lengths.extend(one.workload.seq_len for one in trials)
+        return dry_run(trials)
+
+    def rest(one: Trial) -> int:
+        return 4 * MIB + floor_bytes_per_token(one.workload) * one.workload.seq_len
+
+    found = predict_best(trial, run, RateModel(CPU), None, rest=rest)
+    assert not isinstance(found, str)
+    assert found.tokens == pytest.approx(60 * MIB / 2 / each, rel=0.005)
+    assert found.alone == pytest.approx(3 * found.tokens, rel=0.005)
+    assert len(lengths) <= 10
 
 
 def test_what_lies_outside_tensors_is_taken_from_the_device() -> None:

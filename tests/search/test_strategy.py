@@ -12,7 +12,8 @@ from longseq_bench.core.hardware import this_cpu
 from longseq_bench.core.model import Outcome, Record, Trial
 from longseq_bench.reports.sections.failures import describe_search
 from longseq_bench.runner import Watcher, run_schedule
-from longseq_bench.search.prediction import Predictor, RateModel
+from longseq_bench.search.prediction import Predictor
+from longseq_bench.search.rates import RateModel
 from longseq_bench.search.strategy import Schedule, Step, maxlen, scaling, sweep
 from longseq_bench.store import Store, load
 from tests import make

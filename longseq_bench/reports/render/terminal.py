@@ -116,7 +116,7 @@ def _table(table: Table, screen: Console, hint: str) -> Lines:
         count = f"{MAX_ROWS} of {len(table.rows):,} rows"
         lines.append(_say(f"the first {count}: {hint}", "dim"))
     if dropped := [table.columns[i].name for i in filled if i not in kept]:
-        more = [f"{len(dropped) - 2} more columns"] if len(dropped) > 3 else dropped[2:]
+        more = [f"{len(dropped) - 2} more"] if len(dropped) > 2 else []
         lines.append(_say(f"no room for {', '.join([*dropped[:2], *more])}: {hint}", "dim"))
     return lines
 
