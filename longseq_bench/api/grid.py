@@ -74,12 +74,12 @@ def sweep(
     folder, reporter = Path(out) if out else None, make_reporter(progress)
     named = dict[str, Any](tokens=tokens, implementations=implementations, baseline=baseline)
     named |= {"options": options or None, **given}
-    parsed = _parse(config, {n: v for n, v in named.items() if v is not None}, rounds, folder)
+    parsed = parse_grid(config, {n: v for n, v in named.items() if v is not None}, rounds, folder)
     if profile:
         # it is new, and can be written: before anything runs
         Path(profile).open("xb").close()
         Path(profile).unlink()
-    opened = _open(parsed, options or {}, folder, rounds, reporter)
+    opened = open_grid(parsed, options or {}, folder, rounds, reporter)
     with opened as (launcher, _, loaded, heading):
         trials = loaded.trials
         watcher = RunProgress(reporter.console, trials, heading, loaded.rounds)
@@ -102,8 +102,8 @@ def plan_sweep(
     **given: Any,
 ) -> tuple[SweepConfig, str, SweepEstimate]:
     """Return the trials of a sweep, a sentence on devices, and what a run would take."""
-    parsed, shared = _parse(config, given, rounds, out), given.get("options", {})
-    with _open(parsed, shared, out, rounds, reporter) as (launcher, catalogue, loaded, heading):
+    parsed, shared = parse_grid(config, given, rounds, out), given.get("options", {})
+    with open_grid(parsed, shared, out, rounds, reporter) as (launcher, catalogue, loaded, heading):
         past = machine.past_records(Path("results"))
         rates: dict[str, RateModel] = {}
         for device in {trial.device for trial in loaded.trials}:
@@ -113,7 +113,7 @@ def plan_sweep(
     return loaded, heading, estimate
 
 
-def _parse(
+def parse_grid(
     config: str | Path | None, keys: Mapping[str, Any], rounds: int | None, folder: Path | None
 ) -> SourceFile:
     """Return the grid of a file, or of keys without their `options`. Raises UserError."""
@@ -127,7 +127,7 @@ def _parse(
 
 
 @contextmanager
-def _open(
+def open_grid(
     parsed: SourceFile, shared: Options, out: Path | None, rounds: int | None, reporter: Reporter
 ) -> Iterator[tuple[Launcher, Catalogue, SweepConfig, str]]:
     """Start the launcher, and make the trials on this machine, with a sentence on devices.
