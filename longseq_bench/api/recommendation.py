@@ -31,7 +31,7 @@ USUAL: tuple[tuple[str, dict[str, Any]], ...] = (
 """One implementation of each kind that needs no other library: exact attention by torch and in
 minimal memory; a window (Longformer, arXiv 2004.05150), a window with sinks (StreamingLLM,
 2309.17453), blocks by content, LongNet's dilation (2307.02486), the same along a curve."""
-FEW_PASSES = {"repeats": 5, "time_cap": "1s", "time_budget": SEARCH["time_budget"].default}
+FEW_PASSES = {"repeats": 3, "time_cap": "500ms", "time_budget": SEARCH["time_budget"].default}
 
 
 @accept(RECOMMEND | SEARCH | SHAPE)

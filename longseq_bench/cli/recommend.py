@@ -32,10 +32,10 @@ def recommend(
     Options:
         tokens: Sequence lengths, 32k,128k. Default: 8k,32k.
     """
-    from longseq_bench.analysis.frames import maxlen_json, sweep_json
     from longseq_bench.api import recommendation
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
+    from longseq_bench.reports.sections.by_length import answers_json
 
     results = recommendation.recommend(
         impl,
@@ -45,6 +45,4 @@ def recommend(
         progress=session.make_reporter(verbose),
         **given,
     )
-    return session.print_results(
-        results, as_json, lambda found: {**sweep_json(found), **maxlen_json(found)}
-    )
+    return session.print_results(results, as_json, answers_json)

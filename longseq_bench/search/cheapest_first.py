@@ -106,7 +106,8 @@ class _Kind:
         if not self._model and not self.passed:
             return None
         found = self._model.predict_run(tokens) if self._model else TrialPrediction()
-        asked = {n: self._pass_seconds(n) for n in self._asked}
+        share = self._model.share if self._model else lambda tokens: None
+        asked = {n: (self._pass_seconds(n), share(n)) for n in self._asked}
         return found.model_copy(update={"seconds": self._pass_seconds(tokens), "asked": asked})
 
     def _pass_seconds(self, tokens: int) -> float:

@@ -400,6 +400,11 @@ class LengthModel:
         end = refused[0] if refused else CEILING_TOKENS * world + 1
         return bisect_right(range(1, end), 1.0, key=load) or None
 
+    def share(self, tokens: int) -> float:
+        """Return the FLOPs of a pass as a share of those of dense attention."""
+        whole = attention_flops(self._trial.at(tokens).workload) / self._trial.world_size
+        return min(1.0, self._curve.at(tokens).flops / whole)
+
     def pass_seconds(self, tokens: int) -> float:
         """Return the predicted time of a pass (s)."""
         trial, estimate = self._trial.at(tokens), self._curve.at(tokens)
