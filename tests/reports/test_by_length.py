@@ -1,0 +1,101 @@
+"""The answer by length: what was run, what is predicted, and both in words."""
+
+from longseq_bench.core.cost import attention_flops
+from longseq_bench.core.model import Record, TrialPrediction
+from longseq_bench.reports.base import Source
+from longseq_bench.reports.brief import answer_brief
+from longseq_bench.reports.sections.by_length import answer_figures, answers_json, by_length
+from tests import make
+from tests.reports.examples import search, single
+from tests.reports.reading import build, cells
+
+GIB = 2**30
+
+
+def asked(name: str, tokens: int, time: float, foreseen_s: float, share: float = 1.0) -> Record:
+    """A run whose prediction was `foreseen_s`; 32k takes 16 times that of 8k."""
+    trial = make.trial(name, tokens, memory_budget=GIB)
+    more = {"density_achieved": share} if share < 1 else {}
+    outcome = make.measured(time, flops=share * attention_flops(trial.workload), **more)
+    at = {n: (foreseen_s * (n / tokens) ** 2, share) for n in (8192, 32768)}
+    foreseen = TrialPrediction(
+        seconds=foreseen_s, fits_tokens=100_000, fits_seconds=100 * foreseen_s, asked=at
+    )
+    return make.record(trial, outcome, foreseen=foreseen)
+
+
+def records() -> list[Record]:
+    return [
+        asked("ring", 8192, 0.5, 2.0),
+        asked("sdpa", 8192, 2.0, 2.0),
+        asked("blocks", 8192, 0.1, 0.1, share=0.01),
+        asked("blocks", 32768, 1.0, 1.0, share=0.01),
+    ]
+
+
+def said(found: list[Record]) -> dict[str, tuple[str, str]]:
+    return {one.label: (one.value, one.words) for one in answer_figures(Source(found))}
+
+
+def test_what_was_not_run_is_marked_and_corrected_by_what_the_last_run_took() -> None:
+    table = by_length(Source(records())).tables[0]
+    blocks, ring, sdpa = cells(table)
+    assert [line["Implementation"] for line in (blocks, ring, sdpa)] == ["blocks", "ring", "sdpa"]
+    assert (ring["32k"], sdpa["32k"]) == ("~8 s", "~32 s")
+    assert (ring["8k"].value, blocks["32k"].value) == (0.5, 1.0)
+    assert (ring["Longest in 1 GiB"], ring["A pass there"]) == ("~100,000", "~50 s")
+    assert (blocks["Pairs seen at 32k"], ring["Pairs seen at 32k"]) == (0.01, None)
+    assert table.title.endswith("~ is predicted from shorter runs, not run")
+
+
+def test_a_figure_per_length_and_one_for_the_memory() -> None:
+    found = said(records())
+    assert [*found] == ["At 8k tokens", "At 32k tokens", "Longest in 1 GiB"]
+    value, more = found["At 32k tokens"]
+    assert value == "blocks, 1 s ±0.78 %, sees 1.0 % of the pairs"
+    assert more == "exact: ring, ~8 s"
+    assert found["Longest in 1 GiB"][1] == "exact: ~100,000 tokens, ring, ~50 s a pass"
+    assert said(records()[:1])["At 32k tokens"] == ("ring, ~8 s", "")
+
+
+def test_predictions_that_may_be_equal_are_named_together() -> None:
+    near = [asked("ring", 8192, 0.5, 2.0), asked("sdpa", 8192, 0.6, 2.0)]
+    assert said(near)["At 32k tokens"][0] == "ring or sdpa, ~8 s"
+    assert said(near)["At 8k tokens"][0].startswith("ring, 500 ms")
+
+
+def test_a_length_beyond_the_memory_is_predicted_to_fail() -> None:
+    (record,) = records()[:1]
+    assert record.foreseen
+    few = record.foreseen.model_copy(update={"fits_tokens": 20_000})
+    small = [record.model_copy(update={"foreseen": few})]
+    (line,) = cells(by_length(Source(small)).tables[0])
+    assert line["32k"] == "~out of memory"
+    assert said(small)["At 32k tokens"] == ("nothing fits in memory", "")
+
+
+def test_the_longest_of_a_search_is_not_marked_and_leaves_the_context_as_it_was() -> None:
+    found = [*search("ring", 99_000, memory_budget=GIB, fit_only=True), *records()]
+    lines = {line["Implementation"]: line for line in cells(by_length(Source(found)).tables[0])}
+    assert lines["ring"]["Longest in 1 GiB"] == "99,000"
+    assert lines["sdpa"]["Longest in 1 GiB"] == "~100,000"
+    brief = answer_brief(found)
+    assert brief
+    assert brief.paragraphs[0].endswith("all outputs checked against float64.")
+
+
+def test_a_report_of_the_folder_begins_with_the_same_answer() -> None:
+    report, brief = build(records()), answer_brief(records())
+    assert brief
+    assert tuple(report.figures) == tuple(brief.figures)
+    assert report.sections[0].tables[0].rows == brief.sections[0].tables[0].rows
+    assert answer_brief([single("ring", 8192, 0.5)]) is None
+
+
+def test_the_json_says_what_was_measured() -> None:
+    ring, *_ = answers_json(records())["answers"]
+    assert ring["implementation"] == "ring"
+    assert ring["time_s"] == {8192: 0.5, 32768: 8.0}
+    assert (ring["measured"], ring["max_tokens"], ring["is_max_measured"]) == (
+        [8192], 100_000, False,
+    )  # fmt: skip
