@@ -24,14 +24,6 @@ MAXLEN = {
         False,
     ),
 }
-RECOMMEND = {
-    "within": Setting(
-        float,
-        "Time of all runs together: the cheapest run first, and times of the others are predicted.",
-        "150s",
-        unit="s",
-    ),
-}
 PLAN = {
     "gpu": Setting(
         str, "Hardware profile by name, such as h100; cpu: this machine's processor.", "cpu"

@@ -26,8 +26,10 @@ from longseq_bench.config.trials import SweepConfig, make_sweep
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import ConfigError, UserError
 from longseq_bench.core.settings import TRIAL, WORKLOAD
+from longseq_bench.core.units import parse_seconds
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.search import strategy
+from longseq_bench.search.cheapest_first import cheapest_first
 from longseq_bench.search.estimate import SweepEstimate, estimate_sweep
 from longseq_bench.search.prediction import RateModel
 
@@ -43,6 +45,7 @@ def sweep(
     options: Options | None = None,
     baseline: str | None = None,
     rounds: int | None = None,
+    within: float | str | None = None,
     out: str | Path | None = None,
     progress: bool | Reporter = True,
     profile: str | Path | None = None,
@@ -61,6 +64,8 @@ def sweep(
         options: Options for every implementation that has them, {"sparsity": [0.9, 0.99]}.
         baseline: Implementation or label whose speed is 1.
         rounds: Repetitions of the grid.
+        within: Time that all runs may take, 150 or "3min": one round, the cheapest runs first,
+            shorter lengths too; the other times are predicted. Default: run all.
         out: Folder for records, report and config. Finished trials in it are not run again.
             Default: results are in memory only.
         progress: True prints a line per trial on stderr, False prints nothing.
@@ -74,16 +79,21 @@ def sweep(
     folder, reporter = Path(out) if out else None, make_reporter(progress)
     named = dict[str, Any](tokens=tokens, implementations=implementations, baseline=baseline)
     named |= {"options": options or None, **given}
-    parsed = parse_grid(config, {n: v for n, v in named.items() if v is not None}, rounds, folder)
+    parsed = _parse(config, {n: v for n, v in named.items() if v is not None}, rounds, folder)
     if profile:
         # it is new, and can be written: before anything runs
         Path(profile).open("xb").close()
         Path(profile).unlink()
-    opened = open_grid(parsed, options or {}, folder, rounds, reporter)
-    with opened as (launcher, _, loaded, heading):
+    limit_s = parse_seconds(within, "within") if within else None
+    opened = _open(parsed, options or {}, folder, rounds, reporter)
+    with opened as (launcher, catalogue, loaded, heading):
         trials = loaded.trials
-        watcher = RunProgress(reporter.console, trials, heading, loaded.rounds)
+        count = 0 if limit_s else loaded.rounds
+        watcher = RunProgress(reporter.console, trials, heading, count)
         schedule = strategy.sweep(trials, loaded.rounds)
+        if limit_s:
+            predictor = machine.make_predictor(launcher, catalogue, trials[0].device)
+            schedule = cheapest_first(trials, predictor, limit_s)
         launcher.profile = os.path.abspath(profile) if profile else ""
         results = run_and_report(
             schedule, launcher, folder, watcher, reporter, loaded.baseline, loaded.text
@@ -102,8 +112,8 @@ def plan_sweep(
     **given: Any,
 ) -> tuple[SweepConfig, str, SweepEstimate]:
     """Return the trials of a sweep, a sentence on devices, and what a run would take."""
-    parsed, shared = parse_grid(config, given, rounds, out), given.get("options", {})
-    with open_grid(parsed, shared, out, rounds, reporter) as (launcher, catalogue, loaded, heading):
+    parsed, shared = _parse(config, given, rounds, out), given.get("options", {})
+    with _open(parsed, shared, out, rounds, reporter) as (launcher, catalogue, loaded, heading):
         past = machine.past_records(Path("results"))
         rates: dict[str, RateModel] = {}
         for device in {trial.device for trial in loaded.trials}:
@@ -113,7 +123,7 @@ def plan_sweep(
     return loaded, heading, estimate
 
 
-def parse_grid(
+def _parse(
     config: str | Path | None, keys: Mapping[str, Any], rounds: int | None, folder: Path | None
 ) -> SourceFile:
     """Return the grid of a file, or of keys without their `options`. Raises UserError."""
@@ -127,7 +137,7 @@ def parse_grid(
 
 
 @contextmanager
-def open_grid(
+def _open(
     parsed: SourceFile, shared: Options, out: Path | None, rounds: int | None, reporter: Reporter
 ) -> Iterator[tuple[Launcher, Catalogue, SweepConfig, str]]:
     """Start the launcher, and make the trials on this machine, with a sentence on devices.

@@ -50,9 +50,8 @@ def _add(command: Callable[..., int], name: str | None = None, **settings: Any) 
 
 _add(sweep)
 _add(maxlen)
-_add(recommend)
 _add(launch, context_settings={"allow_interspersed_args": False})
-for _command in (plan, scaling, report, show, compare):
+for _command in (recommend, plan, scaling, report, show, compare):
     _add(_command)
 _add(listing, "list")
 for _command in (models, doctor):

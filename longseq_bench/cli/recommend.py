@@ -1,19 +1,19 @@
-"""`longseq recommend`: which attention for these lengths, and how far each one goes."""
+"""`longseq recommend`: which attention for some lengths, and how far each one goes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from longseq_bench.api.arguments import RECOMMEND
 from longseq_bench.cli import options
 from longseq_bench.core.settings import SEARCH, SHAPE
 
 
-@options.declare(RECOMMEND | SEARCH | SHAPE)
+@options.declare(SEARCH | SHAPE)
 def recommend(
     impl: options.SomeImplementations = None,
     option: options.ImplementationOptions = None,
     tokens: str = "8k,32k",
+    within: str = "150s",
     *,
     out: options.Out = None,
     as_json: options.AsJson = False,
@@ -22,27 +22,23 @@ def recommend(
 ) -> int:
     """Say which attention to use at some lengths, and how far each one goes in memory.
 
-    The cheapest runs come first, in at most --within. Every output is checked against float64. What
-    would take longer is predicted from shorter runs, and marked ~. Run it again with the same --out
-    to continue; `longseq sweep` with the config.yaml in that folder runs what was predicted.
+    The cheapest runs come first, and each output is checked against float64. What would take longer
+    is predicted from them, and marked ~: `longseq sweep` with the config.yaml of the folder runs
+    it, `longseq maxlen --fit-only` the longest lengths; give both the same --out.
 
     Without --impl: sdpa and ring, which are exact; block-sparse 99 % with a window, and with a
     window and sinks; block-sparse-adaptive 99 %; dilated and hilbert with segments of 2k and 8k.
 
     Options:
         tokens: Sequence lengths, 32k,128k. Default: 8k,32k.
+        within: Time of all runs together, in s or min. Default: 150s.
     """
-    from longseq_bench.api import recommendation
+    from longseq_bench.analysis.frames import sweep_json
+    from longseq_bench.api.recommendation import recommend
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
-    from longseq_bench.reports.sections.by_length import answers_json
 
-    results = recommendation.recommend(
-        impl,
-        tokens=tokens.split(","),
-        options=parse_assignments(option or []),
-        out=out or session.default_out(),
-        progress=session.make_reporter(verbose),
-        **given,
-    )
-    return session.print_results(results, as_json, answers_json)
+    given |= {"out": out or session.default_out(), "progress": session.make_reporter(verbose)}
+    assigned, lengths = parse_assignments(option or []), tokens.split(",")
+    results = recommend(impl, tokens=lengths, within=within, options=assigned, **given)
+    return session.print_results(results, as_json, sweep_json)

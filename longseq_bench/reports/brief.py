@@ -23,8 +23,7 @@ def answer_brief(records: Sequence[Record]) -> Document | None:
         return None
     points = Section("", points=[*describe_failures(source.rows), *describe_unstable(source.rows)])
     answer = replace(by_length(source), title="")
-    checked = Source([record for record in records if not record.trial.fit_only])
-    return replace(_document("recommend", checked, answer, points), figures=figures)
+    return replace(_document("recommend", source, answer, points), figures=figures)
 
 
 def sweep_brief(records: Sequence[Record], baseline: str | None = None) -> Document:

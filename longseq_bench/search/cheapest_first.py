@@ -1,36 +1,29 @@
-"""The schedule of `recommend`: the cheapest runs first, as many as end within a time limit.
+"""A sweep within a time: the cheapest runs first, and predictions of those that did not run.
 
 Each kind of trial (an implementation with its options) begins with short lengths, whose times
-predict longer ones. Records have the prediction for every length that was asked for, so a report
-can tell what was run from what was not. Durations are those of the records: a run that is resumed
-makes the same decisions. What time is left goes to searches for the longest length that fits.
+predict longer ones. A record has the predictions for all lengths that were asked for, so that a
+report can tell what was run from what was not. Durations are those of the records, so a run that
+is resumed makes the same decisions.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from longseq_bench.analysis.runs import group_by, pass_seconds
 from longseq_bench.core.model import Record, Trial, TrialPrediction
 from longseq_bench.search.estimate import run_seconds
 from longseq_bench.search.prediction import CEILING_TOKENS, Predictor
-from longseq_bench.search.strategy import Schedule, Step, search_length
+from longseq_bench.search.strategy import Schedule, Step
 
 SHORTEST, STEP = 2048, 4
 """Tokens of a first run at least, and the ratio of the lengths up to the shortest asked for."""
 CHECKED = 1.5
 """Checks of long lengths take about half as long as passes: 27 s where the formula says 17 s."""
-SEARCH_S_PER_GIB = {"cpu": 9.0, "cuda": 1.0}
-"""A fit-only search of three runs: on two cores a run of 12 GiB takes 31 s."""
-
-
-def fit_trial(trial: Trial) -> Trial:
-    """Return the trial of a search for the longest length that fits in memory."""
-    return trial.replace(fit_only=True, time_budget=None)
 
 
 def cheapest_first(trials: Sequence[Trial], predictor: Predictor, limit_s: float) -> Schedule:
-    """Run the trials that are predicted to end within a limit, the cheapest first.
+    """Run the trials that are predicted to end within a limit, the cheapest first, and one of each.
 
     A trial whose pass is predicted to exceed its memory or time budget is not run.
     """
@@ -39,21 +32,13 @@ def cheapest_first(trials: Sequence[Trial], predictor: Predictor, limit_s: float
     records: list[Record] = []
     while waiting := [kind for kind in kinds if kind.waiting]:
         cheapest = min(waiting, key=_Kind.cost)
-        if _seconds(records) + cheapest.cost() > limit_s:
+        cost = cheapest.cost()
+        if cost and sum(record.wall_s for record in records) + cost > limit_s:
             break
         record = yield cheapest.step()
         cheapest.learn(record)
         records.append(record)
-    for trial in (kind.passed[-1].trial for kind in kinds if kind.passed):
-        assert trial.memory_budget
-        all_ranks_gib = trial.world_size * trial.memory_budget / 2**30
-        if _seconds(records) + all_ranks_gib * SEARCH_S_PER_GIB[trial.device] <= limit_s:
-            records += yield from search_length(fit_trial(trial), None, predictor)
     return records
-
-
-def _seconds(records: Iterable[Record]) -> float:
-    return sum(record.wall_s for record in records)
 
 
 class _Kind:
@@ -63,32 +48,29 @@ class _Kind:
     """
 
     def __init__(self, asked: Sequence[Trial], predictor: Predictor) -> None:
+        first = asked[0]
         self._asked = sorted(trial.workload.seq_len for trial in asked)
         lengths = list(self._asked)
-        while lengths[0] >= STEP * SHORTEST and not asked[0].workload.visibility.lengths:
+        while lengths[0] >= STEP * SHORTEST and not first.workload.visibility.lengths:
             lengths.insert(0, lengths[0] // STEP)
-        self.waiting = [asked[0].at(tokens) for tokens in lengths]
+        self.waiting = [first.at(tokens) for tokens in lengths]
         self.passed: list[Record] = []
-        # the time budget would end the dry runs early, and memory is asked for too
-        ceiling = CEILING_TOKENS * asked[0].world_size
-        self._model = predictor.length_model(asked[0].replace(time_budget=None), ceiling)
+        # a time budget would end the dry runs early, but the longest length is asked for too
+        ceiling = CEILING_TOKENS * first.world_size
+        self._model = predictor.length_model(first.replace(time_budget=None), ceiling)
 
     def cost(self) -> float:
-        """Return the predicted seconds of the next run; infinite if it should not run.
-
-        It takes what the last run took, and more for its longer passes.
-        """
+        """Return the predicted seconds of the next run; infinite if it should not run."""
         if not self.passed:
             return 0.0
         trial, last = self.waiting[0], self.passed[-1]
         tokens = trial.workload.seq_len
-        seconds, fits = self._pass_seconds(tokens), True
-        if self._model:
-            fits = self._model.loads(tokens)["memory"] <= 1
+        seconds = self._pass_seconds(tokens)
+        fits = not self._model or self._model.loads(tokens)["memory"] <= 1
         if not fits or seconds > (trial.time_budget or math.inf):
             return math.inf
-        by_formula = run_seconds(last.trial, self._pass_seconds(last.trial.workload.seq_len))
-        return last.wall_s + CHECKED * (run_seconds(trial, seconds) - by_formula)
+        before = run_seconds(last.trial, self._pass_seconds(last.trial.workload.seq_len))
+        return last.wall_s + CHECKED * (run_seconds(trial, seconds) - before)
 
     def step(self) -> Step:
         """Return the next run, which no longer waits."""
@@ -107,10 +89,11 @@ class _Kind:
     def _predict(self, tokens: int) -> TrialPrediction | None:
         if not self._model and not self.passed:
             return None
-        found = self._model.predict_run(tokens) if self._model else TrialPrediction()
         share = self._model.share if self._model else lambda tokens: None
         asked = {n: (self._pass_seconds(n), share(n)) for n in self._asked}
-        return found.model_copy(update={"seconds": self._pass_seconds(tokens), "asked": asked})
+        if self._model:
+            return self._model.predict_run(tokens).model_copy(update={"asked": asked})
+        return TrialPrediction(seconds=self._pass_seconds(tokens), asked=asked)
 
     def _pass_seconds(self, tokens: int) -> float:
         """Return the predicted time of a pass: quadratic in tokens if nothing else is known."""

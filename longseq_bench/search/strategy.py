@@ -69,7 +69,7 @@ def maxlen(
     """Search for the longest length of each trial, one after the other; seq_len is ignored."""
     records: list[Record] = []
     for trial in trials:
-        records += yield from search_length(trial, ceiling, predictor)
+        records += yield from _search_length(trial, ceiling, predictor)
     return records
 
 
@@ -81,7 +81,7 @@ def scaling(trials: Sequence[Trial], rounds: int, predictor: Predictor | None = 
     records: list[Record] = []
     maxima: list[int] = []
     for trial in trials:
-        runs = yield from search_length(trial, None, predictor)
+        runs = yield from _search_length(trial, None, predictor)
         maxima.append(merge_search(runs).max_tokens)
         records += runs
     shortest = min((n for n in maxima if n), default=0)
@@ -96,7 +96,7 @@ def scaling(trials: Sequence[Trial], rounds: int, predictor: Predictor | None = 
     return records + (yield from sweep(timed, rounds))
 
 
-def search_length(trial: Trial, ceiling: int | None, predictor: Predictor | None) -> Schedule:
+def _search_length(trial: Trial, ceiling: int | None, predictor: Predictor | None) -> Schedule:
     """Run one search. A confirmation is another round of the same trial, so another record.
 
     Fewer tokens than ranks can't be split, and show nothing about memory. So length 1 of the search

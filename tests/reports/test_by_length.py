@@ -4,7 +4,7 @@ from longseq_bench.core.cost import attention_flops
 from longseq_bench.core.model import Record, TrialPrediction
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.brief import answer_brief
-from longseq_bench.reports.sections.by_length import answer_figures, answers_json, by_length
+from longseq_bench.reports.sections.by_length import answer_figures, by_length
 from tests import make
 from tests.reports.examples import search, single
 from tests.reports.reading import build, cells
@@ -74,14 +74,11 @@ def test_a_length_beyond_the_memory_is_predicted_to_fail() -> None:
     assert said(small)["At 32k tokens"] == ("nothing fits in memory", "")
 
 
-def test_the_longest_of_a_search_is_not_marked_and_leaves_the_context_as_it_was() -> None:
+def test_the_longest_of_a_search_is_not_marked() -> None:
     found = [*search("ring", 99_000, memory_budget=GIB, fit_only=True), *records()]
     lines = {line["Implementation"]: line for line in cells(by_length(Source(found)).tables[0])}
     assert lines["ring"]["Longest in 1 GiB"] == "99,000"
     assert lines["sdpa"]["Longest in 1 GiB"] == "~100,000"
-    brief = answer_brief(found)
-    assert brief
-    assert brief.paragraphs[0].endswith("all outputs checked against float64.")
 
 
 def test_a_report_of_the_folder_begins_with_the_same_answer() -> None:
@@ -90,12 +87,3 @@ def test_a_report_of_the_folder_begins_with_the_same_answer() -> None:
     assert tuple(report.figures) == tuple(brief.figures)
     assert report.sections[0].tables[0].rows == brief.sections[0].tables[0].rows
     assert answer_brief([single("ring", 8192, 0.5)]) is None
-
-
-def test_the_json_says_what_was_measured() -> None:
-    ring, *_ = answers_json(records())["answers"]
-    assert ring["implementation"] == "ring"
-    assert ring["time_s"] == {8192: 0.5, 32768: 8.0}
-    assert (ring["measured"], ring["max_tokens"], ring["is_max_measured"]) == (
-        [8192], 100_000, False,
-    )  # fmt: skip

@@ -43,12 +43,11 @@ def run_all(schedule: Schedule, dies_at: int = 2**40) -> list[Record]:
     while True:
         trial, foreseen = step.trial, step.predict()
         outcome = launcher.run(trial, lambda phase, part: None).outcome
-        if outcome.status == "ok" and not trial.fit_only:
+        if outcome.status == "ok":
             outcome = make.measured(seconds(trial), flops=attention_flops(trial.workload))
         if trial.workload.seq_len >= dies_at:
             outcome = make.outcome("wrong", "bad", "check")
-        wall = 1.0 if trial.fit_only else 1 + 10 * seconds(trial)
-        more = {"wall_s": wall, "foreseen": foreseen, "purpose": step.purpose}
+        more = {"wall_s": 1 + 10 * seconds(trial), "foreseen": foreseen}
         try:
             step = schedule.send(make.record(trial, outcome, **more))
         except StopIteration as done:
@@ -57,8 +56,7 @@ def run_all(schedule: Schedule, dies_at: int = 2**40) -> list[Record]:
 
 
 def runs(records: list[Record]) -> list[tuple[str, int]]:
-    found = [r.trial for r in records if not r.trial.fit_only]
-    return [(trial.implementation, trial.workload.seq_len) for trial in found]
+    return [(r.trial.implementation, r.trial.workload.seq_len) for r in records]
 
 
 def test_the_cheapest_run_first_and_no_more_than_end_in_time() -> None:
@@ -93,16 +91,6 @@ def test_what_does_not_fit_is_not_run() -> None:
 def test_after_a_failure_no_longer_length_runs() -> None:
     schedule = cheapest_first(trials("quick"), predictor(SimulatedLauncher()), 1e6)
     assert runs(run_all(schedule, dies_at=8192)) == [("quick", 2048), ("quick", 8192)]
-
-
-@pytest.mark.parametrize("limit", [4.0, 12.0])
-def test_time_that_is_left_goes_to_a_search_for_what_fits(limit: float) -> None:
-    schedule = cheapest_first(trials("quick", memory=2**29), predictor(SimulatedLauncher()), limit)
-    search = [record for record in run_all(schedule) if record.trial.fit_only]
-    assert bool(search) == (limit > 10)
-    if search:
-        assert {record.trial.time_budget for record in search} == {None}
-        assert search[-1].purpose == "confirm"
 
 
 class Unpredictable(SimulatedLauncher):
