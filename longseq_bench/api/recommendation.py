@@ -27,7 +27,7 @@ def recommend(
     implementations: Implementations | None = None,
     *,
     tokens: Any = ("8k", "32k"),
-    within: float | str = "150s",
+    within: float | str = "2min",
     options: Options | None = None,
     **given: Any,
 ) -> Results:

@@ -13,7 +13,7 @@ def recommend(
     impl: options.SomeImplementations = None,
     option: options.ImplementationOptions = None,
     tokens: str = "8k,32k",
-    within: str = "150s",
+    within: str = "2min",
     *,
     out: options.Out = None,
     as_json: options.AsJson = False,
@@ -31,7 +31,8 @@ def recommend(
 
     Options:
         tokens: Sequence lengths, 32k,128k. Default: 8k,32k.
-        within: Time of all runs together, in s or min. Default: 150s.
+        within: Time of all runs together, in s or min, after some seconds of dry runs.
+            Default: 2min.
     """
     from longseq_bench.analysis.frames import sweep_json
     from longseq_bench.api.recommendation import recommend

@@ -58,6 +58,19 @@ def test_a_figure_per_length_and_one_for_the_memory() -> None:
     assert said(records()[:1])["At 32k tokens"] == ("ring, ~8 s", "")
 
 
+def test_a_pattern_that_sees_all_pairs_of_a_short_length_is_sparse_at_a_longer_one() -> None:
+    """A run of 2k tokens in one segment of 2k shows no sparsity; its prediction does."""
+    short = asked("dilated", 2048, 0.1, 0.1)
+    assert short.foreseen
+    at = {8192: (0.4, 0.5), 32768: (1.6, 0.1)}
+    short = short.model_copy(update={"foreseen": short.foreseen.model_copy(update={"asked": at})})
+    found = said([short, asked("ring", 8192, 0.5, 2.0)])
+    assert found["At 32k tokens"] == (
+        "dilated, ~1.6 s, sees 10.0 % of the pairs",
+        "exact: ring, ~8 s",
+    )
+
+
 def test_predictions_that_may_be_equal_are_named_together() -> None:
     near = [asked("ring", 8192, 0.5, 2.0), asked("sdpa", 8192, 0.6, 2.0)]
     assert said(near)["At 32k tokens"][0] == "ring or sdpa, ~8 s"

@@ -17,7 +17,7 @@ from longseq_bench.core.units import format_bytes, format_seconds, format_share,
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table, time_or_status
 from longseq_bench.reports.document import Cell, KeyFigure, Section, format_cell
-from longseq_bench.reports.groups import capitalize_first, join_words, table_key
+from longseq_bench.reports.groups import SIMILAR_DENSITY, capitalize_first, join_words, table_key
 
 FEW_PASSES, PREDICTED, SAME_LENGTH = 1.1, 1.3, 0.99
 """Ratios of measured times, of predicted ones and of lengths that are no reason to prefer one."""
@@ -50,7 +50,11 @@ class Answer(NamedTuple):
 
     def share(self, tokens: int) -> float | None:
         """Return the share of the pairs that it sees at a length; None for exact attention."""
-        return self.at[tokens].token_density if self.row.is_sparse else None
+        row = self.at[tokens]
+        share = row.token_density or row.density
+        # the longest run may be of a length of which the pattern sees all pairs
+        is_sparse = row.is_sparse if tokens in self.runs else share < SIMILAR_DENSITY
+        return share if is_sparse else None
 
     def longest_words(self) -> str | None:
         """Return the longest length that fits in memory."""
@@ -118,8 +122,9 @@ def _memory(answer: Answer) -> str:
 def answer_figures(source: Source) -> Iterator[KeyFigure]:
     """Yield what to use at each length that was asked for, and how far it goes in memory."""
     for answers in find_answers(source)[:1]:
-        sparse, exact = ([a for a in answers if a.row.is_sparse == is_] for is_ in (True, False))
         for tokens in sorted(answers[0].at):
+            exact = [answer for answer in answers if answer.share(tokens) is None]
+            sparse = [answer for answer in answers if answer.share(tokens) is not None]
             found = _fastest(sparse, tokens), _fastest(exact, tokens)
             yield _figure(f"At {format_tokens(tokens)} tokens", *found)
         yield _figure(f"Longest in {_memory(answers[0])}", _farthest(sparse), _farthest(exact))
