@@ -30,9 +30,8 @@ def recommend(
     window and sinks; block-sparse-adaptive 99 %; dilated and hilbert with segments of 2k and 8k.
 
     Options:
-        tokens: Sequence lengths, 32k,128k. Default: 8k,32k.
+        tokens: Sequence lengths, 32k,128k.
         within: Time of all runs together, in s or min, after some seconds of dry runs.
-            Default: 2min.
     """
     from longseq_bench.analysis.frames import sweep_json
     from longseq_bench.api.recommendation import recommend

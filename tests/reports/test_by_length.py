@@ -71,6 +71,22 @@ def test_a_pattern_that_sees_all_pairs_of_a_short_length_is_sparse_at_a_longer_o
     )
 
 
+def test_beyond_a_failure_nothing_is_predicted() -> None:
+    wrong = make.record(make.trial("ring", 8192, memory_budget=GIB), make.outcome("wrong", "bad"))
+    (line,) = cells(by_length(Source([asked("ring", 2048, 0.1, 0.1), wrong])).tables[0])
+    assert (line["8k"], line.get("32k"), line.get("Longest in 1 GiB")) == ("wrong", None, None)
+
+
+def test_calls_with_other_lengths_share_a_folder() -> None:
+    later = asked("sdpa", 8192, 2.0, 2.0)
+    assert later.foreseen
+    more = later.foreseen.model_copy(update={"asked": {65536: (128.0, 1.0)}})
+    found = [asked("ring", 8192, 0.5, 2.0), later.model_copy(update={"foreseen": more})]
+    lines = {line["Implementation"]: line for line in cells(by_length(Source(found)).tables[0])}
+    assert [lines["ring"][n] for n in ("32k", "64k")] == ["~8 s", None]
+    assert [lines["sdpa"][n] for n in ("32k", "64k")] == [None, "~2 min 08 s"]
+
+
 def test_predictions_that_may_be_equal_are_named_together() -> None:
     near = [asked("ring", 8192, 0.5, 2.0), asked("sdpa", 8192, 0.6, 2.0)]
     assert said(near)["At 32k tokens"][0] == "ring or sdpa, ~8 s"

@@ -26,31 +26,37 @@ FEW_PASSES, PREDICTED, SAME_LENGTH = 1.1, 1.3, 0.99
 class Answer(NamedTuple):
     """What is known of an implementation.
 
-    row: its longest run that passed.  at: a row for each length that was asked for.  runs: those
-    that ran; the others are predicted.  longest: the longest length that fits in memory.
-    is_found: by a search with --fit-only; else it is predicted.  longest_s: a pass, predicted.
+    row: its longest run that passed.  runs: a row for each length that was run.  predicted: one for
+    each that was asked for; None beyond a failure.  longest: the longest length that fits in
+    memory, 0: unknown.  is_found: by a search with --fit-only.  longest_s: a pass, predicted.
     """
 
     row: SweepRow
-    at: Mapping[int, SweepRow]
     runs: Mapping[int, SweepRow]
+    predicted: Mapping[int, SweepRow | None]
     longest: int
     is_found: bool
     longest_s: float
 
+    def at(self, tokens: int) -> SweepRow | None:
+        """Return the row of a length, of a run if it was run."""
+        return self.runs.get(tokens) or self.predicted.get(tokens)
+
     def seconds(self, tokens: int) -> float:
-        """Return the time of a pass; infinite if it can't run."""
-        row = self.at[tokens]
-        return row.time_s if row.is_ok and row.time_s else inf
+        """Return the time of a pass; infinite if it can't run or is not known."""
+        row = self.at(tokens)
+        return row.time_s if row and row.is_ok and row.time_s else inf
 
     def time(self, tokens: int) -> Cell:
         """Return the time of a pass, or how it ends."""
-        cell = time_or_status(self.at[tokens])
+        if (row := self.at(tokens)) is None:
+            return None
+        cell = time_or_status(row)
         return cell if tokens in self.runs else f"~{format_cell(cell, 'seconds')}"
 
     def share(self, tokens: int) -> float | None:
         """Return the share of the pairs that it sees at a length; None for exact attention."""
-        row = self.at[tokens]
+        row = self.at(tokens) or self.row
         share = row.token_density or row.density
         # the longest run may be of a length of which the pattern sees all pairs
         is_sparse = row.is_sparse if tokens in self.runs else share < SIMILAR_DENSITY
@@ -67,15 +73,24 @@ def find_answers(source: Source) -> list[list[Answer]]:
     answers = []
     for pairs in group_by(source.pairs, lambda pair: (pair[0].name, table_key(pair[0]))).values():
         runs = {row.tokens: row for row, _ in pairs}
+        failed = min((row.tokens for row, _ in pairs if not row.is_ok), default=inf)
         passed = [(row, run.foreseen) for row, (run, *_) in pairs if row.is_ok and run.foreseen]
         row, foreseen = max(passed, key=lambda pair: pair[0].tokens, default=(None, None))
         if row and foreseen and foreseen.asked and foreseen.seconds and row.time_s:
             factor = row.time_s / foreseen.seconds
-            at = {n: runs.get(n) or _predict(row, foreseen, n, factor) for n in foreseen.asked}
+            predicted = {
+                n: _predict(row, foreseen, n, factor) if n < failed else None
+                for n in foreseen.asked
+            }
             found = searches.get(replace(row, fit_only=True).growth_key, 0)
-            longest, longest_s = foreseen.fits_tokens or 0, (foreseen.fits_seconds or inf) * factor
-            answers.append(Answer(row, at, runs, found or longest, bool(found), longest_s))
+            longest = found or (foreseen.fits_tokens or 0) * (failed == inf)
+            longest_s = (foreseen.fits_seconds or inf) * factor
+            answers.append(Answer(row, runs, predicted, longest, bool(found), longest_s))
     return list(group_by(answers, lambda answer: table_key(answer.row)).values())
+
+
+def _lengths(answers: Sequence[Answer]) -> list[int]:
+    return sorted({tokens for answer in answers for tokens in answer.predicted})
 
 
 def _predict(row: SweepRow, foreseen: TrialPrediction, tokens: int, factor: float) -> SweepRow:
@@ -91,7 +106,7 @@ def by_length(source: Source) -> Section:
     tables, groups = [], find_answers(source)
     for answers in groups:
         first = answers[0]
-        *_, last = lengths = sorted(first.at)
+        *_, last = lengths = _lengths(answers)
         columns = [
             ValueColumn("Implementation", "text", lambda one: one.row.name),
             ValueColumn(
@@ -122,7 +137,7 @@ def _memory(answer: Answer) -> str:
 def answer_figures(source: Source) -> Iterator[KeyFigure]:
     """Yield what to use at each length that was asked for, and how far it goes in memory."""
     for answers in find_answers(source)[:1]:
-        for tokens in sorted(answers[0].at):
+        for tokens in _lengths(answers):
             exact = [answer for answer in answers if answer.share(tokens) is None]
             sparse = [answer for answer in answers if answer.share(tokens) is not None]
             found = _fastest(sparse, tokens), _fastest(exact, tokens)
