@@ -33,7 +33,6 @@ def recommend(
         tokens: Sequence lengths, 32k,128k.
         within: Time of all runs together, in s or min, after some seconds of dry runs.
     """
-    from longseq_bench.analysis.frames import sweep_json
     from longseq_bench.api.recommendation import recommend
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
@@ -41,4 +40,18 @@ def recommend(
     given |= {"out": out or session.default_out(), "progress": session.make_reporter(verbose)}
     assigned, lengths = parse_assignments(option or []), tokens.split(",")
     results = recommend(impl, tokens=lengths, within=within, options=assigned, **given)
-    return session.print_results(results, as_json, sweep_json)
+    return session.print_results(results, as_json, _answers_json)
+
+
+def _answers_json(records: list[Any]) -> dict[str, Any]:
+    """Return the document {"schema", "rows", "answers"}: measured rows, and the printed table."""
+    from longseq_bench.analysis.frames import finite, sweep_json
+    from longseq_bench.reports.base import Source
+    from longseq_bench.reports.sections.by_length import by_length
+
+    answers = [
+        {column.name: finite(cell) for column, cell in zip(table.columns, row, strict=True)}
+        for table in by_length(Source(records)).tables
+        for row in table.rows
+    ]
+    return {**sweep_json(records), "answers": answers}
