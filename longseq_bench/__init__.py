@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from longseq_bench.api.length_search import maxlen as maxlen
     from longseq_bench.api.plan_document import Plan as Plan
     from longseq_bench.api.planning import plan as plan
+    from longseq_bench.api.recommendation import recommend as recommend
     from longseq_bench.api.results import Results as Results
     from longseq_bench.api.results import load as load
     from longseq_bench.core.errors import LongseqError as LongseqError
@@ -26,6 +27,7 @@ _LAZY = {
     "load": "longseq_bench.api.results",
     "maxlen": "longseq_bench.api.length_search",
     "plan": "longseq_bench.api.planning",
+    "recommend": "longseq_bench.api.recommendation",
     "sweep": "longseq_bench.api.grid",
 }
 """Exported names by module. Importing this package loads neither torch nor pandas nor these."""

@@ -26,8 +26,10 @@ from longseq_bench.config.trials import SweepConfig, make_sweep
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import ConfigError, UserError
 from longseq_bench.core.settings import TRIAL, WORKLOAD
+from longseq_bench.core.units import parse_seconds
 from longseq_bench.launchers.base import Launcher
 from longseq_bench.search import strategy
+from longseq_bench.search.cheapest_first import cheapest_first
 from longseq_bench.search.estimate import SweepEstimate, estimate_sweep
 from longseq_bench.search.rates import RateModel
 
@@ -43,6 +45,7 @@ def sweep(
     options: Options | None = None,
     baseline: str | None = None,
     rounds: int | None = None,
+    within: float | str | None = None,
     out: str | Path | None = None,
     progress: bool | Reporter = True,
     profile: str | Path | None = None,
@@ -61,6 +64,8 @@ def sweep(
         options: Options for every implementation that has them, {"sparsity": [0.9, 0.99]}.
         baseline: Implementation or label whose speed is 1.
         rounds: Repetitions of the grid.
+        within: Time that all runs may take, 150 or "3min": one round, the cheapest runs first,
+            shorter lengths too; the other times are predicted. Default: run all.
         out: Folder for records, report and config. Finished trials in it are not run again.
             Default: results are in memory only.
         progress: True prints a line per trial on stderr, False prints nothing.
@@ -79,11 +84,16 @@ def sweep(
         # it is new, and can be written: before anything runs
         Path(profile).open("xb").close()
         Path(profile).unlink()
+    limit_s = parse_seconds(within, "within") if within else None
     opened = _open(parsed, options or {}, folder, rounds, reporter)
-    with opened as (launcher, _, loaded, heading):
+    with opened as (launcher, catalogue, loaded, heading):
         trials = loaded.trials
-        watcher = RunProgress(reporter.console, trials, heading, loaded.rounds)
+        count = 0 if limit_s else loaded.rounds
+        watcher = RunProgress(reporter.console, trials, heading, count)
         schedule = strategy.sweep(trials, loaded.rounds)
+        if limit_s:
+            predictor = machine.make_predictor(launcher, catalogue, trials[0].device)
+            schedule = cheapest_first(trials, predictor, limit_s)
         launcher.profile = os.path.abspath(profile) if profile else ""
         results = run_and_report(
             schedule, launcher, folder, watcher, reporter, loaded.baseline, loaded.text

@@ -162,6 +162,8 @@ class Results(Printed):
 
         if not self.records:
             return None
+        if answer := brief.answer_brief(self.records):
+            return answer
         if all(record.purpose == "measure" for record in self.records):
             return brief.sweep_brief(self.records, self.baseline)
         return brief.search_brief(self.records)

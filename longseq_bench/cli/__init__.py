@@ -21,6 +21,7 @@ from longseq_bench.cli.listing import doctor, listing, models
 from longseq_bench.cli.maxlen import maxlen
 from longseq_bench.cli.options import describe
 from longseq_bench.cli.plan import plan
+from longseq_bench.cli.recommend import recommend
 from longseq_bench.cli.report import report
 from longseq_bench.cli.scaling import scaling
 from longseq_bench.cli.show import show
@@ -50,7 +51,7 @@ def _add(command: Callable[..., int], name: str | None = None, **settings: Any) 
 _add(sweep)
 _add(maxlen)
 _add(launch, context_settings={"allow_interspersed_args": False})
-for _command in (plan, scaling, report, show, compare):
+for _command in (recommend, plan, scaling, report, show, compare):
     _add(_command)
 _add(listing, "list")
 for _command in (models, doctor):

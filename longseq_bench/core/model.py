@@ -268,6 +268,10 @@ class TrialPrediction(Frozen):
     rate: str | None = Field(default=None, description="where the seconds come from")
     fits_tokens: int | None = Field(default=None, description="longest that fits in memory")
     fits_seconds: float | None = Field(default=None, description="of one pass of that length")
+    asked: dict[int, tuple[float, float | None]] = Field(
+        default_factory=dict,
+        description="seconds of one pass, and share of dense FLOPs, at each length asked for",
+    )
 
 
 class Environment(Frozen):

@@ -171,16 +171,17 @@ class Source:
 
     @cached_property
     def _measured(self) -> list[SweepRow]:
-        return [row for row, _ in self._pairs]
+        return [row for row, _ in self.pairs]
 
     @cached_property
-    def _pairs(self) -> list[tuple[SweepRow, list[Record]]]:
+    def pairs(self) -> list[tuple[SweepRow, list[Record]]]:
+        """Measured rows without `speed`, each with its records."""
         return sweep_rows_with_records(self.records, self._labels)
 
     @property
     def unstable(self) -> dict[int, str]:
         """The reason of each unstable row by the id of its record; steady rows are left out."""
-        return {id(r): row.unstable for row, runs in self._pairs if row.unstable for r in runs}
+        return {id(r): row.unstable for row, runs in self.pairs if row.unstable for r in runs}
 
     @cached_property
     def _labels(self) -> Labels:

@@ -10,8 +10,20 @@ from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import SEARCH_FIELDS, SWEEP_FIELDS, ValueColumn, terminal_columns
 from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.groups import describe_failures, describe_unstable
+from longseq_bench.reports.sections.by_length import answer_figures, by_length
 from longseq_bench.reports.sections.failures import describe_search, index_one_rank
 from longseq_bench.reports.sections.growth import exponents, over_ranks
+
+
+def answer_brief(records: Sequence[Record]) -> Document | None:
+    """Return the answer by length; None for records that were not asked with lengths."""
+    source = Source(records)
+    figures = tuple(answer_figures(source))
+    if not figures:
+        return None
+    points = Section("", points=[*describe_failures(source.rows), *describe_unstable(source.rows)])
+    answer = replace(by_length(source), title="")
+    return replace(_document("recommend", source, answer, points), figures=figures)
 
 
 def sweep_brief(records: Sequence[Record], baseline: str | None = None) -> Document:

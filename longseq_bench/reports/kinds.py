@@ -18,6 +18,7 @@ from longseq_bench.reports.document import MAX_ANSWER_ROWS, MAX_CHARTS, Document
 from longseq_bench.reports.groups import limit_findings
 from longseq_bench.reports.render.csv import samples_table
 from longseq_bench.reports.sections.at_a_glance import all_implementations, key_figures
+from longseq_bench.reports.sections.by_length import by_length
 from longseq_bench.reports.sections.capabilities import capabilities
 from longseq_bench.reports.sections.failures import failures, problems
 from longseq_bench.reports.sections.gains import ONE_RANK, where_it_pays
@@ -121,7 +122,17 @@ _ranks_pay: Build = partial(where_it_pays, references=[ONE_RANK])
 _KINDS = {
     "summary": Kind(
         "How many tokens attention takes here",
-        [all_implementations, fastest, sparse, maxima, lengths, over_ranks, exponents, each_rank],
+        [
+            by_length,
+            all_implementations,
+            fastest,
+            sparse,
+            maxima,
+            lengths,
+            over_ranks,
+            exponents,
+            each_rank,
+        ],
         _SWEEP,
     ),
     "devices": Kind(

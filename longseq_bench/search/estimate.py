@@ -54,6 +54,12 @@ class SweepEstimate:
         return {**asdict(self), "text": self.sentence()}
 
 
+def run_seconds(trial: Trial, pass_s: float) -> float:
+    """Return the seconds of a run that passes. pass_s: of one pass."""
+    timed_s = min(trial.repeats * pass_s, trial.time_cap + pass_s)
+    return START_S + OTHER_PASSES * pass_s + timed_s
+
+
 def estimate_sweep(
     trials: Sequence[Trial],
     rounds: int,
@@ -85,8 +91,7 @@ def estimate_sweep(
             elif trial.time_budget and pass_s > trial.time_budget:
                 seconds += START_S + trial.time_budget
             else:
-                timed_s = min(trial.repeats * pass_s, trial.time_cap + pass_s)
-                seconds += rounds * (START_S + OTHER_PASSES * pass_s + timed_s)
+                seconds += rounds * run_seconds(trial, pass_s)
     if unknown == len(trials):
         return SweepEstimate(len(trials) * rounds, unknown_trials=unknown, reason=reason)
     return SweepEstimate(len(trials) * rounds, seconds, peak, unknown, reason)

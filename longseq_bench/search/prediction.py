@@ -322,6 +322,10 @@ class LengthModel:
         self._rate = rates.rate(trial.at(max(longest, trial.world_size)), estimate.kernel)
         self.uncertainty = {"time": self._rate.uncertainty}
 
+    def calibrated(self, records: Iterable[Record]) -> "LengthModel":
+        """Return the model with the rates of records of this machine."""
+        return LengthModel(self._curve, self._trial, RateModel(self._rates.hardware, records))
+
     def loads(self, tokens: int) -> Mapping[str, float]:
         """Return the fraction of each limit that a pass uses."""
         loads, trial = {}, self._trial
@@ -329,7 +333,7 @@ class LengthModel:
             needed = self._curve.peak(tokens) + self._curve.outside_bytes
             loads["memory"] = needed / trial.memory_budget
         if trial.time_budget:
-            loads["time"] = self._seconds(tokens) / trial.time_budget
+            loads["time"] = self.pass_seconds(tokens) / trial.time_budget
         return loads
 
     def predict_run(self, tokens: int) -> TrialPrediction:
@@ -337,10 +341,10 @@ class LengthModel:
         return TrialPrediction(
             peak_bytes=round(self._curve.peak(tokens)),
             outside_bytes=self._curve.outside_bytes,
-            seconds=self._seconds(tokens),
+            seconds=self.pass_seconds(tokens),
             rate=self._rate.source,
             fits_tokens=self._fits,
-            fits_seconds=self._fits and self._seconds(self._fits),
+            fits_seconds=self._fits and self.pass_seconds(self._fits),
         )
 
     @cached_property
@@ -354,7 +358,13 @@ class LengthModel:
         end = refused[0] if refused else CEILING_TOKENS * world + 1
         return bisect_right(range(1, end), 1.0, key=load) or None
 
-    def _seconds(self, tokens: int) -> float:
+    def share(self, tokens: int) -> float:
+        """Return the FLOPs of a pass as a share of those of dense attention."""
+        whole = attention_flops(self._trial.at(tokens).workload) / self._trial.world_size
+        return min(1.0, self._curve.at(tokens).flops / whole)
+
+    def pass_seconds(self, tokens: int) -> float:
+        """Return the predicted time of a pass (s)."""
         trial, estimate = self._trial.at(tokens), self._curve.at(tokens)
         return predict_times(trial, estimate, self._rates, self._rate).total
 

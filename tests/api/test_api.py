@@ -71,9 +71,14 @@ def test_each_option_is_a_keyword_with_the_same_name() -> None:
     only_printed = {"output"}
     assert options_of(plan) - of_search == options_of(plan_command) - renamed - only_printed
     keys = set(SweepFile.model_fields) | set(WorkloadSection.model_fields)
-    assert options_of(sweep) - {"config", "options", "out", "progress", "profile"} == keys - {
-        "workload"
-    }
+    assert options_of(sweep) - {
+        "config",
+        "options",
+        "out",
+        "progress",
+        "profile",
+        "within",
+    } == keys - {"workload"}
 
 
 @pytest.mark.parametrize("function", [maxlen, plan, sweep])
@@ -84,7 +89,7 @@ def test_help_describes_each_setting(function: Any) -> None:
 
 
 def test_the_package_exports_what_it_lists() -> None:
-    for name in ("maxlen", "sweep", "plan", "load", "Results", "UserError"):
+    for name in ("maxlen", "sweep", "recommend", "plan", "load", "Results", "UserError"):
         assert name in dir(longseq_bench)
         assert callable(getattr(longseq_bench, name))
     with pytest.raises(AttributeError, match="no attribute 'maxlength'"):

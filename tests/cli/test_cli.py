@@ -14,6 +14,8 @@ from typer.main import get_command
 
 from longseq_bench import environment
 from longseq_bench.api import machine
+from longseq_bench.api.grid import _parse
+from longseq_bench.api.recommendation import USUAL
 from longseq_bench.cli import app, run
 from longseq_bench.config.loader import load_config
 from longseq_bench.config.trials import make_sweep
@@ -226,6 +228,38 @@ def test_a_sweep_without_a_file_is_a_grid_of_its_options(tmp_path: Path, capfd: 
     options = [(t["options"].get("sparsity"), t["options"].get("segments")) for t in listed]
     assert {*map(str, options)} == {"(0.5, None)", "(0.75, None)", "(None, [32, 64])"}
     assert len(listed) == 3 * 2 * 2
+
+
+def test_a_recommendation_is_said_again_by_a_second_call_and_by_the_report(capfd: Capture) -> None:
+    """The pass that would take too long is predicted; a sweep with the folder's config runs it."""
+    command = (
+        "recommend", "--tokens", "128,256", "--impl", "ring", "--impl", "block-sparse", "--heads",
+        "1", "-o", "sparsity=0.5", "-o", "block=32", "--memory-budget", "16MiB", "--out", "out",
+        "--within", "1ms",
+    )  # fmt: skip
+    assert run([*command]) == 0
+    first = capfd.readouterr()
+    assert [line[:3] for line in first.err.splitlines() if "] " in line] == ["[1]", "[2]"]
+    answer = " ".join(first.out.split())
+    assert re.search(r"At 256 tokens: [^:]*~", answer)
+    assert run([*command, "--json"]) == 0
+    again = capfd.readouterr()
+    assert again.err.count("(from an earlier run)") == 2
+    lines = json.loads(again.out)["answers"]
+    assert {line["256"][0] for line in lines} == {"~"}
+    assert run(["report", "out", "--format", "terminal"]) == 0
+    figures = answer[answer.index("At 128 ") : answer.index(" Time of a pass")]
+    assert figures in " ".join(capfd.readouterr().out.split())
+    rows = document(capfd, "sweep", "out/config.yaml", "--out", "out")["rows"]
+    assert {(row["tokens"], row["status"]) for row in rows} == {(128, "ok"), (256, "ok")}
+
+
+def test_the_usual_implementations_can_run(launcher: LocalLauncher) -> None:
+    grid = {"tokens": "8k", "implementations": USUAL, "memory_budget": "1GiB"}
+    trials = make_sweep(_parse(None, grid, 1, None), launcher.catalogue()).trials
+    launcher.check(trials)
+    reasons = {one.unsupported for one in launcher.dry_run(trials)}
+    assert (len(trials), reasons) == (7, {None})
 
 
 @pytest.mark.usefixtures("simulated")

@@ -48,6 +48,7 @@ from longseq_bench.reports.groups import (
     split_by_sparsity,
     table_key,
 )
+from longseq_bench.reports.sections.by_length import answer_figures
 from longseq_bench.reports.sections.lengths import chart_time
 from longseq_bench.reports.sections.ranks import find_shared
 
@@ -298,5 +299,7 @@ def best_speedup(source: Source) -> Figures:
 
 def key_figures(source: Source) -> list[KeyFigure]:
     """Return the answer of a report in at most MAX_FIGURES figures."""
+    if answers := list(answer_figures(source)):
+        return answers[:MAX_FIGURES]
     found = longest, fastest_of_kinds, best_speedup, least_memory
     return [figure for find in found for figure in find(source)][:MAX_FIGURES]
