@@ -29,6 +29,8 @@ _RANK_FIELDS = split_names(
 """Fields whose columns are shown only where rows ran on several ranks."""
 _KEPT = split_names("peak_bytes time_s pass_time_s tokens max_tokens")
 """Fields that a narrow terminal leaves out last, in this order."""
+_SHOWN = {"label": "name"}
+"""Attributes that are shown in place of a field."""
 _OBVIOUS = split_names(
     "label implementation tokens world_size dtype mode status time_s peak_bytes max_tokens "
     "pass_time_s limited_by unstable"
@@ -92,7 +94,7 @@ def speedup_with_interval(row: SweepRow) -> Spread | float | None:
 def field_column(row_type: type, name: str) -> ValueColumn:
     """Return the column of a field that a row class declares."""
     declared, of_ranks = fields_of(row_type)[name], name in _RANK_FIELDS
-    value = time_with_interval if name == "time_s" else attrgetter(name)
+    value = time_with_interval if name == "time_s" else attrgetter(_SHOWN.get(name, name))
     words = "" if name in _OBVIOUS else declared.help
     priority = 1 + _KEPT.index(name) if name in _KEPT else None
     return ValueColumn(

@@ -68,13 +68,17 @@ def of(*tables: Table) -> Document:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kind", KINDS.names())
-def test_every_section_of_every_kind_is_printed(kind: str, width: int) -> None:
-    document = real("ranks" if kind in ("devices", "scaling") else "quickstart", kind)
+def test_the_page_of_every_kind_is_printed_and_counts_the_details(kind: str, width: int) -> None:
+    whole = real("ranks" if kind in ("devices", "scaling") else "quickstart", kind)
+    count = sum(section.is_detail for section in whole.sections)
+    assert printed(whole, width)[-1] == f"{count} sections of details: --format md or html."
+    document = whole.in_one_file()
     told = printed(document, width)
     code = {line for section in document.sections for line in section.code}
     assert code <= set(told)
     assert max(cell_len(line) for line in told if line not in code) <= width
     assert not any("…" in line for line in told)
+    assert len(printed(whole, width)) < 80 < len(told)
     said, at = squeezed("\n".join(told)), 0
     for section in document.sections:
         title = [i for i, line in enumerate(told) if line == section.title]

@@ -37,7 +37,7 @@ def test_only_rows_of_similar_density_are_compared() -> None:
 
 
 def describe_fastest(*records: Record) -> str:
-    return at_a_glance.describe_fastest(Source(list(records)).rows)
+    return at_a_glance.describe_fastest(Source(list(records)).rows)[1]
 
 
 def test_the_fastest_of_several_densities_is_compared_with_those_of_its_own() -> None:

@@ -65,8 +65,11 @@ def _blocks(document: Document, screen: Console, hint: str) -> Iterator[Lines]:
     start = [*([_say(paragraph)] for paragraph in document.paragraphs), figures]
     yield from _titled(document.title, "═", start, screen)
     for section in document.sections:
-        blocks = list(_section_blocks(section, screen, hint))
-        yield from _titled(section.title, "─", blocks, screen)
+        if not section.is_detail:
+            blocks = list(_section_blocks(section, screen, hint))
+            yield from _titled(section.title, "─", blocks, screen)
+    if more := sum(section.is_detail for section in document.sections):
+        yield [_say(f"{more} sections of details: --format md or html.", "dim")]
 
 
 def _titled(title: str, line: str, blocks: Sequence[Lines], screen: Console) -> Iterator[Lines]:

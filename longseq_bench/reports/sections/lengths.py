@@ -153,7 +153,7 @@ _LIMIT = ("fingerprint", "device", "mode", "memory_budget", "time_budget", "fit_
 
 
 def _by_limit(source: Source) -> list[Chart]:
-    """Chart longest lengths as sorted bars, with the theoretical maximum as a tick.
+    """Chart longest lengths as sorted bars, with the floor as a tick.
 
     A chart has the searches of one machine, mode and limits, at most MAX_BARS of them; those with
     the longest lengths come first.
@@ -181,7 +181,7 @@ def _chart_maxima(source: Source, rows: Sequence[SearchRow]) -> Chart | None:
     ]
     floors = [Point(name, 0, row.floor_tokens) for name, row in passed.items() if row.floor_tokens]
     words = "the length whose q, k, v and output alone fill the memory budget, computed"
-    guide = Guide("theoretical maximum", tuple(floors), words)
+    guide = Guide("floor", tuple(floors), words)
     kind = "" if rows[0].is_full_pass else " in place (outputs overwrite inputs)"
     if rows[0].fit_only:
         kind = " that fit in memory (fit only: not checked or timed)"

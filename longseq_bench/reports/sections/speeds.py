@@ -22,6 +22,7 @@ from longseq_bench.reports.columns import (
 )
 from longseq_bench.reports.document import Axis, Chart, Point, Section, Table, build_chart
 from longseq_bench.reports.groups import (
+    USUAL,
     at_length,
     capitalize_first,
     common_length,
@@ -43,7 +44,7 @@ def relative(source: Source) -> Section:
     """
     has_times = any(row.time_s for row in source.rows)
     groups = group_by_workload(source.rows) if has_times else []
-    groups.sort(key=lambda rows: len({row.name for row in rows}), reverse=True)
+    groups.sort(key=lambda rows: len({row.implementation for row in rows}), reverse=True)
     return Section(
         "Time, memory, relative speed",
         ["At the longest length at which most rows were ok."],
@@ -74,7 +75,7 @@ def _find_base(source: Source, at: Sequence[SweepRow], timed: Sequence[SweepRow]
     if wanted := source.baseline_label:
         named = {row.label for row in at if wanted in (row.label, row.implementation)}
         return wanted if wanted in named else named.pop() if len(named) == 1 else None
-    preferred = [name for name in ("sdpa", "dense") if name in labels]
+    preferred = [name for name in USUAL if name in labels]
     return next(iter([*preferred, *(row.label for row in reversed(timed))]), None)
 
 
