@@ -253,12 +253,6 @@ def find_longest_ties(rows: Sequence[SearchRow]) -> list[SearchRow]:
     return [r for r in ordered if r.max_tokens >= most or r.fails_from > most]
 
 
-def name_ties(rows: Sequence[Row]) -> str:
-    """Return the name of the best row; of several, that they do not differ, and their names."""
-    names = join_names(row.claim_name for row in rows)
-    return names if len(rows) == 1 else f"{TIE}: {names}"
-
-
 # ---- outcomes in words ---------------------------------------------------------------------------
 
 

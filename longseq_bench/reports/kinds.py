@@ -36,7 +36,7 @@ from longseq_bench.reports.sections.capabilities import capabilities, requiremen
 from longseq_bench.reports.sections.failures import failures, never_ran, suspicions, wrong_outputs
 from longseq_bench.reports.sections.gains import ONE_RANK, where_it_pays
 from longseq_bench.reports.sections.growth import exponents, over_ranks
-from longseq_bench.reports.sections.lengths import lengths, maxima, projected
+from longseq_bench.reports.sections.lengths import lengths, maxima
 from longseq_bench.reports.sections.provenance import (
     configs,
     context,
@@ -45,8 +45,8 @@ from longseq_bench.reports.sections.provenance import (
     rerun,
     settings,
 )
-from longseq_bench.reports.sections.ranks import against_one, bottleneck, each_rank
-from longseq_bench.reports.sections.speeds import fastest, relative, sparse
+from longseq_bench.reports.sections.ranks import against_one, each_rank
+from longseq_bench.reports.sections.sparse import sparse
 
 # ---- a report from its sections and those that all kinds share -----------------------------------
 
@@ -160,7 +160,7 @@ _ranks_pay: Build = partial(where_it_pays, references=[ONE_RANK])
 _KINDS = {
     "summary": Kind(
         "How many tokens attention takes here",
-        [all_implementations, fastest, sparse, maxima, lengths, over_ranks, exponents, each_rank],
+        [all_implementations, sparse, maxima, lengths, over_ranks, exponents, each_rank],
         _SWEEP,
     ),
     "devices": Kind(
@@ -171,20 +171,19 @@ _KINDS = {
     ),
     "extreme": Kind(
         "Extreme lengths",
-        [all_implementations, maxima, sparse, fastest, where_it_pays, lengths, exponents]
-        + [projected],
+        [all_implementations, maxima, sparse, where_it_pays, lengths, exponents],
         "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99",
         lambda source: bool(source.maxima),
     ),
     "implementations": Kind(
         "Implementations side by side",
-        [relative, exponents, where_it_pays],
+        [all_implementations, lengths, exponents, where_it_pays],
         _SWEEP,
         lambda source: len({row.label for row in source.rows if row.time_s}) > 1,
     ),
     "scaling": Kind(
         "Scaling",
-        [over_ranks, exponents, bottleneck, _ranks_pay],
+        [over_ranks, exponents, against_one, _ranks_pay],
         "longseq scaling --impl ring --impl ulysses --world-sizes 1,2",
         advice=[several_ranks, *ADVICE[:-1]],
     ),

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.core.hardware import profiles
 from longseq_bench.core.model import Record
 from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.document import MISSING, Document, Spread, Table
@@ -50,14 +49,6 @@ def one_rank_ratio(row: Swept) -> Spread | float | None:
     return Spread(row.speedup, low, high)
 
 
-def bottleneck(row: Swept) -> str:
-    """What more than half of the time goes to; either if the interval includes one half."""
-    low, high = row.exposed_ends
-    if low is not None and low < 0.5 < high:
-        return "either"
-    return "communication" if (row.exposed or 0) > 0.5 else "compute"
-
-
 def verdict(ratio: Spread | float | None) -> str | None:
     if not isinstance(ratio, Spread):
         return None if ratio is None else "not known"
@@ -80,9 +71,6 @@ SWEPT: Figures = {
     "Compute only": lambda r: middle(r.computing),
     "Communication only": lambda r: middle(r.communicating),
     "Exposed": lambda r: r.exposed,
-    "Exposed, low": lambda r: r.exposed_ends[0],
-    "Exposed, high": lambda r: r.exposed_ends[1],
-    "Bottleneck": bottleneck,
     "Speed-up": lambda r: r.speedup,
     "Speed-up over one": one_rank_ratio,
     "Verdict": lambda r: verdict(one_rank_ratio(r)),
@@ -142,12 +130,6 @@ SEARCHES: Figures = {
     "Expected": lambda s: s.expected,
     "Of expected": lambda s: over(s.tokens, s.expected),
     "Peak of each rank": lambda s: joined(s.rank_peaks, format_bytes),
-    **{
-        f"{one.name}, {format_bytes(one.memory)}": (
-            lambda s, memory=one.memory: s.peak and int(memory / (s.peak / s.tokens))
-        )
-        for one in profiles().values()
-    },
 }
 
 
@@ -168,14 +150,6 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
         return (), {}
     if headings & {"Max tokens", "Bytes/token"}:
         return book.searches, SEARCHES
-    if "Relative speed" in headings:
-        ranked = {
-            "Time": lambda r: (
-                spread(r) if r.ok else {"oom": "out of memory"}.get(r.status, r.status)
-            ),
-            "Peak memory": lambda r: r.peak if r.ok else None,
-        }
-        return book.swept, SWEPT | ranked
     if headings & WORDS:
         return (), {}
     return book.swept, SWEPT
@@ -183,11 +157,9 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
 
 WORDS = {
     "Asked for", "Not measured", "Tokens ^", "What", "Setting", "Warning",
-    "Longest", "Fastest", "Meaning", "Against", *CAPABILITIES,
+    "Meaning", "Against", *CAPABILITIES,
 }  # fmt: skip
 """Headings of tables with separate tests."""
-OF_PAIRS = {"Relative speed", "Workload", "Longest"}
-"""Headings of values of two rows, which are tested below."""
 
 ONE_LINE_EACH = re.compile(r"(\d+ of [\d,]+ rows: )?One line per ")
 """Titles of the first table of a summary, which has a test of its own."""
@@ -207,7 +179,7 @@ def wrong_rows(book: Book, table: Table) -> list[str]:
     for row in cells(table):
         name = row.get("Implementation")
         shown = {n: v for n, v in row.items() if n in figures}
-        if missing := set(row) - set(shown) - OF_PAIRS - UNCHECKED:
+        if missing := set(row) - set(shown) - UNCHECKED:
             found.append(f"{table.title}: no oracle for {missing}")
         names = [{one.label, getattr(one, "name", "")} for one in known]
         named = [one for one, called in zip(known, names, strict=True) if name in called]
@@ -376,7 +348,7 @@ def test_relative_figures_are_against_the_baseline_at_that_length(name: str, bas
     records = EXAMPLES[name]()
     book = Book(records, base)
     (document,) = documents(records, ["implementations"], baseline=base)
-    shown = rows(document, "Time, memory, relative speed")
+    shown = [row for row in rows(document, "Answer") if row["Relative speed"]]
     assert shown
     for row in shown:
         named = [r for r in book.swept if row["Implementation"] == r.name]

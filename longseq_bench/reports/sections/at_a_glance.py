@@ -4,10 +4,12 @@ A best row is named only if its interval does not overlap with those of others.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from longseq_bench.analysis.labels import speeds
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
@@ -107,6 +109,9 @@ def all_implementations(source: Source) -> Section:
     swept = most_shared(row for row in source.rows if row.is_full_pass)
     searched = most_shared(row for row in source.maxima if row.is_full_pass)
     at, by_name = common_length(swept, key), group_by(swept, key)
+    wanted = (name for name in (source.baseline_label, *USUAL) for row in at if row.label == name)
+    if base := next(wanted, None):
+        at = [replace(row, speed=one) for row, one in zip(at, speeds(at, base), strict=True)]
     timed = {name: min(some, key=ends_first) for name, some in group_by(at, key).items()}
     shared, every = group_by(searched, key), group_by(source.maxima, key)
     lines = []
@@ -121,6 +126,7 @@ def all_implementations(source: Source) -> Section:
     if at:
         tokens = format_tokens(at[0].tokens)
         title += f"; time and peak memory at {tokens} tokens{source.where(at[0])}"
+        title += f", relative to {base}" if base else ""
     if searched and (words := source.workload(searched[0])):
         title += f"; longest: {words}"
     is_swept = any(line.passed and not line.longest for line in lines)
@@ -177,6 +183,7 @@ _COLUMNS = (
     ValueColumn("Implementation", "text", _name),
     ValueColumn("Pairs seen", "share", _density),
     ValueColumn("Time", "seconds", lambda line: line.timed and time_or_status(line.timed), 2),
+    ValueColumn("Relative speed", "ratio", lambda line: line.timed and line.timed.speed),
     ValueColumn("Unstable", "text", lambda line: line.timed and line.timed.unstable),
     ValueColumn("Check", "text", lambda line: line.timed and line.timed.check_limits),
     ValueColumn(
