@@ -109,7 +109,8 @@ def all_implementations(source: Source) -> Section:
     swept = most_shared(row for row in source.rows if row.is_full_pass)
     searched = most_shared(row for row in source.maxima if row.is_full_pass)
     at, by_name = common_length(swept, key), group_by(swept, key)
-    wanted = (name for name in (source.baseline_label, *USUAL) for row in at if row.label == name)
+    timed_labels = {row.label for row in at if row.is_ok and row.time_s}
+    wanted = (name for name in (source.baseline_label, *USUAL) if name in timed_labels)
     if base := next(wanted, None):
         at = [replace(row, speed=one) for row, one in zip(at, speeds(at, base), strict=True)]
     timed = {name: min(some, key=ends_first) for name, some in group_by(at, key).items()}
