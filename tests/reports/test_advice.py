@@ -29,12 +29,13 @@ def test_exact_attention_is_recommended_by_ranges_of_lengths() -> None:
     records = exact("sdpa", 0.1, 0.2, 0.4, 0.8) + exact("ring", 0.2, 0.4, 0.401, 0.4)
     records += exact("slow", 0.3, 0.6, 1.2, 2.4)
     assert list(fastest_exact(Source(records))) == [
-        "Exact, 8k tokens: ring, 2× as fast as sdpa, the next, at 8k.",
-        "Exact, 1k to 4k tokens: sdpa, 3× as fast as slow, the next, at 4k.",
+        "Exact, 8k tokens: none is faster for certain than ring; sdpa takes 2× the time at 8k.",
+        "Exact, 1k to 4k tokens: none is faster for certain than sdpa; "
+        "slow takes 3× the time at 4k.",
     ]
     tie = exact("sdpa", 0.1) + exact("ring", 0.1001) + exact("slow", 0.3)
     (sentence,) = fastest_exact(Source(tie))
-    assert sentence.startswith("Exact, 1k tokens: sdpa, ring (no significant difference), 3× as")
+    assert sentence.startswith("Exact, 1k tokens: none is faster for certain than sdpa or ring; ")
     assert not list(fastest_exact(Source(exact("sdpa", 0.1) + exact("ring", 0.1001))))
     assert not list(fastest_exact(Source(exact("sdpa", 0.1, n=1) + exact("ring", 0.3, n=1))))
 

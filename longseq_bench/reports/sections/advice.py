@@ -16,7 +16,6 @@ from longseq_bench.core.units import format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.document import format_ratio
 from longseq_bench.reports.groups import (
-    TIE,
     USUAL,
     ends_first,
     find_ties,
@@ -68,13 +67,13 @@ def fastest_exact(source: Source) -> Iterator[str]:
             names, lengths = both, [*ranges.pop()[1], tokens]
         best = next(row for row in ties if row.name == names[0])
         ratio = format_ratio(require(slower.time_s) / require(best.time_s))
-        ending = f"{ratio} as fast as {slower.name}, the next, at {format_tokens(tokens)}"
+        ending = f"{slower.name} takes {ratio} the time at {format_tokens(tokens)}"
         ranges.append((names, lengths, ending + source.where(best)))
     for names, lengths, ending in reversed(ranges):
         if len(names) <= MAX_RECOMMENDED:
-            tie = f" ({TIE})" if len(names) > 1 else ""
             at = format_range(lengths, lambda value: format_tokens(int(value)))
-            yield f"Exact, {at} tokens: {', '.join(names)}{tie}, {ending}."
+            best = " or ".join(names)
+            yield f"Exact, {at} tokens: none is faster for certain than {best}; {ending}."
 
 
 def _pairs_seen(row: Row) -> float:
