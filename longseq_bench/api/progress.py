@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import compress
 from textwrap import shorten
+from threading import Event, Thread
 from typing import Self
 
 from rich.console import Console
@@ -101,6 +102,9 @@ def describe_record(record: Record) -> str:
 SPEED_S = 3600.0
 """The time to go comes from the trials of this long: short and long ones take turns."""
 
+ALIVE_S = 30.0
+"""Seconds without a line after which a log, which has no live line, gets one."""
+
 _COLOURS = {"ok": "default", "oom": "yellow", "timeout": "yellow", "unsupported": "dim"}
 
 
@@ -152,6 +156,7 @@ def make_reporter(progress: bool | Reporter) -> Reporter:
 class RunProgress(Watcher):
     """Prints a line per finished trial and, on a terminal, a live line for the running one.
 
+    A log, without a terminal, gets a line on the running one after each ALIVE_S seconds of silence.
     heading: printed when the run starts.  rounds: those of a sweep, of which every trial is known;
     0: a search.  is_verbose: as in Reporter.
     """
@@ -163,7 +168,8 @@ class RunProgress(Watcher):
     ) -> None:
         self.console, self._heading, self._rounds = console, heading, rounds
         self._labels, self._total = TrialLabels(trials), len(trials) * rounds
-        self._finished, self._running = 0, ""
+        self._finished, self._running, self._doing = 0, "", "starting"
+        self._spoke, self._ended = Event(), False
         to_go = [TextColumn("to go"), TimeRemainingColumn()] if self._total else []
         width = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.live = Progress(
@@ -183,21 +189,36 @@ class RunProgress(Watcher):
     def __enter__(self) -> Self:
         self.console.print(plain(self._heading))
         self.live.start()
+        if not (self.console.quiet or self.console.is_terminal):
+            Thread(target=self._stay_alive, daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
         """End the live line."""
         self.live.stop()
+        self._ended = True
+        self._spoke.set()
+
+    def _stay_alive(self) -> None:
+        while not self._ended:
+            if self._spoke.wait(ALIVE_S):
+                self._spoke.clear()
+            else:
+                self.console.print(plain(f"still running: {self._doing}", "dim"))
 
     def starts(self, step: Step) -> None:
         """Show the trial on the live line."""
         self._running = one_line(self._labels.label(step.trial))
-        self.live.update(self._task, description=self._running)
+        self._show(self._running)
 
     def phase(self, phase: str, part: str) -> None:
         """Show the phase of the running trial on the live line."""
         doing = f"{phase} ({part})" if part else phase
-        self.live.update(self._task, description=f"{self._running} · {one_line(doing)}")
+        self._show(f"{self._running} · {one_line(doing)}")
+
+    def _show(self, doing: str) -> None:
+        self._doing = doing
+        self.live.update(self._task, description=doing)
 
     def skips_records(self, sentence: str) -> None:
         """Print the sentence."""
@@ -205,6 +226,7 @@ class RunProgress(Watcher):
 
     def ends(self, step: Step, record: Record, from_store: bool) -> None:
         """Print the line of a finished trial."""
+        self._spoke.set()
         self._finished += 1
         if self._total and record.outcome.status != "ok":  # a failed trial has no further rounds
             self._finished += self._rounds - 1 - step.trial.round

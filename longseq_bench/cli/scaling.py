@@ -1,4 +1,4 @@
-"""`longseq scaling`: longest lengths and times over numbers of ranks, compared with theory."""
+"""`longseq scaling`: longest lengths and times over numbers of ranks, compared with the floor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def scaling(
     """Measure how the longest length and the time of a pass scale with ranks and tokens.
 
     Search for the longest length on each number of ranks. Let L be the shortest of these. Then time
-    L/8, L/4 and L/2 on every number of ranks. Tables compare theory (the floor of all ranks),
+    L/8, L/4 and L/2 on every number of ranks. Tables compare the floor of all ranks,
     expectation (one rank's length times the ranks) and measurement, and give the fitted exponents
     of tokens and ranks.
 

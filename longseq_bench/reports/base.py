@@ -103,13 +103,18 @@ class Source:
         if row is None:
             return ""
         ending = "all outputs checked against float64" if self.is_all_checked else ""
-        return describe_shared(row, self.machines, self._varying, ending)
+        return describe_shared(row, self.machines, self._varying, self.is_parallel, ending)
 
     @cached_property
     def errors(self) -> list[float | None]:
         """The largest error against float64 of each run that was ok; None if it has none."""
         ok = (record.outcome for record in self.records if record.outcome.status == "ok")
         return [outcome.largest("max_error") for outcome in ok]
+
+    @cached_property
+    def is_parallel(self) -> bool:
+        """True if any trial has several ranks."""
+        return any(record.trial.world_size > 1 for record in self.records)
 
     @property
     def is_all_checked(self) -> bool:
@@ -121,7 +126,8 @@ class Source:
 
         fields: the fields of SAME_TABLE that may be described.
         """
-        return describe_workload(row, self.machines, self._varying.intersection(fields))
+        named = self._varying.intersection(fields)
+        return describe_workload(row, self.machines, named, self.is_parallel)
 
     def where(self, row: Row) -> str:
         """Return the workload in brackets for a sentence: " (float32, 30 s limit)", or ""."""

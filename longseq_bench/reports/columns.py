@@ -13,20 +13,24 @@ from longseq_bench.reports.document import Cell, Column, Spread, Table, ValueKin
 from longseq_bench.reports.groups import has_several_ranks, name_status, split_names
 
 SWEEP_FIELDS = split_names(
-    "tokens world_size time_s unstable check_limits tokens_per_s share_of_bandwidth peak_bytes "
+    "tokens world_size time_s peak_bytes unstable check_limits tokens_per_s share_of_bandwidth "
     "speed speedup exposed_share token_density share_of_ideal dense_source efficiency "
     "effective_flops share_of_peak bytes_sent imbalance work_imbalance tokens_per_rank max_error"
 )
 """Columns of a terminal, the most important first; a narrow one leaves out the last ones."""
 SEARCH_FIELDS = split_names(
-    "max_tokens world_size pass_time_s first_failure limited_by check_limits fits_tokens "
-    "fraction_of_floor peak_bytes tokens_per_rank imbalance runs"
+    "max_tokens world_size pass_time_s peak_bytes first_failure limited_by check_limits "
+    "fits_tokens fraction_of_floor tokens_per_rank imbalance runs"
 )
 _RANK_FIELDS = split_names(
     "world_size speedup efficiency tokens_per_rank imbalance work_imbalance bytes_sent "
     "exposed_share compute_time_s communication_time_s"
 )
 """Fields whose columns are shown only where rows ran on several ranks."""
+_KEPT = split_names("peak_bytes time_s pass_time_s tokens max_tokens")
+"""Fields that a narrow terminal leaves out last, in this order."""
+_SHOWN = {"label": "name"}
+"""Attributes that are shown in place of a field."""
 _OBVIOUS = split_names(
     "label implementation tokens world_size dtype mode status time_s peak_bytes max_tokens "
     "pass_time_s limited_by unstable"
@@ -90,10 +94,11 @@ def speedup_with_interval(row: SweepRow) -> Spread | float | None:
 def field_column(row_type: type, name: str) -> ValueColumn:
     """Return the column of a field that a row class declares."""
     declared, of_ranks = fields_of(row_type)[name], name in _RANK_FIELDS
-    value = time_with_interval if name == "time_s" else attrgetter(name)
+    value = time_with_interval if name == "time_s" else attrgetter(_SHOWN.get(name, name))
     words = "" if name in _OBVIOUS else declared.help
+    priority = 1 + _KEPT.index(name) if name in _KEPT else None
     return ValueColumn(
-        declared.heading, declared.kind, value, of_ranks=of_ranks, optional=of_ranks, help=words
+        declared.heading, declared.kind, value, priority, of_ranks, optional=of_ranks, help=words
     )
 
 

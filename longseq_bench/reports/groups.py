@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from math import inf
 from operator import attrgetter
 from typing import TypeVar
 
@@ -47,13 +48,18 @@ def find_varying(rows: Iterable[Row]) -> frozenset[str]:
 
 
 def describe_workload(
-    row: Row, machines: Mapping[str, str], fields: Collection[str] | None = None
+    row: Row,
+    machines: Mapping[str, str],
+    fields: Collection[str] | None = None,
+    is_parallel: bool | None = None,
 ) -> str:
     """Describe a group in words: "forward, float32, causal, batch 1, 8 heads of 64, cpu".
 
     fields: the fields of SAME_TABLE to describe, with words for a missing budget; all if None.
+    is_parallel: budgets are those of a rank; None: if the row ran on several.
     """
-    described = [*_describe_fields(row, machines)]
+    is_parallel = row.world_size > 1 if is_parallel is None else is_parallel
+    described = [*_describe_fields(row, machines, is_parallel)]
     if fields is None:
         return ", ".join(words for _, words, _ in described if words)
     found = (
@@ -63,19 +69,19 @@ def describe_workload(
 
 
 def describe_shared(
-    row: Row, machines: Mapping[str, str], varying: frozenset[str], ending: str = ""
+    row: Row, machines: Mapping[str, str], varying: frozenset[str], is_parallel: bool, ending: str
 ) -> str:
     """Return a sentence with what all rows share, of which this is one.
 
-    varying: from find_varying, of all rows.
+    varying: from find_varying, of all rows.  is_parallel: as in describe_workload.
     """
-    described = _describe_fields(row, machines)
+    described = _describe_fields(row, machines, is_parallel)
     words = ", ".join(w for names, w, _ in described if w and varying.isdisjoint(names))
     return capitalize_first("; ".join(filter(None, (words, ending)))) + "."
 
 
 def _describe_fields(
-    row: Row, machines: Mapping[str, str]
+    row: Row, machines: Mapping[str, str], is_parallel: bool
 ) -> Iterator[tuple[frozenset[str], str, str]]:
     """Yield names of fields, their words, and words for a missing value."""
 
@@ -96,10 +102,10 @@ def _describe_fields(
     yield of("batch", f"batch {row.batch}")
     yield of("heads kv_heads head_dim v_head_dim", heads)
     yield of("device", row.device)
-    several = "s" if row.threads != 1 else ""
-    threads = f"{row.threads} thread{several} a rank" if row.threads else ""
+    several, share = "s" if row.threads != 1 else "", " a rank" if is_parallel else ""
+    threads = f"{row.threads} thread{several}{share}" if row.threads else ""
     yield of("threads", threads, "default threads")
-    memory = f"{format_bytes(row.memory_budget)} a rank" if row.memory_budget else ""
+    memory = f"{format_bytes(row.memory_budget)}{share}" if row.memory_budget else ""
     yield of("memory_budget", memory, "no memory budget")
     time = f"{format_limit(row.time_budget)} limit" if row.time_budget else ""
     yield of("time_budget", time, "no time limit")
@@ -232,17 +238,20 @@ def find_ties(ordered: Sequence[R], low: str, high: str, largest: bool = False) 
     return [row for row in ordered if overlaps(row)]
 
 
+USUAL = "sdpa", "dense"
+"""Labels with which others are compared, if no other baseline is asked for."""
+
+
+def ends_first(row: SweepRow) -> float:
+    """Return the end of the interval of a time (s), by which the surest of tied rows is first."""
+    return (row.time_high_s or row.time_s or inf) if row.is_ok else inf
+
+
 def find_longest_ties(rows: Sequence[SearchRow]) -> list[SearchRow]:
     """Return the longest row, and those whose bracket does not exclude its length."""
     ordered = sorted(rows, key=lambda row: -row.max_tokens)
     most = ordered[0].max_tokens
     return [r for r in ordered if r.max_tokens >= most or r.fails_from > most]
-
-
-def name_ties(rows: Sequence[Row]) -> str:
-    """Return the name of the best row; of several, that they do not differ, and their names."""
-    names = join_names(row.claim_name for row in rows)
-    return names if len(rows) == 1 else f"{TIE}: {names}"
 
 
 # ---- outcomes in words ---------------------------------------------------------------------------

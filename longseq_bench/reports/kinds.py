@@ -4,9 +4,10 @@
 measurement) together. The first chart and the first table of the sections are on the first screen.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,16 +15,29 @@ from longseq_bench.core.errors import StoreError, keep_lines
 from longseq_bench.core.model import Record
 from longseq_bench.reports.base import FORMATS, KINDS, Files, Source
 from longseq_bench.reports.columns import make_columns
-from longseq_bench.reports.document import MAX_ANSWER_ROWS, MAX_CHARTS, Document, Section, Table
+from longseq_bench.reports.document import (
+    MAX_ANSWER_ROWS,
+    MAX_CHARTS,
+    MAX_FINDINGS,
+    Document,
+    Section,
+    Table,
+)
 from longseq_bench.reports.groups import limit_findings
 from longseq_bench.reports.render.csv import samples_table
+from longseq_bench.reports.sections.advice import (
+    beyond_exact,
+    fastest_exact,
+    several_ranks,
+    sparse_over_exact,
+)
 from longseq_bench.reports.sections.at_a_glance import all_implementations, key_figures
 from longseq_bench.reports.sections.by_length import by_length
-from longseq_bench.reports.sections.capabilities import capabilities
-from longseq_bench.reports.sections.failures import failures, problems
+from longseq_bench.reports.sections.capabilities import capabilities, requirements
+from longseq_bench.reports.sections.failures import failures, never_ran, suspicions, wrong_outputs
 from longseq_bench.reports.sections.gains import ONE_RANK, where_it_pays
 from longseq_bench.reports.sections.growth import exponents, over_ranks
-from longseq_bench.reports.sections.lengths import lengths, maxima, projected
+from longseq_bench.reports.sections.lengths import lengths, maxima
 from longseq_bench.reports.sections.provenance import (
     configs,
     context,
@@ -32,8 +46,8 @@ from longseq_bench.reports.sections.provenance import (
     rerun,
     settings,
 )
-from longseq_bench.reports.sections.ranks import against_one, bottleneck, each_rank
-from longseq_bench.reports.sections.speeds import fastest, relative, sparse
+from longseq_bench.reports.sections.ranks import against_one, each_rank
+from longseq_bench.reports.sections.sparse import sparse
 
 # ---- a report from its sections and those that all kinds share -----------------------------------
 
@@ -43,12 +57,17 @@ _NO_RESULTS = (
     "To produce results for this kind, run:",
 )
 Build = Callable[[Source], Section]
+Advise = Callable[[Source], Iterable[str]]
+ADVICE: Sequence[Advise] = (beyond_exact, fastest_exact, sparse_over_exact, several_ranks)
+MAX_ADVICE = 3
+"""Recommendations of a first screen."""
 
 
 class Kind(NamedTuple):
     """A kind of report.
 
     command: produces rows for it, with files of the checkout only; shown where no section has any.
+    advice: recommendations of the first screen, the most important first.
     has_rows: the records have rows for it; if None, where a section has.
     """
 
@@ -56,6 +75,7 @@ class Kind(NamedTuple):
     sections: Sequence[Build]
     command: str
     has_rows: Callable[[Source], bool] | None = None
+    advice: Sequence[Advise] = ADVICE
 
 
 def build_document(name: str, kind: Kind, source: Source) -> Document:
@@ -68,7 +88,10 @@ def build_document(name: str, kind: Kind, source: Source) -> Document:
         own = [Section("No results", _NO_RESULTS, code=[kind.command])]
     measured = rerun(source), settings(source), hardware(source), how_it_ran(source)
     technical = [replace(one, technical=True) for one in (*measured, *configs(source))]
-    first = _first_screen(own, limit_findings(problems(source)))
+    wrong, suspected = list(wrong_outputs(source)), list(suspicions(source))
+    room = min(MAX_ADVICE, MAX_FINDINGS - len(wrong) - len(suspected))
+    advice = islice((words for advise in kind.advice for words in advise(source)), room)
+    first = _first_screen(source, own, [*wrong, *advice, *suspected])
     shown = [_without(one.limited(), first) for one in (*own, failures(source), *technical)]
     shown.append(_explain_columns(shown))
     details = [replace(one, is_detail=True) for one in shown if one.has_content]
@@ -84,16 +107,32 @@ def build_document(name: str, kind: Kind, source: Source) -> Document:
     )
 
 
-def _first_screen(sections: Sequence[Section], findings: Sequence[str]) -> Section:
-    """Return the section below the key figures: what to distrust, the first chart, first rows."""
-    tables = [table for section in sections for table in section.tables][:1]
-    if tables and len(tables[0].rows) > MAX_ANSWER_ROWS:
-        table = tables[0]
-        cut = f"{MAX_ANSWER_ROWS} of {len(table.rows):,} rows"
-        title = f"{cut}: {table.title}" if table.title else cut
-        tables = [replace(table, title=title, rows=table.rows[:MAX_ANSWER_ROWS])]
+def _first_screen(source: Source, sections: Sequence[Section], findings: Sequence[str]) -> Section:
+    """Return the section below the key figures: findings, the first chart, first rows."""
+    tables = [_shorten(table, source) for section in sections for table in section.tables[:1]][:1]
     charts = [chart for section in sections for chart in section.charts][:1]
-    return Section("Answer", points=findings, tables=tables, charts=charts)
+    paragraphs = list(filter(None, [never_ran(source)]))
+    return Section("Answer", paragraphs, findings, tables, charts=charts)
+
+
+def _shorten(table: Table, source: Source) -> Table:
+    """Return at most MAX_ANSWER_ROWS rows, of one variant of each implementation if several ran."""
+    variants = {
+        name: (row.implementation, row.label)
+        for row in [*source.rows, *source.maxima]
+        for name in (row.label, row.name)
+    }
+    chosen: dict[str, str] = {}
+    rows = []
+    for row in table.rows:
+        implementation, label = variants.get(str(row[0]), (str(row[0]), str(row[0])))
+        if chosen.setdefault(implementation, label) == label:
+            rows.append(row)
+    rows = (rows if len(chosen) > 1 else list(table.rows))[:MAX_ANSWER_ROWS]
+    if len(rows) == len(table.rows):
+        return table
+    cut = f"{len(rows)} of {len(table.rows):,} rows"
+    return replace(table, title=f"{cut}: {table.title}" if table.title else cut, rows=tuple(rows))
 
 
 def _without(section: Section, first: Section) -> Section:
@@ -125,7 +164,6 @@ _KINDS = {
         [
             by_length,
             all_implementations,
-            fastest,
             sparse,
             maxima,
             lengths,
@@ -139,26 +177,32 @@ _KINDS = {
         "Many devices",
         [against_one, over_ranks, each_rank, _ranks_pay],
         "longseq sweep configs/parallel.yaml",
+        advice=[several_ranks, *ADVICE[:-1]],
     ),
     "extreme": Kind(
         "Extreme lengths",
-        [all_implementations, maxima, sparse, fastest, where_it_pays, lengths, exponents]
-        + [projected],
+        [all_implementations, maxima, sparse, where_it_pays, lengths, exponents],
         "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99",
         lambda source: bool(source.maxima),
     ),
     "implementations": Kind(
         "Implementations side by side",
-        [relative, exponents, where_it_pays],
+        [all_implementations, lengths, exponents, where_it_pays],
         _SWEEP,
         lambda source: len({row.label for row in source.rows if row.time_s}) > 1,
     ),
     "scaling": Kind(
         "Scaling",
-        [over_ranks, exponents, bottleneck, _ranks_pay],
+        [over_ranks, exponents, against_one, _ranks_pay],
         "longseq scaling --impl ring --impl ulysses --world-sizes 1,2",
+        advice=[several_ranks, *ADVICE[:-1]],
     ),
-    "capabilities": Kind("What works here", [capabilities, where_it_pays, against_one], _SWEEP),
+    "capabilities": Kind(
+        "What works here",
+        [capabilities, where_it_pays, against_one],
+        _SWEEP,
+        advice=[requirements],
+    ),
 }
 for _name, _kind in _KINDS.items():
     KINDS.register(_name)(partial(build_document, _name, _kind))

@@ -9,13 +9,13 @@ machine where there are any (RateModel), else from a profile (core/hardware.py).
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, NamedTuple
 
 from longseq_bench.core.cost import attention_flops, floor_bytes_per_token
-from longseq_bench.core.model import DryRunEstimate, Trial, TrialPrediction
+from longseq_bench.core.model import DryRunEstimate, Record, Trial, TrialPrediction
 from longseq_bench.core.units import MAX_RANKS
 from longseq_bench.search.memory_curve import (
     Curve,

@@ -1,10 +1,12 @@
 """Progress lines: short labels, failures and the number of trials."""
 
 import io
+import threading
 
 import pytest
 from rich.console import Console
 
+from longseq_bench.api import progress
 from longseq_bench.api.progress import Reporter, RunProgress, TrialLabels, describe_record
 from longseq_bench.core.model import Phase, Status
 from longseq_bench.search.strategy import Step
@@ -83,6 +85,27 @@ def test_a_sweep_counts_finished_trials() -> None:
         "[1/6] ring 2k  100 ms ±0.78 %",
         "[4/6] sdpa 2k  out of memory in forward  (from an earlier run)",
     ]
+
+
+def test_a_log_that_was_silent_gets_a_line_on_the_running_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "ALIVE_S", 0.01)
+    said = threading.Event()
+
+    class Log(io.StringIO):
+        def write(self, text: str) -> int:
+            if "still running" in text:
+                said.set()
+            return super().write(text)
+
+    log = Log()
+    with RunProgress(Console(file=log, width=80), [make.trial("ring", 2048)], "cpu") as watcher:
+        watcher.starts(Step(make.trial("ring", 2048)))
+        watcher.phase("inputs", "")
+        said.clear()
+        assert said.wait(30)
+    assert "still running: ring 2k · inputs" in log.getvalue()
 
 
 def test_a_verbose_run_prints_the_phases_of_its_own_trials() -> None:

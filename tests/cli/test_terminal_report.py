@@ -1,5 +1,6 @@
 """`longseq report --format terminal`: all that a document says, within the width, as plain text."""
 
+from dataclasses import replace
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -67,13 +68,17 @@ def of(*tables: Table) -> Document:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("kind", KINDS.names())
-def test_every_section_of_every_kind_is_printed(kind: str, width: int) -> None:
-    document = real("ranks" if kind in ("devices", "scaling") else "quickstart", kind)
+def test_the_page_of_every_kind_is_printed_and_counts_the_details(kind: str, width: int) -> None:
+    whole = real("ranks" if kind in ("devices", "scaling") else "quickstart", kind)
+    count = sum(section.is_detail for section in whole.sections)
+    assert printed(whole, width)[-1] == f"{count} sections of details: --format md or html."
+    document = whole.in_one_file()
     told = printed(document, width)
     code = {line for section in document.sections for line in section.code}
     assert code <= set(told)
     assert max(cell_len(line) for line in told if line not in code) <= width
     assert not any("…" in line for line in told)
+    assert len(printed(whole, width)) < 80 < len(told)
     said, at = squeezed("\n".join(told)), 0
     for section in document.sections:
         title = [i for i, line in enumerate(told) if line == section.title]
@@ -105,7 +110,7 @@ WIDE = Table(
     tuple(
         (f"name {i}", 7, None, 1024 * i, Spread(0.0123 * i, 0.012 * i, 0.0126 * i), 123456 * i,
          f"sentence {i} is long enough to take more than one line of a narrow terminal")
-        for i in (1, 2)
+        for i in (2, 3, 4, 5)
     ),
 )  # fmt: skip
 
@@ -122,7 +127,8 @@ def test_less_important_columns_are_hidden_first() -> None:
         assert "Empty" not in " ".join(told)
         order += [name for name in gone(told) if name not in order]
     # of three or more, two are named
-    assert order == ["Reason", "Tokens/s", "Median time", "1 more", "Tokens", "2 more"]
+    more = ["1 more column", "2 more columns"]
+    assert order == ["Reason", "Tokens/s", "Median time", more[0], "Tokens", more[1]]
 
 
 @pytest.mark.parametrize("width", [70, 91, 133])
@@ -134,7 +140,15 @@ def test_long_words_wrap_and_figures_do_not(width: int) -> None:
     if "Reason" not in gone(told):
         start = row.index("sentence")
         lines = [line[start:] for line in told[told.index(row) :] if not line.startswith("no room")]
-        assert " ".join(" ".join(lines).split()) == WIDE.rows[1][-1]
+        assert " ".join(" ".join(lines).split()).startswith(str(WIDE.rows[0][-1]))
+
+
+def test_a_wide_table_of_few_rows_is_turned_and_loses_nothing() -> None:
+    fields = ["Name", "Same", "Tokens", "Median time", "Tokens/s", "Reason"]
+    told = printed(of(replace(WIDE, rows=WIDE.rows[:2])), 45)[BEFORE:]
+    lines = [line for line in told if not line.startswith(" ")]
+    assert [line.split("  ")[0] for line in lines] == ["Wide", *fields]
+    assert " ".join(lines[4].split()) == "Median time 24.6 ms ±2.4 % 36.9 ms ±2.4 %"
 
 
 def test_a_long_table_is_cut_and_says_so() -> None:

@@ -35,7 +35,7 @@ def test_a_maximum_of_another_limit_names_it() -> None:
         *search("dense", 1500, time_budget=600.0), *search("ring", 90_000, time_budget=600.0),
         *search("fit", 70_000, time_budget=30.0, fit_only=True),
     ]  # fmt: skip
-    found = {line["Implementation"]: line["Longest"] for line in texts(build(records), TITLE)}
+    found = {line["Implementation"]: line["Max tokens"] for line in texts(build(records), TITLE)}
     assert found["sdpa"] == "5,000"
     assert found["dense"] == "900"
     assert found["ring"] == "90,000 (10 min limit)"
@@ -56,7 +56,8 @@ def test_lines_beyond_the_first_screen_are_in_the_next_section() -> None:
 def test_figures_to_distrust_are_findings_and_have_their_rows() -> None:
     """Wrong outputs come first; the table has every row."""
     document = build(rich())
-    first, second, third = section(document, TITLE).points[:3]
+    first, advice, *_, second, third = section(document, TITLE).points
+    assert advice.startswith("Exact attention passed up to 29,795 tokens (ring chunk 64 ×4: time)")
     assert first == "Wrong output, no speed is shown: sdpa at 9,000 tokens; see Failures."
     assert second.startswith("CUDA's allocator freed its cache and retried (thrashing): sdpa at 3,")
     assert (

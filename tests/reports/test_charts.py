@@ -120,10 +120,10 @@ def test_a_failure_has_its_word() -> None:
 
 
 def ticked() -> Chart:
-    """Bars of which each has the theory, and a failure."""
+    """Bars of which each has the floor, and a failure."""
     points = Point("far", 0, 9e6), Point("near", 0, 9e4)
     failure = Mark("slow", 0, "no length passed, limited by time")
-    guide = Guide("theoretical maximum", (Point("far", 0, 9.3e6), Point("near", 0, 9.5e6)))
+    guide = Guide("floor", (Point("far", 0, 9.3e6), Point("near", 0, 9.5e6)))
     x, y = Axis("", "text"), Axis("Max tokens", "tokens")
     return Chart("m", "M", "Said.", x, y, points, (failure,), (guide,), shape="bars")
 
@@ -134,7 +134,7 @@ def test_bars_have_ticks_and_failures() -> None:
     assert [row["y"] for row in ticks] == [9.3e6, 9.5e6]
     assert [row["row"] for row in crosses] == ["slow"]
     assert "no length passed, limited by time" in written(ticked())
-    assert "Grey tick: theoretical maximum, computed, not measured." in notes(ticked())
+    assert "Grey tick: floor, computed, not measured." in notes(ticked())
 
 
 # ---- failures with few passed trials -------------------------------------------------------------

@@ -25,8 +25,8 @@ def test_what_all_rows_share_is_the_first_line_and_nowhere_else() -> None:
     document = build([ran(), ran("sdpa"), ran(tokens=2048)])
     assert document.paragraphs[0] == (
         "Test CPU, 2 cores (alpha), 2026-11-21. "
-        "Forward, float32, not causal, batch 1, 8 heads of 64, cpu, 2 threads a rank, "
-        "64 MiB a rank, 30 s limit; all outputs checked against float64."
+        "Forward, float32, not causal, batch 1, 8 heads of 64, cpu, 2 threads, "
+        "64 MiB, 30 s limit; all outputs checked against float64."
     )
     assert [table.title for table in section(document, "Lengths swept").tables] == [""]
     assert section(document, "Answer").charts[0].title == "Time against tokens"

@@ -117,8 +117,8 @@ def _lines(chart: Chart, styles: dict[str, str]) -> alt.LayerChart:
     points = sorted(chart.points, key=lambda p: styles[p.series] != PALE)
     scale = alt.Scale(domain=list(styles), range=list(styles.values()))
     named = [name for name, colour in styles.items() if colour != PALE]
-    columns = alt.ExprRef("clamp(floor(width / 200), 1, 3)")
-    legend = alt.Legend(title=None, orient="bottom", columns=columns, labelLimit=190, values=named)
+    columns = alt.ExprRef("clamp(floor(width / 270), 1, 3)")
+    legend = alt.Legend(title=None, orient="bottom", columns=columns, labelLimit=260, values=named)
     colour = alt.Color("s:N", scale=scale, legend=legend)
     picked = alt.selection_point(fields=["s"], bind="legend")
     opacity = alt.condition(picked, alt.value(1), alt.value(0.12))

@@ -1,7 +1,8 @@
 """Print documents in a terminal, as wide as it is: `longseq report --format terminal`.
 
-A table has as many columns as there is room for; of a chart the description is printed. Names and
-reasons are printed literally: markup and escape sequences in them have no effect.
+A wide table of few rows is turned: a line is a field. Others have as many columns as there is room
+for; of a chart the description is printed. Names and reasons are printed literally: markup and
+escape sequences in them have no effect.
 """
 
 import io
@@ -13,12 +14,14 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from longseq_bench.core.errors import keep_lines, one_line
-from longseq_bench.reports.document import Document, Section, Table, format_cell
+from longseq_bench.reports.document import Column, Document, Section, Table, format_cell
 
 MAX_LINE, MAX_ROWS = 100, 200
 """Maximum width of a sentence's lines (characters), and rows of a table."""
 GAP, LABEL, MAX_WORD = 2, 20, 32
 """Space between columns; widths to which the first column wraps, and of an unbroken word."""
+MAX_TURNED = 3
+"""Rows of a table that is turned where it does not fit."""
 HINT = "a wider terminal or --format md has them"
 _WORDS = {
     "green": "ok, faster, less, longer, mended",
@@ -62,8 +65,11 @@ def _blocks(document: Document, screen: Console, hint: str) -> Iterator[Lines]:
     start = [*([_say(paragraph)] for paragraph in document.paragraphs), figures]
     yield from _titled(document.title, "═", start, screen)
     for section in document.sections:
-        blocks = list(_section_blocks(section, screen, hint))
-        yield from _titled(section.title, "─", blocks, screen)
+        if not section.is_detail:
+            blocks = list(_section_blocks(section, screen, hint))
+            yield from _titled(section.title, "─", blocks, screen)
+    if more := sum(section.is_detail for section in document.sections):
+        yield [_say(f"{more} sections of details: --format md or html.", "dim")]
 
 
 def _titled(title: str, line: str, blocks: Sequence[Lines], screen: Console) -> Iterator[Lines]:
@@ -99,16 +105,20 @@ def _table(table: Table, screen: Console, hint: str) -> Lines:
     """
     every = range(len(table.columns))
     filled = [i for i in every if not i or any(row[i] is not None for row in table.rows)]
-    priority = {i: table.columns[i].priority for i in filled}
-    ranks = {i: -i if rank is None else rank for i, rank in priority.items()}
     sizes = {i: screen.measure(_draw(table, {i: None})) for i in filled}
     least = {i: min(size.minimum, MAX_WORD) for i, size in sizes.items()}
+    room = screen.width + GAP
+    is_wide = sum(least.values()) + GAP * len(filled) > room
+    if is_wide and len(table.rows) <= min(MAX_TURNED, len(filled) - 2):
+        return _table(_turn(table, filled[1:]), screen, hint)
+    priority = {i: table.columns[i].priority for i in filled}
+    ranks = {i: -i if rank is None else rank for i, rank in priority.items()}
     kept = filled
-    while len(kept) > 1 and sum(least[i] + GAP for i in kept) - GAP > screen.width:
+    while len(kept) > 1 and sum(least[i] + GAP for i in kept) > room:
         lowest = min(ranks[i] for i in kept[1:])
         kept = [i for i in kept if not i or ranks[i] != lowest]
     missing = sum(sizes[i].maximum - least[i] for i in kept)
-    share = min(1.0, (screen.width + GAP - sum(least[i] + GAP for i in kept)) / max(1, missing))
+    share = min(1.0, (room - sum(least[i] + GAP for i in kept)) / max(1, missing))
     widths = {i: least[i] + int((sizes[i].maximum - least[i]) * share) for i in kept}
     lines: list[RenderableType] = [_say(table.title, "bold")] if table.title else []
     lines.append(_draw(table, widths))
@@ -116,9 +126,21 @@ def _table(table: Table, screen: Console, hint: str) -> Lines:
         count = f"{MAX_ROWS} of {len(table.rows):,} rows"
         lines.append(_say(f"the first {count}: {hint}", "dim"))
     if dropped := [table.columns[i].name for i in filled if i not in kept]:
-        more = [f"{len(dropped) - 2} more"] if len(dropped) > 2 else []
+        left = len(dropped) - 2
+        more = ["1 more column" if left == 1 else f"{left} more columns"] if left > 0 else []
         lines.append(_say(f"no room for {', '.join([*dropped[:2], *more])}: {hint}", "dim"))
     return lines
+
+
+def _turn(table: Table, fields: Sequence[int]) -> Table:
+    """Return a table with a line for each of these columns, and a column for each row."""
+    texts = [
+        [format_cell(cell, column.kind) for cell, column in zip(row, table.columns, strict=True)]
+        for row in table.rows
+    ]
+    columns = (table.columns[0], *(Column(row[0]) for row in texts))
+    lines = tuple((table.columns[i].name, *(row[i] for row in texts)) for i in fields)
+    return Table(table.title, columns, lines)
 
 
 def _draw(table: Table, widths: Mapping[int, int | None]) -> RichTable:

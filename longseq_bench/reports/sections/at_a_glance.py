@@ -4,15 +4,17 @@ A best row is named only if its interval does not overlap with those of others.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from longseq_bench.analysis.labels import speeds
 from longseq_bench.analysis.row import require
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.units import format_bytes, format_share, format_tokens
+from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import (
     ValueColumn,
@@ -32,12 +34,16 @@ from longseq_bench.reports.document import (
     format_ratio,
 )
 from longseq_bench.reports.groups import (
+    MAX_NAMES,
     TIE,
     UNCONFIRMED,
+    USUAL,
     common_length,
+    ends_first,
     find_longest_ties,
     find_ties,
     format_limit,
+    format_range,
     group_by_density,
     has_several_ranks,
     in_brackets,
@@ -53,6 +59,8 @@ from longseq_bench.reports.sections.lengths import chart_time
 from longseq_bench.reports.sections.ranks import find_shared
 
 ALL = "All implementations"
+WIDE = 1.5
+"""End of an interval, as a multiple of its time, from which a key figure is called unstable."""
 
 
 class Line(NamedTuple):
@@ -71,9 +79,20 @@ class Line(NamedTuple):
     where: str
 
     @property
+    def has_run(self) -> bool:
+        """False if every row and search was unsupported."""
+        failed, found = self.failed, self.longest
+        return bool(
+            self.passed
+            or (failed and failed.status != "unsupported")
+            or (found and (found.max_tokens or found.limited_by != "unsupported"))
+        )
+
+    @property
     def rank(self) -> tuple[float, int]:
         """Order by time, then by length; those without a time come last."""
-        cost = _cost(self.timed) if self.timed else inf
+        row = self.timed
+        cost = row.time_s if row and row.is_ok and row.time_s else inf
         return cost, -(self.longest.max_tokens if self.longest else 0)
 
 
@@ -91,7 +110,11 @@ def all_implementations(source: Source) -> Section:
     swept = most_shared(row for row in source.rows if row.is_full_pass)
     searched = most_shared(row for row in source.maxima if row.is_full_pass)
     at, by_name = common_length(swept, key), group_by(swept, key)
-    timed = {name: min(some, key=_cost) for name, some in group_by(at, key).items()}
+    timed_labels = {row.label for row in at if row.is_ok and row.time_s}
+    wanted = (name for name in (source.baseline_label, *USUAL) if name in timed_labels)
+    if base := next(wanted, None):
+        at = [replace(row, speed=one) for row, one in zip(at, speeds(at, base), strict=True)]
+    timed = {name: min(some, key=ends_first) for name, some in group_by(at, key).items()}
     shared, every = group_by(searched, key), group_by(source.maxima, key)
     lines = []
     for name in names:
@@ -99,12 +122,13 @@ def all_implementations(source: Source) -> Section:
         best = max(found, key=lambda row: (row.is_full_pass, row.max_tokens), default=None)
         where = source.workload(best) if best and name not in shared else ""
         lines.append(Line(name, timed.get(name), *_find_end(by_name.get(name, ())), best, where))
-    lines.sort(key=attrgetter("rank"))
+    lines = sorted((line for line in lines if line.has_run), key=attrgetter("rank"))
 
     title = f"One line per {noun}"
     if at:
         tokens = format_tokens(at[0].tokens)
         title += f"; time and peak memory at {tokens} tokens{source.where(at[0])}"
+        title += f", relative to {base}" if base else ""
     if searched and (words := source.workload(searched[0])):
         title += f"; longest: {words}"
     is_swept = any(line.passed and not line.longest for line in lines)
@@ -125,10 +149,6 @@ def _find_end(rows: Sequence[SweepRow]) -> tuple[SweepRow | None, SweepRow | Non
         return None, next(iter(ordered), None)
     longer = (r for r in ordered if r.tokens > passed.tokens and r.name == passed.name)
     return passed, next(longer, None)
-
-
-def _cost(row: SweepRow) -> float:
-    return row.time_s if row.is_ok and row.time_s else inf
 
 
 def _name(line: Line) -> str:
@@ -164,19 +184,24 @@ def _longest_swept(line: Line) -> str | None:
 _COLUMNS = (
     ValueColumn("Implementation", "text", _name),
     ValueColumn("Pairs seen", "share", _density),
-    ValueColumn("Time", "seconds", lambda line: line.timed and time_or_status(line.timed)),
+    ValueColumn("Time", "seconds", lambda line: line.timed and time_or_status(line.timed), 2),
+    ValueColumn("Relative speed", "ratio", lambda line: line.timed and line.timed.speed),
     ValueColumn("Unstable", "text", lambda line: line.timed and line.timed.unstable),
     ValueColumn("Check", "text", lambda line: line.timed and line.timed.check_limits),
     ValueColumn(
         "Peak memory",
         "bytes",
         lambda line: line.timed.peak_bytes if line.timed and line.timed.is_ok else None,
+        1,
         help="The largest peak of any rank.",
     ),
     ValueColumn("Longest swept", "text", _longest_swept),
-    ValueColumn("Longest", "text", _longest),
+    ValueColumn("Max tokens", "text", _longest, 3),
+    ValueColumn("Time at max", "seconds", lambda line: line.longest and line.longest.pass_time_s),
     ValueColumn("Limited by", "text", lambda line: line.longest and line.longest.limited_by),
-    ValueColumn("Of the floor", "share", lambda one: one.longest and one.longest.fraction_of_floor),
+    ValueColumn(
+        "Fraction of floor", "share", lambda line: line.longest and line.longest.fraction_of_floor
+    ),
 )
 
 
@@ -195,16 +220,21 @@ def longest(source: Source) -> Figures:
         best = max(rows, key=lambda row: row.max_tokens)
         ties = find_longest_ties([row for row in rows if table_key(row) == table_key(best)])
         names = join_names(row.claim_name for row in ties) + (f": {TIE}" if len(ties) > 1 else "")
-        words = f"{names}{source.where(ties[0])}, {_cause(ties[0])}"
+        times = [row.pass_time_s for row in ties if row.pass_time_s]
+        took = f"{format_range(times, format_seconds)} a pass" if times else ""
+        words = join_words(f"{names}{source.where(ties[0])}", took, _cause(ties[0]))
         tokens = f"{format_tokens(ties[0].max_tokens)} tokens"
         yield KeyFigure(f"Longest{_kind(kind, found)}", tokens, words)
     if found:
         return
     swept = most_shared(row for row in source.rows if row.is_full_pass)
     if most := max((row.tokens for row in swept if row.is_ok), default=0):
-        names = join_names(row.claim_name for row in swept if row.is_ok and row.tokens == most)
+        tried = {row.name for row in swept}
+        passed = {row.claim_name for row in swept if row.is_ok and row.tokens == most}
         failed = any(row.tokens > most for row in swept)
         end = "all longer ones failed" if failed else "the longest tried"
+        many = f"{len(passed)} of {len(tried)} passed"
+        names = join_names(sorted(passed)) if len(passed) <= MAX_NAMES else many
         words = f"{names}{source.where(swept[0])}; {end}"
         yield KeyFigure("Longest swept", f"{format_tokens(most)} tokens", words)
 
@@ -240,31 +270,41 @@ def fastest_of_kinds(source: Source) -> Figures:
     """Yield the least time of exact and of sparse attention."""
     found = split_by_sparsity(row for row in _shared(source) if row.time_s)
     for kind, rows in found.items():
-        words = f"{describe_fastest(rows)}{source.where(rows[0])}"
-        best = min(rows, key=lambda row: require(row.time_s))
+        best, words = describe_fastest(rows, source.baseline_label)
         value = format_cell(time_with_interval(best), "seconds")
+        words += source.where(best)
         yield KeyFigure(f"Fastest{_kind(kind, found)}", value, words)
 
 
-def describe_fastest(rows: Iterable[SweepRow]) -> str:
-    """Name the fastest of timed rows of one length; all ties where intervals overlap.
+def describe_fastest(rows: Iterable[SweepRow], baseline: str | None = None) -> tuple[SweepRow, str]:
+    """Return the fastest of timed rows of one length, and a sentence; ties where intervals overlap.
 
-    It is compared with the rows of similar density that were timed more than once.
+    Of ties it is the one whose interval ends first. It is compared with the rows of similar density
+    that were timed more than once: with the baseline, else with the next.
     """
     first, *others = sorted(rows, key=lambda row: require(row.time_s))
-    density = f" ({format_share(first.token_density)} seen)" if first.token_density else ""
-    at = f"{density if first.is_sparse else ''} at {format_tokens(first.tokens)}"
-    if first.samples < 2:
-        return f"{first.claim_name}{at}, one pass, no interval"
     same = next(group for group in group_by_density([first, *others]) if first in group)
     timed = [row for row in same if row.samples > 1]
-    ties = find_ties(timed, "time_low_s", "time_high_s")
+    ties = [first]
+    if first.samples > 1:
+        ties = sorted(find_ties(timed, "time_low_s", "time_high_s"), key=ends_first)
+    best = ties[0]
+    density = f" ({format_share(best.token_density)} seen)" if best.token_density else ""
+    at = f"{density if best.is_sparse else ''} at {format_tokens(best.tokens)}"
+    words = f"{join_names(row.claim_name for row in ties)}{at}"
+    if best.samples < 2:
+        return best, f"{words}, one pass, no interval"
+    if best.unstable or (require(best.time_high_s) > WIDE * require(best.time_s)):
+        words += ", unstable"
     if len(ties) > 1:
-        return f"{join_names(row.claim_name for row in ties)}{at}: {TIE}"
+        return best, f"{words}: {TIE}"
     if len(timed) == 1:
-        return f"{first.claim_name}{at}, the only one timed{' at this density' if others else ''}"
-    ratio = format_ratio(require(timed[1].time_s) / require(first.time_s))
-    return f"{first.claim_name}{at}, {ratio} as fast as {timed[1].name}"
+        which = " at this density" if best.is_sparse else " more than once"
+        return best, f"{words}, the only one timed{which if others else ''}"
+    usual = (row for name in (baseline, *USUAL) for row in timed[1:] if row.label == name)
+    other = next(usual, timed[1])
+    ratio = format_ratio(require(other.time_s) / require(best.time_s))
+    return best, f"{words}, {ratio} as fast as {other.name}"
 
 
 def least_memory(source: Source) -> Figures:

@@ -62,6 +62,15 @@ def capabilities(source: Source) -> Section:
     return Section("Capabilities", [_EXPLANATION], tables=tables)
 
 
+def requirements(source: Source) -> Iterator[str]:
+    """Yield what implementations need to run, from the reasons of those that did not."""
+    failed = (r for r in source.records if r.outcome.status == "unsupported" and r.outcome.reason)
+    for reason, records in group_by(failed, lambda record: record.outcome.reason).items():
+        if "is not installed" not in str(reason):
+            names = short_names(record.trial.implementation for record in records)
+            yield f"{', '.join(names.values())}: {reason}."
+
+
 def _runs(source: Source) -> Iterator[Run]:
     for row in source.rows:
         yield Run(row, row.is_ok, row.status in ("oom", "timeout", "limit"))

@@ -17,6 +17,7 @@ from longseq_bench.reports.document import Cell, Section, Table, format_ratio
 from longseq_bench.reports.groups import (
     UNCONFIRMED,
     format_limit,
+    join_names,
     join_words,
     name_status,
     others_on_gpu,
@@ -127,18 +128,39 @@ def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
 # ---- what to distrust on a first screen, and searches in words -----------------------------------
 
 
-def problems(source: Source) -> Iterator[str]:
-    """Yield sentences on wrong outputs, thrashing, miscounted bytes and unstable times."""
-    named = [
-        ("Wrong output, no speed is shown", source.label(r.trial), r.trial.workload.seq_len)
-        for r in source.records
-        if r.outcome.status == "wrong"
-    ]
-    named += [(finding, row.name, row.tokens) for finding, row, _ in _suspects(source)]
+def wrong_outputs(source: Source) -> Iterator[str]:
+    """Yield a sentence on the trials whose output was wrong."""
+    wrong = (r.trial for r in source.records if r.outcome.status == "wrong")
+    finding = "Wrong output, no speed is shown"
+    yield from _count((finding, source.label(trial), trial.workload.seq_len) for trial in wrong)
+
+
+def suspicions(source: Source) -> Iterator[str]:
+    """Yield sentences on thrashing, miscounted bytes and unstable times."""
+    yield from _count((finding, row.name, row.tokens) for finding, row, _ in _suspects(source))
+
+
+def _count(named: Iterable[tuple[str, str, int]]) -> Iterator[str]:
+    """Yield a sentence per finding, with the name and the length of the first."""
     for finding, some in group_by(dict.fromkeys(named), itemgetter(0)).items():
         at = f"{some[0][1]} at {format_tokens(some[0][2])} tokens"
         more = f"and {len(some) - 1:,} more" if len(some) > 1 else ""
         yield f"{finding}: {join_words(at, more)}; see Failures."
+
+
+def never_ran(source: Source) -> str:
+    """Return a sentence on the implementations that could not run here at all; "" if all could."""
+    by_label = group_by(source.records, lambda record: source.label(record.trial))
+    reasons = {
+        name: records[0].outcome.reason or ""
+        for name, records in by_label.items()
+        if all(record.outcome.status == "unsupported" for record in records)
+    }
+    missing = [name for name, reason in reasons.items() if "is not installed" in reason]
+    others = [name for name in reasons if name not in missing]
+    named = ((missing, "not installed"), (others, "unsupported"))
+    words = "; ".join(f"{join_names(names)} ({why})" for names, why in named if names)
+    return f"Not run: {words}. Failures has the reasons." if words else ""
 
 
 def index_one_rank(maxima: Iterable[R]) -> Mapping[Hashable, R]:

@@ -1,6 +1,6 @@
 """The length from which several ranks or sparsity pay: speeds against a reference."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -59,17 +59,25 @@ def where_it_pays(source: Source, references: Sequence[str] = (*REFERENCES,)) ->
         "Dense attention: exact attention on the same inputs, by the kernel that the section on "
         "sparse attention names; computed: from the time of some of its rows."
     )
-    found = []
-    for group in group_by_workload(source.rows):
-        series = group_by(sorted(group, key=attrgetter("tokens")), attrgetter("name")).values()
-        if gains := [gain for rows in series for gain in _judge_series(rows, references)]:
-            gains.sort(key=lambda gain: (gain.against, -_middle(gain.ratio)))
-            found.append(build_table(source.title(group[0]), _COLUMNS, gains, keep_empty=True))
+    groups = [(rows[0], find_gains(rows, references)) for rows in group_by_workload(source.rows)]
+    found = [
+        build_table(source.title(first), _COLUMNS, gains, keep_empty=True)
+        for first, gains in groups
+        if gains
+    ]
     explanation = [words] if DENSE in references else []
     return Section("Where it begins to pay", explanation, tables=found)
 
 
-def _middle(ratio: Spread | float) -> float:
+def find_gains(rows: Iterable[SweepRow], references: Sequence[str]) -> list[Gain]:
+    """Return a verdict per implementation and reference, the best of a reference first."""
+    series = group_by(sorted(rows, key=attrgetter("tokens")), attrgetter("name")).values()
+    gains = [gain for some in series for gain in _judge_series(some, references)]
+    return sorted(gains, key=lambda gain: (gain.against, -middle(gain.ratio)))
+
+
+def middle(ratio: Spread | float) -> float:
+    """Return a ratio without its interval."""
     return ratio.value if isinstance(ratio, Spread) else ratio
 
 

@@ -106,9 +106,9 @@ def _format_formula(value: float | None) -> str | None:
 _OVER_RANKS = (
     ValueColumn("Implementation", "text", attrgetter("label")),
     ValueColumn("Ranks", "count", attrgetter("world_size")),
-    ValueColumn("Theory", "tokens", attrgetter("theory")),
+    ValueColumn("Floor", "tokens", attrgetter("theory")),
     ValueColumn("Expected", "tokens", attrgetter("expected")),
-    ValueColumn("Found", "tokens", attrgetter("actual")),
+    ValueColumn("Max tokens", "tokens", attrgetter("actual")),
     ValueColumn("Of expected", "share", lambda one: one.expected and one.actual / one.expected),
 )
 _EXPONENTS = (

@@ -2,16 +2,12 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from operator import attrgetter
 
 from longseq_bench.analysis.labels import mask_words
-from longseq_bench.analysis.row import require
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.hardware import Hardware, profiles
-from longseq_bench.core.units import format_bytes
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import Columns, ValueColumn, field_column, optional
 from longseq_bench.reports.document import (
@@ -153,7 +149,7 @@ _LIMIT = ("fingerprint", "device", "mode", "memory_budget", "time_budget", "fit_
 
 
 def _by_limit(source: Source) -> list[Chart]:
-    """Chart longest lengths as sorted bars, with the theoretical maximum as a tick.
+    """Chart longest lengths as sorted bars, with the floor as a tick.
 
     A chart has the searches of one machine, mode and limits, at most MAX_BARS of them; those with
     the longest lengths come first.
@@ -181,7 +177,7 @@ def _chart_maxima(source: Source, rows: Sequence[SearchRow]) -> Chart | None:
     ]
     floors = [Point(name, 0, row.floor_tokens) for name, row in passed.items() if row.floor_tokens]
     words = "the length whose q, k, v and output alone fill the memory budget, computed"
-    guide = Guide("theoretical maximum", tuple(floors), words)
+    guide = Guide("floor", tuple(floors), words)
     kind = "" if rows[0].is_full_pass else " in place (outputs overwrite inputs)"
     if rows[0].fit_only:
         kind = " that fit in memory (fit only: not checked or timed)"
@@ -204,31 +200,3 @@ def _name_bar(row: SearchRow, varying: Iterable[str]) -> str:
 def passed_none(row: SearchRow) -> bool:
     """Return True for a search without a length that passed, if any was tried."""
     return not row.max_tokens and row.limited_by != "unsupported"
-
-
-_PROJECTED = (
-    "Computed, not measured: the memory of one device divided by the bytes per token of a search "
-    "on one rank that memory limited. It assumes the same bytes per token on that hardware and "
-    "ignores time and kernel limits; longseq plan predicts these too."
-)
-
-
-def projected(source: Source) -> Section:
-    """Build a table per workload of maxima that memory limits, with a column per profile."""
-    known = [
-        row
-        for row in source.maxima
-        if row.world_size == 1 and row.limited_by == "memory" and row.bytes_per_token
-        if row.is_full_pass and not row.offloads
-    ]
-    others = [
-        ValueColumn(f"{one.name}, {format_bytes(one.memory)}", "tokens", partial(_tokens, one))
-        for one in profiles().values()
-    ]
-    columns: Columns = ("label", "bytes_per_token", *others)
-    tables = source.tables(known, columns)
-    return Section("On other hardware, computed", [_PROJECTED], tables=tables)
-
-
-def _tokens(hardware: Hardware, row: SearchRow) -> int:
-    return int(hardware.memory / require(row.bytes_per_token))

@@ -117,7 +117,7 @@ def _with_limit(command: str, records: Sequence[Record]) -> str:
 
 def settings(source: Source) -> Section:
     """Build the section on settings, and on how outputs were checked."""
-    rows = tuple(_settings(source.records))
+    rows = tuple(_settings(source.records, " a rank" if source.is_parallel else ""))
     tables = [Table("", make_columns("Setting, Value"), rows), *_check_tables(source)]
     explanation = []
     errors = [error for error in source.errors if error is not None]
@@ -134,7 +134,7 @@ def settings(source: Source) -> Section:
     return Section("Settings and checks", explanation, tables=tables)
 
 
-def _settings(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
+def _settings(records: Sequence[Record], share: str) -> Iterator[tuple[str, str]]:
     budgets = attrgetter("repeats", "time_cap", "time_budget", "memory_budget", "threads", "seed")
     trials = list({budgets(record.trial): record.trial for record in records}.values())
 
@@ -149,8 +149,8 @@ def _settings(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield "Repeats at most", format_range([t.repeats for t in trials], "{:.0f}".format)
     yield "Timed passes stop after", distinct((t.time_cap for t in trials), format_seconds)
     yield "Time budget a pass", distinct((t.time_budget for t in trials), format_seconds)
-    yield "Memory budget a rank", distinct((t.memory_budget for t in trials), format_bytes)
-    yield "Threads a rank", distinct(t.threads or "torch's choice" for t in trials)
+    yield f"Memory budget{share}", distinct((t.memory_budget for t in trials), format_bytes)
+    yield f"Threads{share}", distinct(t.threads or "torch's choice" for t in trials)
     yield "Rounds", str(1 + max(record.trial.round for record in records))
     yield "Seeds", distinct(sorted({t.seed for t in trials}))
 

@@ -1,4 +1,4 @@
-"""Trials on several ranks: figures of each rank, bottlenecks, one rank against several."""
+"""Trials on several ranks: figures of each rank, one rank against several."""
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -52,26 +52,6 @@ def each_rank(source: Source) -> Section:
     tables = [*source.tables(swept, _SWEPT), *source.tables(found, columns, "at the maximum")]
     words = "Figures of each rank are from the first to the last; bytes are those of one pass."
     return Section("Ranks", [words], tables=tables)
-
-
-# ---- bottlenecks: compute or communication -------------------------------------------------------
-
-
-def bottleneck(source: Source) -> Section:
-    """Build a row per trial on several ranks: its bottleneck, and the evidence."""
-    timed = [r for r in source.rows if r.world_size > 1 and r.exposed_share is not None]
-    names = "label world_size tokens time_s compute_time_s communication_time_s exposed_share"
-    words = ValueColumn("Bottleneck", "text", _bottleneck)
-    columns: Columns = *split_names(names), "exposed_low", "exposed_high", words
-    return Section("Bottlenecks", tables=source.tables(timed, columns))
-
-
-def _bottleneck(row: SweepRow) -> str:
-    """Name the bottleneck of a row, by the share of its time that communication adds."""
-    low, high = row.exposed_low, row.exposed_high
-    if low is not None and high is not None and low < 0.5 < high:
-        return "either"
-    return "communication" if require(row.exposed_share) > 0.5 else "compute"
 
 
 # ---- one rank against several --------------------------------------------------------------------
