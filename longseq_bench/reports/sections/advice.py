@@ -72,8 +72,8 @@ def fastest_exact(source: Source) -> Iterator[str]:
     for names, lengths, ending in reversed(ranges):
         if len(names) <= MAX_RECOMMENDED:
             at = format_range(lengths, lambda value: format_tokens(int(value)))
-            fastest = " or ".join(names)
-            yield f"Exact, {at} tokens: none is faster for certain than {fastest}; {ending}."
+            unbeaten = " or ".join(names)
+            yield f"Exact, {at} tokens: none is faster for certain than {unbeaten}; {ending}."
 
 
 def _pairs_seen(row: Row) -> float:
