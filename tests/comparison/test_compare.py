@@ -419,7 +419,7 @@ def test_the_document_has_every_comparison() -> None:
     workload = "forward, float32, not causal, batch 1, 8 heads of 64, cpu"
     assert list(shown) == [
         f"Times, {workload}", f"Peak memory, {workload}",
-        f"Longest lengths, {workload}, 64 MiB a rank", "Different status",
+        f"Longest lengths, {workload}, 64 MiB", "Different status",
     ]  # fmt: skip
     times, peaks, (search,), (change,) = shown.values()
     slow, once = times
