@@ -33,7 +33,7 @@ from longseq_bench.search.cheapest_first import cheapest_first
 from longseq_bench.search.estimate import SweepEstimate, estimate_sweep
 from longseq_bench.search.rates import RateModel
 
-CALL = "sweep()"  # in messages, where a file would have its path
+CALL = "this sweep"  # in messages, where a file would have its path
 
 
 @accept(WORKLOAD | TRIAL)

@@ -101,10 +101,13 @@ class Plan(Printed):
             head += f" with all {model.shape.layers} layers of {model.shape.name}"
             if seconds := _step_seconds(best, model, self.hardware.bandwidth):
                 head += f"; a step takes {seconds}"
+            elif seconds := _attention_seconds(best, model):
+                head += f"; attention takes {seconds} of a step"
         if self.target:
             head += f"; {format_bytes(_headroom(best))} of a rank stay free"
         if best.fewest and best.fewest < best.trial.world_size:
-            head += f", and {best.fewest * self._tp} of them are enough"
+            fewest = best.fewest * self._tp
+            head += f", and {fewest} of them {'is' if fewest == 1 else 'are'} enough"
         return head
 
     @property
@@ -137,7 +140,8 @@ class Plan(Printed):
             which = "no" if len(best.ends) > 1 else "only its"
             return f"others are about as long, and {which} rate is measured on this GPU"
         time, second = best.times.total, min(measured, key=lambda one: one.times.total)
-        compared = f"{format_seconds(time)} a pass, {second.trial.implementation} "
+        unit = "a layer's attention" if self.model else "a pass"
+        compared = f"{format_seconds(time)} {unit}, {second.trial.implementation} "
         compared += format_seconds(second.times.total)
         if second.times.total <= TIE * time:
             return f"it is predicted to be the fastest, by less than the usual error ({compared})"
@@ -249,6 +253,14 @@ def _step_seconds(prediction: Prediction, model: ModelPlan, bandwidth: float) ->
     return " to ".join(format_seconds(seconds) for seconds in found if seconds) or None
 
 
+def _attention_seconds(prediction: Prediction, model: ModelPlan) -> str | None:
+    """Return the time of attention in all layers of a pass; None if these are of several kinds."""
+    if prediction.trial.workload.decode or len([k for k in model.shape.kinds if k.heads]) != 1:
+        return None
+    layers = model.shape.kinds[0].layers
+    return " to ".join(format_seconds(layers * times.total) for times, _ in prediction.ends)
+
+
 def _columns(ranks: Callable[[Prediction], int]) -> list[ValueColumn]:
     def tokens(prediction: Prediction) -> Cell:
         length = prediction.tokens
@@ -298,6 +310,9 @@ def _with_model(
         *map(part, ("logits", "weights", "gradients", "optimizer")),
         ValueColumn("Sum", "bytes", lambda one: model.total(one.estimate), 9),
         ValueColumn("Time of a step", "text", step, 9),
+        ValueColumn(
+            "Time, attention of all layers", "text", lambda one: _attention_seconds(one, model), 9
+        ),
     ]
     renamed = {"Peak": "Peak, attention of a layer", "Time per pass": "Time, attention of a layer"}
     kept = [c for c in columns if c.heading != "Fraction of floor"]
@@ -342,23 +357,29 @@ def _left_out(model: ModelPlan | None, predictions: Sequence[Prediction]) -> lis
     """Return notes on what is by formula, and what no column has."""
     if model is None:
         return ["not modelled: weights, other layers, fragmentation of the allocator"]
-    shape = model.shape
+    shape, ranks = model.shape, max((one.trial.world_size for one in predictions), default=1)
+    is_training = any(one.trial.workload.train for one in predictions)
     parts = {
         "weights": shape.parameters is None,
         "activations of the MLP": shape.mlp_width is None,
         "logits": shape.vocab_size is None,
-        "copies of gathered weights": model.sharding == "zero3",
+        "copies of gathered weights": model.sharding == "zero3" and ranks > 1,
         "transfers between tensor-parallel ranks": model.tp > 1,
         "fragmentation of the allocator": True,
     }
     missing = [part for part, is_missing in parts.items() if is_missing]
-    counted = (
-        f"all bytes but the peak and those outside tensors are by formula; sharding "
-        f"{model.sharding}, tp {model.tp}, checkpoint {model.checkpoint}"
-    )
+    how = [f"sharding {model.sharding}, tp {model.tp}"] if ranks > 1 or model.tp > 1 else []
+    if is_training:
+        how.append(f"checkpoint {model.checkpoint}")
+        missing.append("recomputation, in the times")
+    counted = "all bytes but the peak and those outside tensors are by formula"
+    counted += f"; {', '.join(how)}" if how else ""
     notes = [counted, f"not modelled: {', '.join(missing)}"]
-    logits = [model.memory(one.trial).logits or 0 for one in predictions]
-    if max(logits, default=0) > (predictions[0].trial.memory_budget or 0) / 4:
+    shares = [
+        (model.memory(one.trial).logits or 0) / (one.trial.memory_budget or 1)
+        for one in predictions
+    ]
+    if max(shares, default=0.0) > 1 / 4:
         notes.append("logits shrink with a loss over chunks of tokens (arXiv 2410.10989)")
     return [*notes, *filter(None, [shape.parameters_reason])]
 

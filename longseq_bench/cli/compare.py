@@ -127,7 +127,8 @@ def _measure(old: str, new: str, out: Path | None, settings: dict[str, Any]) -> 
     settings |= {"tokens": tokens, "implementations": names, "progress": make_reporter()}
     records = sweep(out=out, **settings).records if names[0] != names[1] else []
     sides = [[r for r in records if r.trial.implementation == name] for name in names]
-    if not all(sides):  # files with the same content are one trial in a folder
+    # files with the same content are one trial, which ran once
+    if not all(sides) or sides[0][0].key == sides[1][0].key:
         raise UserError(f"{old} and {new} are the same; --run compares two implementations")
     of_new = sides[1][0].trial
     as_new = {name: getattr(of_new, name) for name in ("implementation", "options", "source")}

@@ -29,5 +29,5 @@ def plan(
     assignments, reporter = parse_assignments(option or []), session.make_reporter()
     found = planning.plan(impl, options=assignments, progress=reporter, **given)
     session.print_answer(as_json, found.as_json, found.table, "--json has it")
-    found.check_target(may_grow="gpus_per_node" in given and "world_size" not in given)
+    found.check_target(may_grow=given.get("world_size") is None)
     return 0

@@ -32,7 +32,7 @@ from longseq_bench.reports.sections.advice import (
     sparse_over_exact,
 )
 from longseq_bench.reports.sections.at_a_glance import all_implementations, key_figures
-from longseq_bench.reports.sections.by_length import by_length
+from longseq_bench.reports.sections.by_length import by_length, find_answers
 from longseq_bench.reports.sections.capabilities import capabilities, requirements
 from longseq_bench.reports.sections.failures import failures, never_ran, suspicions, wrong_outputs
 from longseq_bench.reports.sections.gains import ONE_RANK, where_it_pays
@@ -90,7 +90,9 @@ def build_document(name: str, kind: Kind, source: Source) -> Document:
     technical = [replace(one, technical=True) for one in (*measured, *configs(source))]
     wrong, suspected = list(wrong_outputs(source)), list(suspicions(source))
     room = min(MAX_ADVICE, MAX_FINDINGS - len(wrong) - len(suspected))
-    advice = islice((words for advise in kind.advice for words in advise(source)), room)
+    # the answer for lengths that were asked for is above; shorter runs say nothing about them
+    advisers = () if find_answers(source) else kind.advice
+    advice = islice((words for advise in advisers for words in advise(source)), room)
     first = _first_screen(source, own, [*wrong, *advice, *suspected])
     shown = [_without(one.limited(), first) for one in (*own, failures(source), *technical)]
     shown.append(_explain_columns(shown))

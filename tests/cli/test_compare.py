@@ -141,6 +141,15 @@ def test_run_needs_two_implementations_and_its_options_need_it(
     assert f"longseq: {output}" in compare(capfd, *arguments, code=2)
 
 
+def test_two_files_with_the_same_content_are_refused(capfd: Capture) -> None:
+    for name in ("one.py", "two.py"):
+        Path(name).write_text("def attention(q, k, v):\n    return v\n")
+    sides = ("one.py:attention", "two.py:attention")
+    few = ("--tokens", "16", "--rounds", "2", "--time-cap", "10ms", "--threads", "1")
+    said = compare(capfd, "--run", *sides, *few, code=2)
+    assert "one.py:attention and two.py:attention are the same" in said
+
+
 # ---- files and data ----------------------------------------------------------------------------
 
 

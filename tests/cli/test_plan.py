@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from longseq_bench.cli import run
+from longseq_bench.core.units import format_seconds
 from longseq_bench.environment import collect
 from longseq_bench.launchers.local import LocalLauncher
 from longseq_bench.store import load
@@ -100,6 +101,9 @@ def test_the_answer_says_why(capfd: Capture) -> None:
     assert reason in found["answer"]
     few = document(capfd, "plan", "--impl", "sdpa", *SMALL, "--world-size", "8")["answer"]
     assert few == "No implementation can be predicted for this shape."
+    of_model = ("--gpu", "h100", "--model", "llama-3.1-8b", "--world-size", "16")
+    assert run(["plan", "--impl", "ulysses", *of_model]) == 0
+    assert "8 kv_heads can't be split over 16 ranks" in capfd.readouterr().out
 
 
 def test_an_unsupported_implementation_has_its_reason(capfd: Capture) -> None:
@@ -201,6 +205,8 @@ def test_a_plan_of_a_model_counts_it_apart_from_the_attention(capfd: Capture) ->
         "--world-size", "8", "--target", "64k",
     )  # fmt: skip
     answer = document(capfd, *command)
+    seconds = format_seconds(32 * answer["results"][0]["seconds"])
+    assert f"layers of llama-3.1-8b; attention takes {seconds} of a step; " in answer["answer"]
     assert answer["model"]["page"].endswith("meta-llama/Llama-3.1-8B/blob/main/config.json")
     assert answer["model"]["source"].endswith("llama3.1-8b_codeio_pp/blob/main/config.json")
     assert answer["model"]["sharding"] == "zero3"
@@ -245,9 +251,13 @@ def test_the_length_of_a_model_is_that_of_all_layers(capfd: Capture) -> None:
 
 def test_a_model_that_does_not_fit_needs_more_ranks(capfd: Capture) -> None:
     command = "plan", "--impl", "ring", "--gpu", "h200", "--model", "llama-3.1-405b"
-    assert run([*command, "--heads", "64", "--target", "64k"]) == 2
+    more = "--heads", "64", "--target", "64k"
+    assert run([*command, *more, "--world-size", "2"]) == 2
+    assert "ring fits them with --world-size 6" in " ".join(capfd.readouterr().err.split())
+    # without a number of ranks, that is the answer
+    assert run([*command, *more]) == 0
     shown = capfd.readouterr()
-    assert "ring fits them with --world-size 6" in " ".join(shown.err.split())
+    assert shown.out.startswith("64k tokens: 6 NVIDIA H200 SXM")
     assert "overridden: heads 64" in " ".join(shown.out.split())
     assert run(command) == 0
     printed = " ".join(capfd.readouterr().out.split())

@@ -274,6 +274,8 @@ def test_what_time_limits_has_few_runs_and_says_what_memory_would_allow(tmp_path
     sentence = describe_search(row, {})
     assert "; limited by time: of 1 s a pass took 9" in sentence
     assert "(predicted; --fit-only runs it)." in sentence
+    untimed = describe_search(replace(row, pass_time_s=None, pass_spread=None), {})
+    assert f"; limited by time: {row.time_edge:,} would take 1 s." in untimed
     slow = replace(row, pass_spread=0.2)
     assert "±20.0 %: the machine's speed changed" in describe_search(slow, {})
 

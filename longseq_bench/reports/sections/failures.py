@@ -190,8 +190,11 @@ def describe_search(row: SearchRow, one_rank: Mapping[Hashable, SearchRow]) -> s
         phase = f" in {row.failure_phase}" if adds else ""
         limit = f"limited by {row.limited_by}{phase} at {format_tokens(row.first_failure)}"
     elif row.limited_by == "time":
-        took, spread = format_seconds(row.pass_time_s or 0.0), row.pass_spread or 0.0
-        limit = f"limited by time: of {format_limit(row.time_budget or 0.0)} a pass took {took}"
+        budget, spread = format_limit(row.time_budget or 0.0), row.pass_spread or 0.0
+        if row.pass_time_s:
+            limit = f"limited by time: of {budget} a pass took {format_seconds(row.pass_time_s)}"
+        else:  # only passes with exact accounting of memory ran, which are slower
+            limit = f"limited by time: {format_tokens(row.time_edge or 0)} would take {budget}"
         if spread > SPEED_CHANGED:
             limit += (
                 f" ±{format_share(spread)}: the machine's speed changed, run it again when idle"
