@@ -156,7 +156,7 @@ def _exposure(runs: Runs) -> Values:
 
 
 def _traffic(runs: Runs) -> Values:
-    """Return the bytes of each rank, counted and by formula.
+    """Return the bytes of ranks that differ from their formula: rank, counted, by formula.
 
     Every round is compared, so that a round that differs is not hidden by the others.
     """
@@ -169,11 +169,7 @@ def _traffic(runs: Runs) -> Values:
         if are_finite(both)  # errors of a failed trial may be infinite
     ]
     unlike = list(dict.fromkeys(one for one in counts if one[1] != one[2]))
-    return {
-        "rank_bytes": runs.each_rank_size("bytes_sent"),
-        "rank_formulas": runs.each_rank_size("bytes_formula"),
-        "bytes_unlike": unlike if counts else None,
-    }
+    return {"bytes_unlike": unlike if counts else None}
 
 
 _CLOCKED = "matmul_rate", "sm_clock", "matmul_sm_clock"

@@ -35,7 +35,6 @@ from longseq_bench.reports.sections.at_a_glance import all_implementations, key_
 from longseq_bench.reports.sections.by_length import by_length
 from longseq_bench.reports.sections.capabilities import capabilities, requirements
 from longseq_bench.reports.sections.failures import failures, never_ran, suspicions, wrong_outputs
-from longseq_bench.reports.sections.gains import ONE_RANK, where_it_pays
 from longseq_bench.reports.sections.growth import exponents, over_ranks
 from longseq_bench.reports.sections.lengths import lengths, maxima
 from longseq_bench.reports.sections.provenance import (
@@ -46,7 +45,7 @@ from longseq_bench.reports.sections.provenance import (
     rerun,
     settings,
 )
-from longseq_bench.reports.sections.ranks import against_one, each_rank
+from longseq_bench.reports.sections.ranks import against_one
 from longseq_bench.reports.sections.sparse import sparse
 
 # ---- a report from its sections and those that all kinds share -----------------------------------
@@ -157,49 +156,39 @@ def _explain_columns(sections: Sequence[Section]) -> Section:
 # ---- the kinds -----------------------------------------------------------------------------------
 
 _SWEEP = "longseq sweep configs/quickstart.yaml"
-_ranks_pay: Build = partial(where_it_pays, references=[ONE_RANK])
 _KINDS = {
     "summary": Kind(
         "How many tokens attention takes here",
-        [
-            by_length,
-            all_implementations,
-            sparse,
-            maxima,
-            lengths,
-            over_ranks,
-            exponents,
-            each_rank,
-        ],
+        [by_length, all_implementations, sparse, maxima, lengths, over_ranks, exponents],
         _SWEEP,
     ),
     "devices": Kind(
         "Many devices",
-        [against_one, over_ranks, each_rank, _ranks_pay],
+        [against_one, over_ranks],
         "longseq sweep configs/parallel.yaml",
         advice=[several_ranks, *ADVICE[:-1]],
     ),
     "extreme": Kind(
         "Extreme lengths",
-        [all_implementations, maxima, sparse, where_it_pays, lengths, exponents],
+        [all_implementations, maxima, sparse, lengths, exponents],
         "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99",
         lambda source: bool(source.maxima),
     ),
     "implementations": Kind(
         "Implementations side by side",
-        [all_implementations, lengths, exponents, where_it_pays],
+        [all_implementations, lengths, exponents],
         _SWEEP,
         lambda source: len({row.label for row in source.rows if row.time_s}) > 1,
     ),
     "scaling": Kind(
         "Scaling",
-        [over_ranks, exponents, against_one, _ranks_pay],
+        [over_ranks, exponents, against_one],
         "longseq scaling --impl ring --impl ulysses --world-sizes 1,2",
         advice=[several_ranks, *ADVICE[:-1]],
     ),
     "capabilities": Kind(
         "What works here",
-        [capabilities, where_it_pays, against_one],
+        [capabilities, against_one],
         _SWEEP,
         advice=[requirements],
     ),

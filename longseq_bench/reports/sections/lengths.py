@@ -55,7 +55,7 @@ _LENGTHS: Columns = (
 
 def lengths(source: Source) -> Section:
     """Build a table and charts of all measured rows, per workload."""
-    explanation = ["A dash: not measured; see Failures."]
+    explanation = ["A dash: not measured."]
     if source.baseline_label:
         explanation.append(f"Speed: time of {source.baseline_label} divided by the row's time.")
     return Section(
