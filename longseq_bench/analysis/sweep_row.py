@@ -128,12 +128,6 @@ class SweepRow(Row):
     bytes_unlike: Sequence[tuple[int, int, int]] | None = declare(
         "Miscounted", "list", "Ranks that differ: rank, bytes counted, by formula."
     )
-    exposed_low: float | None = declare(
-        "Exposed, low", "share", "Lower bound of the exposed share."
-    )
-    exposed_high: float | None = declare(
-        "Exposed, high", "share", "Upper bound of the exposed share."
-    )
     speedup_low: float | None = declare("Speed-up, low", "ratio", "Its lower bound.")
     speedup_high: float | None = declare("Speed-up, high", "ratio", "Its upper bound.")
     speed: float | None = declare("Speed", "ratio", "Time of the baseline / Time.", in_frame=False)
