@@ -68,13 +68,15 @@ def settings_key(settings: Settings) -> Hashable:
 def find_baseline_label(settings: Iterable[Settings], labels: Iterable[str], baseline: str) -> str:
     """Return the one label that a baseline means.
 
-    baseline: one of the labels, or an implementation that has one label only.
+    baseline: one of the labels, an implementation that has one label only, or an implementation
+    with options as in a config that only one label has ("ring chunk=1024").
     Raises UnknownNameError if it matches no label, UserError if it matches several.
     """
     known = dict(zip(labels, settings, strict=True))
     if baseline in known:
         return baseline
     named = [label for label, one in known.items() if baseline in _names(one)]
+    named = named or [label for label, one in known.items() if _has_options(one, baseline)]
     if len(named) > 1:
         several = ", ".join(map(repr, named))
         raise UserError(f"baseline {baseline!r} is ambiguous: {several}; name one of them")
@@ -82,6 +84,16 @@ def find_baseline_label(settings: Iterable[Settings], labels: Iterable[str], bas
         names = {*known, *(name for one in known.values() for name in _names(one))}
         raise UnknownNameError("baseline", baseline, names, place="the results")
     return named[0]
+
+
+def _has_options(settings: Settings, text: str) -> bool:
+    """Return True if the text names the implementation, some of its options, and its settings."""
+    suffix = settings_suffix(settings)
+    name, *words = text.removesuffix(suffix).split(" ")
+    options = {
+        f"{option}={option_text(value)}" for option, value in named_options(settings).items()
+    }
+    return name in _names(settings) and text.endswith(suffix) and options.issuperset(words)
 
 
 def speeds(rows: Sequence[SweepRow], baseline: str) -> list[float | None]:

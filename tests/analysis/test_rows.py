@@ -283,6 +283,7 @@ def test_an_unknown_or_ambiguous_baseline_is_an_error() -> None:
     labels = [row.label for row in several]
     with pytest.raises(UserError, match=r"ambiguous: 'ring chunk 1', 'ring chunk 2'; name"):
         find_baseline_label(several, labels, "ring")
+    assert find_baseline_label(several, labels, "ring chunk=2") == labels[1]
     assert speeds(several, labels[1]) == [1.0, 1.0]
     with pytest.raises(UnknownNameError, match=r"unknown baseline 'rung'.*did you mean 'ring'"):
         find_baseline_label(several, labels, "rung")

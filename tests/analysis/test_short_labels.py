@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longseq_bench.analysis.labels import find_short_labels
+from longseq_bench.analysis.labels import find_baseline_label, find_short_labels
 from longseq_bench.attention.sparse.block_sparse import BlockSparse, BlockSparseMultihead
 from longseq_bench.core.model import Trial
 from longseq_bench.core.options import fill, specs_of
@@ -146,6 +146,16 @@ def test_labels_are_unique_per_settings_and_short(trials: list[Trial]) -> None:
         assert ("fit only" in label) == trial.fit_only
         assert not {"None", "null"} & set(label.split())
     assert all(len(same) == 1 for same in (*by_label.values(), *by_key.values()))
+
+
+# ---- baselines -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("baseline", ["ring chunk 2k", "ring chunk=2048", "ring chunk=2048 w=null"])
+def test_a_baseline_is_a_label_or_has_its_options(baseline: str) -> None:
+    trials = [make.trial("ring", options={"chunk": c, "w": None}) for c in (1024, 2048)]
+    trials.append(make.trial("ring", options={"chunk": 2048, "w": None}, fit_only=True))
+    assert find_baseline_label(trials, find_short_labels(trials), baseline) == "ring chunk 2k"
 
 
 def test_a_long_label_is_a_number() -> None:
