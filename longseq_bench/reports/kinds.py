@@ -17,7 +17,6 @@ from longseq_bench.reports.base import FORMATS, KINDS, Files, Source
 from longseq_bench.reports.columns import make_columns
 from longseq_bench.reports.document import (
     MAX_ANSWER_ROWS,
-    MAX_CHARTS,
     MAX_FINDINGS,
     Document,
     Section,
@@ -137,12 +136,8 @@ def _shorten(table: Table, source: Source) -> Table:
 def _without(section: Section, first: Section) -> Section:
     """Return a section without the chart of the first screen, and without all that it shows."""
     charts = [chart for chart in section.charts if chart not in first.charts]
-    paragraphs = [*section.paragraphs]
-    if len(section.charts) >= MAX_CHARTS:
-        paragraphs.append(f"At most {MAX_CHARTS} charts are drawn; the tables have more.")
-    is_shown = not paragraphs and list(section.tables) == list(first.tables)
-    tables = [] if is_shown else section.tables
-    return replace(section, paragraphs=paragraphs, charts=charts, tables=tables)
+    is_shown = not section.paragraphs and list(section.tables) == list(first.tables)
+    return replace(section, charts=charts, tables=[] if is_shown else section.tables)
 
 
 def _explain_columns(sections: Sequence[Section]) -> Section:

@@ -24,7 +24,6 @@ from longseq_bench.reports.groups import (
     SAME_TABLE,
     at_length,
     find_varying,
-    has_several_ranks,
     join_words,
     split_names,
 )
@@ -123,8 +122,6 @@ def maxima(source: Source) -> Section:
     """Build a table of all searches per workload, the longest first, and bar charts."""
     rows = sorted(source.maxima, key=lambda row: (not row.is_full_pass, -row.max_tokens))
     explanations = {
-        "Max tokens and the floor are those of all ranks together; Tokens per rank and Peak memory "
-        "are the largest of any rank.": has_several_ranks(rows),
         "Fit only, and Fits in memory: loops were shortened, under the same memory budget. "
         "Outputs and times were not checked.": any(row.fit_only for row in rows),
         "Recomputed: only q, k and v are kept between forward and backward.": any(
