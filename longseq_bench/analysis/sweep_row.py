@@ -125,20 +125,8 @@ class SweepRow(Row):
     zero_rows: float | None = declare(
         "Zero rows", "share", "Share of output rows that are zero.", "largest"
     )
-    rank_bytes: Sequence[int | None] | None = declare(
-        "Bytes sent by each rank", "bytes", "Bytes counted in a pass.", "each rank"
-    )
-    rank_formulas: Sequence[int | None] | None = declare(
-        "By formula, each rank", "bytes", "Bytes sent in a pass.", "each rank"
-    )
     bytes_unlike: Sequence[tuple[int, int, int]] | None = declare(
         "Miscounted", "list", "Ranks that differ: rank, bytes counted, by formula."
-    )
-    exposed_low: float | None = declare(
-        "Exposed, low", "share", "Lower bound of the exposed share."
-    )
-    exposed_high: float | None = declare(
-        "Exposed, high", "share", "Upper bound of the exposed share."
     )
     speedup_low: float | None = declare("Speed-up, low", "ratio", "Its lower bound.")
     speedup_high: float | None = declare("Speed-up, high", "ratio", "Its upper bound.")

@@ -140,23 +140,12 @@ def _merge(runs: Runs) -> Values:
         "work_imbalance": largest_over_mean(shares or []),
         "dense_peak_bytes": standard_bytes(workload),
     }
-    values |= _exposure(timed) | _traffic(runs) | _rates(values, workload, _peak_rate(timed))
+    values |= _traffic(runs) | _rates(values, workload, _peak_rate(timed))
     return values | _against_dense(values, timed)
 
 
-def _exposure(runs: Runs) -> Values:
-    """Return the share of the time that communication adds to computation, with its bounds."""
-    full, compute = runs.interval("time"), runs.interval("compute_time")
-    if full[1] is None or compute[1] is None or not min(full):
-        return {}
-    low, middle, high = (max(0.0, 1 - c / t) for c, t in zip(reversed(compute), full, strict=True))
-    if min(len(runs.iterations(name)) for name in ("time", "compute_time")) < 2:
-        return {"exposed_share": middle}
-    return {"exposed_low": low, "exposed_share": middle, "exposed_high": high}
-
-
 def _traffic(runs: Runs) -> Values:
-    """Return the bytes of each rank, counted and by formula.
+    """Return the bytes of ranks that differ from their formula: rank, counted, by formula.
 
     Every round is compared, so that a round that differs is not hidden by the others.
     """
@@ -169,11 +158,7 @@ def _traffic(runs: Runs) -> Values:
         if are_finite(both)  # errors of a failed trial may be infinite
     ]
     unlike = list(dict.fromkeys(one for one in counts if one[1] != one[2]))
-    return {
-        "rank_bytes": runs.each_rank_size("bytes_sent"),
-        "rank_formulas": runs.each_rank_size("bytes_formula"),
-        "bytes_unlike": unlike if counts else None,
-    }
+    return {"bytes_unlike": unlike if counts else None}
 
 
 _CLOCKED = "matmul_rate", "sm_clock", "matmul_sm_clock"
@@ -193,6 +178,7 @@ def _peak_rate(runs: Runs) -> float | None:
 
 def _rates(values: Values, workload: Workload, peak_rate: float | None) -> Values:
     time_s, flops = values["time_s"], values["flops"]
+    computing = ratio(values["compute_time_s"], time_s)
     dense = attention_flops(workload)
     # both include a module's projections, which have no pairs
     projections = (values["dense_flops"] or dense) - dense
@@ -200,6 +186,7 @@ def _rates(values: Values, workload: Workload, peak_rate: float | None) -> Value
     rate, read_rate = ratio(flops, time_s), ratio(values["bytes_to_read"], time_s)
     return {
         "tokens_per_s": workload.batch * len(workload.queries) / time_s if time_s else None,
+        "exposed_share": None if computing is None else max(0.0, 1 - computing),
         "effective_flops": rate,
         "share_of_peak": ratio(rate, peak_rate),
         "share_of_bandwidth": ratio(read_rate, values["copy_bandwidth"]),

@@ -13,7 +13,7 @@ from longseq_bench.core.hardware import Hardware
 from longseq_bench.core.model import Trial, Workload
 from longseq_bench.core.units import MAX_RANKS, format_bytes, format_seconds, format_tokens
 from longseq_bench.reports.columns import ValueColumn, build_table
-from longseq_bench.reports.document import Cell, Column, Document, Section, Table, format_cell
+from longseq_bench.reports.document import Cell, Document, Section
 from longseq_bench.search.model_memory import ModelPlan
 from longseq_bench.search.prediction import Prediction
 
@@ -24,9 +24,6 @@ TIE = 1.25
 """Predicted times within this factor are a tie: they may be wrong by as much."""
 LENGTH_TIE = 1.02
 """Lengths within this factor are a tie."""
-
-MAX_TURNED = 3
-"""Rows up to which a table is turned: a field is a line, so that a narrow terminal has all."""
 
 _EXPLANATION = (
     "Predicted; nothing was run. Bytes are those of the fullest rank, tokens those of all ranks. "
@@ -93,9 +90,6 @@ class Plan(Printed):
         """Return tokens and devices, of a model also the time of a step and what stays free."""
         tokens, model = format_tokens(best.tokens), self.model
         devices, length = f"{self._ranks(best)} {self.hardware.name}", f"{tokens} tokens"
-        if best.alone:
-            one = format_tokens(best.alone)
-            length += f" for each of {best.trial.workload.batch} requests, {one} for one alone"
         head = f"{length}: {devices}" if self.target else f"{devices}: {length}"
         if model:
             head += f" with all {model.shape.layers} layers of {model.shape.name}"
@@ -190,7 +184,6 @@ class Plan(Printed):
             context.append(self.model.shape.describe(w))
         notes += _left_out(self.model, self.predictions)
         table = build_table("", columns, self.predictions)
-        table = _turn(table) if 0 < len(table.rows) <= MAX_TURNED else table
         sections = [
             *([Section("Predictions", tables=[table])] if table.rows else []),
             Section("Sources and assumptions", points=list(dict.fromkeys(notes))),
@@ -221,17 +214,6 @@ class Plan(Printed):
 
 
 # ---- the table ---------------------------------------------------------------------------------
-
-
-def _turn(table: Table) -> Table:
-    """Return a table with a line per field and a column per row."""
-    first, *others = table.columns
-    heads = [Column(first.name, "text"), *(Column(str(row[0]), "text") for row in table.rows)]
-    rows = [
-        (column.name, *(format_cell(row[i], column.kind) for row in table.rows))
-        for i, column in enumerate(others, 1)
-    ]
-    return Table(table.title, tuple(heads), tuple(rows))
 
 
 def _headroom(prediction: Prediction) -> int:
@@ -270,7 +252,6 @@ def _columns(ranks: Callable[[Prediction], int]) -> list[ValueColumn]:
         ValueColumn("Implementation", "text", lambda one: _name(one.trial)),
         ValueColumn("Ranks", "count", ranks, 5),
         ValueColumn("Tokens", "tokens", tokens, 9),
-        ValueColumn("Tokens, one request", "tokens", lambda one: one.alone, 6),
         ValueColumn(
             "Fraction of floor", "share", lambda one: one.fraction_of_floor if one.fits else None, 4
         ),
@@ -413,7 +394,6 @@ def _row(prediction: Prediction | str, trial: Trial, model: ModelPlan | None) ->
         "outside_bytes": estimate.outside,
         "headroom_bytes": _headroom(prediction),
         "fewest_ranks": prediction.fewest and prediction.fewest * tp,
-        "one_request_tokens": prediction.alone,
         "seconds": prediction.times.total,
         "seconds_range": [times.total for times, _ in prediction.ends],
         "compute_s": prediction.times.compute,

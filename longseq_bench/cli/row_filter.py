@@ -1,17 +1,17 @@
-"""Conditions of `longseq show --where` and its order: pandas queries of values with units.
+"""Conditions of `longseq show --where`, and its order.
 
-    tokens >= 4k and status != "ok"      time<10ms      option.chunk=64      label~zigzag
+    tokens>=4k      status!=ok      time<10ms      option.chunk=64      label~zigzag
 
-In each comparison of a field and a value, the value is read in the unit of the field, = means ==, ~
-means "contains", and `none` is a missing value. A heading names a field, too: ranks, max-error.
+The value is read in the unit of the field, ~ means "contains", and `none` is a missing value. A
+heading names a field, too: ranks, max-error.
 """
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from tokenize import TokenError
 from typing import Any
 
 from longseq_bench.analysis.row import Field, R, Row, fields_of
@@ -33,13 +33,11 @@ FIELDS: dict[str, Field] = {
 
 _NAMES = {field.heading.lower().replace(" ", "_"): name for name, field in FIELDS.items()}
 _NAMES |= {"impl": "implementation", "implementation": "implementation", "peak": "peak_bytes"}
-_COMPARISON = re.compile(
-    r"([A-Za-z][\w.-]*)\s*(==|!=|<=|>=|=|<|>|~)\s*"
-    # a value in quotes, or a word and those that follow it
-    r"""("[^"]*"|'[^']*'|[^\s()&|]+(?:\s+(?!(?:and|or)\b)[^\s()&|=!<>~"']+)*)"""
-)
+_COMPARISON = re.compile(r"([A-Za-z][\w.-]*)\s*(==|!=|<=|>=|=|<|>|~)\s*([^=!<>~]+)")
+_SIGNS: dict[str, Callable[[Any, Any], Any]] = {"=": operator.eq, "==": operator.eq}
+_SIGNS |= {"!=": operator.ne, "<": operator.lt, "<=": operator.le}
+_SIGNS |= {">": operator.gt, ">=": operator.ge}
 _PARSERS = {"tokens": parse_tokens, "bytes": parse_bytes, "seconds": parse_seconds}
-_UNREADABLE = SyntaxError, TokenError, NameError, TypeError, ValueError, KeyError, AttributeError
 _FLAGS = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -78,54 +76,43 @@ def filter_rows(
     options may be named.  Raises UserError for a condition that can't be read, UnknownNameError for
     an unknown name.
     """
-    fields: list[str] = []
-    queries = [_translate(text, every, fields) for text in where]
-    keys = [find_field(text.removeprefix("-"), "--sort", every) for text in sort]
-    if not rows or any(name in FIELDS and not hasattr(rows[0], name) for name in fields):
-        return []
-    if not fields and not keys:
-        return list(rows)
-    import pandas
-
-    columns = {name: [_rounded(value_of(row, name)) for row in rows] for name in (*fields, *keys)}
-    frame = pandas.DataFrame(columns)
-    for text, query in zip(where, queries, strict=True):
-        try:
-            frame = frame.query(query, engine="python")
-        except _UNREADABLE as error:
-            reason = " ".join(str(next(iter(error.args), error)).split())
-            raise UserError(f"--where {text!r} can't be read: {reason}") from None
-    if keys:
-        frame = frame.sort_values(
-            keys,
-            ascending=[not text.startswith("-") for text in sort],
-            kind="stable",
-            # an option may have numbers and words
-            key=lambda c: c if c.dtype != object else c.map(str, na_action="ignore"),
-        )
-    return [rows[i] for i in frame.index]
+    conditions = [_read(text, every) for text in where]
+    keys = [(find_field(text.removeprefix("-"), "--sort", every), text[:1] == "-") for text in sort]
+    kept = [row for row in rows if all(holds(row) for holds in conditions)]
+    for name, is_descending in reversed(keys):
+        kept = _sort(kept, name, is_descending)
+    return kept
 
 
-def _translate(text: str, rows: Sequence[Row], fields: list[str]) -> str:
-    """Return a condition as a query of pandas; add the fields that it compares to `fields`."""
-    where, known = f"--where {text!r}", len(fields)
+def _sort(rows: Sequence[R], name: str, is_descending: bool) -> list[R]:
+    values = [(row, value_of(row, name)) for row in rows]
+    known = [(row, value) for row, value in values if value is not None]
+    # an option may have numbers and words
+    known.sort(key=lambda pair: (isinstance(pair[1], str), pair[1]), reverse=is_descending)
+    return [row for row, _ in known] + [row for row, value in values if value is None]
 
-    def replace(found: re.Match[str]) -> str:
-        field, sign, raw = find_field(found[1], "--where", rows), found[2], found[3].strip("\"'")
-        fields.append(field)
-        if sign == "~":
-            return f"`{field}`.astype('str').str.contains({raw!r}, case=False, regex=False)"
-        if raw.lower() == "none" and sign in ("=", "==", "!="):
-            return f"`{field}`.{'notna' if sign == '!=' else 'isna'}()"
-        value = _parse(FIELDS.get(field), raw, where)
-        return f"(`{field}` {'==' if sign == '=' else sign} {value!r})"
 
-    query = _COMPARISON.sub(replace, text)
-    if re.search("[<>=~]", _COMPARISON.sub("", text)):
-        raise UserError(f"{where} can't be read; write tokens>1k and tokens<4k")
-    if len(fields) == known:
+def _read(text: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
+    """Return the function that tests a row by a condition."""
+    where, found = f"--where {text!r}", _COMPARISON.fullmatch(text.strip())
+    if found is None:
         raise UserError(f"{where} can't be read; write FIELD=VALUE, tokens>=4k, label~ring")
-    return query
+    name, sign, raw = find_field(found[1], "--where", rows), found[2], found[3].strip("\"'")
+    is_missing = raw.lower() == "none" and sign in ("=", "==", "!=")
+    value = None if is_missing or sign == "~" else _parse(FIELDS.get(name), raw, where)
+
+    def holds(row: Row) -> bool:
+        if name in FIELDS and not hasattr(row, name):
+            return False
+        own = _rounded(value_of(row, name))
+        if sign == "~":
+            return own is not None and raw.lower() in str(own).lower()
+        try:
+            return bool(_SIGNS[sign](own, value))
+        except TypeError:  # a missing value is neither less nor greater, nor is a word
+            return False
+
+    return holds
 
 
 def _parse(field: Field | None, raw: str, where: str) -> Any:

@@ -21,7 +21,7 @@ def show(
     Options:
         results: Results folders or records.jsonl files.
         where: Condition on rows: status!=ok, tokens>=4k, time<10ms, peak>1MiB, label~zigzag,
-            option.chunk=64, also with and, or, not (repeatable; all must hold). Default: all rows.
+            option.chunk=64 (repeatable; all must hold). Default: all rows.
         sort: Field to sort by; -time is descending (repeatable, for ties). Default: the order of
             the records.
         columns: Fields to show, separated by commas. Default: those that suit the rows.

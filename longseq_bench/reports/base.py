@@ -133,21 +133,18 @@ class Source:
         """Return the workload in brackets for a sentence: " (float32, 30 s limit)", or ""."""
         return in_brackets(self.workload(row))
 
-    def title(self, row: Row, start: str = "") -> str:
-        """Return the workload of a row as a title, "Start: float32, 30 s limit", or ""."""
+    def title(self, row: Row) -> str:
+        """Return the workload of a row as a title, "Float32, 30 s limit", or ""."""
         fit_only = "fit only" if row.fit_only and "fit_only" in self._varying else ""
-        workload = join_words(self.workload(row), fit_only)
-        return capitalize_first(": ".join(filter(None, (start, workload))))
+        return capitalize_first(join_words(self.workload(row), fit_only))
 
-    def tables(
-        self, rows: Iterable[Row], columns: Columns, prefix: str = "", keep_empty: bool = True
-    ) -> list[Table]:
+    def tables(self, rows: Iterable[Row], columns: Columns, keep_empty: bool = True) -> list[Table]:
         """Return a table of rows per workload; its title is the workload.
 
         At most MAX_TABLES and one more, which a section does not show.
         """
         return [
-            build_table(self.title(group[0], start=prefix), columns, group, keep_empty)
+            build_table(self.title(group[0]), columns, group, keep_empty)
             for group in group_by_workload(rows)[: MAX_TABLES + 1]
         ]
 

@@ -17,7 +17,6 @@ from longseq_bench.reports.base import FORMATS, KINDS, Files, Source
 from longseq_bench.reports.columns import make_columns
 from longseq_bench.reports.document import (
     MAX_ANSWER_ROWS,
-    MAX_CHARTS,
     MAX_FINDINGS,
     Document,
     Section,
@@ -35,8 +34,7 @@ from longseq_bench.reports.sections.at_a_glance import all_implementations, key_
 from longseq_bench.reports.sections.by_length import by_length, find_answers
 from longseq_bench.reports.sections.capabilities import capabilities, requirements
 from longseq_bench.reports.sections.failures import failures, never_ran, suspicions, wrong_outputs
-from longseq_bench.reports.sections.gains import ONE_RANK, where_it_pays
-from longseq_bench.reports.sections.growth import exponents, over_ranks
+from longseq_bench.reports.sections.growth import over_ranks
 from longseq_bench.reports.sections.lengths import lengths, maxima
 from longseq_bench.reports.sections.provenance import (
     configs,
@@ -46,7 +44,7 @@ from longseq_bench.reports.sections.provenance import (
     rerun,
     settings,
 )
-from longseq_bench.reports.sections.ranks import against_one, each_rank
+from longseq_bench.reports.sections.ranks import against_one
 from longseq_bench.reports.sections.sparse import sparse
 
 # ---- a report from its sections and those that all kinds share -----------------------------------
@@ -140,12 +138,8 @@ def _shorten(table: Table, source: Source) -> Table:
 def _without(section: Section, first: Section) -> Section:
     """Return a section without the chart of the first screen, and without all that it shows."""
     charts = [chart for chart in section.charts if chart not in first.charts]
-    paragraphs = [*section.paragraphs]
-    if len(section.charts) >= MAX_CHARTS:
-        paragraphs.append(f"At most {MAX_CHARTS} charts are drawn; the tables have more.")
-    is_shown = not paragraphs and list(section.tables) == list(first.tables)
-    tables = [] if is_shown else section.tables
-    return replace(section, paragraphs=paragraphs, charts=charts, tables=tables)
+    is_shown = not section.paragraphs and list(section.tables) == list(first.tables)
+    return replace(section, charts=charts, tables=[] if is_shown else section.tables)
 
 
 def _explain_columns(sections: Sequence[Section]) -> Section:
@@ -159,49 +153,39 @@ def _explain_columns(sections: Sequence[Section]) -> Section:
 # ---- the kinds -----------------------------------------------------------------------------------
 
 _SWEEP = "longseq sweep configs/quickstart.yaml"
-_ranks_pay: Build = partial(where_it_pays, references=[ONE_RANK])
 _KINDS = {
     "summary": Kind(
         "How many tokens attention takes here",
-        [
-            by_length,
-            all_implementations,
-            sparse,
-            maxima,
-            lengths,
-            over_ranks,
-            exponents,
-            each_rank,
-        ],
+        [by_length, all_implementations, sparse, maxima, lengths, over_ranks],
         _SWEEP,
     ),
     "devices": Kind(
         "Many devices",
-        [against_one, over_ranks, each_rank, _ranks_pay],
+        [against_one, over_ranks],
         "longseq sweep configs/parallel.yaml",
         advice=[several_ranks, *ADVICE[:-1]],
     ),
     "extreme": Kind(
         "Extreme lengths",
-        [all_implementations, maxima, sparse, where_it_pays, lengths, exponents],
+        [all_implementations, maxima, sparse, lengths],
         "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99",
         lambda source: bool(source.maxima),
     ),
     "implementations": Kind(
         "Implementations side by side",
-        [all_implementations, lengths, exponents, where_it_pays],
+        [all_implementations, lengths],
         _SWEEP,
         lambda source: len({row.label for row in source.rows if row.time_s}) > 1,
     ),
     "scaling": Kind(
         "Scaling",
-        [over_ranks, exponents, against_one, _ranks_pay],
+        [over_ranks, against_one],
         "longseq scaling --impl ring --impl ulysses --world-sizes 1,2",
         advice=[several_ranks, *ADVICE[:-1]],
     ),
     "capabilities": Kind(
         "What works here",
-        [capabilities, where_it_pays, against_one],
+        [capabilities, against_one],
         _SWEEP,
         advice=[requirements],
     ),

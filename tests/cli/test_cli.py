@@ -434,7 +434,7 @@ def test_a_sweep_over_ranks_has_speed_ups(tmp_path: Path, capfd: Capture) -> Non
     assert [row["efficiency"] for row in rows] == pytest.approx([1, 1, 1])
     ran = [(r.trial.round, r.trial.world_size) for r in load(tmp_path / "out").records]
     assert ran == [(turn, ranks) for turn in (0, 1) for ranks in (1, 2, 4)]
-    assert "## Ranks" in (tmp_path / "out" / "report-details.md").read_text()
+    assert "| Speed-up |" in (tmp_path / "out" / "report-details.md").read_text()
     answer = document(capfd, "sweep", "ranks.yaml", "--dry-run")
     assert [t["world_size"] for t in answer["trials"]] == [1, 2, 4]
 

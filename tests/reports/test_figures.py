@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from longseq_bench.core.model import Record
-from longseq_bench.core.units import format_bytes, format_seconds
-from longseq_bench.reports.document import MISSING, Document, Spread, Table
+from longseq_bench.reports.document import Document, Spread, Table
 from longseq_bench.reports.kinds import documents
 from longseq_bench.reports.sections.capabilities import CAPABILITIES
 from longseq_bench.store import load
 from tests import make
 from tests.reports import examples
-from tests.reports.oracle import Book, Search, Swept, by, each_rank, middle, over, rounded
+from tests.reports.oracle import Book, Search, Swept, by, middle, over, rounded
 from tests.reports.reading import cells, rows
 
 RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
@@ -26,15 +25,6 @@ RESULTS = Path(__file__).parents[2] / "results" / "xeon2"
 def spread(row: Swept) -> Spread | float | None:
     """The median time, with its interval if there are several samples."""
     return row.time if row.time is None or row.ends is None else Spread(row.time, *row.ends)
-
-
-def joined(each: Sequence[float | None] | None, write: Callable[[float], str]) -> str | None:
-    """The values of all ranks, in order."""
-    return " · ".join(MISSING if v is None else write(v) for v in each) if each else None
-
-
-def largest_of_each(name: str) -> Callable[[Swept], str | None]:
-    return lambda r: joined(each_rank(r.records, name, max), format_bytes)
 
 
 def largest(name: str) -> Callable[[Swept | Search], float | None]:
@@ -103,10 +93,6 @@ SWEPT: Figures = {
     "Source of standard memory": lambda r: None if r.saving is None else r.standard[1],
     "Time on one": lambda r: r.alone and spread(r.alone),
     "Peak on one": lambda r: r.alone and r.alone.peak,
-    "Peak of each rank": lambda r: joined(r.rank_peaks, format_bytes),
-    "Time of each rank": lambda r: joined(r.rank_times, format_seconds),
-    "Bytes sent by each rank": largest_of_each("bytes_sent"),
-    "By formula": largest_of_each("bytes_formula"),
 }
 SEARCHES: Figures = {
     "Ranks": lambda s: s.ranks,
@@ -129,7 +115,6 @@ SEARCHES: Figures = {
     "Confirmations": lambda s: s.confirmations,
     "Expected": lambda s: s.expected,
     "Of expected": lambda s: over(s.tokens, s.expected),
-    "Peak of each rank": lambda s: joined(s.rank_peaks, format_bytes),
 }
 
 
@@ -156,8 +141,8 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
 
 
 WORDS = {
-    "Asked for", "Not measured", "Tokens ^", "What", "Setting", "Warning",
-    "Meaning", "Against", *CAPABILITIES,
+    "Asked for", "What", "Setting", "Warning",
+    "Meaning", *CAPABILITIES,
 }  # fmt: skip
 """Headings of tables with separate tests."""
 
@@ -300,47 +285,6 @@ def test_a_first_screen_has_five_figures_a_short_table_and_a_chart(case: Case) -
         for section in document.sections:
             assert len(section.points) <= 5
             assert all(chart.points for chart in section.charts)
-
-
-# ---- figures of two rows -------------------------------------------------------------------------
-
-
-def ratio_against(row: Swept, against: str) -> Spread | float | None:
-    """The speed of a trial against one rank or dense attention."""
-    if against == "one rank":
-        return one_rank_ratio(row) if row.ranks > 1 else None
-    if not row.sparse or row.dense is None or not row.time:
-        return None
-    _, time, ends = row.dense
-    if not (ends and row.ends):
-        return time / row.time
-    return Spread(time / row.time, ends[0] / row.ends[1], ends[1] / row.ends[0])
-
-
-def test_a_verdict_and_its_length_agree_with_the_records(case: Case) -> None:
-    book, found = case
-    tables = [t for document in found for s in document.sections for t in s.tables]
-    for shown in (row for t in tables for row in cells(t) if "Against" in row):
-        named = [r for r in book.swept if r.name == shown["Implementation"]]
-        assert any(
-            shown["Verdict"] == verdict(shown["Ratio"])
-            and agrees(shown["Ratio"], ratio)
-            and shown["From"] == expected_since(book, row, shown["Against"])
-            for row in named
-            if row.tokens == shown["At"] and (ratio := ratio_against(row, shown["Against"]))
-        ), shown
-
-
-def expected_since(book: Book, row: Swept, against: str) -> int | None:
-    """The shortest length from which the verdict is that of `row` up to it, without a failure."""
-    series = [r for r in book.swept if (r.but_ranks, r.ranks) == (row.but_ranks, row.ranks)]
-    ratios = {r.tokens: ratio_against(r, against) for r in series if r.tokens <= row.tokens}
-    timed = {n: verdict(ratio) for n, ratio in ratios.items() if isinstance(ratio, Spread)}
-    if row.tokens not in timed:
-        return None
-    unlike = {n for n, word in timed.items() if word != timed[row.tokens]}
-    unlike |= {r.tokens for r in series if not r.ok and r.tokens < row.tokens}
-    return min(n for n in timed if not any(n <= other for other in unlike))
 
 
 def test_relative_figures_are_against_the_baseline_at_that_length() -> None:

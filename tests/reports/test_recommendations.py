@@ -7,8 +7,8 @@ from longseq_bench.core.model import Record, Status
 from longseq_bench.reports.base import KINDS, Source
 from longseq_bench.reports.brief import search_brief, sweep_brief
 from longseq_bench.reports.sections import at_a_glance
-from longseq_bench.reports.sections.gains import where_it_pays
 from longseq_bench.reports.sections.lengths import lengths
+from longseq_bench.reports.sections.ranks import find_gains
 from tests import make
 from tests.reports.examples import single, timing, timings
 from tests.reports.reading import cells
@@ -98,8 +98,8 @@ def begins_to_pay(*ends: tuple[float | Status, int] | float | Status) -> int | N
     found = []
     for i, end in enumerate(ends):
         found += on_two_ranks("a", 1024 * 2**i, *(end if isinstance(end, tuple) else (end,)))
-    ((row,),) = map(cells, where_it_pays(Source(found)).tables)
-    return row["From"] // 1024 if row["Verdict"] == "faster" else None
+    (gain,) = find_gains(Source(found).rows)
+    return gain.since // 1024 if gain.since and gain.verdict == "faster" else None
 
 
 def test_ranks_pay_from_the_length_above_which_they_are_always_faster() -> None:

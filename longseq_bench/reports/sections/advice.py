@@ -26,8 +26,14 @@ from longseq_bench.reports.groups import (
     most_shared,
     name_status,
 )
-from longseq_bench.reports.sections.gains import FASTER, ONE_RANK, SLOWER, Gain, find_gains, middle
-from longseq_bench.reports.sections.ranks import find_compared
+from longseq_bench.reports.sections.ranks import (
+    FASTER,
+    SLOWER,
+    Gain,
+    find_compared,
+    find_gains,
+    middle,
+)
 
 MAX_RECOMMENDED = 3
 """Names among which a sentence leaves the choice; more are no recommendation."""
@@ -150,7 +156,7 @@ def several_ranks(source: Source) -> Iterator[str]:
     """Yield which attention is faster on several ranks than on one, and which is slower."""
     compared = {row.ranks_key for row in most_shared(find_compared(source))}
     rows = [row for row in source.rows if row.ranks_key in compared]
-    gains = find_gains(rows, [ONE_RANK])
+    gains = find_gains(rows)
     if not rows or not gains:
         return
     faster, slower = ([g for g in gains if g.verdict == one] for one in (FASTER, SLOWER))

@@ -1,12 +1,12 @@
-"""Failed runs, and figures that are missing although the run was ok, each with its reason."""
+"""Failed runs with their reasons, figures to distrust, and searches in words."""
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from operator import itemgetter
 
 from longseq_bench.analysis.row import R
-from longseq_bench.analysis.runs import REMEDY, are_finite, group_by
+from longseq_bench.analysis.runs import REMEDY, group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import Outcome, Record
@@ -24,19 +24,17 @@ from longseq_bench.reports.groups import (
 )
 
 _FAILED = "Implementation, Tokens: tokens, Ranks: count, Asked for, Status, Phase, Reason"
-_MISSING = "Implementation, Tokens: tokens, Not measured, Reason"
 _ALLOCATION = re.compile(
     r"(?P<ranks>(?:every )?rank[^:]*: )?.*?ried to allocate (?P<size>\d+ bytes|[\d.]+ [KMGT]iB)\b"
 )
 
 
 def failures(source: Source) -> Section:
-    """Build the section on failed runs and figures that ok rows lack, with equal rows counted."""
+    """Build the section on failed runs and figures to distrust, with equal failures counted."""
     failed = [record for record in source.records if record.outcome.status != "ok"]
     tables = [
         _warnings(source),
         _counted("Runs that were not ok", _FAILED, _describe(source, failed), source),
-        _counted("Figures that are missing from ok rows", _MISSING, _missing(source), source),
     ]
     by_status = Counter(record.outcome.status for record in failed).most_common()
     counts = ", ".join(f"{count:,} {name_status(status)}" for status, count in by_status)
@@ -99,30 +97,6 @@ def _shortened(outcome: Outcome) -> str | None:
     number, _, unit = found["size"].partition(" ")
     size = format_bytes(int(number)) if unit == "bytes" else found["size"]
     return f"{found['ranks'] or ''}could not allocate {size}{others_on_gpu(outcome.reason)}"
-
-
-def _missing(source: Source) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
-    """Yield the measurements that ok trials should have and lack."""
-    for record in source.records:
-        trial, outcome = record.trial, record.outcome
-        if outcome.status != "ok" or record.purpose != "measure":
-            continue
-        measured: defaultdict[str, list[float]] = defaultdict(list)
-        for one in outcome.measurements:
-            measured[one.name] += one.samples
-        names = ["time", "peak", "flops", "max_error"]
-        names += ["compute_time", "bytes_sent"] if trial.world_size > 1 else []
-        names += ["dense_time"] if min(measured["density_achieved"], default=1.0) < 1 else []
-        stated = {"peak": outcome.facts.get("heap"), "dense_time": outcome.facts.get("dense")}
-        for name in names:
-            samples = measured[name]
-            if not samples or not are_finite(samples):
-                reason = str(stated.get(name) or "none was recorded")
-                if name.endswith("time") and not trial.repeats:
-                    reason = "none was requested (repeats 0)"
-                if samples:
-                    reason = "a sample is not finite"
-                yield record, (source.label(trial), trial.workload.seq_len, name, reason)
 
 
 # ---- what to distrust on a first screen, and searches in words -----------------------------------

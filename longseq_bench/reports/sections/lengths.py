@@ -24,7 +24,6 @@ from longseq_bench.reports.groups import (
     SAME_TABLE,
     at_length,
     find_varying,
-    has_several_ranks,
     join_words,
     split_names,
 )
@@ -55,7 +54,7 @@ _LENGTHS: Columns = (
 
 def lengths(source: Source) -> Section:
     """Build a table and charts of all measured rows, per workload."""
-    explanation = ["A dash: not measured; see Failures."]
+    explanation = ["A dash: not measured."]
     if source.baseline_label:
         explanation.append(f"Speed: time of {source.baseline_label} divided by the row's time.")
     return Section(
@@ -123,8 +122,6 @@ def maxima(source: Source) -> Section:
     """Build a table of all searches per workload, the longest first, and bar charts."""
     rows = sorted(source.maxima, key=lambda row: (not row.is_full_pass, -row.max_tokens))
     explanations = {
-        "Max tokens and the floor are those of all ranks together; Tokens per rank and Peak memory "
-        "are the largest of any rank.": has_several_ranks(rows),
         "Fit only, and Fits in memory: loops were shortened, under the same memory budget. "
         "Outputs and times were not checked.": any(row.fit_only for row in rows),
         "Recomputed: only q, k and v are kept between forward and backward.": any(

@@ -1,11 +1,12 @@
-"""Trials on several ranks: figures of each rank, one rank against several."""
+"""One rank against several: speed-ups, and the length from which several ranks pay."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
-from longseq_bench.analysis.row import Row, require
+from longseq_bench.analysis.row import require
+from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.units import format_bytes, format_seconds
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import (
     Columns,
@@ -13,48 +14,59 @@ from longseq_bench.reports.columns import (
     speedup_with_interval,
     time_with_interval,
 )
-from longseq_bench.reports.document import MISSING, Axis, Chart, Guide, Point, Section, build_chart
+from longseq_bench.reports.document import Axis, Chart, Guide, Point, Section, Spread, build_chart
 from longseq_bench.reports.groups import at_length, common_length, most_shared, split_names
 from longseq_bench.reports.sections.failures import index_one_rank
-from longseq_bench.reports.sections.gains import judge
 
-# ---- figures of each rank ------------------------------------------------------------------------
-
-
-def rank_column(
-    heading: str, name: str, write: Callable[[float], str] = format_bytes
-) -> ValueColumn:
-    """Return the column of a field with a figure of each rank."""
-
-    def join(row: Row) -> str | None:
-        each = getattr(row, name)
-        return each and " · ".join(MISSING if one is None else write(one) for one in each)
-
-    return ValueColumn(heading, "text", join)
+FASTER, SLOWER, SAME, UNKNOWN = "faster", "slower", "no significant difference", "not known"
+"""Verdicts on a speed-up and its interval; a single pass has no interval."""
 
 
-_PEAKS = rank_column("Peak of each rank", "rank_peaks")
-_SWEPT: Columns = (
-    *split_names("label tokens world_size status time_s tokens_per_s imbalance work_imbalance"),
-    rank_column("Time of each rank", "rank_times", format_seconds),
-    _PEAKS,
-    rank_column("Bytes sent by each rank", "rank_bytes"),
-    rank_column("By formula", "rank_formulas"),
-)
+class Gain(NamedTuple):
+    """A verdict on all lengths of one implementation on several ranks.
+
+    since, tokens: the shortest length from which it holds, and the longest; ratio: at `tokens`.
+    """
+
+    name: str
+    verdict: str
+    since: int | None
+    ratio: Spread | float
+    tokens: int
 
 
-def each_rank(source: Source) -> Section:
-    """Build a row per trial on several ranks, with the figures of each rank in rank order."""
-    known = attrgetter("rank_times", "rank_peaks", "rank_bytes", "rank_formulas")
-    swept = [row for row in source.rows if row.world_size > 1 and any(known(row))]
-    found = [r for r in source.maxima if r.world_size > 1 and r.rank_peaks is not None]
-    columns: Columns = ("label", "max_tokens", "world_size", _PEAKS)
-    tables = [*source.tables(swept, _SWEPT), *source.tables(found, columns, "at the maximum")]
-    words = "Figures of each rank are from the first to the last; bytes are those of one pass."
-    return Section("Ranks", [words], tables=tables)
+def judge(ratio: Spread | float) -> str:
+    """Return the verdict on a ratio of speeds."""
+    if not isinstance(ratio, Spread):
+        return UNKNOWN
+    return FASTER if ratio.low > 1 else SLOWER if ratio.high < 1 else SAME
 
 
-# ---- one rank against several --------------------------------------------------------------------
+def find_gains(rows: Iterable[SweepRow]) -> list[Gain]:
+    """Return a verdict on the speed over one rank per implementation, the best first."""
+    series = group_by(sorted(rows, key=attrgetter("tokens")), attrgetter("name")).values()
+    gains = filter(None, map(_judge_series, series))
+    return sorted(gains, key=lambda gain: -middle(gain.ratio))
+
+
+def middle(ratio: Spread | float) -> float:
+    """Return a ratio without its interval."""
+    return ratio.value if isinstance(ratio, Spread) else ratio
+
+
+def _judge_series(rows: Sequence[SweepRow]) -> Gain | None:
+    """Return the verdict on the rows of one implementation, the shortest first."""
+    ratios = ((row, speedup_with_interval(row)) for row in rows)
+    known = [(row, ratio) for row, ratio in ratios if ratio is not None]
+    if not known:
+        return None
+    timed = [(row, ratio) for row, ratio in known if isinstance(ratio, Spread)]
+    row, ratio = (timed or known)[-1]
+    verdict = judge(ratio)
+    ends = {one.tokens for one, other in timed if judge(other) != verdict}
+    ends |= {one.tokens for one in rows if one.status != "ok" and one.tokens < row.tokens}
+    above = [one.tokens for one, _ in timed if one.tokens > max(ends, default=0)]
+    return Gain(row.claim_name, verdict, min(above, default=None), ratio, row.tokens)
 
 
 def find_compared(source: Source) -> list[SweepRow]:
