@@ -16,6 +16,7 @@ def report(
     out: Path | None = None,
     kind: str = "summary",
     baseline: str | None = None,
+    track: str | None = None,
     as_json: options.AsJson = False,
 ) -> int:
     """Write reports from records, or print them; every number comes from the records.
@@ -28,12 +29,15 @@ def report(
         kind: Kinds of report, separated by commas: summary, extreme, devices, scaling,
             capabilities, implementations; all: every kind; auto: kinds for which there are records.
         baseline: Implementation or label whose speed is 1. Default: the one in the config.
+        track: Also write rows and the page to a tracker, as a run of a project: trackio or
+            wandb:PROJECT. Default: none.
         as_json: Print rows and maxima as one JSON document on stdout. Default: files only.
     """
     import gc
 
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
     from longseq_bench.api.results import collecting_nothing, load
+    from longseq_bench.api.tracking import track as write_run
     from longseq_bench.cli.session import print_documents, print_json, print_lines
     from longseq_bench.reports.base import FORMATS
     from longseq_bench.reports.kinds import write_documents
@@ -58,6 +62,8 @@ def report(
         print_lines(found.notes, "yellow")
         built = found.documents(kinds, baseline)
         gc.freeze()  # each later collection would visit all records and rows
+    if track:
+        write_run(found, track)
     paths = write_documents(built, out or found.folder or Path(), file_formats)
     if TERMINAL in format_names:
         print_documents(built)
