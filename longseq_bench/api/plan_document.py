@@ -90,6 +90,9 @@ class Plan(Printed):
         """Return tokens and devices, of a model also the time of a step and what stays free."""
         tokens, model = format_tokens(best.tokens), self.model
         devices, length = f"{self._ranks(best)} {self.hardware.name}", f"{tokens} tokens"
+        if best.alone:
+            one = format_tokens(best.alone)
+            length += f" for each of {best.trial.workload.batch} requests, {one} for one alone"
         head = f"{length}: {devices}" if self.target else f"{devices}: {length}"
         if model:
             head += f" with all {model.shape.layers} layers of {model.shape.name}"
@@ -252,6 +255,7 @@ def _columns(ranks: Callable[[Prediction], int]) -> list[ValueColumn]:
         ValueColumn("Implementation", "text", lambda one: _name(one.trial)),
         ValueColumn("Ranks", "count", ranks, 5),
         ValueColumn("Tokens", "tokens", tokens, 9),
+        ValueColumn("Tokens, one request", "tokens", lambda one: one.alone, 6),
         ValueColumn(
             "Fraction of floor", "share", lambda one: one.fraction_of_floor if one.fits else None, 4
         ),
@@ -394,6 +398,7 @@ def _row(prediction: Prediction | str, trial: Trial, model: ModelPlan | None) ->
         "outside_bytes": estimate.outside,
         "headroom_bytes": _headroom(prediction),
         "fewest_ranks": prediction.fewest and prediction.fewest * tp,
+        "one_request_tokens": prediction.alone,
         "seconds": prediction.times.total,
         "seconds_range": [times.total for times, _ in prediction.ends],
         "compute_s": prediction.times.compute,

@@ -123,7 +123,8 @@ class Prediction:
     fits: its peak is within the budget.  length_limit: the limit of the longest length that fits;
     None for a given length.  ends: the shortest and the longest time where
     nothing was measured on this GPU, each with its share of the bandwidth; else that time.  fewest:
-    the fewest ranks on which the length fits; None without a target.
+    the fewest ranks on which the length fits; None without a target.  alone: tokens of one request
+    alone where a batch of them decodes; None elsewhere.
     """
 
     trial: Trial
@@ -134,6 +135,7 @@ class Prediction:
     length_limit: LengthLimit | None = None
     ends: tuple[tuple[Times, float], ...] = ()
     fewest: int | None = None
+    alone: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -267,7 +269,13 @@ def predict_best(
     if rest:
         dry_run = add_rest(dry_run, rest)
     if tokens is None:
-        return find_longest_fit(trial, dry_run, rates, _ceiling(trial, rest))
+        longest = find_longest_fit(trial, dry_run, rates, _ceiling(trial, rest))
+        w = trial.workload
+        if w.batch == 1 or not w.decode or isinstance(longest, str):
+            return longest
+        single = trial.replace(workload=w.model_copy(update={"batch": 1}).model_dump())
+        alone = find_longest_fit(single, dry_run, rates, _ceiling(single, rest))
+        return longest if isinstance(alone, str) else replace(longest, alone=alone.tokens)
     trial, asked = trial.at(tokens), trial.world_size
     result = predict(trial, dry_run, rates)
     if isinstance(result, str):

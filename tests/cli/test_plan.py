@@ -265,6 +265,7 @@ def test_tensor_parallel_ranks_and_requests(capfd: Capture) -> None:
     assert run([*DECODE, *more, "--memory", "20GiB"]) == 0
     said = "not modelled: copies of gathered weights, transfers between tensor-parallel ranks"
     assert said in " ".join(capfd.readouterr().out.split())
+    assert row["one_request_tokens"] == pytest.approx(4 * row["tokens"], rel=0.01)
     assert (row["world_size"], row["workload"]["heads"], row["workload"]["kv_heads"]) == (4, 16, 4)
     # of two ranks each has half of the KV heads, and half of the tokens
     assert row["model_bytes"]["caches"] == pytest.approx(row["tokens"] * 4 * 31 * 1024, rel=1e-6)
