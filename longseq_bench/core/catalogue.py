@@ -88,6 +88,12 @@ class Catalogue(Frozen):
                 f"{name!r}{where} is a kernel, not an implementation; write fused with the option "
                 f"{' or '.join(f'kernel={kernel}' for kernel in kernels)}"
             )
+        for owner, entry in self.implementations.items():
+            # rows are labelled by their pattern
+            if any(library in spec.choices for spec in entry.options if spec.name == "pattern"):
+                raise UserError(
+                    f"{name!r}{where} is a pattern; write {owner} with the option pattern={library}"
+                )
         if close in self.implementations:
             raise UserError(
                 f"implementation {name!r}{where} is not included; the nearest one is {close!r}, "

@@ -57,7 +57,7 @@ def test_the_caches_of_all_layers_fill_what_the_weights_leave() -> None:
     (sentence,) = document.sections[-1].points
     foreseen = f"({row.predicted_tokens:,} predicted)"
     assert sentence.startswith(f"ring takes {row.max_tokens:,} tokens in {label} {foreseen}, ")
-    assert " a step over them, " in sentence
+    assert " for their attention in a step, " in sentence
 
 
 def test_layers_without_a_cache_are_not_counted_and_windows_end_caches() -> None:

@@ -40,6 +40,9 @@ def state(folder: Path) -> dict[str, bytes]:
         (["--impl", "flash_attn"],
          "'flash_attn' in --impl is a kernel, not an implementation; write fused with the option "
          "kernel=flash-attn-3 or kernel=flash-attn-4"),
+        (["--impl", "sink_window"],
+         "'sink_window' in --impl is a pattern; write block-sparse with the option "
+         "pattern=sink-window"),
         (["--impl", "xformers"],
          "implementation 'xformers' in --impl is not included; the nearest one is 'sdpa', and "
          "a function of your own can call it (docs/getting-started.md)"),

@@ -194,7 +194,8 @@ def _model_words(row: SearchRow) -> str:
     if row.layers == 1:
         return ""
     foreseen = f" ({format_tokens(row.predicted_tokens)} predicted)" if row.predicted_tokens else ""
-    took = f", {format_seconds(row.pass_time_s)} a step over them" if row.pass_time_s else ""
+    time_s = row.pass_time_s
+    took = f", {format_seconds(time_s)} for their attention in a step" if time_s else ""
     return f" in {row.model}{foreseen}{took}"
 
 
