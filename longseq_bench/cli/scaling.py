@@ -27,8 +27,9 @@ def scaling(
     """Measure how the longest length and the time of a pass scale with ranks and tokens.
 
     Search for the longest length on each number of ranks. Let L be the shortest of these. Then time
-    L/8, L/4 and L/2 on every number of ranks. A table compares the floor of all ranks,
-    expectation (one rank's length times the ranks) and measurement.
+    L/8, L/4 and L/2 on every number of ranks. Tables compare the floor of all ranks,
+    expectation (one rank's length times the ranks) and measurement, and give the fitted exponents
+    of tokens and ranks.
 
     Options:
         world_sizes: Numbers of ranks to compare, separated by commas: 1,2,4.
@@ -62,11 +63,13 @@ def _study_json(records: list[Record]) -> dict[str, Any]:
     from dataclasses import asdict
 
     from longseq_bench.analysis.frames import sweep_json
-    from longseq_bench.analysis.scaling import maxima_on_ranks
+    from longseq_bench.analysis.scaling import complexities, maxima_on_ranks
     from longseq_bench.analysis.searches import search_rows
+    from longseq_bench.analysis.sweeps import sweep_rows
 
     return {
         "schema": 1,
         "maxima": [asdict(one) for one in maxima_on_ranks(search_rows(records))],
         "rows": sweep_json(records)["rows"],
+        "complexity": [asdict(one) for one in complexities(sweep_rows(records))],
     }

@@ -12,7 +12,7 @@ from longseq_bench.reports.document import Document, Section
 from longseq_bench.reports.groups import describe_failures, describe_unstable
 from longseq_bench.reports.sections.by_length import answer_figures, by_length
 from longseq_bench.reports.sections.failures import describe_search, index_one_rank
-from longseq_bench.reports.sections.growth import over_ranks
+from longseq_bench.reports.sections.growth import exponents, over_ranks
 
 
 def answer_brief(records: Sequence[Record]) -> Document | None:
@@ -51,10 +51,10 @@ def search_brief(records: Sequence[Record]) -> Document:
 
 
 def scaling_brief(records: Sequence[Record]) -> Document:
-    """Return the swept rows, then maxima against theory."""
+    """Return the swept rows, then maxima against theory, then the fitted exponents."""
     source = Source(records)
-    over = replace(over_ranks(source), title="", charts=())
-    return _document("scaling", source, *_sweep_sections(source), over)
+    fits = (replace(one, title="", charts=()) for one in (over_ranks(source), exponents(source)))
+    return _document("scaling", source, *_sweep_sections(source), *fits)
 
 
 def _document(kind: str, source: Source, *sections: Section) -> Document:

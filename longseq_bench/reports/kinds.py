@@ -34,7 +34,7 @@ from longseq_bench.reports.sections.at_a_glance import all_implementations, key_
 from longseq_bench.reports.sections.by_length import by_length, find_answers
 from longseq_bench.reports.sections.capabilities import capabilities, requirements
 from longseq_bench.reports.sections.failures import failures, never_ran, suspicions, wrong_outputs
-from longseq_bench.reports.sections.growth import over_ranks
+from longseq_bench.reports.sections.growth import exponents, over_ranks
 from longseq_bench.reports.sections.lengths import lengths, maxima
 from longseq_bench.reports.sections.provenance import (
     configs,
@@ -156,7 +156,7 @@ _SWEEP = "longseq sweep configs/quickstart.yaml"
 _KINDS = {
     "summary": Kind(
         "How many tokens attention takes here",
-        [by_length, all_implementations, sparse, maxima, lengths, over_ranks],
+        [by_length, all_implementations, sparse, maxima, lengths, over_ranks, exponents],
         _SWEEP,
     ),
     "devices": Kind(
@@ -167,19 +167,19 @@ _KINDS = {
     ),
     "extreme": Kind(
         "Extreme lengths",
-        [all_implementations, maxima, sparse, lengths],
+        [all_implementations, maxima, sparse, lengths, exponents],
         "longseq maxlen --impl ring --impl block-sparse -o sparsity=0.99",
         lambda source: bool(source.maxima),
     ),
     "implementations": Kind(
         "Implementations side by side",
-        [all_implementations, lengths],
+        [all_implementations, lengths, exponents],
         _SWEEP,
         lambda source: len({row.label for row in source.rows if row.time_s}) > 1,
     ),
     "scaling": Kind(
         "Scaling",
-        [over_ranks, against_one],
+        [over_ranks, exponents, against_one],
         "longseq scaling --impl ring --impl ulysses --world-sizes 1,2",
         advice=[several_ranks, *ADVICE[:-1]],
     ),

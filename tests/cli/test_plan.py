@@ -173,9 +173,16 @@ def test_scaling_searches_and_times_every_world(
     assert (one["world_size"], two["world_size"]) == (1, 2)
     assert two["expected"] == 2 * one["actual"]
     assert two["actual"] == pytest.approx(two["expected"], rel=0.02)
-    timed = {(row["world_size"], row["tokens"]) for row in answer["rows"]}
-    assert len(timed) == 6
-    assert {ranks for ranks, _ in timed} == {1, 2}
+    fit, held = answer["complexity"]
+    assert (fit["label"], fit["quantity"], fit["points"]) == ("ring", "time", 6)
+    assert (fit["tokens"]["value"], fit["ranks"]["value"]) == pytest.approx((2.0, -1.0), rel=0.01)
+    assert (held["quantity"], held["formula_tokens"], held["formula_ranks"]) == (
+        "memory",
+        1.0,
+        -1.0,
+    )
+    assert (held["tokens"]["value"], held["ranks"]["value"]) == pytest.approx((1.0, -1.0), rel=0.01)
+    assert {row["world_size"] for row in answer["rows"]} == {1, 2}
     records = load("study").records
     assert {r.purpose for r in records} >= {"edge", "confirm", "measure"}
     searched = [record for record in records if record.purpose != "measure"]

@@ -87,13 +87,10 @@ def test_a_search_answers_in_a_row_and_a_sentence() -> None:
     assert answer.endswith("limited by memory in forward at 2k.")
 
 
-def test_scaling_adds_the_expected_lengths_to_the_rows() -> None:
-    swept = [run("ring", n, 0.1 / n, seq_len=512) for n in (1, 2)]
-    ends = (1, 1024, "ok"), (1, 1032, "oom"), (2, 2000, "ok"), (2, 2064, "oom")
-    searched = [
-        make.step(tokens, status, of=make.trial("ring", world_size=ranks))
-        for ranks, tokens, status in ends
-    ]
-    tables = [t for s in scaling_brief([*swept, *searched]).sections for t in s.tables]
+def test_scaling_adds_theory_and_exponents_to_the_rows() -> None:
+    swept = [run("ring", n, 1e-9 * s * s / n, seq_len=s) for s in (256, 512, 1024) for n in (1, 2)]
+    tables = [t for section in scaling_brief(swept).sections for t in section.tables]
     assert tables[0].columns[1].name == "Tokens"
-    assert [row["Expected"] for row in cells(tables[-1])] == [1024, 2048]
+    fit = cells(tables[-1])[0]
+    assert fit["Tokens ^"] == "2.00 (2.00 to 2.00)"
+    assert fit["Ranks ^"] == "-1.00 (-1.00 to -1.00)"

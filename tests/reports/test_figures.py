@@ -141,7 +141,7 @@ def figures_of(book: Book, table: Table) -> tuple[Sequence[Any], Figures]:
 
 
 WORDS = {
-    "Asked for", "What", "Setting", "Warning",
+    "Asked for", "Tokens ^", "What", "Setting", "Warning",
     "Meaning", *CAPABILITIES,
 }  # fmt: skip
 """Headings of tables with separate tests."""

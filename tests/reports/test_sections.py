@@ -8,6 +8,7 @@ from longseq_bench.core.model import Record
 from longseq_bench.reports import base, document, groups
 from longseq_bench.reports.brief import sweep_brief
 from longseq_bench.reports.groups import join_names, limit_findings
+from longseq_bench.reports.sections import growth
 from tests import make
 from tests.reports.examples import BETA, BUDGET, failed, search, single
 from tests.reports.reading import build, cells, rows, section, titles, words
@@ -201,7 +202,7 @@ def test_growth_with_ranks_is_compared_with_the_floor_and_expectation() -> None:
 
 
 def test_a_section_has_a_limited_number_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (base, document):
+    for module in (base, document, growth):
         monkeypatch.setattr(module, "MAX_TABLES", 3)
     lengths = (1024, 2048, 4096)
     records = [
@@ -210,7 +211,7 @@ def test_a_section_has_a_limited_number_of_tables(monkeypatch: pytest.MonkeyPatc
         for tokens in lengths
     ]
     report, brief = build(records), sweep_brief(records)
-    shown = ("Lengths swept", "Hardware and versions")
+    shown = ("Lengths swept", "How time and memory grow", "Hardware and versions")
     for found in (*(section(report, title) for title in shown), brief.sections[0]):
         assert len(found.tables) == 3
         assert (

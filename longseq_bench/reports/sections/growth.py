@@ -1,16 +1,18 @@
-"""Growth of the longest lengths with ranks."""
+"""Growth of maxima and times with tokens and ranks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from operator import attrgetter
 
 from longseq_bench.analysis.runs import group_by
-from longseq_bench.analysis.scaling import maxima_on_ranks
+from longseq_bench.analysis.scaling import Exponent, complexities, maxima_on_ranks
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.core.cost import ratio
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import ValueColumn, build_table
 from longseq_bench.reports.document import (
+    MAX_TABLES,
     Axis,
     Chart,
     Guide,
@@ -72,6 +74,35 @@ def _chart_over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
     return build_chart(name, where, x, y, points, failures, guide, title=title)
 
 
+def exponents(source: Source) -> Section:
+    """Build a table of fitted exponents per workload."""
+    explanation = [
+        "Power laws in tokens and ranks are fitted to the logarithms of median times and of peaks "
+        "of a rank. A dash: ranks did not vary, or varied with tokens. Ranks on a CPU share its "
+        "cores, so more ranks may not be faster."
+    ]
+    groups = ((group, complexities(group)) for group in group_by_workload(source.rows))
+    found = list(islice((one for one in groups if one[1]), MAX_TABLES + 1))
+    found.sort(key=lambda one: (-max(fit.points for fit in one[1]), -len(one[1])))
+    tables = [
+        build_table(source.title(group[0]), _EXPONENTS, fits, keep_empty=True)
+        for group, fits in found
+    ]
+    return Section("How time and memory grow", explanation, tables=tables)
+
+
+def _format_exponent(one: Exponent | None) -> str | None:
+    if one is None:
+        return None
+    if one.low is None or one.high is None:
+        return _format_formula(one.value)
+    return f"{one.value:z.2f} ({one.low:z.2f} to {one.high:z.2f})"
+
+
+def _format_formula(value: float | None) -> str | None:
+    return None if value is None else f"{value:z.2f}"
+
+
 _OVER_RANKS = (
     ValueColumn("Implementation", "text", attrgetter("label")),
     ValueColumn("Ranks", "count", attrgetter("world_size")),
@@ -79,4 +110,13 @@ _OVER_RANKS = (
     ValueColumn("Expected", "tokens", attrgetter("expected")),
     ValueColumn("Max tokens", "tokens", attrgetter("actual")),
     ValueColumn("Of expected", "share", lambda one: one.expected and one.actual / one.expected),
+)
+_EXPONENTS = (
+    ValueColumn("Implementation", "text", attrgetter("label")),
+    ValueColumn("Of", "text", attrgetter("quantity")),
+    ValueColumn("Tokens ^", "text", lambda one: _format_exponent(one.tokens)),
+    ValueColumn("By formula", "text", lambda one: _format_formula(one.formula_tokens)),
+    ValueColumn("Ranks ^", "text", lambda one: _format_exponent(one.ranks)),
+    ValueColumn("By formula", "text", lambda one: _format_formula(one.formula_ranks)),
+    ValueColumn("Points", "count", attrgetter("points")),
 )
