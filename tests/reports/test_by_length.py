@@ -14,7 +14,7 @@ GIB = 2**30
 
 def asked(name: str, tokens: int, time: float, foreseen_s: float, share: float = 1.0) -> Record:
     """A run whose prediction was `foreseen_s`; 32k takes 16 times that of 8k."""
-    trial = make.trial(name, tokens, memory_budget=GIB)
+    trial = make.trial(name, tokens, memory_budget=GIB, time_budget=10.0)
     more = {"density_achieved": share} if share < 1 else {}
     outcome = make.measured(time, flops=share * attention_flops(trial.workload), **more)
     at = {n: (foreseen_s * (n / tokens) ** 2, share) for n in (8192, 32768)}
@@ -52,10 +52,12 @@ def test_a_figure_per_length_and_one_for_the_memory() -> None:
     found = said(records())
     assert [*found] == ["At 8k tokens", "At 32k tokens", "Longest in 1 GiB"]
     value, more = found["At 32k tokens"]
-    assert value == "blocks, 1 s ±0.78 %, sees 1.0 % of the pairs"
-    assert more == "exact: ring, ~8 s"
-    assert found["Longest in 1 GiB"][1] == "exact: ~100,000 tokens, ring, ~50 s a pass"
+    assert value == "ring, ~8 s"
+    assert more == "sparse: blocks, 1 s ±0.78 %, sees 1.0 % of the pairs"
+    assert found["Longest in 1 GiB"][0] == "~100,000 tokens, ring, ~50 s a pass"
     assert said(records()[:1])["At 32k tokens"] == ("ring, ~8 s", "")
+    slow = [asked("sdpa", 8192, 2.0, 2.0)]
+    assert said(slow)["At 32k tokens"] == ("sdpa, ~32 s, over the time limit", "")
 
 
 def test_a_pattern_that_sees_all_pairs_of_a_short_length_is_sparse_at_a_longer_one() -> None:
@@ -66,13 +68,15 @@ def test_a_pattern_that_sees_all_pairs_of_a_short_length_is_sparse_at_a_longer_o
     short = short.model_copy(update={"foreseen": short.foreseen.model_copy(update={"asked": at})})
     found = said([short, asked("ring", 8192, 0.5, 2.0)])
     assert found["At 32k tokens"] == (
-        "dilated, ~1.6 s, sees 10.0 % of the pairs",
-        "exact: ring, ~8 s",
+        "ring, ~8 s",
+        "sparse: dilated, ~1.6 s, sees 10.0 % of the pairs",
     )
 
 
 def test_beyond_a_failure_nothing_is_predicted() -> None:
-    wrong = make.record(make.trial("ring", 8192, memory_budget=GIB), make.outcome("wrong", "bad"))
+    wrong = make.record(
+        make.trial("ring", 8192, memory_budget=GIB, time_budget=10.0), make.outcome("wrong", "bad")
+    )
     (line,) = cells(by_length(Source([asked("ring", 2048, 0.1, 0.1), wrong])).tables[0])
     assert (line["8k"], line.get("32k"), line.get("Longest in 1 GiB")) == ("wrong", None, None)
 

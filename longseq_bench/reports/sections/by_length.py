@@ -146,8 +146,9 @@ def answer_figures(source: Source) -> Iterator[KeyFigure]:
 
 
 def _figure(label: str, sparse: str, exact: str) -> KeyFigure:
-    more = f"exact: {exact}" if sparse and exact else ""
-    return KeyFigure(label, sparse or exact or "nothing fits in memory", more)
+    # exact attention first: the other leaves pairs out, which nobody has asked for
+    more = f"sparse: {sparse}" if sparse and exact else ""
+    return KeyFigure(label, exact or sparse or "nothing fits in memory", more)
 
 
 def _fastest(answers: Sequence[Answer], tokens: int) -> str:
@@ -160,7 +161,8 @@ def _fastest(answers: Sequence[Answer], tokens: int) -> str:
     more = f" or {ties[1] if len(ties) == 2 else f'{len(ties) - 1} more'}" if ties[1:] else ""
     share = known[0].share(tokens)
     seen = f"sees {format_share(share)} of the pairs" if share else ""
-    return join_words(ties[0] + more, format_cell(known[0].time(tokens), "seconds"), seen)
+    late = "over the time limit" if least > (known[0].row.time_budget or inf) else ""
+    return join_words(ties[0] + more, format_cell(known[0].time(tokens), "seconds"), late, seen)
 
 
 def _farthest(answers: Sequence[Answer]) -> str:
