@@ -51,6 +51,8 @@ def test_heads_that_do_not_divide_are_refused() -> None:
     assert (
         refused("ulysses", grouped, 4) == "2 kv_heads can't be split over 4 ranks; possible: 1, 2"
     )
+    refusal = "8 heads can't be split over 16 ranks; possible: 1, 2, which divide the 2 kv_heads"
+    assert refused("ulysses", grouped, 16) == refusal
 
 
 def test_degrees_that_do_not_match_the_ranks_are_refused() -> None:

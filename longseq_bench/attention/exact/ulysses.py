@@ -119,7 +119,8 @@ def check_heads(workload: Workload, ranks: int) -> None:
         if heads % ranks:
             allowed = ", ".join(map(str, divisors(w.kv_heads)))
             message = f"{heads} {name} can't be split over {ranks} ranks; possible: {allowed}"
-            raise WorldError(message)
+            more = f", which divide the {w.kv_heads} kv_heads" if heads != w.kv_heads else ""
+            raise WorldError(message + more)
 
 
 def exchange_bytes(exchange: AllToAll, w: Workload) -> int:
