@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -16,10 +15,10 @@ from longseq_bench.comparison.verdict import (
     Change,
     ComparedRow,
     Comparison,
-    could_show,
     count,
     decide,
     find_regressions,
+    mark_noisy,
     name_row,
     summarize,
 )
@@ -111,12 +110,13 @@ def comparison_document(
     Rows that changed, or were too noisy to tell, come first; the unchanged ones are folded.
     is_terminal: one line for the unchanged rows.
     """
-    tables, unchanged = _tables(result, fail_on or result.min_change)
+    share = fail_on or result.min_change
+    tables, unchanged = _tables(result, share)
     if result.statuses:
         tables.append(build_table("Different status", _STATUSES, result.statuses))
     title = f"{count(sum(len(t.rows) for t in unchanged), 'row')} unchanged"
     worse = find_regressions(result, fail_on) if fail_on else []
-    points = [*limit_findings(f"{clause}." for clause in worse), *summarize(result)]
+    points = [*limit_findings(f"{clause}." for clause in worse), *summarize(result, share)]
     points += [f"{title}."] if is_terminal and unchanged else []
     apart = {"Only in A": result.only_a, "Only in B": result.only_b}
     apart["On different machines"] = result.other_machines
@@ -144,10 +144,7 @@ def _tables(result: Comparison, share: float) -> tuple[list[Table], list[Table]]
 
     share: the change that a time must have been able to show to count as unchanged.
     """
-    times = [
-        t if t.verdict != "same" or could_show(result, share, t) else replace(t, verdict=NOISY)
-        for t in result.times
-    ]
+    times = mark_noisy(result, share, result.times)
     tables: tuple[list[Table], list[Table]] = [], []
     for name, changes, columns in (
         ("Times", times, _TIMES),
@@ -208,7 +205,7 @@ def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:
         "least": result.min_change,
         "fail_on": fail_on,
         "worse": find_regressions(result, fail_on) if fail_on else None,
-        "summary": [*summarize(result)],
+        "summary": [*summarize(result, fail_on or result.min_change)],
         "notes": result.caveats,
         "times": [
             describe(t, times, *own)

@@ -11,8 +11,8 @@ PASS: all else.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Any, Literal
 
@@ -239,10 +239,21 @@ def find_regressions(result: Comparison, share: float) -> list[str]:
     return broken + [clause for _, clause in sorted(worse, key=lambda one: -one[0])]
 
 
-def summarize(result: Comparison) -> Iterator[str]:
-    """Yield a sentence per question: times, memory, lengths, statuses, unmatched trials."""
+def mark_noisy(result: Comparison, share: float, times: Iterable[Change]) -> list[Change]:
+    """Return times of which those that could not have shown a change by this share are noisy."""
+    return [
+        t if t.verdict != "same" or could_show(result, share, t) else replace(t, verdict=NOISY)
+        for t in times
+    ]
+
+
+def summarize(result: Comparison, share: float) -> Iterator[str]:
+    """Yield a sentence per question: times, memory, lengths, statuses, unmatched trials.
+
+    share: the change that a time must have been able to show to be the same.
+    """
     for name, changes in (
-        ("Times", result.judged),
+        ("Times", mark_noisy(result, share, result.judged)),
         ("Peak memory", result.peaks),
         ("Longest lengths", result.maxima),
         ("Different status", result.statuses),

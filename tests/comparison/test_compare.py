@@ -50,7 +50,7 @@ def swept(*by: float) -> list[Record]:
 
 
 def sentences(found: Comparison) -> str:
-    return " ".join(summarize(found))
+    return " ".join(summarize(found, found.min_change))
 
 
 def only(found: Comparison) -> Any:
@@ -410,6 +410,18 @@ def everything() -> Comparison:
     b += rounds("once", times=STEADY[:1]) + failed("wrong", implementation="gone")
     b += search(900, 910) + rounds("ring", ranks=2)
     return compare(a, b, ("old|", "new<"))
+
+
+def test_the_summary_counts_the_verdicts_of_the_table() -> None:
+    found = compare(swept(1.0), swept(1.0), ("a", "b"))
+    (one,) = found.times
+    assert one.estimate
+    assert (one.verdict, one.estimate.detectable > found.min_change) == ("same", True)
+    for share, word in ((0.001, "too noisy"), (0.5, "same")):
+        document = comparison_document(found, share)
+        assert f"Times: 1 {word}." in document.sections[0].points
+        tables = [table for section in document.sections for table in section.tables]
+        assert any(line["Verdict"] == word for table in tables for line in cells(table))
 
 
 def test_the_document_has_every_comparison() -> None:
