@@ -9,7 +9,7 @@ import typer
 
 from longseq_bench.cli import options
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.registry import canonical_name
+from longseq_bench.core.registry import canonical_name, is_path
 from longseq_bench.core.settings import TRIAL, WORKLOAD
 from longseq_bench.core.units import MAX_ROUNDS, parse_share
 
@@ -123,15 +123,21 @@ def _measure(old: str, new: str, out: Path | None, settings: dict[str, Any]) -> 
     from longseq_bench.cli.session import make_reporter
 
     names = [canonical_name(old), canonical_name(new)]
+    if _identity(names[0]) == _identity(names[1]):
+        raise UserError(f"{old} and {new} are the same; --run compares two implementations")
     tokens = options.split_names(settings.pop("tokens"))
     settings |= {"tokens": tokens, "implementations": names, "progress": make_reporter()}
-    records = sweep(out=out, **settings).records if names[0] != names[1] else []
+    records = sweep(out=out, **settings).records
     sides = [[r for r in records if r.trial.implementation == name] for name in names]
-    # files with the same content are one trial, which ran once
-    if not all(sides) or sides[0][0].key == sides[1][0].key:
-        raise UserError(f"{old} and {new} are the same; --run compares two implementations")
     of_new = sides[1][0].trial
     as_new = {name: getattr(of_new, name) for name in ("implementation", "options", "source")}
     trials = [r.trial.model_copy(update=as_new) for r in sides[0]]
     pairs = zip(sides[0], trials, strict=True)
     return [[r.model_copy(update={"trial": trial}) for r, trial in pairs], sides[1]]
+
+
+def _identity(name: str) -> tuple[str, str | bytes]:
+    """Return what identifies a function, its name and the content of its file; else the name."""
+    place, _, function = name.rpartition(":")
+    is_file = is_path(place) and Path(place).is_file()
+    return function, Path(place).read_bytes() if is_file else place

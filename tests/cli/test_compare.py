@@ -141,7 +141,10 @@ def test_run_needs_two_implementations_and_its_options_need_it(
     assert f"longseq: {output}" in compare(capfd, *arguments, code=2)
 
 
-def test_two_files_with_the_same_content_are_refused(capfd: Capture) -> None:
+def test_two_files_with_the_same_content_are_refused_before_a_run(
+    capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longseq_bench.api.grid.sweep", None)
     for name in ("one.py", "two.py"):
         Path(name).write_text("def attention(q, k, v):\n    return v\n")
     sides = ("one.py:attention", "two.py:attention")
