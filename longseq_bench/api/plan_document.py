@@ -239,10 +239,11 @@ def _step_seconds(prediction: Prediction, model: ModelPlan, bandwidth: float) ->
 
 
 def _attention_seconds(prediction: Prediction, model: ModelPlan) -> str | None:
-    """Return the time of attention in all layers of a pass; None if these are of several kinds."""
-    if prediction.trial.workload.decode or len([k for k in model.shape.kinds if k.heads]) != 1:
+    """Return the time of attention in all layers of a pass; None unless all see all tokens."""
+    kinds = [kind for kind in model.shape.kinds if kind.heads]
+    if prediction.trial.workload.decode or len(kinds) != 1 or kinds[0].window:
         return None
-    layers = model.shape.kinds[0].layers
+    layers = kinds[0].layers
     return " to ".join(format_seconds(layers * times.total) for times, _ in prediction.ends)
 
 
@@ -356,7 +357,7 @@ def _left_out(model: ModelPlan | None, predictions: Sequence[Prediction]) -> lis
     how = [f"sharding {model.sharding}, tp {model.tp}"] if ranks > 1 or model.tp > 1 else []
     if is_training:
         how.append(f"checkpoint {model.checkpoint}")
-        missing.append("recomputation, in the times")
+        missing += [] if model.checkpoint == "none" else ["recomputation, in the times"]
     counted = "all bytes but the peak and those outside tensors are by formula"
     counted += f"; {', '.join(how)}" if how else ""
     notes = [counted, f"not modelled: {', '.join(missing)}"]

@@ -67,7 +67,7 @@ def plan(
     chosen = read_implementations(implementations, None)
     with machine.open_launcher(reporter, dict(chosen)) as (launcher, catalogue):
         whole_device = _device(gpu, profiles_file, catalogue, unit)
-        device = whole_device.of_tensor_parallel(tp) if tp > 1 else whole_device
+        device = whole_device.of_tensor_parallel(tp)
         has_bfloat16 = device.device == "cuda" and "bfloat16" in device.flops
         workload = build_workload(given, "bfloat16" if has_bfloat16 else "float32")
         device.rate(workload.dtype, workload.mode)  # a dtype without a rate is a mistake

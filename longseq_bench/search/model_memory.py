@@ -34,14 +34,13 @@ from dataclasses import dataclass
 
 from longseq_bench.core.cost import LSE_BYTES
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.model import DryRunEstimate, Trial, Workload
+from longseq_bench.core.model import DTYPE_BYTES, DryRunEstimate, Trial, Workload
 from longseq_bench.core.model_files import LayerKind, split_kv_heads
 from longseq_bench.core.model_shapes import ModelShape
 from longseq_bench.core.settings import Checkpoint, Sharding
 
 ADAM_BYTES = 12
 """Bytes of Adam's state per parameter: weight, mean and variance, each float32."""
-FLOAT32_BYTES = 4
 
 _SHARDED: dict[Sharding, tuple[str, ...]] = {
     "none": (),
@@ -111,7 +110,7 @@ class ModelPlan:
         b, hidden, mlp = w.dtype_bytes, shape.hidden_size, shape.mlp_width or 0
         tokens, others = -(-w.batch * w.seq_len // ranks), shape.layers - 1
         attention = (w.heads + w.kv_heads) * (w.head_dim + w.v_head_dim)
-        logits = (b + FLOAT32_BYTES) * (shape.vocab_size or 0)
+        logits = (b + DTYPE_BYTES["float32"]) * (shape.vocab_size or 0)
         weights = self._parameter_bytes("weights", b, ranks)
         if not w.train:
             if w.decode:

@@ -226,6 +226,11 @@ def test_a_plan_of_a_model_counts_it_apart_from_the_attention(capfd: Capture) ->
     assert run([*command, "--sharding", "none"]) == 0
     printed = " ".join(capfd.readouterr().out.split())
     assert "sharding none, tp 1, checkpoint full" in printed
+    assert "recomputation, in the times" in printed
+    assert run([*command, "--checkpoint", "none"]) == 0
+    kept = " ".join(capfd.readouterr().out.split())
+    assert "checkpoint none" in kept
+    assert "recomputation" not in kept
     assert "not modelled: fragmentation of the allocator" in printed
     assert "model llama-3.1-8b: 32 heads, 8 KV heads, head_dim 128, 32 layers" in printed
     assert "Optimizer" in printed
