@@ -52,7 +52,7 @@ def zero3(path: str, parameters: int, largest: int) -> int:
 
 
 def main(stage3: str) -> None:
-    """Print a row per model, in GiB, and the ratios of theirs to ours."""
+    """Print a row for each model: the sizes in GiB, and theirs divided by ours."""
     print(f"{'':14}cache of one request, 128k tokens  {'':8}training state, zero3, {GPUS} GPUs")
     print(f"{'':14}{'ours':>8}{'vLLM':>9}{'':7}{'hf-mem':>9}{'':7}{'ours':>9}{'DeepSpeed':>11}")
     for name in MODELS:

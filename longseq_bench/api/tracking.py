@@ -10,14 +10,16 @@ from longseq_bench.analysis.frames import finite
 from longseq_bench.api.results import Results
 from longseq_bench.core.errors import UnknownNameError, UserError
 from longseq_bench.reports.base import FORMATS
+from longseq_bench.reports.document import Document
 
 TRACKERS = ("trackio", "wandb")
 PROJECT = "longseq"
 
 
-def track(results: Results, destination: str) -> None:
-    """Write the rows, the longest lengths and the HTML page of results as one run of a tracker.
+def track(results: Results, document: Document, destination: str) -> None:
+    """Write the rows, the longest lengths and a report of results as one run of a tracker.
 
+    document: the report, which becomes an HTML page.
     destination: `trackio` or `wandb`, and the project: `wandb:my-project`; default: `longseq`. The
     tracker decides where it keeps a run: trackio on this machine, wandb on its server.
     Raises UserError for another tracker, or one that is not installed.
@@ -29,7 +31,6 @@ def track(results: Results, destination: str) -> None:
         tracker: Any = import_module(name)
     except ImportError:
         raise UserError(f"--track {name} needs the package {name}: pip install {name}") from None
-    (document,) = results.documents()
     found: dict[str, Any] = {}
     if results.rows:
         found["rows"] = tracker.Table(dataframe=results.to_pandas("rows").map(_cell))

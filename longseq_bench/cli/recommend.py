@@ -38,7 +38,7 @@ def recommend(
     from longseq_bench.core.options import parse_assignments
 
     given |= {"out": out or session.default_out(), "progress": session.make_reporter(verbose)}
-    assigned, lengths = parse_assignments(option or []), tokens.split(",")
+    assigned, lengths = parse_assignments(option or []), options.split_names(tokens)
     results = recommend(impl, tokens=lengths, within=within, options=assigned, **given)
     return session.print_results(results, as_json, _answers_json)
 

@@ -62,9 +62,9 @@ def report(
         print_lines(found.notes, "yellow")
         built = found.documents(kinds, baseline)
         gc.freeze()  # each later collection would visit all records and rows
-    if track:
-        write_run(found, track)
     paths = write_documents(built, out or found.folder or Path(), file_formats)
+    if track:
+        write_run(found, built[0], track)
     if TERMINAL in format_names:
         print_documents(built)
     if as_json:

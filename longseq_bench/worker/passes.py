@@ -254,7 +254,8 @@ class TrialRun:
         """Yield the run of each layer with its pass, this one first. All ranks must call it."""
         yield self, pass_
         for attention, other in pass_.others:
-            rows = select_checked_rows(attention, self.trial.seed, self.trial.round)
+            trial = self.trial
+            rows = select_checked_rows(attention, trial.seed, trial.round, trial.options)
             yield replace(self, attention=attention, rows=rows, others=()), other
 
     @property

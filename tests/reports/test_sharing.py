@@ -63,7 +63,8 @@ def test_a_tracker_gets_rows_and_page(monkeypatch: pytest.MonkeyPatch, destinati
     monkeypatch.setitem(sys.modules, name, fake)
     formats = SimpleNamespace(get=lambda name: lambda document: {document.stem: f"a page, {name}"})
     monkeypatch.setattr("longseq_bench.api.tracking.FORMATS", formats)
-    track(Results(records(), Path("some/first")), destination)
+    found = Results(records(), Path("some/first"))
+    track(found, found.documents()[0], destination)
     assert (calls["project"], calls["name"]) == (project or "longseq", "first")
     assert calls["config"]["torch"] == records()[0].environment.torch
     rows = calls["rows"]
@@ -86,5 +87,6 @@ def test_a_tracker_that_is_not_there_is_named(
     monkeypatch: pytest.MonkeyPatch, destination: str, message: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
+    found = Results(records())
     with pytest.raises(UserError, match=message):
-        track(Results(records()), destination)
+        track(found, found.documents()[0], destination)

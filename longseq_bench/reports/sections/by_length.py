@@ -24,7 +24,7 @@ FEW_PASSES, PREDICTED, SAME_LENGTH = 1.1, 1.3, 0.99
 
 
 class Answer(NamedTuple):
-    """What is known of an implementation.
+    """The figures of one implementation, measured and predicted.
 
     row: its longest run that passed.  runs: a row for each length that was run.  predicted: one for
     each that was asked for; None beyond a failure.  longest: the longest length that fits in
