@@ -1,197 +1,175 @@
-"""Error rates of `compare` on this machine: `python benchmarks/compare.py`.
+"""Error rates of `compare` on this machine, as a person uses it: `python benchmarks/compare.py`.
 
-1. False alarms: pairs of runs of the same code. In how many is any trial called slower or faster?
-   The level allows 5 % of comparisons.
-2. Detection: pairs whose second run computes about a tenth more query rows. In how many are the
-   slowed trials called slower, and how many of the others are called slower or faster?
+1. busy: the same function twice, one run beside busy processes, nothing else to compare with. Any
+   PASS or FAIL is wrong.
+2. control: a function that takes 8 % longer, beside an unchanged sdpa; busy processes make the
+   machine up to twice as slow during one of the two runs. FAIL is right. In half as many pairs the
+   function is the same, and there FAIL is wrong.
+3. run: `compare --run` of a function that takes 3 % longer; of the same one in half as many pairs.
 
-A plug-in in a temporary folder is the implementation that can be slowed; it reads the share of
-extra rows from a file, so that name, options and environment are equal on both sides. The rounds
-of A and B alternate, so that drift of the machine affects both; with `--apart` all of A runs before
-all of B. Options: --pairs 20 --rounds 5 --level 5% --out FOLDER. With --out the records are kept,
-and the same command continues where it stopped. Takes about ten minutes on two cores.
+Options: --pairs 20 --rounds 10 --parts busy,control,run. About an hour on two cores.
 
 With --simulate: records made by chance on a machine whose speed changes, in seconds.
 """
 
 import argparse
+import json
 import math
-import os
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from longseq_bench.comparison.compare import compare
 from longseq_bench.comparison.verdict import Comparison, decide
 from longseq_bench.core.model import Environment, Measurement, Outcome, Record, Trial, Workload
-from longseq_bench.core.units import parse_share
-from longseq_bench.environment import collect
-from longseq_bench.launchers.base import Launcher
-from longseq_bench.launchers.local import LocalLauncher
-from longseq_bench.runner import run_schedule
-from longseq_bench.search.strategy import sweep
-from longseq_bench.store import Store
 
-SLOWER, PLAIN = "slowed-sdpa", "ring"
-LENGTHS = (1024, 2048)
-SHARE = "share"
-"""A file in the folder of the plug-in; it holds the share of rows to compute twice."""
-REPEATS, CAP_S = 15, 0.15
-
-PLUGIN = f'''
-from pathlib import Path
-
-from torch.nn.functional import scaled_dot_product_attention
-
-from longseq_bench.attention.base import Attention
-from longseq_bench.core.errors import UnsupportedError
+FUNCTION = """
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 
-class Slowed(Attention):
-    summary = "sdpa that computes some of its query rows twice"
-
-    def __init__(self, workload, group):
-        super().__init__(workload, group)
-        if group.size > 1:
-            raise UnsupportedError("runs on one rank")
-        share = float(Path(__file__).with_name("{SHARE}").read_text())
-        self.again = round(share * workload.seq_len)
-
-    def __call__(self, q, k, v):
-        out = scaled_dot_product_attention(q, k, v)
-        if self.again:
-            scaled_dot_product_attention(q[:, :, :self.again], k, v)
-        return out
-'''
-ENTRY = f"[longseq_bench.implementations]\n{SLOWER} = slowed_sdpa:Slowed\n"
+def attend(q, k, v):
+    rows = round({share} * q.shape[2])
+    if rows:
+        sdpa(q[:, :, :rows], k, v)
+    return sdpa(q, k, v)
+"""
+ROWS = {0.0: 0.0, 0.03: 0.022, 0.08: 0.067}
+"""The share of query rows that takes so much of the time: rows are slower in a small batch."""
+TRIAL = ("--tokens", "2k", "--threads", "1", "--device", "cpu", "--time-cap", "0.3s")
+"""One thread is disturbed least; docs/regression-checks.md says so to users."""
+SPIN = "while True: pass"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--level", default="5%")
-    parser.add_argument("--slowed", default="10%")
-    parser.add_argument("--apart", action="store_true", help="A as a whole, then B as a whole")
-    parser.add_argument("--out", type=Path, help="folder that keeps the records of every pair")
-    parser.add_argument("--simulate", action="store_true", help="made-up records of 12 rounds")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--parts", default="busy,control,run")
+    parser.add_argument("--simulate", action="store_true", help="made-up records")
     args = parser.parse_args()
     if args.simulate:
         return simulate(args.pairs)
+    parts = {"busy": busy, "control": control, "run": run}
+    wrong = [parts[name](args) for name in args.parts.split(",")]
+    return int(any(wrong))
+
+
+def busy(args: argparse.Namespace) -> bool:
+    """Print the first words for the same code, one side busy; return True if any is wrong."""
+    print(f"1. the same code, busy processes in one run, no control; {args.rounds} rounds")
+    words = []
+    for i in range(args.pairs):
+        found, speed = apart(Random(i), args.rounds, 0.0, [])
+        words.append(found["verdict"])
+        print(f"   {i + 1:3} {found['verdict']:9} machine {speed:.2f}x as slow", flush=True)
+    print(f"{tally(words)}\n", flush=True)
+    return set(words) != {"TOO NOISY"}
+
+
+def control(args: argparse.Namespace) -> bool:
+    """Print the first words with a control; return True if too few are right."""
+    print(f"2. sdpa as control, busy processes in one run; {args.rounds} rounds")
+    words = Words(0.08)
+    for i, share in enumerate(words.shares(args.pairs)):
+        found, speed = apart(Random(i), args.rounds, share, ["--impl", "sdpa"])
+        words.add(share, found, f"; machine {speed:.2f}x as slow")
+    return words.sum_up()
+
+
+def run(args: argparse.Namespace) -> bool:
+    """Print the first words of `compare --run`; return True if too few are right."""
+    print("3. compare --run, 20 rounds")
+    words = Words(0.03)
     with tempfile.TemporaryDirectory() as folder:
-        args.plugin = Path(folder)
-        install(args.plugin)
-        out = args.out or Path(folder) / "records"
-        false = same_code(args, out)
-        missed = slowed_code(args, out)
-    return 1 if false > allowed(args) or missed else 0
+        for share in words.shares(args.pairs):
+            files = []
+            for name, more in (("old", 0.0), ("new", share)):
+                file = Path(folder, f"{name}.py")
+                # files that are equal are refused
+                file.write_text(f"# {name}\n" + FUNCTION.format(share=ROWS[more]))
+                files.append(f"{file}:attend")
+            words.add(share, json.loads(longseq("compare", "--run", *files, *TRIAL, "--json")))
+    return words.sum_up()
 
 
-def install(folder: Path) -> None:
-    """Install the plug-in for this process and its children, as a distribution on the path."""
-    (folder / "slowed_sdpa.py").write_text(PLUGIN)
-    (folder / SHARE).write_text("0")
-    facts = folder / "slowed_sdpa-0.1.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: slowed-sdpa\nVersion: 0.1\n")
-    (facts / "entry_points.txt").write_text(ENTRY)
-    sys.path.insert(0, str(folder))
-    known = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), known]))
+class Words:
+    """First words of comparisons, apart for pairs with `more` work and pairs without."""
 
+    def __init__(self, more: float) -> None:
+        self._more = more
+        self._of: dict[float, list[str]] = {more: [], 0.0: []}
 
-def allowed(args: argparse.Namespace) -> int:
-    """Return the number of false alarms that the level permits, rounded up."""
-    return math.ceil(parse_share(args.level, "--level") * int(args.pairs))
+    def shares(self, pairs: int) -> Iterator[float]:
+        """Yield the additional work of each pair; every third has none."""
+        for i in range(pairs + pairs // 2):
+            yield 0.0 if i % 3 == 2 else self._more
 
+    def add(self, share: float, found: dict[str, Any], text: str = "") -> None:
+        """Keep an answer and print it with the ratio of the function that may have changed."""
+        self._of[share].append(found["verdict"])
+        row = next(row for row in found["times"] if row["implementation"] != "sdpa")
+        ratio = f"ratio {row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        print(f"   {share:.0%} {found['verdict']:9} {ratio}{text}", flush=True)
 
-def same_code(args: argparse.Namespace, out: Path) -> int:
-    """Print and return the number of pairs of equal code with an alarm."""
-    print(f"1. the same code twice, {args.pairs} pairs, {args.rounds} rounds", flush=True)
-    alarms = 0
-    for i in range(args.pairs):
-        found = pair(args, out / f"same-{i:02d}", 0.0)
-        alarmed = verdicts(found)
-        alarms += bool(alarmed)
-        print(f"   {i + 1:3} {'; '.join(alarmed) or 'the same'} ({detectable(found)})", flush=True)
-    print(
-        f"any alarm in {alarms} of {args.pairs} pairs; at {args.level} a comparison at most "
-        f"{allowed(args)} may have one\n",
-        flush=True,
-    )
-    return alarms
-
-
-def slowed_code(args: argparse.Namespace, out: Path) -> int:
-    """Print the pairs in which all slowed trials were found; return the number of pairs missed."""
-    share = parse_share(args.slowed, "--slowed")
-    print(f"2. B computes {args.slowed} more rows of {SLOWER}, {args.pairs} pairs", flush=True)
-    whole = some = rows = false = 0
-    for i in range(args.pairs):
-        found = pair(args, out / f"slowed-{i:02d}", share)
-        slowed = [t for t in found.times if t.a.implementation == SLOWER]
-        hits = [t for t in slowed if t.verdict == "slower"]
-        others = [t for t in found.times if t not in slowed and t.verdict != "same"]
-        whole, some = whole + (len(hits) == len(slowed)), some + bool(hits)
-        rows, false = rows + len(hits), false + bool(others)
-        ratios = ", ".join(f"{t.ratio:.3f}" for t in slowed)
-        print(f"   {i + 1:3} slower in {len(hits)} of {len(slowed)} (ratios {ratios})", flush=True)
-    print(
-        f"slower in {some} of {args.pairs} pairs, of all slowed trials in {whole}, of "
-        f"{rows} of {args.pairs * len(LENGTHS)} such trials; {false} pairs with an alarm among "
-        "the others",
-        flush=True,
-    )
-    return int(args.pairs) - some
-
-
-def pair(args: argparse.Namespace, folder: Path, slowed: float) -> Comparison:
-    """Compare the two runs of a pair: rounds in turn, or with --apart one run after the other."""
-    turns = [(visit, side) for visit in range(args.rounds) for side in (0, 1)]
-    if args.apart:
-        turns.sort(key=lambda turn: turn[1])
-    with LocalLauncher() as launcher, Store(folder / "a") as first, Store(folder / "b") as second:
-        compared = trials(launcher)
-        for visit, side in turns:
-            args.plugin.joinpath(SHARE).write_text(str((0.0, slowed)[side]))
-            # trials in the store are not run again, so this is one more round
-            run_schedule(sweep(compared, visit + 1), launcher, (first, second)[side], collect)
-        records = [list(store.records) for store in (first, second)]
-    return compare(records[0], records[1], level=parse_share(args.level, "--level"))
-
-
-def trials(launcher: Launcher) -> list[Trial]:
-    """Return two implementations at two lengths, on one thread each to be disturbed least."""
-    catalogue = launcher.catalogue()
-    return [
-        Trial(
-            implementation=name, options=catalogue.options(name, {}), repeats=REPEATS,
-            workload=Workload(seq_len=n), memory_budget=2**30, time_cap=CAP_S, threads=1,
+    def sum_up(self) -> bool:
+        """Print how often each word was said; return True if more than a tenth are wrong."""
+        more, same = self._of[self._more], self._of[0.0]
+        print(
+            f"{self._more:.0%} more work: {tally(more)}; no more work: {tally(same)}\n", flush=True
         )
-        for n in LENGTHS
-        for name in (SLOWER, PLAIN)
-    ]  # fmt: skip
+        return more.count("FAIL") < 0.9 * len(more) or same.count("FAIL") > 0.1 * len(same)
 
 
-def verdicts(found: Comparison) -> list[str]:
-    """Return a line per trial that was called slower or faster."""
-    return [
-        f"{t.a.implementation} {t.a.tokens}: {t.verdict} {t.ratio:.3f}"
-        for t in found.times
-        if t.verdict != "same"
-    ]
+def apart(
+    rng: Random, rounds: int, share: float, others: list[str]
+) -> tuple[dict[str, Any], float]:
+    """Sweep before and after an edit, one of them disturbed; return the answer of `compare`.
+
+    The second value is the ratio of the slower side's times to the other's: sdpa's if it is there.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file, disturbed = Path(folder, "att.py"), rng.randrange(2)
+        sides = [str(Path(folder, name)) for name in ("before", "after")]
+        for i, side in enumerate(sides):
+            file.write_text(FUNCTION.format(share=ROWS[share if i else 0.0]))
+            with spinning(rng.choice((1, 2)) if i == disturbed else 0):
+                longseq(
+                    "sweep", "--impl", f"{file}:attend", *others, *TRIAL,
+                    "--rounds", str(rounds), "--out", side,
+                )  # fmt: skip
+        found = json.loads(longseq("compare", *sides, "--json"))
+    row = found["times"][-1]
+    ratio = row["b_s"] / row["a_s"]
+    return found, ratio if disturbed else 1 / ratio
 
 
-def detectable(found: Comparison) -> str:
-    """Return the smallest change that could be detected: median and worst trial."""
-    known = sorted(t.estimate.detectable for t in found.times if t.estimate)
-    return (
-        f"detectable from {known[len(known) // 2]:.1%}, at worst {known[-1]:.1%}"
-        if known
-        else "none"
-    )
+@contextmanager
+def spinning(processes: int) -> Iterator[None]:
+    """Keep so many processes busy, as other users of the machine would."""
+    started = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
+def longseq(*arguments: str) -> str:
+    """Run a command and return its standard output. A verdict is no error."""
+    command = [sys.executable, "-m", "longseq_bench", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def tally(words: list[str]) -> str:
+    """Return how often each word was said."""
+    return ", ".join(f"{word} {words.count(word)} of {len(words)}" for word in sorted(set(words)))
 
 
 # ---- records made by chance ----------------------------------------------------------------------
