@@ -24,9 +24,7 @@ from longseq_bench.meta_mode import is_meta
 Kernel = Literal["auto", "native", "triton", "flex", "torch"]
 
 _FASTEST = "triton 1.48 ms, flex 1.91 (forward, 95 %, 65,536 tokens, 8×64, H100)"
-_NO_BLOCK_LAYOUT = (
-    "it needs a block layout: one rank, no mask but causal, no padding, no learned scorer"
-)
+_NO_BLOCK_LAYOUT = "it needs a block layout: one rank, no mask but causal, no learned scorer"
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,12 @@ Shapes: B batch, N tokens, E embed_dim, Hq heads, Hk kv_heads, D head_dim = E / 
 """
 
 from collections.abc import Hashable
-from itertools import pairwise
 from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
 from longseq_bench.attention.sparse.block_sparse import PatternName
@@ -27,7 +26,6 @@ from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Shard
 from longseq_bench.kernels import sparse_selection
 from longseq_bench.kernels.base import Triple
-from longseq_bench.patterns.block_layout import BlockLayout
 
 VARIANTS = {
     "base": "block-sparse",
@@ -176,10 +174,8 @@ class MultiheadBlockSparse(nn.Module):
 
     Parameters have the names and layout of nn.MultiheadAttention (in_proj_weight (E + 2 Hk D, E):
     rows of q, k, v; in_proj_bias; out_proj). With as many KV heads as heads, a state_dict of one
-    loads into the other. With an attn_mask that equals the layout, both return the same; but where
-    all visible keys of a query are padded, its attention is zero, and torch returns NaN. Attention
-    weights are never computed. With key_padding_mask, torch's SDPA computes one row of blocks at a
-    time.
+    loads into the other. With an attn_mask that equals the layout, both return the same. Attention
+    weights are never computed, and there is no key_padding_mask.
 
     Attributes:
         attend: the SparseAttention between the projections.
@@ -253,16 +249,16 @@ class MultiheadBlockSparse(nn.Module):
         """Return (output, None), the pair of nn.MultiheadAttention; arguments are in its order.
 
         query, key, value: (N, B, E), or with batch_first (B, N, E); so is the output.
-        key_padding_mask: (B, N), True or -inf for a key to ignore.
         average_attn_weights has no effect.
 
         Raises:
             UserError: shapes do not match, or there is no kernel for the dtype.
-            UnsupportedError: need_weights, attn_mask, or is_causal without `causal`.
+            UnsupportedError: a mask, need_weights, or is_causal without `causal`.
         """
         refused = {
             "need_weights=True: attention weights are never computed": need_weights,
-            "attn_mask: the pattern is the mask; use key_padding_mask": attn_mask is not None,
+            "attn_mask: the pattern is the mask": attn_mask is not None,
+            "key_padding_mask: all tokens are keys": key_padding_mask is not None,
             "is_causal=True: it was created with causal=False": is_causal and not self.causal,
         }
         for reason, is_given in refused.items():
@@ -278,40 +274,9 @@ class MultiheadBlockSparse(nn.Module):
         is_turned = not self.batch_first
         inputs = [t.transpose(0, 1) if is_turned else t for t in (query, key, value)]
         q, k, v = self._project(inputs)
-        if key_padding_mask is None:
-            heads = self.attend(q, k, v)
-        else:
-            heads = self._attend_padded(q, k, v, key_padding_mask)
+        heads = self.attend(q, k, v)
         out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
         return out.transpose(0, 1) if is_turned else out, None
-
-    def _attend_padded(self, q: Tensor, k: Tensor, v: Tensor, ignored: Tensor) -> Tensor:
-        """Return the output (B, Hq, N, D); torch's encoder turns booleans into 0 and -inf."""
-        batch, _, tokens, _ = q.shape
-        if ignored.shape != (batch, tokens):
-            raise UserError(
-                f"key_padding_mask {tuple(ignored.shape)} is not (B, N) = {(batch, tokens)}"
-            )
-        ignored = ignored != 0
-        sizes = {"heads": q.shape[1], "kv_heads": k.shape[1], "head_dim": q.shape[-1]}
-        self.attend.prepare(tokens, batch=batch, dtype=q.dtype, device=q.device, **sizes)
-        attention: Any = self.attend.attention
-        layout: BlockLayout = attention.layout
-        out = torch.empty_like(q)
-        blocks = torch.split(torch.arange(tokens, device=q.device), layout.block)
-        for row, (first, stop) in enumerate(pairwise(layout.indptr)):
-            rows = blocks[row]
-            keys = torch.cat([blocks[i] for i in layout.indices[first:stop]])
-            visible = ~ignored[:, None, keys].expand(-1, len(rows), -1)
-            if self.causal:
-                visible = visible & (keys <= rows[:, None])
-            empty = ~visible.any(-1, keepdim=True)
-            # SDPA returns NaN for a query without keys, so it sees all
-            row_qkv = q[:, :, rows], k[:, :, keys], v[:, :, keys]
-            seen, grouped = (visible | empty)[:, None], q.shape[1] != k.shape[1]
-            part = scaled_dot_product_attention(*row_qkv, seen, enable_gqa=grouped)
-            out[:, :, rows] = part.masked_fill(empty[:, None], 0.0)
-        return out
 
     def _project(self, inputs: list[Tensor]) -> Triple:
         """(B, N, E) each -> (B, Hq, N, D) and twice (B, Hk, N, D)."""
