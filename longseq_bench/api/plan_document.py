@@ -82,7 +82,8 @@ class Plan(Printed):
                 because = f": the rest of the model takes {rest} of each rank; give more ranks"
             return f"No implementation {verb} {what}{because}."
         others = [one for one in self.predictions if one.fits and one != best]
-        because = self._reason(best, others) if others else "nothing else fits"
+        none = "nothing else fits" if self.predictions[1:] else "nothing else can run it"
+        because = self._reason(best, others) if others else none
         reason = f", because {because}" if len(self.results) > 1 else ""
         return f"{self._head(best)}. Use {best.trial.implementation}{reason}."
 
@@ -186,6 +187,9 @@ class Plan(Printed):
             columns = _with_model(columns, self.model, self.hardware.bandwidth)
             context.append(self.model.shape.describe(w))
         notes += _left_out(self.model, self.predictions)
+        limit = self.model and self.model.shape.context
+        if limit and self.best and self.best.tokens > limit:
+            notes.append(f"beyond the model's own context (max_position_embeddings): {limit:,}")
         table = build_table("", columns, self.predictions)
         sections = [
             *([Section("Predictions", tables=[table])] if table.rows else []),

@@ -36,10 +36,16 @@ def recommend(
     from longseq_bench.api.recommendation import recommend
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
+    from longseq_bench.core.units import parse_tokens
+    from longseq_bench.reports.sections.by_length import find_answers
 
     given |= {"out": out or session.default_out(), "progress": session.make_reporter(verbose)}
     assigned, lengths = parse_assignments(option or []), options.split_names(tokens)
     results = recommend(impl, tokens=lengths, within=within, options=assigned, **given)
+    passed = {row.tokens for row in results.rows if row.is_ok}
+    failed = [n for n in lengths if parse_tokens(n) not in passed]
+    if failed and not find_answers(results.source):
+        session.print_lines([f"no implementation passed at {' or '.join(failed)} tokens"], "yellow")
     return session.print_results(results, as_json, _answers_json)
 
 

@@ -18,7 +18,7 @@ from longseq_bench.reports.columns import (
     time_or_status,
 )
 from longseq_bench.reports.document import Cell, Document, Section, Table
-from longseq_bench.reports.groups import describe_failures, describe_unstable
+from longseq_bench.reports.groups import describe_rows
 
 
 def show_document(
@@ -44,7 +44,7 @@ def show_document(
     shown, maxima = rows[:limit], searches[:limit]
     sections = [
         Section("", tables=build(shown, SweepRow, SWEEP_FIELDS)),
-        Section("", points=[*describe_failures(shown), *describe_unstable(shown)]),
+        Section("", points=describe_rows(shown)),
         Section("Longest lengths", tables=build(maxima, SearchRow, SEARCH_FIELDS)),
     ]
     statuses = Counter(record.outcome.status for record in records)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import chain, product
 from typing import Any
 
-from longseq_bench.analysis.labels import index_short_labels, set_labels, short_name
+from longseq_bench.analysis.labels import index_short_labels, set_labels, short_name, short_names
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SEARCH_PURPOSES, SearchRow, merge_search
 from longseq_bench.analysis.sweep_row import SweepRow
@@ -86,6 +86,8 @@ def compare(
     merged = [[*map(merge, some)] for some in groups]
     labels = index_short_labels([*chain(*merged)])
     rows, only_a, only_b, other_machines = (set_labels(side, labels) for side in merged)
+    if is_paired:
+        rows = [replace(row, label=" → ".join(short_names(names).values())) for row in rows]
     compared = [(pair, row, merge(pair[1])) for pair, row in zip(pairs, rows, strict=True)]
     trials = [one for one in compared if isinstance(one[1], SweepRow)]
     searches = compared[len(trials) :]

@@ -41,6 +41,7 @@ class ModelShape(Frozen):
     dtype: None if the file has none that can be measured.
     parameters: None if they can't be counted; parameters_reason says why.  mlp_width: columns of
     the gate, of all experts of a token; None if unknown or if the MLP has no gate.
+    context: tokens for which the model was made, of a file that says it.
     notes: what the workload leaves out of this model.  source: path of the config.json, or the
     page with which a built-in model was compared.  page: the publisher's file of a built-in model.
     """
@@ -61,6 +62,7 @@ class ModelShape(Frozen):
     parameters_reason: str | None = None
     vocab_size: int | None = None
     mlp_width: int | None = None
+    context: int | None = None
     notes: tuple[str, ...] = ()
 
     def of_layer(self, kind: str | None) -> ModelShape:
@@ -214,6 +216,7 @@ def parse_config(
         parameters_reason=reason,
         vocab_size=config.get("vocab_size"),
         mlp_width=_mlp_width(config),
+        context=config.get("max_position_embeddings"),
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -9,7 +9,7 @@ from longseq_bench.core.model import Record
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import SEARCH_FIELDS, SWEEP_FIELDS, ValueColumn, terminal_columns
 from longseq_bench.reports.document import Document, Section
-from longseq_bench.reports.groups import describe_failures, describe_unstable
+from longseq_bench.reports.groups import describe_rows
 from longseq_bench.reports.sections.by_length import answer_figures, by_length
 from longseq_bench.reports.sections.failures import describe_search, index_one_rank
 from longseq_bench.reports.sections.growth import exponents, over_ranks
@@ -21,7 +21,7 @@ def answer_brief(records: Sequence[Record]) -> Document | None:
     figures = tuple(answer_figures(source))
     if not figures:
         return None
-    points = Section("", points=[*describe_failures(source.rows), *describe_unstable(source.rows)])
+    points = Section("", points=describe_rows(source.rows))
     answer = replace(by_length(source), title="")
     return replace(_document("recommend", source, answer, points), figures=figures)
 
@@ -36,8 +36,7 @@ def _sweep_sections(source: Source) -> list[Section]:
     speed = ValueColumn(f"× {source.baseline_label}", "ratio", lambda row: row.speed)
     columns = terminal_columns(SweepRow, SWEEP_FIELDS, {"speed": speed})
     tables = source.tables(source.rows, columns, keep_empty=False)
-    points = [*describe_failures(source.rows), *describe_unstable(source.rows)]
-    return [Section("", tables=tables), Section("", points=points)]
+    return [Section("", tables=tables), Section("", points=describe_rows(source.rows))]
 
 
 def search_brief(records: Sequence[Record]) -> Document:

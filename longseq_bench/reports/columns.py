@@ -151,6 +151,7 @@ def time_or_status(row: Any) -> Cell:
 _TERMINAL_VALUES: Mapping[str, Callable[[Any], Cell]] = {
     "time_s": time_or_status,
     "unstable": lambda row: "unstable" if row.unstable else None,
+    "check_limits": lambda row: "in part" if row.check_limits else None,
     # a pass over a whole sequence is compared by its time
     "tokens_per_s": lambda row: row.tokens_per_s if row.mode == "decode" else None,
 }

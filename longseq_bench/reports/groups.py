@@ -278,26 +278,24 @@ def others_on_gpu(reason: str | None) -> str:
     return found[0] if found else ""
 
 
-def describe_unstable(rows: Iterable[SweepRow]) -> list[str]:
-    """Return a sentence on the rows whose time is not to be trusted, with the reason of one."""
-    unstable = [row for row in rows if row.unstable]
-    if not unstable:
-        return []
-    first, more = unstable[0], len(unstable) - 1
-    return [
-        f"Unstable: {first.name} at {format_tokens(first.tokens)} tokens ({first.unstable})"
-        f"{f' and {more:,} more' if more else ''}; {REMEDY}. `longseq doctor` lists causes."
-    ]
+def describe_rows(rows: Sequence[SweepRow]) -> list[str]:
+    """Return sentences on rows that failed, whose times vary, or that were checked in part.
 
-
-def describe_failures(rows: Iterable[SweepRow]) -> list[str]:
-    """Return a sentence per outcome of the rows that failed: the first row, and how many more."""
+    Each names the first row with the same outcome, and how many more there are.
+    """
     failed = group_by(
         (row for row in rows if row.status != "ok"),
         lambda row: describe_outcome(row.status, row.phase, row.reason),
     )
-    return [
-        f"{group[0].name} at {format_tokens(group[0].tokens)}"
-        f"{f' and {len(group) - 1:,} more' if len(group) > 1 else ''}: {outcome}"
-        for outcome, group in failed.items()
-    ]
+    checked = group_by((row for row in rows if row.check_limits), attrgetter("check_limits"))
+    found = [f"{_name_first(group)}: {outcome}" for outcome, group in failed.items()]
+    found += [f"{_name_first(group)}: checked in part, {why}" for why, group in checked.items()]
+    if unstable := [row for row in rows if row.unstable]:
+        reason = f"{_name_first(unstable)}: unstable, {unstable[0].unstable}"
+        found.append(f"{reason}; {REMEDY}. `longseq doctor` lists causes.")
+    return found
+
+
+def _name_first(rows: Sequence[SweepRow]) -> str:
+    more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
+    return f"{rows[0].name} at {format_tokens(rows[0].tokens)}{more}"

@@ -96,7 +96,7 @@ def test_terminal_markdown_csv_and_page_name_reason_and_remedy() -> None:
     brief = sweep_brief(records)
     rows = cells(brief.sections[0].tables[0])
     assert [row["Unstable"] for row in rows] == ["unstable", None]
-    sentence = f"Unstable: sdpa at 4k tokens (load 9.0 on 2 cores); {REMEDY}."
+    sentence = f"sdpa at 4k: unstable, load 9.0 on 2 cores; {REMEDY}."
     points = [point for section in brief.sections for point in section.points]
     assert [point for point in points if point.startswith(sentence)]
     (report,) = documents(records)

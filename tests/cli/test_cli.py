@@ -16,6 +16,7 @@ from longseq_bench import environment
 from longseq_bench.api import machine
 from longseq_bench.api.grid import _parse
 from longseq_bench.api.recommendation import USUAL
+from longseq_bench.api.results import Results
 from longseq_bench.cli import app, run
 from longseq_bench.config.loader import load_config
 from longseq_bench.config.trials import make_sweep
@@ -252,6 +253,21 @@ def test_a_recommendation_is_said_again_by_a_second_call_and_by_the_report(capfd
     assert figures in " ".join(capfd.readouterr().out.split())
     rows = document(capfd, "sweep", "out/config.yaml", "--out", "out")["rows"]
     assert {(row["tokens"], row["status"]) for row in rows} == {(128, "ok"), (256, "ok")}
+
+
+def test_a_recommendation_of_nothing_says_so(
+    capfd: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [
+        make.record(make.trial("ring", 2048), make.measured(0.1)),
+        make.record(make.trial("ring", 8192), make.outcome("wrong", "bad", "check")),
+    ]
+    place = "longseq_bench.api.recommendation.recommend"
+    monkeypatch.setattr(place, lambda *_, **given: Results(records))
+    assert run(["recommend", "--tokens", "2k,8k,16k"]) == 3
+    said = capfd.readouterr()
+    assert said.err == "no implementation passed at 8k or 16k tokens\n"
+    assert "ring at 8k: wrong in check: bad" in said.out
 
 
 def test_the_usual_implementations_can_run(launcher: LocalLauncher) -> None:

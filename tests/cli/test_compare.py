@@ -118,7 +118,7 @@ def test_run_measures_both_in_turn_and_compares_them(capfd: Capture) -> None:
     found = document(capfd, "compare", "--run", "sdpa", "dense", *few, "--out", "kept")
     assert (found["a"], found["b"]) == ("sdpa", "dense")
     (row,) = found["times"]
-    assert (row["implementation"], row["tokens"], row["threads"]) == ("dense", 64, 1)
+    assert (row["label"], row["tokens"], row["threads"]) == ("sdpa → dense", 64, 1)
     kept = load(Path("kept")).records
     order = [(r.trial.implementation, r.trial.round) for r in kept]
     assert order == [(name, i) for i in range(3) for name in ("sdpa", "dense")]

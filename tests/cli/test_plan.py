@@ -1,5 +1,6 @@
 """`longseq plan` and `scaling` from the command line: what they say, and what they refuse."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,9 @@ def test_a_plan_proposes_whole_nodes_and_answers_first(capfd: Capture) -> None:
     nodes, rest = divmod(ring["world_size"], 8)
     assert (nodes > 1, rest) == (True, 0)
     assert answer["answer"].startswith(f"4M tokens: {8 * nodes} NVIDIA H200 SXM; ")
-    assert answer["answer"].endswith("of a rank stay free. Use ring, because nothing else fits.")
+    assert answer["answer"].endswith(
+        "of a rank stay free. Use ring, because nothing else can run it."
+    )
     assert ring["fewest_ranks"] == 8 * nodes
     assert ring["headroom_bytes"] == 2**32 - ring["peak_bytes"] - sum(
         ring["outside_bytes"].values()
@@ -92,6 +95,8 @@ def test_a_plan_proposes_whole_nodes_and_answers_first(capfd: Capture) -> None:
 
 
 def test_the_answer_says_why(capfd: Capture) -> None:
+    fits = document(capfd, "plan", "--impl", "ring", "--impl", "dense", *SMALL, "--target", "64k")
+    assert fits["answer"].endswith("Use ring, because nothing else fits.")
     command = ("plan", "--impl", "ring", "--impl", "ulysses", *SMALL, "--world-size", "8")
     found = document(capfd, *command)
     tokens = {row["implementation"]: row["tokens"] for row in found["results"]}
@@ -103,6 +108,20 @@ def test_the_answer_says_why(capfd: Capture) -> None:
     of_model = ("--gpu", "h100", "--model", "llama-3.1-8b", "--world-size", "16")
     assert run(["plan", "--impl", "ulysses", *of_model]) == 0
     assert "8 kv_heads can't be split over 16 ranks" in capfd.readouterr().out
+
+
+def test_a_plan_beyond_the_context_of_a_model_says_so(capfd: Capture) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,
+        "num_hidden_layers": 3, "torch_dtype": "bfloat16", "max_position_embeddings": 4096,
+    }  # fmt: skip
+    Path("config.json").write_text(json.dumps(config))
+    command = ["plan", "--impl", "ring", "--gpu", "h200", "--memory", "4GiB", "--mode", "decode"]
+    command += ["--model", "config.json", "--target"]
+    for target, is_beyond in (("8k", True), ("4k", False)):
+        assert run([*command, target]) == 0
+        note = "beyond the model's own context (max_position_embeddings): 4,096"
+        assert (note in capfd.readouterr().out) == is_beyond
 
 
 def test_an_unsupported_implementation_has_its_reason(capfd: Capture) -> None:

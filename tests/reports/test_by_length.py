@@ -79,6 +79,9 @@ def test_beyond_a_failure_nothing_is_predicted() -> None:
     )
     (line,) = cells(by_length(Source([asked("ring", 2048, 0.1, 0.1), wrong])).tables[0])
     assert (line["8k"], line.get("32k"), line.get("Longest in 1 GiB")) == ("wrong", None, None)
+    for label, value in said([asked("ring", 2048, 0.1, 0.1), wrong]).items():
+        none = "not known" if label.startswith("Longest") else "no implementation passed"
+        assert value == (none, "")
 
 
 def test_calls_with_other_lengths_share_a_folder() -> None:

@@ -52,12 +52,15 @@ def test_a_claim_says_what_the_check_left_out_and_tables_have_a_column() -> None
     limits = ["without equal scores", "judged as bfloat16", "not every row", None]
     assert [row.check_limits for row in source.rows] == limits
     assert describe_fastest(*records).startswith("a (check: without equal scores) at 8k, ")
-    for found in (
-        at_a_glance.all_implementations(source),
-        lengths(source),
-        sweep_brief(records).sections[0],
-    ):
+    for found in (at_a_glance.all_implementations(source), lengths(source)):
         assert [row["Check"] for row in cells(found.tables[0])] == limits
+    table, points = sweep_brief([*records, single("c", 4096, 0.1, facts=unseen)]).sections
+    assert [row["Check"] for row in cells(table.tables[0])] == [*["in part"] * 3, None, "in part"]
+    assert list(points.points) == [
+        "a at 8k: checked in part, without equal scores",
+        "b at 8k: checked in part, judged as bfloat16",
+        "c at 8k and 1 more: checked in part, not every row",
+    ]
 
 
 def test_the_longest_says_what_the_check_left_out_and_where_outputs_are_wrong() -> None:
@@ -70,7 +73,7 @@ def test_the_longest_says_what_the_check_left_out_and_where_outputs_are_wrong() 
         "further run; no longer length failed: this is where the search stopped, not a limit."
     ]
     found = search_brief([*runs, longer])
-    assert [row["Check"] for row in cells(found.sections[0].tables[0])] == ["without equal scores"]
+    assert [row["Check"] for row in cells(found.sections[0].tables[0])] == ["in part"]
     assert found.sections[-1].points == [
         "WRONG from 2k tokens on: a, right up to 1k tokens, confirmed by 1 further run; "
         "row 0 is NaN."

@@ -274,6 +274,8 @@ def test_what_time_limits_has_few_runs_and_says_what_memory_would_allow(tmp_path
     sentence = describe_search(row, {})
     assert "; limited by time: of 1 s a pass took 9" in sentence
     assert "(predicted; --fit-only runs it)." in sentence
+    for other in (replace(row, implementation="sdpa"), replace(row, mode="decode")):
+        assert describe_search(other, {}).endswith("a pass (predicted).")
     untimed = describe_search(replace(row, pass_time_s=None, pass_spread=None), {})
     assert f"; limited by time: {row.time_edge:,} would take 1 s." in untimed
     slow = replace(row, pass_spread=0.2)

@@ -140,15 +140,18 @@ def answer_figures(source: Source) -> Iterator[KeyFigure]:
         for tokens in _lengths(answers):
             exact = [answer for answer in answers if answer.share(tokens) is None]
             sparse = [answer for answer in answers if answer.share(tokens) is not None]
+            ends = {row.status for answer in answers if (row := answer.at(tokens))}
+            none = "nothing fits in memory" if ends == {"oom"} else "no implementation passed"
             found = _fastest(sparse, tokens), _fastest(exact, tokens)
-            yield _figure(f"At {format_tokens(tokens)} tokens", *found)
-        yield _figure(f"Longest in {_memory(answers[0])}", _farthest(sparse), _farthest(exact))
+            yield _figure(f"At {format_tokens(tokens)} tokens", *found, none)
+        found = _farthest(sparse), _farthest(exact)
+        yield _figure(f"Longest in {_memory(answers[0])}", *found, "not known")
 
 
-def _figure(label: str, sparse: str, exact: str) -> KeyFigure:
+def _figure(label: str, sparse: str, exact: str, none: str) -> KeyFigure:
     # exact attention first: the other leaves pairs out, which nobody has asked for
     more = f"sparse: {sparse}" if sparse and exact else ""
-    return KeyFigure(label, exact or sparse or "nothing fits in memory", more)
+    return KeyFigure(label, exact or sparse or none, more)
 
 
 def _fastest(answers: Sequence[Answer], tokens: int) -> str:

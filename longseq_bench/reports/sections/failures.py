@@ -9,7 +9,7 @@ from longseq_bench.analysis.row import R
 from longseq_bench.analysis.runs import REMEDY, group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.model import Outcome, Record
+from longseq_bench.core.model import SDPA, Outcome, Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
 from longseq_bench.reports.base import Source
 from longseq_bench.reports.columns import make_columns
@@ -205,4 +205,7 @@ def _memory_words(row: SearchRow) -> str:
         return ""
     took = f", in {format_seconds(row.fit_time_s)} a pass" if row.fit_time_s else ""
     fits = format_tokens(row.fit_predicted_tokens)
-    return f" Memory would allow {fits} tokens{took} (predicted; --fit-only runs it)."
+    # one kernel call has no loops to shorten; of a step of decoding the cache is the memory
+    is_one_call = row.implementation == SDPA or row.source is not None
+    how = "" if is_one_call or row.mode == "decode" else "; --fit-only runs it"
+    return f" Memory would allow {fits} tokens{took} (predicted{how})."
