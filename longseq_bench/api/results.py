@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from longseq_bench import store
 from longseq_bench.analysis.frames import to_frame
-from longseq_bench.analysis.labels import find_short_labels, short_name
+from longseq_bench.analysis.labels import find_baseline_label, find_short_labels
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.core.errors import ConfigError, StoreError, UnknownNameError, UserError
+from longseq_bench.core.errors import StoreError, UnknownNameError, UserError
 from longseq_bench.core.files import read_text_file
 from longseq_bench.core.model import Record
 from longseq_bench.store import RECORDS
@@ -174,18 +174,6 @@ class Results(Printed):
 CONFIG = "config.yaml"
 
 
-@contextmanager
-def collecting_nothing() -> Iterator[None]:
-    """Stop garbage collection, half of the time of reading 20,000 records: they have no cycles."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def load(*paths: str | Path) -> Results:
     """Return the results in folders, folders of them, or `records.jsonl` files.
 
@@ -213,25 +201,22 @@ def read_results(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     A folder that has no records file stands for all folders below it. Raises StoreError if there
     are none.
     """
-    with collecting_nothing():
-        loaded = [store.load(path) for path in record_files(paths)]
+    loaded = [store.load(path) for path in record_files(paths)]
     notes = [note for file in loaded for note in file.notes]
     records: list[Record] = []
-    seen: dict[tuple[object, ...], list[Record]] = {}
     for file in loaded:
         # the same run in a copy of a file; equal records of one file are different runs
-        new = [record for record in file.records if record not in seen.get(_run_of(record), [])]
-        for record in new:
-            seen.setdefault(_run_of(record), []).append(record)
-        records += new
+        known = set(map(_run_of, records))
+        records += [record for record in file.records if _run_of(record) not in known]
     if copies := sum(len(file.records) for file in loaded) - len(records):
         notes.append(f"duplicate records ignored: {copies}")
     return records, notes
 
 
-def _run_of(record: Record) -> tuple[object, ...]:
-    """Return a part of a record that is cheaper to compare than all of it."""
-    return record.started_at, record.wall_s, record.trial.implementation, record.trial.round
+_run_of = attrgetter(
+    *("started_at", "wall_s", "trial.implementation", "trial.workload.seq_len", "trial.round")
+)
+"""What tells runs apart; all of a record takes longer to compare."""
 
 
 def record_files(paths: Iterable[Path]) -> list[Path]:
@@ -254,14 +239,10 @@ def record_files(paths: Iterable[Path]) -> list[Path]:
 def _find_baseline(config: str, records: list[Record]) -> str | None:
     from longseq_bench.config.loader import parse_config
 
-    try:
-        values = parse_config(config, CONFIG).data
-    except ConfigError:
-        return None
-    baseline = values.get("baseline") if isinstance(values, dict) else None
-    if not isinstance(baseline, str):
-        return None
     trials = [record.trial for record in records]
-    names = {*find_short_labels(trials), *(trial.implementation for trial in trials)}
-    names |= {short_name(trial.implementation) for trial in trials}
-    return baseline if names & {baseline, baseline.split(" ")[0]} else None
+    try:
+        baseline = str(parse_config(config, CONFIG).data["baseline"])
+        find_baseline_label(trials, find_short_labels(trials), baseline)
+    except (UserError, KeyError, TypeError):
+        return None
+    return baseline

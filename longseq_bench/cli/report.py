@@ -36,7 +36,7 @@ def report(
     import gc
 
     from longseq_bench.analysis.frames import maxlen_json, sweep_json
-    from longseq_bench.api.results import collecting_nothing, load
+    from longseq_bench.api.results import load
     from longseq_bench.api.tracking import track as write_run
     from longseq_bench.cli.session import print_documents, print_json, print_lines
     from longseq_bench.reports.base import FORMATS
@@ -53,15 +53,16 @@ def report(
     if as_json and TERMINAL in format_names:
         raise UserError("--format terminal and --json both print on stdout; leave one out")
     file_formats = [name for name in format_names if name != TERMINAL]
-    with collecting_nothing():
-        found = load(*results)
-        if "html" in file_formats:
-            from longseq_bench.reports.render.html import start_vega
+    gc.disable()  # records and rows have no cycles, and each collection would visit them
+    found = load(*results)
+    if "html" in file_formats:
+        from longseq_bench.reports.render.html import start_vega
 
-            start_vega()  # while the documents are built
-        print_lines(found.notes, "yellow")
-        built = found.documents(kinds, baseline)
-        gc.freeze()  # each later collection would visit all records and rows
+        start_vega()  # while the documents are built
+    print_lines(found.notes, "yellow")
+    built = found.documents(kinds, baseline)
+    gc.freeze()
+    gc.enable()
     paths = write_documents(built, out or found.folder or Path(), file_formats)
     if track:
         write_run(found, built[0], track)
