@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from longseq_bench.analysis.labels import mask_words, mode_words, settings_suffix
@@ -90,7 +90,7 @@ class Plan(Printed):
     def _head(self, best: Prediction) -> str:
         """Return tokens and devices, of a model also the time of a step and what stays free."""
         tokens, model = format_tokens(best.tokens), self.model
-        devices, length = f"{self._ranks(best)} {self.hardware.name}", f"{tokens} tokens"
+        devices, length = f"{self.ranks(best)} {self.hardware.name}", f"{tokens} tokens"
         if best.alone:
             one = format_tokens(best.alone)
             length += f" for each of {best.trial.workload.batch} requests, {one} for one alone"
@@ -112,7 +112,7 @@ class Plan(Printed):
     def _tp(self) -> int:
         return self.model.tp if self.model else 1
 
-    def _ranks(self, prediction: Prediction) -> int:
+    def ranks(self, prediction: Prediction) -> int:
         """Return the devices: tensor-parallel ranks, times those that share the tokens."""
         return prediction.trial.world_size * self._tp
 
@@ -182,15 +182,12 @@ class Plan(Printed):
             for note in _notes(result, asked, self._tp):
                 names.setdefault(note, []).append(_name(asked))
         notes = [f"{', '.join(of_note)}: {note}" for note, of_note in names.items()]
-        columns = _columns(self._ranks)
-        if self.model is not None:
-            columns = _with_model(columns, self.model, self.hardware.bandwidth)
-            context.append(self.model.shape.describe(w))
+        context += [self.model.shape.describe(w)] if self.model else []
         notes += _left_out(self.model, self.predictions)
         limit = self.model and self.model.shape.context
         if limit and self.best and self.best.tokens > limit:
             notes.append(f"beyond the model's own context (max_position_embeddings): {limit:,}")
-        table = build_table("", columns, self.predictions)
+        table = build_table("", _columns(self), self.predictions)
         sections = [
             *([Section("Predictions", tables=[table])] if table.rows else []),
             Section("Sources and assumptions", points=list(dict.fromkeys(notes))),
@@ -209,14 +206,14 @@ class Plan(Printed):
         if not self.predictions:
             raise UserError(f"{tokens} tokens: nothing could be predicted; {self.results[0]}")
         best, ranks = self.best, trial.world_size * self._tp
-        if best and (may_grow or self._ranks(best) == ranks):
+        if best and (may_grow or self.ranks(best) == ranks):
             return
         budget = format_bytes(trial.memory_budget or 0)
         problem = f"{tokens} tokens don't fit in {budget} on {ranks} rank(s)"
         if best is None:
             most = f"{max(ranks, MAX_RANKS):,}"
             raise UserError(f"{problem}; by prediction, up to {most} ranks are not enough")
-        more = f"--world-size {self._ranks(best)}"
+        more = f"--world-size {self.ranks(best)}"
         raise UserError(f"{problem}; {best.trial.implementation} fits them with {more}")
 
 
@@ -251,23 +248,29 @@ def _attention_seconds(prediction: Prediction, model: ModelPlan) -> str | None:
     return " to ".join(format_seconds(layers * times.total) for times, _ in prediction.ends)
 
 
-def _columns(ranks: Callable[[Prediction], int]) -> list[ValueColumn]:
+def _columns(plan: Plan) -> list[ValueColumn]:
+    """Return the columns; of a whole model the share of the floor of one layer says nothing."""
+    model, bandwidth = plan.model, plan.hardware.bandwidth
+    of_layer = ", attention of a layer" if model else ""
+
     def tokens(prediction: Prediction) -> Cell:
         length = prediction.tokens
         return length if prediction.fits else f"{format_tokens(length)} don't fit"
 
+    def share(one: Prediction) -> float | None:
+        return one.fraction_of_floor if one.fits and not model else None
+
     return [
         ValueColumn("Implementation", "text", lambda one: _name(one.trial)),
-        ValueColumn("Ranks", "count", ranks, 5),
+        ValueColumn("Ranks", "count", plan.ranks, 5),
         ValueColumn("Tokens", "tokens", tokens, 9),
         ValueColumn("Tokens, one request", "tokens", lambda one: one.alone, 6),
-        ValueColumn(
-            "Fraction of floor", "share", lambda one: one.fraction_of_floor if one.fits else None, 4
-        ),
-        ValueColumn("Peak", "bytes", lambda one: one.estimate.peak_bytes, 8),
+        ValueColumn("Fraction of floor", "share", share, 4),
+        ValueColumn(f"Peak{of_layer}", "bytes", lambda one: one.estimate.peak_bytes, 8),
         ValueColumn("Outside tensors", "bytes", lambda one: one.estimate.outside_bytes or None, 4),
+        *(_model_columns(model, bandwidth) if model else ()),
         ValueColumn("Headroom", "bytes", _headroom, 5),
-        ValueColumn("Time per pass", "seconds", _seconds, 8),
+        ValueColumn("Time per pass" if not model else f"Time{of_layer}", "seconds", _seconds, 8),
         ValueColumn("Sent", "bytes", lambda one: one.estimate.bytes_sent or None, 3),
         ValueColumn("Exposed", "seconds", lambda one: one.times.exposed or None, 2),
         ValueColumn(
@@ -277,37 +280,23 @@ def _columns(ranks: Callable[[Prediction], int]) -> list[ValueColumn]:
     ]
 
 
-def _with_model(
-    columns: Sequence[ValueColumn], model: ModelPlan, bandwidth: float
-) -> list[ValueColumn]:
-    """Return columns of a whole model: the share of the floor of a layer says nothing then."""
-
+def _model_columns(model: ModelPlan, bandwidth: float) -> list[ValueColumn]:
     def part(name: str, heading: str = "") -> ValueColumn:
-        def value(one: Prediction) -> int | None:
-            found: int | None = getattr(model.memory(one.trial), name)
-            return found
+        words = heading or name.capitalize()
+        return ValueColumn(words, "bytes", lambda one: getattr(model.memory(one.trial), name), 4)
 
-        return ValueColumn(heading or name.capitalize(), "bytes", value, 4)
-
-    def step(one: Prediction) -> str | None:
-        return _step_seconds(one, model, bandwidth)
-
-    layers = model.shape.layers
-    parts = [
-        part("caches", f"Caches, {layers - 1} layers"),
-        part("checkpoints", f"Checkpoints, {layers - 1} layers"),
+    layers = f", {model.shape.layers - 1} layers"
+    return [
+        part("caches", f"Caches{layers}"),
+        part("checkpoints", f"Checkpoints{layers}"),
         part("activations", "Other activations"),
         *map(part, ("logits", "weights", "gradients", "optimizer")),
         ValueColumn("Sum", "bytes", lambda one: model.total(one.estimate), 9),
-        ValueColumn("Time of a step", "text", step, 9),
+        ValueColumn("Time of a step", "text", lambda one: _step_seconds(one, model, bandwidth), 9),
         ValueColumn(
             "Time, attention of all layers", "text", lambda one: _attention_seconds(one, model), 9
         ),
     ]
-    renamed = {"Peak": "Peak, attention of a layer", "Time per pass": "Time, attention of a layer"}
-    kept = [c for c in columns if c.heading != "Fraction of floor"]
-    own = [replace(c, heading=renamed.get(c.heading, c.heading)) for c in kept]
-    return [*own[:6], *parts, *own[6:]]
 
 
 def _name(trial: Trial) -> str:
