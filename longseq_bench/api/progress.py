@@ -113,10 +113,7 @@ class Reporter:
 
     command: the command line that is recorded with every trial; None: Python code.
     is_drawn: on a terminal, draw the running trial.  is_quiet: print nothing.
-    is_verbose: print the seconds of each trial's phases.
     """
-
-    is_verbose = False
 
     def __init__(
         self, command: str | None = None, is_drawn: bool = True, is_quiet: bool = False
@@ -158,10 +155,8 @@ class RunProgress(Watcher):
 
     A log, without a terminal, gets a line on the running one after each ALIVE_S seconds of silence.
     heading: printed when the run starts.  rounds: those of a sweep, of which every trial is known;
-    0: a search.  is_verbose: as in Reporter.
+    0: a search.
     """
-
-    is_verbose = False
 
     def __init__(
         self, console: Console, trials: Sequence[Trial], heading: str, rounds: int = 0
@@ -238,7 +233,3 @@ class RunProgress(Watcher):
         if from_store:
             line.append("  (from an earlier run)", style="dim")
         self.console.print(line)
-        if self.is_verbose and not from_store:
-            phases = record.outcome.facts.get("phase_s", {}).items()
-            words = [f"{name} {seconds:.2f} s" for name, seconds in phases if seconds >= 5e-3]
-            self.console.print(plain(", ".join(words), "dim"))

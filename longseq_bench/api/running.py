@@ -120,7 +120,6 @@ def run_and_report(
                 except OSError as error:
                     reason = f"can't be written: {error.strerror} ({path})"
                     raise StoreError(f"results folder {store.folder} {reason}") from None
-        watcher.is_verbose = reporter.is_verbose
         try:
             with watcher:
                 records = run_schedule(

@@ -16,7 +16,6 @@ def maxlen(
     *,
     out: options.Out = None,
     as_json: options.AsJson = False,
-    verbose: options.Verbose = False,
     **given: Any,
 ) -> int:
     """Search for the longest sequence that each implementation can take here.
@@ -36,7 +35,7 @@ def maxlen(
         impl,
         options=parse_assignments(option or []),
         out=out or session.default_out(),
-        progress=session.make_reporter(verbose),
+        progress=session.make_reporter(),
         **given,
     )
     return session.print_results(results, as_json, maxlen_json)

@@ -39,11 +39,6 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on stdout. Default: a table.")
 ]
 
-Verbose = Annotated[
-    bool,
-    typer.Option("--verbose", "-v", help="Print the seconds of each trial's phases. Default: off."),
-]
-
 
 def declare(settings: Mapping[str, Setting]) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Give a command with `**given` an option for each setting, after its positional parameters.

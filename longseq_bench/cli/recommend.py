@@ -17,7 +17,6 @@ def recommend(
     *,
     out: options.Out = None,
     as_json: options.AsJson = False,
-    verbose: options.Verbose = False,
     **given: Any,
 ) -> int:
     """Say which attention to use at some lengths, and how far each one goes in memory.
@@ -39,7 +38,7 @@ def recommend(
     from longseq_bench.core.units import parse_tokens
     from longseq_bench.reports.sections.by_length import find_answers
 
-    given |= {"out": out or session.default_out(), "progress": session.make_reporter(verbose)}
+    given |= {"out": out or session.default_out(), "progress": session.make_reporter()}
     assigned, lengths = parse_assignments(option or []), options.split_names(tokens)
     results = recommend(impl, tokens=lengths, within=within, options=assigned, **given)
     passed = {row.tokens for row in results.rows if row.is_ok}

@@ -17,7 +17,6 @@ def report(
     kind: str = "summary",
     baseline: str | None = None,
     track: str | None = None,
-    as_json: options.AsJson = False,
 ) -> int:
     """Write reports from records, or print them; every number comes from the records.
 
@@ -31,14 +30,12 @@ def report(
         baseline: Implementation or label whose speed is 1. Default: the one in the config.
         track: Also write rows and the page to a tracker, as a run of a project: trackio or
             wandb:PROJECT. Default: none.
-        as_json: Print rows and maxima as one JSON document on stdout. Default: files only.
     """
     import gc
 
-    from longseq_bench.analysis.frames import maxlen_json, sweep_json
     from longseq_bench.api.results import load
     from longseq_bench.api.tracking import track as write_run
-    from longseq_bench.cli.session import print_documents, print_json, print_lines
+    from longseq_bench.cli.session import print_documents, print_lines
     from longseq_bench.reports.base import FORMATS
     from longseq_bench.reports.kinds import write_documents
     from longseq_bench.reports.render import markdown
@@ -50,8 +47,6 @@ def report(
             raise UnknownNameError("report format", name, known)
     if not format_names or not kinds:
         raise UserError("--format or --kind is empty; write --format md,csv --kind summary")
-    if as_json and TERMINAL in format_names:
-        raise UserError("--format terminal and --json both print on stdout; leave one out")
     file_formats = [name for name in format_names if name != TERMINAL]
     gc.disable()  # records and rows have no cycles, and each collection would visit them
     found = load(*results)
@@ -68,8 +63,6 @@ def report(
         write_run(found, built[0], track)
     if TERMINAL in format_names:
         print_documents(built)
-    if as_json:
-        print_json({**sweep_json(found.records), **maxlen_json(found.records)})
     print_lines(f"wrote {path}" for path in paths)
     if "md" in file_formats:
         notes = {note for one in built if (note := markdown.missing_charts(one))}

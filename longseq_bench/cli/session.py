@@ -26,11 +26,9 @@ from longseq_bench.reports.document import Document
 from longseq_bench.reports.render.terminal import print_document
 
 
-def make_reporter(verbose: bool = False) -> Reporter:
+def make_reporter() -> Reporter:
     """Return a reporter on stderr; the command line is recorded with every trial."""
-    reporter = Reporter(escape_surrogates(shlex.join(["longseq", *sys.argv[1:]])))
-    reporter.is_verbose = verbose
-    return reporter
+    return Reporter(escape_surrogates(shlex.join(["longseq", *sys.argv[1:]])))
 
 
 def print_lines(lines: Iterable[str], style: str = "") -> None:

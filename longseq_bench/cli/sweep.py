@@ -26,7 +26,6 @@ def sweep(
     dry_run: bool = False,
     profile: Path | None = None,
     as_json: options.AsJson = False,
-    verbose: options.Verbose = False,
     **given: Any,
 ) -> int:
     """Run every combination of a grid, interleaved, and report.
@@ -57,7 +56,7 @@ def sweep(
     named = {"implementations": impl, "options": parse_assignments(option or []), "tokens": tokens}
     given |= {name: value for name, value in named.items() if value}
     given |= {n: given[n].split(",") for n in LISTS if n in given}
-    reporter = session.make_reporter(verbose)
+    reporter = session.make_reporter()
     if not dry_run:
         out = out or session.default_out()
         given |= {"rounds": rounds, "out": out, "progress": reporter, "profile": profile}

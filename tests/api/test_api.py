@@ -66,7 +66,7 @@ def options_of(command: Any) -> set[str]:
 def test_each_option_is_a_keyword_with_the_same_name() -> None:
     """An option that is added to a command needs its keyword here."""
     of_search = {"implementations", "options", "progress"}
-    renamed = {"impl", "option", "as_json", "verbose"}
+    renamed = {"impl", "option", "as_json"}
     assert options_of(maxlen) - of_search == options_of(maxlen_command) - renamed
     only_printed = {"output"}
     assert options_of(plan) - of_search == options_of(plan_command) - renamed - only_printed

@@ -519,8 +519,8 @@ def test_a_report_is_written_next_to_the_records(results: Path, capfd: Capture) 
     assert "1,064" in (results / "report-details.md").read_text()
 
 
-def test_a_report_as_json_has_rows_and_maxima(results: Path, capfd: Capture) -> None:
-    answer = document(capfd, "report", results / RECORDS)
+def test_rows_and_maxima_are_one_json_document(results: Path, capfd: Capture) -> None:
+    answer = document(capfd, "show", results / RECORDS)
     assert (set(answer), answer["schema"]) == ({"schema", "rows", "results"}, 1)
     assert len(answer["rows"]) == 4
     (found,) = answer["results"]
@@ -548,10 +548,10 @@ def test_duplicate_records_are_read_once(results: Path, tmp_path: Path, capfd: C
     copy = tmp_path / "copy"
     copy.mkdir()
     (copy / RECORDS).write_bytes((results / RECORDS).read_bytes())
-    alone = document(capfd, "report", results / RECORDS)
+    alone = document(capfd, "show", results / RECORDS)
     again = (results, results / RECORDS, tmp_path / "link")
-    assert document(capfd, "report", *again) == alone
-    assert run(["report", str(results), str(copy), "--json"]) == 0
+    assert document(capfd, "show", *again) == alone
+    assert run(["show", str(results), str(copy), "--json"]) == 0
     captured = capfd.readouterr()
     assert json.loads(captured.out) == alone
     assert "duplicate records ignored: " in captured.err

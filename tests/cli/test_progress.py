@@ -108,19 +108,6 @@ def test_a_log_that_was_silent_gets_a_line_on_the_running_trial(
     assert "still running: ring 2k · inputs" in log.getvalue()
 
 
-def test_a_verbose_run_prints_the_phases_of_its_own_trials() -> None:
-    screen = io.StringIO()
-    facts = {"phase_s": {"start": 0.25, "inputs": 0.001, "forward exact": 9.9}}
-    trials = [make.trial("ring", tokens) for tokens in (2048, 4096)]
-    console = Console(file=screen, width=80)
-    with RunProgress(console, trials, "device: cpu", 1) as watcher:
-        watcher.is_verbose = True
-        for one, is_old in zip(trials, (True, False), strict=True):
-            watcher.ends(Step(one), make.record(one, make.outcome(facts=facts)), is_old)
-    lines = [line.strip() for line in screen.getvalue().splitlines() if "forward exact" in line]
-    assert lines == ["start 0.25 s, forward exact 9.90 s"]
-
-
 @pytest.mark.parametrize("is_drawn", [True, False])
 def test_records_that_do_not_count_are_named_on_stderr(is_drawn: bool, capfd: Capture) -> None:
     console = Reporter(is_drawn=is_drawn).console
