@@ -7,8 +7,8 @@ from longseq_bench.core.catalogue import Catalogue, Entry
 from longseq_bench.core.model import Environment, Trial
 from longseq_bench.core.model_shapes import ModelShape
 from longseq_bench.doctor import Finding
-from longseq_bench.reports.columns import ValueColumn, build_table
-from longseq_bench.reports.document import Column, Document, Section, Table
+from longseq_bench.reports.columns import ValueColumn, build_table, make_columns
+from longseq_bench.reports.document import Document, Section, Table
 from longseq_bench.reports.groups import capitalize_first
 
 
@@ -20,7 +20,8 @@ def catalogue_document(catalogue: Catalogue) -> Document:
     ]
     explanation = "One of these computes exact attention on a device; the option kernel names it."
     if kernels:
-        table = _table(kernels, "Kernel", "What it is", "Device", "Not here because")
+        headings = make_columns("Kernel, What it is, Device, Not here because")
+        table = Table("", headings, tuple(kernels))
         sections.append(Section("Kernels", [explanation], tables=[table]))
     return Document("list", "", [], sections)
 
@@ -39,7 +40,8 @@ def _entry(name: str, entry: Entry, catalogue: Catalogue) -> Section:
         )
         for spec in entry.options
     ]
-    tables = [_table(rows, "Option and default", "Meaning")] if rows else []
+    headings = make_columns("Option and default, Meaning")
+    tables = [Table("", headings, tuple(rows))] if rows else []
     return Section(name, [capitalize_first(entry.summary), *unavailable, *missing], tables=tables)
 
 
@@ -72,7 +74,7 @@ def models_document(shapes: Sequence[ModelShape]) -> Document:
 def findings_document(machine: Environment, findings: Sequence[Finding]) -> Document:
     """Return a row per check of `longseq doctor`."""
     rows = [(one.name, one.state, one.found, one.remedy) for one in findings]
-    table = _table(rows, "Check", "State", "Found", "What to do")
+    table = Table("", make_columns("Check, State, Found, What to do"), tuple(rows))
     context = f"{machine.host}: {machine.cpu}, {machine.os}"
     return Document("doctor", "", [context], [Section("", tables=[table])])
 
@@ -90,7 +92,3 @@ def trials_document(trials: Sequence[Trial], rounds: int, heading: str, estimate
     table = build_table("", columns, trials)
     sections = [Section("", tables=[table]), Section("", [summary, estimate])]
     return Document("trials", "", [heading], sections)
-
-
-def _table(rows: Sequence[tuple[str | None, ...]], *headings: str) -> Table:
-    return Table("", tuple(map(Column, headings)), tuple(rows))

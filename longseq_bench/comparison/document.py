@@ -27,7 +27,7 @@ from longseq_bench.reports.columns import ValueColumn, build_table, time_with_in
 from longseq_bench.reports.document import Cell, Column, Document, Section, Table
 from longseq_bench.reports.groups import (
     describe_outcome,
-    describe_workload,
+    describe_shared,
     limit_findings,
     table_key,
 )
@@ -170,7 +170,7 @@ def _describe_side(letter: str, name: str, records: Sequence[Record]) -> str:
 
 
 def _workload(row: ComparedRow) -> str:
-    return describe_workload(row, defaultdict(str))
+    return describe_shared(row, defaultdict(str), frozenset(), row.world_size > 1)
 
 
 def json_document(result: Comparison, fail_on: float | None) -> dict[str, Any]:

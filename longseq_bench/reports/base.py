@@ -102,8 +102,9 @@ class Source:
         row = next(iter([*self._measured, *self.maxima]), None)
         if row is None:
             return ""
-        ending = "all outputs checked against float64" if self.is_all_checked else ""
-        return describe_shared(row, self.machines, self._varying, self.is_parallel, ending)
+        words = describe_shared(row, self.machines, self._varying, self.is_parallel)
+        words += "; all outputs checked against float64" if self.is_all_checked else ""
+        return f"{capitalize_first(words)}."
 
     @cached_property
     def errors(self) -> list[float | None]:
@@ -138,7 +139,9 @@ class Source:
         fit_only = "fit only" if row.fit_only and "fit_only" in self._varying else ""
         return capitalize_first(join_words(self.workload(row), fit_only))
 
-    def tables(self, rows: Iterable[Row], columns: Columns, keep_empty: bool = True) -> list[Table]:
+    def tables(
+        self, rows: Iterable[Row], columns: Columns, keep_empty: bool = False
+    ) -> list[Table]:
         """Return a table of rows per workload; its title is the workload.
 
         At most MAX_TABLES and one more, which a section does not show.

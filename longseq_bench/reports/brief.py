@@ -35,7 +35,7 @@ def sweep_brief(records: Sequence[Record], baseline: str | None = None) -> Docum
 def _sweep_sections(source: Source) -> list[Section]:
     speed = ValueColumn(f"× {source.baseline_label}", "ratio", lambda row: row.speed)
     columns = terminal_columns(SweepRow, SWEEP_FIELDS, {"speed": speed})
-    tables = source.tables(source.rows, columns, keep_empty=False)
+    tables = source.tables(source.rows, columns)
     return [Section("", tables=tables), Section("", points=describe_rows(source.rows))]
 
 
@@ -43,7 +43,7 @@ def search_brief(records: Sequence[Record]) -> Document:
     """Return a table per workload of searches for the longest length, and a sentence each."""
     source = Source(records)
     columns = terminal_columns(SearchRow, SEARCH_FIELDS)
-    tables = source.tables(source.maxima, columns, keep_empty=False)
+    tables = source.tables(source.maxima, columns)
     one_rank = index_one_rank(source.maxima)
     answers = Section("", points=[describe_search(row, one_rank) for row in source.maxima])
     return _document("maxlen", source, Section("", tables=tables), answers)

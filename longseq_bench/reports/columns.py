@@ -54,7 +54,6 @@ class ValueColumn:
     """A column, and the function that takes its value from an item.
 
     priority: as in Column.  of_ranks: only where rows ran on several ranks.
-    optional: left out if no item has a value, even in tables that keep empty columns.
     help: as in Column; that of data/glossary.yaml if it is empty.
     """
 
@@ -63,7 +62,6 @@ class ValueColumn:
     value: Callable[[Any], Cell]
     priority: int | None = None
     of_ranks: bool = False
-    optional: bool = False
     help: str = ""
 
 
@@ -97,20 +95,13 @@ def field_column(row_type: type, name: str) -> ValueColumn:
     value = time_with_interval if name == "time_s" else attrgetter(_SHOWN.get(name, name))
     words = "" if name in _OBVIOUS else declared.help
     priority = 1 + _KEPT.index(name) if name in _KEPT else None
-    return ValueColumn(
-        declared.heading, declared.kind, value, priority, of_ranks, optional=of_ranks, help=words
-    )
-
-
-def optional(row_type: type, *names: str) -> list[ValueColumn]:
-    """Return columns of fields that are left out where no row has a value."""
-    return [replace(field_column(row_type, name), optional=True) for name in names]
+    return ValueColumn(declared.heading, declared.kind, value, priority, of_ranks, words)
 
 
 def build_table(
     title: str, columns: Columns, items: Sequence[Any], keep_empty: bool = False
 ) -> Table:
-    """Return a table with a row per item; columns without any value are left out."""
+    """Return a table with a row per item; columns without any value are left out, or kept."""
     kept, cells = [], []
     row_type: type = type(items[0]) if items else object
     for named in columns:
@@ -118,7 +109,7 @@ def build_table(
         if column.of_ranks and not has_several_ranks(items):
             continue
         values = list(map(column.value, items))
-        if (keep_empty and not column.optional) or any(value is not None for value in values):
+        if keep_empty or any(value is not None for value in values):
             explained = column.help or _GLOSSARY.get(column.heading, "")
             kept.append(Column(column.heading, column.kind, column.priority, explained))
             cells.append(values)

@@ -48,36 +48,25 @@ def find_varying(rows: Iterable[Row]) -> frozenset[str]:
 
 
 def describe_workload(
-    row: Row,
-    machines: Mapping[str, str],
-    fields: Collection[str] | None = None,
-    is_parallel: bool | None = None,
+    row: Row, machines: Mapping[str, str], fields: Collection[str], is_parallel: bool
 ) -> str:
-    """Describe a group in words: "forward, float32, causal, batch 1, 8 heads of 64, cpu".
+    """Describe fields of SAME_TABLE in words, also a missing budget: "float32, no time limit".
 
-    fields: the fields of SAME_TABLE to describe, with words for a missing budget; all if None.
-    is_parallel: budgets are those of a rank; None: if the row ran on several.
+    is_parallel: budgets are those of a rank.
     """
-    is_parallel = row.world_size > 1 if is_parallel is None else is_parallel
-    described = [*_describe_fields(row, machines, is_parallel)]
-    if fields is None:
-        return ", ".join(words for _, words, _ in described if words)
-    found = (
-        words or missing for names, words, missing in described if not names.isdisjoint(fields)
-    )
-    return ", ".join(filter(None, found))
+    described = _describe_fields(row, machines, is_parallel)
+    return join_words(*(w or none for names, w, none in described if not names.isdisjoint(fields)))
 
 
 def describe_shared(
-    row: Row, machines: Mapping[str, str], varying: frozenset[str], is_parallel: bool, ending: str
+    row: Row, machines: Mapping[str, str], varying: frozenset[str], is_parallel: bool
 ) -> str:
-    """Return a sentence with what all rows share, of which this is one.
+    """Describe what rows share, of which this is one: "forward, causal, batch 1, 8 heads of 64".
 
-    varying: from find_varying, of all rows.  is_parallel: as in describe_workload.
+    varying: from find_varying.  is_parallel: as in describe_workload.
     """
     described = _describe_fields(row, machines, is_parallel)
-    words = ", ".join(w for names, w, _ in described if w and varying.isdisjoint(names))
-    return capitalize_first("; ".join(filter(None, (words, ending)))) + "."
+    return join_words(*(words for names, words, _ in described if varying.isdisjoint(names)))
 
 
 def _describe_fields(

@@ -51,7 +51,7 @@ def _over_ranks_table(source: Source, maxima: Sequence[SearchRow]) -> Table:
     )
     columns = (*_OVER_RANKS, times, ValueColumn("Limited by", "text", attrgetter("limited_by")))
     scaled = [one for some in ordered for one in some]
-    return build_table(source.title(maxima[0]), columns, scaled, keep_empty=True)
+    return build_table(source.title(maxima[0]), columns, scaled)
 
 
 def _chart_over_ranks(rows: Sequence[SearchRow], where: str) -> Chart | None:
@@ -84,10 +84,7 @@ def exponents(source: Source) -> Section:
     groups = ((group, complexities(group)) for group in group_by_workload(source.rows))
     found = list(islice((one for one in groups if one[1]), MAX_TABLES + 1))
     found.sort(key=lambda one: (-max(fit.points for fit in one[1]), -len(one[1])))
-    tables = [
-        build_table(source.title(group[0]), _EXPONENTS, fits, keep_empty=True)
-        for group, fits in found
-    ]
+    tables = [build_table(source.title(group[0]), _EXPONENTS, fits) for group, fits in found]
     return Section("How time and memory grow", explanation, tables=tables)
 
 

@@ -9,7 +9,7 @@ from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import Columns, ValueColumn, field_column, optional
+from longseq_bench.reports.columns import Columns, ValueColumn, field_column
 from longseq_bench.reports.document import (
     MAX_CHARTS,
     Axis,
@@ -34,21 +34,21 @@ def _of_standard(name: str) -> ValueColumn:
     return replace(
         field_column(SweepRow, name),
         value=lambda row: None if row.memory_reduction is None else getattr(row, name),
-        optional=True,
     )
 
 
 _LENGTHS: Columns = (
-    *split_names("label tokens world_size tokens_per_rank status time_s samples"),
-    *optional(SweepRow, "unstable", "check_limits"),
-    *split_names("compute_time_s communication_time_s exposed_share speedup efficiency"),
-    *split_names("bytes_sent peak_bytes imbalance tokens_per_s effective_flops max_error"),
-    *optional(SweepRow, "share_of_bandwidth", "copy_bandwidth", "memory_reduction"),
+    *split_names(
+        "label tokens world_size tokens_per_rank status time_s samples unstable check_limits "
+        "compute_time_s communication_time_s exposed_share speedup efficiency bytes_sent "
+        "peak_bytes imbalance tokens_per_s effective_flops max_error share_of_bandwidth "
+        "copy_bandwidth memory_reduction"
+    ),
     *(_of_standard(name) for name in ("dense_peak_bytes", "dense_memory_source")),
-    *optional(SweepRow, "wire_error", "density_asked", "density_achieved"),
-    ValueColumn("Uncovered", "share", lambda row: row.uncovered or None, optional=True),
-    ValueColumn("Zero rows", "share", lambda row: row.zero_rows or None, optional=True),
-    *optional(SweepRow, "speed"),
+    *split_names("wire_error density_asked density_achieved"),
+    ValueColumn("Uncovered", "share", lambda row: row.uncovered or None),
+    ValueColumn("Zero rows", "share", lambda row: row.zero_rows or None),
+    "speed",
 )
 
 
@@ -108,13 +108,10 @@ def mark_failures(
 
 # ---- longest lengths -----------------------------------------------------------------------------
 
-_MAXIMA: Columns = (
-    *split_names("label world_size max_tokens pass_time_s"),
-    *optional(SearchRow, "density_achieved", "fits_tokens", "fit_predicted_tokens", "fit_time_s"),
-    *split_names("tokens_per_rank first_failure limited_by failure_phase"),
-    *optional(SearchRow, "check_limits"),
-    *split_names("floor_tokens fraction_of_floor peak_bytes imbalance bytes_per_token"),
-    *split_names("predicted_tokens runs confirmations"),
+_MAXIMA: Columns = split_names(
+    "label world_size max_tokens pass_time_s density_achieved fits_tokens fit_predicted_tokens "
+    "fit_time_s tokens_per_rank first_failure limited_by failure_phase check_limits floor_tokens "
+    "fraction_of_floor peak_bytes imbalance bytes_per_token predicted_tokens runs confirmations"
 )
 
 

@@ -8,18 +8,9 @@ from longseq_bench.analysis.row import require
 from longseq_bench.analysis.runs import group_by
 from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import (
-    Columns,
-    ValueColumn,
-    optional,
-    with_interval,
-)
+from longseq_bench.reports.columns import Columns, ValueColumn, with_interval
 from longseq_bench.reports.document import Axis, Chart, Point, Section, build_chart
-from longseq_bench.reports.groups import (
-    at_length,
-    join_words,
-    split_names,
-)
+from longseq_bench.reports.groups import at_length, join_words, split_names
 from longseq_bench.reports.sections.lengths import mark_failures
 
 
@@ -77,5 +68,5 @@ _SPARSE: Columns = (
         "share",
         lambda row: with_interval(row.share_of_ideal, row.share_low, row.share_high),
     ),
-    *optional(SweepRow, "share_of_peak"),
+    "share_of_peak",
 )
