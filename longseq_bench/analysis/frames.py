@@ -12,10 +12,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from longseq_bench.analysis.row import Row, fields_of
-from longseq_bench.analysis.searches import SearchRow, search_rows
+from longseq_bench.analysis.searches import SearchRow
 from longseq_bench.analysis.sweep_row import SweepRow
-from longseq_bench.analysis.sweeps import sweep_rows
-from longseq_bench.core.model import Record
 
 if TYPE_CHECKING:
     import pandas
@@ -24,18 +22,11 @@ SCHEMA = 1
 """Schema version of the documents that --json prints; records have their own."""
 
 
-def sweep_json(records: Iterable[Record]) -> dict[str, Any]:
-    """Return the document {"schema", "rows"}; NaN and infinity are null."""
-    return rows_json(sweep_rows(records), "rows")
-
-
-def maxlen_json(records: Iterable[Record]) -> dict[str, Any]:
-    """Return the document {"schema", "results"} of searches for the longest length."""
-    return rows_json(search_rows(records), "results")
-
-
 def rows_json(table: Iterable[Row], name: Literal["rows", "results"]) -> dict[str, Any]:
-    """Return the JSON document of rows of sweeps, or of results of searches."""
+    """Return the document {"schema", "rows"} of sweeps, or {"schema", "results"} of searches.
+
+    NaN and infinity are null.
+    """
     names = _columns(SweepRow if name == "rows" else SearchRow)
     values = attrgetter(*names)
     rows = [dict(zip(names, map(finite, values(row)), strict=True)) for row in table]

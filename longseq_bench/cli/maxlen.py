@@ -26,7 +26,7 @@ def maxlen(
     (more if runs contradict each other). Wrong outputs at two lengths far apart end the search.
     Tokens are those of all ranks together.
     """
-    from longseq_bench.analysis.frames import maxlen_json
+    from longseq_bench.analysis.frames import rows_json
     from longseq_bench.api import length_search
     from longseq_bench.cli import session
     from longseq_bench.core.options import parse_assignments
@@ -38,4 +38,4 @@ def maxlen(
         progress=session.make_reporter(),
         **given,
     )
-    return session.print_results(results, as_json, maxlen_json)
+    return session.print_results(results, as_json, lambda: rows_json(results.maxima, "results"))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longseq_bench.cli import options
 from longseq_bench.core.settings import SEARCH, SHAPE
+
+if TYPE_CHECKING:
+    from longseq_bench.api.results import Results
 
 
 @options.declare(SEARCH | SHAPE)
@@ -45,18 +48,17 @@ def recommend(
     failed = [n for n in lengths if parse_tokens(n) not in passed]
     if failed and not find_answers(results.source):
         session.print_lines([f"no implementation passed at {' or '.join(failed)} tokens"], "yellow")
-    return session.print_results(results, as_json, _answers_json)
+    return session.print_results(results, as_json, lambda: _answers_json(results))
 
 
-def _answers_json(records: list[Any]) -> dict[str, Any]:
+def _answers_json(results: Results) -> dict[str, Any]:
     """Return the document {"schema", "rows", "answers"}: measured rows, and the printed table."""
-    from longseq_bench.analysis.frames import finite, sweep_json
-    from longseq_bench.reports.base import Source
+    from longseq_bench.analysis.frames import finite, rows_json
     from longseq_bench.reports.sections.by_length import by_length
 
     answers = [
         {column.name: finite(cell) for column, cell in zip(table.columns, row, strict=True)}
-        for table in by_length(Source(records)).tables
+        for table in by_length(results.source).tables
         for row in table.rows
     ]
-    return {**sweep_json(records), "answers": answers}
+    return {**rows_json(results.rows, "rows"), "answers": answers}

@@ -11,7 +11,7 @@ from longseq_bench.core.settings import SEARCH, SHAPE
 from longseq_bench.core.units import MAX_RANKS
 
 if TYPE_CHECKING:
-    from longseq_bench.core.model import Record
+    from longseq_bench.api.results import Results
 
 
 @options.declare(SEARCH | SHAPE)
@@ -56,20 +56,19 @@ def scaling(
         launcher.check(trials)
         schedule = partial(strategy.scaling, trials, 1)
         found = run_search(launcher, catalogue, trials, folder, schedule, reporter)
-    return session.print_results(found, as_json, _study_json, lambda: scaling_brief(found.records))
+    return session.print_results(
+        found, as_json, lambda: _study_json(found), lambda: scaling_brief(found.records)
+    )
 
 
-def _study_json(records: list[Record]) -> dict[str, Any]:
+def _study_json(results: Results) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from longseq_bench.analysis.frames import sweep_json
+    from longseq_bench.analysis.frames import rows_json
     from longseq_bench.analysis.scaling import complexities, maxima_on_ranks
-    from longseq_bench.analysis.searches import search_rows
-    from longseq_bench.analysis.sweeps import sweep_rows
 
     return {
-        "schema": 1,
-        "maxima": [asdict(one) for one in maxima_on_ranks(search_rows(records))],
-        "rows": sweep_json(records)["rows"],
-        "complexity": [asdict(one) for one in complexities(sweep_rows(records))],
+        "maxima": [asdict(one) for one in maxima_on_ranks(results.maxima)],
+        "complexity": [asdict(one) for one in complexities(results.rows)],
+        **rows_json(results.rows, "rows"),
     }

@@ -21,7 +21,6 @@ from longseq_bench.api.progress import Reporter
 from longseq_bench.api.results import Results
 from longseq_bench.cli import FAILED_TRIALS
 from longseq_bench.core.errors import UserError, escape_surrogates
-from longseq_bench.core.model import Record
 from longseq_bench.reports.document import Document
 from longseq_bench.reports.render.terminal import print_document
 
@@ -90,7 +89,7 @@ def print_answer(
 def print_results(
     results: Results,
     as_json: bool,
-    data: Callable[[list[Record]], Any],
+    data: Callable[[], Any],
     document: Callable[[], Document] | None = None,
 ) -> int:
     """Print the answer of a command that ran trials, and return its exit code.
@@ -101,7 +100,7 @@ def print_results(
     records = results.records
     is_failed = any(r.outcome.status in ("wrong", "crashed", "error") for r in records)
     code = FAILED_TRIALS if is_failed else 0
-    print_answer(as_json, lambda: data(records), document or results.table, code=code)
+    print_answer(as_json, data, document or results.table, code=code)
     budgets = [r.trial.time_budget for r in records if r.trial.time_budget]
     if budgets and all(r.outcome.status == "timeout" for r in records):
         raise UserError(f"time_budget {max(budgets):.3g} s is shorter than any run; raise it")

@@ -47,7 +47,7 @@ def sweep(
         profile: New file for the trace of one pass, in Chrome's format (.gz: compressed), of the
             first trial of this run that times passes, after them. Default: none.
     """
-    from longseq_bench.analysis.frames import sweep_json
+    from longseq_bench.analysis.frames import rows_json
     from longseq_bench.api import grid
     from longseq_bench.cli import session
     from longseq_bench.cli.documents import trials_document
@@ -61,7 +61,7 @@ def sweep(
         out = out or session.default_out()
         given |= {"rounds": rounds, "out": out, "progress": reporter, "profile": profile}
         results = grid.sweep(config, **given)
-        return session.print_results(results, as_json, sweep_json)
+        return session.print_results(results, as_json, lambda: rows_json(results.rows, "rows"))
     loaded, heading, estimate = grid.plan_sweep(config, rounds, out, reporter, **given)
     return session.print_answer(
         as_json,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.analysis.frames import maxlen_json, sweep_json, to_frame
+from longseq_bench.analysis.frames import rows_json, to_frame
 from longseq_bench.analysis.labels import find_baseline_label, speeds
 from longseq_bench.analysis.row import fields_of
 from longseq_bench.analysis.runs import SEVERITY
@@ -366,7 +366,7 @@ def test_an_error_that_is_not_finite_is_null_in_json() -> None:
     bad = make.outcome("wrong", "nan", max_error=math.nan)
     worse = make.outcome("wrong", "inf", max_error=math.inf)
     records = [make.record(make.trial(seq_len=n), o) for n, o in ((1, bad), (2, worse))]
-    said = sweep_json([*records, make.record()])
+    said = rows_json(sweep_rows([*records, make.record()]), "rows")
     assert json.loads(json.dumps(said, allow_nan=False)) == said
     assert [row["max_error"] for row in said["rows"]] == [None, None, 1e-6]
     fields = fields_of(SweepRow).keys() - {"speed"}
@@ -374,7 +374,9 @@ def test_an_error_that_is_not_finite_is_null_in_json() -> None:
 
 
 def test_maxlen_json_has_exactly_its_fields_and_is_json() -> None:
-    said = maxlen_json([make.step(1024), make.step(1025, "oom"), make.record()])
+    said = rows_json(
+        search_rows([make.step(1024), make.step(1025, "oom"), make.record()]), "results"
+    )
     assert json.loads(json.dumps(said, allow_nan=False)) == said
     assert [row["max_tokens"] for row in said["results"]] == [1024]
     assert set(said["results"][0]) == set(fields_of(SearchRow))

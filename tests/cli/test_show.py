@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from longseq_bench.analysis.frames import sweep_json
+from longseq_bench.analysis.frames import rows_json
 from longseq_bench.analysis.sweeps import sweep_rows
 from longseq_bench.cli import run
 from longseq_bench.cli.row_filter import filter_rows
@@ -127,7 +127,7 @@ def test_all_conditions_must_hold_and_rows_are_counted(tmp_path: Path, capfd: Ca
 def test_json_is_that_of_the_report_filtered_and_sorted(tmp_path: Path, capfd: Capture) -> None:
     records = mixed()
     folder = write_records(tmp_path, records)
-    whole = json.loads(json.dumps(sweep_json(records)))
+    whole = json.loads(json.dumps(rows_json(sweep_rows(records), "rows")))
     assert document(capfd, "show", folder) == {**whole, "results": []}
     some = document(
         capfd, "show", folder, "--where", "impl=sdpa", "--sort", "-time", "--limit", "2"
