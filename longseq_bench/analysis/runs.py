@@ -49,8 +49,6 @@ class Runs:
                 of_rank[one.rank] = (*earlier, *one.samples) if earlier else one.samples
         self.measured = self._by_run.keys()
         self._world_size = self.records[0].trial.world_size if self.records else 1
-        self._iterations: dict[str, Samples] = {}
-        self._intervals: dict[str, Interval] = {}
 
     def by_run(self, name: str) -> Sequence[ByRank]:
         """Return the samples of each run."""
@@ -58,17 +56,13 @@ class Runs:
 
     def iterations(self, name: str) -> Samples:
         """Return one sample per iteration, of the slowest rank."""
-        if name not in self._iterations:
-            runs = (slowest(ranks, self._world_size) for ranks in self.by_run(name))
-            self._iterations[name] = list(chain.from_iterable(runs))
-        return self._iterations[name]
+        runs = (slowest(ranks, self._world_size) for ranks in self.by_run(name))
+        return list(chain.from_iterable(runs))
 
     def interval(self, name: str) -> Interval:
         """Return the 95 % interval of the median over iterations."""
-        if name not in self._intervals:
-            samples = self.iterations(name)
-            self._intervals[name] = median_interval(samples) if samples else (None, None, None)
-        return self._intervals[name]
+        samples = self.iterations(name)
+        return median_interval(samples) if samples else (None, None, None)
 
     def median(self, name: str) -> float | None:
         """Return the median over iterations."""
