@@ -26,8 +26,8 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.analysis.sweeps import sweep_rows_with_records
 from longseq_bench.core.model import Environment, Record, Trial
 from longseq_bench.core.registry import Registry
-from longseq_bench.reports.columns import Columns, build_table
-from longseq_bench.reports.document import MAX_CHARTS, MAX_TABLES, Chart, Column, Document, Table
+from longseq_bench.reports.columns import Columns, build_table, make_columns
+from longseq_bench.reports.document import MAX_CHARTS, MAX_TABLES, Cell, Chart, Document, Table
 from longseq_bench.reports.groups import (
     SAME_TABLE,
     capitalize_first,
@@ -166,14 +166,15 @@ class Source:
         """Return the label of the trial's implementation and options in this report."""
         return self._labels[settings_key(trial)]
 
-    @property
-    def machine_column(self) -> list[Column]:
-        """The column for `machine_cell`: none if there is only one machine."""
-        return [Column("Machine")] if len(self.environments) > 1 else []
+    def table(self, title: str, headings: str, rows: Iterable[tuple[Cell, ...]]) -> Table:
+        """Return a table of rows that begin with a fingerprint: the machine, if there are several.
 
-    def machine_cell(self, record: Record) -> list[str]:
-        """Return the name of a record's machine as a cell; none if there is only one."""
-        return list(filter(None, [self.machines[record.environment.fingerprint]]))
+        headings: as in make_columns.
+        """
+        first = 0 if len(self.environments) > 1 else 1
+        columns = make_columns(f"Machine, {headings}")[first:]
+        named = ((self.machines[str(key)], *cells) for key, *cells in rows)
+        return Table(title, columns, tuple(row[first:] for row in named))
 
     @cached_property
     def _measured(self) -> list[SweepRow]:

@@ -12,7 +12,6 @@ from longseq_bench.analysis.sweep_row import SweepRow
 from longseq_bench.core.model import SDPA, Outcome, Record
 from longseq_bench.core.units import format_bytes, format_seconds, format_share, format_tokens
 from longseq_bench.reports.base import Source
-from longseq_bench.reports.columns import make_columns
 from longseq_bench.reports.document import Cell, Section, Table, format_ratio
 from longseq_bench.reports.groups import (
     UNCONFIRMED,
@@ -23,7 +22,9 @@ from longseq_bench.reports.groups import (
     others_on_gpu,
 )
 
-_FAILED = "Implementation, Tokens: tokens, Ranks: count, Asked for, Status, Phase, Reason"
+_FAILED = (
+    "Implementation, Tokens: tokens, Ranks: count, Asked for, Status, Phase, Reason, Runs: count"
+)
 _ALLOCATION = re.compile(
     r"(?P<ranks>(?:every )?rank[^:]*: )?.*?ried to allocate (?P<size>\d+ bytes|[\d.]+ [KMGT]iB)\b"
 )
@@ -32,10 +33,9 @@ _ALLOCATION = re.compile(
 def failures(source: Source) -> Section:
     """Build the section on failed runs and figures to distrust, with equal failures counted."""
     failed = [record for record in source.records if record.outcome.status != "ok"]
-    tables = [
-        _warnings(source),
-        _counted("Runs that were not ok", _FAILED, _describe(source, failed), source),
-    ]
+    counted = Counter(_describe(source, failed)).items()
+    rows = ((*cells, count) for cells, count in counted)
+    tables = [_warnings(source), source.table("Runs that were not ok", _FAILED, rows)]
     by_status = Counter(record.outcome.status for record in failed).most_common()
     counts = ", ".join(f"{count:,} {name_status(status)}" for status, count in by_status)
     points = [f"{len(failed):,} of {len(source.records):,} runs were not ok: {counts}."]
@@ -61,32 +61,18 @@ def _suspects(source: Source) -> Iterator[tuple[str, SweepRow | SearchRow, str]]
 
 
 def _warnings(source: Source) -> Table:
-    rows: list[tuple[Cell, ...]] = [
-        (*filter(None, [source.machines[row.fingerprint]]), row.name, row.tokens, warning)
-        for _, row, warning in _suspects(source)
-    ]
-    columns = *source.machine_column, *make_columns("Implementation, Tokens: tokens, Warning")
-    return Table("Figures to distrust", columns, tuple(rows))
+    found = ((row.fingerprint, row.name, row.tokens, why) for _, row, why in _suspects(source))
+    return source.table("Figures to distrust", "Implementation, Tokens: tokens, Warning", found)
 
 
-def _counted(
-    title: str, names: str, found: Iterable[tuple[Record, tuple[Cell, ...]]], source: Source
-) -> Table:
-    """Count equal rows; the machine is a column where there are several."""
-    rows = Counter((*source.machine_cell(record), *cells) for record, cells in found)
-    columns = *source.machine_column, *make_columns(f"{names}, Runs: count")
-    return Table(title, columns, tuple((*row, count) for row, count in rows.items()))
-
-
-def _describe(
-    source: Source, failed: Iterable[Record]
-) -> Iterator[tuple[Record, tuple[Cell, ...]]]:
-    """Yield failed records with their cells; the unsupported ones come last."""
+def _describe(source: Source, failed: Iterable[Record]) -> Iterator[tuple[Cell, ...]]:
+    """Yield the machine and the cells of failed records; the unsupported ones come last."""
     for record in sorted(failed, key=lambda record: record.outcome.status == "unsupported"):
         trial, outcome = record.trial, record.outcome
         what = source.label(trial), trial.workload.seq_len, trial.world_size, record.purpose
         reason = _shortened(outcome) or "none was recorded"
-        yield record, (*what, outcome.status, outcome.phase, reason)
+        place = record.environment.fingerprint
+        yield place, *what, outcome.status, outcome.phase, reason
 
 
 def _shortened(outcome: Outcome) -> str | None:

@@ -74,16 +74,16 @@ def how_it_ran(source: Source) -> Section:
     """Build the table of options and of facts that trials recorded: backend, meters."""
     facts: dict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
     for record in source.records:
-        which = (*source.machine_cell(record), source.label(record.trial))
+        which = record.environment.fingerprint, source.label(record.trial)
         if options := record.trial.options:
             words = ", ".join(f"{name}={option_text(value)}" for name, value in options.items())
             facts[*which, "options"][words] = None
         for name, value in record.outcome.facts.items():
             if isinstance(value, (str, bool)):
                 facts[*which, name][str(value)] = None
-    rows = tuple((*key, "; ".join(values)) for key, values in facts.items())
-    columns = (*source.machine_column, *make_columns("Implementation, What, Value"))
-    return Section("How each ran", tables=[Table("", columns, rows)] if rows else [])
+    rows = ((*key, "; ".join(values)) for key, values in facts.items())
+    table = source.table("", "Implementation, What, Value", rows)
+    return Section("How each ran", tables=[table] if facts else [])
 
 
 def configs(source: Source) -> Iterator[Section]:
@@ -157,7 +157,7 @@ def _settings(records: Sequence[Record], share: str) -> Iterator[tuple[str, str]
 
 # ---- what was checked of each implementation -----------------------------------------------------
 
-_CHECKED = make_columns(
+_CHECKED = (
     "Implementation, Dtype, Mode, Runs: count, Rows compared, Every row with, Timed passes: count, "
     "Max error: error, Error of allowed: share, Bias: error"
 )
@@ -168,12 +168,12 @@ def _check_tables(source: Source) -> list[Table]:
 
     def kind(record: Record) -> Hashable:
         w = record.trial.workload
-        return (*source.machine_cell(record), source.label(record.trial), w.dtype, w.mode)
+        return record.environment.fingerprint, source.label(record.trial), w.dtype, w.mode
 
     ok = (record for record in source.records if record.outcome.status == "ok")
     groups = group_by((r for r in ok if r.outcome.samples("checked_rows")), kind).values()
-    rows = tuple((*source.machine_cell(some[0]), *_row(source, some)) for some in groups)
-    return [Table("What was checked", (*source.machine_column, *_CHECKED), rows)] if rows else []
+    rows = (_row(source, some) for some in groups)
+    return [source.table("What was checked", _CHECKED, rows)] if groups else []
 
 
 def _row(source: Source, records: Sequence[Record]) -> tuple[Cell, ...]:
@@ -188,6 +188,7 @@ def _row(source: Source, records: Sequence[Record]) -> tuple[Cell, ...]:
     names = "max_error", "error_of_allowed", "bias"
     known = ([v for r in records if (v := r.outcome.largest(name)) is not None] for name in names)
     errors = (max(values, default=None) for values in known)
-    what = source.label(trial), trial.workload.dtype, trial.workload.mode, len(records)
+    place = records[0].environment.fingerprint
+    what = place, source.label(trial), trial.workload.dtype, trial.workload.mode, len(records)
     each = ", ".join(dict.fromkeys(inputs)) or None
     return (*what, f"{count} of {of}", each, round(passes), *errors)
