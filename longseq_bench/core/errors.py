@@ -1,19 +1,6 @@
-"""The errors of longseq.
+"""The errors of longseq, and text from outside.
 
-LongseqError                what a caller may catch
-├── UserError               the user's mistake: one sentence, exit code 2
-│   ├── UnknownNameError    an unknown name; carries the nearest known ones
-│   ├── ConfigError         a config that can't be read; names file, line, key
-│   ├── UnitError           "12q" for tokens, "-3GiB" for bytes
-│   │   └── TooLargeError   above its upper bound
-│   └── StoreError          a results folder or file that can't be used
-├── UnsupportedError        an implementation can't do this workload; status `unsupported`
-│   └── WorldError          it can't run on this number of ranks
-├── OwnFunctionError        a function of the user doesn't do what an attention must; status `error`
-├── KernelLimitError        a launch or index limit of a kernel, not memory; status `limit`
-└── LauncherError           processes could not be started at all
-
-And text from outside, made safe to print and to quote: no control characters, not too long.
+It is made safe to print and to quote: no control characters, not too long.
 """
 
 import difflib
@@ -59,11 +46,11 @@ def shorten(text: str, most: int = MAX_TEXT) -> str:
 
 
 class LongseqError(Exception):
-    """Base of all errors that longseq raises on purpose."""
+    """Base of all errors that longseq raises on purpose: what a caller may catch."""
 
 
 class UserError(LongseqError):
-    """The user's mistake: its text is one clear sentence, shown without a traceback."""
+    """The user's mistake: one clear sentence, shown without a traceback; exit code 2."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(shorten(message))
@@ -89,7 +76,7 @@ class UnknownNameError(UserError):
 
 
 class ConfigError(UserError):
-    """A config file that can't be used."""
+    """A config file that can't be used; names file, line and key."""
 
 
 class UnitError(UserError, ValueError):
@@ -105,7 +92,7 @@ class StoreError(UserError):
 
 
 class UnsupportedError(LongseqError):
-    """An implementation can't do this workload; the text is the reason."""
+    """An implementation can't do this workload, for this reason; status `unsupported`."""
 
 
 class WorldError(UnsupportedError):
@@ -116,11 +103,11 @@ class WorldError(UnsupportedError):
 
 
 class OwnFunctionError(LongseqError):
-    """A function of the user that is not what the command read, or returns something else."""
+    """A function of the user isn't what the command read, or returns something else; `error`."""
 
 
 class KernelLimitError(LongseqError):
-    """A launch or index limit of a kernel was exceeded; memory was not short."""
+    """A launch or index limit of a kernel was exceeded, not memory; status `limit`."""
 
 
 class LauncherError(LongseqError):

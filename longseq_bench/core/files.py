@@ -30,8 +30,6 @@ def private_folder() -> Path:
 
 MAX_FILE_BYTES = 16 << 20
 """Largest file that is read whole. Records are not: they are read line by line."""
-MAX_TABLE_BYTES = 2 << 20
-"""The same for YAML that Python's own parser reads, in about 9 s per MiB."""
 
 
 def read_text_file(path: Path, encoding: str = "utf-8", max_bytes: int = MAX_FILE_BYTES) -> str:

@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
-from typing_extensions import TypedDict
 
 from longseq_bench.core.cost import BACKWARD_MATMULS, FORWARD_MATMULS
 from longseq_bench.core.errors import ConfigError, UnknownNameError, UserError
-from longseq_bench.core.files import MAX_TABLE_BYTES, load_table, read_text_file
+from longseq_bench.core.files import load_table, read_text_file
 from longseq_bench.core.model import Device, DType, Frozen, Mode
 from longseq_bench.core.units import parse_bytes
 
@@ -84,13 +83,6 @@ class OutsideMemory(Frozen):
     network: Bytes
 
 
-class Efficiency(TypedDict):
-    """Shares of the peak FLOP/s that fused attention reaches."""
-
-    forward: Share
-    train: Share
-
-
 class Hardware(Frozen):
     """One device and its networks; data/hardware.yaml explains the keys (fields or aliases)."""
 
@@ -102,7 +94,8 @@ class Hardware(Frozen):
     memory: Bytes = Field(gt=0)
     flops: dict[DType, Positive] = Field(min_length=1)
     bandwidth: Positive
-    efficiency: Efficiency = Field(alias="reaches")
+    efficiency: dict[Literal["forward", "train"], Share] = Field(alias="reaches", min_length=2)
+    """Shares of the peak FLOP/s that fused attention reaches."""
     per_node: int = Field(ge=1)
     shared: bool = False
     """True: all ranks run on one device. They share its cores, which also copy what is sent."""
@@ -176,7 +169,7 @@ def this_cpu(name: str, cores: int, memory: int) -> Hardware:
     """Return a profile of a CPU from its cores alone; records of the machine are more exact."""
     flops = CPU_FLOPS_PER_CORE * cores
     peaks: dict[DType, float] = {"float32": flops, "bfloat16": flops / 2, "float16": flops / 2}
-    whole: Efficiency = {"forward": 1.0, "train": 1.0}
+    whole = {"forward": 1.0, "train": 1.0}
     own = {"name": name, "device": "cpu", "memory": memory, "flops": peaks, "bandwidth": 1e10}
     ranks = {"per_node": cores, "shared": True, "intra_node": CPU_LINK, "inter_node": CPU_LINK}
     source = "estimated from its number of cores"
@@ -207,7 +200,7 @@ def profiles(own: Path | None = None) -> dict[str, Hardware]:
     found = dict(_built_in())
     if own is not None:
         try:
-            data = yaml.safe_load(read_text_file(own, max_bytes=MAX_TABLE_BYTES)) or {}
+            data = yaml.safe_load(read_text_file(own)) or {}
         except yaml.YAMLError as error:
             raise ConfigError(f"{own}: {' '.join(str(error).split())}") from None
         if not isinstance(data, dict):

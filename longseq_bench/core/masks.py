@@ -110,55 +110,43 @@ class Mask:
                 f"the sequence has {tokens:,}; one number or a distribution fits every length"
             )
 
+    def visible_pairs(self, tokens: int) -> int:
+        """Return the query-key pairs that a head computes over a sequence."""
+        return self.pairs_before(tokens, tokens)
+
     def pairs_before(self, position: int, tokens: int) -> int:
         """Return the query-key pairs of all queries before a position of a sequence."""
-        if self.kind == FULL:
-            return position * tokens
-        if self.kind == FULL_DOCUMENTS:
-            start, length = self._find_document(position, tokens)
-            return self.visible_pairs(start) + (position - start) * length
-        if self.kind == PREFIX and position < self.size:
-            return position * min(self.size, tokens)
-        return self.visible_pairs(position)
-
-    def visible_pairs(self, tokens: int) -> int:
-        """Return the query-key pairs that a head computes over a sequence.
-
-        Equal documents are not listed: a record may have a trillion of them.
-        """
-        triangle = tokens * (tokens + 1) // 2
+        triangle = position * (position + 1) // 2
         if self.has_documents:
-            squares = self._sum_squares(tokens)
-            return (squares + tokens) // 2 if self.kind == DOCUMENTS else squares
+            squares, start, length = self._documents_before(position, tokens)
+            inside = position - start
+            if self.kind == DOCUMENTS:
+                return (squares + start + inside * (inside + 1)) // 2
+            return squares + inside * length
         if self.kind == WINDOW:
-            hidden = max(0, tokens - self.size)
+            hidden = max(0, position - self.size)
             return triangle - hidden * (hidden + 1) // 2
         if self.kind == PREFIX:
             prefix = min(self.size, tokens)
-            return triangle + prefix * (prefix - 1) // 2
-        return triangle if self.kind == CAUSAL else tokens**2
+            inside = min(prefix, position)
+            return triangle + inside * prefix - inside * (inside + 1) // 2
+        return triangle if self.kind == CAUSAL else position * tokens
 
-    def _sum_squares(self, tokens: int) -> int:
-        """Return the sum of the squares of all documents' lengths."""
-        if self.distribution:
-            return sum(n * n for n in self.document_lengths(tokens))
+    def _documents_before(self, position: int, tokens: int) -> tuple[int, int, int]:
+        """Return the squares of the lengths before a position, and start and length of the next.
+
+        Equal documents are not listed: a record may have a trillion of them.
+        """
         lengths = self.lengths or (self.size,)
-        times, rest = divmod(tokens, sum(lengths))
-        last = sum(n * n for n in _repeat(lengths, rest))
-        return times * sum(n * n for n in lengths) + last
-
-    def _find_document(self, position: int, tokens: int) -> tuple[int, int]:
-        """Return the first position and the length of the document that has a position."""
         if self.distribution:
-            start, lengths = 0, iter(self.document_lengths(tokens))
-        else:
-            cycle = self.lengths or (self.size,)
-            start, lengths = position - position % sum(cycle), iter(cycle)
+            lengths = self.document_lengths(tokens)
+        times, rest = divmod(position, sum(lengths))
+        squares, start = times * sum(n * n for n in lengths), position - rest
         for length in lengths:
-            if position < start + length:
-                return start, min(length, tokens - start)
-            start += length
-        return start, 0
+            if start + length > position:
+                break
+            squares, start = squares + length**2, start + length
+        return squares, start, min(length, tokens - start)
 
 
 @lru_cache(maxsize=256)

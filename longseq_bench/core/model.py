@@ -1,12 +1,5 @@
 """Data of longseq: frozen, validated once when created, JSON both ways.
 
-Workload     the shape of q, k, v and the kind of pass; not the implementation
-Trial        one implementation on one workload under one budget; identified by its key
-Measurement  raw samples of one quantity on one rank, in SI units
-Outcome      the result of one trial: status, reason, phase and measurements
-Environment  machine and versions; records with equal fingerprints may be compared
-Record       trial + outcome + environment: one line of a results file
-
 A Trial crosses to the child and an Outcome comes back. Environment and Record stay in the parent.
 """
 
@@ -275,7 +268,9 @@ class TrialPrediction(Frozen):
 
 
 class Environment(Frozen):
-    """Machine and versions. `fingerprint` covers all fields except load, clocks and commit.
+    """Machine and versions; records with equal fingerprints may be compared.
+
+    `fingerprint` covers all fields except load, clocks and commit.
 
     cuda: the version that torch was built for.  cudnn, nccl, triton: of the installed packages;
     all four are None with a CPU build of torch.

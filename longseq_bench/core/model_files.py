@@ -20,7 +20,7 @@ from typing import Any
 from longseq_bench.core.errors import ConfigError, quote
 from longseq_bench.core.files import load_table
 from longseq_bench.core.masks import DOCUMENTS, WINDOW
-from longseq_bench.core.model import Frozen
+from longseq_bench.core.model import Layers
 from longseq_bench.core.units import MAX_TOKENS
 
 CONFIG_FILE = "config.json"
@@ -28,7 +28,6 @@ FULL, TOP_K, SLIDING, CHUNKED = WITH_KEYS = "full", "top-k", "sliding", "chunked
 """Kinds of layers with keys for each token, in the order in which a workload takes their shape."""
 SHAPE = ("heads", "kv_heads", "head_dim", "v_head_dim")
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size")
-MAX_LAYERS = 4096
 _MASKS = {SLIDING: WINDOW, CHUNKED: DOCUMENTS}
 
 _KEYS: Mapping[str, Any] = load_table("model_keys.yaml")
@@ -42,24 +41,15 @@ print("\\n" + own.to_json_string(use_diff=False).replace("\\n", " "))
 """
 
 
-class LayerKind(Frozen):
-    """Layers of one kind and shape.
+class LayerKind(Layers):
+    """Layers of one kind and shape; without keys they have 0 heads.
 
     kind: a key of `kinds` in data/model_keys.yaml, or the name in the file if it is not known.
-    heads, kv_heads, head_dim, v_head_dim: as in a workload; 0 for layers without keys.
-    window: tokens that a query sees at most; None: all.  mask: that of a workload; None: full or
-    causal, or no mask describes what these layers see.
+    mask: that of a workload; None: full or causal, or no mask describes what these layers see.
     latent: of latent attention the elements that a cache has of a token, and those of them that are
     its value (arXiv 2405.04434); None for other layers.
     """
 
-    kind: str
-    layers: int
-    heads: int = 0
-    kv_heads: int = 0
-    head_dim: int = 0
-    v_head_dim: int = 0
-    window: int | None = None
     mask: str | None = None
     latent: tuple[int, int] | None = None
 
@@ -125,10 +115,7 @@ def read_layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
     Raises ConfigError.
     """
     names = _listed_kinds(config)
-    layers = count(config, "num_hidden_layers", len(names) or None)
-    if layers > MAX_LAYERS:
-        raise ConfigError(f"it has {layers:,} layers; the maximum is {MAX_LAYERS:,}")
-    names = names or _periodic_kinds(config, layers)
+    names = names or _periodic_kinds(config, count(config, "num_hidden_layers"))
     own = Counter(_layer(config, i, kind) for i, kind in enumerate(names))
     found = [one.model_copy(update={"layers": n}) for one, n in own.most_common()]
     return tuple(sorted(found, key=lambda one: (*WITH_KEYS, one.kind).index(one.kind)))
@@ -218,14 +205,8 @@ def _apply_switches(config: dict[str, Any]) -> dict[str, Any]:
         if config["_names"].get("num_key_value_heads") == "num_key_value_heads" and groups != 1:
             _check_equal({one: _get(config, one), "num_key_value_heads": groups})
         changed["num_key_value_heads"] = 1
-    if config.get("multi_query_attention") is False:  # ChatGLM
-        changed["num_key_value_heads"] = None
-    if config.get("attention_k_eq_v") is False:  # else the full layers of Gemma 4 have their own
-        changed["num_global_key_value_heads"] = None
-    if config.get("use_mla") is False:
-        changed |= dict.fromkeys(["qk_nope_head_dim", "v_head_dim"])
-    if config.get("use_sliding_window") is False:
-        changed["sliding_window"] = None
+    for switch, keys in _KEYS["switches"].items():
+        changed |= dict.fromkeys(keys if config.get(switch) is False else ())
     if isinstance(types := config.get("attention_types"), list):  # GPT-Neo: kinds, repetitions
         changed["attention_layers"] = [one for kinds, n in types for one in n * kinds]
     return config | changed
@@ -242,7 +223,7 @@ def _check_equal(found: Mapping[str, Any]) -> None:
 
 def _unread(data: Mapping[str, Any]) -> Iterator[str]:
     """Yield keys that sound like attention, have a value, and are in no table."""
-    tables = ("lists", "full_layers", "every", "notes", "multi_query")
+    tables = ("lists", "full_layers", "every", "notes", "multi_query", "switches")
     known = [*_KEYS["read"], *_KEYS["nested"], *(key for name in tables for key in _KEYS[name])]
     for keys in [*_KEYS["names"].values(), *_KEYS["windows"].values()]:
         known += keys
@@ -270,7 +251,7 @@ def _listed_kinds(config: Mapping[str, Any]) -> list[str]:
     for key, listed, rule in _rules(config, "lists"):
         if not isinstance(listed, list | str):
             continue
-        layers = min(MAX_LAYERS, count(config, "num_hidden_layers", len(listed)))
+        layers = count(config, "num_hidden_layers", len(listed))
         if rule.get("repeats"):
             listed = [listed[i % len(listed)] for i in range(layers)]
         name = config["_names"].get("num_hidden_layers", "")

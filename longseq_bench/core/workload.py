@@ -46,10 +46,10 @@ class Layers(Frozen):
 
     kind: str
     layers: int = Field(ge=1)
-    heads: int
-    kv_heads: int
-    head_dim: int
-    v_head_dim: int
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    v_head_dim: int = 0
     window: int | None = None
 
 

@@ -76,11 +76,6 @@ class _Child:
     output: OutputFile
     server: int
 
-    @property
-    def is_lost(self) -> bool:
-        """Return True if it ended because its fork server was killed."""
-        return fork_server.lost_with_server(self.process, self.server)
-
 
 @LAUNCHERS.register("local")
 class LocalLauncher(Launcher):
@@ -299,7 +294,7 @@ def _follow(supervisor: RankSupervisor, children: Sequence[_Child], on_phase: On
                 at = time.time_ns()
                 fork_server.end(child.process, GRACE_S)
                 now, code = time.monotonic(), child.process.exitcode or 0
-                if child.is_lost:
+                if fork_server.lost_with_server(child.process, child.server):
                     supervisor.add_environment_failure(rank, SERVER_ENDED, now, at)
                     continue
                 killed = kernel_kills() > kills_before

@@ -303,7 +303,6 @@ def test_a_switch_overrules_other_keys(changes: Any, shape: tuple[int, ...]) -> 
       r"its num_kv_heads \[2, 4\] is not a whole number from 1 up"),
      ({"sliding_window": 9, "max_window_layers": "all"},
       r"a key of its attention has a value of a wrong type \(TypeError"),
-     ({"num_hidden_layers": 10**9}, "it has 1,000,000,000 layers; the maximum is 4,096"),
      ({"layer_types": ["mamba"] * 28}, r"no layer with attention that is known here \(28 linear\)"),
      ({"layer_types": ["hybrid"] * 28}, r"attention that is known here \(28 hybrid\)")],
 )  # fmt: skip
