@@ -9,6 +9,7 @@ import platform
 import re
 import socket
 import subprocess
+import time
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -154,6 +155,18 @@ def _clock_mhz() -> float | None:
     """Return the clock of the fastest core now; None if the kernel does not report it."""
     clocks = re.findall(r"^cpu MHz\s*:\s*([0-9.]+)$", read_text(_CPUS), re.MULTILINE)
     return max(map(float, clocks), default=None)
+
+
+def busy_elsewhere(file: Path = Path("/proc/loadavg")) -> int:
+    """Return how many other threads of the host want a core, the least of some looks within 10 ms.
+
+    A load average would count the command that ran before. 0 where the system does not say.
+    """
+    looks = []
+    for _ in range(5):
+        looks += [int(n) for n in re.findall(r" (\d+)/", read_text(file))]
+        time.sleep(0.002)
+    return min(looks, default=1) - 1
 
 
 def installed_version(package: str) -> str:

@@ -21,7 +21,7 @@ from tests.fake_nvml import FakeGpu, install
 def test_threads_that_want_a_core_are_those_of_others(tmp_path: Path) -> None:
     for text, busy in (("0.1 0.2 0.3 3/345 99\n", 2), ("9 9 9 1/345 99\n", 0), ("", 0)):
         (tmp_path / "loadavg").write_text(text)
-        assert cpus.busy_elsewhere(tmp_path / "loadavg") == busy
+        assert environment.busy_elsewhere(tmp_path / "loadavg") == busy
 
 
 def test_collect_agrees_with_python() -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from longseq_bench import environment
 from longseq_bench.api.progress import Reporter
 from longseq_bench.core.catalogue import Catalogue
-from longseq_bench.core.cpus import busy_elsewhere
 from longseq_bench.core.errors import StoreError
 from longseq_bench.core.gpus import read_visible_gpus
 from longseq_bench.core.hardware import Hardware, find_profile, profiles, this_cpu
@@ -112,7 +111,8 @@ def describe_devices(catalogue: Catalogue, trials: Iterable[Trial]) -> str:
     elif cuda and (cuda.unavailable or cuda.count < ranks):
         few = f"no cuda for {ranks} ranks: {cuda.count} GPU(s), and two ranks can't share one"
         words.append(f"no cuda here: {cuda.unavailable}" if cuda.unavailable else few)
-    if "cpu" in devices and (busy := busy_elsewhere()) > BUSY * (cores := os.cpu_count() or 1):
+    busy = environment.busy_elsewhere() if "cpu" in devices else 0
+    if busy > BUSY * (cores := os.cpu_count() or 1):
         words.append(f"BUSY: {busy} other threads run on {cores} cores, so passes take longer")
     return "; ".join(words)
 

@@ -1,4 +1,4 @@
-"""Formulas for FLOPs, bytes and visible pairs, and how sparse attention compares with dense.
+"""Formulas for FLOPs, bytes and visible pairs.
 
 Letters: n tokens, B batch, Hq heads, Hk kv_heads, D head_dim, Dv v_head_dim, b bytes per element.
 """
@@ -7,9 +7,6 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from longseq_bench.core.model import Workload
-
-Interval = tuple[float | None, float | None]
-"""Low and high end; None if unknown."""
 
 LSE_BYTES = 4
 """Bytes of the log-sum-exp: one float32 per query and head."""
@@ -91,43 +88,6 @@ def attention_flops(workload: Workload, pairs: float | None = None) -> float:
     if w.train:
         elements += 3 * w.head_dim + 2 * w.v_head_dim
     return 2.0 * elements * pairs * w.heads * w.batch
-
-
-def standard_bytes(workload: Workload) -> int:
-    """Return the peak bytes of standard attention: several score matrices of S = B Hq N² b bytes.
-
-    Forward: q, k, v and out (the floor), plus scores and weights: 2 S. Train: q, k, v, out, the
-    gradients of out and v, plus weights, their gradient and that of the scores: 3 S. With a mask N²
-    more bytes, for its pairs. The peak of attention/exact/sdpa.py on a CPU is within 0.5 % of it
-    at 2,048 tokens and 4 heads.
-    """
-    w = workload
-    pairs = len(w.queries) * w.seq_len
-    scores = w.batch * w.heads * pairs * w.dtype_bytes
-    tensors, copies = floor_bytes(w), 2
-    if w.decode:  # q and the output
-        tensors += w.batch * w.heads * w.new_tokens * (w.head_dim + w.v_head_dim) * w.dtype_bytes
-    if w.train:
-        # q, out and its gradient; k, v and its gradient
-        elements = (w.heads + w.kv_heads) * (w.head_dim + 2 * w.v_head_dim)
-        tensors = w.seq_len * w.batch * w.dtype_bytes * elements
-        copies = 3
-    return tensors + copies * scores + (pairs if w.causal or w.mask else 0)
-
-
-def share_of_ideal(
-    dense_s: float | None, density: float | None, sparse_s: float | None
-) -> float | None:
-    """Return dense time times density over sparse time: 1 if skipped pairs cost nothing."""
-    if dense_s is None or density is None or not sparse_s:
-        return None
-    return dense_s * density / sparse_s
-
-
-def share_interval(dense_s: Interval, density: float | None, sparse_s: Interval) -> Interval:
-    """Return the lowest and highest share that the intervals (low, high) of both times allow."""
-    low = share_of_ideal(dense_s[0], density, sparse_s[1])
-    return low, share_of_ideal(dense_s[1], density, sparse_s[0])
 
 
 def ratio(over: float | None, under: float | None) -> float | None:

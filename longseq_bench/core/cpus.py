@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -22,18 +21,6 @@ def usable_cores() -> int:
     """Return how many cores can be busy all the time: whole ones of the quota, at least one."""
     cores, quota = len(own_cpus()), cpu_quota()
     return cores if quota is None else min(cores, max(1, int(quota)))
-
-
-def busy_elsewhere(file: Path = Path("/proc/loadavg")) -> int:
-    """Return how many other threads of the host want a core, the least of some looks within 10 ms.
-
-    A load average would count the command that ran before. 0 where the system does not say.
-    """
-    looks = []
-    for _ in range(5):
-        looks += [int(n) for n in re.findall(r" (\d+)/", read_text(file))]
-        time.sleep(0.002)
-    return min(looks, default=1) - 1
 
 
 def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUP) -> float | None:

@@ -1,8 +1,5 @@
-"""Files that are read whole, those of a user and tables of the package; a folder that stays."""
+"""Files that are read whole: those of a user and tables of the package."""
 
-import os
-import stat
-import tempfile
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -12,21 +9,6 @@ import yaml
 
 from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.units import format_bytes
-
-
-def private_folder() -> Path:
-    """Return a temporary folder of this user, which stays and which nobody else can write.
-
-    Raises OSError if it can't be made, or belongs to another user.
-    """
-    folder = Path(tempfile.gettempdir()) / f"longseq-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
-    if status.st_uid != os.getuid() or not is_private:
-        raise PermissionError(f"{folder} belongs to another user")
-    return folder
-
 
 MAX_FILE_BYTES = 16 << 20
 """Largest file that is read whole. Records are not: they are read line by line."""

@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from longseq_bench.core.errors import UnsupportedError
-from longseq_bench.core.files import private_folder, read_text
+from longseq_bench.core.files import read_text
 
 COMPILERS = ("g++", "clang++", "c++")
 ZIG = "ziglang"
@@ -71,6 +72,20 @@ def cache_folder() -> Path:
             return folder
     except (OSError, RuntimeError):
         return private_folder()
+
+
+def private_folder() -> Path:
+    """Return a temporary folder of this user, which stays and which nobody else can write.
+
+    Raises OSError if it can't be made, or belongs to another user.
+    """
+    folder = Path(tempfile.gettempdir()) / f"longseq-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022
+    if status.st_uid != os.getuid() or not is_private:
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder
 
 
 def _compiler() -> tuple[str, ...]:

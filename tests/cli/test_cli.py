@@ -293,7 +293,7 @@ def test_a_sweep_goes_by_default_to_a_new_folder_under_results(
 def test_the_first_line_says_that_other_work_runs(
     tiny: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch, busy: int, is_busy: bool
 ) -> None:
-    monkeypatch.setattr(machine, "busy_elsewhere", lambda: busy)
+    monkeypatch.setattr(machine.environment, "busy_elsewhere", lambda: busy)
     assert run(["sweep", str(tiny), "--dry-run"]) == 0
     printed = " ".join(capfd.readouterr().out.split())
     assert ("BUSY: 999 other threads run on" in printed) == is_busy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from longseq_bench.core.cost import standard_bytes
+from longseq_bench.analysis.sweeps import standard_bytes
 from longseq_bench.core.model import Workload
 
 

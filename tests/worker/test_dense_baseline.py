@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from longseq_bench.analysis.sweeps import standard_bytes
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
-from longseq_bench.core.cost import standard_bytes
 from longseq_bench.core.errors import KernelLimitError
 from longseq_bench.core.masks import parse_mask
 from longseq_bench.core.model import Workload

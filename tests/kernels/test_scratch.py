@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from longseq_bench.core.files import private_folder
+from longseq_bench.kernels.cpp_build import private_folder
 
 
 def test_a_folder_of_another_user_is_refused(
