@@ -12,7 +12,7 @@ says otherwise), each of them this rank's share.
 from __future__ import annotations
 
 from abc import ABC
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from longseq_bench.core.cost import (
-    Cost,
     attention_flops,
     floor_bytes,
     key_bytes_per_token,
@@ -37,6 +36,15 @@ from longseq_bench.kernels.exact.base import AUTO, ExactKernel, Use, check_name,
 from longseq_bench.patterns.visible_keys import visible_keys
 
 Counts = NDArray[np.integer] | NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of a pass by formula: FLOPs, floor bytes, and bytes that a rank sends."""
+
+    flops: float
+    floor_bytes: int
+    bytes_sent: int = 0
 
 
 class Attention(ABC):

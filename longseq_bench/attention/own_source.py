@@ -19,9 +19,10 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, get_type_hints
 
+from longseq_bench.attention.signature_options import spec_of
 from longseq_bench.core.errors import UserError, nearest
 from longseq_bench.core.model import Workload
-from longseq_bench.core.options import OptionSpec, spec_of
+from longseq_bench.core.options import OptionSpec
 from longseq_bench.core.registry import FORM, PICKLE, is_path
 
 GROUP = "group"

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, Counts
-from longseq_bench.core.cost import Cost
+from longseq_bench.attention.base import Attention, Cost, Counts
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.token_order import Positions
 from longseq_bench.meta_mode import device_for

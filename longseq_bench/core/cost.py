@@ -4,7 +4,6 @@ Letters: n tokens, B batch, Hq heads, Hk kv_heads, D head_dim, Dv v_head_dim, b 
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
 
 from longseq_bench.core.model import Workload
 
@@ -14,15 +13,6 @@ LSE_BYTES = 4
 FORWARD_MATMULS = 2
 BACKWARD_MATMULS = 5
 """Scores (recomputed), dV, dP, dQ, dK (FlashAttention, arXiv 2205.14135, appendix B)."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Cost of a pass by formula: FLOPs, floor bytes, and bytes that a rank sends."""
-
-    flops: float
-    floor_bytes: int
-    bytes_sent: int = 0
 
 
 def floor_bytes_per_token(workload: Workload) -> int:

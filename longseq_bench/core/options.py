@@ -1,17 +1,12 @@
-"""Options of implementations: read from a signature, with values coerced from user input.
+"""Options of implementations: values coerced from user input.
 
-An option is a keyword-only parameter, `chunk: Annotated[int, "tokens per step"] = 1024`; its name,
-type, default and help come from this declaration. The minimum of a whole number is 1, or the number
-in the annotation: `seed: Annotated[int, "of the draw", 0] = 0`. `Replaces` in it names an
-option that has no meaning beside this one. The specs are sent to the parent as data, so that it can
-check a config without importing an implementation.
+attention/signature_options.py reads the specs from a signature. They are sent to the parent as
+data, so that it can check a config without importing an implementation.
 """
 
-import inspect
 import math
-import types
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -84,17 +79,6 @@ _EXPECTED: dict[OptionKind, str] = {
 }
 
 
-def specs_of(make: Callable[..., Any]) -> tuple[OptionSpec, ...]:
-    """Return the options of a class or function: its keyword-only parameters, in order."""
-    target = make.__init__ if inspect.isclass(make) else make
-    hints = get_type_hints(target, include_extras=True)
-    return tuple(
-        spec_of(p.name, hints.get(p.name, str), p.default)
-        for p in inspect.signature(target).parameters.values()
-        if p.kind is inspect.Parameter.KEYWORD_ONLY
-    )
-
-
 def fill(
     specs: tuple[OptionSpec, ...], given: dict[str, Any], owner: str
 ) -> dict[str, OptionValue]:
@@ -144,40 +128,6 @@ def unknown_option(name: str, known: Iterable[str], place: str) -> UserError:
             f"that is kept; write sparsity, the fraction that is skipped"
         )
     return UnknownNameError("option", name, known, place)
-
-
-def spec_of(name: str, hint: Any, default: Any) -> OptionSpec:
-    """Return the option that a parameter with this type and default is.
-
-    Raises KeyError for a type that an option can't have.
-    """
-    extras: list[Any] = []
-    optional = False
-    while (origin := get_origin(hint)) in (Annotated, Union, types.UnionType):
-        if origin is Annotated:
-            hint, *more = get_args(hint)
-            extras += more
-        else:
-            optional = type(None) in get_args(hint)
-            (hint,) = (a for a in get_args(hint) if a is not type(None))
-    choices: tuple[str, ...] = ()
-    if origin is Literal:
-        words = get_args(hint)
-        hint = type(words[0])
-        choices = words if hint is str else ()
-    kinds: dict[Any, OptionKind] = {int: "int", float: "float", bool: "bool", str: "str"}
-    kind: OptionKind = "ints" if get_origin(hint) is tuple else kinds[hint]
-    value = None if default is inspect.Parameter.empty else default
-    return OptionSpec(
-        name=name,
-        kind=kind,
-        default=value,
-        optional=optional,
-        choices=choices,
-        least=next((e for e in extras if isinstance(e, int)), 1),
-        help=" ".join(e for e in extras if isinstance(e, str)),
-        replaces=next((e for e in extras if isinstance(e, Replaces)), None),
-    )
 
 
 def _finite(raw: Any) -> float:

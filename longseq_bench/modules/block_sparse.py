@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention
+from longseq_bench.attention.signature_options import specs_of
 from longseq_bench.attention.sparse.block_sparse import PatternName
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError, UserError
 from longseq_bench.core.model import Workload
-from longseq_bench.core.options import OptionSpec, fill, specs_of
+from longseq_bench.core.options import OptionSpec, fill
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Shard
 from longseq_bench.kernels import sparse_selection

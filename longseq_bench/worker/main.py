@@ -17,11 +17,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from longseq_bench import attention
 from longseq_bench.attention.base import IMPLEMENTATIONS
 from longseq_bench.attention.own_function import describe_own_function, find_implementation
+from longseq_bench.attention.signature_options import specs_of
 from longseq_bench.core.catalogue import Catalogue, DeviceInfo, Entry, KernelInfo
 from longseq_bench.core.cpus import usable_cores
 from longseq_bench.core.errors import UnsupportedError, UserError, WorldError
 from longseq_bench.core.model import DTYPE_BYTES, SAME_KERNEL, SDPA, Device, Outcome, Trial
-from longseq_bench.core.options import specs_of
 from longseq_bench.core.ranks import CONNECTING, LOADING, OPENING, RankInfo
 from longseq_bench.distributed.group import GROUP_TIMEOUT, Group
 from longseq_bench.kernels.exact.base import KERNELS, Use, check_name

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from longseq_bench.analysis.labels import find_baseline_label, find_short_labels
+from longseq_bench.attention.signature_options import specs_of
 from longseq_bench.attention.sparse.block_sparse import BlockSparse, BlockSparseMultihead
 from longseq_bench.core.model import Trial
-from longseq_bench.core.options import fill, specs_of
+from longseq_bench.core.options import fill
 from tests import make
 
 

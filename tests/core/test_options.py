@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+from longseq_bench.attention.signature_options import specs_of
 from longseq_bench.core.errors import UserError
-from longseq_bench.core.options import OptionSpec, fill, specs_of
+from longseq_bench.core.options import OptionSpec, fill
 
 
 class Example:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from longseq_bench.attention.base import Cost
 from longseq_bench.attention.exact.ring import Ring
 from longseq_bench.attention.projections import Projected, parameter_bytes, projection_flops
-from longseq_bench.core.cost import Cost
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
