@@ -11,10 +11,11 @@ from typing import Any
 
 from hf_mem.safetensors.kv_cache import compute_safetensors_kv_cache_size
 
+from longseq_bench.config.models import load_model
 from longseq_bench.core import model_files
 from longseq_bench.core.files import load_table
 from longseq_bench.core.model import Trial
-from longseq_bench.core.model_shapes import ModelShape, load_model
+from longseq_bench.core.model_shapes import ModelShape
 from longseq_bench.search.model_memory import ModelPlan
 
 MODELS = (

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import longseq_bench
+from longseq_bench.config.models import load_model
 from longseq_bench.core.model_files import describe_layers
-from longseq_bench.core.model_shapes import load_model
 from longseq_bench.core.units import format_bytes, format_seconds
 
 LIMIT = 0.03

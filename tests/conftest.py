@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.core import model_files
+from longseq_bench.config import models
 from longseq_bench.launchers import local
 from longseq_bench.launchers.local import LocalLauncher
 from tests.ranks import Ranks
@@ -117,7 +117,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _no_classes_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model's file is read without transformers, whose import takes seconds in a child."""
-    monkeypatch.setattr(model_files, "find_spec", lambda _: None)
+    monkeypatch.setattr(models, "find_spec", lambda _: None)
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from longseq_bench.config.models import load_model
 from longseq_bench.core.errors import UnknownNameError, UserError, quote
 from longseq_bench.core.model import Layers, Trial, Workload
 from longseq_bench.core.model_files import SHAPE
-from longseq_bench.core.model_shapes import ModelShape, load_model
+from longseq_bench.core.model_shapes import ModelShape
 from longseq_bench.core.settings import Setting
 from longseq_bench.core.units import format_bytes
 

@@ -42,7 +42,7 @@ def models(model: list[str] | None = None, as_json: options.AsJson = False) -> i
     """
     from longseq_bench.cli.documents import models_document
     from longseq_bench.cli.session import print_answer
-    from longseq_bench.core.model_shapes import built_in_models, load_model
+    from longseq_bench.config.models import built_in_models, load_model
 
     shapes = [load_model(name) for name in model] if model else list(built_in_models())
     return print_answer(

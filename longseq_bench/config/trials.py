@@ -10,10 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from longseq_bench.config.loader import SourceFile
+from longseq_bench.config.models import load_model
 from longseq_bench.core.catalogue import Catalogue
 from longseq_bench.core.errors import ConfigError, UserError
 from longseq_bench.core.model import Device, OptionValue, Trial, Workload
-from longseq_bench.core.model_shapes import ModelShape, load_model
+from longseq_bench.core.model_shapes import ModelShape
 from longseq_bench.core.options import unknown_option
 from longseq_bench.core.registry import canonical_name
 from longseq_bench.core.settings import TRIAL

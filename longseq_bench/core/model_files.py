@@ -1,20 +1,13 @@
 """The attention that a config.json describes: its shape, and its layers by kind.
 
-data/model_keys.yaml has the names of keys, data/model_types.yaml the defaults of model types. Where
-transformers is installed, its class of the model gives the keys that a file leaves out.
+data/model_keys.yaml has the names of keys, data/model_types.yaml the defaults of model types.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from longseq_bench.core.errors import ConfigError, quote
@@ -33,12 +26,6 @@ _MASKS = {SLIDING: WINDOW, CHUNKED: DOCUMENTS}
 _KEYS: Mapping[str, Any] = load_table("model_keys.yaml")
 _ATTENTION = re.compile(_KEYS["attention"].replace(" ", ""))
 _HARMLESS = re.compile(_KEYS["harmless"].replace(" ", ""))
-_CLASS_PROGRAM = """
-import sys; sys.modules["torch"] = None  # configurations need no torch, and load in half the time
-from transformers import AutoConfig
-own = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=False, local_files_only=True)
-print("\\n" + own.to_json_string(use_diff=False).replace("\\n", " "))
-"""
 
 
 class LayerKind(Layers):
@@ -79,26 +66,10 @@ def describe_layers(kinds: Sequence[LayerKind]) -> str:
     return ", ".join(rows)
 
 
-@cache
-def class_values(path: Path, text: str) -> Mapping[str, Any]:
-    """Return the keys of a file as its class of transformers has them; {} without such a class.
-
-    text: that of the file, so that an edited file is read anew.
-    """
-    if find_spec("transformers") is None:
-        return {}
-    command = [sys.executable, "-P", "-c", _CLASS_PROGRAM, str(path.resolve())]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        return dict(json.loads(done.stdout.rpartition("\n\n")[2]))
-    except (OSError, subprocess.TimeoutExpired, ValueError):
-        return {}  # transformers does not know the model, or refuses the file
-
-
 def read_keys(data: Mapping[str, Any], filled: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of the language model under the names used here. Raises ConfigError.
 
-    filled: what class_values returned; it counts where the file has no value.
+    filled: keys as its class of transformers has them, which count where the file has no value.
     """
     own, place = _language_model(data)
     config, more = _rename(own), _rename(_language_model(filled)[0], check=False)

@@ -1,36 +1,22 @@
-"""Shapes of models: built-in ones by name (data/models.yaml), and Hugging Face config.json files.
-
-Both are read by the same code: the built-in ones are excerpts of the published files.
-"""
+"""Shapes of models, from the keys of their config.json files. config/models.py finds the files."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from longseq_bench.core import model_files
 from longseq_bench.core.errors import (
     ConfigError,
-    UnknownNameError,
     UnsupportedError,
     one_line,
     quote,
 )
-from longseq_bench.core.files import load_table, read_text_file
 from longseq_bench.core.model import DTYPE_BYTES, DType, Frozen, Workload, canonical_dtype
-from longseq_bench.core.model_files import CONFIG_FILE, SHAPE, LayerKind
+from longseq_bench.core.model_files import SHAPE, LayerKind
 
 OVERRIDABLE = (*SHAPE, "dtype")
 """Fields of a workload that a model sets unless they are given."""
-
-_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
-_HUB_SUFFIX = re.compile(r"(-instruct|-it|-base)$")
-"""Ends of names on Hugging Face with which a model keeps its shape."""
 
 
 class ModelShape(Frozen):
@@ -117,60 +103,6 @@ class ModelShape(Frozen):
         return [n for n in OVERRIDABLE if getattr(self, n) not in (None, fields[n])]
 
 
-def load_model(text: str, folder: Path | None = None) -> ModelShape:
-    """Return a built-in model, or that of a config.json.
-
-    text: a name, its id on Hugging Face, or the path of the file or of its folder. folder: where
-    relative paths start.
-    Raises UnknownNameError for an unknown name, ConfigError for a file that can't be used.
-    """
-    if text.lower() in _built_in():
-        return _built_in()[text.lower()]
-    path = (folder or Path()) / Path(text).expanduser()
-    with suppress(OSError):  # a name that is too long for a file
-        path = path / CONFIG_FILE if (path / CONFIG_FILE).exists() else path
-        if not path.exists() and _HUB_ID.fullmatch(text) and not text.endswith(".json"):
-            return _of_hub(text)
-        if path.is_file() or text.endswith(".json") or "/" in text:
-            return read_config(path)
-    raise UnknownNameError("model", text, _built_in())
-
-
-def _of_hub(name: str) -> ModelShape:
-    """Return the built-in model with this id on Hugging Face. Raises ConfigError without one."""
-    for model in _built_in().values():
-        published = "/".join(model.page.split("/")[3:5])
-        if _HUB_SUFFIX.sub("", published.lower()) == _HUB_SUFFIX.sub("", name.lower()):
-            return model
-    folder = name.partition("/")[2]
-    raise ConfigError(
-        f"model {name} is not built in, and there is no such file; get its file with "
-        f"`hf download {name} {CONFIG_FILE} --local-dir {folder}` and give --model ./{folder}"
-    )
-
-
-def built_in_models() -> tuple[ModelShape, ...]:
-    """Return all built-in models, in the order of the data file."""
-    return tuple(_built_in().values())
-
-
-def read_config(path: Path) -> ModelShape:
-    """Read a config.json. Raises ConfigError, with the file and the key, if it can't be used."""
-    text = read_text_file(path)
-    try:
-        data = json.loads(text)
-    except ValueError:
-        raise ConfigError(f"model {path} is not a JSON file; give a {CONFIG_FILE}") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"model {path} has no keys; give the {CONFIG_FILE} of a model")
-    published = str(data.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
-    own = path.resolve().parent.name if path.name == CONFIG_FILE else path.stem
-    try:
-        return parse_config(data, published or own, str(path), model_files.class_values(path, text))
-    except ConfigError as error:
-        raise ConfigError(f"model {path}: {error}") from None
-
-
 def parse_config(
     data: Mapping[str, Any], name: str, source: str, filled: Mapping[str, Any] | None = None
 ) -> ModelShape:
@@ -230,14 +162,6 @@ def _dtype(config: Mapping[str, Any]) -> tuple[DType | None, list[str]]:
     unknown = f"its dtype {quote(name)} can't be measured"
     problem = unknown if written else "the file has no dtype"
     return None, [f"{problem}, so that of the device is used"]
-
-
-@cache
-def _built_in() -> dict[str, ModelShape]:
-    return {
-        name: parse_config(e["config"], name, e["source"]).model_copy(update={"page": e["page"]})
-        for name, e in load_table("models.yaml").items()
-    }
 
 
 # ---- the number of parameters ------------------------------------------------------------------

@@ -2,10 +2,11 @@
 
 import pytest
 
+from longseq_bench.config.models import load_model
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import DryRunEstimate, Workload
 from longseq_bench.core.model_files import LayerKind
-from longseq_bench.core.model_shapes import ModelShape, load_model
+from longseq_bench.core.model_shapes import ModelShape
 from longseq_bench.core.settings import Checkpoint, Sharding
 from longseq_bench.search.model_memory import ModelMemory, ModelPlan
 from tests.make import trial

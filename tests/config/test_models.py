@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from longseq_bench.config.models import built_in_models, load_model
 from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.model import Workload
 from longseq_bench.core.model_files import describe_layers
-from longseq_bench.core.model_shapes import ModelShape, built_in_models, load_model, parse_config
+from longseq_bench.core.model_shapes import ModelShape, parse_config
 
 # Parameters of the tensors on Hugging Face (model.safetensors.index.json; of Gemma 3 without the
 # vision tower, of DeepSeek-V3 without the layer that predicts a second token). A wrong

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from longseq_bench.core import model_files
+from longseq_bench.config import models
+from longseq_bench.config.models import load_model
 from longseq_bench.core.errors import ConfigError
 from longseq_bench.core.files import load_table
 from longseq_bench.core.model_files import describe_layers
-from longseq_bench.core.model_shapes import ModelShape, load_model, parse_config
+from longseq_bench.core.model_shapes import ModelShape, parse_config
 
 
 def mla(nope: int, rope: int, **keys: Any) -> dict[str, Any]:
@@ -273,7 +274,7 @@ def test_the_class_of_transformers_gives_what_a_file_leaves_out(
         "the file has no num_hidden_layers, num_attention_heads, hidden_size; its class of "
         "transformers gives it" in m.notes
     )
-    monkeypatch.setattr(model_files, "_CLASS_PROGRAM", "print('no JSON')")
+    monkeypatch.setattr(models, "_CLASS_PROGRAM", "print('no JSON')")
     path.write_text(json.dumps(standard(4, 64, 2)))
     assert load_model(str(path)).heads == 4
 
