@@ -21,9 +21,10 @@ next. Everything that depends on masks relies on it: patterns/visible_keys.py ha
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, cycle
 from random import Random
 
 from longseq_bench.core.errors import UnknownNameError, UserError
@@ -98,9 +99,7 @@ class Mask:
         A list is repeated until the sequence is full, and its last document cut: a warm-up, a
         prediction or a search has other lengths than the list adds up to.
         """
-        if self.distribution:
-            return _draw(self.distribution, self.seed, tokens)
-        return _repeat(self.lengths or (self.size,), tokens)
+        return _fill(self, tokens)
 
     def check_tokens(self, tokens: int) -> None:
         """Raise UserError if the lengths of a list do not add up."""
@@ -185,27 +184,21 @@ def _tokens(mask: str, value: str) -> int:
 
 
 @lru_cache(maxsize=64)
-def _repeat(lengths: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-    """Return the lengths again and again until the sequence is full; the last one is the rest."""
-    times, rest = divmod(tokens, sum(lengths))
-    last = []
-    for length in lengths:
-        if rest <= 0:
-            break
-        last.append(min(length, rest))
-        rest -= length
-    return (*lengths * times, *last)
-
-
-@lru_cache(maxsize=64)
-def _draw(name: str, seed: int, tokens: int) -> tuple[int, ...]:
-    """Draw lengths until the sequence is full; the last document is cut to the rest."""
-    bins = DISTRIBUTIONS[name]
-    random = Random(f"{name} {seed}")
-    upto = list(accumulate(weight for _, _, weight in bins))
-    lengths, left = [], tokens
+def _fill(mask: Mask, tokens: int) -> tuple[int, ...]:
+    """Return lengths of documents until the sequence is full; the last one is cut to the rest."""
+    lengths: Iterator[int] = cycle(mask.lengths or (mask.size,))
+    if mask.distribution:
+        lengths = _draw(mask.distribution, mask.seed)
+    filled, left = [], tokens
     while left:
+        filled.append(min(left, next(lengths)))
+        left -= filled[-1]
+    return tuple(filled)
+
+
+def _draw(name: str, seed: int) -> Iterator[int]:
+    bins, random = DISTRIBUTIONS[name], Random(f"{name} {seed}")
+    upto = list(accumulate(weight for _, _, weight in bins))
+    while True:
         ((first, last, _),) = random.choices(bins, cum_weights=upto)
-        lengths.append(min(left, first + int(random.random() * (last - first))))
-        left -= lengths[-1]
-    return tuple(lengths)
+        yield first + int(random.random() * (last - first))

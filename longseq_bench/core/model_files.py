@@ -14,7 +14,6 @@ from longseq_bench.core.errors import ConfigError, quote
 from longseq_bench.core.files import load_table
 from longseq_bench.core.masks import DOCUMENTS, WINDOW
 from longseq_bench.core.model import Layers
-from longseq_bench.core.units import MAX_TOKENS
 
 CONFIG_FILE = "config.json"
 FULL, TOP_K, SLIDING, CHUNKED = WITH_KEYS = "full", "top-k", "sliding", "chunked"
@@ -126,8 +125,6 @@ def count(config: Mapping[str, Any], key: str, default: int | None = None) -> in
         return default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"its {name} {quote(value)} is not a whole number from 1 up")
-    if value > MAX_TOKENS:
-        raise ConfigError(f"its {name} {quote(value)} is too large; the maximum is {MAX_TOKENS:,}")
     return value
 
 

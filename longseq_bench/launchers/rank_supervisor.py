@@ -125,16 +125,7 @@ class RankSupervisor:
     def add_exit(
         self, rank: int, exitcode: int, printed: str, kernel_killed: bool, now: float, ended_ns: int
     ) -> None:
-        """Process the exit of a rank.
-
-        Args:
-            rank: the global rank.
-            exitcode: negative for a signal.
-            printed: the end of its output.
-            kernel_killed: True if the kernel's out-of-memory killer was active during the trial.
-            now: the launcher's clock, s.
-            ended_ns: when it exited, since 1970.
-        """
+        """Process the exit of a rank (outcome_of_exit). ended_ns: when it exited, since 1970."""
         phase = self._ranks[rank].phase
         if self._ranks[rank].outcome is None:
             self._ranks[rank].signal = max(0, -exitcode)
