@@ -1,1 +1,1 @@
-"""Configuration files: YAML to trials."""
+"""Configuration files: YAML to trials, and files of models."""
