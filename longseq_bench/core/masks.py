@@ -9,6 +9,8 @@ prefix:P                 the keys up to its own position, and the first P (prefi
 documents:LENGTHS        of documents that are packed into one sequence: the keys of its own
                          document up to its own position
 full-documents:LENGTHS   every key of its own document
+chunked:C                documents of C tokens each: the keys of its own chunk up to its own
+                         position (Llama 4)
 
 LENGTHS is one number (all documents have this length, the last one the rest), several numbers with
 commas between them that add up to the sequence, or the name of a distribution of DISTRIBUTIONS,
@@ -32,8 +34,8 @@ from longseq_bench.core.units import format_tokens, parse_tokens
 
 FULL, CAUSAL = "full", "causal"
 WINDOW, PREFIX = "sliding-window", "prefix"
-DOCUMENTS, FULL_DOCUMENTS = "documents", "full-documents"
-KINDS = (FULL, CAUSAL, WINDOW, PREFIX, DOCUMENTS, FULL_DOCUMENTS)
+DOCUMENTS, FULL_DOCUMENTS, CHUNKED = "documents", "full-documents", "chunked"
+KINDS = (FULL, CAUSAL, WINDOW, PREFIX, DOCUMENTS, FULL_DOCUMENTS, CHUNKED)
 _CHATQA2 = (0.16, 0.05, 0.04, 0.06, 0.08, 0.21, 0.4, 0.2, 0.05, 0.04, 0.01, 0.01)
 DISTRIBUTIONS = {
     "chatqa2": tuple((2**n if n > 10 else 1, 2 ** (n + 1), w) for n, w in enumerate(_CHATQA2, 10))
@@ -60,7 +62,7 @@ class Mask:
     @property
     def is_causal(self) -> bool:
         """True if no query sees a key after its own position."""
-        return self.kind in (CAUSAL, WINDOW, DOCUMENTS)
+        return self.kind in (CAUSAL, WINDOW, DOCUMENTS, CHUNKED)
 
     @property
     def is_plain(self) -> bool:
@@ -69,8 +71,8 @@ class Mask:
 
     @property
     def has_documents(self) -> bool:
-        """True if the sequence is a row of documents."""
-        return self.kind in (DOCUMENTS, FULL_DOCUMENTS)
+        """True if the sequence is a row of documents, or of chunks."""
+        return self.kind in (DOCUMENTS, FULL_DOCUMENTS, CHUNKED)
 
     @property
     def text(self) -> str:
@@ -89,7 +91,7 @@ class Mask:
             return f"{name} {self.text.partition(':')[2]}"
         if self.lengths:
             return f"{len(self.lengths)} {name}"
-        if self.has_documents:
+        if self.has_documents and self.kind != CHUNKED:
             return f"{name} of {format_tokens(self.size)}"
         return f"{name} {format_tokens(self.size)}" if self.size else name
 
@@ -119,7 +121,7 @@ class Mask:
         if self.has_documents:
             squares, start, length = self._documents_before(position, tokens)
             inside = position - start
-            if self.kind == DOCUMENTS:
+            if self.is_causal:
                 return (squares + start + inside * (inside + 1)) // 2
             return squares + inside * length
         if self.kind == WINDOW:
@@ -163,7 +165,7 @@ def parse_mask(text: str) -> Mask:
         return Mask(kind)
     if not value:
         raise UserError(f"mask {text!r} needs a number of tokens; write {kind}:4k")
-    if kind in (WINDOW, PREFIX):
+    if kind in (WINDOW, PREFIX, CHUNKED):
         return Mask(kind, size=_tokens(text, value))
     name, _, seed = value.partition("@")
     if not name.replace(",", "").strip()[:1].isdigit():

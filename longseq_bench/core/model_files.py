@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from longseq_bench.core import masks
 from longseq_bench.core.errors import ConfigError, quote
 from longseq_bench.core.files import load_table
-from longseq_bench.core.masks import DOCUMENTS, WINDOW
 from longseq_bench.core.model import Layers
 
 CONFIG_FILE = "config.json"
@@ -20,7 +20,7 @@ FULL, TOP_K, SLIDING, CHUNKED = WITH_KEYS = "full", "top-k", "sliding", "chunked
 """Kinds of layers with keys for each token, in the order in which a workload takes their shape."""
 SHAPE = ("heads", "kv_heads", "head_dim", "v_head_dim")
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size")
-_MASKS = {SLIDING: WINDOW, CHUNKED: DOCUMENTS}
+_MASKS = {SLIDING: masks.WINDOW, CHUNKED: masks.CHUNKED}
 
 _KEYS: Mapping[str, Any] = load_table("model_keys.yaml")
 _ATTENTION = re.compile(_KEYS["attention"].replace(" ", ""))

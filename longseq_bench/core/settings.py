@@ -93,8 +93,8 @@ WORKLOAD = {
     "mask": Setting(
         str,
         "Keys that a query sees: full, causal, sliding-window:4k, prefix:8k, documents:4k (packed, "
-        "causal; or lengths with commas, or chatqa2), full-documents:4k; without one, causal "
-        "decides.",
+        "causal; or lengths with commas, or chatqa2), full-documents:4k, chunked:8k; without one, "
+        "causal decides.",
     ),
     "mode": Setting(
         Mode,

@@ -36,7 +36,7 @@ from tests.ranks import Ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-MASKS = ("sliding-window:24", "sliding-window:1", "prefix:50", "documents:37", "full-documents:40")
+MASKS = ("sliding-window:24", "sliding-window:1", "prefix:50", "chunked:37", "full-documents:40")
 TAKING = {"sdpa", "ring", "block-sparse"}
 
 

@@ -27,6 +27,7 @@ MASKS = {
     "prefix:50": lambda i, j: j <= i or j < 50,
     "prefix:1k": lambda i, j: True,
     "documents:1": lambda i, j: i == j,
+    "chunked:31": lambda i, j: j <= i and i // 31 == j // 31,
     "documents:37": lambda i, j: j <= i and i // 37 == j // 37,
     "documents:1,13,90,27": lambda i, j: j <= i and number_of(i) == number_of(j),
     "full-documents:1,13,90,27": lambda i, j: number_of(i) == number_of(j),

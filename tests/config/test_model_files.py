@@ -255,7 +255,7 @@ def test_windows_on_both_sides_have_no_mask() -> None:
     modernbert = read(FILES["modernbert-base"][0])
     with pytest.raises(ConfigError, match="has no sliding layers whose mask is known here"):
         modernbert.of_layer("sliding")
-    assert read(FILES["llama-4-scout"][0]).of_layer("chunked").mask == "documents:8192"
+    assert read(FILES["llama-4-scout"][0]).of_layer("chunked").mask == "chunked:8192"
 
 
 def test_the_class_of_transformers_gives_what_a_file_leaves_out(

@@ -17,6 +17,7 @@ TEXTS = {
     "documents:7": ("documents:7", "documents of 7", 4 * 28 + 3),
     "documents:10,5, 15": ("documents:10,5,15", "3 documents", 55 + 15 + 120),
     "full-documents:10,5,15": ("full-documents:10,5,15", "3 full documents", 100 + 25 + 225),
+    "chunked:7": ("chunked:7", "chunked 7", 4 * 28 + 3),
     "documents:chatqa2@3": ("documents:chatqa2@3", "documents chatqa2@3", 465),
 }
 

@@ -208,6 +208,9 @@ MASKS: dict[str, MaskFault] = {
     "first token of a document sees the one before": lambda a, seen, own, keys: seen | (
         (keys == own - 1) & (seen.sum(1, keepdim=True) == 1)
     ),
+    "chunks begin one token late": lambda a, seen, own, keys: (
+        (keys <= own) & ((keys - 1) // 50 == (own - 1) // 50)
+    ),
     "last token of a prefix sees one key too many": lambda a, seen, own, keys: seen | (
         (keys == own + 1) & (seen.sum(1, keepdim=True) == own + 1) & (own < 300)
     ),

@@ -44,6 +44,7 @@ SHAPES = {
     "beyond 65,536 tokens": {"tokens": 66_000, "heads": 1, "kv_heads": 1, "head_dim": 8},
     "batch row 0 for all": {"batch": 2},
     "first token of a document sees the one before": {"mask": "documents:50", "causal": False},
+    "chunks begin one token late": {"mask": "chunked:50", "causal": False},
     "last token of a prefix sees one key too many": {"mask": "prefix:300", "causal": False},
 }
 

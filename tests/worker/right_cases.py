@@ -30,7 +30,10 @@ LENGTHS = 1, 2, 15, 63, 64, 65, 127, 128, 300, 511, 512, 513, 1000, 1025
 MAX_TOKENS = 1500
 HEADS = (1, 1), (2, 1), (2, 2), (3, 1), (4, 2), (4, 4), (6, 3), (8, 1), (8, 2), (32, 1)
 HEAD_DIMS = 1, 2, 3, 4, 8, 16, 24, 32, 64, 128
-MASKS = "sliding-window:7", "sliding-window:200", "prefix:50", "documents:90", "full-documents:33"
+MASKS = (
+    "sliding-window:7", "sliding-window:200", "prefix:50", "documents:90", "chunked:65",
+    "full-documents:33",
+)  # fmt: skip
 WORLDS = (1,) * 5 + (2,) * 3 + (3, 4)
 
 

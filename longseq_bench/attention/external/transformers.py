@@ -15,7 +15,7 @@ from longseq_bench.attention.base import implementation
 from longseq_bench.attention.external._library import External, Library
 from longseq_bench.attention.one_rank import visible_pairs_of
 from longseq_bench.core.errors import UnknownNameError, UnsupportedError
-from longseq_bench.core.masks import DOCUMENTS, FULL_DOCUMENTS, PREFIX, WINDOW
+from longseq_bench.core.masks import CHUNKED, DOCUMENTS, FULL_DOCUMENTS, PREFIX, WINDOW
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 
@@ -31,7 +31,7 @@ class Transformers(External):
     """
 
     summary = "attention of Hugging Face transformers: eager, sdpa, or any registered name"
-    mask_kinds = frozenset({WINDOW, PREFIX, DOCUMENTS, FULL_DOCUMENTS})
+    mask_kinds = frozenset({WINDOW, PREFIX, DOCUMENTS, FULL_DOCUMENTS, CHUNKED})
     library = Library(
         "transformers",
         "transformers.modeling_utils",
