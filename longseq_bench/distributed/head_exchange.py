@@ -26,14 +26,19 @@ TRANSFERS = 16
 
 @dataclass(frozen=True)
 class HeadStage:
-    """The heads exchanged in one stage: each rank takes `count` heads, from head `first` on."""
+    """The heads exchanged in one stage: each rank takes `count` heads, from head `first` on.
+
+    copies: successive ranks that take the same heads.
+    """
 
     first: int
     count: int
+    copies: int = 1
 
     def of(self, rank: int) -> slice:
         """Return the heads that a rank takes."""
-        return slice(self.first + rank * self.count, self.first + (rank + 1) * self.count)
+        start = self.first + rank // self.copies * self.count
+        return slice(start, start + self.count)
 
 
 class AllToAll:
@@ -57,19 +62,22 @@ class AllToAll:
         return full
 
     def to_tokens(self, full: Tensor, shard: Tensor, stage: HeadStage) -> None:
-        """Write all tokens of this rank's heads (B, h, M, D) into `shard` (B, H, m, D)."""
+        """Write all tokens of this rank's heads (B, h, M, D) into `shard` (B, H, m, D).
+
+        Heads that several ranks have are summed.
+        """
         for part in limited(range(self.parts), MAX_STEPS):
             by_heads, by_tokens = self._views(shard, full, stage, part)
-            self._swap(by_tokens, by_heads)
+            self._swap(by_tokens, by_heads, stage.copies)
 
     def bytes_sent(self, head_bytes: int, heads: int, to_heads: int, to_tokens: int) -> int:
         """Return the bytes that this rank sends, by formula.
 
-        head_bytes: bytes of one head of one token. heads: heads of a tensor. to_heads, to_tokens:
-        number of tensors exchanged in each direction.
+        head_bytes: bytes of one head of one token. heads: heads of a tensor; of fewer than ranks
+        each rank takes one. to_heads, to_tokens: number of tensors exchanged in each direction.
         """
         size, own = self.group.size, self.counts[self.group.rank]
-        token_bytes = heads // size * head_bytes
+        token_bytes = max(1, heads // size) * head_bytes
         return token_bytes * (to_heads * own * (size - 1) + to_tokens * (sum(self.counts) - own))
 
     def _views(
@@ -85,8 +93,8 @@ class AllToAll:
         ]
         return by_heads, by_tokens
 
-    def _swap(self, sent: list[Tensor], received: list[Tensor]) -> None:
-        """Send sent[r] to each rank r and receive received[r] from it."""
+    def _swap(self, sent: list[Tensor], received: list[Tensor], copies: int = 1) -> None:
+        """Send sent[r] to each rank r and receive received[r] from it, the sum of its copies."""
         sizes, received_sizes = ([t.numel() for t in views] for views in (sent, received))
         packed = sent[0].new_empty(sum(sizes))
         packed_received = packed.new_zeros(sum(received_sizes))
@@ -94,8 +102,9 @@ class AllToAll:
             target.view(tensor.shape).copy_(tensor)
         self.group.all_to_all(packed_received, packed, received_sizes, sizes).wait()
         sources = torch.split(packed_received, received_sizes)
-        for tensor, source in zip(received, sources, strict=True):
-            tensor.copy_(source.view(tensor.shape))
+        for i, tensor in list(enumerate(received))[::copies]:
+            same = torch.stack(sources[i : i + copies]).sum(0) if copies > 1 else sources[i]
+            tensor.copy_(same.view(tensor.shape))
 
 
 class GatherScatter(AllToAll):

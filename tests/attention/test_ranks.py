@@ -244,6 +244,26 @@ def test_a_v_head_dim_of_its_own_equals_the_reference(
         assert_right(case, results)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "world"), [(8, 2, 4), (6, 1, 3), (4, 1, 2)])
+@pytest.mark.parametrize("name", ["ulysses", "usp"])
+def test_ranks_that_share_a_kv_head_sum_its_gradient(
+    ranks: Ranks, name: str, heads: int, kv_heads: int, world: int
+) -> None:
+    options: Options = {"ulysses": world} if name == "usp" else {}
+    shape = {"heads": heads, "kv_heads": kv_heads, "mode": "train"}
+    shapes = (
+        {"causal": True},
+        {"mask": "sliding-window:24"},
+        {"dtype": "bfloat16", "v_head_dim": 8},
+    )
+    cases = [
+        Case(name, options, workload(name, world, 67, **shape, **more), fine=i == 0)
+        for i, more in enumerate(shapes)
+    ]
+    for case, results in zip(cases, run_cases(ranks, world, cases), strict=True):
+        assert_right(case, results)
+
+
 @in_turn("dtype", SOME, {dtype: dtype for dtype in ("bfloat16", "float16")})
 def test_half_precision_equals_the_reference(
     ranks: Ranks, name: str, world: int, options: Options, dtype: str

@@ -48,11 +48,11 @@ def test_heads_that_do_not_divide_are_refused() -> None:
     assert refused("ulysses", w, 4) == refused("head-parallel", w, 4) == message
     assert refused("usp", w, 4, ulysses=4) == message
     grouped = Workload(seq_len=64, heads=8, kv_heads=2)
-    assert (
-        refused("ulysses", grouped, 4) == "2 kv_heads can't be split over 4 ranks; possible: 1, 2"
-    )
-    refusal = "8 heads can't be split over 16 ranks; possible: 1, 2, which divide the 2 kv_heads"
-    assert refused("ulysses", grouped, 16) == refusal
+    limits = "8 heads with 2 kv_heads can't be split over"
+    assert refused("head-parallel", grouped, 4) == f"{limits} 4 ranks; possible: 1, 2"
+    assert refused("ulysses", grouped, 16) == f"{limits} 16 ranks; possible: 1, 2, 4, 8"
+    three = Workload(seq_len=64, heads=12, kv_heads=3)
+    assert "4 ranks; possible: 1, 3, 6, 12" in refused("ulysses", three, 4)
 
 
 def test_degrees_that_do_not_match_the_ranks_are_refused() -> None:

@@ -105,9 +105,9 @@ def test_the_answer_says_why(capfd: Capture) -> None:
     assert reason in found["answer"]
     few = document(capfd, "plan", "--impl", "sdpa", *SMALL, "--world-size", "8")["answer"]
     assert few == "No implementation can be predicted for this shape."
-    of_model = ("--gpu", "h100", "--model", "llama-3.1-8b", "--world-size", "16")
+    of_model = ("--gpu", "h100", "--model", "llama-3.1-8b", "--world-size", "64")
     assert run(["plan", "--impl", "ulysses", *of_model]) == 0
-    assert "8 kv_heads can't be split over 16 ranks" in capfd.readouterr().out
+    assert "32 heads with 8 kv_heads can't be split over 64 ranks" in capfd.readouterr().out
 
 
 def test_a_plan_beyond_the_context_of_a_model_says_so(capfd: Capture) -> None:

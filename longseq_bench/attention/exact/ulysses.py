@@ -1,7 +1,8 @@
 """DeepSpeed-Ulysses (arXiv 2309.14509): shards of tokens become shards of heads, and back.
 
 UlyssesKernel is the loop: all-to-all, attention over the full sequence for this rank's heads,
-all-to-all back. It takes a stage of heads at a time, so that only one stage is in memory twice.
+all-to-all back. Of fewer KV heads than ranks, several ranks have the same one, whose gradient is
+the sum of theirs. It takes a stage of heads at a time, so that only one stage is in memory twice.
 Backward exchanges the inputs again instead of keeping them. USP and Megatron's sequence parallelism
 use the same loop with another inner attention or another exchange.
 
@@ -106,21 +107,30 @@ class SkippableKernel:
 
 
 def head_stages(w: Workload, ranks: int, stage_heads: int) -> list[tuple[HeadStage, HeadStage]]:
-    """Return stages of `stage_heads` key heads per rank, with the query heads that use them."""
+    """Return stages of `stage_heads` key heads per rank, with the query heads that use them.
+
+    With fewer key heads than ranks, there is one stage, of a copy on each rank that needs one.
+    """
+    if w.kv_heads < ranks:
+        return [(HeadStage(0, w.heads // ranks), HeadStage(0, 1, ranks // w.kv_heads))]
     count, group = stage_heads, w.heads // w.kv_heads
     starts = range(0, w.kv_heads, count * ranks)
     return [(HeadStage(kv * group, count * group), HeadStage(kv, count)) for kv in starts]
 
 
-def check_heads(workload: Workload, ranks: int) -> None:
-    """Raise WorldError if heads or KV heads cannot be split evenly over ranks."""
-    w = workload
-    for name, heads in (("heads", w.heads), ("kv_heads", w.kv_heads)):
-        if heads % ranks:
-            allowed = ", ".join(map(str, divisors(w.kv_heads)))
-            message = f"{heads} {name} can't be split over {ranks} ranks; possible: {allowed}"
-            more = f", which divide the {w.kv_heads} kv_heads" if heads != w.kv_heads else ""
-            raise WorldError(message + more)
+def check_heads(workload: Workload, ranks: int, copies: bool = False) -> None:
+    """Raise WorldError if the heads cannot be split evenly over ranks.
+
+    copies: ranks may have the same KV head, if the query heads of each rank use one alone.
+    """
+    heads, kv_heads = workload.heads, workload.kv_heads
+    allowed = [n for n in divisors(heads) if kv_heads % n == 0 or (copies and n % kv_heads == 0)]
+    if ranks not in allowed:
+        of_kv = f" with {kv_heads} kv_heads" if heads != kv_heads else ""
+        possible = ", ".join(map(str, allowed))
+        raise WorldError(
+            f"{heads} heads{of_kv} can't be split over {ranks} ranks; possible: {possible}"
+        )
 
 
 def exchange_bytes(exchange: AllToAll, w: Workload) -> int:
@@ -165,7 +175,7 @@ class Ulysses(HeadSplit):
     def __init__(self, workload: Workload, group: Group, *, kernel: KernelOption = AUTO) -> None:
         self.exact_name = kernel
         self.order = TokenOrder("contiguous", workload.seq_len, group.size)
-        check_heads(workload, group.size)
+        check_heads(workload, group.size, copies=True)
         super().__init__(workload, group)
         self.exchange = AllToAll(group, self.order.counts)
 
@@ -174,9 +184,10 @@ class Ulysses(HeadSplit):
         w = self.workload
         if self.group.size == 1:
             return exact_call(self.exact, w)
-        stage = w.model_copy(update={"heads": w.heads // w.kv_heads, "kv_heads": 1})
+        stages = head_stages(w, self.group.size, 1)
+        stage = w.model_copy(update={"heads": stages[0][0].count, "kv_heads": 1})
         kernel = SkippableKernel(exact_call(self.exact, stage), self.group)
-        return UlyssesKernel(self.exchange, kernel, head_stages(w, self.group.size, 1))
+        return UlyssesKernel(self.exchange, kernel, stages)
 
     @override
     def bytes_sent(self) -> int:
@@ -263,7 +274,7 @@ class Usp(HeadSplit):
         if group.size % ulysses:
             raise WorldError(f"ulysses={ulysses} does not divide {group.size} ranks")
         self.ulysses, self.ring = ulysses, group.size // ulysses
-        check_heads(workload, self.ulysses)
+        check_heads(workload, self.ulysses, copies=True)
         check_tokens(workload.seq_len, group.size)
         self.order = order_for("zigzag", workload, self.ring)
         super().__init__(workload, group)
@@ -272,8 +283,9 @@ class Usp(HeadSplit):
         group_tokens = self.order.counts[group.rank // u]
         spans = (even_span(group_tokens, u, member) for member in range(u))
         self.exchange = AllToAll(heads_group, tuple(stop - start for start, stop in spans))
+        self.stages = head_stages(workload, u, 1)
         # the ring of one stage: one key head and the query heads that use it
-        stage = {"heads": workload.heads // workload.kv_heads, "kv_heads": 1} if u > 1 else {}
+        stage = {"heads": self.stages[0][0].count, "kv_heads": 1} if u > 1 else {}
         self.stage_ring = Ring(
             workload.model_copy(update=stage),
             group.subgroup([[i * u + j for i in range(r)] for j in range(u)]),
@@ -299,7 +311,7 @@ class Usp(HeadSplit):
         if self.ulysses == 1:
             return ring
         inner = SkippableKernel(ring, self.group) if self.ring == 1 else ring
-        return UlyssesKernel(self.exchange, inner, head_stages(self.workload, self.ulysses, 1))
+        return UlyssesKernel(self.exchange, inner, self.stages)
 
     @override
     def work_share(self) -> float:
@@ -312,4 +324,4 @@ class Usp(HeadSplit):
         w, stage = self.workload, self.stage_ring.bytes_sent()
         if self.ulysses == 1:
             return stage
-        return exchange_bytes(self.exchange, w) + stage * (w.kv_heads // self.ulysses)
+        return exchange_bytes(self.exchange, w) + stage * len(self.stages)
