@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from longseq_bench.api.progress import TrialLabels, format_option
 from longseq_bench.core.catalogue import Catalogue, Entry
 from longseq_bench.core.model import Environment, Trial
+from longseq_bench.core.model_files import describe_layers
 from longseq_bench.core.model_shapes import ModelShape
 from longseq_bench.doctor import Finding
 from longseq_bench.reports.columns import ValueColumn, build_table, make_columns
@@ -49,11 +50,10 @@ def models_document(shapes: Sequence[ModelShape]) -> Document:
     """Return a row per model, and notes on them."""
     columns = [
         ValueColumn("Model", "text", lambda one: one.name),
-        ValueColumn("Heads", "count", lambda one: one.heads, 9),
-        ValueColumn("KV heads", "count", lambda one: one.kv_heads, 9),
-        ValueColumn("Head dim", "count", lambda one: one.head_dim, 9),
-        ValueColumn("V head dim", "count", lambda one: one.v_head_dim, 8),
-        ValueColumn("Layers", "count", lambda one: one.layers, 8),
+        ValueColumn("Heads", "count", lambda one: _of_kinds(one, "heads"), 9),
+        ValueColumn("KV heads", "count", lambda one: _of_kinds(one, "kv_heads"), 9),
+        ValueColumn("Head dim", "count", lambda one: _of_kinds(one, "head_dim", "v_head_dim"), 9),
+        ValueColumn("Layers", "count", lambda one: describe_layers(one.kinds), 9),
         ValueColumn("Hidden", "count", lambda one: one.hidden_size, 4),
         ValueColumn("Dtype", "text", lambda one: one.dtype, 6),
         ValueColumn(
@@ -61,14 +61,24 @@ def models_document(shapes: Sequence[ModelShape]) -> Document:
         ),
         ValueColumn("Source", "text", lambda one: one.source, 5),
     ]
-    notes = [
-        f"{shape.name}: {note}"
-        for shape in shapes
-        for note in [*shape.notes, *filter(None, [shape.parameters_reason])]
-    ]
-    explanation = "Parameters: matrices and embeddings by formula, without norms and biases."
+    names: dict[str, list[str]] = {}
+    for shape in shapes:
+        for note in [*shape.notes, *filter(None, [shape.parameters_reason])]:
+            names.setdefault(note, []).append(shape.name)
+    notes = [f"{', '.join(of_note)}: {note}" for note, of_note in names.items()]
+    explanation = (
+        "Head dim: of q and k / of v. Layers: kinds, with the tokens that each sees; figures with "
+        "commas are of these kinds. Parameters: matrices and embeddings by formula, without norms "
+        "and biases."
+    )
     table = Section("", tables=[build_table("", columns, shapes)])
     return Document("models", "", [], [table, Section("", [explanation], points=notes)])
+
+
+def _of_kinds(shape: ModelShape, *fields: str) -> str:
+    """Return fields of all kinds of layers with keys; equal values are said once."""
+    kinds = [[str(getattr(one, field)) for field in fields] for one in shape.kinds if one.heads]
+    return ", ".join(dict.fromkeys("/".join(dict.fromkeys(values)) for values in kinds))
 
 
 def findings_document(machine: Environment, findings: Sequence[Finding]) -> Document:

@@ -14,6 +14,7 @@ from longseq_bench.core import masks
 from longseq_bench.core.errors import ConfigError, quote
 from longseq_bench.core.files import load_table
 from longseq_bench.core.model import Layers
+from longseq_bench.core.units import format_tokens
 
 CONFIG_FILE = "config.json"
 FULL, TOP_K, SLIDING, CHUNKED = WITH_KEYS = "full", "top-k", "sliding", "chunked"
@@ -55,14 +56,10 @@ def split_kv_heads(kv_heads: int, tp: int) -> int:
 
 
 def describe_layers(kinds: Sequence[LayerKind]) -> str:
-    """Return the number of layers of each kind and their windows; shapes where these differ."""
-    differ = len({(one.kv_heads, one.head_dim) for one in kinds if one.heads}) > 1
-    rows = []
-    for one in kinds:
-        more = [f"{one.window:,} tokens"] if one.window else []
-        more += [f"KV heads {one.kv_heads} × {one.head_dim}"] if differ and one.heads else []
-        rows.append(f"{one.layers} {one.kind}" + (f" ({', '.join(more)})" if more else ""))
-    return ", ".join(rows)
+    """Return the number of layers of each kind, and the tokens that they see: 1 sliding 4k."""
+    windows = [f" {format_tokens(one.window)}" if one.window else "" for one in kinds]
+    pairs = zip(kinds, windows, strict=True)
+    return ", ".join(f"{one.layers} {one.kind}{window}" for one, window in pairs)
 
 
 def read_keys(data: Mapping[str, Any], filled: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class ModelShape(Frozen):
         value = f" (of v {self.v_head_dim})" if self.v_head_dim != self.head_dim else ""
         own = (
             f"model {self.name}: {self.heads} heads, {self.kv_heads} KV heads, head_dim "
-            f"{self.head_dim}{value}, {self.layers} layers, {self.dtype or 'no dtype'} "
-            f"({self.page or self.source})"
+            f"{self.head_dim}{value}, layers {model_files.describe_layers(self.kinds)}, "
+            f"{self.dtype or 'no dtype'} ({self.page or self.source})"
         )
         fields = self._changed({n: getattr(workload, n) for n in OVERRIDABLE}) if workload else ()
         set_here = ", ".join(f"{name} {getattr(workload, name)}" for name in fields)
@@ -121,10 +121,7 @@ def parse_config(
         raise ConfigError(f"it has no layer with attention that is known here ({table})")
     dtype, notes = _dtype(config)
     if len(kinds) > 1 or layer.window:
-        notes.append(
-            f"layers: {table}; one alone has the shape of the first kind and sees all tokens, "
-            f"unless --layer picks a kind with its mask"
-        )
+        notes.append("one layer alone is of the first kind, sees all tokens; --layer picks a kind")
     notes += model_files.describe_unknown(config, kinds)
     parameters: int | None = None
     reason: str | None = None
@@ -159,14 +156,11 @@ def _dtype(config: Mapping[str, Any]) -> tuple[DType | None, list[str]]:
     name = str(written).removeprefix("torch.")
     if name in DTYPE_BYTES:
         return name, []
-    unknown = f"its dtype {quote(name)} can't be measured"
-    problem = unknown if written else "the file has no dtype"
+    problem = f"its dtype {quote(name)} can't be measured" if written else "the file has no dtype"
     return None, [f"{problem}, so that of the device is used"]
 
 
 # ---- the number of parameters ------------------------------------------------------------------
-
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
 def count_parameters(config: Mapping[str, Any], kinds: Sequence[LayerKind]) -> int:
@@ -186,15 +180,13 @@ def count_parameters(config: Mapping[str, Any], kinds: Sequence[LayerKind]) -> i
     embeddings = config["vocab_size"] * hidden
     total = embeddings if config.get("tie_word_embeddings", False) else 2 * embeddings
     total += layers * _attention(config, kinds[0])
-    dense = 3 * hidden * config["intermediate_size"]
-    experts_key = next((key for key in _EXPERTS if config.get(key)), None)
-    if not experts_key:
+    dense = 3 * hidden * (config.get("intermediate_size_mlp") or config["intermediate_size"])
+    if not (experts := config.get("num_experts")):
         return int(total + layers * dense)
     dense_layers = config.get("first_k_dense_replace") or len(config.get("mlp_only_layers") or ())
+    dense_layers += layers - layers // config.get("interleave_moe_layer_step", 1)  # Llama 4
     width = config.get("moe_intermediate_size") or config["intermediate_size"]
-    experts = config[experts_key]
-    one_expert = 3 * hidden * width
-    sparse = hidden * experts + one_expert * (experts + (config.get("n_shared_experts") or 0))
+    sparse = hidden * (experts + 3 * width * (experts + (config.get("n_shared_experts") or 0)))
     return int(total + dense_layers * dense + (layers - dense_layers) * sparse)
 
 
@@ -202,9 +194,9 @@ def _mlp_width(config: Mapping[str, Any]) -> int | None:
     """Return the columns of the gate, of all experts that a token has; None if they are unknown."""
     width: Any = config.get("intermediate_size")
     experts = 1
-    if any(config.get(key) for key in _EXPERTS):
+    if config.get("num_experts"):
         width = config.get("moe_intermediate_size") or width
-        experts = config.get("num_experts_per_tok") or config.get("experts_per_token") or 0
+        experts = config.get("num_experts_per_tok") or 0
         experts += (config.get("n_shared_experts") or 0) if experts else 0
     is_known = model_files.type_of(config).get("gated") and isinstance(width, int)
     return width * experts or None if is_known else None
@@ -220,4 +212,6 @@ def _attention(config: Mapping[str, Any], layer: LayerKind) -> int:
     rank = config.get("q_lora_rank")
     queries = rank * (hidden + heads * head_dim) if rank else hidden * heads * head_dim
     keys = hidden * (latent + rope) + latent * heads * (head_dim - rope + v_head_dim)
+    if indexer_heads := config.get("index_n_heads"):
+        keys += config["index_head_dim"] * (rank * indexer_heads + hidden) + hidden * indexer_heads
     return int(queries + keys + heads * v_head_dim * hidden)

@@ -28,14 +28,14 @@ def test_models_are_listed_with_their_shapes_and_sources(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     models = {m["name"]: m for m in document(capfd, "models")["models"]}
-    assert len(models) == 22
+    assert len(models) == 34
     assert (models["deepseek-v3"]["head_dim"], models["deepseek-v3"]["v_head_dim"]) == (192, 128)
     assert run(["models"]) == 0
     lines = capfd.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.startswith("qwen3-30b-a3b")]
     source = "https://github.com/Lightning-AI/litgpt/blob/26857050/litgpt/config.py"
     assert line.split() == [
-        "qwen3-30b-a3b", "32", "4", "128", "128", "48", "2,048", "bfloat16", "30.5", "G", source
+        "qwen3-30b-a3b", "32", "4", "128", "48", "full", "2,048", "bfloat16", "30.5", "G", source
     ]  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_a_search_takes_the_shape_of_a_model_and_echoes_it(capfd: Capture) -> No
     command = ["maxlen", *SMALL, "--model", "tiny", "--kv-heads", "1", "--out", "out"]
     assert run(command) == 0
     printed = capfd.readouterr()
-    line = "model tiny: 4 heads, 2 KV heads, head_dim 16, 3 layers, float32 (tiny/config.json)"
+    line = "model tiny: 4 heads, 2 KV heads, head_dim 16, layers 3 full, float32 (tiny/config.json)"
     assert f"{line}; overridden: kv_heads 1" in printed.err
     assert "Model tiny with other kv_heads" in printed.out
     w = load(Path("out")).records[0].trial.workload
@@ -90,8 +90,9 @@ def test_a_kind_of_layers_gives_its_shape_and_its_mask(capfd: Capture) -> None:
     assert (row["workload"]["kv_heads"], row["workload"]["mask"]) == (1, "sliding-window:16")
     assert run([*command, "--target", "1k"]) == 0
     printed = " ".join(capfd.readouterr().out.split())
-    kinds = "1 full (KV heads 2 × 16), 1 sliding (16 tokens, KV heads 1 × 16), 1 linear"
-    assert f"layers: {kinds}; one alone has the shape of the first kind" in printed
+    kinds = "1 full, 1 sliding 16, 1 linear"
+    assert f"layers {kinds}, float32" in printed
+    assert "one layer alone is of the first kind" in printed
     assert refusal(capfd, *command, "--layer", "chunked") == (
         f"model tiny has no chunked layers whose mask is known here; it has {kinds}"
     )
