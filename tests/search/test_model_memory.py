@@ -110,6 +110,20 @@ def test_latent_attention_caches_its_latent() -> None:
     assert memory(plan, split, 1).caches == 60 * 576 * 100 * 4
 
 
+# On one of 8 tensor-parallel ranks. Bytes of a token: 512 in a layer of Llama 4 and MiniMax-M2,
+# 1,024 in Qwen3-Next, 1,152 in a latent, 2,048 in full layers of Gemma 4, and in its sliding ones
+# 2,048 or 1,024. All full layers but one keep 128k tokens, chunked ones 8k, sliding ones 1k.
+@pytest.mark.parametrize(
+    ("name", "mib"),
+    [("llama-4-scout", 11 * 64 + 36 * 4), ("gemma-4-31b", 9 * 256 + 50 * 2),
+     ("gemma-4-26b-a4b", 4 * 256 + 25 * 1), ("qwen3-next-80b-a3b", 11 * 128),
+     ("minimax-m2", 61 * 64), ("deepseek-v3.2", 60 * 144), ("kimi-linear-48b", 6 * 144)],
+)  # fmt: skip
+def test_caches_of_built_in_models_are_those_counted_by_hand(name: str, mib: int) -> None:
+    w = Workload(seq_len=2**17, heads=8, head_dim=64, dtype="bfloat16", mode="decode")
+    assert memory(ModelPlan(load_model(name), tp=8), w, 1).caches == mib * 2**20
+
+
 def test_unknown_parameters_are_left_out() -> None:
     unknown = MODEL.model_copy(update={"parameters": None})
     found = memory(ModelPlan(unknown), TRAIN, 4)
