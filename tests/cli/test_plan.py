@@ -251,7 +251,7 @@ def test_a_plan_of_a_model_counts_it_apart_from_the_attention(capfd: Capture) ->
     assert "checkpoint none" in kept
     assert "recomputation" not in kept
     assert "not modelled: fragmentation of the allocator" in printed
-    assert "model llama-3.1-8b: 32 heads, 8 KV heads, head_dim 128, 32 layers" in printed
+    assert "model llama-3.1-8b: 32 heads, 8 KV heads, head_dim 128, layers 32 full" in printed
     assert "Optimizer" in printed
 
 

@@ -333,8 +333,8 @@ def test_values_that_contradict_each_other_are_refused(changes: Any, message: st
      ({"attn_logit_softcapping": 50.0}, "its soft cap of the scores is not part of the workload"),
      ({"text_config": {"vocab_size": 9}}, "its language model is under text_config"),
      ({"index_topk": 64},
-      "each query sees the 64 keys that an indexer picks; the workload sees all, without the "
-      "indexer's keys")],
+      "each query sees the 64 keys that an indexer picks; the workload sees all, and leaves "
+      "out the indexer")],
 )  # fmt: skip
 def test_what_a_workload_leaves_out_is_a_note(changes: dict[str, Any], note: str) -> None:
     assert note not in read(LLAMA_3B).notes
