@@ -121,7 +121,7 @@ def parse_config(
         raise ConfigError(f"it has no layer with attention that is known here ({table})")
     dtype, notes = _dtype(config)
     if len(kinds) > 1 or layer.window:
-        notes.append("one layer alone is of the first kind, sees all tokens; --layer picks a kind")
+        notes.append("a single layer is of the first kind and sees all tokens; --layer picks one")
     notes += model_files.describe_unknown(config, kinds)
     parameters: int | None = None
     reason: str | None = None

@@ -92,7 +92,7 @@ def test_a_kind_of_layers_gives_its_shape_and_its_mask(capfd: Capture) -> None:
     printed = " ".join(capfd.readouterr().out.split())
     kinds = "1 full, 1 sliding 16, 1 linear"
     assert f"layers {kinds}, float32" in printed
-    assert "one layer alone is of the first kind" in printed
+    assert "a single layer is of the first kind and sees all tokens" in printed
     assert refusal(capfd, *command, "--layer", "chunked") == (
         f"model tiny has no chunked layers whose mask is known here; it has {kinds}"
     )
