@@ -1,6 +1,6 @@
 """Attention of tiles of queries to runs of keys: the contract, and an AttentionKernel built on it.
 
-`native` is the compiled kernel for CPUs, `torch_spans` computes them by exact attention anywhere.
+`native` is the compiled kernel for CPUs; `torch_spans` computes those of block layouts anywhere.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D), Hk divides Hq; log-sum-exp (B, Hq, N) float32.
 """

@@ -5,7 +5,7 @@ triton  block layouts on CUDA
 torch   exact attention of gathered tiles, by torch's kernel or the fastest one on CUDA
 flex    FlexAttention compiled by torch, for comparison; never chosen by auto
 
-triton and flex know block layouts only, native and torch any spans.
+triton and flex know block layouts only, torch also masks and parts of layouts, native any spans.
 
 Patterns that are tiles of exact attention also run on any kernel of kernels/exact, by its name.
 """

@@ -7,8 +7,8 @@ pieces counts twice). Backward uses the same tiling with the log-sum-exp of the 
 FlashAttention (arXiv 2205.14135) and Ring Attention (arXiv 2310.01889).
 
 Memory beyond q, k, v and out is one row block and one piece. Rows and keys that are slices are
-views; index tensors (tokens) or (sets, tokens) are gathered, one piece at a time. Each set of rows
-sees the set of keys at the same place, and the sets become rows of the batch.
+views; index tensors (sets, tokens) are gathered, one piece at a time. Each set of rows sees the set
+of keys at the same place, and the sets become rows of the batch.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D), v and out with Dv instead of D where a workload
 has another v_head_dim; log-sum-exp (B, Hq, N), float32. "Wide" tensors are float32, or float64 for
@@ -63,7 +63,7 @@ class Piece:
 class RowBlock:
     """Rows computed together, for consecutive query heads (a slice with start and stop)."""
 
-    rows: Index
+    rows: slice
     heads: slice
     pieces: tuple[Piece, ...]
 
@@ -91,7 +91,11 @@ class TiledKernel:
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         lse = q.new_full(q.shape[:3], -math.inf, dtype=wide(q)) if keep_lse else None
         for block in limited(self._tiling()):
-            block_forward(self._exact, q, (k, v), block, out, lse)
+            acc, acc_lse = forward_rows(self._exact, q, (k, v), block, _accumulator(out, block))
+            store(out, block, acc)
+            if lse is not None:
+                store(lse, block, acc_lse)
+            del acc, acc_lse
         return out, lse
 
     def backward(self, queries: Queries, keys: Pair) -> Triple:
@@ -101,15 +105,18 @@ class TiledKernel:
         (_, q, _, _), (k, v) = queries, keys
         dq, dk, dv = torch.zeros_like(q), *(torch.zeros_like(t, dtype=wide(t)) for t in keys)
         for block in limited(self._tiling()):
-            store_gradients(self._exact, queries, keys, block, dq, (dk, dv))
+            acc = _accumulator(dq, block)
+            add_block_gradients(self._exact, queries, keys, block, [acc, dk, dv])
+            store(dq, block, acc)
+            del acc
         dk = dk.to(k.dtype)
         return dq, dk, dv.to(v.dtype)
 
     def forward_inplace(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write the output over q and return it."""
         for block in limited(self._tiling()):
-            acc, _ = _forward_rows(self._exact, q, (k, v), block)
-            _store(q, block, acc)
+            acc, _ = forward_rows(self._exact, q, (k, v), block)
+            store(q, block, acc)
             del acc
         return q
 
@@ -123,14 +130,14 @@ class TiledKernel:
         dq = q if inplace else torch.zeros_like(q)
         dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
         for block in limited(self._tiling()):
-            acc, lse = _forward_rows(self._exact, q, (k, v), block)
+            acc, lse = forward_rows(self._exact, q, (k, v), block)
             out = acc.to(q.dtype)
             del acc
-            do, rows = (take(t, block.heads, block.rows) for t in (grad_out, q))
+            do, rows = (t[:, block.heads, block.rows] for t in (grad_out, q))
             dq_rows = torch.zeros_like(rows, dtype=wide(q))
             own, of_block = (do, rows, out, lse), calls(block.pieces, q, k, block.heads.start)
             add_gradients(self._exact, own, (k, v), [dq_rows, dk, dv], of_block)
-            _store(dq, block, dq_rows)
+            store(dq, block, dq_rows)
             del do, rows, out, own, dq_rows
         dk = dk.to(k.dtype)
         return dq, dk, dv.to(v.dtype)
@@ -239,7 +246,7 @@ def merge(
             exact.merge(own, (k, v), (places[0], places[1]), piece.causal, piece.mask)
             if isinstance(piece.rows, Tensor):
                 for total, copy in zip(sums, places, strict=True):
-                    rows = as_rows(copy, piece.rows.shape[:-1].numel())
+                    rows = as_rows(copy, len(piece.rows))
                     total[call.batch, call.heads].index_copy_(2, piece.rows.flatten(), rows)
                 del copy, rows
         del own, k, v, places
@@ -275,21 +282,11 @@ def add_gradients(
         del grad_out, q, out, lse, k, v, own
 
 
-def block_forward(
-    exact: ExactKernel, q: Tensor, keys: Pair, block: RowBlock, out: Tensor, lse: Tensor | None
-) -> None:
-    """Compute one row block into `out` and `lse`, whose rows are 0 and -inf before."""
-    acc, acc_lse = _forward_rows(exact, q, keys, block, _accumulator(out, block))
-    _store(out, block, acc)
-    if lse is not None:
-        _store(lse, block, acc_lse)
-
-
-def _forward_rows(
+def forward_rows(
     exact: ExactKernel, q: Tensor, keys: Pair, block: RowBlock, acc: Tensor | None = None
 ) -> Pair:
     """Return the output and log-sum-exp of a row block; acc: zeros, by default wide ones."""
-    rows = take(q, block.heads, block.rows)
+    rows = q[:, block.heads, block.rows]
     if acc is None:
         acc = rows.new_zeros(*rows.shape[:3], keys[1].shape[3], dtype=wide(q))
     acc_lse = acc.new_full(acc.shape[:3], -math.inf, dtype=wide(q))
@@ -297,15 +294,13 @@ def _forward_rows(
     return acc, acc_lse
 
 
-def store_gradients(
-    exact: ExactKernel, queries: Queries, keys: Pair, block: RowBlock, dq: Tensor, d_keys: Pair
+def add_block_gradients(
+    exact: ExactKernel, queries: Queries, keys: Pair, block: RowBlock, sums: list[Tensor]
 ) -> None:
-    """Write dq of one row block over these keys, and add the gradients of keys to d_keys."""
-    acc = _accumulator(dq, block)
-    grad_out, q, out, lse = (take(t, block.heads, block.rows) for t in queries)
+    """Add the gradients of a row block to sums: those of its rows of q, and those of k and v."""
+    grad_out, q, out, lse = (t[:, block.heads, block.rows] for t in queries)
     of_block = calls(block.pieces, queries[1], keys[0], block.heads.start)
-    add_gradients(exact, (grad_out, q, out, lse), keys, [acc, *d_keys], of_block)
-    _store(dq, block, acc)
+    add_gradients(exact, (grad_out, q, out, lse), keys, sums, of_block)
 
 
 def kv_heads_of(heads: slice, group: int) -> Iterator[tuple[slice, slice]]:
@@ -338,15 +333,11 @@ def _accumulator(target: Tensor, block: RowBlock) -> Tensor:
 
     The sum of two parts is rounded once, wherever it is stored; kernels for CPUs add to wide sums.
     """
-    is_wide = target.dtype == wide(target)
-    if isinstance(block.rows, Tensor):
-        count = block.rows.numel()
-    elif is_wide or (len(block.pieces) <= 2 and device_kind(target) == "cuda"):
-        return target[:, block.heads, block.rows]
-    else:
-        count = len(range(*block.rows.indices(target.shape[2])))
-    heads = block.heads.stop - block.heads.start
-    return target.new_zeros(target.shape[0], heads, count, target.shape[3], dtype=wide(target))
+    view = target[:, block.heads, block.rows]
+    if target.dtype == wide(target):
+        return view
+    is_exact = len(block.pieces) <= 2 and device_kind(target) == "cuda"
+    return view if is_exact else view.new_zeros(view.shape, dtype=wide(target))
 
 
 def wide(tensor: Tensor) -> torch.dtype:
@@ -354,11 +345,8 @@ def wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _store(target: Tensor, block: RowBlock, value: Tensor) -> None:
-    if isinstance(block.rows, Tensor):
-        rows = block.rows.to(target.device)
-        target[:, block.heads].index_copy_(2, rows, value.to(target.dtype))
-        return
+def store(target: Tensor, block: RowBlock, value: Tensor) -> None:
+    """Write the results of a row block to their place, unless they are a view of it."""
     view = target[:, block.heads, block.rows]
     if view.data_ptr() != value.data_ptr():
         view.copy_(value)
@@ -366,9 +354,8 @@ def _store(target: Tensor, block: RowBlock, value: Tensor) -> None:
 
 def _add(total: Tensor, heads: slice, tokens: Index, part: Tensor) -> None:
     if isinstance(tokens, Tensor):
-        rows = tokens.flatten().to(total.device)
-        part = as_rows(part, tokens.shape[:-1].numel()).to(total.dtype)
-        total[:, heads].index_add_(2, rows, part)
+        part = as_rows(part, len(tokens)).to(total.dtype)
+        total[:, heads].index_add_(2, tokens.flatten(), part)
     else:
         total[:, heads, tokens].add_(part)
 
@@ -390,7 +377,5 @@ def take(tensor: Tensor, heads: slice, tokens: Index, piece: Piece | None = None
             strides[1] = (strides[1] if shape[1] > 1 else 0) + piece.shift * token
             shape[1] = len(range(piece.heads.start, piece.heads.stop))
         return view.as_strided(shape, strides, view.storage_offset())
-    taken = tensor[:, heads].index_select(2, tokens.flatten().to(tensor.device))
-    if tokens.dim() == 1:
-        return taken
+    taken = tensor[:, heads].index_select(2, tokens.flatten())
     return torch.unflatten(taken, 2, tuple(tokens.shape)).transpose(1, 2).flatten(0, 1)

@@ -47,6 +47,13 @@ def spans_of(layout: BlockLayout) -> Spans:
     return Spans(rows, _counts(rows, n, block), layout.indptr, start, _counts(start, n, block))
 
 
+def ranges(starts: NDArray[np.integer], counts: NDArray[np.integer]) -> Ints:
+    """Return counts[i] numbers from starts[i] on: starts 10 50, counts 2 3 give 10 11 50 51 52."""
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    numbers: Ints = np.repeat(starts, counts) + within
+    return numbers
+
+
 def _counts(start: NDArray[np.int32], n: int, block: int) -> NDArray[np.int32]:
     # the last block may be short
     counts: NDArray[np.int32] = np.minimum(np.int32(n) - start, np.int32(block))

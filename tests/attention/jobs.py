@@ -25,10 +25,11 @@ from longseq_bench.attention.tiles import SIZES, TileSizes
 from longseq_bench.core.model import DType, Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Positions, Shard
-from longseq_bench.kernels import native, torch_spans
+from longseq_bench.kernels import native
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.spans import HeadSpans, SpanTask
 from longseq_bench.testing.definition import Options, Tensors, make_inputs, make_output_gradient
+from tests.spans import tiles_of, visible_pairs
 
 FINE = 6
 """Tokens of a piece, a transfer or a tile in cases with small ones."""
@@ -263,16 +264,8 @@ def _counted() -> Iterator[Kernels]:
 def pairs_in(part: HeadSpans, task: SpanTask) -> int:
     """Return the visible pairs of a part, over its heads."""
     total = 0
-    for queries, keys, _ in torch_spans.tiles_of(part.spans):
-        pairs = len(queries) * len(keys)
-        if task.causal:
-            q_at = torch_spans.positions(queries, task.steps.q_row, task.steps.q_at)
-            k_at = torch_spans.positions(keys, task.steps.k_row, task.steps.k_at)
-            visible = k_at[None, :] <= q_at[:, None]
-            if task.steps.q_first is not None:
-                visible &= k_at[None, :] >= task.steps.q_first[queries, None]
-            pairs = int(visible.sum())
-        total += pairs
+    for queries, keys, _ in tiles_of(part.spans):
+        total += int(visible_pairs(task, queries, keys).sum())
     return total * len(part.heads)
 
 

@@ -72,7 +72,7 @@ def test_the_choice_is_part_of_the_call_and_timed_separately() -> None:
     assert attention.layout_s > 0
 
 
-@pytest.mark.parametrize(("causal", "kernel"), [(False, "torch"), (True, "auto")])
+@pytest.mark.parametrize(("causal", "kernel"), [(False, "torch"), (True, "torch"), (True, "auto")])
 def test_a_learned_scorer_gets_the_gradient_of_a_bias(causal: bool, kernel: str) -> None:
     """The reference adds (score - its value) to the scores of each kept block, and takes the
     gradient by autograd."""

@@ -36,8 +36,8 @@ def tiling_of(*blocks: RowBlock) -> Tiling:
     return lambda: iter(blocks)
 
 
-def rows_of(pieces: Sequence[Piece], rows: tiling.Index = ALL) -> Tiling:
-    return tiling_of(RowBlock(rows, EVERY_HEAD, tuple(pieces)))
+def rows_of(pieces: Sequence[Piece]) -> Tiling:
+    return tiling_of(RowBlock(ALL, EVERY_HEAD, tuple(pieces)))
 
 
 def piece(keys: tiling.Index, rows: tiling.Index = ALL) -> Piece:
@@ -114,19 +114,20 @@ def test_rows_in_no_piece_are_zero_and_have_no_gradient() -> None:
 
 @pytest.mark.parametrize("kv_heads", [4, 1])
 def test_index_tensors_equal_slices(kv_heads: int) -> None:
-    """Gathered rows and keys in random order; pieces of a gathered block."""
+    """Gathered rows and keys in random order, in two sets and in one."""
     order = torch.randperm(N, generator=torch.Generator().manual_seed(2))
-    keys = order[:17]
+    rows, keys, some = order[:30].view(2, 15), order[20:54].view(2, 17), torch.tensor([[0, 7, 3]])
     counts = torch.zeros(N, N, dtype=torch.float64)
-    counts[order[:30][:, None], keys[None, :]] = 1
-    counts[order[:30][5:9][:, None], torch.arange(50, 60)[None, :]] += 1
-    counts[order[:30][torch.tensor([0, 7, 3])][:, None], torch.arange(0, 60, 7)[None, :]] += 1
+    for own_rows, own_keys in zip(rows, keys, strict=True):
+        counts[own_rows[:, None], own_keys[None, :]] = 1
+    counts[5:9, 50:60] += 1
+    counts[some[0][:, None], torch.arange(0, 60, 7)[None, :]] += 1
     parts = [
-        piece(keys),
+        piece(keys, rows),
         piece(slice(50, 60), slice(5, 9)),
-        piece(slice(0, 60, 7), torch.tensor([0, 7, 3])),
+        piece(torch.arange(0, 60, 7)[None], some),
     ]
-    assert_tiling(rows_of(parts, order[:30]), counts, inputs(kv_heads))
+    assert_tiling(rows_of(parts), counts, inputs(kv_heads))
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longseq_bench.kernels.torch_spans import tiles_of
 from longseq_bench.patterns.dilated import DilationRule, hilbert_order
 from longseq_bench.patterns.spans import Spans, heads_by_sets, segment_spans, sort_walk
+from tests.spans import tiles_of
 
 pairs = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 6)), min_size=1, max_size=3)
 

@@ -21,7 +21,7 @@ from longseq_bench.kernels.base import OutputAndLse, Queries, Triple
 from longseq_bench.kernels.spans import HeadSpans, SpanKernel, SpanTask, StepMap
 from longseq_bench.patterns import Ints
 from longseq_bench.patterns.block_layout import BlockLayout, Owners
-from longseq_bench.patterns.spans import Spans
+from longseq_bench.patterns.spans import Spans, ranges
 
 MAX_STAGES = 8
 """Maximum number of stages of key heads for fetching, so that fetched keys need little memory."""
@@ -48,7 +48,7 @@ class ShardedLayout:
 
     def tokens(self, blocks: Ints) -> Ints:
         """Return the positions of the tokens of some blocks, block by block."""
-        return _ranges(blocks * self.layout.block, self.sizes[blocks])
+        return ranges(blocks * self.layout.block, self.sizes[blocks])
 
     @cached_property
     def sizes(self) -> Ints:
@@ -83,7 +83,7 @@ class FetchKernel:
         buffer_start[in_buffer] = np.cumsum(sizes[in_buffer]) - sizes[in_buffer]
         # this rank's rows are tiles; each kept block is a run of keys
         kept = layout.row_lengths[own]
-        key = layout.indices[_ranges(layout.indptr[own], kept)]
+        key = layout.indices[ranges(layout.indptr[own], kept)]
         self._spans = Spans(
             tile_start=buffer_start[own].astype(np.int32),
             tile_count=sizes[own].astype(np.int32),
@@ -103,7 +103,7 @@ class FetchKernel:
         self._received = [int(n) for n in received]
         # own blocks that each rank fetches, in its order
         sent = [blocks[owners[blocks] == rank] for blocks in sharded.fetched]
-        tokens = [_ranges(buffer_start[blocks], sizes[blocks]) for blocks in sent]
+        tokens = [ranges(buffer_start[blocks], sizes[blocks]) for blocks in sent]
         self._sent = [len(of_rank) for of_rank in tokens]
         self._sent_tokens = torch.from_numpy(np.concatenate(tokens))
 
@@ -179,13 +179,6 @@ class FetchKernel:
             buffer[self._own_count :], sent, self._received, self._sent
         )
         return buffer, pending, sent
-
-
-def _ranges(starts: Ints, counts: Ints) -> Ints:
-    """Return counts[i] numbers from starts[i] on: starts 10 50, counts 2 3 give 10 11 50 51 52."""
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    numbers: Ints = np.repeat(starts, counts) + within
-    return numbers
 
 
 def _keys_and_values(buffer: Tensor) -> KVPair:
