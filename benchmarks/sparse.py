@@ -142,9 +142,9 @@ def one_pattern(
 
 def choose(args: Any, name: str) -> tuple[str, str]:
     """Return the name of the kernel to use, and "" or the reason why it can't run."""
-    blocks = sparse_selection.Blocks(BLOCK, args.train)
+    task = args.device, args.dtype, HEAD_DIM, BLOCK, args.train
     try:
-        chosen, _ = sparse_selection.choose(name, args.device, args.dtype, HEAD_DIM, blocks)
+        chosen, _ = sparse_selection.choose(name, *task)
     except UnsupportedError as error:
         return name, str(error)
     return chosen, ""

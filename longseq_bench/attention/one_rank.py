@@ -168,8 +168,7 @@ def masked_steps(visible: VisibleKeys, queries: Positions | None = None) -> Step
 def forward_inplace(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return the output, written over q. Not differentiable.
 
-    Raises:
-        UnsupportedError: the kernel reads q after it writes the output, or needs a copy of it.
+    Raises UnsupportedError if the kernel reads q after it writes the output, or needs a copy of it.
     """
     with torch.no_grad(), disable_autocast(q):
         return _inplace_kernel(attention, q, k, v).forward_inplace(q, k, v)
@@ -181,11 +180,8 @@ def backward_recompute(
     """Return the gradients of q, k and v computed from the inputs alone.
 
     None means: run a forward and a backward instead. With inplace=True the gradient of q is written
-    over q.
-
-    Raises:
-        UnsupportedError: inplace=True, and the kernel reads q until the end of the pass; or it
-            needs a copy of a tensor.
+    over q. Raises UnsupportedError if the kernel then reads q until the end of the pass, or needs a
+    copy of a tensor.
     """
     if not inplace and not isinstance(attention.build_kernel(), InPlaceKernel):
         return None

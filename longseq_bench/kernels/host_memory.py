@@ -70,9 +70,8 @@ def pinned_bytes(size: int) -> int:
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
     """Return zeros in host memory for a kind of device.
 
-    Raises:
-        UnsupportedError: the folder for temporary files has too little space.
-        MemoryError: so much memory can't be pinned.
+    Raises UnsupportedError if the folder for temporary files has too little space, MemoryError if
+    so much memory can't be pinned.
     """
     if meta_mode.is_meta():
         with _disable_current_modes():

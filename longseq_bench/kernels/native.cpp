@@ -435,27 +435,13 @@ static void backward_tile(const Problem &p, int64_t b, int64_t index, int64_t ti
     }
 }
 
-static bool converts(const Problem &p) { return p.dtype || p.dim % BATCH; }
-
-// Bytes that a thread needs.
-static int64_t scratch_bytes(const Problem &p, bool back) {
+// Lays out a thread's part of the scratch space, which may be null, and returns its bytes.
+static int64_t lay_out(const Problem &p, bool back, float *part, Scratch &w) {
     const int64_t dim = up(p.dim, GROUP), tile = dim * ROWS, keys = KEYS * dim;
+    const bool convert = p.dtype || p.dim % BATCH;
     const int64_t s = back ? KEYS * ROWS : KEYS * GROUP;
-    const int64_t floats = (back ? 5 : 3) * tile + (back ? 2 : 1) * s + (converts(p) ? 2 * keys : 0) +
-                           BATCH * dim + 6 * ROWS;
-    const int64_t bytes = (floats * sizeof(float) + 63) / 64 * 64;
-    return bytes < SMALLEST_MAPPED ? SMALLEST_MAPPED : bytes;
-}
-
-// Takes the next thread's part of the scratch space, and fills it with zeros, since unused lanes are multiplied too.
-static void take_scratch(const Problem &p, bool back, Scratch &w) {
-    const int64_t dim = up(p.dim, GROUP), tile = dim * ROWS, keys = KEYS * dim;
-    const bool convert = converts(p);
-    const int64_t s = back ? KEYS * ROWS : KEYS * GROUP;
-    const int64_t bytes = scratch_bytes(p, back);
-    float *next = (float *)(p.scratch + bytes * __atomic_fetch_add(p.counter + 1, 1, __ATOMIC_RELAXED));
-    memset(next, 0, bytes);
-    auto take = [&](int64_t n) { float *p = next; next += n; return p; };
+    int64_t floats = 0;
+    auto take = [&](int64_t n) { floats += n; return part ? part + floats - n : 0; };
     w.q = take(tile), w.o = take(tile), w.q_row = take(tile);
     w.g = back ? take(tile) : 0, w.g_row = back ? take(tile) : 0;
     w.s = take(s), w.t = back ? take(s) : 0;
@@ -463,6 +449,15 @@ static void take_scratch(const Problem &p, bool back, Scratch &w) {
     w.sum = take(BATCH * dim);
     w.m = take(ROWS), w.l = take(ROWS), w.delta = take(ROWS);
     w.at = (int32_t *)take(ROWS), w.row = (int32_t *)take(ROWS), w.from = (int32_t *)take(ROWS);
+    const int64_t bytes = (floats * sizeof(float) + 63) / 64 * 64;
+    return bytes < SMALLEST_MAPPED ? SMALLEST_MAPPED : bytes;
+}
+
+// Takes the next thread's part, and fills it with zeros, since unused lanes are multiplied too.
+static void take_scratch(const Problem &p, bool back, Scratch &w) {
+    const int64_t bytes = lay_out(p, back, 0, w), thread = __atomic_fetch_add(p.counter + 1, 1, __ATOMIC_RELAXED);
+    float *part = (float *)memset(p.scratch + bytes * thread, 0, bytes);
+    lay_out(p, back, part, w);
 }
 
 template <class T>
@@ -508,7 +503,10 @@ int forward(const Problem *p) { return EACH(forward_all); }
 int backward(const Problem *p) { return EACH(backward_all); }
 // Vector width.
 int lanes() { return LANES; }
-int thread_bytes(const Problem *p, int back) { return (int)scratch_bytes(*p, back); }
+int thread_bytes(const Problem *p, int back) {
+    Scratch w;
+    return (int)lay_out(*p, back, 0, w);
+}
 // Multiplies float32 matrices that stay in the first-level cache; returns the FLOPs of a turn.
 int multiply(int turns) {
     enum { INNER = 256 };

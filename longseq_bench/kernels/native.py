@@ -86,12 +86,10 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, task: SpanTask
 ) -> None:
     """See SpanKernel.forward. Raises UnsupportedError without a compiled kernel."""
+    problem = _problem(q, k, v, out, task)
     if are_loops_limited():
-        _allocate_scratch(_problem(q, k, task), False, q.device)
+        _allocate_scratch(problem, False, q.device)
         return
-    check_inputs("kernel", unavailable_reason(q.dtype), q, k, v)
-    problem = _problem(q, k, task)
-    problem.wide = out.dtype != q.dtype or q.dtype == torch.float32
     set_tensors(problem, q=q, k=k, v=v, out=out, lse=lse)
     for part in task.parts:
         _set_spans(problem, part)
@@ -108,15 +106,12 @@ def backward(
     """
     grad_out, q, out, lse = queries
     k, v = keys
+    problem = _problem(q, k, v, dq, task)
     if are_loops_limited():
-        _allocate_scratch(_problem(q, k, task), True, q.device)
+        _allocate_scratch(problem, True, q.device)
         return
-    check_inputs("kernel", unavailable_reason(q.dtype), q, k, v)
-    problem = _problem(q, k, task)
-    problem.wide = dq.dtype != q.dtype or q.dtype == torch.float32
-    set_tensors(
-        problem, q=q, k=k, v=v, out=out, lse=lse, grad=grad_out, dq=dq, dk=sums[0], dv=sums[1]
-    )
+    set_tensors(problem, q=q, k=k, v=v, out=out, lse=lse)
+    set_tensors(problem, grad=grad_out, dq=dq, dk=sums[0], dv=sums[1])
     # the kernel indexes sums by KV head; they begin at the first of kv_heads
     for tensor in (problem.dk, problem.dv):
         tensor.data -= kv_heads.start * tensor.head * sums[0].element_size()
@@ -149,10 +144,13 @@ def check_inputs(kernel: str, reason: str | None, q: Tensor, k: Tensor, v: Tenso
         raise UnsupportedError(f"the {kernel} needs q, k, v of one dtype on a CPU: {found}")
 
 
-def _problem(q: Tensor, k: Tensor, task: SpanTask) -> _Problem:
-    group = q.shape[1] // k.shape[1]
-    problem = _Problem(DTYPES.index(q.dtype), q.shape[3], q.shape[0], group, task.causal)
-    problem.merge = task.merge
+def _problem(q: Tensor, k: Tensor, v: Tensor, result: Tensor, task: SpanTask) -> _Problem:
+    """Return a task; its sizes alone while loops are limited. result: the output, or dq."""
+    if not are_loops_limited():
+        check_inputs("kernel", unavailable_reason(q.dtype), q, k, v)
+    group, is_wide = q.shape[1] // k.shape[1], result.dtype != q.dtype or q.dtype == torch.float32
+    sizes = q.shape[3], q.shape[0], group, task.causal, is_wide, task.merge
+    problem = _Problem(DTYPES.index(q.dtype), *sizes)
     _set_arrays(problem, task.steps, STEP_ARRAYS)
     return problem
 

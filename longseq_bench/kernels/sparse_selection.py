@@ -11,7 +11,6 @@ Patterns that are tiles of exact attention also run on any kernel of kernels/exa
 """
 
 import importlib.util
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -27,35 +26,28 @@ _FASTEST = "triton 1.48 ms, flex 1.91 (forward, 95 %, 65,536 tokens, 8×64, H100
 _NO_BLOCK_LAYOUT = "it needs a block layout: one rank, no mask but causal, no learned scorer"
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """Properties of block layouts that block kernels check."""
-
-    block: int
-    train: bool
-
-
 def choose(
     requested: str,
     device: str,
     dtype: str,
     head_dim: int,
-    blocks: Blocks | None = None,
+    block: int | None = None,
+    train: bool = False,
 ) -> tuple[str, dict[str, str]]:
     """Return the name of the kernel to use, and facts for the record: why not a faster one.
 
-    blocks: None if the pattern has no block layout. Raises UnsupportedError with the reason if the
-    requested kernel can't be used.
+    block: tokens of a block; None if the pattern has no block layout. Raises UnsupportedError with
+    the reason if the requested kernel can't be used.
     """
     torch_dtype: torch.dtype = getattr(torch, dtype)
     not_cpu = None if device == "cpu" else "the compiled kernel is for CPUs"
     reasons = {
         "native": not_cpu or native.unavailable_reason(torch_dtype),
-        "triton": triton_reason(device, torch_dtype, head_dim, blocks.block if blocks else 0),
-        "flex": flex_blocks.unavailable_reason(device, blocks is not None and blocks.train),
+        "triton": triton_reason(device, torch_dtype, head_dim, block or 0),
+        "flex": flex_blocks.unavailable_reason(device, block is not None and train),
         "torch": None,
     }
-    if blocks is None:
+    if block is None:
         for other in ("triton", "flex"):
             reasons[other] = reasons[other] if device == "cpu" else _NO_BLOCK_LAYOUT
     name = requested

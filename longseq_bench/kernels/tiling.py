@@ -123,10 +123,7 @@ class TiledKernel:
     def backward_recompute(
         self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, inplace: bool
     ) -> Triple:
-        """Return the gradients of q, k and v, recomputing the output of each row block.
-
-        inplace: the gradient of q is written over q.
-        """
+        """Return the gradients of q, k and v from the inputs alone; inplace: that of q over q."""
         dq = q if inplace else torch.zeros_like(q)
         dk, dv = (torch.zeros_like(t, dtype=wide(t)) for t in (k, v))
         for block in limited(self._tiling()):

@@ -56,7 +56,10 @@ class WorkItems:
     def of_rows(cls, layouts: Sequence[BlockLayout], device: torch.device) -> WorkItems:
         """Return items of each layout's rows: key blocks that a query block sees."""
         indices, lengths = _lists_of(layouts)
-        return cls.of_lists(indices, lengths, row_masks(layouts[0]), device)
+        one = layouts[0]
+        # the last block of a row: that of the diagonal, or a short one
+        last = int(one.causal or one.seq_len % one.block != 0)
+        return cls.of_lists(indices, lengths, (0, last), device)
 
     @classmethod
     def of_columns(
@@ -126,11 +129,6 @@ def _lists_of(layouts: Sequence[BlockLayout]) -> tuple[Tensor, Tensor]:
     indices = np.concatenate([layout.indices for layout in layouts])
     lengths = np.stack([layout.row_lengths for layout in layouts])
     return torch.from_numpy(indices), torch.from_numpy(lengths)
-
-
-def row_masks(layout: BlockLayout) -> tuple[int, int]:
-    """Return how many blocks at both ends of a row may need a mask: the diagonal, a short one."""
-    return 0, int(layout.causal or layout.seq_len % layout.block != 0)
 
 
 def column_masks(layout: BlockLayout, group: int) -> tuple[int, int]:

@@ -71,11 +71,35 @@ def check_sparsity(sparsity: float) -> None:
         raise UserError(f"sparsity {sparsity:g} is outside [0, 1); {hint}")
 
 
-def check_pattern(pattern: str, sparsity: float) -> None:
-    """Raise UnknownNameError for a pattern, UserError for a sparsity outside [0, 1)."""
+def check_options(
+    pattern: str, seq_len: int, block: int, sparsity: float, special: int, window: int | None
+) -> None:
+    """Raise an error for arguments of `make_layout` that name no layout.
+
+    UnknownNameError: the pattern.  UnsupportedError: more special tokens than tokens.  UserError:
+    the sparsity, and special tokens or a window that the pattern can't have.
+    """
     if pattern not in PATTERNS:
         raise UnknownNameError("pattern", pattern, PATTERNS)
     check_sparsity(sparsity)
+    if special and pattern not in WITH_SPECIAL:
+        raise UserError(
+            f"globals={special} is not supported by pattern={pattern}; "
+            f"use {' or '.join(WITH_SPECIAL)}"
+        )
+    if special > seq_len:
+        raise UnsupportedError(
+            f"globals={special} is more than the {seq_len} tokens of the sequence"
+        )
+    if window is not None and pattern not in WITH_WINDOW:
+        raise UserError(
+            f"window is not supported by pattern={pattern}; "
+            f"use {', '.join(WITH_WINDOW[:-1])} or {WITH_WINDOW[-1]}"
+        )
+    if window is not None and window < block:
+        raise UserError(
+            f"a window of {window} tokens is smaller than a block; the minimum is {block}"
+        )
 
 
 def kept_counts(visible: Ints, sparsity: float) -> Ints:
@@ -109,11 +133,9 @@ def make_layout(
     mask: each row has the pattern among the blocks that the mask shows, so that each document has
     its own global, sink and strided blocks.
 
-    Raises UnknownNameError for the pattern, UserError for other arguments.
+    Errors are those of check_options.
     """
-    check_pattern(pattern, sparsity)
-    check_special(pattern, seq_len, special)
-    check_window(pattern, block, window)
+    check_options(pattern, seq_len, block, sparsity, special, window)
     rows, special_blocks = -(-seq_len // block), -(-special // block)
     window_blocks = None if window is None else min(rows, -(-window // block))
     base, stop_block = visible_blocks(seq_len, block, causal, mask)
@@ -155,34 +177,6 @@ def row_counts(
         is_full = np.arange(len(visible)) - base < special_blocks
         counts[is_full] = visible[is_full]
     return counts
-
-
-def check_special(pattern: str, seq_len: int, special: int) -> None:
-    """Raise UserError for a pattern without special tokens, UnsupportedError for too many."""
-    if special and pattern not in WITH_SPECIAL:
-        raise UserError(
-            f"globals={special} is not supported by pattern={pattern}; "
-            f"use {' or '.join(WITH_SPECIAL)}"
-        )
-    if special > seq_len:
-        raise UnsupportedError(
-            f"globals={special} is more than the {seq_len} tokens of the sequence"
-        )
-
-
-def check_window(pattern: str, block: int, window: int | None) -> None:
-    """Raise UserError for a window smaller than a block or in a pattern without one."""
-    if window is None:
-        return
-    if pattern not in WITH_WINDOW:
-        raise UserError(
-            f"window is not supported by pattern={pattern}; "
-            f"use {', '.join(WITH_WINDOW[:-1])} or {WITH_WINDOW[-1]}"
-        )
-    if window < block:
-        raise UserError(
-            f"a window of {window} tokens is smaller than a block; the minimum is {block}"
-        )
 
 
 def _stride(rows: int, block: int, sparsity: float, kept: int, window: int | None) -> int:

@@ -109,9 +109,7 @@ def count_before(positions: Ints, run: range) -> Ints:
     return np.clip(-(-(positions - run.start) // run.step), 0, len(run))
 
 
-@lru_cache(maxsize=32)
-def _visible_keys(mask: Mask, tokens: int) -> VisibleKeys:
-    return VisibleKeys(mask, tokens)
+_visible_keys = lru_cache(maxsize=32)(VisibleKeys)
 
 
 def visible_keys(workload: Workload) -> VisibleKeys:

@@ -85,13 +85,8 @@ def compute_reference(
 
     Inputs are those of `make_inputs`, and the output's gradient is that of `make_output_gradient`.
 
-    Args:
-        pairs: (Hq, N, N), from `count_pairs`.
-        workload: shape, dtype and mode.
-        projections: those of `Attention.projections`.
-
-    Returns:
-        out (B, Hq, N, D), q, k, v, and each projection under its name with the prefix W.
+    pairs: (Hq, N, N), from `count_pairs`.  Returns out (B, Hq, N, D), q, k, v, and each projection
+    under its name with the prefix W.
     """
     digest = hashlib.sha256(pairs.to(torch.int16).numpy().tobytes())
     for matrix in projections.values():

@@ -8,10 +8,9 @@ import pytest
 
 from longseq_bench.core.errors import UnsupportedError
 from longseq_bench.kernels import cpp_build, native
-from longseq_bench.kernels.sparse_selection import Blocks, choose
+from longseq_bench.kernels.sparse_selection import choose
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
-BLOCKS = Blocks(128, False)
 needs_compiler = pytest.mark.skipif(
     not any(shutil.which(c) for c in cpp_build.COMPILERS), reason="no C++ compiler here"
 )
@@ -127,11 +126,11 @@ def test_a_failing_compiler_is_the_reason_and_leaves_no_file(
 def test_auto_is_the_fastest_available_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 16: facts name the kernel, and the reason why a faster one was not used."""
     monkeypatch.setattr(native, "unavailable_reason", lambda dtype: None)
-    assert choose("auto", "cpu", "float32", 64, BLOCKS)[0] == "native"
+    assert choose("auto", "cpu", "float32", 64, 128)[0] == "native"
     assert choose("auto", "cpu", "bfloat16", 64)[0] == "native"
     monkeypatch.setattr(native, "unavailable_reason", lambda dtype: "there is no compiler")
     facts = {"kernel": "torch (spans)", "not_native": "there is no compiler"}
-    assert choose("auto", "cpu", "float32", 64, BLOCKS) == ("torch", facts)
+    assert choose("auto", "cpu", "float32", 64, 128) == ("torch", facts)
     with pytest.raises(UnsupportedError, match="kernel=native: there is no compiler"):
         choose("native", "cpu", "float32", 64)
 
@@ -139,13 +138,13 @@ def test_auto_is_the_fastest_available_kernel(monkeypatch: pytest.MonkeyPatch) -
 def test_auto_uses_triton_where_it_supports_blocks_and_heads() -> None:
     """Not for other block sizes or head_dims, nor where there is no block layout."""
     pytest.importorskip("triton")
-    assert choose("auto", "cuda", "bfloat16", 64, BLOCKS)[0] == "triton"
-    for blocks, head_dim, reason in (
-        (Blocks(100, False), 64, "a block of 16, 32, 64, 128 or 256 tokens, not 100"),
-        (BLOCKS, 40, "a head_dim of 16 to 256 in steps of 16, not 40"),
+    assert choose("auto", "cuda", "bfloat16", 64, 128)[0] == "triton"
+    for block, head_dim, reason in (
+        (100, 64, "a block of 16, 32, 64, 128 or 256 tokens, not 100"),
+        (128, 40, "a head_dim of 16 to 256 in steps of 16, not 40"),
         (None, 64, "it needs a block layout"),
     ):
-        name, facts = choose("auto", "cuda", "bfloat16", head_dim, blocks)
+        name, facts = choose("auto", "cuda", "bfloat16", head_dim, block)
         assert (name, facts["kernel"]) == ("torch", "torch (spans)")
         assert reason in facts["not_triton"]
 
@@ -153,8 +152,8 @@ def test_auto_uses_triton_where_it_supports_blocks_and_heads() -> None:
 def test_flex_names_what_is_missing_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"kernel=flex: .* there is no g\+\+ or clang"):
-        choose("flex", "cpu", "float32", 64, BLOCKS)
+        choose("flex", "cpu", "float32", 64, 128)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
-    assert choose("flex", "cpu", "float32", 64, BLOCKS)[0] == "flex"
+    assert choose("flex", "cpu", "float32", 64, 128)[0] == "flex"
     with pytest.raises(UnsupportedError, match="kernel=flex: FlexAttention has no backward"):
-        choose("flex", "cpu", "float32", 64, Blocks(128, True))
+        choose("flex", "cpu", "float32", 64, 128, train=True)

@@ -30,9 +30,7 @@ from longseq_bench.kernels.torch_spans import torch_kernel
 from longseq_bench.patterns.block_layout import BlockLayout, Placement, place_rows
 from longseq_bench.patterns.blocks import (
     WITH_SPECIAL,
-    check_pattern,
-    check_special,
-    check_window,
+    check_options,
     make_layout,
     row_counts,
 )
@@ -88,18 +86,16 @@ class LayoutAttention(Attention):
     def prepare(self, device: str) -> None:
         """Choose the kernel."""
         super().prepare(device)
-        blocks, dtype = self.kernel_blocks, self.workload.dtype
+        w, block = self.workload, self.kernel_block
         self.kernel_name, self._kernel_facts = sparse_selection.choose(
-            self.requested_kernel, device, dtype, self.workload.head_dim, blocks
+            self.requested_kernel, device, w.dtype, w.head_dim, block, w.train
         )
 
     @property
-    def kernel_blocks(self) -> sparse_selection.Blocks | None:
-        """Return what block kernels have to support; None if only span kernels can be used."""
-        w = self.workload
-        if w.mask is not None:
-            return None  # block kernels know no mask but the causal triangle
-        return sparse_selection.Blocks(self.block, w.train)
+    def kernel_block(self) -> int | None:
+        """The tokens of a block for block kernels; None if only span kernels can be used."""
+        # block kernels know no mask but the causal triangle
+        return self.block if self.workload.mask is None else None
 
     @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
@@ -191,11 +187,9 @@ class BlockSparse(LayoutAttention):
             int, "ranks per node (hierarchical); 0: those of this host", 0
         ] = 0,
     ) -> None:
-        check_pattern(pattern, sparsity)
-        check_window(pattern, block, window)
         w, self.block = workload, block
         special = special_tokens(pattern, w.seq_len, globals)
-        check_special(pattern, w.seq_len, special)
+        check_options(pattern, w.seq_len, block, sparsity, special, window)
         mask = None if w.mask is None else visible_keys(w)
         self._make_layout = partial(
             make_layout, pattern, w.seq_len, block, sparsity, w.causal, seed, special, window, mask
@@ -302,8 +296,8 @@ class BlockSparse(LayoutAttention):
 
     @property
     @override
-    def kernel_blocks(self) -> sparse_selection.Blocks | None:
-        return super().kernel_blocks if self.group.size == 1 else None
+    def kernel_block(self) -> int | None:
+        return super().kernel_block if self.group.size == 1 else None
 
     @override
     def bytes_sent(self) -> int:
@@ -336,11 +330,6 @@ def special_tokens(pattern: str, seq_len: int, requested: int | None) -> int:
     if requested is None and pattern in WITH_SPECIAL:
         return min(128, seq_len)
     return requested or 0
-
-
-# ---- the variant multihead -----------------------------------------------------------------------
-# q, k, v and the output each pass through a weight matrix. This is the benchmark's implementation;
-# modules/block_sparse.py has the module for use in a model.
 
 
 @implementation("block-sparse-multihead")

@@ -126,10 +126,10 @@ class AdaptiveBlockSparse(LayoutAttention):
         return attend(q, k, v, kernel, w.train)
 
     @property
-    def kernel_blocks(self) -> sparse_selection.Blocks | None:
-        """Return None to train a scorer: only kernels of spans return the gradients of scores."""
+    def kernel_block(self) -> int | None:
+        """None to train a scorer: only kernels of spans return the gradients of scores."""
         learns = self.scorer == "learned" and self.workload.train
-        return None if learns else super().kernel_blocks
+        return None if learns else super().kernel_block
 
     @property
     @override

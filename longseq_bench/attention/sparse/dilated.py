@@ -156,10 +156,10 @@ class Dilated(Attention):
         seen = self.rule.steps_seen(step_of[q_positions].astype(np.int64), head, tokens)
         return np.sort(walk[seen]).astype(np.int64)
 
-    @property
+    @cached_property
     def walk(self) -> NDArray[np.int32] | None:
         """The position of each step of the walk; None if the walk is the sequence."""
-        return None
+        return hilbert_order(self.workload.seq_len) if self.permuted else None
 
     @cached_property
     def step_of(self) -> NDArray[np.int32] | None:
@@ -211,8 +211,3 @@ class Hilbert(Dilated):
             return shard
         walk = hilbert_order(self.workload.seq_len)
         return Shard.of_tokens(self.workload, walk[shard.queries].astype(np.int64))
-
-    @cached_property
-    @override
-    def walk(self) -> NDArray[np.int32]:
-        return hilbert_order(self.workload.seq_len)

@@ -214,10 +214,8 @@ def select(requested: str, use: Use) -> tuple[ExactKernel, dict[str, str]]:
     """Return a kernel, and facts for the record.
 
     They say why `auto` did not take a faster kernel, which figure decided, and that one pads v.
-
-    Raises:
-        UnknownNameError: no kernel has that name.
-        UnsupportedError: the requested kernel can't do this here; the message has the reason.
+    Raises UnknownNameError for a name that no kernel has, UnsupportedError with the reason for one
+    that can't do this here.
     """
     if requested != AUTO:
         kernel = KERNELS.get(requested)
