@@ -5,8 +5,8 @@ blocks that its length determines, so that the places of all lists of rows are k
 lists of columns follow each other, so the place of one is the number of blocks before it in all
 rows, which a search finds.
 
-The choice is that of attention/sparse/topk.py: the diagonal first, then by score; of equal scores
-the first. But a NaN is a score like others, since nothing looks at them; the output has it too.
+The choice is that of `top_layout`: the diagonal first, then by score; of equal scores the first.
+But a NaN is a score like others, since nothing looks at them; the output has it too.
 Needs triton: import it where it is used.
 """
 

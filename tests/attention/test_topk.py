@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longseq_bench.attention.sparse.topk import top_layout
+from longseq_bench.attention.sparse.block_sparse_adaptive import top_layout
 from longseq_bench.core.errors import UserError
 from longseq_bench.patterns.block_layout import BlockLayout
 

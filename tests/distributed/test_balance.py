@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from longseq_bench.core.masks import parse_mask
-from longseq_bench.distributed.token_order import OrderName, TokenOrder, positions_of
-from longseq_bench.patterns.balance import balanced_runs
+from longseq_bench.distributed.token_order import OrderName, TokenOrder, balanced_runs, positions_of
 from longseq_bench.patterns.visible_keys import VisibleKeys
 
 MASKS = (

@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from longseq_bench.attention.sparse.block_sparse_adaptive import AdaptiveBlockSparse
-from longseq_bench.attention.sparse.topk import empty_layout, top_layout
+from longseq_bench.attention.sparse.block_sparse_adaptive import (
+    AdaptiveBlockSparse,
+    empty_layout,
+    top_layout,
+)
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
 from longseq_bench.kernels import work_items

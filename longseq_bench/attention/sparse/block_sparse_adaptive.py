@@ -14,6 +14,7 @@ layout.
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -31,7 +32,6 @@ from longseq_bench.attention.sparse.block_sparse import (
     SparsityOption,
     build_layout_kernel,
 )
-from longseq_bench.attention.sparse.topk import CHUNK, empty_layout, top_layout
 from longseq_bench.core.errors import UserError
 from longseq_bench.core.model import Workload
 from longseq_bench.distributed.group import Group
@@ -44,8 +44,9 @@ from longseq_bench.kernels.base import (
 )
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, span_gradients
 from longseq_bench.meta_mode import device_for
-from longseq_bench.patterns.block_layout import BlockLayout
-from longseq_bench.patterns.blocks import check_sparsity, make_layout
+from longseq_bench.patterns import Ints
+from longseq_bench.patterns.block_layout import BlockLayout, visible_blocks
+from longseq_bench.patterns.blocks import check_sparsity, kept_counts, make_layout
 from longseq_bench.patterns.spans import spans_of
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
 
 _INIT_NOISE = 0.1
 """Noise of the scorer's initial matrices around the identity; the identity equals scorer=means."""
+
+CHUNK = {"cpu": 2**18, "cuda": 2**20}
+"""Scores that are requested together, by device: about 10 and 40 MB of working memory."""
 
 
 @implementation("block-sparse-adaptive")
@@ -232,3 +236,65 @@ def _means(t: Tensor, block: int) -> Tensor:
     parts = blocks, t[:, :, None, full * block :]
     means = [part.mean(3, dtype=torch.float32) for part in parts if part.numel()]
     return torch.cat(means, 2) if len(means) > 1 else means[0]
+
+
+# ---- layouts of the highest scores ---------------------------------------------------------------
+
+
+def top_layout(
+    scores: Callable[[int, int], Tensor],
+    seq_len: int,
+    block: int,
+    sparsity: float,
+    causal: bool,
+    chunk: int = CHUNK["cpu"],
+) -> BlockLayout:
+    """Return the layout of the highest scores, with as many blocks per row as other patterns keep.
+
+    scores(start, stop): scores of query blocks [start, stop) against all key blocks, (stop - start,
+    key blocks) float32 on any device, requested once and in order; at most `chunk` scores, or one
+    row. Scores of hidden blocks are ignored.  sparsity: share of visible blocks to skip, in [0, 1).
+    The diagonal block is always kept. Of blocks with equal scores, the first are kept. Scores may
+    be infinite.
+
+    Raises UserError for bad lengths or sparsity, and for a score that is NaN.
+    """
+    layout = empty_layout(seq_len, block, sparsity, causal)
+    rows, counts, indptr = layout.rows, layout.row_lengths, layout.indptr
+    indices = np.empty(indptr[-1], dtype=np.int32)
+    step = max(1, chunk // rows)
+    for start in range(0, rows, step):
+        stop = min(rows, start + step)
+        visible = scores(start, stop)[:, : stop if causal else rows]
+        kept = _top(visible, counts[start:stop, None], start, causal)
+        indices[indptr[start] : indptr[stop]] = kept
+    return replace(layout, indices=indices)
+
+
+def empty_layout(seq_len: int, block: int, sparsity: float, causal: bool) -> BlockLayout:
+    """Return a layout with the places of the kept blocks, and no block in them."""
+    check_sparsity(sparsity)
+    counts = kept_counts(visible_blocks(seq_len, block, causal, None)[1], sparsity)
+    indptr = np.concatenate(([0], np.cumsum(counts)))
+    return BlockLayout(seq_len, block, causal, indptr, np.empty(0, dtype=np.int32))
+
+
+def _top(scores: Tensor, counts: Ints, start: int, causal: bool) -> Ints:
+    """Return the kept blocks of some rows, ascending, one row after the other."""
+    rows, blocks = (torch.arange(size, device=scores.device) for size in scores.shape)
+    own = rows + start
+    if causal:
+        scores = scores.masked_fill(blocks > own[:, None], -torch.inf)
+    if (bad := scores.isnan()).any():
+        row, key = bad.nonzero()[0].tolist()
+        raise UserError(f"the score of query block {start + row} for key block {key} is NaN")
+    # the diagonal comes before every score; -0.0 becomes 0.0
+    scores = scores.clamp(max=torch.finfo(torch.float32).max) + 0.0
+    scores[rows, own] = torch.inf
+    widest = int(counts.max())
+    # of equal scores the first; hidden blocks are after all visible ones
+    ordered = torch.sort(scores, descending=True, stable=True).indices[:, :widest]
+    kept = np.arange(widest) < counts
+    chosen = np.where(kept, ordered.cpu().numpy(), len(blocks))
+    chosen.sort(axis=1)
+    return chosen[kept]
