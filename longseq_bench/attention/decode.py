@@ -98,8 +98,6 @@ def _over_parts(kernel: Callable[..., tuple[Tensor, Tensor]]) -> CacheKernel:
 
 
 def _over_cache(exact: ExactKernel) -> CacheKernel:
-    """Return a CacheKernel of calls of a kernel of exact attention."""
-
     def attend(q: Tensor, k: Tensor, v: Tensor, seen: SeenKeys) -> tuple[Tensor, Tensor]:
         keys = np.arange(seen.begin, seen.end)
         visible = (keys >= seen.first[:, None]) & (keys < seen.stop[:, None])

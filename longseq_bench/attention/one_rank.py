@@ -1,9 +1,8 @@
 """Exact attention on one rank: one kernel call, a loop over chunks of keys, or a mask.
 
-Masks are sliding windows, prefixes and documents. The compiled kernel (native) computes any mask: a
-tile of queries gets the keys from its first query's first one to its last query's last one, and the
-first and last key of each query. The other kernels know all pairs, a causal triangle, and a tensor
-of visible pairs (`mask_tiles`). On one rank a pass may also write over its inputs.
+The compiled kernel (native) computes any mask from the first and last key of each query. The other
+kernels know all pairs, a causal triangle, and a tensor of visible pairs (`mask_tiles`). A pass may
+also write over its inputs.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D); lse (B, Hq, N).
 """

@@ -281,9 +281,7 @@ void decode(Decode *p) {
     while ((unit = __atomic_fetch_add(p->counter, 1, __ATOMIC_RELAXED)) < units) {
         if (p->dtype == 0) split<float>(p, unit, own, padded(p));
         if (p->dtype == 1) split<bfloat16>(p, unit, own, padded(p));
-#if defined(__FLT16_MAX__)
-        if (p->dtype == 2) split<_Float16>(p, unit, own, padded(p));
-#endif
+        if (p->dtype == 2) split<half>(p, unit, own, padded(p));
     }
 }
 }

@@ -44,8 +44,10 @@ INLINE float wide(bfloat16 x) {
 #if defined(__FLT16_MAX__)
 INLINE float wide(_Float16 x) { return (float)x; }
 extern "C" int has_float16() { return 1; }
+typedef _Float16 half;
 #else
 extern "C" int has_float16() { return 0; }
+typedef float half;  // not called
 #endif
 
 INLINE vec splat(float x) { return x - (vec){0}; }

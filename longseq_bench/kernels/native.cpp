@@ -453,54 +453,41 @@ static int64_t lay_out(const Problem &p, bool back, float *part, Scratch &w) {
     return bytes < SMALLEST_MAPPED ? SMALLEST_MAPPED : bytes;
 }
 
-// Takes the next thread's part, and fills it with zeros, since unused lanes are multiplied too.
-static void take_scratch(const Problem &p, bool back, Scratch &w) {
+// Calls work(unit, scratch) for units of work until none is left.
+template <class F>
+INLINE void run_units(const Problem &p, bool back, int64_t units, F work) {
+    Scratch w;
     const int64_t bytes = lay_out(p, back, 0, w), thread = __atomic_fetch_add(p.counter + 1, 1, __ATOMIC_RELAXED);
-    float *part = (float *)memset(p.scratch + bytes * thread, 0, bytes);
-    lay_out(p, back, part, w);
+    // zeros, since unused lanes are multiplied too
+    lay_out(p, back, (float *)memset(p.scratch + bytes * thread, 0, bytes), w);
+    int64_t unit;
+    while ((unit = __atomic_fetch_add(p.counter, 1, __ATOMIC_RELAXED)) < units) work(unit, w);
 }
 
 template <class T>
-static int forward_all(const Problem &p) {
-    Scratch w;
-    take_scratch(p, false, w);
-    const int64_t units = p.batches * p.heads * p.tiles;
-    for (;;) {
-        const int64_t u = __atomic_fetch_add(p.counter, 1, __ATOMIC_RELAXED);
-        if (u >= units) break;
+static void forward_all(const Problem &p) {
+    run_units(p, false, p.batches * p.heads * p.tiles, [&](int64_t u, Scratch &w) {
         forward_tile<T>(p, u / p.tiles / p.heads, p.head[u / p.tiles % p.heads], u % p.tiles, w);
-    }
-    return 0;
+    });
 }
 
 // A unit of work is one KV head, so only one thread adds to its gradients; with `parts` > 1 it is a
 // part of the head's tiles, and rows are locked.
 template <class T>
-static int backward_all(const Problem &p) {
-    Scratch w;
-    take_scratch(p, true, w);
-    const int64_t units = p.batches * p.kv_heads * p.parts;
-    for (;;) {
-        const int64_t u = __atomic_fetch_add(p.counter, 1, __ATOMIC_RELAXED);
-        if (u >= units) break;
+static void backward_all(const Problem &p) {
+    run_units(p, true, p.batches * p.kv_heads * p.parts, [&](int64_t u, Scratch &w) {
         const int64_t b = u / p.parts / p.kv_heads, kv = p.kv_head[u / p.parts % p.kv_heads];
         for (int64_t i = 0; i < p.heads; i++)
             if (p.head[i] / p.group == kv)
                 for (int64_t t = u % p.parts; t < p.tiles; t += p.parts) backward_tile<T>(p, b, i, t, w);
-    }
-    return 0;
+    });
 }
 
-#if defined(__FLT16_MAX__)
-#define EACH(run) p->dtype == 0 ? run<float>(*p) : p->dtype == 1 ? run<bfloat16>(*p) : run<_Float16>(*p)
-#else
-#define EACH(run) p->dtype == 0 ? run<float>(*p) : p->dtype == 1 ? run<bfloat16>(*p) : 2
-#endif
+#define EACH(run) p->dtype == 0 ? run<float>(*p) : p->dtype == 1 ? run<bfloat16>(*p) : run<half>(*p)
 
 extern "C" {
-// Returns 0: done; 2: dtype not supported by the compiler.
-int forward(const Problem *p) { return EACH(forward_all); }
-int backward(const Problem *p) { return EACH(backward_all); }
+void forward(const Problem *p) { EACH(forward_all); }
+void backward(const Problem *p) { EACH(backward_all); }
 // Vector width.
 int lanes() { return LANES; }
 int thread_bytes(const Problem *p, int back) {

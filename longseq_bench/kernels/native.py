@@ -177,7 +177,6 @@ def _set_spans(problem: _Problem, part: HeadSpans) -> None:
 
 
 def _run(function: str, problem: _Problem) -> None:
-    """Run a function on as many threads as torch has, this one included."""
     counter = np.zeros(2, dtype=np.int64)
     scratch = _allocate_scratch(problem, function == "backward", torch.device("cpu"))
     problem.counter, problem.scratch = counter.ctypes.data, scratch.data_ptr()

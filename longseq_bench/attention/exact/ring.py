@@ -6,9 +6,8 @@ queries to that block while the transfer runs, merges the result by log-sum-exp,
 next block. A rank holds its own rows and three blocks of keys and values, a small part of
 its rows each; in the backward also gradients of three blocks.
 
-RingKernel is this loop. The transfers and their buffers are in distributed/kv_exchange.py; the
-attention to a block is in attention/tiles.py. On one rank the loop runs over chunks of the own keys
-(`single_rank_tiles`), or on a GPU over heads. A step of decoding is in attention/decode.py.
+On one rank the loop runs over chunks of the own keys (`single_rank_tiles`), or on a GPU over heads.
+A step of decoding is in attention/decode.py.
 
 Shapes: q, out (B, Hq, N, D); k, v (B, Hk, N, D); lse (B, Hq, N); a block of keys (B, Hk, M, D).
 """

@@ -149,7 +149,6 @@ class Sdpa(Attention):
         return replace(super().kernel_use, masked=self._mask is not None, packages=False)
 
     def _find_backend(self, q: Tensor, k: Tensor, v: Tensor) -> str:
-        """Return the backend that torch chooses for these tensors."""
         grouped = q.shape[1] != k.shape[1]
         choice = torch._fused_sdp_choice(
             q, k, v, self._mask, is_causal=self._causal, enable_gqa=grouped

@@ -215,7 +215,6 @@ class BlockSparse(LayoutAttention):
 
     @staticmethod
     def _refuse_in_decode(pattern: str, w: Workload, group: Group) -> None:
-        """Raise UnsupportedError for what a step of decoding does not compute."""
         if pattern != CACHE_PATTERN:
             raise UnsupportedError(
                 f"mode decode: pattern={pattern} needs the queries of all tokens; "
@@ -276,7 +275,6 @@ class BlockSparse(LayoutAttention):
         self._kernel = build_layout_kernel(self.kernel_name, (self.layout,), w.heads)
 
     def _prepare_decode(self, rows: CacheRows, device: str) -> None:
-        """Choose the kernel of a step of decoding over the sinks and the window."""
         self.device = device
         if self.requested_kernel not in ("auto", "native", "triton"):
             raise UnsupportedError(

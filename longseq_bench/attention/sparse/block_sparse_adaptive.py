@@ -138,7 +138,6 @@ class AdaptiveBlockSparse(LayoutAttention):
     @property
     @override
     def layouts(self) -> tuple[BlockLayout, ...]:
-        """The layouts of the last call, one per query head."""
         if not isinstance(self._chosen, tuple):
             chosen = self._chosen
             self._chosen = self._stand_ins() if chosen.indices.is_meta else chosen.to_host()

@@ -112,7 +112,6 @@ class Dilated(Attention):
         return SpanAttention(native, task, (w.heads, w.seq_len))
 
     def _pieces(self, block: Block) -> Iterator[Piece]:
-        """Yield the pieces of this rank's queries with a block of keys."""
         sizes, (own,) = SIZES[self.device], self.order.runs(self.group.rank)
         if self.group.size == 1:
             yield from self.segments.whole(sizes)
@@ -190,10 +189,8 @@ class Dilated(Attention):
 
 
 # ---- along the Hilbert curve ---------------------------------------------------------------------
-# The sequence fills a grid row by row. Segments and dilation follow the Hilbert curve through it,
-# so that a segment is a compact 2-D patch. q, k and v are never permuted as a whole: those of some
-# heads are gathered along the walk, and the output is written to its place. Causality is that of
-# the sequence.
+# q, k and v are never permuted as a whole: those of some heads are gathered along the walk, and the
+# output is written to its place. Causality is that of the sequence.
 
 
 @implementation("hilbert")

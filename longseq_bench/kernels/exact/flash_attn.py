@@ -29,12 +29,14 @@ from longseq_bench.meta_mode import is_meta
 class PackageKernel(ExactKernel):
     """A kernel for CUDA and 16 bits of a package that users install.
 
-    A subclass names the package and calls its functions, which take tensors (B, N, H, D). A plan
-    calls none of them: it needs no package, and allocates tensors of the same sizes.
+    A subclass names the package and its functions, which take tensors (B, N, H, D). A plan calls
+    none of them: it needs no package, and allocates tensors of the same sizes.
     """
 
     device = "cuda"
     package: ClassVar[Package]
+    forward_options: ClassVar[dict[str, bool]] = {}
+    forward_function: ClassVar[str]
     majors: ClassVar[tuple[int, ...]]
     """Of the compute capabilities that it runs on."""
 
@@ -60,9 +62,9 @@ class PackageKernel(ExactKernel):
     ) -> tuple[Tensor, Tensor]:
         if q.is_meta:
             return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
-        out, lse, *_ = self._call_forward(
-            **transpose(q=q, k=k, v=v), softmax_scale=q.shape[3] ** -0.5, causal=causal
-        )
+        given = {"softmax_scale": q.shape[3] ** -0.5, "causal": causal} | self.forward_options
+        function = getattr(self._module, self.forward_function)
+        out, lse, *_ = function(**transpose(q=q, k=k, v=v), **given)
         return out.transpose(1, 2), lse
 
     @override
@@ -76,13 +78,6 @@ class PackageKernel(ExactKernel):
         sizes = [*map(sum_elements, sums), 2 * q.shape[:3].numel()]
         _ = [q.new_empty(size, dtype=torch.float32) for size in sizes]
         return gradients
-
-    @abstractmethod
-    def _call_forward(self, **given: Any) -> Any:
-        """Return the output, the log-sum-exp (B, H, N), and what else the package returns.
-
-        given: q, k, v, softmax_scale and causal.
-        """
 
     @abstractmethod
     def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
@@ -117,11 +112,8 @@ class FlashAttn3(PackageKernel):
     """FlashAttention-3, a package for Hopper GPUs."""
 
     package = FLASH_ATTN_3
+    forward_function = "_flash_attn_forward"
     majors = (9,)
-
-    @override
-    def _call_forward(self, **given: Any) -> Any:
-        return self._module._flash_attn_forward(**given)
 
     @override
     def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:
@@ -149,6 +141,8 @@ class FlashAttn4(PackageKernel):
     """FlashAttention-4, a package for Hopper and Blackwell GPUs."""
 
     package = FLASH_ATTN_4
+    forward_function = "_flash_attn_fwd"
+    forward_options: ClassVar = {"return_lse": True}
     majors = (9, 10)
     default_priority = 30
 
@@ -181,10 +175,6 @@ class FlashAttn4(PackageKernel):
         largest = max(sum_elements(q), sum_elements(k))
         self._check_offsets([q, k, v, out, grad_out], largest)
         return super()._backward(queries, keys, causal, mask)
-
-    @override
-    def _call_forward(self, **given: Any) -> Any:
-        return self._module._flash_attn_fwd(**given, return_lse=True)
 
     @override
     def _call_backward(self, queries: Queries, keys: Pair, scale: float, causal: bool) -> Triple:

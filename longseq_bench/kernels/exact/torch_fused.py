@@ -140,7 +140,6 @@ class Efficient(ExactKernel):
 
 
 def _check_size(q: Tensor, k: Tensor) -> None:
-    """Raise KernelLimitError if tokens times head_dim exceed the kernel's 32-bit offsets."""
     largest = max(q.shape[2], k.shape[2]) * q.shape[3]
     if largest > MAX_INDEX:
         raise KernelLimitError(
@@ -183,7 +182,6 @@ class Flash(ExactKernel):
 
     @override
     def _backward(self, queries: Queries, keys: Pair, causal: bool, mask: Tensor | None) -> Triple:
-        """Return the gradients by one call, or by one for each sequence and KV head."""
         (grad_out, q, out, lse), (k, v) = queries, keys
         (batch, heads, rows, dim), kv_heads = q.shape, k.shape[1]
         group, tokens = heads // kv_heads, max(rows, k.shape[2])
