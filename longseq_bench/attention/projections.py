@@ -6,15 +6,15 @@ one all heads of k, and so on.
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from longseq_bench.attention.base import Attention, Cost, Counts
+from longseq_bench.attention.base import Attention, Cost
 from longseq_bench.core.model import Workload
-from longseq_bench.distributed.token_order import Positions
 from longseq_bench.meta_mode import device_for
 
 NAMES = ("q", "k", "v", "out")
@@ -57,37 +57,20 @@ class ProjectedAttention(Attention):
     module: nn.Module
     weights: nn.ParameterDict
 
+    multiplicity: Any = property(attrgetter("inner.multiplicity"))
+    keys_seen: Any = property(attrgetter("inner.keys_seen"))
+    pattern_of: Any = property(attrgetter("inner.pattern_of"))
+    is_exact: Any = property(attrgetter("inner.is_exact"))
+    sees_itself: Any = property(attrgetter("inner.sees_itself"))
+    kept_pairs: Any = property(attrgetter("inner.kept_pairs"))
+    measures: Any = property(attrgetter("inner.measures"))
+    facts: Any = property(attrgetter("inner.facts"))
+
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with torch.set_grad_enabled(self.workload.train):
             out: Tensor = self.module(q, k, v)
         return out
-
-    @override
-    def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
-        return self.inner.multiplicity(q_positions, k_positions, head)
-
-    @override
-    def keys_seen(self, q_positions: Positions, head: int) -> Positions | None:
-        return self.inner.keys_seen(q_positions, head)
-
-    @override
-    def pattern_of(self, head: int) -> int:
-        return self.inner.pattern_of(head)
-
-    @property
-    @override
-    def is_exact(self) -> bool:
-        return self.inner.is_exact
-
-    @property
-    @override
-    def sees_itself(self) -> bool:
-        return self.inner.sees_itself
-
-    @override
-    def kept_pairs(self) -> float:
-        return self.inner.kept_pairs()
 
     @override
     def cost(self) -> Cost:
@@ -97,14 +80,6 @@ class ProjectedAttention(Attention):
     @override
     def projections(self) -> dict[str, Tensor]:
         return dict(self.weights.items())
-
-    @override
-    def measures(self) -> dict[str, float]:
-        return self.inner.measures()
-
-    @override
-    def facts(self) -> dict[str, Any]:
-        return self.inner.facts()
 
 
 def projection_flops(w: Workload, elements: int | None = None) -> float:

@@ -147,9 +147,7 @@ def check_head_dim(head_dim: int) -> None:
 class FlexBlocks:
     """An AttentionKernel over one layout, or over one layout per query head.
 
-    q (B, Hq, N, D); k, v (B, Hk, N, D), Hk divides Hq; out like q; log-sum-exp (B, Hq, N), natural,
-    float32. On a CPU there is only the forward, without log-sum-exp. `backward` runs the forward
-    again.
+    On a CPU there is only the forward, without log-sum-exp. `backward` runs the forward again.
 
     Raises UnsupportedError for a device, dtype, block, number of heads or padding it can't take.
     """
@@ -205,9 +203,7 @@ class FlexBlocks:
         masked, full = [], []
         for one in self.layouts:
             own = np.repeat(np.arange(one.rows), one.row_lengths)
-            partial = (own == one.indices) & one.causal
-            if one.mask is not None:
-                partial = one.partial(one.mask)
+            partial = one.partial(one.mask) if one.mask else (own == one.indices) & one.causal
             masked.append((own[partial], one.indices[partial]))
             full.append((own[~partial], one.indices[~partial]))
         tables: list[Tensor | None] = [*self._tables(masked, full, device)]

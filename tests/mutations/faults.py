@@ -133,7 +133,7 @@ _KERNELS = (
           "torch.stack(sources[i : i + copies]).sum(0) if copies > 1 else", "",
           ("tests/attention/test_ranks.py::test_ranks_that_share_a_kv_head_sum_its_gradient",)),
     Fault("flex-diagonal", "kernels", "kernels/flex_blocks.py",
-          "partial = (own == one.indices) & one.causal", "partial = (own == -1) & one.causal",
+          "else (own == one.indices) & one.causal", "else (own == -1) & one.causal",
           ("tests/kernels/test_flex_blocks.py::test_the_tables_hold_the_layout",)),
     Fault("native-mask", "kernels", "kernels/native.cpp",
           "now = (last < c.at[j])", "now = (last + 1 < c.at[j])",

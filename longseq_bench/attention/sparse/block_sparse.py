@@ -268,11 +268,11 @@ class BlockSparse(LayoutAttention):
         if self.group.size > 1 and self.requested_kernel == "flex":
             raise UnsupportedError("kernel=flex runs on one rank; use auto")
         super().prepare(device)
-        w = self.workload
         if self.group.size > 1:
             self._kernel = self._rank_kernel
-            return
-        self._kernel = build_layout_kernel(self.kernel_name, (self.layout,), w.heads)
+        else:
+            layouts, heads = (self.layout,), self.workload.heads
+            self._kernel = build_layout_kernel(self.kernel_name, layouts, heads)
 
     def _prepare_decode(self, rows: CacheRows, device: str) -> None:
         self.device = device
