@@ -27,7 +27,7 @@ from longseq_bench.distributed.token_order import (
     indexed_runs,
     slice_runs,
 )
-from longseq_bench.kernels.base import Queries
+from longseq_bench.kernels.base import Pair, Queries
 from longseq_bench.kernels.exact._cuda import MAX_INDEX
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.tiling import Call, Piece, add_gradients, calls, merge, wide
@@ -122,7 +122,7 @@ Block = KVBlock | LocalShare
 
 @dataclass(frozen=True)
 class BlockAttention:
-    """Attention of this rank's queries to a block of keys, added to the results so far.
+    """Attention of this rank's queries to blocks of keys, one after the other.
 
     pieces: of a block; keys are indices into it.
     """
@@ -131,9 +131,13 @@ class BlockAttention:
     exact: ExactKernel
     pieces: Callable[[Block], Iterable[Piece]]
 
-    def forward(self, q: Tensor, kv: KVPair, block: Block, out: Tensor, lse: Tensor) -> None:
-        """Merge the block into out and lse, which start as 0 and -inf, in float32 or wider."""
-        merge(self.exact, q, kv, [out, lse], self._calls(q, kv, block))
+    def forward(self, q: Tensor, v: Tensor, visits: Iterable[tuple[Block, KVPair]]) -> Pair:
+        """Return output and log-sum-exp over blocks and their keys; v: values of that head_dim."""
+        out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=wide(q))
+        lse = q.new_full(q.shape[:3], -math.inf, dtype=wide(q))
+        for block, kv in visits:
+            merge(self.exact, q, kv, [out, lse], self._calls(q, kv, block))
+        return out.to(q.dtype), lse
 
     def backward(self, queries: Queries, kv: KVPair, block: Block, dq: Tensor, dkv: KVPair) -> None:
         """Add the gradients of the block to dq and dkv, in float32 or wider."""
@@ -204,15 +208,6 @@ class ExactPieces:
 def mask_tensor(tile: MaskTile) -> Tensor | None:
     """Return the visible pairs of a tile as a tensor; None for all pairs or a triangle."""
     return None if tile.visible is None else torch.from_numpy(tile.visible)
-
-
-def empty_softmax(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return out and lse of queries without any key: 0 and -inf, in float32 or wider.
-
-    v: values, whose head_dim is that of the output.
-    """
-    out = q.new_zeros(*q.shape[:3], v.shape[3], dtype=wide(q))
-    return out, q.new_full(q.shape[:3], -math.inf, dtype=wide(q))
 
 
 def wide_zeros(pair: KVPair) -> KVPair:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,7 +81,14 @@ class Recorder:
     calls: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
 
-    def forward(self, q: Any, kv: KVPair, block: KVBlock | LocalShare, *results: Any) -> None:
+    def forward(
+        self, q: Tensor, v: Tensor, visits: Iterable[tuple[KVBlock | LocalShare, KVPair]]
+    ) -> KVPair:
+        for block, kv in visits:
+            self.visit(kv, block)
+        return q, q
+
+    def visit(self, kv: KVPair, block: KVBlock | LocalShare) -> None:
         kind = "own" if isinstance(block, LocalShare) else "block"
         self.calls.append(kind)
         if not self.watch.in_progress:
@@ -102,7 +109,7 @@ class Recorder:
     def backward(
         self, queries: Any, kv: KVPair, block: KVBlock | LocalShare, dq: Any, dkv: KVPair
     ) -> None:
-        self.forward(queries, kv, block)
+        self.visit(kv, block)
         if isinstance(block, KVBlock):
             for gradient, t in zip(dkv, kv, strict=True):
                 gradient.add_(t.float() * (self.rank + 1))

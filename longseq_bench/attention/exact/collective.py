@@ -17,10 +17,10 @@ from longseq_bench.attention.base import Attention, KernelOption, implementation
 from longseq_bench.attention.one_rank import exact_call, single_rank_tiles
 from longseq_bench.attention.tiles import (
     SIZES,
+    Block,
     BlockAttention,
     ExactPieces,
     LocalShare,
-    empty_softmax,
     wide_zeros,
 )
 from longseq_bench.core.cost import key_bytes_per_token
@@ -89,22 +89,23 @@ class GatherKernel:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and its log-sum-exp."""
-        out, lse = empty_softmax(q, v)
+        return self.attention.forward(q, v, self._visits(k, v))
+
+    def _visits(self, k: Tensor, v: Tensor) -> Iterator[tuple[Block, KVPair]]:
+        """Yield shares of work with own keys, and the blocks that are gathered meanwhile."""
         count = self.exchange.blocks.per_rank
         buffers = [self.exchange.buffer(k, v) for _ in range(min(2, count))]
 
         transfer = self.exchange.start(k, v, 0, buffers[0])
         indices = [*limited(range(count), MAX_STEPS)]
         for index in indices:
-            self.attention.forward(q, (k, v), LocalShare(index, count), out, lse)
+            yield LocalShare(index, count), (k, v)
             transfer.wait()
             gathered = buffers[index % len(buffers)]
             if index < indices[-1]:
                 next_buffer = buffers[(index + 1) % len(buffers)]
                 transfer = self.exchange.start(k, v, index + 1, next_buffer)
-            for block, kv_block in self.exchange.other_blocks(index, gathered):
-                self.attention.forward(q, kv_block, block, out, lse)
-        return out.to(q.dtype), lse
+            yield from self.exchange.other_blocks(index, gathered)
 
     def backward(self, queries: Queries, keys: KVPair) -> Triple:
         """Return the gradients of q, k and v; those of gathered keys go back to their owners."""

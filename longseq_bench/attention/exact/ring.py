@@ -31,7 +31,6 @@ from longseq_bench.attention.tiles import (
     BlockAttention,
     ExactPieces,
     LocalShare,
-    empty_softmax,
     whole_runs,
     wide_zeros,
 )
@@ -91,10 +90,7 @@ class RingKernel:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, keep_lse: bool) -> OutputAndLse:
         """Return the output and its log-sum-exp."""
-        out, lse = empty_softmax(q, v)
-        for block, kv in self._visits(k, v):
-            self.attention.forward(q, kv, block, out, lse)
-        return out.to(q.dtype), lse
+        return self.attention.forward(q, v, self._visits(k, v))
 
     def backward(self, queries: Queries, keys: KVPair) -> Triple:
         """Return the gradients of q, k and v. Gradients of a block follow it round the ring."""
