@@ -9,7 +9,7 @@ Shapes: q, out (B, Hq, N, D); k, v (B, Hk, M, D); lse (B, Hq, N).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -32,7 +32,6 @@ from longseq_bench.kernels.base import (
 )
 from longseq_bench.kernels.exact.base import ExactKernel
 from longseq_bench.kernels.exact.native import Native
-from longseq_bench.kernels.flex_blocks import interval_mask_mod
 from longseq_bench.kernels.spans import HeadSpans, SpanAttention, SpanTask, StepMap
 from longseq_bench.kernels.tiling import ALL, Piece, RowBlock, TiledKernel
 from longseq_bench.meta_mode import refuse_limited_loops
@@ -140,18 +139,6 @@ def visible_pairs_of(
         for ends in (visible.first(queries), visible.stop(queries), keys)
     )
     return (places >= first[:, None]) & (places < stop[:, None])
-
-
-def mask_mod_of(
-    w: Workload, device: torch.device | str, queries: Positions
-) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Return the mask as FlexAttention takes it: a function of batch, head, query and key.
-
-    queries: positions of the local queries, which the function numbers from 0.
-    """
-    visible = visible_keys(w)
-    first, stop = map(torch.from_numpy, (visible.first(queries), visible.stop(queries)))
-    return interval_mask_mod(first, stop, device)
 
 
 def masked_steps(visible: VisibleKeys, queries: Positions | None = None) -> StepMap:

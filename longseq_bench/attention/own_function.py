@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from longseq_bench.attention.base import IMPLEMENTATIONS, Attention, Counts
-from longseq_bench.attention.one_rank import mask_mod_of, visible_pairs_of
+from longseq_bench.attention.one_rank import visible_pairs_of
 from longseq_bench.attention.own_source import (
     ATTN_MASK,
     GROUP,
@@ -51,6 +51,7 @@ from longseq_bench.core.registry import is_own
 from longseq_bench.distributed.group import Group
 from longseq_bench.distributed.token_order import Positions, TokenOrder
 from longseq_bench.kernels.exact.base import AUTO, select
+from longseq_bench.kernels.flex_blocks import interval_mask_mod
 from longseq_bench.meta_mode import device_for, is_meta, refuse_limited_loops
 from longseq_bench.patterns.visible_keys import visible_keys
 
@@ -155,12 +156,11 @@ class OwnAttention(Attention):
             raise UnsupportedError(
                 f"{type(self).__name__} sends by itself, so it can't run without its other ranks"
             )
-        if self.workload.mask is not None:
-            for name, make in ((ATTN_MASK, visible_pairs_of), (MASK_MOD, mask_mod_of)):
-                if name in self._arguments:
-                    self._arguments[name] = make(
-                        self.workload, device_for(device), self.shard.queries
-                    )
+        w, queries, place = self.workload, self.shard.queries, device_for(device)
+        if w.mask is not None and ATTN_MASK in self._arguments:
+            self._arguments[ATTN_MASK] = visible_pairs_of(w, place, queries)
+        if w.mask is not None and MASK_MOD in self._arguments:
+            self._arguments[MASK_MOD] = interval_mask_mod(visible_keys(w), queries, place)
 
     @override
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

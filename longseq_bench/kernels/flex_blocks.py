@@ -23,6 +23,7 @@ from longseq_bench.kernels.cpp_build import COMPILERS
 from longseq_bench.kernels.spans import check_shapes
 from longseq_bench.patterns import Ints
 from longseq_bench.patterns.block_layout import BlockLayout
+from longseq_bench.patterns.visible_keys import VisibleKeys
 
 Entries = tuple[Ints, NDArray[np.int32]]
 """The row and the block of each entry of a table, row by row."""
@@ -118,10 +119,14 @@ def _earlier_blocks(steps: Tensor) -> Tensor:
 
 
 def interval_mask_mod(
-    first: Tensor, stop: Tensor, device: torch.device | str
+    visible: VisibleKeys, positions: Ints, device: torch.device | str
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Return a mask_mod: query i sees the keys first[i] ... stop[i] - 1, (queries,)."""
-    first, stop = first.to(device), stop.to(device)
+    """Return a mask as FlexAttention takes it: a function of batch, head, query and key.
+
+    positions: of the queries, which the function numbers from 0.
+    """
+    ends = visible.first(positions), visible.stop(positions)
+    first, stop = (torch.from_numpy(end).to(device) for end in ends)
 
     def is_visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return (k >= first[q]) & (k < stop[q])
@@ -213,9 +218,7 @@ class FlexBlocks:
         tables += self._tables(columns, full_columns, device) if train else (None,) * 4
         mod: Any = causal_mask_mod if self.causal else noop_mask
         if (mask := self.layouts[0].mask) is not None:
-            positions = np.arange(mask.tokens)
-            first, stop = map(torch.from_numpy, (mask.first(positions), mask.stop(positions)))
-            mod = interval_mask_mod(first, stop, device)
+            mod = interval_mask_mod(mask, np.arange(mask.tokens), device)
         return _block_mask((self.seq_len, self.seq_len), tables, self.block, mod)
 
     def _tables(

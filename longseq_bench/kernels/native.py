@@ -1,8 +1,7 @@
 """The compiled CPU kernel (native.cpp) over spans, for any pattern; spans.py has the contract.
 
-Queries are in the lanes of vector registers and keys are read in place, so scattered keys cost as
-much as neighbours; see native.cpp. As many Python threads as torch has call the library; each takes
-units of work (forward: a tile of one head; backward: a KV head) from a shared counter.
+As many Python threads as torch has call the library; each takes units of work (forward: a tile of
+one head; backward: a KV head) from a shared counter.
 """
 
 import ctypes

@@ -41,10 +41,9 @@ class Spans:
 
 def spans_of(layout: BlockLayout) -> Spans:
     """Return the rows of a layout as tiles; each kept block is a run."""
-    n, block = layout.seq_len, layout.block
-    rows = np.arange(layout.rows, dtype=np.int32) * np.int32(block)
-    start = layout.indices * np.int32(block)
-    return Spans(rows, _counts(rows, n, block), layout.indptr, start, _counts(start, n, block))
+    block, sizes = np.int32(layout.block), layout.block_sizes.astype(np.int32)
+    rows = np.arange(layout.rows, dtype=np.int32) * block
+    return Spans(rows, sizes, layout.indptr, layout.indices * block, sizes[layout.indices])
 
 
 def ranges(starts: NDArray[np.integer], counts: NDArray[np.integer]) -> Ints:
@@ -52,12 +51,6 @@ def ranges(starts: NDArray[np.integer], counts: NDArray[np.integer]) -> Ints:
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     numbers: Ints = np.repeat(starts, counts) + within
     return numbers
-
-
-def _counts(start: NDArray[np.int32], n: int, block: int) -> NDArray[np.int32]:
-    # the last block may be short
-    counts: NDArray[np.int32] = np.minimum(np.int32(n) - start, np.int32(block))
-    return counts
 
 
 # ---- spans of exact attention under a mask -------------------------------------------------------

@@ -104,11 +104,6 @@ def as_run(positions: Ints) -> range | None:
     return run if len(run) == len(positions) else None
 
 
-def count_before(positions: Ints, run: range) -> Ints:
-    """Return how many tokens of a run lie before each position."""
-    return np.clip(-(-(positions - run.start) // run.step), 0, len(run))
-
-
 _visible_keys = lru_cache(maxsize=32)(VisibleKeys)
 
 
@@ -149,8 +144,10 @@ def mask_tiles(
     keys. Queries that see none of the keys are left out.
     """
     positions = np.arange(rows.start, rows.stop, rows.step)
+    # of each query, the keys of the run before its first one, and before the end of what it sees
     first, stop = (
-        count_before(ends, keys) for ends in (mask.first(positions), mask.stop(positions))
+        np.clip(-(-(ends - keys.start) // keys.step), 0, len(keys))
+        for ends in (mask.first(positions), mask.stop(positions))
     )
     cuts = _cuts(first, stop, len(keys), mask.mask.has_documents, min(max_rows, MASKED_ROWS))
     for a, b in pairwise(cuts):
