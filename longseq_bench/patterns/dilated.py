@@ -156,21 +156,14 @@ def _uncovered(sets: tuple[TokenSet, ...], seq_len: int) -> int:
     """Count the steps that are in none of the sets; the sets repeat with a period."""
     if any(rate == 1 for _, rate, _ in sets):
         return 0
-    period = math.lcm(*(segment for segment, _, _ in sets))
-    whole, rest = divmod(seq_len, period)
-    in_period = _uncovered_before(sets, period) if whole else 0
-    return whole * in_period + _uncovered_before(sets, rest)
-
-
-def _uncovered_before(sets: tuple[TokenSet, ...], stop: int) -> int:
-    """Count the steps in [0, stop) that are in none of the sets, one by one."""
-    uncovered = 0
+    period, uncovered = math.lcm(*(segment for segment, _, _ in sets)), 0
+    stop = min(period, seq_len)
     for start in range(0, stop, CHUNK):
         steps = np.arange(start, min(start + CHUNK, stop), dtype=np.int64)
-        covered = np.zeros(len(steps), dtype=np.bool_)
         for segment, rate, offset in sets:
-            covered |= steps % segment % rate == offset
-        uncovered += len(steps) - int(covered.sum())
+            steps = steps[steps % segment % rate != offset]
+        # each comes again in every period
+        uncovered += int((-((steps - seq_len) // period)).sum())
     return uncovered
 
 
@@ -179,23 +172,16 @@ def _uncovered_before(sets: tuple[TokenSet, ...], stop: int) -> int:
 # The walk follows the Hilbert curve over the grid and skips cells beyond the sequence. Neighbours
 # on the walk are neighbours on the grid, except where cells are skipped.
 
-Cells = NDArray[np.int32]
-
 MAX_SIDE = 2**15
 """The largest side of a grid whose cells can be numbered in int32."""
 
 
-def grid_side(n: int) -> int:
-    """Return the smallest power of two whose square is at least n."""
-    return 1 << math.isqrt(n - 1).bit_length()
-
-
-def hilbert_order(n: int) -> Cells:
+def hilbert_order(n: int) -> NDArray[np.int32]:
     """Return the position of each step of the walk, (n,) int32: a permutation of range(n).
 
     Raises UnsupportedError for n > 2^30, the limit of int32.
     """
-    side = grid_side(n)
+    side = 1 << math.isqrt(n - 1).bit_length()
     if side > MAX_SIDE:
         raise UnsupportedError(
             f"the Hilbert walk numbers its grid in int32: {MAX_SIDE**2} tokens at most, not {n}"

@@ -132,15 +132,11 @@ class Dilated(Attention):
     def _exchange(self) -> RingExchange:
         """Return the transfers along the walk, with as many hops as segments need."""
         blocks = ring_blocks(self.order.counts, SIZES[self.device].smallest_block)
-        return RingExchange(self.group, blocks, self._hops())
-
-    def _hops(self) -> int:
-        """Return the largest number of hops after which a rank still sees a block."""
-        reach = self.segments.reach(self.order)
-        if self.workload.causal and not self.permuted:
-            return reach
-        # an earlier rank is reached round the ring: the neighbour by all hops but one
-        return self.group.size - 1 if reach else 0
+        hops = self.segments.reach(self.order)
+        if hops and not (self.workload.causal and not self.permuted):
+            # an earlier rank is reached round the ring: the neighbour by all hops but one
+            hops = self.group.size - 1
+        return RingExchange(self.group, blocks, hops)
 
     @override
     def multiplicity(self, q_positions: Positions, k_positions: Positions, head: int) -> Counts:
