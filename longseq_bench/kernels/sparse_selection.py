@@ -49,7 +49,7 @@ def choose(
     }
     if block is None:
         for other in ("triton", "flex"):
-            reasons[other] = reasons[other] if device == "cpu" else _NO_BLOCK_LAYOUT
+            reasons[other] = (device == "cpu" and reasons[other]) or _NO_BLOCK_LAYOUT
     name = requested
     if requested == "auto":
         name = next(n for n in ("native", "triton", "torch") if reasons[n] is None)

@@ -157,3 +157,6 @@ def test_flex_names_what_is_missing_before_anything_runs(monkeypatch: pytest.Mon
     assert choose("flex", "cpu", "float32", 64, 128)[0] == "flex"
     with pytest.raises(UnsupportedError, match="kernel=flex: FlexAttention has no backward"):
         choose("flex", "cpu", "float32", 64, 128, train=True)
+    # with a mask the gathered kernel would run under flex's name
+    with pytest.raises(UnsupportedError, match="kernel=flex: it needs a block layout"):
+        choose("flex", "cpu", "float32", 64, None)
